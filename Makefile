@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-rest test-all bits check docs chaos mutants bench lowest clean
+.PHONY: help demo test test-rest test-all bits reproduce check docs chaos mutants bench lowest clean
 
 help:  ## list these targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,6 +42,10 @@ bits: $(READY)  ## the bit-exact tests under other processors' names (x86-64)
 	NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES= $(BITS)
 	NPY_DISABLE_CPU_FEATURES="$$($(BIN)/python -c '$(VECTORS)')" GLIBC_TUNABLES=$(OLD_LIBM) \
 		NUMBA_CPU_NAME=generic NUMBA_CPU_FEATURES= OPENBLAS_CORETYPE=Prescott $(BITS)
+
+reproduce: $(READY)  ## about an hour and a half: every table and figure of the papers in its quick form; writes papers.html
+	$(BIN)/fedrank papers run all --quick
+	$(BIN)/fedrank papers report --out papers.html
 
 check: $(READY)  ## style and types
 	$(BIN)/ruff format --check .
@@ -76,9 +80,10 @@ bench: $(READY)  ## measure speed, as ratios against references timed in the sam
 	$(BIN)/python -m benchmarks.secure_sum
 	$(BIN)/python -m benchmarks.protect
 	$(BIN)/python -m benchmarks.robust
+	$(BIN)/python -m benchmarks.outside
 	$(BIN)/python -m benchmarks.log_features
 	$(BIN)/python -m benchmarks.async
-	$(BIN)/python -m benchmarks.published_log 200
+	$(BIN)/python -m benchmarks.aol4foltr 200
 	$(BIN)/python -m benchmarks.rtk --check
 	$(BIN)/python -m benchmarks.trees
 	$(BIN)/python -m benchmarks.merge
@@ -96,11 +101,12 @@ define install
 		{ echo "fedrank needs Python 3.11 or newer; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$(EXTRAS)]' $(BESIDE)
 	@touch $@
 endef
 
 $(READY): EXTRAS := dev
+$(READY): BESIDE := --editable ./reproduction
 $(DEMO): EXTRAS := privacy,search
-$(READY) $(DEMO): pyproject.toml
+$(READY) $(DEMO): pyproject.toml reproduction/pyproject.toml
 	$(install)

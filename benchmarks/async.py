@@ -21,12 +21,12 @@ import numpy as np
 
 from fedrank.data.ranking import RankingData
 from fedrank.federated.asynchronous import FedAsync, FedBuff, Sync, schedule
+from fedrank.federated.asynchronous_simulation import simulate_arrivals
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.partition import Users
-from fedrank.federated.round import simulate_arrivals
 
-DOCUMENTS, FEATURES, USERS, BATCH, ENTRIES = 20, 103, 100, 4, 60_000
+DOCUMENTS, FEATURES, CLICK_MODELS, BATCH, ENTRIES = 20, 103, 100, 4, 60_000
 TARGET = 30_000  # interactions a second
 REPEATS = 5
 
@@ -44,11 +44,11 @@ def made_up(who: np.ndarray) -> RankingData:
 def arrivals() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(2)
     updates = ENTRIES // BATCH
-    shares = 1 / np.arange(1, USERS + 1)
+    shares = 1 / np.arange(1, CLICK_MODELS + 1)
     some = {
-        "in turn": np.arange(updates) % USERS,
-        "power law": rng.choice(USERS, size=updates, p=shares / shares.sum()),
-        "bursts of 8": np.repeat(rng.permutation(updates // 8) % USERS, 8),
+        "in turn": np.arange(updates) % CLICK_MODELS,
+        "power law": rng.choice(CLICK_MODELS, size=updates, p=shares / shares.sum()),
+        "bursts of 8": np.repeat(rng.permutation(updates // 8) % CLICK_MODELS, 8),
     }
     return {name: np.repeat(who, BATCH) for name, who in some.items()}
 

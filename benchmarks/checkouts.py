@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 WORKER = """
-import sys, time
+import inspect, sys, time
 import numpy as np
 import fedrank as fr
 def made_up(features, documents, queries, top):
@@ -27,16 +27,17 @@ def made_up(features, documents, queries, top):
     table[:, 0] += grades / top
     offsets = np.arange(queries + 1) * documents
     return fr.RankingData(table, grades, offsets, np.arange(queries).astype(str), top_grade=top)
+CLICK_MODEL = "user" if "user" in inspect.signature(fr.make_clients).parameters else "click_model"  # until 0.1
 small, large = made_up(46, 41, 1000, 2), made_up(136, 120, 2000, 4)
 def rounds(data, learner, clients, interactions, count, mechanism=None):
-    crowd = fr.make_clients(data, clients, user="navigational", interactions=interactions)
+    simulated = fr.make_clients(data, clients, **{CLICK_MODEL: "navigational"}, interactions=interactions)
     federation = fr.Federation(learner, mechanism=mechanism)
     def work():
-        for _ in fr.simulate(federation, crowd, count): pass
+        for _ in fr.simulate(federation, simulated, count): pass
     return work
 flat = hasattr(fr, "Pdgd")  # methods had no families before
 ranker, learner = (fr, fr) if flat else (fr.rankers, fr.learners)
-noise, place = (fr, fr) if flat else (fr.mechanisms, fr.places)
+noise, place = (fr, fr) if flat else (fr.mechanisms, getattr(fr, "placements", None) or fr.places)
 models = np.random.default_rng(2).standard_normal((32, 136))
 judge = fr.Evaluator(large, ["ndcg@10"])
 jobs = {

@@ -20,14 +20,15 @@ import numpy as np
 from fedrank.data.synthetic import synthetic
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
-from fedrank.federated.round import federated_round, first_state
+from fedrank.federated.round import first_state
+from fedrank.federated.simulation import federated_round
 
 INTERACTIONS = 4
 
 
 def a_round(clients: int, threads: int, data):
     """Seconds on the clock and of processors for one round, and the weights after it."""
-    table = make_clients(data, clients, user="navigational", interactions=INTERACTIONS)
+    table = make_clients(data, clients, click_model="navigational", interactions=INTERACTIONS)
     federation = Federation()
     state, _ = first_state(federation, table, 1)
     clock, cpu = time.perf_counter(), time.process_time()

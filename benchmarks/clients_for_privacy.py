@@ -46,7 +46,7 @@ def noise_for(clients: int, parameters: int, rounds: int, clip: float, learner: 
     setting = Setting(clients, parameters, 1.0, (SEARCHES,), learner, Mean())
 
     def cost(noise: float) -> float:
-        promises = fr.mechanisms.Gaussian(clip=clip, noise=noise, place=AtServer()).promises(setting)
+        promises = fr.mechanisms.Gaussian(clip=clip, noise=noise, placement=AtServer()).guarantees(setting)
         return next(p for p in promises if p.against == "public").epsilon(rounds, DELTA)
 
     low, high = 1.0, 1e5
@@ -67,8 +67,8 @@ def run(options: argparse.Namespace) -> None:
         table.writerow(COLUMNS)
         for count in (each for each in COUNTS if each <= options.most):
             noise, epsilon = noise_for(count, parameters, options.rounds, options.clip, learner)
-            crowd = fr.make_clients(fold.train, count=count, user=USER, interactions=SEARCHES)
-            trusted = fr.mechanisms.Gaussian(clip=options.clip, noise=noise, place=AtServer())
+            clients = fr.make_clients(fold.train, count=count, click_model=USER, interactions=SEARCHES)
+            trusted = fr.mechanisms.Gaussian(clip=options.clip, noise=noise, placement=AtServer())
             bare = replace(trusted, noise=NEXT_TO_NOTHING)
             for seed in range(1, options.seeds + 1):
                 for arm, mechanism in zip(ARMS, (None, bare, trusted), strict=True):
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
                     source = SecureSource(hashlib.sha256(f"{count} {seed}".encode()).digest()) if mechanism else None
                     federation, last = fr.Federation(learner, mechanism=mechanism), None
                     for last in fr.simulate(  # noqa: B007 (only the last one is measured)
-                        federation, crowd, options.rounds, seed, noise=source, device=options.device
+                        federation, clients, options.rounds, seed, noise=source, device=options.device
                     ):
                         pass
                     assert last is not None

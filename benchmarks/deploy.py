@@ -35,7 +35,10 @@ count = 3
 name = "synthetic-mq2007"
 folds = [1]
 """
-SUM = '[mechanism]\nname = "gaussian"\nclip = 0.5\nnoise = 1.0\nplace = { name = "secure-sum", colluding = 0.0 }\n'
+SUM = (
+    '[mechanism]\nname = "gaussian"\nclip = 0.5\nnoise = 1.0\n'
+    'placement = { name = "secure-aggregation", colluding = 0.0 }\n'
+)
 TARGETS = {"ms a round": 50, "ms of CPU a site and round": 20, "kB beside the numbers": 8, "ms a secure sum": 200}
 
 

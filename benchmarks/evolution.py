@@ -21,8 +21,9 @@ import numpy as np
 from fedrank.data.ranking import RankingData
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
-from fedrank.federated.round import federated_round, first_state
+from fedrank.federated.round import first_state
 from fedrank.federated.server_optimizers import Adam
+from fedrank.federated.simulation import federated_round
 from fedrank.kernels.compile import compiled
 from fedrank.kernels.rankers import score
 from fedrank.ranking.evolution import Evolution
@@ -61,7 +62,7 @@ def cpu_seconds(run) -> float:
 def measure(learner: Evolution) -> tuple[float, float]:
     """Interactions a second of whole rounds, and how many times a pass of dot products they cost."""
     data = made_up()
-    clients = make_clients(data, CLIENTS, user="navigational", interactions=INTERACTIONS)
+    clients = make_clients(data, CLIENTS, click_model="navigational", interactions=INTERACTIONS)
     federation = Federation(learner=learner, server=Adam())
     state, _ = first_state(federation, clients, 1)
     interactions = ROUNDS * CLIENTS * INTERACTIONS

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedrank.data.catalog import load
 from fedrank.data.ranking import RankingData
 from fedrank.experiments.runner.runs import load_runs
-from fedrank.ranking.click_models import USERS
+from fedrank.ranking.click_models import CLICK_MODELS
 from fedrank.ranking.measures import ranking
 from fedrank.ranking.model import load_weights
 
@@ -49,10 +49,10 @@ def main() -> None:
     folder = parser.parse_args().folder
     found = defaultdict(list)
     for run in load_runs(folder):
-        user, ranker, chance = (setting.partition("=")[2] for setting in run.variant.split(","))
+        click_model, ranker, chance = (setting.partition("=")[2] for setting in run.variant.split(","))
         model, fold = load_weights(run.path), load("mq2008", run.fold)
-        click = USERS[user][3].click
-        found[user, ranker, chance].append(
+        click = CLICK_MODELS[click_model][3].click
+        found[click_model, ranker, chance].append(
             [
                 expected_max_rr(model.ranker.score(model.weights, part.features), part, click)
                 for part in (fold.train, fold.test)
@@ -61,9 +61,11 @@ def main() -> None:
     if not found:
         raise SystemExit(f"no runs in {folder}; run fedrank papers run thesis/mq2008-foltr-es first")
     print("user, ranker, streams: models; training and test queries; as printed")
-    for (user, ranker, chance), values in sorted(found.items()):
+    for (click_model, ranker, chance), values in sorted(found.items()):
         train, test = np.mean(values, axis=0)
-        print(f"{user}, {ranker}, {chance}: {len(values)}; {train:.4f} {test:.4f};", *PRINTED[user, ranker])
+        print(
+            f"{click_model}, {ranker}, {chance}: {len(values)}; {train:.4f} {test:.4f};", *PRINTED[click_model, ranker]
+        )
 
 
 if __name__ == "__main__":

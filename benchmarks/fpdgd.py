@@ -22,10 +22,11 @@ import numpy as np
 from fedrank.data.ranking import RankingData
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
-from fedrank.federated.round import federated_round, first_state
+from fedrank.federated.round import first_state
+from fedrank.federated.simulation import federated_round
 from fedrank.kernels.compile import compiled
 from fedrank.kernels.rankers import score
-from fedrank.ranking.click_models import USERS
+from fedrank.ranking.click_models import CLICK_MODELS
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.rankers import Linear, Mlp
 
@@ -86,7 +87,7 @@ def rho_by_ratio(e, shown, i, j):
     return ratio / (1 + ratio)
 
 
-def numpy_interaction(weights, data, query, user, rng, rho, rate=0.1):
+def numpy_interaction(weights, data, query, click_model, rng, rho, rate=0.1):
     """One PDGD interaction in NumPy."""
     rows = slice(data.offsets[query], data.offsets[query + 1])
     x, grades = data.features[rows], data.grades[rows]
@@ -94,9 +95,9 @@ def numpy_interaction(weights, data, query, user, rng, rho, rate=0.1):
     shown = np.argsort(-(scores + rng.gumbel(size=len(scores))))[:10]
     clicks, last = np.zeros(len(shown), bool), -1
     for i, grade in enumerate(grades[shown]):
-        if rng.random() < user.click[grade]:
+        if rng.random() < click_model.click[grade]:
             clicks[i], last = True, i
-            if rng.random() < user.stop[grade]:
+            if rng.random() < click_model.stop[grade]:
                 break
     if last < 0:
         return weights
@@ -125,7 +126,7 @@ def seconds_each(run, repeats: int) -> float:
 def measure(shape: str, ranker: Linear | Mlp, rounds: int) -> tuple[float, float]:
     """Interactions a second of whole rounds, and how many times a pass of dot products they cost."""
     data = made_up(shape)
-    clients = make_clients(data, CLIENTS, user="navigational", interactions=INTERACTIONS)
+    clients = make_clients(data, CLIENTS, click_model="navigational", interactions=INTERACTIONS)
     federation = Federation(learner=Pdgd(ranker=ranker))
     state, _ = first_state(federation, clients, 1)
     queries = np.random.default_rng(2).integers(data.queries, size=rounds * CLIENTS * INTERACTIONS)
@@ -151,12 +152,12 @@ def measure(shape: str, ranker: Linear | Mlp, rounds: int) -> tuple[float, float
 
 def numpy_rate(shape: str, rho, interactions: int = 2000) -> float:
     data = made_up(shape)
-    user = USERS["navigational"][data.top_grade + 1]
+    click_model = CLICK_MODELS["navigational"][data.top_grade + 1]
     rng = np.random.default_rng(3)
     weights = np.zeros(data.features.shape[1], dtype=np.float32)
     begin = time.process_time()
     for query in rng.integers(data.queries, size=interactions):
-        weights = numpy_interaction(weights, data, query, user, rng, rho)
+        weights = numpy_interaction(weights, data, query, click_model, rng, rho)
     return interactions / (time.process_time() - begin)
 
 

@@ -23,12 +23,13 @@ import numpy as np
 import fedrank as fr
 from fedrank.data.ranking import RankingData
 from fedrank.federated.multi_round import MultiRound
-from fedrank.federated.robust_on_device import change_on_device
-from fedrank.federated.round import first_state, simulate
+from fedrank.federated.round import first_state
+from fedrank.federated.simulation import simulate
 from fedrank.kernels.devices import CudaDevice, Device, DeviceError
 from fedrank.ranking.cuda.choice import DeviceLearner
 from fedrank.ranking.cuda.measures import EvaluatorOnDevice
 from fedrank.ranking.cuda.pdgd import PdgdOnDevice
+from fedrank.ranking.cuda.robust import RobustOnDevice
 from fedrank.ranking.measures import Evaluator
 from fedrank.seeds import Chance
 from fedrank.types import Messages
@@ -64,16 +65,18 @@ def agreement(machine: Device, clients: int = 200) -> tuple[int, int]:
     for number, settings in enumerate(SETTINGS):
         learner = fr.learners.Pdgd(rate=0.1, **settings)
         for documents, features in ((7, 5), (41, 46), (130, 136), (300, 64)):
-            for user in ("perfect", "navigational", "informational"):
+            for click_model in ("perfect", "navigational", "informational"):
                 data = made_up(40, documents, features, number, ragged=True)
-                crowd = fr.make_clients(data, count=clients, user=user, interactions=5, seed=number)
+                simulated = fr.make_clients(data, count=clients, click_model=click_model, interactions=5, seed=number)
                 start = np.random.default_rng(number).normal(size=features)
-                expected = learner(start, crowd, Chance(number, 3))
-                found = PdgdOnDevice(machine, learner, crowd).learn(start, Chance(number, 3))
+                expected = learner(start, simulated, Chance(number, 3))
+                found = PdgdOnDevice(machine, learner, simulated).learn(start, Chance(number, 3))
                 updates, online = (machine.get(each) for each in found)
-                [total], _ = PdgdOnDevice(machine, learner, crowd).parts(start, Chance(number, 3), None, True, clients)
-                if not np.array_equal(total, fr.kernels.sums.weighted_sum(crowd.interactions, expected.updates)):
-                    sys.exit(f"the sum of updates is another one: {settings}, {documents} x {features}, {user}")
+                [total], _ = PdgdOnDevice(machine, learner, simulated).parts(
+                    start, Chance(number, 3), None, True, clients
+                )
+                if not np.array_equal(total, fr.kernels.sums.weighted_sum(simulated.interactions, expected.updates)):
+                    sys.exit(f"the sum of updates is another one: {settings}, {documents} x {features}, {click_model}")
                 alike = (expected.updates == updates).all(axis=1) & (expected.observed.online == online)
                 same, tried = same + int(alike.sum()), tried + clients
     return same, tried
@@ -118,25 +121,25 @@ def loop_times(card: Any, what: Callable[[], Any]) -> dict[str, float]:
 
 
 def small_rounds(card: Any, shape: tuple[int, int, int], count: int = 10) -> str:
-    crowd = fr.make_clients(made_up(*shape), count=count, user="informational", interactions=5)
+    clients = fr.make_clients(made_up(*shape), count=count, click_model="informational", interactions=5)
     federation = fr.Federation(fr.learners.Pdgd(rate=0.1))
-    ahead = MultiRound.of(PdgdOnDevice(card, federation.learner, crowd), federation, crowd, 1, weighted=True)
+    ahead = MultiRound.of(PdgdOnDevice(card, federation.learner, clients), federation, clients, 1, weighted=True)
     assert ahead is not None
-    state, _ = first_state(federation, crowd, 1)
+    state, _ = first_state(federation, clients, 1)
     everybody = np.arange(count)
     begun = ahead._begin(state, 10**6, lambda number: everybody)
     rounds = len(begun.numbers)
     taken = seconds(card, 5, lambda: ahead._begin(state, 10**6, lambda number: everybody).collect())
     said = f"{shape[2]} x {shape[1]}, {count} clients: {5 * count * rounds / taken / 1e6:.2f} million in one call"
-    federated = simulate(federation, crowd, 10**6, device=card)
+    federated = simulate(federation, clients, 10**6, device=card)
     for _ in range(3 * rounds):
         next(federated)
     begin = time.perf_counter()
     for _ in range(6 * rounds):
         next(federated)
     said += f", {30 * count * rounds / (time.perf_counter() - begin) / 1e6:.2f} with all that Python does"
-    *_, expected = simulate(federation, crowd, 50)
-    *_, found = simulate(federation, crowd, 50, device=card)
+    *_, expected = simulate(federation, clients, 50)
+    *_, found = simulate(federation, clients, 50, device=card)
     return said + (", same bits" if np.array_equal(expected.weights, found.weights) else ", OTHER BITS")
 
 
@@ -149,7 +152,7 @@ def robust_rules(card: Any) -> None:
         updates = np.random.default_rng(1).normal(size=(clients, 136)).astype(np.float32)
         there, said = card.put(updates), []
         for name, rule in rules.items():
-            taken = seconds(card, 3, partial(change_on_device, card, rule, there))
+            taken = seconds(card, 3, partial(rule.on_device, RobustOnDevice(card, there)))
             text = f"{name} {1e3 * taken:.2f} ms"
             if clients <= 1000:
                 sizes = np.ones(clients, np.int64)
@@ -158,7 +161,7 @@ def robust_rules(card: Any) -> None:
                 begin = time.perf_counter()
                 expected = rule(messages)
                 text += f" (processor {1e3 * (time.perf_counter() - begin):.2f})"
-                found = change_on_device(card, rule, there)
+                found = rule.on_device(RobustOnDevice(card, there))
                 text += " same" if np.array_equal(found, expected) else f" {np.abs(found - expected).max():.0e}"
             said.append(text)
         print(f"{clients} x 136: {'; '.join(said)}", flush=True)
@@ -217,13 +220,15 @@ def main() -> None:
         data, learner, chance, weights = (
             made_up(queries, documents, features), fr.learners.Pdgd(rate=0.1), Chance(1, 7), np.zeros(features),
         )  # fmt: skip
-        few = fr.make_clients(data, count=2000, user="informational", interactions=options.interactions)
+        few = fr.make_clients(data, count=2000, click_model="informational", interactions=options.interactions)
         learner(weights, few, chance)  # compiles
         begin = time.process_time()
         learner(weights, few, chance)
         one_core = len(few) * options.interactions / (time.process_time() - begin)
-        crowd = fr.make_clients(data, count=options.clients, user="informational", interactions=options.interactions)
-        many = PdgdOnDevice(card, learner, crowd)
+        clients = fr.make_clients(
+            data, count=options.clients, click_model="informational", interactions=options.interactions
+        )
+        many = PdgdOnDevice(card, learner, clients)
         learn = seconds(card, 7, partial(many.learn, weights, chance))
         whole = seconds(card, 7, partial(DeviceLearner(many).parts, weights, chance, None, True, 1 << 17))
         searches = options.clients * options.interactions
@@ -236,7 +241,7 @@ def main() -> None:
             flush=True,
         )
         del many
-        half = PdgdOnDevice(card, learner, crowd, "float16")
+        half = PdgdOnDevice(card, learner, clients, "float16")
         whole = seconds(card, 7, partial(DeviceLearner(half).parts, weights, chance, None, True, 1 << 17))
         print(f"    features in two bytes: {searches / whole / 1e6:.1f} million with the mean", flush=True)
     for shape, count in ((SHAPES[0], 10), (SHAPES[3], 10), (SHAPES[3], 200)):

@@ -23,7 +23,6 @@ from benchmarks.gpu import made_up, seconds, the_card
 from fedrank.kernels import devices
 from fedrank.kernels.devices import CudaDevice, Device
 from fedrank.ranking.cuda import neural
-from fedrank.ranking.cuda.choice import there
 from fedrank.seeds import Chance
 from fedrank.types import Learner
 
@@ -66,10 +65,12 @@ def agreement(machine: Device, clients: int = 60) -> tuple[int, int]:
     for number, learner in enumerate(CHECKED):
         for documents, features in ((7, 5), (41, 46), (130, 136), (300, 30), (20, 1000))[: 5 if learner in WIDE else 4]:
             data = made_up(40, documents, features, number, ragged=True)
-            crowd = fr.make_clients(data, count=clients, user="informational", interactions=4, seed=number)
+            simulated = fr.make_clients(data, count=clients, click_model="informational", interactions=4, seed=number)
             start = learner.ranker.first(features, np.random.default_rng(number)) * 5
-            expected = learner(start, crowd, Chance(number, 3))
-            found = there(machine, learner, crowd).learned(start, Chance(number, 3), None, fr.types.NO_CORRECTION)
+            expected = learner(start, simulated, Chance(number, 3))
+            found = learner.on_device(machine, simulated).learned(
+                start, Chance(number, 3), None, fr.types.NO_CORRECTION
+            )
             alike = (expected.updates == found.updates).all(axis=1)
             alike &= expected.observed.online == found.observed.online
             if expected.sent is not None:
@@ -81,14 +82,14 @@ def agreement(machine: Device, clients: int = 60) -> tuple[int, int]:
     return same, tried
 
 
-def speed(card: CudaDevice, learner: Learner, crowd: Any, repeats: int = 5) -> tuple[float, float]:
+def speed(card: CudaDevice, learner: Learner, clients: Any, repeats: int = 5) -> tuple[float, float]:
     """Searches a second, learning alone and with the sum of all updates."""
-    weights = learner.ranker.first(crowd.data.features.shape[1], np.random.default_rng(1))
-    many, chance = there(card, learner, crowd), Chance(1, 7)
-    searches = int(crowd.interactions.sum())
+    weights = learner.ranker.first(clients.data.features.shape[1], np.random.default_rng(1))
+    many, chance = learner.on_device(card, clients), Chance(1, 7)
+    searches = int(clients.interactions.sum())
     learn = seconds(card, repeats, partial(many.learn, weights, chance))
     return searches / learn, searches / seconds(
-        card, repeats, partial(many.parts, weights, chance, None, True, len(crowd))
+        card, repeats, partial(many.parts, weights, chance, None, True, len(clients))
     )
 
 
@@ -131,8 +132,8 @@ def report_variant(name: str, text: str, learner: Learner, shapes: Any, clients:
     devices.source = lambda: text  # type: ignore[assignment]
     card, found = the_card(), []
     for shape in shapes:
-        crowd = fr.make_clients(made_up(*shape), count=clients, user="informational", interactions=5)
-        found.append(f"{speed(card, learner, crowd)[0] / 1e6:.2f}")
+        simulated = fr.make_clients(made_up(*shape), count=clients, click_model="informational", interactions=5)
+        found.append(f"{speed(card, learner, simulated)[0] / 1e6:.2f}")
     print(f"{name}: {' and '.join(found)} million a second", flush=True)
 
 
@@ -146,13 +147,13 @@ def main() -> None:
     print(f"{card.name}: the same bits for {same:,} of {tried:,} clients ({time.perf_counter() - begin:.0f} s)")
     for learner, shape, clients, searches in SPEEDS:
         data = made_up(*shape)
-        few = fr.make_clients(data, count=100, user="informational", interactions=searches)
+        few = fr.make_clients(data, count=100, click_model="informational", interactions=searches)
         weights = learner.ranker.first(shape[2], np.random.default_rng(1))
         took = time.process_time()
         learner(weights, few, Chance(1, 7))
         one_core = 100 * searches / (time.process_time() - took)
-        crowd = fr.make_clients(data, count=clients, user="informational", interactions=searches)
-        alone, whole = speed(card, learner, crowd)
+        simulated = fr.make_clients(data, count=clients, click_model="informational", interactions=searches)
+        alone, whole = speed(card, learner, simulated)
         print(
             f"{type(learner).__name__} {learner.ranker}, {shape[2]} x {shape[1]}, {data.features.nbytes / 2**20:,.0f} "
             f"MiB, {clients:,} clients: {whole / 1e6:.2f} million with the mean, {alone / 1e6:.2f} without it, "

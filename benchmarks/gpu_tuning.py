@@ -36,14 +36,14 @@ def card_with_variants() -> devices.CudaDevice:
 
 
 def large_rounds(card: Any, shape: tuple[int, int, int], variants: list[tuple[str, int, int]]) -> None:
-    crowd = fr.make_clients(made_up(*shape), count=400_000, user="informational", interactions=4)
+    clients = fr.make_clients(made_up(*shape), count=400_000, click_model="informational", interactions=4)
     learner, chance, start, best = fr.learners.Pdgd(rate=0.1), Chance(1, 7), np.zeros(shape[2]), bandwidth(card)
     held: dict[str, Any] = {}
     first: dict[str, Any] = {}
     for kind, groups, blocks in variants:
         if kind not in held:
             held.clear()
-            held[kind] = PdgdOnDevice(card, learner, crowd, "float32" if kind == "float" else "float16")
+            held[kind] = PdgdOnDevice(card, learner, clients, "float32" if kind == "float" else "float16")
         many = held[kind]
         name = named(kind, groups, blocks)
         many._begin = lambda *_, name=name, many=many: setattr(many, "_loop", name)

@@ -22,8 +22,7 @@ from fedrank.data.ranking import RankingData
 from fedrank.trees.binning import Edges, quantile_edges
 from fedrank.trees.boosters import Grower, Lambdamart, SelectiveGrower
 from fedrank.trees.forest import lightgbm
-from fedrank.trees.growing_loop import Here, grow_forest
-from fedrank.trees.row_store import RowStore
+from fedrank.trees.growing import GrowPlan, LocalClients, grow_forest
 
 TREE, FOUR, FASTER, MEMORY, MILLISECONDS = 1.3, 1.2, 6.0, 1.3, 60.0
 
@@ -58,7 +57,8 @@ def together(data: RankingData, clients: int, edges: Edges | None = None) -> Ite
     parts = (
         [data.select(np.arange(first, data.queries, clients)) for first in range(clients)] if clients > 1 else [data]
     )
-    for _ in grow_forest(Here([RowStore(part, edges, rules, 1) for part in parts]), rules, edges, 1):
+    plan = GrowPlan(rules, edges, 1, tuple(range(len(parts))))
+    for _ in grow_forest(LocalClients(plan, [plan.store(part) for part in parts])):
         yield
 
 

@@ -25,9 +25,9 @@ from fedrank.ranking.measures import Evaluator
 from fedrank.seeds import rng_for
 from fedrank.trees.binning import grid_edges
 from fedrank.trees.boosters import Grower
-from fedrank.trees.forest import transplanted
-from fedrank.trees.growing_protocol import GrowPlan, TreeClient, TreeServer
-from fedrank.trees.histograms import AskedHere
+from fedrank.trees.forest import make_forest
+from fedrank.trees.growing import GrowPlan
+from fedrank.trees.growing_protocol import TreeClient, TreeServer, in_process
 from fedrank.trees.splits import Topics
 
 CLIENTS = 4
@@ -66,7 +66,7 @@ def grown(fold: Fold, way: Way, trees: int, seed: int) -> tuple[list[str], float
     edges, ids = grid_edges(features, way.bins), tuple(range(CLIENTS))
     plan = GrowPlan(rules, edges, seed, ids, way.bits > 0, way.bits or 62, vote=way.vote)
     clients = {i: TreeClient(i, plan, part.train) for i, part in enumerate(parts)}
-    server = TreeServer(plan, AskedHere(clients))
+    server = TreeServer(plan, in_process(clients))
     texts = [text for text, _ in server.forest()]
     return texts, server.bytes_up / len(texts) / CLIENTS
 
@@ -76,9 +76,9 @@ def measured(fold: Fold, way: Way, trees: int, seed: int, most: int) -> dict:
     kept = rng_for(seed, "repeat").choice(fold.train.queries, count, replace=False)
     some = replace(fold, train=fold.train.select(np.sort(kept)))
     texts, sent = grown(some, way, 1 if way.bits else trees, seed)
-    values = Evaluator(fold.test, [MEASURE]).per_query_of_scores(transplanted(texts, fold.train, {}).score(fold.test))[
-        0
-    ]
+    values = Evaluator(fold.test, [MEASURE]).per_query_of_scores(
+        make_forest(texts, fold.train, {}, with_ranges=False).score(fold.test)
+    )[0]
     size = {"queries": some.train.queries, "documents": some.train.documents}
     return {"way": asdict(way), "seed": seed, "bytes": sent, "values": np.nan_to_num(values, nan=-1).tolist(), **size}
 

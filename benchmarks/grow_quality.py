@@ -21,11 +21,11 @@ from fedrank.data.catalog import Fold, load
 from fedrank.ranking.measures import evaluate
 from fedrank.seeds import rng_for
 from fedrank.trees.binning import grid_edges
-from fedrank.trees.boosters import Grower
-from fedrank.trees.forest import transplanted
-from fedrank.trees.private_growing import PrivateRowStore, TreeNoise, grow_private
+from fedrank.trees.boosters import Grower, usable_validation
+from fedrank.trees.forest import make_forest
+from fedrank.trees.growing import GrowPlan, LocalClients, grow_forest
+from fedrank.trees.noise import TreeNoise
 from fedrank.trees.splits import Dealt, Portion, Topics
-from fedrank.trees.together import useful
 
 CLIENTS, SEED = 4, 1
 
@@ -78,7 +78,7 @@ class XgboostForest:
 def private(names: list[str], trees: int, console: Console) -> None:
     for name in names:
         fold = load(name)
-        parts = [useful(part.train) for part in portions_of(fold, "chance")]
+        parts = [usable_validation(part.train) for part in portions_of(fold, "chance")]
         features, bins = fold.train.features.shape[1], 31
         edges = grid_edges(features, bins)
         shown = Table("design", "noise", "ε of a query, δ = 1e-5", "nDCG@10", title=f"{name}, {trees} trees of depth 3")
@@ -86,9 +86,13 @@ def private(names: list[str], trees: int, console: Console) -> None:
             for noise in (1.0, 3.0, 10.0, 30.0, 100.0):
                 how = TreeNoise(design, "query", noise)
                 rules = Grower(trees=trees, rate=0.2, bins=bins)
-                holders = [PrivateRowStore(part, edges, rules, how) for part in parts if part is not None]
-                texts = list(grow_private(holders, rules, edges, how, SEED))
-                quality = evaluate(["ndcg@10"], transplanted(texts, fold.train, {}).score(fold.test), fold.test)[0]
+                rows = [part for part in parts if part is not None]
+                plan = GrowPlan(rules, edges, SEED, tuple(range(len(rows))), noise=how)
+                clients = LocalClients(plan, [plan.store(part) for part in rows])
+                texts = [text for text, _ in grow_forest(clients)]
+                quality = evaluate(
+                    ["ndcg@10"], make_forest(texts, fold.train, {}, with_ranges=False).score(fold.test), fold.test
+                )[0]
                 cost = how.epsilon(trees, features, bins, 1e-5)
                 shown.add_row(design, f"{noise:g}", f"{cost:.2f}", f"{quality:.4f}")
         none = evaluate(["ndcg@10"], np.zeros(fold.test.documents), fold.test)[0]

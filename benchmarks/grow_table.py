@@ -31,9 +31,8 @@ from fedrank.ranking.measures import Evaluator, evaluate
 from fedrank.seeds import rng_for
 from fedrank.trees.boosters import Grower, Lambdamart, Shortlist, shortened
 from fedrank.trees.histograms import Histograms
-from fedrank.trees.mergers import Pooled, Stacking, WeightedSum
+from fedrank.trees.mergers import Bagged, Cyclic, Pooled, Stacking, WeightedSum
 from fedrank.trees.splits import Portion
-from fedrank.trees.together import Bagged, Cyclic
 from fedrank.trees.training import train_locally
 
 MEASURE = "ndcg@10"

@@ -30,9 +30,9 @@ from fedrank.data.ranking import RankingData
 from fedrank.ranking.measures import evaluate
 from fedrank.trees.binning import grid_edges, quantile_edges
 from fedrank.trees.boosters import Grower
-from fedrank.trees.forest import transplanted
-from fedrank.trees.growing_protocol import GrowPlan, TreeClient, TreeServer
-from fedrank.trees.histograms import AskedHere
+from fedrank.trees.forest import make_forest
+from fedrank.trees.growing import GrowPlan
+from fedrank.trees.growing_protocol import TreeClient, TreeServer, in_process
 
 SEED = 1
 SETTINGS = {
@@ -195,10 +195,10 @@ def ours(
     clock = Clock()
     parts = [train.select(np.arange(one, train.queries, clients)) for one in range(clients)]
     halves = {one: TreeClient(one, plan, part) for one, part in enumerate(parts)}
-    server = TreeServer(plan, AskedHere(halves))
+    server = TreeServer(plan, in_process(halves))
     texts = [text for text, _ in server.forest()]
     took = clock.read()
-    forest = transplanted(texts, train, {})
+    forest = make_forest(texts, train, {}, with_ranges=False)
     way = f"ours, {edges} edges, {bins} bins{', secure sum' if secure else ''}"
     quality = evaluate(["ndcg@10"], forest.score(test), test)[0]
     return Outcome(way, quality, *took, server.bytes_up, server.bytes_down, tuple(texts))

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedrank.privacy.accounting import GaussianEvent
 from fedrank.privacy.guarantees import Guarantee, noise_for
-from fedrank.ranking.gate import NEITHER, NEW, Gate, Replayed, replay, team_draft
+from fedrank.ranking.gate import Gate, Replayed, Team, replay, team_draft
 from fedrank.types import Impression
 
 # wins of the new model: most that may adopt it, least that must, largest median of decided searches until refused
@@ -112,8 +112,8 @@ def replays(clients: int, rng: np.random.Generator) -> dict[str, tuple[float, fl
                 if len(recorded) <= 3:  # of every client: enough in all
                     draft = team_draft(np.argsort(-one.scores), np.argsort(-new), PLACES, rng)
                     winner = draft.winner(click(truth, draft.shown, rng))
-                    if winner != NEITHER:
-                        won.setdefault(name, []).append(winner == NEW)
+                    if winner != Team.NEITHER:
+                        won.setdefault(name, []).append(winner == Team.NEW)
         for name, new in scores.items():
             refused.setdefault(name, []).append(replay(recorded, new).refused)
     return {name: (float(np.mean(refused[name])), float(np.mean(won.get(name, [np.nan])))) for name in refused}

@@ -34,7 +34,7 @@ from fedrank.federated.aggregators import Apart, Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.partition import Users
-from fedrank.federated.round import simulate
+from fedrank.federated.simulation import simulate
 from fedrank.ranking.click_models import ClickModel
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.measures import Evaluator
@@ -98,14 +98,16 @@ def simulated_clients_of(data: RankingData, tables: Sequence[ClickModel], seed: 
     order = np.argsort(-sizes, kind="stable")
     row_of = {int(searchers[s]): row for row, s in enumerate(order)}
     users = [tables[int(searchers[s])] for s in order]
-    return make_clients(data, len(users), partition=Users(), user=users, interactions=SEARCHES, seed=seed), row_of
+    return make_clients(
+        data, len(users), partition=Users(), click_model=users, interactions=SEARCHES, seed=seed
+    ), row_of
 
 
-def trained(crowd, seed: int, learner: Pdgd, alone: bool = False) -> tuple[Weights, float]:
+def trained(clients, seed: int, learner: Pdgd, alone: bool = False) -> tuple[Weights, float]:
     """The model after all rounds, and the quality of the first hundred searches of a client."""
     online = []
     federation = Federation(learner, Apart() if alone else Mean())
-    for outcome in simulate(federation, crowd, ROUNDS, seed, start=START):
+    for outcome in simulate(federation, clients, ROUNDS, seed, start=START):
         online.append(outcome.online)
     hundred = (SEARCHES * sum(online[:3]) + 10 * online[3]) / 100
     return outcome.weights, hundred
@@ -124,12 +126,12 @@ def clients(name: str, kind: str, splits: Sequence[int], learner: Pdgd) -> dict[
         answerable = int((owners(collection, part_of, PARTS) >= 0).sum())
         usable.append((fold.train.queries + fold.test.queries) / answerable)
         share = shares(fold.test, collection, part_of, fold.test.who)
-        crowd, row_of = simulated_clients_of(fold.train, [table] * PARTS, split)
+        simulated, row_of = simulated_clients_of(fold.train, [table] * PARTS, split)
         evaluator = Evaluator(fold.test, ["ndcg@10"])
         bm25 = evaluator.per_query(START, Linear())[0] * share
-        together, first = trained(crowd, split, learner)
-        apart, _ = trained(crowd, split, learner, alone=True)
-        _, first_of_bm25 = trained(crowd, split, NOTHING)
+        together, first = trained(simulated, split, learner)
+        apart, _ = trained(simulated, split, learner, alone=True)
+        _, first_of_bm25 = trained(simulated, split, NOTHING)
         online.append(first - first_of_bm25)
         federated = evaluator.per_query(together, Linear())[0] * share
         own = np.array([row_of[int(who)] for who in fold.test.who])
@@ -167,8 +169,8 @@ def newcomer(name: str, splits: Sequence[int], learner: Pdgd) -> tuple[float, Di
                 tables += [CLICKS["navigational"][data.top_grade + 1]] * PARTS
         who = np.concatenate([part.who for part in parts])
         joined = replace(RankingData.join(parts), who=who, when=np.arange(len(who)))
-        crowd, _ = simulated_clients_of(replace(joined, top_grade=4), tables, split)
-        weights, _ = trained(crowd, split, learner)
+        clients, _ = simulated_clients_of(replace(joined, top_grade=4), tables, split)
+        weights, _ = trained(clients, split, learner)
         for query, value in zip(test.query_ids, evaluator.per_query(weights, Linear())[0] * share - bm25, strict=True):
             by_query.setdefault(str(query), []).append(float(value))
     return float(bm25.mean()) * usable, Difference.over(by_query, usable)
@@ -224,7 +226,7 @@ def main() -> int:
             missed.append(f"{what}: {value:+.4f}, wanted {least:+.4f}")
 
     columns = f"{'alone':16}  {'federated':16}  {'fed. - alone':16}  online, first 100"
-    heading = f"{'collection':14} {'user':14} {'BM25':6}  {columns}"
+    heading = f"{'collection':14} {'click model':14} {'BM25':6}  {columns}"
     if "clients" in asked.only:
         print(heading)
         for name, least in (("cranfield", 0.05), ("nfcorpus", 0.005)):

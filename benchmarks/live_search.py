@@ -84,7 +84,7 @@ def measure(folder: str, queries: list[str], out: multiprocessing.Queue) -> None
         return now
 
     began = time.perf_counter()
-    with SearchClient.open(folder, serve=True, clock=clock) as client:
+    with SearchClient(folder, serve=True, clock=clock) as client:
         opened = time.perf_counter() - began
         began = time.perf_counter()
         client.search(queries[0])
@@ -94,7 +94,7 @@ def measure(folder: str, queries: list[str], out: multiprocessing.Queue) -> None
             now += 60.0
             terms = client.features.query(query)
             began = time.perf_counter()
-            client.engine.find(terms, Filters(), False)
+            client.engine.candidates_for(terms, Filters(), False)
             alone.append(time.perf_counter() - began)
             began, cpu = time.perf_counter(), time.process_time()
             shown = client.search(query)
@@ -117,12 +117,13 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="fail where a target is missed")
     given = parser.parse_args()
     from fedrank.search.client import SearchClient
+    from fedrank.search.impressions import warm_up
 
     folder = Path(tempfile.mkdtemp(prefix="fedrank-live-search-"))
     try:
         write_documents(folder / "documents.jsonl", given.documents)
-        with SearchClient.open(folder / "store") as client:
-            client.warm()
+        with SearchClient(folder / "store") as client:
+            warm_up(client.rows)
             began, cpu = time.perf_counter(), time.process_time()
             client.index([folder / "documents.jsonl"])
             indexing, cpu = time.perf_counter() - began, time.process_time() - cpu
@@ -134,6 +135,10 @@ def main() -> None:
         out = context.Queue()
         process = context.Process(target=measure, args=(str(folder / "store"), some_queries(given.queries), out))
         process.start()
+        while out.empty() and process.is_alive():
+            time.sleep(0.1)
+        if out.empty():
+            raise SystemExit("the measuring process ended without a result")
         opened, first, whole, busy, alone, size, peak = out.get()
         process.join()
     finally:

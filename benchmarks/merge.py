@@ -23,7 +23,7 @@ from rich.table import Table
 
 from fedrank.data.ranking import RankingData
 from fedrank.ranking.measures import Evaluator, average
-from fedrank.trees.weight_search import best_weights
+from fedrank.trees.mergers import best_weights
 
 QUERIES, DOCUMENTS = 400, 100
 TARGET = 50.0  # milliseconds, for 101 weights on 40,000 documents

@@ -22,7 +22,8 @@ from fedrank.data.ranking import RankingData
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.local import FedPer, FedProx, Scaffold
-from fedrank.federated.round import federated_round, first_state
+from fedrank.federated.round import first_state
+from fedrank.federated.simulation import federated_round
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.rankers import Linear, Mlp
 
@@ -38,7 +39,7 @@ TURNS = 41
 
 def rounds_of(federation: Federation, data: RankingData, rounds: int) -> Callable[[], float]:
     """A function that goes on for so many rounds and returns its CPU seconds."""
-    clients = make_clients(data, CLIENTS, user="navigational", interactions=INTERACTIONS)
+    clients = make_clients(data, CLIENTS, click_model="navigational", interactions=INTERACTIONS)
     first = first_state(federation, clients, 1)
 
     def run() -> float:

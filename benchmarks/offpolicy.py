@@ -38,7 +38,7 @@ from fedrank.data.synthetic_shown import (
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.partition import Users
-from fedrank.federated.round import simulate
+from fedrank.federated.simulation import simulate
 from fedrank.privacy.mechanisms import Gaussian
 from fedrank.ranking.estimate import CannotTell, estimate_clicks
 from fedrank.ranking.learners import LoggedClicks, Pdgd
@@ -57,7 +57,7 @@ from fedrank.ranking.rankers import Linear
 SEARCHES, PEOPLE, QUERIES, JUDGED = 20_000, 50, 1000, 500
 ROUNDS, INTERACTIONS = 30, 2000  # of all clients together in a round
 SLOWER = LoggedClicks(rate=0.002)  # where few clients take many steps each
-MOST_LOST = 0.01  # nDCG@10 against true propensities
+MAX_LOST = 0.01  # nDCG@10 against true propensities
 COVERED = (0.93, 0.97)
 COLUMNS = ("lists", "clicks", "query", "user", "time")
 LOST = "estimated - true"
@@ -65,15 +65,15 @@ LOST = "estimated - true"
 
 def as_lists(log: SimulatedShown) -> RankingData:
     """Lists and clicks as a federation learns from them."""
-    searches, places = log.lists.shape
+    searches, positions = log.lists.shape
     return RankingData(
         log.truth.features[log.lists.ravel()],
         log.clicks.ravel().astype(np.int8),
-        np.arange(searches + 1) * places,
+        np.arange(searches + 1) * positions,
         np.arange(searches).astype(str),
         who=log.user,
         when=log.time,
-        place=np.tile(np.arange(places, dtype=np.int32), searches),
+        position=np.tile(np.arange(positions, dtype=np.int32), searches),
     )
 
 
@@ -81,9 +81,9 @@ def results(log: SimulatedShown) -> ShownResults:
     return ShownResults.of_lists(log.lists, log.clicks, log.first, log.query)
 
 
-def true_propensities(browsing: Browsing, places: int) -> Propensities:
-    """Compared with the first place, as a log could tell them at best."""
-    at = np.arange(places)
+def true_propensities(browsing: Browsing, positions: int) -> Propensities:
+    """Compared with the first position, as a log could tell them at best."""
+    at = np.arange(positions)
     slope = browsing.slope(at) / browsing.slope(0)
     return given_propensities(slope, browsing.intercept(at) - slope * browsing.intercept(0))
 
@@ -91,15 +91,15 @@ def true_propensities(browsing: Browsing, places: int) -> Propensities:
 def learned(data: RankingData, judge: Evaluator, seed: int, learner: Any = None, mechanism: Any = None) -> float:
     """nDCG@10 of what the people of a log learn together."""
     count = len(np.unique(data.who))
-    crowd = make_clients(data, count, partition=Users(), interactions=INTERACTIONS // count, seed=seed)
+    clients = make_clients(data, count, partition=Users(), interactions=INTERACTIONS // count, seed=seed)
     federation = Federation(learner or LoggedClicks(), mechanism=mechanism)
-    *_, last = simulate(federation, crowd, ROUNDS, seed)
+    *_, last = simulate(federation, clients, ROUNDS, seed)
     return float(judge(last.weights, Linear())[0])
 
 
 def corrected(data: RankingData, log: SimulatedShown, by: Propensities) -> RankingData:
     shown = results(log)
-    return replace(data, relevance=correct(shown.clicked, shown.place, by).relevance)
+    return replace(data, relevance=correct(shown.clicked, shown.position, by).relevance)
 
 
 def people_learn(
@@ -204,7 +204,7 @@ def coverage(repeats: int, browsing: Browsing, seed: int = 1) -> dict[str, float
             refused += 1
             continue
         whole = replace(log, truth=population)
-        true = whole.clicks_a_list(scores, np.ones(population.queries), found.places)
+        true = whole.clicks_a_list(scores, np.ones(population.queries), found.positions)
         for row in found.rows:
             if not row.note:
                 held.setdefault(row.name, []).append(row.model.low <= true <= row.model.high)
@@ -247,7 +247,7 @@ def main() -> int:
         ("Position bias, eta 1, one ranker with a little noise", Browsing(1.0), little),
     ):
         found = told(title, [people_learn(seed, browsing, showing) for seed in seeds])
-        if LOST not in found or found[LOST][1] < -MOST_LOST:
+        if LOST not in found or found[LOST][1] < -MAX_LOST:
             missed.append(title)
     told(
         "Trust bias .65, eta 1, corrected for trust",

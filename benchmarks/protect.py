@@ -22,25 +22,26 @@ from benchmarks.fpdgd import made_up
 from fedrank.data.ranking import RankingData
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
-from fedrank.federated.round import federated_round, first_state
+from fedrank.federated.round import first_state
+from fedrank.federated.simulation import federated_round
 from fedrank.privacy.mechanisms import AtServer, FpdgdPaper, Gaussian, Laplace, SecureAggregation
 from fedrank.ranking.learners import Pdgd
 from fedrank.types import Mechanism
 
 CLIENTS, INTERACTIONS, TURNS = 1_000, 4, 21
 CASES: dict[str, tuple[Mechanism, float | None]] = {  # mechanism, largest ratio allowed
-    "gaussian, server": (Gaussian(clip=0.3, noise=2.0, place=AtServer()), 1.05),
-    "laplace, server": (Laplace(clip=0.3, noise=2.0, place=AtServer()), 1.05),
+    "gaussian, server": (Gaussian(clip=0.3, noise=2.0, placement=AtServer()), 1.05),
+    "laplace, server": (Laplace(clip=0.3, noise=2.0, placement=AtServer()), 1.05),
     "gaussian, client": (Gaussian(clip=0.3, noise=2.0), None),
-    "gaussian, ideal sum": (Gaussian(clip=0.3, noise=2.0, place=SecureAggregation(sum="ideal")), None),
-    "laplace, ideal sum": (Laplace(clip=0.3, noise=2.0, place=SecureAggregation(sum="ideal")), None),
+    "gaussian, ideal sum": (Gaussian(clip=0.3, noise=2.0, placement=SecureAggregation(sum="ideal")), None),
+    "laplace, ideal sum": (Laplace(clip=0.3, noise=2.0, placement=SecureAggregation(sum="ideal")), None),
     "fpdgd-paper": (FpdgdPaper(epsilon=1.2), None),
 }
 
 
 def round_of(mechanism: Mechanism | None, data: RankingData) -> Callable[[], float]:
     """A function that does the first round and returns its CPU seconds."""
-    clients = make_clients(data, CLIENTS, user="navigational", interactions=INTERACTIONS)
+    clients = make_clients(data, CLIENTS, click_model="navigational", interactions=INTERACTIONS)
     federation = Federation(learner=Pdgd(), mechanism=mechanism)
     first, _ = first_state(federation, clients, 1)
     noise = None if mechanism is None else mechanism.source()

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 LEAST_ROWS = 25_000  # a second of CPU time
-MOST_MEMORY = 600.0  # MB for a million events
+MAX_MEMORY = 600.0  # MB for a million events
 DOCUMENTS, PAGE = 20_000, 10
 
 
@@ -97,8 +97,8 @@ def main() -> None:
         f"{memory:,.0f}",
     )
     Console().print(table)
-    if asked.check and (rows / seconds < LEAST_ROWS or memory > MOST_MEMORY * max(asked.events / 1e6, 0.1)):
-        sys.exit(f"too slow or too large: at least {LEAST_ROWS:,} rows a second, at most {MOST_MEMORY:,.0f} MB")
+    if asked.check and (rows / seconds < LEAST_ROWS or memory > MAX_MEMORY * max(asked.events / 1e6, 0.1)):
+        sys.exit(f"too slow or too large: at least {LEAST_ROWS:,} rows a second, at most {MAX_MEMORY:,.0f} MB")
 
 
 if __name__ == "__main__":

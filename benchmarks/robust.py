@@ -23,14 +23,15 @@ from fedrank.data.ranking import RankingData
 from fedrank.federated.aggregators import AGGREGATORS
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
-from fedrank.federated.round import federated_round, first_state
+from fedrank.federated.round import first_state
+from fedrank.federated.simulation import federated_round
 from fedrank.ranking.learners import Pdgd
 from fedrank.seeds import Chance
 from fedrank.types import Messages, SimulatedClients, has_trait
 
 SIZES = [(10, 46), (100, 136), (1000, 136)]  # clients, parameters
 CHECKED = ["krum", "multi-krum", "trimmed-mean", "median"]
-LARGEST_SHARE = 0.15  # of a round of 10 x 5
+MAX_SHARE = 0.15  # of a round of 10 x 5
 LONGEST = 0.020  # seconds for 1,000 x 136
 REPEATS = 9
 
@@ -44,13 +45,13 @@ def made_up(features: int, documents: int = 41, queries: int = 500) -> RankingDa
     return RankingData(table, grades, offsets, np.arange(queries).astype(str), top_grade=2)
 
 
-def some_rounds(crowd: SimulatedClients, parameters: int, count: int = 12) -> list[Messages]:
+def some_rounds(clients: SimulatedClients, parameters: int, count: int = 12) -> list[Messages]:
     """What arrives while a model learns by the mean; the server's own update is a mean, too."""
     weights, rounds = np.zeros(parameters), []
     for number in range(1, count + 1):
-        updates = Pdgd()(weights, crowd, Chance(1, number)).updates
+        updates = Pdgd()(weights, clients, Chance(1, number)).updates
         root = updates.mean(axis=0)
-        rounds.append(Messages(updates, crowd.interactions, crowd.ids, weights, number, root=root))
+        rounds.append(Messages(updates, clients.interactions, clients.ids, weights, number, root=root))
         weights = weights + updates.mean(axis=0, dtype=np.float64)
     return rounds
 
@@ -94,7 +95,7 @@ def main() -> int:
     missed = []
     print(f"{'clients x parameters':22} {'rule':18} {'ms':>9} {'x mean':>9} {'of a round':>11}")
     for n, parameters in SIZES:
-        clients = make_clients(made_up(parameters), n, user="navigational", interactions=5)
+        clients = make_clients(made_up(parameters), n, click_model="navigational", interactions=5)
         rounds = some_rounds(clients, parameters)
         federation = Federation()
         state, _ = first_state(federation, clients, 1)
@@ -105,8 +106,8 @@ def main() -> int:
             share = (took - times["mean"]) / times["a round"]
             of_round = "" if name in ("mean", "a round") else f"{share:11.1%}"
             print(f"{f'{n:,} x {parameters}':22} {name:18} {took * 1e3:9.3f} {took / times['mean']:9.1f} {of_round}")
-            if name in CHECKED and n == 10 and share > LARGEST_SHARE:
-                missed.append(f"{name} {n} x {parameters}: {share:.0%} of a round, target {LARGEST_SHARE:.0%}")
+            if name in CHECKED and n == 10 and share > MAX_SHARE:
+                missed.append(f"{name} {n} x {parameters}: {share:.0%} of a round, target {MAX_SHARE:.0%}")
             if name in CHECKED and n == 1000 and took > LONGEST:
                 missed.append(f"{name} {n} x {parameters}: {took * 1e3:.1f} ms, target {LONGEST * 1e3:.0f} ms")
     for line in missed:

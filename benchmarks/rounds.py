@@ -20,13 +20,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import fedrank.federated.round as round_module
+import fedrank.federated.backends as backends
 from benchmarks.fpdgd import CLIENTS, INTERACTIONS, SHAPES, made_up
 from fedrank.data.ranking import RankingData
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.source import read_spec
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
+from fedrank.federated.simulation import simulate
 from fedrank.federated.small_rounds import ENOUGH_ROUNDS
 
 TARGETS = {"46 x 41": 500_000, "136 x 120": 200_000}  # interactions a second on a quiet core
@@ -36,7 +37,7 @@ SPEC = """
 rounds = {rounds}
 evaluate_every = 1000
 data = {{ train = "{file}", test = "{file}", normalise = "none" }}
-clients = {{ count = 10, interactions = 5, user = "navigational" }}
+clients = {{ count = 10, interactions = 5, click_model = "navigational" }}
 learner = {{ name = "pdgd" }}
 """
 
@@ -46,18 +47,21 @@ def both(work: Callable[[], float], repeats: int) -> tuple[float, float, float]:
     seconds: dict[int, list[float]] = {NEVER: [], ENOUGH_ROUNDS: []}
     for _ in range(repeats):
         for enough, taken in seconds.items():
-            round_module.ENOUGH_ROUNDS = enough
+            backends.ENOUGH_ROUNDS = enough
             taken.append(work())
     slow, fast = seconds.values()
     return min(slow), min(fast), statistics.median(a / b for a, b in zip(slow, fast, strict=True))
 
 
 def of_rounds(data: RankingData) -> Callable[[], float]:
-    clients, federation = make_clients(data, CLIENTS, user="navigational", interactions=INTERACTIONS), Federation()
+    clients, federation = (
+        make_clients(data, CLIENTS, click_model="navigational", interactions=INTERACTIONS),
+        Federation(),
+    )
 
     def work() -> float:
         begin = time.process_time()
-        for _ in round_module.simulate(federation, clients, ROUNDS):
+        for _ in simulate(federation, clients, ROUNDS):
             pass
         return time.process_time() - begin
 
@@ -96,7 +100,7 @@ def main() -> int:
                 ("rounds", of_rounds(data), ROUNDS, 7),
                 ("whole run", of_a_run(data, Path(folder)), ROUNDS_OF_A_RUN, 2),
             ):
-                round_module.ENOUGH_ROUNDS = ENOUGH_ROUNDS
+                backends.ENOUGH_ROUNDS = ENOUGH_ROUNDS
                 work()  # compiles
                 *each, ratio = both(work, repeats)
                 slow, fast = (rounds * CLIENTS * INTERACTIONS / seconds for seconds in each)

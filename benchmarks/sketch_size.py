@@ -37,13 +37,13 @@ def measure(name: str, depth: int, width: int, noise: float) -> float:
     counts = sketcher.term_counts(documents.text)
     asked = {word for query in collection.queries for word in sketcher.tokeniser(query)}
     words = sorted(asked & set(counts.vocabulary))[:WORDS]
-    held = counts.held(words)
+    held = counts.count_matrix(words)
     with TemporaryDirectory() as folder:
         file = sketch_collection(documents, KEY, sketcher, Path(folder) / "a.sketch")
         size = file.path.stat().st_size
         top = file.fields["body"]
         plain = sum(each.documents.nbytes + each.values.nbytes for each in file.fields.values())
-        cells, signs = sketcher.places(words, file.hashing(KEY))
+        cells, signs = sketcher.locate(words, file.hashing(KEY))
         cover, errors = [], []
         for place, _ in enumerate(words):
             rows, found = top.query(cells[place], signs[place])

@@ -30,7 +30,7 @@ for shape, learner, rounds in (
     ("136 x 120", fr.learners.Pdgd(), many),
     ("136 x 120", fr.learners.Pdgd(ranker=fr.rankers.Mlp()), max(1, many // 25)),
 ):
-    clients = fr.make_clients(made_up(shape), 10, user="navigational", interactions=5)
+    clients = fr.make_clients(made_up(shape), 10, click_model="navigational", interactions=5)
     federation = fr.Federation(learner)
     for outcome in fr.simulate(federation, clients, 5): pass
     times = []

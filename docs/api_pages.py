@@ -42,7 +42,7 @@ GROUPS = (
         "Many learn together: clients, rounds, and their two halves.",
         ("federated", "types"),
     ),
-    Group("attacks-and-unlearning", "Attacks and unlearning", "Who lies, and who leaves.", ("attacks", "unlearning")),
+    Group("testing", "Testing", "Contract checks for methods of your own.", ("testing",)),
     Group("experiments", "Experiments", "Specs in, run folders and reports out.", ("experiments",)),
     Group("organisations", "Organisations", "Forests, and documents that stay in their house.", ("trees", "silo")),
 )
@@ -61,8 +61,8 @@ def api_pages() -> dict[str, str]:
     overview += ["", "## Methods", "", "| Family | What it is | Names |", "|---|---|---|"]
     for family in families:
         methods = vars(fedrank._family(family))
-        what = inspect.getdoc(type(fedrank._family(family))) or ""
-        overview.append(f"| [{family}]({family}.md) | {cell(what)} | {_links(family, list(methods))} |")
+        what = fedrank._family_doc(family)
+        overview.append(f"| [{family}]({family}.md) | {cell(_first(what))} | {_links(family, list(methods))} |")
         pages[f"api/{family}.md"] = _page(f"fedrank.{family}", what, f"fedrank.{family}", methods)
     return {"api/index.md": "\n".join(overview) + "\n"} | pages
 
@@ -77,7 +77,7 @@ To see how the names work together, read [the tutorial](../tutorial.md) or
 
 def _names() -> tuple[list[str], list[str]]:
     """Verbs and records; families. Both in the order of the alphabet."""
-    families = [name for name in fedrank.__all__ if repr(getattr(fedrank, name)).startswith("<fedrank.")]
+    families = [name for name in fedrank.__all__ if isinstance(fedrank._listed()[name], dict)]
     return [name for name in fedrank.__all__ if name not in families], families
 
 

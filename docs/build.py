@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-OUTSIDE = re.compile(r"\]\(\.\./([^)#\s]+)\)")  # a link to a file of the project that is no page
+OUTSIDE = re.compile(r"\]\(\.\./([^)#\s]+)(#[^)\s]+)?\)")  # a link to a file of the project that is no page
 
 
 class Told(NamedTuple):
@@ -46,7 +46,7 @@ FAMILY_PAGES = {
         "concepts.md#queries-documents-grades",
     ),
     "local": Told(
-        "What bends the local steps of clients that differ.",
+        "What corrects the local steps of clients that differ.",
         'local = { name = "fedprox", strength = 0.1 }',
         "how-to-learn-from-clients-that-differ.md",
     ),
@@ -73,12 +73,13 @@ FAMILY_PAGES = {
     ),
     "mechanism": Told(
         "What protects updates.",
-        'mechanism = { name = "gaussian", clip = 0.3, noise = 20.0, place = "server" }',
+        'mechanism = { name = "gaussian", clip = 0.3, noise = 20.0, placement = "server" }',
         "how-to-protect-updates.md",
     ),
-    "place": Told(
+    "placement": Told(
         "Where a mechanism adds its noise, and so who has to be trusted.",
-        'mechanism = { name = "gaussian", clip = 0.3, noise = 20.0, place = { name = "secure-sum", honest = 0.7 } }',
+        '[mechanism]\nname      = "gaussian"\nclip      = 0.3\nnoise     = 20.0\n'
+        'placement = { name = "secure-aggregation", honest = 0.7 }',
         "how-to-protect-updates.md#choose-who-has-to-be-trusted",
     ),
     "partition": Told(
@@ -114,9 +115,9 @@ FAMILY_PAGES = {
         'split   = { name = "topics", clients = 3 }\nmerge   = "linear"',
         "how-to-merge-tree-models.md",
     ),
-    "user": Told(
+    "click-model": Told(
         "How simulated people click.",
-        '[clients]\ncount = 10\nuser  = "navigational"',
+        '[clients]\ncount = 10\nclick_model  = "navigational"',
         "concepts.md#users-who-click",
     ),
     "measure": Told(
@@ -167,7 +168,7 @@ def _family_page(family: str, rows: list[ListedMethod]) -> str:
 
 def linked_files(pages: list[Path]) -> dict[str, str]:
     """Markdown by path, for every file or folder outside docs/ that these pages link to."""
-    asked = sorted({found for page in pages for found in OUTSIDE.findall(page.read_text(encoding="utf-8"))})
+    asked = sorted({found for page in pages for found, _ in OUTSIDE.findall(page.read_text(encoding="utf-8"))})
     found: dict[str, str] = {}
     while asked:
         name = asked.pop().rstrip("/")
@@ -221,4 +222,4 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Lead links to files of the project to their pages."""
     if page.file.src_uri.startswith(("api/", "files/", "methods/")):
         return markdown
-    return OUTSIDE.sub(lambda match: f"]({_page_of(match[1])})", markdown)
+    return OUTSIDE.sub(lambda match: f"]({_page_of(match[1])}{match[2] or ''})", markdown)

@@ -53,7 +53,17 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "broken.py").write_text(BROKEN)
     fedrank(folder, "run", "quickstart")
-    fedrank(folder, "run", "quickstart", "--name", "perfect", "--set", 'clients.user="perfect"', "--set", "rounds=300")
+    fedrank(
+        folder,
+        "run",
+        "quickstart",
+        "--name",
+        "perfect",
+        "--set",
+        'clients.click_model="perfect"',
+        "--set",
+        "rounds=300",
+    )
     fedrank(folder, "report", "runs/quickstart", "--out", "report.html")
     fedrank(folder, "report", "runs/quickstart", "runs/perfect", "--out", "compared.html")
     build = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--config-file", str(ROOT / "mkdocs.yml")]

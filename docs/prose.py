@@ -6,8 +6,14 @@ import re
 
 
 def prose(text: str | None) -> str:
+    """A docstring as Markdown: examples become blocks of code, and all other text stays as it is."""
+    paragraphs = (text or "").split("\n\n")
+    return "\n\n".join(f"```pycon\n{each}\n```" if each.startswith(">>> ") else _plain(each) for each in paragraphs)
+
+
+def _plain(text: str) -> str:
     """Docstrings are plain text but for their code: what Markdown would take for emphasis or a tag is none."""
-    parts = (text or "").split("`")
+    parts = text.split("`")
     parts[::2] = [re.sub(r"([*_])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
     return "`".join(parts)
 

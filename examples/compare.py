@@ -19,7 +19,7 @@ def main(folder: Path, rounds: int) -> None:
 
     runs = fedrank.load_runs(folder / "compare").finished
     for (variant,), repeats in runs.group("variant").items():
-        finals = [run.final("ndcg@10") for run in repeats]
+        finals = [run.final_value("ndcg@10") for run in repeats]
         print(f"{variant:12} nDCG@10 {np.mean(finals):.4f} ± {np.std(finals, ddof=1):.4f}")
 
     print(f"federation brings {difference(runs, 'federated', 'alone'):+.4f} over learning alone")
@@ -29,8 +29,8 @@ def main(folder: Path, rounds: int) -> None:
 
 def difference(runs, a: str, b: str) -> float:
     """Mean of a - b, paired by fold and seed."""
-    first = {run.repeat: run.final("ndcg@10") for run in runs.filter(variant=a)}
-    second = {run.repeat: run.final("ndcg@10") for run in runs.filter(variant=b)}
+    first = {run.repeat: run.final_value("ndcg@10") for run in runs.filter(variant=a)}
+    second = {run.repeat: run.final_value("ndcg@10") for run in runs.filter(variant=b)}
     return float(np.mean([first[repeat] - second[repeat] for repeat in first if repeat in second]))
 
 

@@ -13,7 +13,7 @@ import fedrank
 def main(folder: Path, rounds: int) -> None:
     fold = fedrank.load("synthetic-mq2007", fold=1)
     clients = fedrank.make_clients(
-        fold.train, 10, partition=fedrank.partitions.Own(), user="navigational", interactions=5
+        fold.train, 10, partition=fedrank.partitions.Own(), click_model="navigational", interactions=5
     )
     federation = fedrank.Federation(learner=fedrank.learners.Pdgd(rate=0.1), aggregator=fedrank.aggregators.Mean())
     evaluator = fedrank.Evaluator(fold.test, ["ndcg@10"])

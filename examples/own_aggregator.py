@@ -32,12 +32,12 @@ def main(folder: Path, rounds: int) -> None:
     rows = []
     for name, aggregator in {"mean": fedrank.aggregators.Mean(), "median": Median()}.items():
         federation = fedrank.Federation(aggregator=aggregator)
-        for crowd, people in {"all honest": "navigational", "two lie": users}.items():
-            clients = fedrank.make_clients(fold.train, 10, user=people)
+        for simulated, people in {"all honest": "navigational", "two lie": users}.items():
+            clients = fedrank.make_clients(fold.train, 10, click_model=people)
             *_, last = fedrank.simulate(federation, clients, rounds)
             value = float(evaluator(last.weights, federation.learner.ranker)[0])
-            rows.append(f"{name},{crowd},{value!r}")
-            print(f"{name:6} {crowd:10} nDCG@10 {value:.4f}")
+            rows.append(f"{name},{simulated},{value!r}")
+            print(f"{name:6} {simulated:10} nDCG@10 {value:.4f}")
     (folder / "median.csv").write_text("\n".join(["aggregator,clients,ndcg@10", *rows]) + "\n")
     print(f"wrote {folder / 'median.csv'}")
 

@@ -19,7 +19,7 @@ def main(folder: Path, rounds: int) -> None:
 
     fold = fedrank.load_files(folder / "train.txt", folder / "test.txt", normalise="query")
     print(f"training on {fold.train.queries} queries with {fold.train.documents} documents")
-    clients = fedrank.make_clients(fold.train, 10, partition=fedrank.partitions.Own(), user="navigational")
+    clients = fedrank.make_clients(fold.train, 10, partition=fedrank.partitions.Own(), click_model="navigational")
     federation = fedrank.Federation()
     *_, last = fedrank.simulate(federation, clients, rounds)
 

@@ -146,7 +146,7 @@ ask fedrank logs build --ubi-queries log/ubi_queries.ndjson --ubi-events log/ubi
   --features engine-1 --out shop
 sees "are in the data set" "left out"
 ask fedrank logs describe shop
-sees "clicked by place"
+sees "clicked by position"
 
 step "A model from our own clicks, and as OpenSearch reads it"
 cat >own.toml <<'END'
@@ -204,7 +204,7 @@ person     = "patient"
 
 [policy]
 learners        = ["pdgd"]
-places          = ["client"]
+placements      = ["client"]
 unit            = "person"
 largest_epsilon = 8.0
 delta           = 1e-5

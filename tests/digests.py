@@ -35,25 +35,24 @@ from fedrank.data.synthetic_ubi import synthetic_ubi
 from fedrank.data.text import Tokeniser
 from fedrank.engine.practice import Practice
 from fedrank.experiments.runner.schedule import run_experiment
-from fedrank.experiments.spec.source import builtin_names, read_spec
+from fedrank.experiments.spec.source import builtin_specs, read_spec
 from fedrank.federated.aggregators import AGGREGATORS
-from fedrank.federated.server_optimizers import SERVER_STEPS
+from fedrank.federated.server_optimizers import SERVER_OPTIMIZERS
 from fedrank.privacy.noise import SecureSource
 from fedrank.ranking.propensity import Bias, ShownResults, propensities_of
 from fedrank.silo.silos import Silo, SilosRule, make_silos
 from fedrank.silo.training import CrossSilo, Global, Local, LocalPlus, SiloMethod
 from fedrank.trees.binning import quantile_edges
 from fedrank.trees.boosters import Grower, SelectiveGrower
-from fedrank.trees.growing_loop import Here, grow_forest
+from fedrank.trees.growing import GrowPlan, LocalClients, grow_forest
 from fedrank.trees.mergers import WeightedSum
-from fedrank.trees.private_growing import PrivateRowStore, TreeNoise, grow_private
-from fedrank.trees.row_store import RowStore
+from fedrank.trees.noise import TreeNoise
 from fedrank.trees.splits import Topics
 from fedrank.unlearning.history import History, HistoryWriter
 from fedrank.unlearning.methods import UNLEARNERS, Case
 from tests.made_up import made_up_log
 
-USERS = np.random.default_rng(7).integers(120, size=1500).tolist()  # of each entry of a made-up log
+CLICK_MODELS = np.random.default_rng(7).integers(120, size=1500).tolist()  # of each entry of a made-up log
 _start = SecureSource.__init__
 
 
@@ -118,7 +117,7 @@ def experiments(folder: Path, names: Sequence[str], quick_only: bool = False) ->
             for variant in grid.variants:
                 one = variant.experiment.single(variant.experiment.repeats()[0][0], 1)
                 if getattr(one.data, "log", None) is not None:
-                    log = log or made_up_log(folder / "log", USERS)
+                    log = log or made_up_log(folder / "log", CLICK_MODELS)
                     one = dataclasses.replace(one, data=dataclasses.replace(one.data, log=str(log)))
                     one = dataclasses.replace(one, clients=dataclasses.replace(one.clients, interactions=2))
                 try:
@@ -171,9 +170,11 @@ def stored_experiments(folder: Path) -> dict[str, str]:
 
 def methods() -> dict[str, Callable[[], str]]:
     """Learners, rules, server steps, attacks, mechanisms and unlearners, a few rounds each."""
-    crowd = cache(lambda count, each: fr.make_clients(_train(), count, interactions=each))
+    clients = cache(lambda count, each: fr.make_clients(_train(), count, interactions=each))
     mixed = cache(
-        lambda: fr.make_clients(_train(), 12, user=["navigational", "informational"], interactions=[3, 4], malicious=3)
+        lambda: fr.make_clients(
+            _train(), 12, click_model=["navigational", "informational"], interactions=[3, 4], malicious=3
+        )
     )
     learners = {
         "pdgd": fr.learners.Pdgd(),
@@ -203,9 +204,9 @@ def methods() -> dict[str, Callable[[], str]]:
         todo[f"rule {name}"] = partial(of_rounds, fr.Federation(aggregator=rule()), mixed)
         if name != "none":
             todo[f"rule {name}, many"] = partial(
-                of_rounds, fr.Federation(aggregator=rule()), partial(crowd, 60, 1), rounds=3
+                of_rounds, fr.Federation(aggregator=rule()), partial(clients, 60, 1), rounds=3
             )
-    for name, step in SERVER_STEPS.items():
+    for name, step in SERVER_OPTIMIZERS.items():
         todo[f"server {name}"] = partial(
             of_rounds, fr.Federation(fr.learners.Evolution(), server=step()), mixed, rounds=30
         )
@@ -219,10 +220,10 @@ def methods() -> dict[str, Callable[[], str]]:
     federation = fr.Federation(aggregator=fr.aggregators.Median(), attack=original)
     todo["attack fang Median, original"] = partial(of_rounds, federation, mixed)
     for place in (
-        fr.places.OnClient(),
-        fr.places.AtServer(),
-        fr.places.SecureAggregation(sum="ideal"),
-        fr.places.SecureAggregation(),
+        fr.placements.OnClient(),
+        fr.placements.AtServer(),
+        fr.placements.SecureAggregation(sum="ideal"),
+        fr.placements.SecureAggregation(),
     ):
         for mechanism in (fr.mechanisms.Gaussian(0.1, 1.0, place), fr.mechanisms.Laplace(0.1, 1.0, place)):
             name = f"mechanism {type(mechanism).__name__} {type(place).__name__} {getattr(place, 'sum', '')}"
@@ -300,8 +301,8 @@ def of_text() -> str:
 
 
 def of_partition() -> str:
-    crowd = fr.make_clients(_train(), 6, partition=fr.partitions.Dirichlet(0.5))
-    return digest(crowd.queries, crowd.pools)
+    clients = fr.make_clients(_train(), 6, partition=fr.partitions.Dirichlet(0.5))
+    return digest(clients.queries, clients.pools)
 
 
 def forests() -> dict[str, Callable[[], str]]:
@@ -310,17 +311,10 @@ def forests() -> dict[str, Callable[[], str]]:
     queries = cache(lambda: _train().select(np.arange(60)))
     edges = cache(lambda: quantile_edges(queries(), 32))
 
-    def together() -> str:
-        holders = [RowStore(queries().select(np.arange(i, 60, 3)), edges(), rules, 7) for i in range(3)]
-        return digest(*(text.encode() for text, _ in grow_forest(Here(holders), rules, edges(), 7)))
-
-    def noised(design: Any) -> str:
-        noise = TreeNoise(design)
-        source = SecureSource(key=b"1" * 32)
-        holders = [
-            PrivateRowStore(queries().select(np.arange(i, 60, 3)), edges(), rules, noise, source) for i in range(3)
-        ]
-        return digest(*(text.encode() for text in grow_private(holders, rules, edges(), noise, 7)))
+    def together(noise: TreeNoise | None = None) -> str:
+        plan, source = GrowPlan(rules, edges(), 7, (0, 1, 2), noise=noise), SecureSource(key=b"1" * 32)
+        stores = [plan.store(queries().select(np.arange(i, 60, 3)), source=source) for i in range(3)]
+        return digest(*(text.encode() for text, _ in grow_forest(LocalClients(plan, stores))))
 
     def topics() -> str:
         portions = Topics(3)(fr.load("synthetic-mq2007"), np.random.default_rng(1))
@@ -335,8 +329,8 @@ def forests() -> dict[str, Callable[[], str]]:
         "trees grower": lambda: of_steps(rules, queries()),
         "trees selective grower": lambda: of_steps(SelectiveGrower(trees=4, leaves=8, min_data_in_leaf=5), queries()),
         "trees grown together": together,
-        "trees with noise in histograms": partial(noised, "histograms"),
-        "trees with random splits": partial(noised, "random-splits"),
+        "trees with noise in histograms": partial(together, TreeNoise("histograms")),
+        "trees with random splits": partial(together, TreeNoise("random-splits")),
         "trees split by topics": topics,
         "trees merged": merged,
     }
@@ -440,7 +434,7 @@ def main() -> None:
     for name, work in methods().items():
         note(name, work)
     with tempfile.TemporaryDirectory() as folder:
-        for number, (name, one) in enumerate(experiments(Path(folder), builtin_names(), chosen.quick)):
+        for number, (name, one) in enumerate(experiments(Path(folder), list(builtin_specs()), chosen.quick)):
             note(name, partial(of_experiment, one, Path(folder) / str(number)))
     text = json.dumps(found, indent=1, sort_keys=True) + "\n"
     if chosen.out is None:

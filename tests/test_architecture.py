@@ -19,11 +19,35 @@ from fedrank.experiments.spec.families import FAMILIES
 
 ROOT = Path(fedrank.__file__).parent
 APPLICATIONS = ["search", "engine", "deploy"]
-EXPERIMENTS = [f"experiments.{name}" for name in ("watch", "report", "runner", "spec")]
-CORE = ["unlearning", "attacks", "trees", "silo", "privacy", "federated", "ranking", "data", "web", "kernels"]
-ORDER = ["cli", *APPLICATIONS, "papers", *EXPERIMENTS, *CORE]
-BOTTOM = {"wire", "files", "names", "seeds", "types", "progress", "display", "extras", "plugins"}
-ENTRY_POINTS = (plugins.COMMANDS, plugins.METHODS)  # names of groups, not of modules
+EXPERIMENTS = [f"experiments.{name}" for name in ("builtin", "watch", "report", "runner", "spec")]
+CORE = [
+    "testing",
+    "unlearning",
+    "attacks",
+    "trees",
+    "silo",
+    "privacy",
+    "federated",
+    "ranking",
+    "data",
+    "web",
+    "kernels",
+]
+ORDER = ["cli", *APPLICATIONS, *EXPERIMENTS, *CORE]
+BOTTOM = {
+    "wire",
+    "files",
+    "names",
+    "seeds",
+    "types",
+    "progress",
+    "display",
+    "extras",
+    "plugins",
+    "toml",
+    "value_checks",
+}
+ENTRY_POINTS = (plugins.COMMANDS, plugins.METHODS, plugins.SPECS)  # names of groups, not of modules
 MODULE = re.compile(r"fedrank\.(experiments\.\w+|\w+)(\.\w*)*(:[\w.]+)?")  # as text: a module, or something in one
 
 
@@ -79,7 +103,7 @@ def test_imports_point_down():
     assert not wrong
 
 
-MOST_CROSSING = 342  # names of the core that applications import; it may only fall, and 200 is the goal
+MAX_CROSSING = 239  # names of the core that applications import; it may only fall, and 200 is the goal
 
 
 def crossing_names() -> set[str]:
@@ -94,7 +118,7 @@ def crossing_names() -> set[str]:
 
 
 def test_applications_import_no_more_of_the_core_than_before():
-    assert len(crossing_names()) <= MOST_CROSSING
+    assert len(crossing_names()) <= MAX_CROSSING
 
 
 def test_the_core_imports_no_application():

@@ -24,7 +24,7 @@ NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.
 DOCUMENTED = [
     *(ROOT / "docs").glob("*.md"),
     *(ROOT / "benchmarks").glob("*.py"),
-    *(ROOT / "src" / "fedrank" / "papers").rglob("*.toml"),
+    *(ROOT / "reproduction").rglob("*.toml"),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile")),
 ]
 
@@ -66,8 +66,9 @@ SHORT = {
     "noise": Short("1000"),
     "noniid": Short(constants={"TURNS": 1}),
     "offpolicy": Short("--seeds 2 --repeats 2"),
+    "outside": Short("--pairs 2", {"ROUNDS": {"10 clients, 46 x 41": 20, "1,000 clients, 136 x 120": 2}}),
     "protect": Short(constants={"TURNS": 1, "CLIENTS": 20}),
-    "published_log": Short("1"),
+    "aol4foltr": Short("1"),
     "read_ubi": Short("2000"),
     "robust": Short(constants={"SIZES": [(10, 46)], "REPEATS": 1}),
     "rounds": Short(constants={"SHAPES": FEW_QUERIES, "ROUNDS": 20, "ROUNDS_OF_A_RUN": 40}),

@@ -399,7 +399,7 @@ def test_papers_go_on_after_a_failure_and_not_after_a_stop(fedrank, monkeypatch,
         if len(asked) == 1:
             raise typer.Exit(code)
 
-    monkeypatch.setattr("fedrank.cli.papers.do_experiment", ends)
+    monkeypatch.setattr("fedrank_papers.cli.do_experiment", ends)
     names = ["thesis/fig-4-6", "thesis/fig-4-8", "thesis/fig-4-9"]
     ended, out, err = fedrank("papers", "run", *names, "--quick")
     assert (ended, err) == (code, "")
@@ -414,7 +414,7 @@ def test_version(fedrank):
 
 COMMANDS = [
     ["run"], ["tune"], ["clients"], ["privacy"], ["audit"], ["unlearn"], ["runs"], ["report"], ["score"], ["evaluate"],
-    ["new"], ["estimate"], ["logs", "places"], ["watch"],
+    ["new"], ["estimate"], ["logs", "propensities"], ["watch"],
     ["ledger", "show"], ["ledger", "forget"],
     ["data", "check"], ["data", "list"], ["logs", "build"], ["logs", "convert"], ["logs", "describe"],
     ["logs", "redact"], ["logs", "synth"], ["methods"], ["demo"], ["export"], ["papers", "list"],

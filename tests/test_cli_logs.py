@@ -63,7 +63,7 @@ def test_user_behavior_insights(logs):
     assert "a browser, not a person" in Path("data", Card.FILE).read_text()
     code, said = logs("describe", "data", "--out", "log.png", "--numbers", "log.json")
     assert code == 0
-    assert "clicked by place 0.0%, 0.0%, 100.0%" in said
+    assert "clicked by position 0.0%, 0.0%, 100.0%" in said
     assert "busiest browser 33.3% of all clicks, 33.3% after limits" in said
     assert json.loads(Path("log.json").read_text())["shown"]["unit"] == "browser"
     assert Path("log.png").stat().st_size > 10_000
@@ -72,7 +72,7 @@ def test_user_behavior_insights(logs):
 def test_settings_of_production_logs(logs):
     code, said = logs(
         "build", *UBI, "--person", "user_id", "--rare", "1", "--keep-patterns", "--redact-words", "words.txt",
-        "--drop-redacted", "--cap", "lists_hour=4", "--cap", "share=none", "--places", "2", "--features", "engine-1",
+        "--drop-redacted", "--cap", "lists_hour=4", "--cap", "share=none", "--positions", "2", "--features", "engine-1",
     )  # fmt: skip
     assert code == 0, said
     log = load_log("data")

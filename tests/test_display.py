@@ -39,18 +39,18 @@ def test_folds_and_data(fold):
 
 
 def test_clients(fold):
-    crowd = fr.make_clients(fold.train, 7, user=["navigational", "perfect"], interactions=[3, 5], malicious=2)
-    assert shown(crowd) == (
+    clients = fr.make_clients(fold.train, 7, click_model=["navigational", "perfect"], interactions=[3, 5], malicious=2)
+    assert shown(clients) == (
         f"<SimulatedClients of synthetic-mq2007; clients: 7; queries each: {fold.train.queries:,}; "
         "interactions a round: 3 to 5; users: navigational, perfect; malicious: 2>"
     )
     assert "people: 14" in repr(fr.make_clients(fold.train, 7, people=2))
-    assert "clients: 0" in repr(crowd.rows(np.arange(0)))
+    assert "clients: 0" in repr(clients.rows(np.arange(0)))
 
 
 def test_outcomes(fold):
-    crowd = fr.make_clients(fold.train, 3, interactions=4)
-    *_, last = fr.simulate(fr.Federation(), crowd, 2)
+    clients = fr.make_clients(fold.train, 3, interactions=4)
+    *_, last = fr.simulate(fr.Federation(), clients, 2)
     assert shown(last) == (
         f"<Outcome of round 2; online nDCG@10: {last.online:.4f}; interactions: 12; bytes up: {3 * 46 * 4}; "
         f"bytes down: {3 * 46 * 4}>"
@@ -83,7 +83,7 @@ def test_runs(tmp_path):
     write_run(tmp_path, variant="mean", status="failed", error={"message": "no room", "round": 3, "client": None})
     runs = fr.load_runs(tmp_path)
     good, bad = runs
-    column, value = good.so_far
+    column, value = good.latest_value
     assert shown(good).startswith(
         f"<Run robust, <b>krum</b>, fold 1, seed 3; status: finished; rounds: 40 of 40; {column}: {value:.4f}; folder: "
     )
@@ -112,9 +112,9 @@ def test_names_can_be_completed():
     assert {"simulate", "plot", "aggregators", "__version__", "__doc__"} <= set(dir(fr))
     assert not {"cache", "import_module", "Any"} & set(dir(fr))
     assert "Krum" in dir(fr.aggregators)
-    assert repr(fr.server_steps) == "<fedrank.server_steps: Adam, Add, Momentum>"
-    assert fr.server_steps.__doc__ == "How the server moves its model."
-    assert fr.server_steps is fr.server_steps
+    assert repr(fr.server_optimizers) == "<fedrank.server_optimizers: Adam, Add, Momentum>"
+    assert fr.server_optimizers.__doc__.startswith("Server optimizers move the model")
+    assert fr.server_optimizers is fr.server_optimizers
     with pytest.raises(AttributeError) as error:
         fr.simulat  # noqa: B018
     assert (error.value.name, error.value.obj) == ("simulat", fr)  # from which Python suggests the right one

@@ -8,6 +8,7 @@ a federation on NVFLARE. It is never written again.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tarfile
 from pathlib import Path
@@ -15,9 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrank.cli import main
-from fedrank.experiments.runner.folder import round_kept
+from fedrank.cli import RENAMED, main
+from fedrank.experiments.runner.folder import checkpoint_round
 from fedrank.experiments.runner.runs import load_runs
+from fedrank.experiments.spec.families import with_new_names
+from fedrank.experiments.spec.source import read_spec
 from fedrank.ranking.model import load_weights
 from fedrank.trees.model_files import load_model
 
@@ -54,6 +57,12 @@ def call(monkeypatch, *arguments):
     with pytest.raises(SystemExit) as end:
         main()
     return end.value.code or 0
+
+
+def renamed(path):
+    """What the error messages ask for."""
+    text = Path(path).read_text().replace("places ", "placements ").replace("fewest_sites", "min_sites")
+    Path(path).write_text(text.replace("place =", "placement =").replace("secure-sum", "secure-aggregation"))
 
 
 def test_ledgers_count_the_same(written, monkeypatch, capsys):
@@ -93,7 +102,7 @@ def test_a_report_is_made(written, monkeypatch, tmp_path):
 
 def test_a_stopped_run_goes_on(written):
     """Of a simulation; between organisations both sides must have the same version."""
-    round = round_kept(Path("runs/killed/only/fold-1-seed-1"))
+    round = checkpoint_round(Path("runs/killed/only/fold-1-seed-1"))
     assert round is not None
     assert round > 0
 
@@ -116,7 +125,11 @@ def test_a_trial_is_shown(written, monkeypatch, capsys):
     assert "12" in capsys.readouterr().out
 
 
-def test_the_home_of_a_site_is_opened(written, monkeypatch, capsys):
+def test_the_home_of_a_site_is_opened(own, monkeypatch, capsys):
+    """After its policy has the names of this version; before, they are named."""
+    assert call(monkeypatch, "deploy", "show", "--home", "shared-folder/clinic-a") == 2
+    assert "policy.places: is called placements since version 0.2" in capsys.readouterr().err
+    renamed("shared-folder/clinic-a/site.toml")
     assert call(monkeypatch, "deploy", "show", "--home", "shared-folder/clinic-a") == 0
     assert "No plan waits" in capsys.readouterr().out
 
@@ -125,6 +138,7 @@ def test_an_unfinished_run_between_organisations_is_refused(own, monkeypatch, ca
     facts = json.loads((RUN / "run.json").read_text())
     (RUN / "run.json").write_text(json.dumps(facts | {"status": "interrupted"}))
     monkeypatch.chdir("shared-folder")
+    renamed("first.toml")
     assert call(monkeypatch, "deploy", "folder", "run", "shared", "first.toml", "--home", "coordinator") == 1
     told = " ".join(capsys.readouterr().out.split())
     assert "its version is 0.1.0" in told
@@ -162,3 +176,48 @@ def test_a_damaged_kit_is_named(own, text):
     with pytest.raises(ValueError, match="cannot be read"):
         rename_classes(kit)
     assert path.read_text() == text, "nothing is lost"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("clients.user=perfect", "clients.user: is called click_model since version 0.2; rename it"),
+        ("clients.user_per=client", "clients.user_per: is called click_model_per"),
+        ("mechanism.place=server", "mechanism.place: is called placement"),
+        ("mechanism.placement=secure-sum", '"secure-sum" is called "secure-aggregation"'),
+        ("attack={name='poisoned-clicks', user='poison'}", "attack.user: is called click_model"),
+    ],
+)
+def test_a_key_that_was_renamed_is_named(change, told):
+    noise = ["mechanism.name=gaussian", "mechanism.clip=1.0", "mechanism.noise=1.0"]
+    with pytest.raises(ValueError, match=re.escape(told)):
+        read_spec("quickstart", [*(noise if "mechanism" in change else []), change])
+
+
+@pytest.mark.parametrize("words", RENAMED)
+def test_a_command_or_an_option_that_was_renamed_is_named(words, monkeypatch, capsys):
+    assert call(monkeypatch, *words, "3") == 2
+    assert f"{words[-1]} is called {RENAMED[words]} since version 0.2" in capsys.readouterr().err
+
+
+def test_a_folder_may_have_the_name_of_an_earlier_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "logs", "describe", "places") == 2
+    assert "places is no data set of a search log" in capsys.readouterr().err
+
+
+def test_recorded_specifications_get_new_names_and_lose_nothing():
+    tables = {"clients": {"user": "perfect", "count": 3}, "mechanism": {"place": {"name": "secure-sum", "bits": 40}}}
+    assert with_new_names(tables) == {
+        "clients": {"click_model": "perfect", "count": 3},
+        "mechanism": {"placement": {"name": "secure-aggregation", "bits": 40}},
+    }
+    assert "user" in tables["clients"], "the tables that were given stay as they are"
+    both = {"clients": {"user": "perfect", "click_model": "poison"}}
+    assert with_new_names(both) == both, "which of the two counts is not for us to say"
+    for odd in (
+        {"clients": 3},
+        {"mechanism": {"placement": {"name": [1]}}},
+        {"mechanism": {"placement": "secure-sum"}},
+    ):
+        assert with_new_names(odd) == odd

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedrank.extras import missing
+from fedrank.extras import missing_extra
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -52,7 +52,9 @@ def refused_imports() -> list[tuple[str, set[str], ast.expr | None]]:
                 raises = any(isinstance(node, ast.Raise) for node in ast.walk(handler))
                 if packages and raises and getattr(handler.type, "id", "") in ("ImportError", "ModuleNotFoundError"):
                     called = [
-                        node for node in ast.walk(handler) if getattr(getattr(node, "func", 0), "id", "") == "missing"
+                        node
+                        for node in ast.walk(handler)
+                        if getattr(getattr(node, "func", 0), "id", "") == "missing_extra"
                     ]
                     where = f"{path.relative_to(ROOT)}:{block.lineno}"
                     found.append((where, packages, called[0].args[1] if called else None))
@@ -66,7 +68,7 @@ def test_every_missing_package_is_asked_for_by_an_extra_that_has_it():
         if packages <= IN_NO_EXTRA:
             assert not packages & {name for each in ("search", "onnx", "documents") for name in packages_of(each)}
             continue
-        assert extra is not None, f"{where} does not use fedrank.extras.missing"
+        assert extra is not None, f"{where} does not use fedrank.extras.missing_extra"
         if isinstance(extra, ast.Constant):
             assert packages <= packages_of(extra.value), where
         else:  # the page's server, for whoever shows a page
@@ -74,7 +76,7 @@ def test_every_missing_package_is_asked_for_by_an_extra_that_has_it():
 
 
 def test_an_extra_is_installed_beside_the_fedrank_that_is_there():
-    assert str(missing("trees need LightGBM", "trees")) == "trees need LightGBM: pip install 'fedrank[trees]'"
+    assert str(missing_extra("trees need LightGBM", "trees")) == "trees need LightGBM: pip install 'fedrank[trees]'"
 
 
 @pytest.mark.parametrize("module", ["tantivy", "Stemmer"])
@@ -87,4 +89,4 @@ def test_a_search_asks_for_its_own_extra(tmp_path, monkeypatch, module):
     text.stemmer.cache_clear()
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=r"pip install 'fedrank\[search\]'$"):
-        SearchClient.open(tmp_path, language="german")
+        SearchClient(tmp_path, language="german")

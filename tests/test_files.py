@@ -20,10 +20,10 @@ from fedrank.files import (
     opened,
     read_bytes,
     read_text,
-    write_whole,
+    write_atomic,
     writing,
 )
-from fedrank.names import nearest
+from fedrank.names import did_you_mean
 
 
 def names(folder: Path) -> list[str]:
@@ -32,14 +32,14 @@ def names(folder: Path) -> list[str]:
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path):
     file = tmp_path / "new" / "scores.txt"
-    write_whole(file, ["1\n", "2\n"])
+    write_atomic(file, ["1\n", "2\n"])
 
     def broken():
         yield "3\n"
         raise RuntimeError("no more")
 
     with pytest.raises(RuntimeError, match="no more"):
-        write_whole(file, broken())
+        write_atomic(file, broken())
     assert file.read_text() == "1\n2\n"
     assert names(file.parent) == ["scores.txt"]
 
@@ -50,7 +50,7 @@ def test_a_full_disk_names_the_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*model\.json'") as caught:
-        write_whole(tmp_path / "model.json", "{}")
+        write_atomic(tmp_path / "model.json", "{}")
     assert caught.value.errno == errno.ENOSPC
     assert names(tmp_path) == []
 
@@ -76,7 +76,7 @@ def test_what_a_killed_process_left_is_swept_and_what_a_living_one_writes_is_not
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     (tmp_path / f".a.{ended.stdout.strip()}.part").write_text("half")
     (tmp_path / f".a.{os.getppid()}.part").write_text("being written")
-    write_whole(tmp_path / "a", "whole")
+    write_atomic(tmp_path / "a", "whole")
     assert names(tmp_path) == sorted(["a", f".a.{os.getppid()}.part"])
 
 
@@ -167,10 +167,10 @@ def test_waiting_for_a_lock_is_bounded(tmp_path, monkeypatch):
 
 
 def test_the_nearest_name_or_what_there_is():
-    assert nearest("kurm", ["mean", "krum"]) == '; did you mean "krum"?'
-    assert nearest("", ["mean", "krum"]) == '; there is "mean", "krum"'
-    assert nearest("x", []) == "; there is none"
-    assert nearest("zzz", [f"name {i}" for i in range(30)]).endswith('"name 19" and 10 more')
+    assert did_you_mean("kurm", ["mean", "krum"]) == '; did you mean "krum"?'
+    assert did_you_mean("", ["mean", "krum"]) == '; there is "mean", "krum"'
+    assert did_you_mean("x", []) == "; there is none"
+    assert did_you_mean("zzz", [f"name {i}" for i in range(30)]).endswith('"name 19" and 10 more')
 
 
 @pytest.mark.parametrize("read", [opened, read_bytes, read_text])

@@ -36,7 +36,7 @@ def curve(name: str) -> list[float]:
     make, interactions = CASES[name]
     learner = make()
     fold = fr.load("synthetic-mq2007")
-    clients = fr.make_clients(fold.train, 4, user="navigational", interactions=interactions)
+    clients = fr.make_clients(fold.train, 4, click_model="navigational", interactions=interactions)
     outcomes = list(fr.simulate(fr.Federation(learner=learner), clients, 12, seed=1))
     quality = fr.Evaluator(fold.test, ["ndcg@10"])(outcomes[-1].weights, learner.ranker)[0]
     length = math.sqrt(math.fsum(weight * weight for weight in outcomes[-1].weights.tolist()))

@@ -123,11 +123,18 @@ def test_the_example_plugin_adds_its_command_and_its_method(installed, tmp_path)
     do(installed, "-m", "pip", "uninstall", "--yes", "fedrank-lab", cwd=tmp_path)
 
 
+def test_the_papers_are_a_package_beside_fedrank(installed, tmp_path):
+    assert "10 clients" in do(installed, "-m", "fedrank", "clients", "quickstart", cwd=tmp_path)
+    shutil.copytree(ROOT / "reproduction", tmp_path / "reproduction")
+    install(installed, "--no-deps", tmp_path / "reproduction")
+    assert "selgb/fig-1" in do(installed, "-m", "fedrank", "papers", "list", cwd=tmp_path)
+    do(installed, "-m", "pip", "uninstall", "--yes", "fedrank-papers", cwd=tmp_path)
+
+
 def test_the_wheel_works_in_an_empty_environment(installed, tmp_path):
     command, here = installed.with_name("fedrank"), tmp_path
     assert do(command, "--version", cwd=here) == f"fedrank {PROJECT['version']}\n"
     assert "krum" in do(command, "methods", "aggregator", cwd=here)
-    assert "selgb/fig-1" in do(command, "papers", "list", cwd=here)
     do(command, "new", "mine.toml", cwd=here)
     assert "finished" in do(command, "run", "mine.toml", "--set", "rounds=2", "--workers", "1", cwd=here)
     do(command, "report", "runs/mine", "--out", "report.html", cwd=here)

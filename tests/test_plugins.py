@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fedrank import cli, plugins
 from fedrank.experiments.spec.experiment import to_toml
 from fedrank.experiments.spec.listing import search
-from fedrank.experiments.spec.source import read_spec
+from fedrank.experiments.spec.source import builtin_specs, read_spec
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "plugin"
 SPEC = """\
@@ -139,3 +139,25 @@ def test_a_method_cannot_take_the_name_of_another_or_a_family_of_its_own(lab):
     (lab / "spec.toml").write_text(SPEC.replace('{ name = "shrunk-median", shrink = 0.25 }', '"mean"'))
     [variant] = read_spec(lab / "spec.toml").variants
     assert type(variant.experiment.aggregator).__module__ == "fedrank.federated.aggregators"
+
+
+def test_specifications_of_a_plugin(tmp_path, monkeypatch):
+    """They are named without a path; none takes the place of fedrank's own, and a missing package costs nothing."""
+    folder = tmp_path / "fedrank_specs"
+    (folder / "group").mkdir(parents=True)
+    (folder / "__init__.py").write_text("")
+    (folder / "group" / "short.toml").write_text(SPEC.replace('{ name = "shrunk-median", shrink = 0.25 }', '"mean"'))
+    (folder / "quickstart.toml").write_text("rounds = 1")
+    monkeypatch.syspath_prepend(tmp_path)
+    entries = "[fedrank.specs]\nlab = fedrank_specs\nlost = fedrank_no_such_package\n"
+    installed(tmp_path, "fedrank_other", "", entries)
+    own = read_spec("quickstart")
+    for known in (plugins.spec_folders, builtin_specs):
+        known.cache_clear()
+    try:
+        assert read_spec("group/short").base.rounds == 2
+        assert read_spec("quickstart").base == own.base
+    finally:
+        sys.modules.pop("fedrank_specs", None)
+        for known in (plugins.spec_folders, builtin_specs):
+            known.cache_clear()

@@ -133,7 +133,7 @@ def test_the_session_between_sites(tmp_path, monkeypatch):
     monkeypatch.setattr("fedrank.deploy.local.local_federation", local_federation)
     monkeypatch.setattr(
         "fedrank.deploy.local.run_deployed",
-        lambda home, task, plan, tell, stop, say: perform(task, tell=tell, stop=stop),
+        lambda home, task, plan, tell, stop, say: perform(task, on_progress=tell, stop=stop),
     )
     words, head, tail = session("deploy")
     done = CliRunner().invoke(app, words, env={"COLUMNS": "115"})

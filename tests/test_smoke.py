@@ -45,10 +45,10 @@ server  = { name = "adam", rate = 0.001 }
 learner = { name = "lambdarank" }
 
 [variants.gaussian]
-mechanism = { name = "gaussian", clip = 0.3, noise = 2.0, place = "client" }
+mechanism = { name = "gaussian", clip = 0.3, noise = 2.0, placement = "client" }
 
-[variants.secure-sum]
-mechanism = { name = "gaussian", clip = 0.3, noise = 2.0, place = { name = "secure-sum", honest = 0.7 } }
+[variants.secure-aggregation]
+mechanism = { name = "gaussian", clip = 0.3, noise = 2.0, placement = { name = "secure-aggregation", honest = 0.7 } }
 
 [variants.attacked]
 "clients.malicious" = 1
@@ -68,7 +68,7 @@ learner        = { name = "pdgd" }
 
 [variants.buffered]
 arrival   = { name = "fedbuff", size = 2, wait = true }
-mechanism = { name = "gaussian", clip = 1.0, noise = 4.0, place = { name = "secure-sum" } }
+mechanism = { name = "gaussian", clip = 1.0, noise = 4.0, placement = { name = "secure-aggregation" } }
 """
 SILO = """\
 kind     = "silo"
@@ -161,7 +161,7 @@ def test_a_built_in_experiment(fedrank):
 
 def test_federations(fedrank, run):
     run("federated", FEDERATED)
-    assert "secure-sum" in fedrank("privacy", "federated.toml")
+    assert "secure-aggregation" in fedrank("privacy", "federated.toml")
     fedrank("unlearn", "runs/federated/linear", "--client", 0, "--method", "fed-eraser")
     assert list(Path("runs/federated-unlearned").rglob("model.json"))
     for variant in ("linear", "neural"):

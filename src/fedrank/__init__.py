@@ -34,14 +34,20 @@ def _listed() -> dict[str, Any]:
     return homes(_stub()) | {one.name: homes(one.body) for one in _stub() if isinstance(one, ast.ClassDef)}
 
 
+def _family_doc(name: str) -> str:
+    """The docstring of a family, which is in the stub."""
+    import ast
+
+    return next(ast.get_docstring(one) or "" for one in _stub() if getattr(one, "name", "") == name)
+
+
 @cache
 def _family(name: str) -> Any:
     """The methods of a family, as attributes."""
-    import ast
     from types import SimpleNamespace
 
     class Family(SimpleNamespace):
-        __doc__ = next(ast.get_docstring(one) for one in _stub() if getattr(one, "name", "") == name)
+        __doc__ = _family_doc(name)
 
         def __repr__(self) -> str:
             return f"<fedrank.{name}: {', '.join(vars(self))}>"
@@ -63,5 +69,7 @@ def __getattr__(name: str) -> Any:
     home = _listed()[name]
     if not isinstance(home, str):
         return _family(name)
+    if home == __name__:
+        return import_module(f"{home}.{name}")
     module = import_module(home)
     return getattr(module, name) if hasattr(module, name) else import_module(f"{home}.{name}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def missing(what: str, extra: str) -> ImportError:
+def missing_extra(what: str, extra: str) -> ImportError:
     """The error that something needs the packages of an extra of pyproject.toml.
 
     pip keeps the fedrank that is installed, wherever it came from, and adds what the extra lists.

@@ -20,7 +20,7 @@ PATIENCE = 1.0  # seconds to wait for a lock: whoever only looks holds it for le
 LARGEST = 512 << 20  # bytes of a file that is read at once
 
 
-def write_whole(path: str | Path, content: str | bytes | Iterable[str], private: bool = False) -> None:
+def write_atomic(path: str | Path, content: str | bytes | Iterable[str], private: bool = False) -> None:
     """Replace a file at once and durably: whoever reads it, even after a crash, finds the old or the new one whole."""
     with writing(path, private) as file:
         for part in (content,) if isinstance(content, (str, bytes)) else content:
@@ -191,6 +191,20 @@ def is_alive(pid: int) -> bool:
     except (PermissionError, OverflowError):
         return True
     return True
+
+
+def private_parents(path: Path) -> None:
+    """The folders above a file, for the owner alone; a link among them could lead anywhere."""
+    missing = []
+    for above in path.parents:
+        if above.is_symlink():
+            raise ValueError(f"{above} is a link, and what is restored there could land anywhere; remove it")
+        if above.exists():
+            break
+        missing.append(above)
+    for above in reversed(missing):
+        above.mkdir(mode=0o700)
+        sync(above.parent)
 
 
 def sync(path: str | Path) -> None:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 
-def nearest(word: str, known: Iterable[str], most: int = 20) -> str:
+def did_you_mean(word: str, known: Iterable[str], most: int = 20) -> str:
     """`; did you mean "krum"?`, or what there is if nothing is near.
 
     >>> nearest("kurm", ["mean", "krum"])

@@ -1,4 +1,4 @@
-"""Plug-ins: commands and methods of installed packages, found by their entry points.
+"""Plug-ins: commands, methods and specifications of installed packages, found by their entry points.
 
     [project.entry-points."fedrank.commands"]
     weights = "fedrank_lab.commands:app"                        # a typer.Typer: `fedrank weights ...`
@@ -6,15 +6,22 @@
     [project.entry-points."fedrank.methods"]
     "aggregator.shrunk-median" = "fedrank_lab.rules:ShrunkMedian"  # aggregator = "shrunk-median" in a specification
 
-`examples/plugin` is a complete package. fedrank's own applications add their commands in the same way.
+    [project.entry-points."fedrank.specs"]
+    papers = "fedrank_papers.specs"                             # a package of TOML files: `fedrank run thesis/fig-3-1`
+
+`examples/plugin` and `reproduction` are complete packages. fedrank's own applications add their commands in the same
+way.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache
+from importlib import resources
 from importlib.metadata import EntryPoint, entry_points
+from importlib.resources.abc import Traversable
 
-COMMANDS, METHODS = "fedrank.commands", "fedrank.methods"
+COMMANDS, METHODS, SPECS = "fedrank.commands", "fedrank.methods", "fedrank.specs"
 
 
 @cache
@@ -28,3 +35,13 @@ def methods() -> dict[str, str]:
     """Methods of installed packages as `family.name` -> `module:Class`; nothing is imported."""
     found = sorted(entry_points(group=METHODS), key=lambda one: one.name)
     return {one.name: one.value for one in found if "." in one.name and ":" in one.value}
+
+
+@cache
+def spec_folders() -> tuple[Traversable, ...]:
+    """Folders of specifications in installed packages. A package that is listed and cannot be found is left out."""
+    found = []
+    for one in sorted(entry_points(group=SPECS), key=lambda one: one.name):
+        with suppress(ImportError):
+            found.append(resources.files(one.value))
+    return tuple(found)

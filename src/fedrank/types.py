@@ -6,6 +6,7 @@ what follows from these (`fedrank.federated.compatibility`), so that a method fr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -29,7 +30,8 @@ Memory = NDArray[np.float64] | None  # [clients, m]: what clients keep between r
 Arrays = dict[str, NDArray[Any]]  # what a rule remembers: arrays only, since they are checkpointed
 
 Trait = Literal[
-    "sum",  # aggregator: nothing but a sum of what was sent, so that nobody needs to see single updates
+    "sum",  # aggregator: a sum over clients, so nothing needs to see single updates; defines `part` and `whole`
+    "mean",  # aggregator: a weighted mean, which is a sum, too; defines `client_weights`
     "apart",  # aggregator: there is none, every client keeps its own model
     "trusted queries",  # aggregator: the server learns from queries of its own, too
     "remembers",  # aggregator: looks at more than one round
@@ -55,8 +57,22 @@ Trait = Literal[
 
 
 def has_trait(method: Any, trait: Trait) -> bool:
-    """Whether a method declares a trait."""
-    return trait in getattr(method, "traits", ())
+    """Whether a method declares a trait; a mean is also a sum."""
+    traits = getattr(method, "traits", ())
+    return trait in traits or (trait == "sum" and "mean" in traits)
+
+
+def fast_path(method: Any, name: str) -> Any:
+    """An optional function of a method that does the same as calling it, such as `compiled_step`; None without one.
+
+    A subclass that defines `__call__` does not inherit it: the function would do what the parent does.
+    """
+    for kind in type(method).__mro__:
+        if name in vars(kind):
+            return getattr(method, name)
+        if "__call__" in vars(kind):
+            return None
+    return None
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -93,11 +109,22 @@ class ClientData(DisplayMixin):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SimulatedClients(ClientData):
-    """Clients with people in front of them, as a simulation needs it: what they look for, and how they click."""
+    """Simulated clients have queries, relevance labels and click models: a row for each client.
+
+    `make_clients` creates them, and `rows` selects some of them.
+
+    >>> import fedrank as fr
+    >>> data = fr.synthetic("mq2007", queries=20)
+    >>> clients = fr.make_clients(data, count=4, click_model=["navigational", "informational"], malicious=1)
+    >>> [clients.click_model_names[row] for row in clients.click_model]
+    ['navigational', 'informational', 'navigational', 'informational']
+    >>> clients.rows(~clients.malicious).ids.tolist()
+    [1, 2, 3]
+    """
 
     view: NDArray[np.int32]  # [clients]: which row of `grades` it sees
     judged: NDArray[np.int32]  # [clients]: by which row its own quality is judged; mostly the same
-    user: NDArray[np.int32]  # [clients]: how it clicks (a row of `click`); -1 draws a row at every interaction
+    click_model: NDArray[np.int32]  # [clients]: how it clicks (a row of `click`); -1 draws a row at every interaction
     malicious: NDArray[np.bool_]  # [clients]
 
     grades: NDArray[np.int8]  # [views, documents]
@@ -105,17 +132,19 @@ class SimulatedClients(ClientData):
     click: NDArray[np.float64]  # [users, grades]: P(click | read, grade)
     stop: NDArray[np.float64]  # [users, grades]: P(leave | clicked, grade)
     attention: NDArray[np.float64]  # [users, 10]: P(read | rank)
-    user_names: tuple[str, ...]  # [users]
+    click_model_names: tuple[str, ...]  # [users]
     shared: NDArray[np.int32]  # queries that everybody holds because they were shared; mostly none
+    # [users] or empty: click models from outside, each a function of labels and draws; None where the tables say it.
+    own_click_models: tuple[Callable[..., Any] | None, ...] = ()
     people: SimulatedClients | None = None  # where clients are organisations: a row for each of their people
     client: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # [people]: whose they are
 
-    _columns: ClassVar[tuple[str, ...]] = (*ClientData._columns, "view", "judged", "user", "malicious", "client")
+    _columns: ClassVar[tuple[str, ...]] = (*ClientData._columns, "view", "judged", "click_model", "malicious", "client")
 
     def _display(self) -> tuple[str, dict[str, str]]:
         name, facts = super()._display()
         return name, facts | {
-            "users": listed(dict.fromkeys(self.user_names)),
+            "users": listed(dict.fromkeys(self.click_model_names)),
             "malicious": f"{int(self.malicious.sum()):,}",
             "people": "" if self.people is None else f"{len(self.people):,}",
         }
@@ -136,9 +165,20 @@ def _span(values: NDArray[Any]) -> str:
 
 @dataclass(frozen=True)
 class Messages:
-    """What travelled to the server in one round: rows do not depend on each other.
+    """Messages are what the server received in one round: a row for each client.
 
-    Before a mechanism for people adds them up, an organisation has a row for each of its people, all with its id.
+    Aggregators and attacks are functions of messages; `simulate` passes those of each round to `watch`. If a mechanism
+    protects the people of an organisation, the organisation has a row for each person, all with its id, until the
+    mechanism adds them up.
+
+    >>> import numpy as np
+    >>> import fedrank as fr
+    >>> updates = np.array([[1, 2], [3, 2], [900, -900]], dtype=np.float32)
+    >>> messages = fr.Messages(updates, sizes=np.array([5, 5, 5]), ids=np.arange(3), weights=np.zeros(2))
+    >>> fr.aggregators.Mean()(messages).round(1).tolist()
+    [301.3, -298.7]
+    >>> fr.aggregators.Median()(messages).tolist()
+    [3.0, 2.0]
     """
 
     updates: NDArray[Any]  # [n, parameters], relative to what each started from; float32, or whole steps of a sum
@@ -191,7 +231,23 @@ class Clip(NamedTuple):
 
 
 class Impression(NamedTuple):
-    """One list as it was shown, and what was clicked."""
+    """An impression is one result list that was shown to a user, with the clicks on it.
+
+    `features` and `scores` describe all candidates of the query. `shown` has the rows of the shown candidates, from the
+    top of the list. `clicked` says for each of them whether it was clicked. A learner reads impressions where clicks
+    are not simulated.
+
+    >>> import numpy as np
+    >>> import fedrank as fr
+    >>> impression = fr.Impression(
+    ...     features=np.eye(4, dtype=np.float32),
+    ...     scores=np.array([0.1, 0.9, 0.4, 0.2], dtype=np.float32),
+    ...     shown=np.array([1, 2, 3]),
+    ...     clicked=np.array([False, True, False]),
+    ... )
+    >>> impression.shown[impression.clicked].tolist()  # the candidate in the second position
+    [2]
+    """
 
     features: Features  # [candidates, features]: of all documents that could have been shown
     scores: Scores  # [candidates]: from which the list was drawn
@@ -266,7 +322,7 @@ class Learner(Protocol):
     def __call__(
         self,
         start: Weights,
-        crowd: SimulatedClients,
+        clients: SimulatedClients,
         chance: Chance,
         correction: LocalCorrection = NO_CORRECTION,
         threads: int = 1,
@@ -344,10 +400,17 @@ class Aggregator(Protocol):
 
 
 class StreamingAggregator(Aggregator, Protocol):
-    """A rule that is a sum: its parts add up, so that a million clients never lie in memory together."""
+    """An aggregator with the trait "sum": parts add up, so a million updates are never in memory together."""
 
     def part(self, messages: Messages) -> NDArray[Any]: ...
     def whole(self, total: NDArray[Any]) -> Change: ...
+
+
+class MeanAggregator(Aggregator, Protocol):
+    """An aggregator with the trait "mean": the mean of updates, weighted by something that depends on sizes alone."""
+
+    def client_weights(self, sizes: NDArray[np.int64]) -> NDArray[Any]:
+        """[n]: the weight of each update, from its number of interactions; at least 0."""
 
 
 class AddingMechanism(Mechanism, Protocol):
@@ -369,7 +432,7 @@ class ClippingMechanism(Mechanism, Protocol):
         """How a server that may see updates shortens them before it adds them up; None if no server may."""
 
 
-class ServerStep(Protocol):
+class ServerOptimizer(Protocol):
     """How the server moves its model by a change; remembers what it needs in an array."""
 
     def first(self, size: int) -> NDArray[np.float64]: ...

@@ -26,9 +26,9 @@ FEW = {"messages": 5, "repeats": 2000, "runs": 40}
 
 
 def audit(learner=None, aggregator=None, **changes) -> Audit:
-    crowd = make_clients(made_up_data(queries=60, features=20), 8, user="informational", interactions=2)
+    clients = make_clients(made_up_data(queries=60, features=20), 8, click_model="informational", interactions=2)
     setting = Setting(8, 20, 1.0, (2,), learner or Pdgd(), aggregator or Mean())
-    return Audit(setting=setting, crowd=crowd, delta=1e-5, seed=1, source=SecureSource(bytes(32)), **FEW | changes)
+    return Audit(setting=setting, clients=clients, delta=1e-5, seed=1, source=SecureSource(bytes(32)), **FEW | changes)
 
 
 def test_nothing_leaves_clients_who_learn_alone():
@@ -51,10 +51,10 @@ def test_clicks_are_read_from_plain_messages_alone(changes):
 @pytest.mark.long
 def test_steps_that_are_pulled_back_are_replayed_to_the_last_bit():
     made, start, correction = audit(local=FedProx(strength=2.0)), np.linspace(-0.1, 0.1, 20), LocalCorrection(pull=2.0)
-    updates = Pdgd()(start, made.crowd, Chance(2, 7), correction).updates
+    updates = Pdgd()(start, made.clients, Chance(2, 7), correction).updates
     for c in range(8):
-        searches = replay(Pdgd(), start, made.crowd, c, Chance(2, 7), correction)
-        steps = forward(Pdgd(), start, made.crowd.data, searches, correction)
+        searches = replay(Pdgd(), start, made.clients, c, Chance(2, 7), correction)
+        steps = forward(Pdgd(), start, made.clients.data, searches, correction)
         assert np.array_equal(steps.update.astype(np.float32), updates[c])
     clicks, *_ = made.findings()
     assert clicks.counts["decoded"]["right"] > 2
@@ -63,7 +63,7 @@ def test_steps_that_are_pulled_back_are_replayed_to_the_last_bit():
 @pytest.mark.long
 def test_every_attack_is_announced_and_told_to_its_end():
     told = []
-    mechanism = Laplace(clip=0.1, noise=0.5, place=AtServer())
+    mechanism = Laplace(clip=0.1, noise=0.5, placement=AtServer())
     found = audit(mechanism=mechanism, progress=lambda what, done, of, detail="": told.append((what, done))).findings()
     attacked = [each.attacked for each in found if each.verdict != "SKIPPED"]
     assert attacked == [audits.ALONE, audits.ROUNDS]
@@ -116,7 +116,7 @@ def test_fewer_messages_say_what_they_could_have_shown(read, of, verdict, power)
 
 @pytest.mark.parametrize(("right", "of", "verdict"), [(16, 20, "NOT READ"), (20, 20, "READ"), (5, 5, "NO POWER")])
 def test_patterns_are_told_apart_more_often_than_by_chance(right, of, verdict):
-    finding = audit(level=1e-3)._told(click_results(right, of))
+    finding = audit(level=1e-3)._summary(click_results(right, of))
     assert (finding.attacked, finding.verdict, finding.guessed) == (audits.MATCHING, verdict, "half")
 
 

@@ -29,10 +29,10 @@ LEARNERS = [
 ]
 
 
-def few_clients(interactions=(3, 1, 0, 5), queries=60, count=4, user="navigational"):
+def few_clients(interactions=(3, 1, 0, 5), queries=60, count=4, click_model="navigational"):
     data = made_up_data(queries=queries, features=40, seed=3)
     start = 0.1 * np.random.default_rng(1).standard_normal(40)
-    return start, make_clients(data, count, user=user, interactions=list(interactions))
+    return start, make_clients(data, count, click_model=click_model, interactions=list(interactions))
 
 
 def gamma_noise(clients, seed=1, width=2.5):
@@ -59,8 +59,8 @@ def test_a_replay_gives_the_same_update_to_the_last_bit(learner):
 
 
 def test_a_replay_knows_users_that_are_drawn_and_starts_of_clients_own():
-    start, clients = few_clients(user=["perfect", "poison"])
-    clients.user[:] = -1
+    start, clients = few_clients(click_model=["perfect", "poison"])
+    clients.click_model[:] = -1
     starts = start + np.arange(4)[:, None] / 10
     arrived = Pdgd()(starts, clients, Chance(2, 7))
     for c in (0, 3):
@@ -149,7 +149,7 @@ def test_match_prefers_what_fits_most_coordinates():
 
 def test_the_other_clicks_of_the_game_are_as_likely_as_the_true_ones():
     # Otherwise the longer pattern, say, could be told without any message.
-    _, clients = few_clients(interactions=(1,), count=20, user="informational")
+    _, clients = few_clients(interactions=(1,), count=20, click_model="informational")
     found = clicks._collect(Pdgd(), np.zeros(40), clients, lambda arrived: arrived, 1, "test", 600)
     pairs = [(one.searches[0].clicked, one.other[0].clicked) for one in found if one.other is not None]
     more = sum(true.sum() > other.sum() for true, other in pairs)
@@ -258,7 +258,7 @@ def test_an_audit_says_what_it_cannot_do():
     with pytest.raises(ValueError, match="messages = 0"):
         audit(lambda arrived: arrived, messages=0)
     silent = ClickModel((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
-    start, clients = few_clients(interactions=(1,), count=1, user=silent)
+    start, clients = few_clients(interactions=(1,), count=1, click_model=silent)
     with pytest.raises(ValueError, match="only 0 of 5 messages"):
         click_audit(Pdgd(), start, clients, lambda arrived: arrived, 1, 5)
 
@@ -269,7 +269,7 @@ def test_published_noise_lets_clicks_of_real_queries_be_read():
     from fedrank.data.catalog import load
 
     data = load("mslr-sample").train
-    clients = make_clients(data, 60, user="navigational", interactions=2)
+    clients = make_clients(data, 60, click_model="navigational", interactions=2)
     learner, start = Pdgd(clip_weights=1.5), np.zeros(136)
     learned = learner(start, clients, Chance(1, 1))
     sent = gamma_noise(1000)(Messages(learned.updates, clients.interactions, clients.ids, start)).updates

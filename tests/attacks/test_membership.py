@@ -157,10 +157,10 @@ def test_randomised_response_keeps_its_promise_and_lies_that_are_missing_are_see
     learner = Evolution(truth=0.6)
     asked = setting(learner=learner, interactions=2)
     assert audit_answers(learner, asked, 1, repeats=20_000).verdict == "NOT SHOWN"
-    honest = mechanisms.EsRandomisedResponse.promises
+    honest = mechanisms.EsRandomisedResponse.guarantees
     cheap = replace(learner, truth=0.4)  # claims more lies than are told
     monkeypatch.setattr(
-        mechanisms.EsRandomisedResponse, "promises", lambda self, s: honest(self, replace(s, learner=cheap))
+        mechanisms.EsRandomisedResponse, "guarantees", lambda self, s: honest(self, replace(s, learner=cheap))
     )
     assert audit_answers(learner, asked, 1, repeats=20_000).verdict == "VIOLATED"
 
@@ -233,7 +233,7 @@ def test_the_most_telling_statistic_is_chosen():
 
 def test_progress_ends_at_one():
     told = []
-    audit_mechanism(Gaussian(1.0, 0.8), setting(), source(), repeats=2000, tell=told.append)
+    audit_mechanism(Gaussian(1.0, 0.8), setting(), source(), repeats=2000, on_progress=told.append)
     assert told == sorted(told)
     assert told[-1] == 1.0
 
@@ -246,4 +246,4 @@ def test_the_same_key_gives_the_same_audit():
 
 def test_nothing_claimed_is_nothing_to_break():
     with pytest.raises(ValueError, match="nothing to break"):
-        membership._claimed(FpdgdPaper(1.0).promises(setting(learner=Pdgd(clip_weights=1.5)))[:1])
+        membership._claimed(FpdgdPaper(1.0).guarantees(setting(learner=Pdgd(clip_weights=1.5)))[:1])

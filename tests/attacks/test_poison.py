@@ -33,7 +33,7 @@ from fedrank.federated.aggregators import Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.robust import GeometricMedian, Krum, Median, MultiKrum, TrimmedMean
-from fedrank.federated.round import simulate
+from fedrank.federated.simulation import simulate
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.rankers import Linear, Mlp, Relu
 from fedrank.types import Messages
@@ -540,6 +540,6 @@ def test_every_attack_has_its_name():
 def test_poisoned_clicks_change_no_update_and_know_their_user():
     arrived, malicious = some(), np.arange(10) < 3
     assert PoisonedClicks()(arrived, malicious, np.random.default_rng(1)) is arrived
-    assert PoisonedClicks().user == "poison"
-    with pytest.raises(ValueError, match="no user 'posion'"):
+    assert PoisonedClicks().click_model == "poison"
+    with pytest.raises(ValueError, match="no click model 'posion'"):
         PoisonedClicks("posion")

@@ -18,9 +18,11 @@ from hypothesis import strategies as st
 
 from fedrank.data import build_log as module
 from fedrank.data import log_folder
-from fedrank.data.build_log import Extractor, LogBuild, build_log, notes
+from fedrank.data.build_log import LogBuild, build_log
+from fedrank.data.describe_log import notes
 from fedrank.data.documents import read_documents
 from fedrank.data.lists import ListRules
+from fedrank.data.log_extractors import Extractor
 from fedrank.data.log_features import FEATURE_NAMES, Statistics, features_of
 from fedrank.data.logs import as_ranking, load_log
 from fedrank.data.text import tokens
@@ -161,7 +163,7 @@ def test_users_are_chosen_after_lists_are_made(tmp_path):
     files = write_log(tmp_path, entries), write_collection(tmp_path)
     everybody = build(files, tmp_path / "all")
     top = build(files, tmp_path / "top", LogBuild(FOUR, users=1))
-    least = build(files, tmp_path / "least", LogBuild(FOUR, least=4))
+    least = build(files, tmp_path / "least", LogBuild(FOUR, min_interactions=4))
     # ann has four entries with lists, bob three; cat had two without.
     assert everybody.users == ("ann", "bob")
     assert top.users == least.users == ("ann",)
@@ -191,9 +193,12 @@ def test_a_user_with_most_of_the_log_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        (LogBuild(FOUR, exclude=("dan",)), "exclude = 'dan': nobody"),
-        (LogBuild(FOUR, exclude=("ann", "bob", "cat")), "leaves nobody of"),
-        (LogBuild(FOUR, least=4), "leaves nobody: the most active user has 3 entries"),
+        (LogBuild(FOUR, exclude=("dan",)), "exclude = 'dan': no user"),
+        (LogBuild(FOUR, exclude=("ann", "bob", "cat")), "leaves no user of"),
+        (
+            LogBuild(FOUR, min_interactions=4),
+            "no user has min_interactions = 4 entries; the most active one has 3; use at most that",
+        ),
         (LogBuild(ListRules(length=20)), "no entry has a result list .*too few documents match the query: 6"),
     ],
 )
@@ -209,9 +214,9 @@ def test_a_log_without_a_sound_entry_is_refused_with_its_reasons(tmp_path):
     assert not (tmp_path / "out").exists(), "nothing stands in the way of a second try"
 
 
-@pytest.mark.parametrize("settings_", [{"users": 0}, {"least": 0}])
+@pytest.mark.parametrize("settings_", [{"users": 0}, {"min_interactions": 0}])
 def test_settings_that_make_no_sense(settings_):
-    with pytest.raises(ValueError, match="= 0"):
+    with pytest.raises(ValueError, match=r"= 0|got 0"):
         LogBuild(**settings_)
 
 
@@ -244,7 +249,7 @@ def test_killed_at_any_mark_it_continues_with_the_same_bytes(tmp_path, monkeypat
     files = write_log(tmp_path, many_entries(entries=30)), write_collection(tmp_path)
     how = LogBuild(FOUR, published=published)
     build(files, tmp_path / "whole", how)
-    write = log_folder.write_whole
+    write = log_folder.write_atomic
     for fatal in count():
         written = 0
 
@@ -259,7 +264,7 @@ def test_killed_at_any_mark_it_continues_with_the_same_bytes(tmp_path, monkeypat
                 write(path, text, private)
 
         out = tmp_path / f"killed-{fatal}"
-        monkeypatch.setattr(log_folder, "write_whole", dies)
+        monkeypatch.setattr(log_folder, "write_atomic", dies)
         try:
             build(files, out, how)
             break
@@ -268,7 +273,7 @@ def test_killed_at_any_mark_it_continues_with_the_same_bytes(tmp_path, monkeypat
         if not (out / "facts.json").exists():
             with pytest.raises((ValueError, FileNotFoundError), match=r"half-built|no data set"):
                 load_log(out)
-        monkeypatch.setattr(log_folder, "write_whole", write)
+        monkeypatch.setattr(log_folder, "write_atomic", write)
         build(files, out, how)
         assert contents(out) == contents(tmp_path / "whole"), f"killed at mark {fatal}"
     assert fatal > 7, "a build has many marks"

@@ -9,9 +9,10 @@ import pytest
 
 from fedrank.data import build_log
 from fedrank.data import build_shown as module
-from fedrank.data.build_log import Extractor, notes
 from fedrank.data.build_shown import ShownBuild, UbiSource, build_shown
 from fedrank.data.click_caps import HOURLY, ClickCaps
+from fedrank.data.describe_log import notes
+from fedrank.data.log_extractors import Extractor
 from fedrank.data.log_fold import log_fold
 from fedrank.data.logs import FACTS
 from fedrank.data.redaction import Redaction
@@ -95,7 +96,7 @@ def test_fedranks_own_features(tmp_path):
         assert np.isfinite(log.features).all()
         assert log.features.shape == (8, width or len(log.feature_names))
         assert log.facts["settings"]["features"] == features
-        assert len(log_fold(log.folder, test_share=0.5).train.place) == 3
+        assert len(log_fold(log.folder, test_share=0.5).train.position) == 3
     recency = [name for name in log.feature_names if "recen" in name]
     assert recency
     assert (log.features[:, [log.feature_names.index(name) for name in recency]] > 0).all(), "documents have dates"
@@ -189,16 +190,16 @@ def test_whoever_names_another_person_each_time_is_one_browser(tmp_path):
 
 def test_users_are_chosen(tmp_path):
     assert built(tmp_path, users=1).users == ("bob",)
-    assert built(tmp_path, out="b", least=2).facts["dropped"][module.NOT_CHOSEN] == 2
+    assert built(tmp_path, out="b", min_interactions=2).facts["dropped"][module.NOT_CHOSEN] == 2
     without = built(tmp_path, out="c", exclude=("bob",))
     assert without.users == ("ann", "eve")
     assert all(b"bob" not in path.read_bytes() for path in without.folder.iterdir()), "who was left out is not named"
     with pytest.raises(FileExistsError, match=r"other settings \(exclude\)"):
         built(tmp_path, out="c", exclude=("eve",))
-    with pytest.raises(ValueError, match="nobody with a sound list has that name"):
+    with pytest.raises(ValueError, match="no user with a sound list has that name"):
         built(tmp_path, out="d", exclude=("zoe",))
     with pytest.raises(ValueError, match="nothing of 4 lists is left: the most active user has 2 and needs 9"):
-        built(tmp_path, out="e", least=9)
+        built(tmp_path, out="e", min_interactions=9)
     with pytest.raises(ValueError, match=r"no list that can be used \(no user: 1 \(line 1\)\)"):
         built(tmp_path, [("", NOW, "x", ["d1"], [])], out="f")
     assert not (tmp_path / "f").exists(), "what makes no sense leaves no folder behind"
@@ -283,4 +284,4 @@ def test_what_features_there_are():
     with pytest.raises(ValueError, match="choose one of 'aol-103', 'live-1', 'engine-1'"):
         ShownBuild(features="mine")
     assert build_log.LogBuild(features="engine-1-english").features == "engine-1-english"
-    assert ShownBuild(ubi=UbiRules(places=5)).ubi.places == 5
+    assert ShownBuild(ubi=UbiRules(positions=5)).ubi.positions == 5

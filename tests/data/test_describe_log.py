@@ -101,7 +101,7 @@ def test_lists_as_they_were_shown(tmp_path):
     show(about_log(found), Console(file=out, width=200))
     said = " ".join(out.getvalue().split())
     for text in (
-        "clicked by place 66.7%, 33.3%, 50.0%",
+        "clicked by position 66.7%, 33.3%, 50.0%",
         "busiest browser 50.0% of all clicks, 10.0% after limits",
         "cut 5 lists with 9 clicks of 2: beyond what a client may add in an hour",
         "odd 3 clicks with a position that is not that of their list",
@@ -115,14 +115,14 @@ def test_lists_as_they_were_shown(tmp_path):
 def test_clicks_are_drawn_by_place_where_enough_lists_reach():
     """Of 400 lists, four have a document at the third place and three at the fourth."""
     axis = Figure().subplots()
-    log_figures._draw_places(
+    log_figures._draw_positions(
         axis,
         SimpleNamespace(shown_at=np.array([400, 200, 4, 3]), clicked_at=np.array([100, 20, 3, 3]), unclicked=0.695),
     )
     [line] = axis.lines
     assert line.get_xydata().tolist() == [[1, 0.25], [2, 0.1], [3, 0.75]]
-    assert (axis.get_xlabel(), axis.get_ylabel()) == ("place", "clicks per document shown")
-    assert axis.get_title("left") == "Clicks by place\n70% of the lists have none"
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("position", "clicks per document shown")
+    assert axis.get_title("left") == "Clicks by position\n70% of the lists have none"
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_clicks_are_drawn_by_place_where_enough_lists_reach():
 )
 def test_facts_that_say_nothing_are_refused_in_a_line(tmp_path, facts):
     log = made_up_shown(tmp_path / "log", [0, 1, 0])
-    with pytest.raises(ValueError, match=r"does not say what became|Cannot specify|invalid literal"):
+    with pytest.raises(ValueError, match=r"does not record what became|Cannot specify|invalid literal"):
         describe_log(replace(log, facts=log.facts | facts))
 
 

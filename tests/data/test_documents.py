@@ -72,7 +72,7 @@ def test_broken_bytes_are_replaced_and_named(tmp_path):
         ("c.jsonl", '{"id": "a\\nb"}\n', "cannot name a document"),
         ("c.jsonl", '{"id": "\\ud800"}\n', "cannot name a document"),
         ("c.jsonl", '{"id": "a"\n', "line 1: not an object of JSON"),
-        ("c.jsonl", "[1]\n", "is not an object of JSON"),
+        ("c.jsonl", "[1]\n", "line 1: not an object of JSON"),
         ("c.tsv", "number\ttext\na\tx\n", "there are 'number', 'text'"),
         ("c.tsv", "id\ttext\na\tx\ty\n", "line 2: 3 columns where the first line names 2"),
         ("c.tsv", "id\ttext\n", "holds no document"),

@@ -17,7 +17,7 @@ from fedrank.data.logs import FACTS, as_ranking, load_log
 from tests import needs
 from tests.made_up import made_up_log, made_up_shown
 
-USERS = [1, 0, 1, 2, 1, 0, 1, 0, 1, 2, 2]
+CLICK_MODELS = [1, 0, 1, 2, 1, 0, 1, 0, 1, 2, 2]
 
 
 def lists_of(log, without=None):
@@ -46,15 +46,15 @@ def lists_of(log, without=None):
 @pytest.fixture(params=["made up around clicks", "as shown", "drawn, with dwell"])
 def log(request, tmp_path):
     if request.param == "made up around clicks":
-        return load_log(made_up_log(tmp_path / "log", USERS))
+        return load_log(made_up_log(tmp_path / "log", CLICK_MODELS))
     more = {}
     if request.param == "drawn, with dwell":
         rng = np.random.default_rng(2)
-        shape = (len(USERS), 10)
+        shape = (len(CLICK_MODELS), 10)
         dwell = np.full(shape, np.nan)
-        dwell[:, 0] = rng.random(len(USERS))
+        dwell[:, 0] = rng.random(len(CLICK_MODELS))
         more = {"scores": rng.random(shape), "dwell": dwell, "temperature": 0.3, "keep": 0.5}
-    return made_up_shown(tmp_path / "log", USERS, unit="browser", **more)
+    return made_up_shown(tmp_path / "log", CLICK_MODELS, unit="browser", **more)
 
 
 def test_what_is_left_is_what_others_had(log):
@@ -64,20 +64,20 @@ def test_what_is_left_is_what_others_had(log):
     after = load_log(log.folder)
     assert lists_of(after) == before
     assert list(after.users) == other_users
-    assert removed.entries == USERS.count(int(name[-1]))
-    assert len(after) == len(USERS) - removed.entries
+    assert removed.entries == CLICK_MODELS.count(int(name[-1]))
+    assert len(after) == len(CLICK_MODELS) - removed.entries
     assert after.facts["counts"]["entries"] == len(after)
     assert after.facts["forgotten"] == [{"entries": removed.entries}]
 
 
 def test_no_file_names_the_user_or_what_only_they_asked(tmp_path):
-    folder = made_up_log(tmp_path / "log", USERS)
+    folder = made_up_log(tmp_path / "log", CLICK_MODELS)
     facts = json.loads((folder / FACTS).read_text())
     facts["counts"]["clicks"] = 11
     facts |= {"heavy_user": {"user": "users1", "entries": 5}, "noticed": {"users1": ["users1", "users10"]}}
     (folder / FACTS).write_text(json.dumps(facts))
     (folder / "privacy.json").write_text("{}")
-    asked = [f"queries{entry}\n" for entry, user in enumerate(USERS) if user == 1]
+    asked = [f"queries{entry}\n" for entry, user in enumerate(CLICK_MODELS) if user == 1]
     size = (folder / "features.npy").stat().st_size
     forget_user(folder, "users1", {"when": "today"})
     texts = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -109,7 +109,7 @@ def test_several_leave_one_after_the_other(log):
 
 
 def test_somebody_who_is_not_there(log):
-    with pytest.raises(ValueError, match=f"nobody in .*'nobody'; users are {log.unit}s"):
+    with pytest.raises(ValueError, match=f"no user of .*'nobody'; users are {log.unit}s"):
         rows_of_user(log, "nobody")
     forget_user(log.folder, log.users[1])
     with pytest.raises(ValueError, match="1 were forgotten there before"):
@@ -150,7 +150,7 @@ def test_killed_at_any_moment_it_is_the_old_or_the_new_folder(tmp_path, monkeypa
     if not atomic:
         monkeypatch.setattr(files, "_swapped", lambda new, old: False)
     kept = tmp_path / "kept"
-    made_up_shown(kept, USERS)
+    made_up_shown(kept, CLICK_MODELS)
     folder = tmp_path / "here" / "log"
     shutil.copytree(kept, folder)
     old, new = lists_of(load_log(kept)), lists_of(load_log(kept), "user1")
@@ -170,7 +170,7 @@ def test_killed_at_any_moment_it_is_the_old_or_the_new_folder(tmp_path, monkeypa
         assert found in (old, new)
         seen["old" if found == old else "new"] += 1
         if found == new:  # nothing is left of them once the same command was given again
-            with pytest.raises(ValueError, match="nobody in"):
+            with pytest.raises(ValueError, match="no user of"):
                 forget_user(folder, "user1")
         else:
             forget_user(folder, "user1")
@@ -185,13 +185,13 @@ def test_killed_at_any_moment_it_is_the_old_or_the_new_folder(tmp_path, monkeypa
 def test_a_folder_that_is_being_worked_on_is_left_alone(tmp_path):
     from fedrank.data.log_folder import working_on
 
-    folder = made_up_shown(tmp_path / "log", USERS).folder
+    folder = made_up_shown(tmp_path / "log", CLICK_MODELS).folder
     with working_on(folder), pytest.raises(files.Locked, match="is being worked on"):
         forget_user(folder, "user1")
 
 
 def test_what_does_not_open_takes_nobodys_place(tmp_path, monkeypatch):
-    folder = made_up_shown(tmp_path / "log", USERS).folder
+    folder = made_up_shown(tmp_path / "log", CLICK_MODELS).folder
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
     def broken(part, removed):
@@ -204,7 +204,7 @@ def test_what_does_not_open_takes_nobodys_place(tmp_path, monkeypatch):
 
 
 def test_blocks_are_put_together(tmp_path, monkeypatch):
-    folder = made_up_shown(tmp_path / "log", USERS).folder
+    folder = made_up_shown(tmp_path / "log", CLICK_MODELS).folder
     expected = lists_of(load_log(folder), "user0")
     monkeypatch.setattr(module, "_SOME", 3)
     forget_user(folder, "user0")

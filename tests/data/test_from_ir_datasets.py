@@ -11,10 +11,10 @@ from typing import NamedTuple
 import pytest
 
 from fedrank.data.build_log import LogBuild, build_log
+from fedrank.data.click_log import read_clicks
 from fedrank.data.documents import read_documents
 from fedrank.data.from_ir_datasets import documents_of
 from fedrank.data.lists import ListRules
-from fedrank.data.logs import read_clicks
 
 SOURCE = Path("ir_datasets:aol-ia")
 

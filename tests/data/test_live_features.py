@@ -19,7 +19,7 @@ from fedrank.data.live_features import (
     ENGINE,
     HISTORY,
     LIVE_1,
-    MOST_WORDS,
+    MAX_WORDS,
     NAMED,
     NAMES,
     FeatureSet,
@@ -263,9 +263,9 @@ def test_a_damaged_blob_is_refused(harm):
 
 def test_only_so_many_words_are_kept_and_all_are_counted():
     row = PLAIN.row("t " * 5000, "b " * 10)
-    assert (len(row.words), row.title, row.length) == (MOST_WORDS, MOST_WORDS, 5010)
+    assert (len(row.words), row.title, row.length) == (MAX_WORDS, MAX_WORDS, 5010)
     row = PLAIN.row("t t", "b " * 5000)
-    assert (len(row.words), row.title, row.length) == (MOST_WORDS, 2, 5002)
+    assert (len(row.words), row.title, row.length) == (MAX_WORDS, 2, 5002)
     ForwardRow.unpack(row.pack())
 
 
@@ -317,3 +317,21 @@ def test_the_stemmer_is_part_of_the_version():
     assert FeatureSet("german").query("Häuser").stems[0] == hash_stem("haus")
     with pytest.raises(ValueError, match='did you mean "german"'):
         FeatureSet("germann").query("Haus")
+
+
+def test_stems_behind_a_forward_row_are_those_of_the_rest_of_the_body():
+    body = " ".join(f"word{n}" for n in range(2 * MAX_WORDS + 10))
+    row = LIVE_1.row("a title", body)
+    behind = [*LIVE_1.stems_behind(row.title, body)]
+    assert [len(piece) for piece in behind] == [MAX_WORDS, 12]
+    whole = np.concatenate([row.words[row.title :], *behind])
+    assert whole.tolist() == [LIVE_1.query(f"word{n}").stems[0] for n in range(2 * MAX_WORDS + 10)]
+
+
+def test_statistics_of_no_documents():
+    nothing = WordStatistics.empty()
+    assert (nothing.documents, nothing.words, len(nothing.frequencies), nothing.frequencies.any()) == (0, 0, BUCKETS, 0)
+
+
+def test_every_feature_has_a_meaning():
+    assert list(LIVE_1.meanings) == list(LIVE_1.names)

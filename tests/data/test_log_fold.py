@@ -13,15 +13,15 @@ from fedrank.data.log_fold import log_fold
 from fedrank.data.logs import load_log
 from tests.made_up import made_up_log
 
-USERS = [0, 1, 0, 2, 0, 1, 0, 1, 0, 2]  # user 0: 5 entries, user 1: 3, user 2: 2
+CLICK_MODELS = [0, 1, 0, 2, 0, 1, 0, 1, 0, 2]  # user 0: 5 entries, user 1: 3, user 2: 2
 
 
 def test_the_latest_entries_are_the_test_set(tmp_path):
-    folder = made_up_log(tmp_path / "log", USERS)
+    folder = made_up_log(tmp_path / "log", CLICK_MODELS)
     fold = log_fold(folder, test_share=0.25, how="none")  # 2.5 of 10: rounded down
     assert fold.train.query_ids.tolist() == [str(entry) for entry in range(8)]
     assert fold.test.query_ids.tolist() == ["8", "9"]
-    assert fold.train.who.tolist() == USERS[:8]
+    assert fold.train.who.tolist() == CLICK_MODELS[:8]
     assert fold.train.when.tolist() == [1_000_000 + 60 * entry for entry in range(8)]
     log = load_log(folder)
     for part in (fold.train, fold.test):
@@ -32,7 +32,7 @@ def test_the_latest_entries_are_the_test_set(tmp_path):
 
 
 def test_only_the_most_active_users(tmp_path):
-    fold = log_fold(made_up_log(tmp_path / "log", USERS), users=2, test_share=0.5)
+    fold = log_fold(made_up_log(tmp_path / "log", CLICK_MODELS), users=2, test_share=0.5)
     assert fold.train.query_ids.tolist() == ["0", "1", "2", "4"], "entry 3 is of user 2"
     assert fold.test.query_ids.tolist() == ["5", "6", "7", "8"]
     assert fold.train.normalised == fold.test.normalised == "query"
@@ -41,14 +41,14 @@ def test_only_the_most_active_users(tmp_path):
 
 
 def test_test_queries_are_normalised_by_the_training_set(tmp_path):
-    folder = made_up_log(tmp_path / "log", USERS)
+    folder = made_up_log(tmp_path / "log", CLICK_MODELS)
     raw, scaled = log_fold(folder, how="none"), log_fold(folder, how="global")
     low, high = raw.train.features.min(axis=0), raw.train.features.max(axis=0)
     assert scaled.test.features == pytest.approx((raw.test.features - low) / (high - low), abs=1e-6)
 
 
 def test_selections_keep_users_and_times(tmp_path):
-    train = log_fold(made_up_log(tmp_path / "log", USERS)).train
+    train = log_fold(made_up_log(tmp_path / "log", CLICK_MODELS)).train
     some = train.select([6, 1])
     assert some.who.tolist() == [0, 1]
     assert some.when.tolist() == [1_000_360, 1_000_060]
@@ -56,7 +56,7 @@ def test_selections_keep_users_and_times(tmp_path):
 
 
 def test_what_cannot_be(tmp_path):
-    folder = made_up_log(tmp_path / "log", USERS)
+    folder = made_up_log(tmp_path / "log", CLICK_MODELS)
     with pytest.raises(ValueError, match=r"4 users asked for, but .* has entries of 3"):
         log_fold(folder, users=4)
     with pytest.raises(ValueError, match="10 to learn from and 0 to test on"):
@@ -67,7 +67,7 @@ def test_what_cannot_be(tmp_path):
 @pytest.mark.parametrize("how", ["none", "query", "global"])
 @pytest.mark.parametrize("users", [None, 2])
 def test_features_of_a_large_log_are_the_same_and_stay_on_disk(tmp_path, monkeypatch, how, users, shuffled):
-    folder = made_up_log(tmp_path / "log", USERS)
+    folder = made_up_log(tmp_path / "log", CLICK_MODELS)
     if shuffled:  # lists of a log that was built name pairs in any order, some of them in common
         rng = np.random.default_rng(1)
         np.save(folder / "lists.npy", rng.integers(0, 120, size=(10, 12)))
@@ -99,10 +99,10 @@ def on_disk(features) -> bool:
 def test_files_of_the_cache_are_those_of_this_log(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDRANK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(module, "IN_MEMORY", 0)
-    folder = made_up_log(tmp_path / "log", USERS)
+    folder = made_up_log(tmp_path / "log", CLICK_MODELS)
     before = np.array(log_fold(folder).train.features)
     shutil.rmtree(folder)
-    made_up_log(folder, USERS, seed=1)
+    made_up_log(folder, CLICK_MODELS, seed=1)
     after = log_fold(folder).train.features
     assert not np.array_equal(before, after)
     (tmp_path / "file").write_text("in the way")

@@ -11,17 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedrank.data.click_log import CLICK_LOG, read_clicks
 from fedrank.data.documents import Documents
-from fedrank.data.logs import (
-    COLUMNS,
-    as_ranking,
-    load_log,
-    normalised,
-    read_clicks,
-    read_names,
-    seconds_of,
-    write_names,
-)
+from fedrank.data.logs import as_ranking, load_log, read_names, write_names
+from fedrank.data.values import normalise_query, parse_seconds
 
 DOCUMENTS = Documents(
     ["a", "b", "c"],
@@ -86,7 +79,7 @@ def test_chosen_columns(tmp_path):
     path.write_text(tsv(ENTRIES, "who\twhen\twhat\twhich"))
     columns = {"user": "who", "time": "when", "query": "what", "document": "which"}
     check(read_clicks(path, DOCUMENTS, columns))
-    with pytest.raises(ValueError, match=r"no column 'user' or .* there are 'who', 'when', 'what', 'which'"):
+    with pytest.raises(ValueError, match=r"no column 'document' or .* there are 'who', 'when', 'what', 'which'"):
         read_clicks(path, DOCUMENTS)
     with pytest.raises(ValueError, match="no column 'whom'"):
         read_clicks(path, DOCUMENTS, columns | {"user": "whom"})
@@ -183,7 +176,7 @@ def test_broken_json_costs_one_row(tmp_path):
 def test_names_of_columns_must_be_readable(tmp_path):
     path = tmp_path / "log.tsv"
     path.write_bytes(b"us\xe9r\ttime\n")
-    with pytest.raises(ValueError, match="line 1: the names of the columns are not UTF-8"):
+    with pytest.raises(ValueError, match="line 1: the names of the columns cannot be read: not UTF-8"):
         read_clicks(path, DOCUMENTS)
 
 
@@ -216,15 +209,15 @@ def test_entries_are_sorted_by_time_and_ties_stay_in_order(times, tmp_path_facto
     ],
 )
 def test_times(text, seconds):
-    assert seconds_of(text) == seconds
+    assert parse_seconds(text) == seconds
 
 
 def test_normalised_queries():
-    assert normalised("\tNew\u00a0 York ") == "new york"
+    assert normalise_query("\tNew\u00a0 York ") == "new york"
 
 
 def test_every_field_has_a_column_of_its_own_name():
-    assert all(name in names for name, names in COLUMNS.items())
+    assert all(name in column.names for name, column in CLICK_LOG.columns.items())
 
 
 def test_names_survive_odd_characters(tmp_path):

@@ -9,10 +9,11 @@ import math
 import pytest
 
 from fedrank.data import shown
+from fedrank.data.click_log import BAD_TIME, NO_USER
 from fedrank.data.documents import Documents
-from fedrank.data.json_lines import moment_of, values_of
-from fedrank.data.logs import BAD_BYTES, BAD_ROW, BAD_TIME, NO_USER
+from fedrank.data.rows import BAD_BYTES, BAD_ROW
 from fedrank.data.shown import is_shown_table, read_shown
+from fedrank.data.values import parse_list, parse_time
 from tests.data.test_ubi import lists_of, reasons
 
 DOCUMENTS = Documents([f"d{i}" for i in range(1, 9)], ["t"] * 8, ["b"] * 8, [""] * 8)
@@ -131,7 +132,7 @@ def test_which_logs_have_lists(tmp_path, name, text, is_one):
     ],
 )
 def test_moments(value, moment):
-    assert moment_of(value) == moment
+    assert parse_time(value) == moment
 
 
 @pytest.mark.parametrize(
@@ -149,4 +150,4 @@ def test_moments(value, moment):
     ],
 )
 def test_values(value, values):
-    assert values_of(value) == values
+    assert parse_list(value) == values

@@ -14,7 +14,7 @@ from fedrank.data.ranking import RankingData
 from fedrank.data.shown_folder import ShownLists, write_shown
 from tests.made_up import made_up_log, made_up_shown
 
-USERS = [1, 0, 1, 2, 1, 0, 1, 0, 1, 2]
+CLICK_MODELS = [1, 0, 1, 2, 1, 0, 1, 0, 1, 2]
 
 
 def small(**others):
@@ -57,29 +57,29 @@ def test_shown_lists_as_ranking_data(tmp_path):
     assert data.offsets.tolist() == [0, 3, 4]
     assert data.features[:, 0].tolist() == [4, 0, 2, 10]
     assert data.grades.tolist() == [1, 0, 1, 1]
-    assert data.place.tolist() == [0, 1, 2, 2], "the second page of two begins at place 2"
-    assert data.place.dtype == np.int32
+    assert data.position.tolist() == [0, 1, 2, 2], "the second page of two begins at place 2"
+    assert data.position.dtype == np.int32
     assert (data.given, data.top_grade) == ("file", 1)
 
 
 def test_places_stay_with_their_documents(tmp_path):
-    train = log_fold(made_up_shown(tmp_path / "log", USERS).folder).train
+    train = log_fold(made_up_shown(tmp_path / "log", CLICK_MODELS).folder).train
     some = train.select([6, 1])
     own = slice(train.offsets[1], train.offsets[2])
-    second_page = some.place[some.offsets[1] :].tolist()
-    assert second_page == train.place[own].tolist() == [10 + place for place in range(len(second_page))]
+    second_page = some.position[some.offsets[1] :].tolist()
+    assert second_page == train.position[own].tolist() == [10 + place for place in range(len(second_page))]
     both = RankingData.join([train, some])
-    assert both.place.tolist() == [*train.place, *some.place]
-    without = as_ranking(load_log(made_up_log(tmp_path / "old", USERS)), [0])
-    assert not len(without.place), "made-up lists were shown to nobody"
-    assert not len(RankingData.join([as_ranking(load_log(tmp_path / "log"), [0]), without]).place)
+    assert both.position.tolist() == [*train.position, *some.position]
+    without = as_ranking(load_log(made_up_log(tmp_path / "old", CLICK_MODELS)), [0])
+    assert not len(without.position), "made-up lists were shown to nobody"
+    assert not len(RankingData.join([as_ranking(load_log(tmp_path / "log"), [0]), without]).position)
     with pytest.raises(ValueError, match="1 places for"):
-        RankingData(train.features, train.grades, train.offsets, train.query_ids, place=np.zeros(1, np.int32))
+        RankingData(train.features, train.grades, train.offsets, train.query_ids, position=np.zeros(1, np.int32))
 
 
 @pytest.mark.parametrize("how", ["none", "query", "global"])
 def test_features_of_a_large_shown_log_are_the_same_and_stay_on_disk(tmp_path, monkeypatch, how):
-    folder = made_up_shown(tmp_path / "log", USERS).folder
+    folder = made_up_shown(tmp_path / "log", CLICK_MODELS).folder
     expected = log_fold(folder, how=how)
     monkeypatch.setenv("FEDRANK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(log_fold_module, "IN_MEMORY", 0)
@@ -87,7 +87,7 @@ def test_features_of_a_large_shown_log_are_the_same_and_stay_on_disk(tmp_path, m
     fold = log_fold(folder, how=how)
     for part, other in ((fold.train, expected.train), (fold.test, expected.test)):
         assert np.array_equal(part.features, other.features)
-        assert np.array_equal(part.place, other.place)
+        assert np.array_equal(part.position, other.position)
         assert np.array_equal(part.offsets, other.offsets)
 
 
@@ -171,7 +171,7 @@ def test_a_folder_that_was_left_half_written_is_written_again(tmp_path, monkeypa
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedrank.data.shown_folder.write_names", dying)
+        patch.setattr("fedrank.data.log_folder.write_names", dying)
         with pytest.raises(Killed):
             write_shown(tmp_path / "log", small(), {"features": "own"})
     with pytest.raises(FileExistsError, match="other settings"):

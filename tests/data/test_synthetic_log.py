@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from fedrank.data.click_log import read_clicks
 from fedrank.data.describe_log import burstiness, power_law
 from fedrank.data.documents import read_documents
-from fedrank.data.logs import read_clicks
 from fedrank.data.synthetic_log import LARGEST, synthetic_log
 
 

@@ -53,7 +53,7 @@ def test_the_truth_is_what_people_click_on_average():
     log = simulate_shown(TRUTH, 60_000, showing=STATIC)
     shown = TRUTH.features @ log.rankers[0]
     assert log.clicks_a_list(shown) == pytest.approx(log.clicks.sum(axis=1).mean(), rel=0.02)
-    assert log.clicks_a_list(shown, places=2) == pytest.approx(log.clicks[:, :2].sum(axis=1).mean(), rel=0.02)
+    assert log.clicks_a_list(shown, positions=2) == pytest.approx(log.clicks[:, :2].sum(axis=1).mean(), rel=0.02)
     assert log.clicks_a_list(TRUTH.relevance) > log.clicks_a_list(shown)
 
 

@@ -9,9 +9,12 @@ import math
 import numpy as np
 import pytest
 
-from fedrank.data import json_lines, shown, ubi
+from fedrank.data import rows as row_reader
+from fedrank.data import shown, ubi
+from fedrank.data.click_log import BAD_TIME, EMPTY_QUERY, NO_USER, UNKNOWN
 from fedrank.data.documents import read_documents
-from fedrank.data.logs import BAD_BYTES, BAD_ROW, BAD_TIME, EMPTY_QUERY, NO_USER
+from fedrank.data.lines import bounded_lines
+from fedrank.data.rows import BAD_BYTES, BAD_ROW
 from fedrank.data.ubi import UbiRules, read_ubi
 
 TIME = 1_700_000_000
@@ -329,7 +332,7 @@ def test_everything_that_is_left_out_is_counted_with_its_first_lines(tmp_path):
         shown.BAD_SCORES: (1, (15,)),
         shown.REPEATED: (1, (2,)),
         shown.NOT_SHOWN: (1, (3,)),
-        ubi.UNKNOWN_OBJECT: (1, (4,)),
+        UNKNOWN: (1, (4,)),
         ubi.NO_OBJECT: (1, (5,)),
         ubi.NO_QUERY_ID: (1, (6,)),
         ubi.NO_QUERY: (1, (7,)),
@@ -361,7 +364,7 @@ def test_a_list_whose_click_is_at_another_time_is_no_list_without_a_click(tmp_pa
 
 
 def test_broken_bytes_and_endless_lines_cost_one_row(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_lines.bounded_lines, "__defaults__", (2000,))
+    monkeypatch.setattr(row_reader, "bounded_lines", lambda path, longest: bounded_lines(path, 2000))
     docs = tmp_path / "docs.jsonl"
     docs.write_text('{"_id": "d1"}\n')
     good = json.dumps(asked(hits=["d1"])).encode()
@@ -370,7 +373,7 @@ def test_broken_bytes_and_endless_lines_cost_one_row(tmp_path, monkeypatch):
     (tmp_path / "e.ndjson").write_bytes(json.dumps(event()).encode())
     rows = read_ubi(tmp_path / "q.ndjson", tmp_path / "e.ndjson", read_documents(docs), docs)
     assert lists_of(rows) == [(0, [1], [1])]
-    assert reasons(rows) == {BAD_BYTES: (1, (2,)), json_lines.TOO_LONG: (1, (3,)), BAD_ROW: (1, (5,))}
+    assert reasons(rows) == {BAD_BYTES: (1, (2,)), "a line of more than 16 MiB": (1, (3,)), BAD_ROW: (1, (5,))}
 
 
 def test_actions_can_be_chosen(tmp_path):
@@ -486,13 +489,13 @@ def test_known_draws(tmp_path):
 
 
 def test_long_lists_are_cut(tmp_path):
-    rows = read(tmp_path, [asked()], [event("d3")], UbiRules(places=2))
+    rows = read(tmp_path, [asked()], [event("d3")], UbiRules(positions=2))
     assert lists_of(rows) == [(0, [1, 2], [])]
     assert rows.counts["lists cut behind place 2"] == 1
     assert reasons(rows) == {shown.NOT_SHOWN: (1, (1,))}
 
 
-@pytest.mark.parametrize("wrong", [{"actions": ()}, {"places": 0}, {"within_hours": 0}, {"within_hours": math.nan}])
+@pytest.mark.parametrize("wrong", [{"actions": ()}, {"positions": 0}, {"within_hours": 0}, {"within_hours": math.nan}])
 def test_rules_that_leave_nothing(wrong):
     with pytest.raises(ValueError, match="nothing would"):
         UbiRules(**wrong)

@@ -15,7 +15,7 @@ import numpy as np
 from fedrank import wire
 from fedrank.deploy import protocol
 from fedrank.deploy.protocol import ASKED, Answers
-from fedrank.deploy.site import Site, sum_terms
+from fedrank.deploy.site import Site
 from fedrank.federated.messages import Call
 from fedrank.privacy import secure_aggregation
 from fedrank.privacy.secure_aggregation import (
@@ -55,7 +55,7 @@ class ActiveServer:
 
     def __post_init__(self) -> None:
         plan = self.trial.plan
-        self.plan, self.place = plan, plan.experiment.mechanism.place
+        self.plan = plan
         self.ids = {name: plan.party(name).clients[0] for name in self.sites}
         self.names = {id: name for name, id in self.ids.items()}
 
@@ -81,9 +81,9 @@ class ActiveServer:
         """One attempt at a round, in which it does something that it must not."""
         self.attempt += 1
         label = Label("sum", self.plan.run, 1, self.attempt)
-        agreed = sum_terms(self.plan, self.place, label)
+        agreed = self.plan.sum_terms(label)
         terms = Terms(agreed["session"], 1, agreed["threshold"], agreed["size"], agreed["bits"], signed=True)
-        self.terms, self.fewest = terms, agreed["fewest"]
+        self.terms, self.min_survivors = terms, agreed["min_survivors"]
         self.opened: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
         self.lists: dict[tuple[int, ...], set[int]] = defaultdict(set)
         everybody = sorted(self.names)
@@ -208,6 +208,6 @@ class ActiveServer:
             if len(pieces[OWN_MASK]) >= threshold and len(pieces[PAIR_MASKS]) >= threshold:
                 self.found.append(f"{way}, attempt {self.attempt}: both secrets of {about}")
         opened = [shown for shown, by in self.lists.items() if len(by) >= threshold]
-        if len(opened) > 1 or any(len(shown) < self.fewest for shown in opened):
+        if len(opened) > 1 or any(len(shown) < self.min_survivors for shown in opened):
             self.found.append(f"{way}, attempt {self.attempt}: sums of {opened}")
         self.sums += len(opened)

@@ -24,7 +24,7 @@ from fedrank.deploy.flare_jobs import run_deployed
 from fedrank.deploy.flare_local import local_federation
 from fedrank.deploy.local import prepare, site_name, trial_plan
 from fedrank.deploy.outbox import Outbox
-from fedrank.experiments.runner.folder import round_kept
+from fedrank.experiments.runner.folder import checkpoint_round
 from fedrank.experiments.runner.schedule import plan as tasks_of
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.source import read_spec
@@ -45,7 +45,10 @@ interactions = 2
 train = "train.txt"
 test = "test.txt"
 """
-SUM = '[mechanism]\nname = "gaussian"\nclip = 0.5\nnoise = 1.0\nplace = { name = "secure-sum", colluding = 0.0 }\n'
+SUM = (
+    '[mechanism]\nname = "gaussian"\nclip = 0.5\nnoise = 1.0\n'
+    'placement = { name = "secure-aggregation", colluding = 0.0 }\n'
+)
 
 
 def task_of(folder: Path):
@@ -96,7 +99,7 @@ def chaos(folder: Path, kills: int, rounds: int, summed: bool, seed: int) -> Non
                     break
                 worker = subprocess.Popen([sys.executable, "-m", "tests.deploy.chaos", "--work", str(folder)])
             time.sleep(rng.uniform(1.0, 8.0))
-            reached = round_kept(task_of(folder).folder)
+            reached = checkpoint_round(task_of(folder).folder)
             if sum(killed.values()) < kills and reached:
                 victims = processes(folder)
                 if victims:

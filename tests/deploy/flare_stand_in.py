@@ -10,7 +10,7 @@ from pathlib import Path
 from fedrank.deploy.flare import HubController, SiteExecutor
 from fedrank.deploy.site_calls import Silent
 from fedrank.experiments.runner.writer import News
-from fedrank.files import locked, write_whole
+from fedrank.files import locked, write_atomic
 
 EXECUTOR, CONTROLLER = f"{__name__}.EchoExecutor", f"{__name__}.EchoController"
 
@@ -55,7 +55,7 @@ class EchoController(HubController):
             began = time.perf_counter()
             said = self._said(self.send(site, text.encode() + bytes(size), patience))
             asked.append([site, len(said), said[:200].decode(errors="replace"), time.perf_counter() - began])
-        write_whole(folder / "asked.json", json.dumps(asked))
+        write_atomic(folder / "asked.json", json.dumps(asked))
         rows = folder / "rounds.csv"
         for number in range(len(read_rounds(folder)), settings["rounds"]):
             began = time.perf_counter()

@@ -29,8 +29,8 @@ from fedrank.deploy.status import DeploymentStatus, status
 from fedrank.experiments.runner.schedule import is_finished, run_experiment
 from fedrank.experiments.runner.schedule import plan as tasks_of
 from fedrank.experiments.spec.source import read_spec
-from fedrank.experiments.spec.toml import write_toml
-from fedrank.files import write_whole
+from fedrank.files import write_atomic
+from fedrank.toml import write_toml
 from tests.deploy.chaos import kind_of, processes
 from tests.deploy.slow_link import Link, link
 from tests.deploy.trial import check_equal, write_data
@@ -87,7 +87,7 @@ def three_sites(folder: Path) -> Iterator[tuple[LocalFederation, Link]]:
         {"name": name, "organisation": name.replace("-", "_"), "id": id} for id, name in enumerate(federation.sites)
     ]
     said = {"name": "local", "host": "localhost", "port": kits(federation.home)["kit"].port, "sites": sites}
-    write_whole(federation.home / FEDERATION, write_toml(said), private=True)
+    write_atomic(federation.home / FEDERATION, write_toml(said), private=True)
     with link(folder, federation.home, dict(federation.sites)) as line, running_locally(federation):
         yield federation, line
 
@@ -207,7 +207,7 @@ def memory(folder: Path, federation: LocalFederation, line: Link, rounds: int = 
 def expelled(folder: Path, federation: LocalFederation, line: Link) -> None:
     """A site is shut out while the run goes on; the server lets it in no more, and the others finish."""
     trial = Trial(folder, "expelled", 400)
-    trial.plan = replace(trial.plan, fewest=2)
+    trial.plan = replace(trial.plan, min_sites=2)
     name = list(federation.sites)[-1]
     out: list[float] = []
 

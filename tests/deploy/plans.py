@@ -9,7 +9,7 @@ from fedrank.experiments.spec.grid import read_tables
 from tests.made_up import made_up_data
 
 NOISE = {"name": "gaussian", "clip": 1.0, "noise": 20.0}
-SUM = NOISE | {"place": "secure-sum"}
+SUM = NOISE | {"placement": "secure-aggregation"}
 NAMES = ("clinic-a", "clinic-b", "clinic-c", "clinic-d")
 OPEN = Policy(learners=("pdgd", "evolution", "lambdarank"), unprotected=True, accept="within-policy")
 

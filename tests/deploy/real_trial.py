@@ -21,17 +21,17 @@ from tests.made_up import made_up_log
 
 POLICY = {
     "learners": '["pdgd", "evolution", "lambdarank"]',
-    "places": '["client", "secure-sum", "server"]',
+    "placements": '["client", "secure-aggregation", "server"]',
     "unit": '"person"',
     "largest_epsilon": "1000.0",
     "unprotected": "true",
     "history": "true",
-    "fewest_sites": "2",
+    "min_sites": "2",
     "accept": '"within-policy"',
 }
 LINEAR = '[learner]\nname = "pdgd"\n'
 NOISE = '[mechanism]\nname = "gaussian"\nclip = 0.5\nnoise = 2.0\n'
-SUM = NOISE + 'place = { name = "secure-sum", honest = 0.5, colluding = 0.0 }\n'
+SUM = NOISE + 'placement = { name = "secure-aggregation", honest = 0.5, colluding = 0.0 }\n'
 
 
 class RealTrial:
@@ -39,7 +39,7 @@ class RealTrial:
 
     def __init__(
         self, folder: Path, text: str = LINEAR, sites: int = 3, rounds: int = 4, clients: str = "", policy=None,
-        data=None, fewest: int | None = None, rule: str = "", top: str = "",
+        data=None, min_sites: int | None = None, rule: str = "", top: str = "",
     ) -> None:  # fmt: skip
         self.folder = folder
         for number, name in enumerate(("train", "test"), start=100):
@@ -67,7 +67,7 @@ class RealTrial:
         ]
         self.plan = make_plan(
             self.task.experiment, "trial", parties, federation="clinics", features=train.features.shape[1],
-            feature_names=train.feature_names, normalised=train.normalised, fewest=fewest,
+            feature_names=train.feature_names, normalised=train.normalised, min_sites=min_sites,
         )  # fmt: skip
         for where in self.folders.values():
             consent.accept(where, self.plan)

@@ -27,7 +27,7 @@ import psutil
 
 from fedrank.deploy.flare_local import free_port
 from fedrank.deploy.flare_processes import end_with_parent
-from fedrank.files import parse_json, write_whole
+from fedrank.files import parse_json, write_atomic
 
 SEGMENT = 1448  # bytes, as on most networks
 QUEUE = 64  # segments that a line holds before who sends must wait
@@ -56,7 +56,7 @@ class Line:
         return cls(**found | {key: tuple(found[key]) for key in ("listen", "to", "bad")})
 
     def write(self, path: Path) -> None:
-        write_whole(path, json.dumps(asdict(self)))
+        write_atomic(path, json.dumps(asdict(self)))
 
 
 class Forwarder:
@@ -80,7 +80,7 @@ class Forwarder:
         while True:
             if (stamp := self.settings.stat().st_mtime_ns) != seen:
                 seen, self.line = stamp, Line.read(self.settings)
-            write_whole(self.counts, json.dumps(self.passed))
+            write_atomic(self.counts, json.dumps(self.passed))
             await asyncio.sleep(LOOK)
 
     async def cuts(self) -> None:
@@ -206,7 +206,7 @@ def link(folder: Path, home: Path, sites: dict[str, Path]) -> Iterator[Link]:
     host, _, port = server["service"]["target"].rpartition(":")
     beside = free_port()
     server["service"]["target"], server["admin_port"] = f"{host}:{beside}", beside
-    write_whole(kit, json.dumps(said), private=True)
+    write_atomic(kit, json.dumps(said), private=True)
     line = Line(("127.0.0.1", int(port)), ("127.0.0.1", beside), {name: str(path) for name, path in sites.items()})
     made = Link(folder, line)
     made.change()

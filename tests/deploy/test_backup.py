@@ -35,8 +35,8 @@ PEOPLE = 3
 
 
 def terms(noise: float = 2.0) -> LedgerTerms:
-    promise = Guarantee("server", GaussianEvent(noise), "noise is added at the site")
-    return LedgerTerms(PEOPLE, 1e-5, (promise,), RUN.hex())
+    guarantee = Guarantee("server", GaussianEvent(noise), "noise is added at the site")
+    return LedgerTerms(PEOPLE, 1e-5, (guarantee,), RUN.hex())
 
 
 def charge(folder: Path, rounds: range, noise: float = 2.0) -> None:
@@ -84,7 +84,7 @@ def site(tmp_path):
         "kit/local/resources.json": "{}",
         "models/abc/model.json": "{}",
     }.items():
-        files.write_whole(folder / name, text, private=True)
+        files.write_atomic(folder / name, text, private=True)
     work(folder, range(1, 4))
     return folder
 
@@ -127,7 +127,7 @@ def test_a_coordinators_home_comes_back_with_its_ca_and_the_ledgers_of_its_runs(
         "admin/startup/a.key",
         "people/a@b.org/startup/k.crt",
     ):
-        files.write_whole(home / name, name, private=True)
+        files.write_atomic(home / name, name, private=True)
     work(home / "runs" / "populations" / "clinic", range(1, 4))
     (home / "runs" / "first").mkdir()
     (home / "runs" / "first" / "rounds.csv").write_text("round\n")
@@ -277,7 +277,7 @@ def test_somebody_elses_backup_is_refused(site, tmp_path):
         restore(tmp_path / "b.tar", tmp_path / "other")
     assert not (tmp_path / "other" / RESTORED).exists()
     home = tmp_path / "home"
-    files.write_whole(home / "federation.toml", "")
+    files.write_atomic(home / "federation.toml", "")
     with pytest.raises(ValueError, match=r"is that of a home, and .* was made of a site"):
         restore(tmp_path / "b.tar", home)
 

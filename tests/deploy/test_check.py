@@ -220,7 +220,7 @@ def test_an_unprotected_policy_stands_out(site):
 
 
 def charged(site, rounds, limit=8.0, delta=1e-5):
-    promises = [price.promise for price in plan_prices(made_plan(), delta)]
+    promises = [price.guarantee for price in plan_prices(made_plan(), delta)]
     charging = Charging(site / "people", "ab" * 16, 1, promises, delta, limit)
     for round in range(1, rounds + 1):
         charging.charge(round, np.zeros(1, dtype=np.int64))

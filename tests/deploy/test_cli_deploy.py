@@ -155,7 +155,7 @@ def test_a_site_leaves_and_the_model_forgets_it(fedrank, monkeypatch):
         _, out, _ = fedrank("folder", "join", "shared", name, "--id", id, "--fingerprint", coordinator, "--home", name)
         own = FINGERPRINT.search(out)[0]
         fedrank("folder", "approve", "shared", name, "--id", id, "--fingerprint", own, "--home", "hub")
-        site(name, id, seed=id, accept='"within-policy"', fewest_sites="2", history="true")
+        site(name, id, seed=id, accept='"within-policy"', min_sites="2", history="true")
     Path("my.toml").write_text("record_every = 1\n" + SPEC.replace("rounds = 4", "rounds = 2"))
     with serving():
         code, out, err = fedrank("folder", "run", "shared", "my.toml", "--home", "hub")
@@ -356,7 +356,7 @@ def test_run_refuses_before_anything_is_submitted(fedrank):
     }
     (home / "sites.json").write_text(json.dumps(members))
     for change, said in (
-        ("clients.user=navigational", "clients.user: belongs to a simulation"),
+        ("clients.click_model=navigational", "clients.click_model: belongs to a simulation"),
         ("clients.count=4", "clients.count: 4 where 3 take part"),
         ("aggregator.name=my_lab:Mine", "my_lab:Mine"),
         ("aggregator.name=krum", "aggregator:"),

@@ -36,7 +36,7 @@ def test_what_nobody_accepted_is_refused_and_kept_to_be_looked_at(tmp_path):
 def test_a_plan_that_says_anything_else_is_another_one(tmp_path):
     plan = made_plan(identities=KEYS)
     consent.accept(tmp_path, plan)
-    assert consent.objection(tmp_path, replace(plan, fewest=1), LISTED) is not None
+    assert consent.objection(tmp_path, replace(plan, min_sites=1), LISTED) is not None
     assert consent.objection(tmp_path, made_plan(identities=KEYS, rounds=11), LISTED) is not None
 
 
@@ -48,7 +48,7 @@ def test_a_policy_may_accept_by_itself(tmp_path):
 def test_a_spec_is_accepted_whoever_takes_part(tmp_path):
     draft = made_plan()
     consent.accept_spec(tmp_path, draft)
-    assert consent.objection(tmp_path, replace(draft, name="other", fewest=3), LISTED) is None
+    assert consent.objection(tmp_path, replace(draft, name="other", min_sites=3), LISTED) is None
     assert consent.objection(tmp_path, made_plan(rounds=11), LISTED) is not None
     assert consent.partners(tmp_path) == {}
 
@@ -140,12 +140,12 @@ def test_keys_that_cannot_be_read_stop_everything(tmp_path):
 
 def test_nobody_fills_the_disk_with_plans(tmp_path):
     first = made_plan()
-    for number in range(consent.MOST_PROPOSED + 3):
+    for number in range(consent.MAX_PROPOSED + 3):
         path = consent.propose(tmp_path, replace(first, name=f"run-{number}"))
         os.utime(path, (number, number))
     kept = consent.proposals(tmp_path)
-    assert len(kept) == consent.MOST_PROPOSED
-    assert kept[0].name == f"run-{consent.MOST_PROPOSED + 2}"
+    assert len(kept) == consent.MAX_PROPOSED
+    assert kept[0].name == f"run-{consent.MAX_PROPOSED + 2}"
     assert "run-0" not in {plan.name for plan in kept}
 
 

@@ -13,7 +13,7 @@ from fedrank.deploy import protocol
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.plan import Plan
 from fedrank.federated.aggregators import AGGREGATORS
-from fedrank.federated.server_optimizers import SERVER_STEPS
+from fedrank.federated.server_optimizers import SERVER_OPTIMIZERS
 from fedrank.types import has_trait
 from tests.deploy.trial import Trial, check_equal, rows, spec_of, weights, write_data
 from tests.made_up import made_up_log
@@ -22,7 +22,7 @@ LINEAR = '[learner]\nname = "pdgd"\n'
 NEURAL = '[learner]\nname = "pdgd"\nranker = { name = "mlp", hidden = 3 }\n'
 EVOLUTION = '[server]\nname = "adam"\nrate = 0.1\n[learner]\nname = "evolution"\n'
 MEAN_NOISE = '[mechanism]\nname = "gaussian"\nclip = 0.5\nnoise = 1.0\n'
-SUMMED = 'place = { name = "secure-sum", honest = 0.5, colluding = 0.0 }\n'
+SUMMED = 'placement = { name = "secure-aggregation", honest = 0.5, colluding = 0.0 }\n'
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ CASES = {
     name: f'[aggregator]\nname = "{name}"\n{"attackers = 0.1" if name == "bulyan" else ""}\n' + LINEAR
     for name, kind in AGGREGATORS.items()
     if not has_trait(kind, "apart") and name != "mean"
-} | {f"step {name}": f'[server]\nname = "{name}"\n' + LINEAR for name in SERVER_STEPS}  # fmt: skip
+} | {f"step {name}": f'[server]\nname = "{name}"\n' + LINEAR for name in SERVER_OPTIMIZERS}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -85,7 +85,7 @@ def test_out_of_step_trials_follow_the_log(tmp_path, rule):
     check_equal(trial.task.folder, trial.simulated())
 
 
-@pytest.mark.parametrize("place", ["", SUMMED, 'place = { name = "server" }\n'])
+@pytest.mark.parametrize("place", ["", SUMMED, 'placement = { name = "server" }\n'])
 def test_noise(folder, place):
     """Noise comes from the secure source, so that no two runs are equal; what left adds up to the model."""
     trial = Trial(folder, spec_of(folder, LINEAR + MEAN_NOISE + place))
@@ -197,7 +197,14 @@ def test_a_limit_is_a_refusal_in_words(folder):
 def test_a_plan_that_was_changed_is_another_run(folder):
     trial = Trial(folder, spec_of(folder, LINEAR))
     content = json.loads(trial.plan.dump())
-    for key, value in (("protocol", 9), ("version", "9.9"), ("fewest", 99), ("features", 0), ("seed", "1"), ("x", 1)):
+    for key, value in (
+        ("protocol", 9),
+        ("version", "9.9"),
+        ("min_sites", 99),
+        ("features", 0),
+        ("seed", "1"),
+        ("x", 1),
+    ):
         with pytest.raises(wire.Refused):
             Plan.load(json.dumps(content | {key: value}).encode())
     other = Plan.load(json.dumps(content | {"seed": 2}).encode())
@@ -215,7 +222,7 @@ def test_foreign_words_of_a_site_do_not_leave_it(folder, monkeypatch):
         def broken(*args):
             raise RuntimeError("patient Miller, room 7")
 
-        monkeypatch.setattr("fedrank.deploy.site.open_site_data", broken)
+        monkeypatch.setattr("fedrank.deploy.site_updates.open_site_data", broken)
         answer = site.answer(protocol.request("hello", trial.plan.run, plan=trial.plan.dump()))
     assert b"Miller" not in answer
     assert b"RuntimeError" in answer

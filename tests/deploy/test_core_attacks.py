@@ -15,10 +15,12 @@ import pytest
 
 from fedrank import wire
 from fedrank.deploy import protocol, site_calls
-from fedrank.deploy.hub import Differs, Hub
+from fedrank.deploy.handshake import Differs, Handshake
 from fedrank.deploy.plan import PROTOCOL, Plan
 from fedrank.deploy.protocol import ASKED, Answers
 from fedrank.deploy.site import Site
+from fedrank.deploy.site_calls import SiteCalls
+from fedrank.deploy.site_measures import ask_measures
 from fedrank.experiments.runner.writer import Stopped
 from fedrank.federated.messages import Call, Message
 from fedrank.wire import Label, Part
@@ -114,9 +116,9 @@ def bad_requests(trial: RealTrial) -> dict[str, tuple[object, str]]:
         "cut short": (good[:60], "too short"),
         "another magic": (relabelled(good, magic=b"frnc"), "no message of fedrank"),
         "another version": (relabelled(good, version=9), "another version"),
-        "a foreign kind": (relabelled(good, kind=b"shell"), "does not answer"),
-        "an answer": (relabelled(good, kind=b"answers"), "does not answer"),
-        "a kind of strange letters": (relabelled(good, kind=b"\xff\x1b[2J"), "does not answer"),
+        "a foreign kind": (relabelled(good, kind=b"shell"), "nothing of kind"),
+        "an answer": (relabelled(good, kind=b"answers"), "nothing of kind"),
+        "a kind of strange letters": (relabelled(good, kind=b"\xff\x1b[2J"), "nothing of kind"),
         "another run": (relabelled(good, run=other), "say hello first"),
         "round 0": (relabelled(good, round=0), "the plan has 3"),
         "a round beyond": (relabelled(good, round=4), "the plan has 3"),
@@ -157,9 +159,9 @@ def bad_requests(trial: RealTrial) -> dict[str, tuple[object, str]]:
             "round", plan.run, 1, call=ask.parts["call"], asked=np.array([(10, -1, 0)] * 2, ASKED).tobytes()
         ), "at most 24"),
         "what to search for": (ask.asking((10, 0, 5)), "only simulated people"),
-        "half a record": (ask(asked=bytes(20)), "no whole numbers"),
+        "half a record": (ask(asked=bytes(20)), "whole records"),
         "a sum where there is none": (protocol.request("advertise", plan.run, 1, **ask.parts), "has no secure sum"),
-        "shares where there is no sum": (protocol.request("share", plan.run, 1, roster=b""), "under way"),
+        "shares where there is no sum": (protocol.request("share", plan.run, 1, roster=b""), "no secure sum"),
         "openings where there is no sum": (
             protocol.request("open", plan.run, 1, request=b"", consent=b""), "no secure sum"
         ),
@@ -173,7 +175,7 @@ def bad_requests(trial: RealTrial) -> dict[str, tuple[object, str]]:
         "a plan that is long": (hello(bytes((1 << 20) + 1)), "too many"),
         "a plan of another run": (planned(name="second"), "another run than its plan"),
         "a plan with more keys": (planned(code="x"), "keys differ"),
-        "a plan with a text for a number": (planned(fewest="1"), "its fewest is str"),
+        "a plan with a text for a number": (planned(min_sites="1"), "its min_sites is str"),
         "a plan of another federation's site": (planned(sites=[]), "no round could end"),
         "a plan that says that later rounds are over": (trial.hello(9), "the plan has 3"),
         "a model that is none": (result(model=b"{}"), "cannot be read"),
@@ -191,7 +193,7 @@ def test_no_bad_request_is_met(trial, site):
         answer = site.answer(request)
         assert wire.label_of(answer).kind == "refused", name
         reason = wire.unpack(
-            answer, replace(wire.label_of(answer), kind="refused"), {"reason": Part("|S", protocol.LONGEST_REASON)}
+            answer, replace(wire.label_of(answer), kind="refused"), {"reason": Part("|S", protocol.MAX_REASON_LENGTH)}
         )[1]["reason"].decode()
         if word not in reason or "something is wrong" in reason:
             unnamed[name] = reason
@@ -213,7 +215,7 @@ def test_an_answered_round_is_not_answered_for_another_call(trial, site):
         "round", trial.plan.run, 1, 1, call=replace(ask.call, attempt=1).pack(), asked=ask.parts["asked"]
     )
     for other in (ask.weighing(1.0), attempt):
-        assert b"answered here for another call" in site.answer(other)
+        assert b"answered here for another request" in site.answer(other)
     assert site.answer(ask.content) == first
     assert trial.paid("clinic-a") == 1
 
@@ -394,7 +396,7 @@ def test_no_lie_of_a_site_changes_anything(tmp_path, monkeypatch):
 
 
 def test_a_site_longer_than_the_clip_is_refused_where_the_server_adds_the_noise(tmp_path):
-    made = RealTrial(tmp_path, LINEAR + NOISE + 'place = { name = "server" }\n', rounds=2)
+    made = RealTrial(tmp_path, LINEAR + NOISE + 'placement = { name = "server" }\n', rounds=2)
     lies = Lies(made, {})
 
     def long(name, request, answer):
@@ -428,25 +430,25 @@ GOOD = {"protocol": PROTOCOL, "last": 0, "feature_names": "", "normalised": "non
 )  # fmt: skip
 def test_facts_that_are_none_are_refused(trial, facts, word):
     told = {}
-    hub = Hub(trial.plan, canned(lambda name, content: protocol.reply(
+    calls = SiteCalls(trial.plan, canned(lambda name, content: protocol.reply(
         "facts", wire.label_of(content), trial.plan.party(name).clients[0], facts=facts
     )), waiting=lambda round, why: told.update(why), stop=lambda: bool(told))  # fmt: skip
     with pytest.raises(Stopped):
-        hub.hello()
+        Handshake(calls).hello()
     assert word in told["clinic-a"]
 
 
 def test_who_is_slow_is_named_while_the_hub_still_waits(trial, monkeypatch):
     monkeypatch.setattr(site_calls, "SLOW", 0.01)
     told = {}
-    hub = Hub(
+    calls = SiteCalls(
         trial.plan,
         lambda name, content, patience: Future(),
         waiting=lambda round, why: told.update(why),
         stop=lambda: bool(told),
     )
     with pytest.raises(Stopped):
-        hub.hello()
+        Handshake(calls).hello()
     assert told == dict.fromkeys([site.name for site in trial.plan.sites], "no answer for 0 s")
 
 
@@ -457,11 +459,11 @@ def test_facts_that_lie_stop_before_the_first_round(trial, changes):
     facts = GOOD | {"version": trial.plan.version, "features": trial.plan.features} | changes
     if not changes:
         del facts["features"]
-    hub = Hub(trial.plan, canned(lambda name, content: protocol.reply(
+    calls = SiteCalls(trial.plan, canned(lambda name, content: protocol.reply(
         "facts", wire.label_of(content), trial.plan.party(name).clients[0], facts=json.dumps(facts).encode()
     )))  # fmt: skip
     with pytest.raises(Differs, match="clinic-a"):
-        hub.hello()
+        Handshake(calls).hello()
 
 
 @pytest.mark.parametrize(
@@ -477,9 +479,9 @@ def test_measures_that_cannot_be_are_left_out(trial, table):
             facts = {"measures": table if name == "clinic-a" else {"ndcg@10": [1.5, 1.0, 2]}}
         return protocol.reply("facts", label, id, facts=json.dumps(facts).encode())
 
-    hub = Hub(trial.plan, canned(answers))
-    hub.hello()
-    found = hub.measured(np.zeros(trial.plan.sent), 3)
+    handshake = Handshake(SiteCalls(trial.plan, canned(answers)))
+    handshake.hello()
+    found = ask_measures(handshake, np.zeros(trial.plan.sent), 3)
     assert found == {name: {"ndcg@10": (1.5, 1.0, 2)} for name in ("clinic-b", "clinic-c")}
 
 
@@ -491,7 +493,7 @@ def test_a_plan_that_would_fill_the_memory_is_refused(trial):
         ({"spec": large}, "too large"),
         ({"features": 1 << 40}, "cannot be"),
         ({"spec": content["spec"].replace("count = 3", "count = 300")}, "300 clients, and 3 take part"),
-        ({"fewest": 1, "sites": [content["sites"][0] | {"clients": [10, 11, 12]}]}, "several clients"),
+        ({"min_sites": 1, "sites": [content["sites"][0] | {"clients": [10, 11, 12]}]}, "several clients"),
         ({"sites": [*content["sites"][:2], content["sites"][0]]}, "one name"),
         ({"sites": [*content["sites"][:2], content["sites"][2] | {"identity": "zz"}]}, "key of 'clinic-c' is none"),
     ):

@@ -26,7 +26,7 @@ CASES = {
     "noise": LINEAR + NOISE,
     "laplace": LINEAR + NOISE.replace("gaussian", "laplace"),
     "secure sum": LINEAR + SUM,
-    "server": LINEAR + NOISE + 'place = { name = "server" }\n',
+    "server": LINEAR + NOISE + 'placement = { name = "server" }\n',
     "neural": NEURAL,
     "grades": '[learner]\nname = "lambdarank"\n',
     "evolution": '[server]\nname = "adam"\nrate = 0.1\n[learner]\nname = "evolution"\ntruth = 0.5\n'
@@ -110,7 +110,7 @@ def test_measures_are_reported_where_the_policy_lists_them_and_once(tmp_path):
         other = wire.pack(
             wire.Label("measure", trial.plan.run, 4), {"weights": np.ones(trial.plan.sent, dtype=np.float32)}
         )
-        assert b"none of another are" in site.answer(other)
+        assert b"not answered twice" in site.answer(other)
 
 
 def test_people_are_the_unit(tmp_path):
@@ -217,7 +217,7 @@ def test_a_history_is_recorded_where_policies_allow_it(tmp_path):
 
 def test_a_history_is_refused_where_a_policy_does_not_allow_it(tmp_path, monkeypatch):
     monkeypatch.setattr(site_calls, "PAUSE", 0.05)
-    trial = RealTrial(tmp_path, top="record_every = 2", policy={"clinic-a": {"history": "false"}}, fewest=3)
+    trial = RealTrial(tmp_path, top="record_every = 2", policy={"clinic-a": {"history": "false"}}, min_sites=3)
     seen = []
     assert trial.run(lambda name, request, answer: _note(seen, answer()), lambda: len(seen) > 6) == "interrupted"
     assert any(b"policy.history = false" in one for one in seen)
@@ -340,7 +340,7 @@ def test_a_policy_takes_back_no_promise(tmp_path, key, value, word):
 
 def test_a_site_counts_on_no_draw_of_the_coordinator(tmp_path):
     """Whoever draws may draw one site always: what it pays for a round is the price without any draw."""
-    text = LINEAR + NOISE + 'place = { name = "server" }\n'
+    text = LINEAR + NOISE + 'placement = { name = "server" }\n'
     (tmp_path / "all").mkdir()
     (tmp_path / "some").mkdir()
     everybody = RealTrial(tmp_path / "all", text, rounds=2)
@@ -350,5 +350,5 @@ def test_a_site_counts_on_no_draw_of_the_coordinator(tmp_path):
         with Site.open(trial.folders["clinic-a"]) as site:
             assert wire.label_of(site.answer(trial.hello())).kind == "facts"
             charging = site._runs[trial.plan.run].charging
-            events.append([promise.event for promise in charging.terms.promises])
+            events.append([guarantee.event for guarantee in charging.terms.promises])
     assert events[0] == events[1]

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from fedrank import wire
-from fedrank.deploy import consent, protocol, site_calls
-from fedrank.deploy import site as sites
+from fedrank.deploy import consent, protocol, site_calls, site_data
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.site import Site
 from fedrank.privacy import secure_aggregation
@@ -68,14 +67,14 @@ def check(trial: RealTrial, attempts: int) -> None:
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_site_that_vanishes_in_a_phase(tmp_path, phase, answered, n):
     """Three stop and try again with fresh noise, which is charged; four and six go on without it."""
-    trial = RealTrial(tmp_path, LINEAR + SUM, sites=n, rounds=1, fewest=n - 1)
+    trial = RealTrial(tmp_path, LINEAR + SUM, sites=n, rounds=1, min_sites=n - 1)
     assert trial.run(vanishing(phase, {trial.names[1]}, answered)) == "finished"
     check(trial, attempts=1 if n == 3 else 0)
 
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_more_than_the_threshold_allows(tmp_path, phase):
-    trial = RealTrial(tmp_path, LINEAR + SUM, sites=4, rounds=1, fewest=2)
+    trial = RealTrial(tmp_path, LINEAR + SUM, sites=4, rounds=1, min_sites=2)
     assert trial.run(vanishing(phase, set(trial.names[:2]), False)) == "finished"
     check(trial, attempts=1)
 
@@ -186,8 +185,8 @@ def test_the_answers_of_evolution_are_flipped_by_chance_that_nobody_knows(tmp_pa
     text = '[server]\nname = "adam"\nrate = 0.1\n[learner]\nname = "evolution"\ntruth = 0.5\n'
     trial = RealTrial(tmp_path, text + '[mechanism]\nname = "es-randomised-response"\n', rounds=1)
     drawn = []
-    real = sites.Chance
-    monkeypatch.setattr(sites, "Chance", lambda seed, round: drawn.append(seed) or real(seed, round))
+    real = site_data.Chance
+    monkeypatch.setattr(site_data, "Chance", lambda seed, round: drawn.append(seed) or real(seed, round))
     assert trial.run() == "finished"
     seeds = {int((folder / "seed").read_text()) for folder in trial.folders.values() if (folder / "seed").exists()}
     assert len(set(drawn)) == 3
@@ -197,14 +196,14 @@ def test_the_answers_of_evolution_are_flipped_by_chance_that_nobody_knows(tmp_pa
 
 def test_a_site_that_spoils_sums_is_left_out(tmp_path):
     """Who dealt shares that nobody can read is known at the end, when all have paid: that happens three times."""
-    trial = RealTrial(tmp_path, LINEAR + SUM, sites=4, rounds=1, fewest=3)
+    trial = RealTrial(tmp_path, LINEAR + SUM, sites=4, rounds=1, min_sites=3)
 
     def spoil(name, request, answer):
         found, label = answer(), wire.label_of(request)
         if name != "clinic-d" or label.kind != "share":
             return found
-        agreed = sites.sum_terms(trial.plan, trial.plan.experiment.mechanism.place, label)
-        agreed.pop("fewest")
+        agreed = trial.plan.sum_terms(label)
+        agreed.pop("min_survivors")
         terms = secure_aggregation.Terms(**agreed, signed=True)
         content = wire.unpack(found, wire.label_of(found), {"letters": wire.Part("|S", 1 << 20)})[1]["letters"]
         [letter] = protocol.unbundle(content, 1, 1 << 20)

@@ -21,12 +21,12 @@ from tests.made_up import made_up_log, made_up_shown
 
 def test_a_site_is_one_client_with_all_its_queries(tmp_path):
     data = SiteData(letor=str(letor_file(tmp_path / "train.txt")))
-    held = open_data_source(tmp_path, site_settings(data=data, id=2, name="clinic-c"), made_plan())
-    crowd = held.crowd
-    assert crowd.ids.tolist() == [2]
-    assert crowd.interactions.tolist() == [4]
-    assert crowd.queries.tolist() == list(range(12))
-    assert crowd.people is None
+    held = open_data_source(site_settings(data=data, id=2, name="clinic-c"), made_plan())
+    clients = held.clients
+    assert clients.ids.tolist() == [2]
+    assert clients.interactions.tolist() == [4]
+    assert clients.queries.tolist() == list(range(12))
+    assert clients.people is None
     assert held.test is None
     assert (held.people, held.rows([2]).tolist()) == (1, [0])
     assert held.client(2).ids.tolist() == [2]
@@ -35,14 +35,14 @@ def test_a_site_is_one_client_with_all_its_queries(tmp_path):
 def test_the_row_is_that_of_a_simulation_of_the_same_data(tmp_path):
     share = load_share(SiteData(letor=str(letor_file(tmp_path / "train.txt"))))
     plan = made_plan(learner={"name": "pdgd"}, clients={"count": 3, "interactions": [2, 3, 4]})
-    crowd = simulated_clients_of(share, plan, 1)
+    clients = simulated_clients_of(share, plan, 1)
     simulated = make_clients(share.train, 3, interactions=[2, 3, 4]).rows(np.array([1]))
-    for name in ("ids", "pool", "interactions", "queries", "pools", "view", "user", "click", "grades", "ideal"):
-        assert np.array_equal(getattr(crowd, name), getattr(simulated, name)), name
+    for name in ("ids", "pool", "interactions", "queries", "pools", "view", "click_model", "click", "grades", "ideal"):
+        assert np.array_equal(getattr(clients, name), getattr(simulated, name)), name
     from fedrank.seeds import Chance
 
     learner, start = plan.experiment.learner, np.zeros(5)
-    one, other = (learner(start, each, Chance(7, 1)).updates for each in (crowd, simulated))
+    one, other = (learner(start, each, Chance(7, 1)).updates for each in (clients, simulated))
     assert np.array_equal(one, other)
     assert np.abs(one).max() > 0
 
@@ -60,12 +60,12 @@ def test_the_last_queries_measure_quality(tmp_path):
 def test_people_are_rows_of_their_own(tmp_path):
     data = SiteData(letor=str(letor_file(tmp_path / "t.txt", comment="docid = 7 patient = p{query}")), person="patient")
     plan = made_plan(mechanism=NOISE | {"unit": "person"}, clients={"count": 3, "people": 20, "interactions": 2})
-    held = open_data_source(tmp_path, site_settings(replace(OPEN, unit="person"), data, id=1, name="clinic-b"), plan)
-    people = held.crowd.people
+    held = open_data_source(site_settings(replace(OPEN, unit="person"), data, id=1, name="clinic-b"), plan)
+    people = held.clients.people
     assert len(people) == 12
     assert people.ids.tolist() == list(range(20, 32))  # nobody else's, at any site
     assert set(people.client.tolist()) == {1}
-    assert held.crowd.interactions.tolist() == [24]
+    assert held.clients.interactions.tolist() == [24]
     assert people.interactions.tolist() == [2] * 12
     assert sorted(people.queries.tolist()) == list(range(12))
     assert held.rows([1]).tolist() == [0]  # all of them pay at once
@@ -175,7 +175,7 @@ def test_changed_data_have_another_digest(tmp_path):
 def test_no_data_are_opened_for_a_plan_that_the_policy_refuses(tmp_path):
     settings = site_settings(replace(OPEN, learners=("lambdarank",)), SiteData(letor=str(tmp_path / "missing.txt")))
     with pytest.raises(ValueError, match=r"learner\.name"):
-        open_data_source(tmp_path, settings, made_plan())
+        open_data_source(settings, made_plan())
 
 
 def test_documents_alone_teach_nothing(tmp_path):

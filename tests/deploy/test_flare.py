@@ -408,7 +408,7 @@ def test_a_process_is_started_again_when_its_kit_changes(tmp_path, monkeypatch, 
 
 
 def test_a_session_that_was_asked_much_is_made_anew(federation, monkeypatch):
-    monkeypatch.setattr(flare_session, "MOST_QUESTIONS", 3)
+    monkeypatch.setattr(flare_session, "MAX_QUESTIONS", 3)
     with Coordinator(federation.home) as server:
         assert server.connect()
         first = server._child

@@ -16,9 +16,10 @@ pytest.importorskip("nvflare", reason="kits need the extra fedrank[deploy]")
 from fedrank.deploy import flare_kit as kits
 from fedrank.deploy.flare_certificates import KitError, certificate_facts, kit_problems
 from fedrank.deploy.flare_commands import engine_commands
-from fedrank.deploy.flare_hardening import EXECUTOR, LARGEST_MESSAGE, RIGHTS, ROLES
+from fedrank.deploy.flare_hardening import EXECUTOR, MAX_MESSAGE, RIGHTS, ROLES
 from fedrank.deploy.flare_processes import look_before, serve
 from fedrank.deploy.identity import IDENTITY
+from fedrank.deploy.records import RECORDS
 from fedrank.deploy.settings import FederationFile, Person, SiteEntry, read_site
 from fedrank.experiments.spec.experiment import SpecError
 
@@ -105,7 +106,7 @@ def test_what_a_coordinator_sees_and_keeps(begun):
     members = kits.read_members(founded.home)
     assert [(member.state, member.id) for member in members.values()] == [("joined", 0), ("invited", 1)]
     assert members["clinic-0"].identity == applicant.identity
-    (line,) = (founded.home / kits.RECORDS).read_text().splitlines()
+    (line,) = (founded.home / RECORDS).read_text().splitlines()
     assert json.loads(line)["what"] == "approve"
     assert (founded.home / "people" / ANNA.name / "startup" / "client.key").exists()
 
@@ -138,7 +139,7 @@ def test_a_site_is_closed(begun):
         assert set(allowed) == set(RIGHTS)
         assert {right for right, who in allowed.items() if who != "none"} <= {"submit_job"}, role
     limits = json.loads((local / "comm_config.json").read_text())
-    assert limits["streaming_max_blob_size"] == LARGEST_MESSAGE
+    assert limits["streaming_max_blob_size"] == MAX_MESSAGE
     assert not list((root / "clinic-0" / "kit").rglob("*.sh"))
     server = json.loads((root / "hub" / "kit" / "local" / "resources.json").read_text())
     assert "/tmp/nvflare" not in json.dumps(server)
@@ -254,7 +255,7 @@ def test_a_renewal_exchanges_the_key_and_needs_the_same_identity(copied):
         assert (root / "hub/kit/startup/server.key").read_bytes() == key, "sites that run would not be known any more"
         assert certificate_facts(root / "hub" / "kit").fingerprint != server
         assert not kit_problems(root / "hub" / "kit", founded.fingerprint, "localhost")
-    records = [json.loads(line)["what"] for line in (root / "hub" / kits.RECORDS).read_text().splitlines()]
+    records = [json.loads(line)["what"] for line in (root / "hub" / RECORDS).read_text().splitlines()]
     assert records == ["approve", "renew", "renew", "renew"]
 
 

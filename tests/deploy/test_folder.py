@@ -57,7 +57,7 @@ class Echo:
             return protocol.refusal(label, 0, "not today")
         path = self.folder / f"{label.round}-{label.attempt}"
         if not path.exists():
-            files.write_whole(path, hashlib.sha256(content).digest() + os.urandom(8))
+            files.write_atomic(path, hashlib.sha256(content).digest() + os.urandom(8))
         return protocol.reply("echo", label, 0, noise=path.read_bytes())
 
     def hear(self, content: bytes) -> None:
@@ -571,7 +571,7 @@ def test_a_link_in_the_place_of_a_folder_is_not_written_through(two):
 
 
 def test_a_flood_of_files_is_looked_at_in_part(two, monkeypatch):
-    monkeypatch.setattr("fedrank.deploy.signed_files.MOST_FILES", 20)
+    monkeypatch.setattr("fedrank.deploy.signed_files.MAX_FILES", 20)
     folder = two.shared / "to" / "a"
     folder.mkdir(parents=True)
     for number in range(50):
@@ -818,13 +818,15 @@ def test_a_site_that_came_back_hears_from_a_request_what_is_over(tmp_path):
 
 
 def test_a_plan_that_needs_everybody_online_is_refused_by_name(tmp_path):
-    trial = FolderTrial(tmp_path, LINEAR + NOISE + 'place = { name = "secure-sum", honest = 0.5, colluding = 0.0 }\n')
+    trial = FolderTrial(
+        tmp_path, LINEAR + NOISE + 'placement = { name = "secure-aggregation", honest = 0.5, colluding = 0.0 }\n'
+    )
     assert trial.by_folder() == "failed"
     assert "it needs all sites online at once" in (trial.task.folder / "run.json").read_text()
     assert not (trial.shared / "to").exists()
 
 
 def test_a_plan_that_adds_noise_at_the_server_is_refused_by_name(tmp_path):
-    trial = FolderTrial(tmp_path, LINEAR + NOISE + 'place = { name = "server" }\n')
+    trial = FolderTrial(tmp_path, LINEAR + NOISE + 'placement = { name = "server" }\n')
     assert trial.by_folder() == "failed"
     assert "everybody who can read the folder reads every message" in (trial.task.folder / "run.json").read_text()

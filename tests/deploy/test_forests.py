@@ -18,20 +18,19 @@ from fedrank.data.letor import letor_lines
 from fedrank.deploy import forests, protocol
 from fedrank.deploy.coordinate import coordinate
 from fedrank.deploy.folder import FolderSend
-from fedrank.deploy.forests import ForestRun, forest_plan, portions_of, read_trees
+from fedrank.deploy.forests import ForestRun, portions_of, read_trees
 from fedrank.deploy.identity import new_identity
-from fedrank.deploy.make_plans import plan_runs
-from fedrank.deploy.outbox import Outbox
+from fedrank.deploy.make_plans import plan_runs, plan_task
 from fedrank.deploy.plan import Plan, PlannedSite
 from fedrank.deploy.settings import read_site
 from fedrank.deploy.show import about_plan, drafts, look_at
 from fedrank.deploy.site import Site
+from fedrank.deploy.site_runtime import SiteHome
 from fedrank.experiments.report.markdown import markdown
 from fedrank.experiments.runner.data import load_fold
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import plan as tasks_of
 from fedrank.experiments.runner.schedule import run_experiment
-from fedrank.experiments.runner.trees import data_of
 from fedrank.experiments.spec.experiment import SpecError
 from fedrank.experiments.spec.source import read_spec
 from fedrank.trees.model_files import load_model
@@ -60,7 +59,7 @@ simulated = true
 [policy]
 learners = ["lambdamart"]
 unprotected = true
-fewest_sites = 1
+min_sites = 1
 accept = "within-policy"
 """
 REAL = """
@@ -104,10 +103,7 @@ class Federation:
             experiment = self.task.experiment
             count = len(portions_of(experiment, 1, self.task.seed))
             parties = [PlannedSite(f"site-{s}", tuple(range(s, count, sites))) for s in range(sites)]
-            like = load_fold(data_of(experiment), 1).train
-            self.plan = forest_plan(
-                experiment, "trial", parties, like, federation="trial", seed=self.task.seed, simulated=True
-            )
+            self.plan = plan_task(self.task, parties, "trial", simulated=True)
         else:
             parties = [PlannedSite(f"site-{s}", (s,)) for s in range(sites)]
             [(self.task, self.plan)] = plan_runs(self.grid, "trial", folder / "sites-run", parties, "clinics")
@@ -306,8 +302,7 @@ def grown(tmp_path_factory):
     tmp_path = tmp_path_factory.mktemp("grown")
     made = Federation(tmp_path, spec_of(tmp_path, 'split = "sites"\n'), sites=3, simulated=False)
     folder = made.folders["site-0"]
-    outbox = Outbox(folder / "outbox", made.plan.run)
-    run = ForestRun.open(folder, read_site(folder), made.plan, outbox)
+    run = ForestRun.open(SiteHome(folder, read_site(folder)), made.plan)
     answer = run.answer(Label("forest", made.plan.run, 1), protocol.request("forest", made.plan.run, 1))
     parts = {"forests": wire.Part("|S", 1 << 20), "queries": wire.Part("<i8", 1)}
     _, found = wire.unpack(answer, Label("answers", made.plan.run, 1, 0, 0), parts)
@@ -407,9 +402,9 @@ def test_changed_data_are_noticed(tmp_path):
 
 
 MERGED = {
-    "a path": ({"../model.json": b"{}"}, "is no file of a merged model"),
-    "another file": ({"site.toml": b""}, "is no file of a merged model"),
-    "no model": ({}, "brings no model.json"),
+    "a path": ({"../model.json": b"{}"}, "is not a file of a merged model"),
+    "another file": ({"site.toml": b""}, "is not a file of a merged model"),
+    "no model": ({}, "has no model.json"),
     "a model that cannot be read": ({"model.json": b"{}"}, "cannot be read"),
 }
 

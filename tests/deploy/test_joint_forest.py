@@ -31,10 +31,9 @@ from fedrank.privacy.ledger import Ledger
 from fedrank.privacy.population import Account, ledgers_below
 from fedrank.trees.binning import grid_edges
 from fedrank.trees.boosters import Past
-from fedrank.trees.growing_loop import Here, grow_alone, grow_forest
-from fedrank.trees.histograms import rules_of
+from fedrank.trees.growing import GrowPlan, LocalClients, grow_alone, grow_forest
+from fedrank.trees.histograms import Histograms
 from fedrank.trees.model_files import load_model
-from fedrank.trees.row_store import RowStore
 from tests.deploy.test_forests import Federation, files_of, no_pause, spec_of
 
 __all__ = ["no_pause"]  # a fixture
@@ -50,7 +49,7 @@ def pooled(made: Federation) -> tuple[str, ...]:
     shares = [load_share(read_site(folder).data) for folder in made.folders.values()]
     rows = RankingData.join([share.train for share in shares])
     judged = RankingData.join([share.test for share in shares])
-    rules = rules_of(made.task.experiment.booster)
+    rules = Histograms.rules(made.task.experiment.booster)
     steps = list(grow_alone(rules, rows, judged, made.plan.seed, Past(), grid_edges(made.plan.features, rules.bins)))
     best = int(np.argmax([step.validation for step in steps])) + 1
     return tuple(step.tree for step in steps[:best])
@@ -138,7 +137,7 @@ def test_a_site_sends_nothing_else_and_refuses_what_does_not_fit(tmp_path):
             assert wire.label_of(answer).kind == "refused"
             return answer.decode("utf-8", "replace")
 
-        assert "of this site alone is not sent" in refused(protocol.request("forest", made.plan.run, 1))
+        assert "this run grows one forest, and" in refused(protocol.request("forest", made.plan.run, 1))
         whom = np.array([0], "<i8").tobytes()
         other = np.array([1], "<i8").tobytes()
         assert "none of growing" in refused(
@@ -158,9 +157,9 @@ def test_sites_vote_and_sites_that_vote_for_all_lose_nothing(tmp_path):
     made = real(tmp_path / "some", VOTING)
     assert made.run() == "finished", made.reason()
     shares = [load_share(read_site(folder).data) for folder in made.folders.values()]
-    rules, edges = rules_of(made.task.experiment.booster), grid_edges(made.plan.features)
-    holders = [RowStore(share.train, edges, rules, made.plan.seed, share.test) for share in shares]
-    grown = list(grow_forest(Here(holders, 1), rules, edges, made.plan.seed))
+    rules, edges = Histograms.rules(made.task.experiment.booster), grid_edges(made.plan.features)
+    plan = GrowPlan(rules, edges, made.plan.seed, made.plan.clients, vote=1)
+    grown = list(grow_forest(LocalClients(plan, [plan.store(share.train, share.test) for share in shares])))
     best = int(np.argmax([quality for _, quality in grown])) + 1
     assert load_model(made.task.folder / "model.json").trees == tuple(tree for tree, _ in grown[:best])
     view = look_at(made.folders["site-0"], read_site(made.folders["site-0"]), made.plan)
@@ -251,11 +250,11 @@ def test_noise_is_written_and_paid_for_before_it_leaves(tmp_path, secure):
     assert sum(seen) == 3 * RELEASES
     assert charged(made) == dict.fromkeys(made.folders, RELEASES)
     card = json.loads((made.task.folder / "privacy.json").read_text())
-    [promise] = card["promises"]
+    [guarantee] = card["promises"]
     rho = RELEASES / (2 * 20.0**2)
-    assert promise["unit"] == "client"
-    assert promise["times"] == RELEASES
-    assert rho < promise["epsilon"] <= rho + 2 * np.sqrt(rho * np.log(1e5))
+    assert guarantee["unit"] == "client"
+    assert guarantee["times"] == RELEASES
+    assert rho < guarantee["epsilon"] <= rho + 2 * np.sqrt(rho * np.log(1e5))
     assert ("no client's own" in card["who_sees_what"]) == secure
     for where in made.folders.values():
         [place] = (where / "models").iterdir()
@@ -332,7 +331,7 @@ def test_a_site_that_was_killed_between_outbox_and_ledger_pays_once(tmp_path, mo
     ("settings", "message"),
     [
         ({"unit": "query"}, 'merge.unit: "query" protects less than policy.unit = "site"'),
-        ({"unit": "query", "places": ["secure-sum"]}, "places"),
+        ({"unit": "query", "placements": ["secure-aggregation"]}, "placements"),
         ({"largest": 0.1}, "the run alone would cost ε"),
     ],
 )

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from fedrank import wire
-from fedrank.data.impressions import RecordedFolder, RecordedImpressions
 from fedrank.data.live_features import LIVE_1
 from fedrank.deploy import protocol
 from fedrank.deploy.check import check
 from fedrank.deploy.identity import new_identity
 from fedrank.deploy.outbox import Outbox, used_searches
 from fedrank.deploy.plan import PlannedSite, make_plan
+from fedrank.deploy.recorded_lists import RecordedFolder, RecordedImpressions
 from fedrank.deploy.settings import read_site
 from fedrank.deploy.show import look_at
 from fedrank.deploy.site import Site
@@ -22,8 +22,8 @@ from fedrank.federated.client import ClientTask, answer
 from fedrank.federated.messages import Call
 from fedrank.seeds import Chance
 from fedrank.types import OwnChance
-from tests.data.test_impressions import a_list
 from tests.deploy.plans import experiment
+from tests.deploy.test_recorded_lists import a_list
 
 LEARNER = {"name": "pdgd", "rate": 0.03, "temperature": 0.3, "keep": 0.9}
 NOISE = {"name": "gaussian", "clip": 0.1, "noise": 2.0}

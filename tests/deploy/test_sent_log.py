@@ -88,7 +88,7 @@ def test_what_cannot_be_done_is_refused_before_anybody_is_asked(trial):
 
 def test_under_a_secure_sum_only_retraining_is_left(tmp_path):
     write_data(tmp_path)
-    noise = '[mechanism]\nname = "gaussian"\nclip = 0.5\nnoise = 1.0\nplace = { name = "secure-sum" }\n'
+    noise = '[mechanism]\nname = "gaussian"\nclip = 0.5\nnoise = 1.0\nplacement = { name = "secure-aggregation" }\n'
     trial = Trial(tmp_path, spec_of(tmp_path, LINEAR + noise, rounds=2, clients="count = 4"), sites=4)
     assert trial.run() == "finished"
     with pytest.raises(ValueError, match="nobody saw that; use --method retrain"):

@@ -11,7 +11,7 @@ from fedrank.deploy.settings import (
     Policy,
     SiteData,
     line_of,
-    place_of,
+    placement_of,
     plan_prices,
     read_federation,
     read_site,
@@ -131,7 +131,7 @@ def test_the_template_is_a_sound_file_once_it_says_what_there_is(tmp_path):
     ("line", "said"),
     [
         ('learners = ["krum"]', "policy.learners:"),
-        ('places = ["moon"]', "policy.places:"),
+        ('placements = ["moon"]', "policy.placements:"),
         ('unit = "click"', "policy.unit:"),
         ("most_rounds = 0", "policy.most_rounds:"),
         ('measures = ["ndcg@x"]', "policy.measures[0]:"),
@@ -187,17 +187,18 @@ def test_a_plan_that_fits_meets_no_objection():
     ("policy", "changes", "said"),
     [
         ({"learners": ("lambdarank",)}, {}, 'learner.name: "pdgd" is not among policy.learners = ["lambdarank"]'),
-        ({"places": ("secure-sum",)}, {}, 'mechanism.place: "client" is not among policy.places'),
-        ({}, {"mechanism": NOISE | {"place": "server"}}, 'mechanism.place: "server" is not among policy.places'),
+        ({"placements": ("secure-aggregation",)}, {}, 'mechanism.placement: "client" is not among policy.placements'),
+        ({}, {"mechanism": NOISE | {"placement": "server"}}, 'mechanism.placement: "server" is not among policy.plac'),
         ({"most_rounds": 9}, {}, "rounds: 10 is more than policy.most_rounds = 9"),
         ({"largest_epsilon": 0.01}, {}, "policy.largest_epsilon = 0.01 is for all runs"),
         ({}, {"record_every": 2}, "record_every: 2 lets the coordinator keep"),
-        ({}, {"sites": 2}, "sites: 2 take part, and policy.fewest_sites = 3"),
+        ({}, {"sites": 2}, "sites: 2 take part, and policy.min_sites = 3"),
         ({}, {"mechanism": None}, "mechanism: there is none"),
         ({}, {"mechanism": {"name": "fpdgd-paper", "epsilon": 1.2}, "learner": {"name": "pdgd", "clip_weights": 1.5}},
-         "promises nothing against the server"),
+         "guarantees nothing against the server"),
         ({}, {"mechanism": SUM, "clients": {"count": 3, "participation": 0.7}}, "makes sums of 2 sites"),
-        ({}, {"mechanism": NOISE | {"place": {"name": "secure-sum", "sum": "ideal"}}}, "mechanism.place.sum:"),
+        ({}, {"mechanism": NOISE | {"placement": {"name": "secure-aggregation", "sum": "ideal"}}},
+         "mechanism.placement.sum:"),
         ({}, {"mechanism": NOISE | {"unit": "person"}, "clients": {"count": 3, "people": 4}},
          'mechanism.unit: "person" protects less than policy.unit = "site"'),
     ],
@@ -210,14 +211,14 @@ def test_objections_name_value_and_remedy(policy, changes, said):
 
 
 def test_what_belongs_to_a_simulation_is_refused_by_name():
-    plan = made_plan(simulated=True, clients={"count": 3, "user": "navigational", "partition": {"name": "own"}})
+    plan = made_plan(simulated=True, clients={"count": 3, "click_model": "navigational", "partition": {"name": "own"}})
     assert TRIAL.objections(plan) == []
     [not_for_people] = site_settings(TRIAL).objections(plan)
     assert "the plan is a trial on one machine" in not_for_people
     assert site_settings(TRIAL, simulated=True).objections(plan) == []
     real = replace(plan, simulated=False)
     found = OPEN.objections(real)
-    assert [line.partition(":")[0] for line in found] == ["clients.partition", "clients.user"]
+    assert [line.partition(":")[0] for line in found] == ["clients.partition", "clients.click_model"]
 
 
 def test_an_attack_and_a_path_are_refused_by_name(tmp_path):
@@ -259,15 +260,15 @@ def test_a_site_knows_its_federation_its_name_and_its_id():
 
 
 def test_a_server_that_is_trusted_plainly_may_see_updates():
-    plan = made_plan(mechanism=NOISE | {"place": "server"})
-    policy = Policy(("pdgd",), places=("server",), largest_epsilon=50.0)
+    plan = made_plan(mechanism=NOISE | {"placement": "server"})
+    policy = Policy(("pdgd",), placements=("server",), largest_epsilon=50.0)
     assert policy.objections(plan) == []
-    assert place_of(plan.experiment.mechanism) == "server"
-    costs = {one.promise.against: one.total for one in plan_prices(plan, 1e-5)}
+    assert placement_of(plan.experiment.mechanism) == "server"
+    costs = {one.guarantee.against: one.total for one in plan_prices(plan, 1e-5)}
     assert costs["server"] == float("inf")
     assert 0 < costs["public"] < 50
-    some = made_plan(sites=4, mechanism=NOISE | {"place": "server"}, clients={"count": 4, "participation": 0.5})
-    asked = {one.promise.against: one for one in plan_prices(some, 1e-5)}
-    assert asked["public"].promise.event.sampling == 1.0  # a site counts on no draw that it does not make
-    less = Policy(("pdgd",), places=("server",), largest_epsilon=costs["public"] / 2)
+    some = made_plan(sites=4, mechanism=NOISE | {"placement": "server"}, clients={"count": 4, "participation": 0.5})
+    asked = {one.guarantee.against: one for one in plan_prices(some, 1e-5)}
+    assert asked["public"].guarantee.event.sampling == 1.0  # a site counts on no draw that it does not make
+    less = Policy(("pdgd",), placements=("server",), largest_epsilon=costs["public"] / 2)
     assert "the run alone would cost" in less.objections(plan)[0]

@@ -102,20 +102,20 @@ def test_a_secure_sum_says_what_it_stands(tmp_path, sites, threshold, dropouts):
 def test_the_price_is_that_of_this_run_and_of_all_runs(tmp_path):
     plan, settings = made_plan(), site_settings(POLICY)
     view = look_at(tmp_path, settings, plan)
-    alone = {price.promise.against: price.total for price in plan_prices(plan, 1e-5)}
+    alone = {price.guarantee.against: price.total for price in plan_prices(plan, 1e-5)}
     assert view.spent == {}
     assert view.after == pytest.approx(alone)
     assert view.affordable == 10
-    promises = [price.promise for price in view.prices]
+    promises = [price.guarantee for price in view.prices]
     other = Charging(tmp_path / "people", "ab" * 16, 1, promises, 1e-5, 30.0)
     for round in range(1, 5):
         other.charge(round, np.zeros(1, dtype=np.int64))
     own = Charging(tmp_path / "people", plan.digest[:32], 1, promises, 1e-5, 30.0)
     own.charge(1, np.zeros(1, dtype=np.int64))  # begun, so that it is not counted twice
     again = look_at(tmp_path, settings, plan)
-    for promise in promises:
-        assert again.spent[promise.against] == pytest.approx(promise.epsilon(4, 1e-5))
-        assert again.after[promise.against] == pytest.approx(promise.epsilon(14, 1e-5))
+    for guarantee in promises:
+        assert again.spent[guarantee.against] == pytest.approx(guarantee.epsilon(4, 1e-5))
+        assert again.after[guarantee.against] == pytest.approx(guarantee.epsilon(14, 1e-5))
     limit = promises[0].epsilon(9, 1e-5) * 1.0001
     less = look_at(tmp_path, site_settings(replace(POLICY, largest_epsilon=limit)), plan)
     assert less.affordable == 5
@@ -152,8 +152,8 @@ def test_objections_differences_and_the_word_are_told(tmp_path):
 
 
 def test_facts_are_json(tmp_path):
-    plan = made_plan(mechanism=NOISE | {"place": "server"})
-    view = look_at(tmp_path, site_settings(replace(POLICY, places=("server",))), plan)
+    plan = made_plan(mechanism=NOISE | {"placement": "server"})
+    view = look_at(tmp_path, site_settings(replace(POLICY, placements=("server",))), plan)
     facts = json.loads(json.dumps(as_facts(view), allow_nan=False))
     assert facts["prices"][0]["against"] == "server"
     assert facts["prices"][0]["epsilon"] is None
@@ -197,7 +197,7 @@ def test_the_draft_of_a_spec_has_the_digest_of_the_plan_that_is_made_of_it(tmp_p
     """So that a site can accept a spec, and the coordinator's plan of it is then known there."""
     from fedrank.deploy.plan import PlannedSite, make_plan
     from fedrank.experiments.spec.grid import read_tables
-    from fedrank.experiments.spec.toml import parse_toml
+    from fedrank.toml import parse_toml
 
     tables = parse_toml(SPEC.replace("/nowhere", str(tmp_path)))
     for name in ("train", "test"):
@@ -212,8 +212,8 @@ def test_the_draft_of_a_spec_has_the_digest_of_the_plan_that_is_made_of_it(tmp_p
 
 
 def test_a_draft_of_a_simulation_or_of_code_is_refused_by_name():
-    with pytest.raises(SpecError, match=r"clients\.user"):
-        drafts(SPEC.replace("interactions = 4", 'user = "navigational"'), site_settings(), made_up_data())
+    with pytest.raises(SpecError, match=r"clients\.click_model"):
+        drafts(SPEC.replace("interactions = 4", 'click_model = "navigational"'), site_settings(), made_up_data())
     with pytest.raises(SpecError, match="os:system"):
         drafts(SPEC + '\n[aggregator]\nname = "os:system"\n', site_settings(), made_up_data())
 
@@ -224,7 +224,8 @@ def test_the_bytes_of_a_secure_sum_are_those_that_sites_sent(tmp_path):
     from tests.deploy.trial import Trial, spec_of, write_data
 
     write_data(tmp_path)
-    noise = '[learner]\nname = "pdgd"\n[mechanism]\nname = "gaussian"\nclip = 1.0\nnoise = 8.0\nplace = "secure-sum"\n'
+    noise = '[learner]\nname = "pdgd"\n[mechanism]\nname = "gaussian"\nclip = 1.0\nnoise = 8.0\n'
+    noise += 'placement = "secure-aggregation"\n'
     trial = Trial(tmp_path, spec_of(tmp_path, noise, rounds=2))
     assert trial.run() == "finished"
     rows = [row.split(",") for row in (trial.task.folder / "sites.csv").read_text().splitlines()[1:]]

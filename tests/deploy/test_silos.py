@@ -26,7 +26,7 @@ from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.plan import Plan, PlannedSite
 from fedrank.deploy.settings import read_site
 from fedrank.deploy.show import about_plan, drafts, look_at
-from fedrank.deploy.silos import FIRST_TURN, STEPS, turns_of
+from fedrank.deploy.silos import FIRST_TURN, STEPS
 from fedrank.deploy.site import Site
 from fedrank.experiments.report.markdown import markdown
 from fedrank.experiments.runner.runs import load_runs
@@ -35,8 +35,9 @@ from fedrank.experiments.spec.source import read_spec
 from fedrank.ranking.model import load_weights
 from fedrank.silo.features import RANGES
 from fedrank.silo.files import export_sketch, ledger_of, open_sketch
-from fedrank.silo.keys import fingerprint, read_key, read_public, read_secret
+from fedrank.silo.keys import read_key, read_public, read_secret
 from fedrank.silo.letters import party, read_address, unseal
+from fedrank.silo.member import turn_order
 from fedrank.silo.turns import load_partners, take_turn
 from fedrank.trees.export import export
 from fedrank.wire import Label
@@ -55,7 +56,7 @@ documents = "data/corpus.jsonl"
 learners = ["{learner}"]
 unprotected = {unprotected}
 largest_epsilon = {epsilon}
-fewest_sites = 2
+min_sites = 2
 """
 SPEC = """
 kind = "silo"
@@ -151,7 +152,7 @@ def test_turns_are_those_of_silo_train(done, tmp_path):
     parties, model = made.parties(), None
     home = {one.name: made.folders[name] for name, one in parties.items()}
     of = {one.name: one for one in parties.values()}
-    for turn in turns_of(sorted(of), 3):
+    for turn in turn_order(sorted(of), 3):
         me, collection = of[turn.party], read_collection(home[turn.party] / "data")
         copies = []
         for other in of.values():
@@ -426,11 +427,6 @@ def test_a_backup_holds_sketches_and_what_they_cost(done, tmp_path):
     longer = (ledger / "charges.log").read_bytes()
     restore(tmp_path / "backup.tar", tmp_path / "back")
     assert (ledger / "charges.log").read_bytes() == longer
-
-
-def test_turns_are_in_the_order_of_the_simulation():
-    assert [(turn.party, turn.passes) for turn in turns_of(["a", "b"], 2)] == [("b", 1), ("a", 2), ("b", 1)]
-    assert fingerprint(bytes(32)) != fingerprint(bytes(31) + b"1")
 
 
 @pytest.mark.long

@@ -176,7 +176,7 @@ def test_a_site(site):
     told = {"at": NOW.timestamp() - 90, "run": "first", "round": 4, "rounds": 10, "refused": ""}
     (site / "status.json").write_text(json.dumps(told))
     (site / "site.log").write_text("2026 round, round 2: Refused: it is too long\n2026 hello, round 0: fine\n")
-    promises = [price.promise for price in plan_prices(made_plan(), 1e-5)]
+    promises = [price.guarantee for price in plan_prices(made_plan(), 1e-5)]
     charging = Charging(site / "people", "ab" * 16, 1, promises, 1e-5, 8.0)
     charging.charge(1, np.zeros(1, dtype=np.int64))
     charging.close()

@@ -27,12 +27,12 @@ simulated = true
 [data]
 [policy]
 learners = ["pdgd", "evolution", "lambdarank"]
-places = ["client", "secure-sum", "server"]
+placements = ["client", "secure-aggregation", "server"]
 unit = "person"
 unprotected = true
 history = true
 most_rounds = 1000000
-fewest_sites = 1
+min_sites = 1
 accept = "within-policy"
 """
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from fedrank.data.documents import Documents
 from fedrank.data.engine_features import ENGINE_1, NAMES
-from fedrank.data.json_lines import moment_of
-from fedrank.trees.engine_rules import engine_scores
+from fedrank.data.values import parse_time
+from fedrank.trees.export.engine_rules import engine_scores
 from tests.engine.schema import problems
 
 
@@ -115,7 +115,7 @@ class Engine:
         names = list(self.documents)
         fields = [[str(one.get(name, "")) for one in self.documents.values()] for name in _FIELDS]
         index = ENGINE_1.index(Documents(names, *fields[:2], [""] * len(names), (), *fields[2:]))
-        features = index.describe(keywords, range(len(names)), moment_of(time))
+        features = index.describe(keywords, range(len(names)), parse_time(time))
         scores = features[:, NAMES.index("all_match")]
         rows = [row for row in np.argsort(-scores, kind="stable") if scores[row] > 0][:size]
         return [names[row] for row in rows], features[rows], scores[rows]

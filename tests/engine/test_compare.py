@@ -16,8 +16,8 @@ from fedrank.engine.read_log import read_logged
 from fedrank.engine.templates import EngineSetup
 from fedrank.ranking.model import Model, save_model
 from fedrank.ranking.rankers import Linear
-from fedrank.trees.engine_rules import engine_scores
 from fedrank.trees.export import export
+from fedrank.trees.export.engine_rules import engine_scores
 from fedrank.trees.model_files import load_model
 
 TIME = 1_700_000_000

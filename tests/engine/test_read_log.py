@@ -11,6 +11,7 @@ import pytest
 
 from fedrank.data.engine_features import NAMES
 from fedrank.data.letor import read_comments, read_letor
+from fedrank.data.rows import BAD_BYTES, BAD_ROW
 from fedrank.engine import read_log
 from fedrank.engine.read_log import as_letor, read_joined_clicks, read_logged, write_logged
 
@@ -86,10 +87,10 @@ def test_pages_of_one_search_are_joined(written):
 @pytest.mark.parametrize(
     ("bad", "reason"),
     [
-        (b"{", read_log.BAD_ROW),
-        (b"[1]", read_log.BAD_ROW),
-        (b"[" * 100_000, read_log.BAD_ROW),
-        (b'{"query_id": "\xff"}', read_log.BAD_BYTES),
+        (b"{", BAD_ROW),
+        (b"[1]", BAD_ROW),
+        (b"[" * 100_000, BAD_ROW),
+        (b'{"query_id": "\xff"}', BAD_BYTES),
         (answer("", hit("d")), read_log.NO_QUERY_ID),
         (answer({"x": 1}, hit("d")), read_log.NO_QUERY_ID),
         (answer("a\nb", hit("d")), read_log.NO_QUERY_ID),
@@ -187,7 +188,7 @@ def test_clicks_that_cannot_be_used_are_counted(written):
         read_log.NO_OBJECT: (5,),
         read_log.NO_CLICK_ID: (6,),
         read_log.OTHER_ACTION: (7,),
-        read_log.BAD_ROW: (8,),
+        BAD_ROW: (8,),
     }
     assert found.lines == 8
 
@@ -199,8 +200,8 @@ def test_tables_with_broken_rows(tmp_path, written):
     found = read_joined_clicks(path, logged)
     assert found.grades.tolist() == [1]
     assert {reason: left.lines for reason, left in found.left_out.items()} == {
-        read_log.BAD_ROW: (2, 3),
-        read_log.BAD_BYTES: (4,),
+        BAD_ROW: (2, 3),
+        BAD_BYTES: (4,),
     }
     path.write_text("who,what\n")
     with pytest.raises(ValueError, match="no column 'query_id'"):

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fedrank.data.rows import RowReader
 from fedrank.engine import team_draft as draft
 from fedrank.engine import trial_events
 from fedrank.engine.adoption import adopt, decide, read_current, roll_back
@@ -80,7 +81,7 @@ def test_the_copied_draft_is_the_gates():
         old, new = rng.permutation(size), rng.permutation(size)
         places = int(rng.integers(1, 13))
         expected = gate.team_draft(old, new, places, Coins())
-        names = {gate.OLD: "old", gate.NEW: "new", gate.NEITHER: "both"}
+        names = {gate.Team.OLD: "old", gate.Team.NEW: "new", gate.Team.NEITHER: "both"}
         found = draft.team_draft(old.astype(str), new.astype(str), places, "key", search)
         assert found == [(str(d), names[int(t)]) for d, t in zip(expected.shown, expected.team, strict=True)]
         shorter = draft.team_draft(
@@ -309,13 +310,13 @@ def test_a_file_that_grows_while_it_is_read_is_read_again(planned, tmp_path, mon
     trial = EngineTrial(tmp_path / "trial")
     lines = [a_search(plan, number, client=f"c{number}") for number in range(6)]
     events = a_file(tmp_path / "events.jsonl", lines[:4])
-    rows = trial_events.json_rows
 
-    def grows(path):
-        yield from rows(path)
-        a_file(tmp_path / "events.jsonl", lines)
+    class Grows(RowReader):
+        def __iter__(self):
+            yield from super().__iter__()
+            a_file(tmp_path / "events.jsonl", lines)
 
-    monkeypatch.setattr(trial_events, "json_rows", grows)
+    monkeypatch.setattr(trial_events, "RowReader", Grows)
     assert trial.read([events]).searches == 4
     monkeypatch.undo()
     assert trial.read([events], complete=True).searches == 2
@@ -427,8 +428,8 @@ def test_early_on_one_client_counts_a_tenth_of_all():
     loud = [DecidedSearch("loud", False)] * 5
     judged = judge([*loud, DecidedSearch("a", True), *loud], TrialRules())
     assert (judged.wins, judged.losses, judged.beyond, judged.capped) == (1, 1, 9, 1)
-    crowd = [DecidedSearch(str(n), n % 2 == 0) for n in range(28)]
-    judged = judge([*crowd, *loud], TrialRules())
+    clients = [DecidedSearch(str(n), n % 2 == 0) for n in range(28)]
+    judged = judge([*clients, *loud], TrialRules())
     assert (judged.losses, judged.beyond) == (14 + 3, 2), "a tenth of 28, and of 30 once two are counted"
 
 
@@ -490,7 +491,7 @@ def test_a_model_in_use_that_was_not_compared_stays(planned, tmp_path):
 def test_an_adoption_that_was_killed_is_noted_once(planned, tmp_path, monkeypatch):
     trial = _trial_with(planned(wait=0), tmp_path / "trial", tmp_path, 0.7)
     with monkeypatch.context() as killed:
-        killed.setattr("fedrank.engine.adoption.write_whole", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        killed.setattr("fedrank.engine.adoption.write_atomic", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             adopt(trial, "bob")
     assert read_current(trial.current).now is None

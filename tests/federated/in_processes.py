@@ -13,10 +13,11 @@ from multiprocessing.connection import Connection, wait
 
 import numpy as np
 
-from fedrank.federated.client import ClientTask, Simulated, answer, first_memory
+from fedrank.federated.client import ClientTask, answer, first_memory
 from fedrank.federated.messages import Call, ExpectedCall, Message
 from fedrank.federated.server import ServerTask, receive, settle
 from fedrank.privacy.noise import SecureSource
+from fedrank.ranking.impressions import SimulatedImpressions
 from fedrank.seeds import Chance, rng_for
 from fedrank.types import Mechanism, Messages, OwnChance, SimulatedClients, has_trait
 
@@ -30,7 +31,7 @@ class ClientCase:
     """What a client has before it is called for the first time."""
 
     task: ClientTask
-    crowd: SimulatedClients  # of this client alone, with nothing but its own queries
+    clients: SimulatedClients  # of this client alone, with nothing but its own queries
     parameters: int  # that travel
     seed: int
     rounds: dict[int, tuple[int, int]]  # when it is called; out of step, from which place on it searches how often
@@ -85,20 +86,20 @@ def keyed(round: int, client: int) -> SecureSource:
     return SecureSource(key=hashlib.blake2b(f"{round} {client}".encode(), digest_size=32).digest())
 
 
-def only(crowd: SimulatedClients, row: int) -> SimulatedClients:
+def only(clients: SimulatedClients, row: int) -> SimulatedClients:
     """One client with nothing but the queries of its own pool, numbered anew."""
-    one = crowd.rows(slice(row, row + 1))
-    pool = crowd.queries[crowd.pools[one.pool[0]] : crowd.pools[one.pool[0] + 1]]
+    one = clients.rows(slice(row, row + 1))
+    pool = clients.queries[clients.pools[one.pool[0]] : clients.pools[one.pool[0] + 1]]
     queries, numbers = np.unique(pool, return_inverse=True)
-    documents = np.concatenate([np.arange(*crowd.data.offsets[query : query + 2]) for query in queries])
+    documents = np.concatenate([np.arange(*clients.data.offsets[query : query + 2]) for query in queries])
     return replace(
         one,
-        data=crowd.data.select(queries),
+        data=clients.data.select(queries),
         pool=np.zeros(1, dtype=np.int32),
         queries=numbers.astype(np.int32),
         pools=np.array([0, len(numbers)]),
-        grades=np.ascontiguousarray(crowd.grades[:, documents]),
-        ideal=np.ascontiguousarray(crowd.ideal[:, queries]),
+        grades=np.ascontiguousarray(clients.grades[:, documents]),
+        ideal=np.ascontiguousarray(clients.ideal[:, queries]),
         shared=np.empty(0, dtype=np.int32),
     )
 
@@ -109,7 +110,7 @@ def client(test: Connection, server: Connection) -> None:
         case: ClientCase | None = test.recv()
         if case is None:
             return
-        features = case.crowd.data.features.shape[1]
+        features = case.clients.data.features.shape[1]
         memory = first_memory(case.task, features, case.seed)
         left = sorted(case.rounds)
         while test not in wait([test, server]):
@@ -117,13 +118,15 @@ def client(test: Connection, server: Connection) -> None:
             expected = ExpectedCall(RUN, number, case.parameters, has_trait(case.task.local, "common"))
             call = Call.unpack(server.recv_bytes(), expected)
             at, searches = case.rounds[number]
-            crowd, chance = case.crowd, Chance(case.seed, number)
+            clients, chance = case.clients, Chance(case.seed, number)
             if not case.in_step:
-                crowd = replace(crowd, at=np.array([at]), interactions=np.array([searches]))
+                clients = replace(clients, at=np.array([at]), interactions=np.array([searches]))
                 chance = Chance(case.seed, 0)
-            identity = int(crowd.ids[0])
+            identity = int(clients.ids[0])
             own = OwnChance(chance, identity, keyed(number, identity) if case.keyed else None)
-            message, memory = answer(case.task, call, Simulated(crowd, own, case.task.learner), memory, own)
+            message, memory = answer(
+                case.task, call, SimulatedImpressions(clients, own, case.task.learner), memory, own
+            )
             server.send_bytes(message.pack())
         assert test.recv() == "end"
         test.send(memory)

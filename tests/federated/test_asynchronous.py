@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from fedrank.data.ranking import RankingData
 from fedrank.federated.asynchronous import FedAsync, FedBuff, Sync, schedule
+from fedrank.federated.asynchronous_simulation import simulate_arrivals
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.local import Scaffold
 from fedrank.federated.partition import Own, Users
-from fedrank.federated.round import simulate_arrivals
 from fedrank.federated.server import RoundError
 from fedrank.privacy.mechanisms import Gaussian, SecureAggregation
 from fedrank.privacy.noise import GridNoise
@@ -53,8 +53,8 @@ class Steps:
     ranker: Linear = field(default_factory=Linear)
     broken: int = -1  # whose updates are no numbers
 
-    def __call__(self, start, crowd, chance, correction=NO_CORRECTION, threads=1):
-        moves = np.where(crowd.ids == self.broken, np.nan, np.where(crowd.ids == 0, 1.0, 3.0))
+    def __call__(self, start, clients, chance, correction=NO_CORRECTION, threads=1):
+        moves = np.where(clients.ids == self.broken, np.nan, np.where(clients.ids == 0, 1.0, 3.0))
         return Learned(moves.astype(np.float32)[:, None], Observed(moves))
 
 
@@ -333,9 +333,9 @@ def test_windows_are_as_long_as_nobody_sends_twice():
 
     @dataclass(frozen=True)
     class Counted(Steps):
-        def __call__(self, start, crowd, chance, correction=NO_CORRECTION, threads=1):
-            calls.append(crowd.ids.tolist())
-            return super().__call__(start, crowd, chance, correction, threads)
+        def __call__(self, start, clients, chance, correction=NO_CORRECTION, threads=1):
+            calls.append(clients.ids.tolist())
+            return super().__call__(start, clients, chance, correction, threads)
 
     models(FedAsync(), Counted(), users_of(log_data([0, 1, 2, 2, 0, 0, 1]), interactions=1))
     assert calls == [[0, 1, 2], [2, 0], [0, 1]]  # clients are numbered by how much they searched: as they are here

@@ -8,15 +8,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-import fedrank.federated.round as round_module
+import fedrank.federated.backends as backends
 from fedrank.attacks.poison import ATTACKS, Noise, PoisonedClicks, SignFlip
 from fedrank.federated.aggregators import AGGREGATORS, Apart, Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.local import FedProx, Scaffold
 from fedrank.federated.robust import Krum, Median, Reputation, TrimmedMean, Trust
-from fedrank.federated.round import federated_round, first_state, simulate
+from fedrank.federated.round import first_state
 from fedrank.federated.server import RoundError, State
+from fedrank.federated.simulation import federated_round, simulate
 from fedrank.privacy.mechanisms import AtServer, Gaussian, OnClient, SecureAggregation
 from fedrank.ranking.click_models import ClickModel, click_model_for
 from fedrank.ranking.learners import Pdgd
@@ -48,21 +49,23 @@ def sent(federation, some, rounds=1, seed=1, **rest):
 
 def test_the_first_clients_are_malicious_and_click_with_a_user_of_their_own():
     own = ClickModel(click=(1.0, 0.5, 0.0), stop=(0.25, 0.25, 0.25))
-    some = make_clients(DATA, 5, user=["perfect", "navigational"], interactions=3, malicious=2, malicious_user="poison")
+    some = make_clients(
+        DATA, 5, click_model=["perfect", "navigational"], interactions=3, malicious=2, malicious_click_model="poison"
+    )
     assert some.malicious.tolist() == [True, True, False, False, False]
-    assert some.user_names == ("perfect", "navigational", "poison")
-    assert some.user.tolist() == [2, 2, 0, 1, 0]
+    assert some.click_model_names == ("perfect", "navigational", "poison")
+    assert some.click_model.tolist() == [2, 2, 0, 1, 0]
     np.testing.assert_array_equal(some.click[2], click_model_for("poison", 2).click)
     np.testing.assert_array_equal(some.stop[2], click_model_for("poison", 2).stop)
-    other = make_clients(DATA, 5, malicious=1, malicious_user=own)
-    np.testing.assert_array_equal(other.click[other.user[0]], own.click)
-    assert other.user[1:].tolist() == [0] * 4
+    other = make_clients(DATA, 5, malicious=1, malicious_click_model=own)
+    np.testing.assert_array_equal(other.click[other.click_model[0]], own.click)
+    assert other.click_model[1:].tolist() == [0] * 4
 
 
 def test_without_malicious_clients_everything_is_as_it_was_bit_by_bit():
-    plain = make_clients(DATA, 5, user=["perfect", "informational"])
-    none = make_clients(DATA, 5, user=["perfect", "informational"], malicious=0, malicious_user="poison")
-    for name in ("user", "malicious", "click", "stop", "attention", "pool", "queries", "user_names"):
+    plain = make_clients(DATA, 5, click_model=["perfect", "informational"])
+    none = make_clients(DATA, 5, click_model=["perfect", "informational"], malicious=0, malicious_click_model="poison")
+    for name in ("click_model", "malicious", "click", "stop", "attention", "pool", "queries", "click_model_names"):
         np.testing.assert_array_equal(getattr(none, name), getattr(plain, name))
     [before] = simulate(Federation(), plain, 1)
     [after] = simulate(Federation(attack=Noise(5.0)), none, 1)
@@ -71,7 +74,10 @@ def test_without_malicious_clients_everything_is_as_it_was_bit_by_bit():
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_honest_clients_send_the_same_bits_whoever_else_poisons_his_clicks(threads):
-    honest, attacked = clients(malicious=0, user="navigational"), clients(user="navigational", malicious_user="poison")
+    honest, attacked = (
+        clients(malicious=0, click_model="navigational"),
+        clients(click_model="navigational", malicious_click_model="poison"),
+    )
     [[before], _] = sent(Federation(), honest)
     [[after], _] = sent(Federation(attack=PoisonedClicks()), attacked, threads=threads)
     np.testing.assert_array_equal(after.updates[2:], before.updates[2:])
@@ -79,8 +85,8 @@ def test_honest_clients_send_the_same_bits_whoever_else_poisons_his_clicks(threa
 
 
 def test_a_user_of_malicious_clients_is_refused_where_all_users_are_drawn():
-    with pytest.raises(ValueError, match='user_per = "interaction" draws among all users'):
-        make_clients(DATA, 4, user_per="interaction", malicious=1, malicious_user="poison")
+    with pytest.raises(ValueError, match='click_model_per = "interaction" draws among all click models'):
+        make_clients(DATA, 4, click_model_per="interaction", malicious=1, malicious_click_model="poison")
 
 
 @pytest.mark.parametrize("name", sorted(set(ATTACKS) - {"poisoned-clicks"}))
@@ -141,9 +147,9 @@ class Breaks:
     value: float = np.nan
     ranker: object = field(default_factory=Linear)
 
-    def __call__(self, start, crowd, chance, correction=NO_CORRECTION, threads=1):
-        learned = Pdgd(ranker=self.ranker)(start, crowd, chance, correction, threads)
-        learned.updates[np.isin(crowd.ids, self.which), -1] = self.value
+    def __call__(self, start, clients, chance, correction=NO_CORRECTION, threads=1):
+        learned = Pdgd(ranker=self.ranker)(start, clients, chance, correction, threads)
+        learned.updates[np.isin(clients.ids, self.which), -1] = self.value
         return learned
 
 
@@ -153,7 +159,7 @@ def test_updates_that_are_not_finite_are_left_out_in_one_piece_or_in_chunks(monk
     some = clients(7, malicious=0)
     state, _ = first_state(Federation(), some, 1)
     without = federated_round(Federation(), state, some.rows([0, 1, 4, 6]), 1)
-    monkeypatch.setattr(round_module, "CHUNK_BYTES", rows * 4 * 5)
+    monkeypatch.setattr(backends, "CHUNK_BYTES", rows * 4 * 5)
     outcome = federated_round(Federation(learner=Breaks((2, 3, 5), value)), state, some, 1)
     assert outcome.excluded == (2, 3, 5)
     assert outcome.weights == pytest.approx(without.weights, rel=1e-12)
@@ -166,8 +172,8 @@ def test_infinities_of_both_signs_do_not_cancel():
 
     @dataclass(frozen=True)
     class Both(Breaks):
-        def __call__(self, start, crowd, chance, correction=NO_CORRECTION, threads=1):
-            learned = super().__call__(start, crowd, chance, correction, threads)
+        def __call__(self, start, simulated, chance, correction=NO_CORRECTION, threads=1):
+            learned = super().__call__(start, simulated, chance, correction, threads)
             learned.updates[0, 0], learned.updates[1, 0] = np.inf, -np.inf
             return learned
 
@@ -184,7 +190,7 @@ def test_large_updates_are_of_use_even_if_their_sum_is_not():
 
 @pytest.mark.parametrize("rows", [2, 100])
 def test_a_round_in_which_no_update_is_finite_names_round_and_client(monkeypatch, rows):
-    monkeypatch.setattr(round_module, "CHUNK_BYTES", rows * 4 * 5)
+    monkeypatch.setattr(backends, "CHUNK_BYTES", rows * 4 * 5)
     some = clients(5, malicious=0).rows([1, 2, 3, 4])
     with pytest.raises(RoundError, match="round 1, client 1: the update is not finite; take smaller steps"):
         next(simulate(Federation(learner=Breaks((1, 2, 3, 4))), some, 1))
@@ -305,7 +311,7 @@ def test_a_trusted_update_is_keyed_and_disturbs_nobody():
 
 
 def test_the_trusted_update_is_nobody_elses_and_comes_from_the_servers_own_queries():
-    some = clients(6, malicious=2, malicious_user="poison")
+    some = clients(6, malicious=2, malicious_click_model="poison")
     spy, seen = Spy(queries=1), []
     list(simulate(Federation(aggregator=spy), some, 1, watch=seen.append))
     assert not (seen[0].updates == spy.roots[0]).all(axis=1).any()
@@ -320,12 +326,12 @@ def test_the_trusted_update_is_nobody_elses_and_comes_from_the_servers_own_queri
     class Notes:
         ranker: object = field(default_factory=Linear)
 
-        def __call__(self, start, crowd, chance, correction=NO_CORRECTION, threads=1):
-            if crowd.ids[0] == -1:
-                used.append(crowd.queries[crowd.pools[0] : crowd.pools[1]].tolist())
-                assert len(crowd) == 1
-                assert crowd.user.tolist() == [0]
-            return Pdgd()(start, crowd, chance, correction, threads)
+        def __call__(self, start, simulated, chance, correction=NO_CORRECTION, threads=1):
+            if simulated.ids[0] == -1:
+                used.append(simulated.queries[simulated.pools[0] : simulated.pools[1]].tolist())
+                assert len(simulated) == 1
+                assert simulated.click_model.tolist() == [0]
+            return Pdgd()(start, simulated, chance, correction, threads)
 
     list(simulate(Federation(learner=Notes(), aggregator=Spy(queries=4)), some, 3))
     assert len(used) == 3
@@ -412,7 +418,7 @@ def test_watching_and_attacking_see_all_clients_together_however_many(monkeypatc
     some = clients(6, malicious=2)
     [[whole], _] = sent(Federation(), some)
     [[attacked], _] = sent(Federation(attack=ATTACKS["inner-product"](1.0, "full")), some)
-    monkeypatch.setattr(round_module, "CHUNK_BYTES", 2 * 4 * 5)
+    monkeypatch.setattr(backends, "CHUNK_BYTES", 2 * 4 * 5)
     [[seen], _] = sent(Federation(), some)
     np.testing.assert_array_equal(seen.updates, whole.updates)
     expected = some.interactions @ attacked.updates.astype(np.float64) / some.interactions.sum()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedrank.federated.clients import make_clients
 from fedrank.federated.partition import Dirichlet, Iid, Labels, Own, Shared, Split
-from fedrank.ranking.click_models import USERS, ClickModel
+from fedrank.ranking.click_models import CLICK_MODELS, ClickModel
 from fedrank.ranking.learners import Pdgd
 from fedrank.seeds import Chance
 from tests.made_up import made_up_data
@@ -40,15 +40,15 @@ def test_more_clients_than_queries_is_refused():
 
 
 def test_lists_are_counted_around():
-    clients = make_clients(DATA, 5, user=["perfect", "poison"], interactions=[1, 2, 3])
-    assert clients.user.tolist() == [0, 1, 0, 1, 0]
+    clients = make_clients(DATA, 5, click_model=["perfect", "poison"], interactions=[1, 2, 3])
+    assert clients.click_model.tolist() == [0, 1, 0, 1, 0]
     assert clients.interactions.tolist() == [1, 2, 3, 1, 2]
     assert clients.click.tolist() == [[0.0, 0.5, 1.0], [1.0, 0.5, 0.0]]
 
 
 def test_every_interaction_draws_a_user():
-    clients = make_clients(DATA, 3, user=["perfect", "poison"], user_per="interaction")
-    assert clients.user.tolist() == [-1, -1, -1]
+    clients = make_clients(DATA, 3, click_model=["perfect", "poison"], click_model_per="interaction")
+    assert clients.click_model.tolist() == [-1, -1, -1]
     assert clients.click.tolist() == [[0.0, 0.5, 1.0], [1.0, 0.5, 0.0]]
 
 
@@ -56,8 +56,8 @@ def test_drawn_users_are_a_mixture():
     # Whoever never clicks teaches nothing: of 400 single interactions, half must leave no update.
     silent, eager = ClickModel((0.0,) * 3, (0.0,) * 3), ClickModel((0.3, 0.3, 0.3), (0.0,) * 3)
     data = made_up_data(queries=8, longest=30, seed=3).select([7])
-    fixed = make_clients(data, 400, user=eager, interactions=1)
-    mixed = make_clients(data, 400, user=[silent, eager], interactions=1, user_per="interaction")
+    fixed = make_clients(data, 400, click_model=eager, interactions=1)
+    mixed = make_clients(data, 400, click_model=[silent, eager], interactions=1, click_model_per="interaction")
 
     def learning(clients):
         arrived = Pdgd()(np.zeros(5), clients, Chance(1, 1))
@@ -97,7 +97,7 @@ def test_a_partition_without_queries_for_somebody_is_refused():
 def test_a_million_clients_share_one_pool():
     clients = make_clients(DATA, 1_000_000)
     assert len(clients.queries) == 23
-    assert sum(column.nbytes for column in (clients.ids, clients.pool, clients.view, clients.user)) < 32e6
+    assert sum(column.nbytes for column in (clients.ids, clients.pool, clients.view, clients.click_model)) < 32e6
 
 
 def test_rows_keep_ids():
@@ -112,9 +112,9 @@ def test_rows_keep_ids():
         ({"count": 0}, "0 clients"),
         ({"count": 2, "interactions": 0}, "nobody would search"),
         ({"count": 2, "interactions": [3, -1]}, "nobody would search"),
-        ({"count": 2, "user": "nobody"}, "no user 'nobody'"),
-        ({"count": 2, "user_per": "round"}, "user_per = 'round' is not known"),
-        ({"count": 2, "user": ClickModel((0.0, 1.0), (0.0, 0.0))}, "for 2 grades, the data have 3"),
+        ({"count": 2, "click_model": "nobody"}, "no click model 'nobody'"),
+        ({"count": 2, "click_model_per": "round"}, "click_model_per = 'round' is not known"),
+        ({"count": 2, "click_model": ClickModel((0.0, 1.0), (0.0, 0.0))}, "for 2 grades, the data have 3"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
@@ -127,21 +127,21 @@ def test_a_scale_without_tables_says_what_to_do():
     with pytest.raises(ValueError, match="the data have 4; give `click` and `stop`"):
         make_clients(data, 2)
     own = ClickModel((0.0, 0.3, 0.6, 1.0), (0.0,) * 4)
-    assert make_clients(data, 2, user=own).click.shape == (1, 4)
+    assert make_clients(data, 2, click_model=own).click.shape == (1, 4)
 
 
 def test_user_tables_are_those_of_the_papers():
-    assert USERS["navigational"][3] == ClickModel((0.05, 0.5, 0.95), (0.2, 0.5, 0.9))
-    assert USERS["poison"][5].click == (1.0, 0.8, 0.4, 0.2, 0.0)
-    assert USERS["position-2"][3].attention.tolist() == [(1 / i) ** 2 for i in range(1, 11)]
-    for tables in USERS.values():
-        for levels, user in tables.items():
-            assert len(user.click) == len(user.stop) == levels
+    assert CLICK_MODELS["navigational"][3] == ClickModel((0.05, 0.5, 0.95), (0.2, 0.5, 0.9))
+    assert CLICK_MODELS["poison"][5].click == (1.0, 0.8, 0.4, 0.2, 0.0)
+    assert CLICK_MODELS["position-2"][3].attention.tolist() == [(1 / i) ** 2 for i in range(1, 11)]
+    for tables in CLICK_MODELS.values():
+        for levels, click_model in tables.items():
+            assert len(click_model.click) == len(click_model.stop) == levels
 
 
 @pytest.mark.parametrize(
-    "user", [((0.5,), (0.5, 0.5), 0), ((1.5, 0), (0, 0), 0), ((0, 0), (0, -1), 0), ((0, 1), (0, 0), -1)]
+    "click_model", [((0.5,), (0.5, 0.5), 0), ((1.5, 0), (0, 0), 0), ((0, 0), (0, -1), 0), ((0, 1), (0, 0), -1)]
 )
-def test_impossible_tables_are_refused(user):
+def test_impossible_tables_are_refused(click_model):
     with pytest.raises(ValueError):
-        ClickModel(*user)
+        ClickModel(*click_model)

@@ -13,7 +13,7 @@ from fedrank.federated.compatibility import CLASHES, clashes
 from fedrank.federated.federation import Federation
 from fedrank.federated.local import LOCAL_STEPS, FedPer, FedProx, Scaffold
 from fedrank.federated.robust import Krum, Trust
-from fedrank.federated.server_optimizers import SERVER_STEPS, Momentum
+from fedrank.federated.server_optimizers import SERVER_OPTIMIZERS, Momentum
 from fedrank.privacy.mechanisms import AtServer, Gaussian, SecureAggregation
 from fedrank.ranking.evolution import Evolution
 from fedrank.ranking.learners import LambdaRank, Pdgd
@@ -96,8 +96,8 @@ def test_several_clashes_are_named_at_once():
 def test_everything_else_goes_together():
     """All that the families have, two by two: what is refused is refused by a row that names one of the two."""
     made = 0
-    for aggregator, server in itertools.product(sorted(set(AGGREGATORS) - {"none"}), SERVER_STEPS):
-        assert not clashes(federated({"aggregator": AGGREGATORS[aggregator](), "server": SERVER_STEPS[server]()}))
+    for aggregator, server in itertools.product(sorted(set(AGGREGATORS) - {"none"}), SERVER_OPTIMIZERS):
+        assert not clashes(federated({"aggregator": AGGREGATORS[aggregator](), "server": SERVER_OPTIMIZERS[server]()}))
         made += 1
     for local, aggregator in itertools.product(LOCAL_STEPS, sorted(set(AGGREGATORS) - {"none", "trust"})):
         parts = {"learner": NEURAL, "local": LOCAL_STEPS[local](), "aggregator": AGGREGATORS[aggregator]()}

@@ -11,14 +11,16 @@ import pytest
 
 from fedrank.federated.aggregators import AGGREGATORS
 from fedrank.federated.asynchronous import FedAsync, FedBuff, Sync, schedule
+from fedrank.federated.asynchronous_simulation import simulate_arrivals
 from fedrank.federated.client import ClientTask
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.local import FedPer, FedProx, Scaffold
 from fedrank.federated.partition import Own, Users
-from fedrank.federated.round import personal_models, simulate, simulate_arrivals, taking_part
+from fedrank.federated.round import personal_models, taking_part
 from fedrank.federated.server import ServerTask
-from fedrank.federated.server_optimizers import SERVER_STEPS, Adam
+from fedrank.federated.server_optimizers import SERVER_OPTIMIZERS, Adam
+from fedrank.federated.simulation import simulate
 from fedrank.privacy.mechanisms import AtServer, EsRandomisedResponse, Gaussian, Laplace, SecureAggregation
 from fedrank.privacy.noise import SecureSource
 from fedrank.ranking.evolution import Evolution
@@ -84,16 +86,21 @@ def apart():
 def people(interactions=(2, 3, 5)):
     users = ["perfect", "navigational", "informational"]
     return make_clients(
-        made_up_data(queries=40, longest=14), CLIENTS, partition=Own(), user=users, interactions=interactions, seed=2
+        made_up_data(queries=40, longest=14),
+        CLIENTS,
+        partition=Own(),
+        click_model=users,
+        interactions=interactions,
+        seed=2,
     )
 
 
-def coordinator_of(federation, crowd):
+def coordinator_of(federation, clients):
     """The server's own client, as the simulation makes it, or one that is never called."""
-    count = min(getattr(federation.aggregator, "queries", 1), crowd.data.queries)
-    queries = rng_for(SEED, "trusted").choice(crowd.data.queries, size=count, replace=False).astype(np.int32)
+    count = min(getattr(federation.aggregator, "queries", 1), clients.data.queries)
+    queries = rng_for(SEED, "trusted").choice(clients.data.queries, size=count, replace=False).astype(np.int32)
     one = replace(
-        crowd.rows(slice(0, 1)),
+        clients.rows(slice(0, 1)),
         ids=np.array([COORDINATOR]),
         pool=np.zeros(1, dtype=np.int32),
         queries=queries,
@@ -109,29 +116,29 @@ def task_of(federation):
     return ClientTask(federation.learner, federation.local, mechanism.inner if keyed else mechanism), keyed
 
 
-def in_step(apart, federation, crowd, rounds=ROUNDS):
+def in_step(apart, federation, simulated, rounds=ROUNDS):
     """(models after every round, what clients keep), by processes."""
-    features = crowd.data.features.shape[1]
+    features = simulated.data.features.shape[1]
     sent = federation.sent(federation.learner.ranker.size(features))
     asked = [
-        taking_part(len(crowd), federation.participation, SEED, number).tolist() for number in range(1, rounds + 1)
+        taking_part(len(simulated), federation.participation, SEED, number).tolist() for number in range(1, rounds + 1)
     ]
     task, keyed = task_of(federation)
     clients = []
     for row in range(CLIENTS):
         when = {number: (0, 0) for number, rows in enumerate(asked, start=1) if row in rows}
-        clients.append(ClientCase(task, only(crowd, row), sent, SEED, when, keyed=keyed))
+        clients.append(ClientCase(task, only(simulated, row), sent, SEED, when, keyed=keyed))
     always = dict.fromkeys(range(1, rounds + 1), (0, 0))
-    root = ClientCase(ClientTask(federation.learner), coordinator_of(federation, crowd), sent, SEED, always)
+    root = ClientCase(ClientTask(federation.learner), coordinator_of(federation, simulated), sent, SEED, always)
     server = ServerCase(ServerTask(federation, CLIENTS), features, SEED, asked)
     assert b"RankingData" not in pickle.dumps(server)
     return apart.run(server, [*clients, root])
 
 
-def check_in_step(apart, federation, crowd=None, rounds=ROUNDS):
-    crowd = people() if crowd is None else crowd
-    expected = list(simulate(federation, crowd, rounds, SEED, noise=SecureSource(key=SERVER_KEY)))
-    models, kept = in_step(apart, federation, crowd, rounds)
+def check_in_step(apart, federation, clients=None, rounds=ROUNDS):
+    clients = people() if clients is None else clients
+    expected = list(simulate(federation, clients, rounds, SEED, noise=SecureSource(key=SERVER_KEY)))
+    models, kept = in_step(apart, federation, clients, rounds)
     assert len(models) == rounds
     for outcome, model in zip(expected, models, strict=True):
         assert model.tobytes() == outcome.state.weights.tobytes(), f"round {outcome.round}"
@@ -144,12 +151,12 @@ def check_in_step(apart, federation, crowd=None, rounds=ROUNDS):
 
 
 def test_a_client_has_nothing_but_its_own_queries():
-    crowd = people()
-    alone = [only(crowd, row) for row in range(CLIENTS)]
-    assert sum(one.data.queries for one in alone) == crowd.data.queries
+    clients = people()
+    alone = [only(clients, row) for row in range(CLIENTS)]
+    assert sum(one.data.queries for one in alone) == clients.data.queries
     seen = [set(one.data.query_ids.tolist()) for one in alone]
-    assert len(set.union(*seen)) == crowd.data.queries, "pools are apart"
-    assert all(one.grades.shape == (len(crowd.grades), one.data.documents) for one in alone)
+    assert len(set.union(*seen)) == clients.data.queries, "pools are apart"
+    assert all(one.grades.shape == (len(clients.grades), one.data.documents) for one in alone)
 
 
 LEARNERS = {
@@ -186,12 +193,12 @@ def test_some_take_part(apart, local):
 
 
 def test_fedper_shares_one_part_and_keeps_the_other(apart):
-    federation, crowd = Federation(Pdgd(Mlp(hidden=4)), local=FedPer()), people()
-    last, models, kept = check_in_step(apart, federation, crowd)
+    federation, clients = Federation(Pdgd(Mlp(hidden=4)), local=FedPer()), people()
+    last, models, kept = check_in_step(apart, federation, clients)
     assert len(models[-1]) == 4 * (5 + 1)
     # Curves are evaluated from both parts afterwards.
     whole = np.array([np.concatenate([models[-1], own[0]]) for own in kept])
-    assert whole.tobytes() == personal_models(federation, last.state, last.memory, crowd).tobytes()
+    assert whole.tobytes() == personal_models(federation, last.state, last.memory, clients).tobytes()
     assert len({own.tobytes() for own in kept}) == CLIENTS
 
 
@@ -202,9 +209,9 @@ def test_aggregators(apart, name):
     check_in_step(apart, Federation(aggregator=kind(attackers=0.1) if name == "bulyan" else kind()), rounds=4)
 
 
-@pytest.mark.parametrize("name", SERVER_STEPS)
+@pytest.mark.parametrize("name", SERVER_OPTIMIZERS)
 def test_server_steps(apart, name):
-    check_in_step(apart, Federation(server=SERVER_STEPS[name]()))
+    check_in_step(apart, Federation(server=SERVER_OPTIMIZERS[name]()))
 
 
 @pytest.mark.parametrize(
@@ -221,12 +228,12 @@ def test_server_steps(apart, name):
     ids=str,
 )
 def test_noise(apart, mechanism):
-    if mechanism.place == SecureAggregation():
+    if mechanism.placement == SecureAggregation():
         pytest.importorskip("cryptography")
     federation = Federation(mechanism=Keyed(mechanism))
     task = ServerTask(federation, CLIENTS)
     expected = task.expected(task.first(np.zeros(5)), in_processes.RUN, [0])
-    assert expected.type == ("<i8" if has_trait(mechanism, "adds up") and mechanism.place != AtServer() else "<f4")
+    assert expected.type == ("<i8" if has_trait(mechanism, "adds up") and mechanism.placement != AtServer() else "<f4")
     check_in_step(apart, federation)
 
 
@@ -244,18 +251,18 @@ def log_of_people():
     data = made_up_data(queries=90, longest=12)
     who = np.concatenate([np.repeat(np.arange(CLIENTS), 3), rng.integers(CLIENTS, size=60)]).astype(np.int32)
     data = replace(data, who=rng.permutation(who), when=np.arange(90))
-    return make_clients(data, CLIENTS, partition=Users(), user="informational", interactions=2)
+    return make_clients(data, CLIENTS, partition=Users(), click_model="informational", interactions=2)
 
 
 def check_out_of_step(apart, federation, rule, rounds):
-    crowd = log_of_people()
-    plan = schedule(crowd, rule)
+    simulated = log_of_people()
+    plan = schedule(simulated, rule)
     noise = SecureSource(key=SERVER_KEY)
     expected = [
-        outcome.weights.copy() for outcome in simulate_arrivals(federation, rule, crowd, rounds, SEED, noise=noise)
+        outcome.weights.copy() for outcome in simulate_arrivals(federation, rule, simulated, rounds, SEED, noise=noise)
     ]
     asked = [plan.cohort(number).tolist() for number in range(1, len(expected) + 1)]
-    (task, keyed), features = task_of(federation), crowd.data.features.shape[1]
+    (task, keyed), features = task_of(federation), simulated.data.features.shape[1]
     sent = federation.learner.ranker.size(features)
     clients = []
     for row in range(CLIENTS):
@@ -264,8 +271,8 @@ def check_out_of_step(apart, federation, rule, rounds):
             for batch in range(int(plan.edges[number - 1]), int(plan.edges[number])):
                 if plan.rows[batch] == row:
                     when[number] = int(plan.at[batch]), int(plan.searches[batch])
-        clients.append(ClientCase(task, only(crowd, row), sent, SEED, when, in_step=False, keyed=keyed))
-    nobody = ClientCase(task, coordinator_of(federation, crowd), sent, SEED, {})
+        clients.append(ClientCase(task, only(simulated, row), sent, SEED, when, in_step=False, keyed=keyed))
+    nobody = ClientCase(task, coordinator_of(federation, simulated), sent, SEED, {})
     server = ServerCase(ServerTask(federation, CLIENTS, rule), features, SEED, asked)
     models, _ = apart.run(server, [*clients, nobody])
     assert [model.tobytes() for model in models] == [model.tobytes() for model in expected]

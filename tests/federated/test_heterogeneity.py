@@ -44,7 +44,9 @@ def named(found, name):
 
 
 def test_counts_by_hand():
-    clients = make_clients(SIX, 2, partition=fixed([0, 1], [1, 2]), user=["perfect", "poison"], interactions=[3, 7])
+    clients = make_clients(
+        SIX, 2, partition=fixed([0, 1], [1, 2]), click_model=["perfect", "poison"], interactions=[3, 7]
+    )
     found = differences(clients)
     assert found.queries.tolist() == [2, 2]
     assert found.documents.tolist() == [3 + 1, 1 + 2]
@@ -63,7 +65,7 @@ def test_counts_by_hand():
 
 
 def test_drawn_users_are_named():
-    clients = make_clients(SIX, 1, user=["perfect", "poison"], user_per="interaction")
+    clients = make_clients(SIX, 1, click_model=["perfect", "poison"], click_model_per="interaction")
     assert differences(clients).users == ("perfect / poison",)
 
 

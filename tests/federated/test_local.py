@@ -27,7 +27,7 @@ KEY = Chance(5, 9).key("learn")
 def few_clients(interactions=(1, 6, 0, 3), features=7):
     data = made_up_data(features=features)
     users = ["perfect", "informational"]
-    return data, make_clients(data, 4, user=users, interactions=interactions, partition=Own(), seed=3)
+    return data, make_clients(data, 4, click_model=users, interactions=interactions, partition=Own(), seed=3)
 
 
 def as_sent(weights):
@@ -154,7 +154,7 @@ def test_the_server_knows_how_controls_move_from_messages_alone():
 
 
 def test_scaffold_by_hand_where_nobody_clicks():
-    clients = make_clients(made_up_data(features=1), 2, user=SILENT, interactions=[2, 3])
+    clients = make_clients(made_up_data(features=1), 2, click_model=SILENT, interactions=[2, 3])
     controls, common = np.array([[1.0], [5.0]]), np.array([3.0], dtype=np.float32)
     learned, after = bent(Scaffold(), Pdgd(rate=0.5), np.zeros(1), controls, clients, Chance(1, 1), common)
     # Steps of rate x (0 - control + mean control), and all gradients were 0.

@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-import fedrank.federated.round as round_module
+import fedrank.federated.backends as backends
 from fedrank.federated.aggregators import Apart, Mean, Median
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.local import FedPer, FedProx, Scaffold
 from fedrank.federated.partition import Own
-from fedrank.federated.round import federated_round, first_state, personal_models, simulate, taking_part
+from fedrank.federated.round import first_state, personal_models, taking_part
 from fedrank.federated.server import RoundError, State
-from fedrank.federated.server_optimizers import SERVER_STEPS
+from fedrank.federated.server_optimizers import SERVER_OPTIMIZERS
+from fedrank.federated.simulation import federated_round, simulate
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.rankers import Mlp
 from fedrank.seeds import Chance
@@ -92,7 +93,7 @@ def test_threads_chunks_and_resumption_change_nothing(federation, participation,
     for other in (threaded, resumed):
         assert np.array_equal(whole[-1].weights, other.weights)
         assert np.array_equal(whole[-1].memory, other.memory)
-    monkeypatch.setattr(round_module, "CHUNK_BYTES", 4 * len(whole[-1].weights) * 7)
+    monkeypatch.setattr(backends, "CHUNK_BYTES", 4 * len(whole[-1].weights) * 7)
     chunked = last_of(federation, clients, 5, seed=3)
     assert chunked.weights == pytest.approx(whole[-1].weights, rel=1e-6, abs=1e-9)
     assert chunked.memory == pytest.approx(whole[-1].memory, rel=1e-4, abs=1e-6)
@@ -122,12 +123,12 @@ def test_one_round_of_fedper_averages_like_fpdgd():
     assert np.abs(fedper[1].weights - plain[1].weights).max() > 1e-5
 
 
-@pytest.mark.parametrize("server", sorted(SERVER_STEPS))
+@pytest.mark.parametrize("server", sorted(SERVER_OPTIMIZERS))
 def test_the_server_step_leaves_personal_weights_alone(server):
     clients = few()
     last = last_of(FEDPER, clients, 3)
     one = federated_round(FEDPER, last.state, clients, 1, last.memory)
-    step = SERVER_STEPS[server]()
+    step = SERVER_OPTIMIZERS[server]()
     state = replace(last.state, server=step.first(len(last.state.weights)))
     other = federated_round(replace(FEDPER, server=step), state, clients, 1, last.memory)
     assert np.array_equal(one.memory, other.memory)
@@ -174,7 +175,7 @@ def test_the_server_of_scaffold_counts_all_clients_alike():
 
 
 def test_scaffold_corrections_cancel_when_all_take_as_many_steps():
-    clients = few(count=6, interactions=3, user="informational")
+    clients = few(count=6, interactions=3, click_model="informational")
     last = last_of(SCAFFOLD, clients, 3)
     drifts = last.state.common - last.memory
     assert np.abs(drifts).max() > 1e-3
@@ -215,7 +216,7 @@ def test_local_methods_from_outside_may_remember_too(monkeypatch):
     half = Federation(local=Counts(), participation=0.5)
     last = last_of(half, clients, 6)
     assert last.memory.sum() == 8 * 100 + 6 * 4
-    monkeypatch.setattr(round_module, "CHUNK_BYTES", 40)
+    monkeypatch.setattr(backends, "CHUNK_BYTES", 40)
     assert np.array_equal(last_of(half, clients, 6).memory, last.memory)
     with pytest.raises(RoundError, match="first_state"):
         federated_round(half, State(0, np.zeros(5)), clients, 1)

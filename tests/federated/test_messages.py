@@ -13,7 +13,7 @@ from fedrank.federated.aggregators import Mean
 from fedrank.federated.asynchronous import FedAsync, FedBuff
 from fedrank.federated.federation import Federation
 from fedrank.federated.local import FedPer, Scaffold
-from fedrank.federated.messages import LARGEST_SIZE, Call, ExpectedCall, ExpectedMessage, Message
+from fedrank.federated.messages import MAX_SIZE, Call, ExpectedCall, ExpectedMessage, Message
 from fedrank.federated.robust import Krum, Reputation
 from fedrank.federated.server import RoundError, ServerTask, receive, settle
 from fedrank.federated.server_optimizers import Momentum
@@ -111,7 +111,7 @@ BAD = {
     "infinite": (message(payload=(1.0, np.inf, 3.0)).pack(), "payload has values that are not finite"),
     "minus infinite": (message(payload=(1.0, -np.inf, 3.0)).pack(), "payload has values that are not finite"),
     "negative size": (message(size=-1).pack(), "-1 interactions"),
-    "huge size": (message(size=LARGEST_SIZE + 1).pack(), "interactions, which cannot be"),
+    "huge size": (message(size=MAX_SIZE + 1).pack(), "interactions, which cannot be"),
     "checksum": (message().pack()[:-1] + b"?", "checksum is wrong"),
     "cut off": (message().pack()[:-20], "checksum is wrong"),
     "longer": (message().pack() + b"more", "too many"),
@@ -326,7 +326,7 @@ def test_mutated_messages_are_refused_or_the_same(reseal):
             assert got.payload.shape == original.payload.shape
             assert got.payload.dtype == original.payload.dtype
             assert got.sender in EXPECTED.senders
-            assert 0 <= got.size <= LARGEST_SIZE
+            assert 0 <= got.size <= MAX_SIZE
 
 
 @pytest.mark.parametrize("reseal", [False, True])

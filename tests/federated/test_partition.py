@@ -27,7 +27,7 @@ from fedrank.federated.partition import (
     main_grades,
     shuffle_intents,
 )
-from fedrank.federated.round import simulate
+from fedrank.federated.simulation import simulate
 from fedrank.seeds import Chance
 from tests import needs
 from tests.made_up import made_up_data
@@ -133,7 +133,7 @@ class TestLabels:
 
     def test_single_grade_clients_are_always_perfect_or_empty(self):
         data = made_up_data(queries=30, top_grade=4)
-        clients = make_clients(data, 5, partition=Labels(), user="informational", interactions=3)
+        clients = make_clients(data, 5, partition=Labels(), click_model="informational", interactions=3)
         for outcome in simulate(Federation(), clients, rounds=8):
             # The client of grade 0 has nothing relevant; the lists of the others cannot be better.
             assert outcome.online == pytest.approx((0 + 1 + 1 + 1 + 1) / 5, abs=1e-12)
@@ -410,7 +410,7 @@ def test_order_of_clients_does_not_matter(name):
 @needs.data
 def test_label_skew_on_real_grades():
     data = catalog.load("mslr-sample").train
-    clients = make_clients(data, 5, partition=Labels(), user="navigational", interactions=2)
+    clients = make_clients(data, 5, partition=Labels(), click_model="navigational", interactions=2)
     assert np.bincount(clients.data.grades).tolist() == np.bincount(data.grades).tolist()
     for c in range(5):
         pool = clients.queries[clients.pools[c] : clients.pools[c + 1]]

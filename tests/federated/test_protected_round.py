@@ -9,7 +9,8 @@ from fedrank.federated.aggregators import Apart, Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.local import FedPer, Scaffold
-from fedrank.federated.round import federated_round, first_state, simulate
+from fedrank.federated.round import first_state
+from fedrank.federated.simulation import federated_round, simulate
 from fedrank.privacy.clip import contributions
 from fedrank.privacy.guarantees import Guarantee, Setting
 from fedrank.privacy.ledger import Ledger
@@ -74,7 +75,7 @@ def test_parts_add_up_to_the_same(silent, monkeypatch, place, rows):
     federation = Federation(mechanism=Gaussian(0.1, 1.0, place))
     state, _ = first_state(federation, some, 1)
     whole = federated_round(federation, state, some, 1)
-    monkeypatch.setattr("fedrank.federated.round.CHUNK_BYTES", rows * 4 * 5)
+    monkeypatch.setattr("fedrank.federated.backends.CHUNK_BYTES", rows * 4 * 5)
     parts = federated_round(federation, state, some, 1)
     assert parts.weights == pytest.approx(whole.weights, abs=1e-15)
     assert parts.bytes_up == whole.bytes_up
@@ -88,18 +89,18 @@ def test_in_parts_noise_at_the_server_is_drawn_once(monkeypatch):
     federation = Federation(mechanism=Gaussian(0.1, 1.0, AtServer()))
     state, _ = first_state(federation, some, 1)
     whole = federated_round(federation, state, some, 1, noise=source())
-    monkeypatch.setattr("fedrank.federated.round.CHUNK_BYTES", 4 * 5)
+    monkeypatch.setattr("fedrank.federated.backends.CHUNK_BYTES", 4 * 5)
     assert np.array_equal(federated_round(federation, state, some, 1, noise=source()).weights, whole.weights)
 
 
 class Card:
     """Stands in for a graphics card, on which clients learn and a server shortens and adds up what they send."""
 
-    def __init__(self, learner, crowd):
-        self.learner, self.crowd = learner, crowd
+    def __init__(self, learner, clients):
+        self.learner, self.clients = learner, clients
 
     def clipped(self, start, chance, present, clip):
-        some = self.crowd if present is None else self.crowd.rows(present)
+        some = self.clients if present is None else self.clients.rows(present)
         learned = self.learner(start, some, chance)
         steps = contributions(learned.updates, clip.weights, clip.length, clip.norm, clip.step)
         return steps.sum(axis=0), learned.observed
@@ -111,8 +112,8 @@ def test_a_server_that_adds_up_on_a_card_adds_the_same_noise_here(monkeypatch, p
     some = clients(interactions=[2, 5])
     federation = Federation(mechanism=Gaussian(0.1, 1.0, AtServer(), cap=4), participation=participation)
     here = list(simulate(federation, some, 3, noise=source()))
-    monkeypatch.setattr("fedrank.federated.round.DEVICE_BYTES", rows * 4 * 5)
-    monkeypatch.setattr("fedrank.federated.round.find_device_learner", lambda _, *made_of: Card(*made_of))
+    monkeypatch.setattr("fedrank.federated.cuda_backend.DEVICE_BYTES", rows * 4 * 5)
+    monkeypatch.setattr("fedrank.federated.simulation.find_device_learner", lambda _, *made_of: Card(*made_of))
     there = list(simulate(federation, some, 3, noise=source()))
     for one, other in zip(here, there, strict=True):
         assert np.array_equal(one.weights, other.weights)
@@ -133,7 +134,7 @@ def test_the_protocol_never_opens_a_part(monkeypatch):
     federation = Federation(mechanism=Gaussian(1.0, 1.0, SecureAggregation()))
     state, _ = first_state(federation, some, 1)
     whole = federated_round(federation, state, some, 1, noise=source())
-    monkeypatch.setattr("fedrank.federated.round.CHUNK_BYTES", 2 * 4 * 5)
+    monkeypatch.setattr("fedrank.federated.backends.CHUNK_BYTES", 2 * 4 * 5)
     small = federated_round(federation, state, some, 1, noise=source())
     assert opened == [6, 6]
     assert np.array_equal(small.weights, whole.weights)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from fedrank.experiments.spec.families import build, describe
-from fedrank.experiments.spec.toml import write_toml
 from fedrank.federated import robust
 from fedrank.federated.aggregators import AGGREGATORS, Mean
+from fedrank.federated.cuda_backend import robust_rule
 from fedrank.federated.robust import (
     Bulyan,
     GeometricMedian,
@@ -26,7 +26,7 @@ from fedrank.federated.robust import (
     Trust,
     assumed_attackers,
 )
-from fedrank.federated.robust_on_device import has_twin
+from fedrank.toml import write_toml
 from fedrank.types import Aggregator, Messages, has_trait
 from tests.oracles import robust as oracle
 
@@ -477,14 +477,17 @@ class TestReputation:
         assert (state["surprises"] == 1).all()
 
 
-def test_only_what_fits_has_a_twin_on_a_card():
+def test_robust_aggregators_run_on_a_card_if_their_clients_fit():
     """Of 160 KiB, less what threads add up, 2^14 distances of 8 bytes fit, and 2^15 values of 4 bytes."""
-    machine = SimpleNamespace(fast_memory=160 << 10)
+    device = SimpleNamespace(fast_memory=160 << 10)
+    learner = SimpleNamespace(updates_stay=True, on_device=SimpleNamespace(device=device))
     for rule in (Krum(), MultiKrum()):
-        assert has_twin(machine, rule, 16384)
-        assert not has_twin(machine, rule, 16385)
+        assert robust_rule(rule, learner, 16384) == rule.on_device
+        assert robust_rule(rule, learner, 16385) is None
     for rule in (TrimmedMean(), Median()):
-        assert has_twin(machine, rule, 32768)
-        assert not has_twin(machine, rule, 32769)
-    assert not has_twin(machine, Bulyan(), 10)
-    assert not has_twin(machine, Mean(), 10)
+        assert robust_rule(rule, learner, 32768) == rule.on_device
+        assert robust_rule(rule, learner, 32769) is None
+    assert robust_rule(Bulyan(), learner, 10) is None
+    assert robust_rule(Mean(), learner, 10) is None
+    learner.updates_stay = False
+    assert robust_rule(Krum(), learner, 10) is None

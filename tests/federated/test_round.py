@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-import fedrank.federated.round as round_module
+import fedrank.federated.backends as backends
 from fedrank.federated.aggregators import AGGREGATORS, Apart, Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.partition import Own
-from fedrank.federated.round import federated_round, first_state, simulate, taking_part
+from fedrank.federated.round import first_state, taking_part
 from fedrank.federated.server import RoundError
+from fedrank.federated.simulation import federated_round, simulate
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.rankers import Linear, Mlp
 from fedrank.types import NO_CORRECTION, Messages, has_trait
@@ -79,7 +80,7 @@ def test_simulation_is_the_same_for_any_threads_chunks_and_resumption(monkeypatc
     assert np.array_equal(whole[-1].weights, threaded[-1].weights)
     assert np.array_equal(whole[-1].weights, resumed[-1].weights)
     assert [one.online for one in whole] == [one.online for one in threaded]
-    monkeypatch.setattr(round_module, "CHUNK_BYTES", 40 * 20)
+    monkeypatch.setattr(backends, "CHUNK_BYTES", 40 * 20)
     chunked = list(simulate(federation, clients, 6, seed=3))
     assert chunked[-1].weights == pytest.approx(whole[-1].weights, rel=1e-12)
     assert [one.online for one in chunked] == pytest.approx([one.online for one in whole])
@@ -138,10 +139,10 @@ def test_an_update_that_is_not_finite_names_round_and_client(ranker):
     class Diverges:
         ranker: object
 
-        def __call__(self, start, crowd, chance, correction=NO_CORRECTION, threads=1):
-            learned = Pdgd(ranker=self.ranker)(start, crowd, chance, correction, threads)
+        def __call__(self, start, simulated, chance, correction=NO_CORRECTION, threads=1):
+            learned = Pdgd(ranker=self.ranker)(start, simulated, chance, correction, threads)
             if chance.round == 2:
-                learned.updates[crowd.ids == 1, 0] = np.nan
+                learned.updates[simulated.ids == 1, 0] = np.nan
             return learned
 
     data = made_up_data()
@@ -158,7 +159,7 @@ def test_an_update_that_is_not_finite_names_round_and_client(ranker):
 
 
 def test_a_rule_that_needs_too_much_memory_says_so_first(monkeypatch):
-    monkeypatch.setattr(round_module, "LARGEST_ROUND", 100)
+    monkeypatch.setattr(backends, "MAX_ROUND", 100)
 
     @dataclass(frozen=True)
     class Median:

@@ -9,8 +9,8 @@ import pytest
 
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
-from fedrank.federated.round import simulate
-from fedrank.federated.server_optimizers import SERVER_STEPS, Adam, Add, Momentum
+from fedrank.federated.server_optimizers import SERVER_OPTIMIZERS, Adam, Add, Momentum
+from fedrank.federated.simulation import simulate
 from tests.made_up import made_up_data
 
 
@@ -58,9 +58,9 @@ def test_adam_climbs_and_ignores_the_scale_of_changes():
     assert (np.abs(small) <= 40 * 0.001 * 1.5).all()
 
 
-@pytest.mark.parametrize("name", sorted(SERVER_STEPS))
+@pytest.mark.parametrize("name", sorted(SERVER_OPTIMIZERS))
 def test_rows_of_weights_move_independently_and_arguments_are_left_alone(name):
-    step = SERVER_STEPS[name]()
+    step = SERVER_OPTIMIZERS[name]()
     rng = np.random.default_rng(2)
     weights, changes = rng.standard_normal((3, 4)), rng.standard_normal((5, 3, 4))
     kept = weights.copy()
@@ -77,10 +77,10 @@ def test_rows_of_weights_move_independently_and_arguments_are_left_alone(name):
     assert state.ndim == 1
 
 
-@pytest.mark.parametrize("name", sorted(SERVER_STEPS))
+@pytest.mark.parametrize("name", sorted(SERVER_OPTIMIZERS))
 def test_a_run_resumes_with_what_the_server_remembers(name):
     clients = make_clients(made_up_data(), 4)
-    federation = Federation(server=SERVER_STEPS[name](), participation=0.5)
+    federation = Federation(server=SERVER_OPTIMIZERS[name](), participation=0.5)
     whole = list(simulate(federation, clients, 6))
     resumed = list(simulate(federation, clients, 6, state=whole[2].state))
     assert np.array_equal(whole[-1].weights, resumed[-1].weights)

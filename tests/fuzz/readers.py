@@ -157,13 +157,13 @@ def _save_runs(folder: Path) -> None:
 
 
 def _runs(folder: Path) -> Any:
-    from fedrank.experiments.report.analysis import find
+    from fedrank.experiments.report.analysis import analyse
     from fedrank.experiments.runner.runs import load_runs
 
     runs = load_runs(folder)
     for run in runs.checked().finished:
         run.spec.rounds_asked, run.card, run.receipt, run.clients  # noqa: B018
-    find(runs)
+    analyse(runs)
     return runs.table()
 
 
@@ -219,7 +219,7 @@ def _sketch(folder: Path) -> Any:
     from fedrank.silo.files import open_sketch
 
     file = open_sketch(folder / "a.sketch")
-    cells, signs = file.sketcher.places(["flu"], file.hashing(KEY))
+    cells, signs = file.sketcher.locate(["flu"], file.hashing(KEY))
     return file.sketcher, [field.query(cells[0], signs[0]) for field in file.fields.values()]
 
 
@@ -317,8 +317,8 @@ def _save_clicks(folder: Path) -> None:
 
 
 def _clicks(folder: Path) -> Any:
+    from fedrank.data.click_log import read_clicks
     from fedrank.data.documents import Documents
-    from fedrank.data.logs import read_clicks
 
     some = [str(number) for number in range(5)]
     clicks = read_clicks(folder / "log.tsv", Documents(some, ["t"] * 5, ["b"] * 5, ["u"] * 5))
@@ -538,7 +538,7 @@ def _save_backup(folder: Path) -> None:
 
 
 def _save_recorded(folder: Path) -> None:
-    from fedrank.data.impressions import RecordedFolder, RecordedList
+    from fedrank.deploy.recorded_lists import RecordedFolder, RecordedList
     from fedrank.types import Impression
 
     features = np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3)
@@ -547,7 +547,7 @@ def _save_recorded(folder: Path) -> None:
 
 
 def _recorded(folder: Path) -> Any:
-    from fedrank.data.impressions import RecordedFolder
+    from fedrank.deploy.recorded_lists import RecordedFolder
 
     lists = RecordedFolder(folder)
     return [(*one.impression, one.temperature, one.keep) for one in map(lists.get, lists.numbers())]
@@ -649,13 +649,13 @@ def _engine_log(folder: Path) -> Any:
 
 
 def _save_places(folder: Path) -> None:
-    (folder / "places.json").write_text('{"slope": [1, 0.5, null], "extra": [0, 0.01, null], "how": "x"}\n')
+    (folder / "propensities.json").write_text('{"slope": [1, 0.5, null], "extra": [0, 0.01, null], "how": "x"}\n')
 
 
 def _places(folder: Path) -> Any:
     from fedrank.experiments.runner.position_bias import read_propensities
 
-    found = read_propensities(folder / "places.json")
+    found = read_propensities(folder / "propensities.json")
     return found.slope, found.extra
 
 

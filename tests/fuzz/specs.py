@@ -12,15 +12,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedrank.experiments.spec.experiment import SpecError
-from fedrank.experiments.spec.source import builtin_names, read_spec
-from fedrank.experiments.spec.toml import flat, parse_toml, put, write_toml, write_value
+from fedrank.experiments.spec.source import builtin_specs, read_spec
+from fedrank.toml import flat, parse_toml, put, write_toml, write_value
 
 SEED = 16
 SECONDS = 10.0  # for one spec
@@ -64,7 +63,7 @@ class TooSlow(BaseException):
 
 
 def spec_text(name: str) -> str:
-    return resources.files("fedrank").joinpath("papers", f"{name}.toml").read_text(encoding="utf-8")
+    return builtin_specs()[name].read_text(encoding="utf-8")
 
 
 def mutations(names: Sequence[str]) -> Iterator[Mutation]:
@@ -150,7 +149,7 @@ def faults(some: Sequence[Mutation], told: dict[str, int] | None = None) -> list
 def drawn(share: float, names: Sequence[str] = (), seed: int = SEED) -> list[Mutation]:
     """A share of all mutations."""
     rng = np.random.default_rng(seed)
-    return [mutation for mutation in mutations(names or builtin_names()) if rng.random() < share]
+    return [mutation for mutation in mutations(names or list(builtin_specs())) if rng.random() < share]
 
 
 def main() -> None:

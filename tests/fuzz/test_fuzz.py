@@ -95,8 +95,8 @@ def test_specs_with_wrong_values_are_refused_by_an_error_that_names_the_key():
         ("quickstart", "seeds", [99999999999999999999]),
         ("live/cranfield", "start", "ß" * 300),
         ("demo-privacy", "variants.published-noise.mechanism.epsilon", 1e308),
-        ("hospitals", "variants.secure-sum.mechanism.clip", 1e308),
-        ("hospitals", "variants.secure-sum.mechanism.noise", 1e308),
+        ("hospitals", "variants.secure-aggregation.mechanism.clip", 1e308),
+        ("hospitals", "variants.secure-aggregation.mechanism.noise", 1e308),
     ],
 )
 @pytest.mark.parametrize("by", ["file", "set"])

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrank.kernels.robust import (
-    bend_image,
     best_split,
     curvature,
+    curvature_product,
     distances_from_products,
     distances_of_few,
     geometric_median,
@@ -163,7 +163,7 @@ def matrix_of(steps, bends, first=0, flattest=0.01):
     size = steps.shape[1]
     columns = np.empty((size, size))
     for p in range(size):
-        bend_image(np.eye(size)[p], scale, up, down, used, columns[p])
+        curvature_product(np.eye(size)[p], scale, up, down, used, columns[p])
     return columns.T, used
 
 

@@ -13,14 +13,14 @@ WORK = """
 import sys
 import numpy as np
 import fedrank as fr
-import fedrank.federated.round
+import fedrank.federated.backends
 from fedrank.federated.clients import make_clients
 from fedrank.federated.server_optimizers import Adam, Add, Momentum
 from fedrank.seeds import Chance
 from tests.made_up import made_up_data
 
 data = made_up_data(queries=6, features=6, longest=14)
-clients = make_clients(data, 3, user=["perfect", "informational"], interactions=[2, 3])
+clients = make_clients(data, 3, click_model=["perfect", "informational"], interactions=[2, 3])
 out = {}
 with np.errstate(over="ignore"):  # 64-bit counters wrap on purpose
     for name, learner in (
@@ -36,7 +36,7 @@ with np.errstate(over="ignore"):  # 64-bit counters wrap on purpose
             out[f"{name}-{kind}"] = arrived.updates
             out[f"{name}-{kind}-online"] = arrived.observed.online
         out[name + "-quality"] = fr.Evaluator(data, ["ndcg@10", "map", "err@5", "mrr", "p@3"])(start, learner.ranker)
-    fedrank.federated.round.ENOUGH_ROUNDS = 1  # many rounds in one call, however few there are
+    fedrank.federated.backends.ENOUGH_ROUNDS = 1  # many rounds in one call, however few there are
     for server in (Add(), Momentum(), Adam()):
         *_, last = fr.simulate(fr.Federation(server=server), clients, 3)
         out["rounds-" + type(server).__name__] = last.weights

@@ -26,7 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedrank.files import locked, write_whole
+from fedrank.files import locked, write_atomic
 from fedrank.kernels.compile import cache_folder
 from tests.mutants.operators import Mutant, sample
 
@@ -227,7 +227,7 @@ def main() -> None:
     with locked(work / "lock", "another `python -m tests.mutants` is running"):
         result = run(work, chosen.count, chosen.seed, sorted(chosen.packages), sorted(chosen.tests))
     if chosen.out:
-        write_whole(chosen.out, json.dumps(result, indent=1))
+        write_atomic(chosen.out, json.dumps(result, indent=1))
     tell(result["mutants"])
     caught = sum(mutant["outcome"] == "caught" for mutant in result["mutants"])
     sys.exit(0 if caught >= CAUGHT * len(result["mutants"]) else 1)
@@ -250,7 +250,7 @@ def run(work: Path, count: int, seed: int, packages: Sequence[str], tests: Seque
     if state is not kept:
         for file in work.glob("*.jsonl"):
             file.unlink()
-        write_whole(work / "state.json", json.dumps(state))
+        write_atomic(work / "state.json", json.dumps(state))
     if not state["covering"]:
         for uncompiled in (False, True):
             chosen = {key: one for key, one in mutants.items() if (package(one.file) == "kernels") == uncompiled}
@@ -268,7 +268,7 @@ def run(work: Path, count: int, seed: int, packages: Sequence[str], tests: Seque
             )
             for name in failed:
                 print(f"  {name}")
-        write_whole(work / "state.json", json.dumps(state))
+        write_atomic(work / "state.json", json.dumps(state))
 
     def one(key: int) -> tuple[int, str, str, float]:
         start = time.monotonic()
@@ -279,7 +279,7 @@ def run(work: Path, count: int, seed: int, packages: Sequence[str], tests: Seque
         for future in as_completed([pool.submit(one, key) for key in left]):
             key, outcome, why, seconds = future.result()
             state["ended"][str(key)] = {"outcome": outcome, "why": why, "seconds": round(seconds, 1)}
-            write_whole(work / "state.json", json.dumps(state))
+            write_atomic(work / "state.json", json.dumps(state))
             done = len(state["ended"])
             print(f"{done:3}/{len(mutants)} {outcome:8} {seconds:4.0f} s  {mutants[key].name}  [{why}]", flush=True)
     print(f"{time.monotonic() - began:.0f} s")

@@ -60,12 +60,14 @@ def client_round(start, hidden, deviation, kind, truth, data, clients, c, keys):
         weights = (start + (noise, -noise)[side]).astype(np.float32).astype(float)
         chance = np.uint64(stream(own, interaction))
         query = pool[int(uniform(chance, 0) * len(pool))]
-        user = clients.user[c] if clients.user[c] >= 0 else int(uniform(chance, 1) * len(clients.click))
+        click_model = (
+            clients.click_model[c] if clients.click_model[c] >= 0 else int(uniform(chance, 1) * len(clients.click))
+        )
         rows = np.arange(data.offsets[query], data.offsets[query + 1])
         grades = clients.grades[clients.view[c], rows]
         scores = [score_of(weights, hidden, data.features[row].astype(float)) for row in rows]
         shown = ranking(scores)[:10]
-        tables = clients.click[user], clients.stop[user], clients.attention[user]
+        tables = clients.click[click_model], clients.stop[click_model], clients.attention[click_model]
         clicked, _ = clicks(grades, shown, *tables, chance)
         reward = reward_of(clicked, kind)
         true.append(reward)
@@ -97,7 +99,7 @@ def shared_client_round(start, hidden, deviation, data, clients, c, noise_key):
         drawn[:inner] = drawn[:inner].reshape(abs(hidden), -1).T.ravel()
     random_state = np.random.RandomState(seed)
     pool = clients.queries[clients.pools[clients.pool[c]] : clients.pools[clients.pool[c] + 1]]
-    click, stop = clients.click[clients.user[c]], clients.stop[clients.user[c]]
+    click, stop = clients.click[clients.click_model[c]], clients.stop[clients.click_model[c]]
     half = math.ceil(clients.interactions[c] / 2)
     sides = ([], [])
     for interaction in range(clients.interactions[c]):

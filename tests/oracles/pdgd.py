@@ -124,7 +124,9 @@ def client_update(
         place = clients.at[c] + interaction if len(clients.at) else interaction
         chance = np.uint64(stream(own, place))
         query = pool[place] if len(clients.at) else pool[int(uniform(chance, 0) * len(pool))]
-        user = clients.user[c] if clients.user[c] >= 0 else int(uniform(chance, 1) * len(clients.click))
+        click_model = (
+            clients.click_model[c] if clients.click_model[c] >= 0 else int(uniform(chance, 1) * len(clients.click))
+        )
         rows = np.arange(data.offsets[query], data.offsets[query + 1])
         scored = [score_and_gradient(weights, hidden, data.features[row]) for row in rows]
         scores = [s for s, _ in scored]
@@ -135,7 +137,12 @@ def client_update(
             considered = min(len(rows), max([i + 2 for i in shown if clicked[i]], default=0))
         else:
             clicked, considered = clicks(
-                grades, shown, clients.click[user], clients.stop[user], clients.attention[user], chance
+                grades,
+                shown,
+                clients.click[click_model],
+                clients.stop[click_model],
+                clients.attention[click_model],
+                chance,
             )
         scales = position_scales(scores, shown, clicked, considered, temperature, keep) / temperature
         gradient = sum(scale * scored[d][1] for scale, d in zip(scales, shown, strict=True))

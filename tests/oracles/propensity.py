@@ -1,4 +1,4 @@
-"""Propensities as the papers write them: dictionaries, sums over pairs of places, general optimisers. Slow, obvious."""
+"""Propensities as the papers write them: dictionaries, sums over pairs of positions, general optimisers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from scipy.optimize import minimize
 
 
 def cells(shown):
-    """(pair, place) -> [times shown, times clicked]."""
+    """(pair, position) -> [times shown, times clicked]."""
     found: dict[tuple[int, int], list[int]] = {}
-    for pair, place, clicked in zip(shown.pair, shown.place, shown.clicked, strict=True):
-        one = found.setdefault((int(pair), int(place)), [0, 0])
+    for pair, position, clicked in zip(shown.pair, shown.position, shown.clicked, strict=True):
+        one = found.setdefault((int(pair), int(position)), [0, 0])
         one[0] += 1
         one[1] += int(clicked)
     return found
@@ -22,12 +22,12 @@ def cells(shown):
 def interventions(shown):
     """(a, b), a < b -> weighted click rates in a and in b of the documents that were in both."""
     by_pair: dict[int, dict[int, list[int]]] = {}
-    for (pair, place), counts in cells(shown).items():
-        by_pair.setdefault(pair, {})[place] = counts
+    for (pair, position), counts in cells(shown).items():
+        by_pair.setdefault(pair, {})[position] = counts
     sets: dict[tuple[int, int], list[float]] = {}
-    for places in by_pair.values():
-        for a, b in combinations(sorted(places), 2):
-            (n, c), (m, d) = places[a], places[b]
+    for positions in by_pair.values():
+        for a, b in combinations(sorted(positions), 2):
+            (n, c), (m, d) = positions[a], positions[b]
             weight = n * m / (n + m)
             one = sets.setdefault((a, b), [0.0, 0.0, 0.0])
             one[0] += weight
@@ -36,8 +36,8 @@ def interventions(shown):
     return sets
 
 
-def all_pairs(shown, places):
-    """Propensities that make the clicks of all pairs of places likeliest; clicks are counts with a rate p x r."""
+def all_pairs(shown, positions):
+    """Propensities that make the clicks of all pairs of positions likeliest; clicks are counts with a rate p x r."""
     sets = interventions(shown)
 
     def cost(free):
@@ -49,21 +49,21 @@ def all_pairs(shown, places):
             total -= one * (logs[a] - both) + two * (logs[b] - both)
         return total
 
-    return np.concatenate([[1.0], np.exp(minimize(cost, np.zeros(places - 1), tol=1e-12).x)])
+    return np.concatenate([[1.0], np.exp(minimize(cost, np.zeros(positions - 1), tol=1e-12).x)])
 
 
-def regression_em(place, times, clicks, table, places, steps):
-    """Regression EM (Wang et al., 2018) as it is written, the first place always looked at; relevance by Newton."""
-    looked, weights = np.ones(places) * 0.5, np.zeros(table.shape[1])
+def regression_em(position, times, clicks, table, positions, steps):
+    """Regression EM (Wang et al., 2018) as it is written, the first position always looked at; relevance by Newton."""
+    looked, weights = np.ones(positions) * 0.5, np.zeros(table.shape[1])
     looked[0] = 1.0
     for _ in range(steps):
         relevant = 1 / (1 + np.exp(-table @ weights))
-        here = looked[place]
+        here = looked[position]
         # What was not clicked: looked at and not relevant; relevant and not looked at.
         examined = clicks + (times - clicks) * here * (1 - relevant) / (1 - here * relevant)
         good = clicks + (times - clicks) * relevant * (1 - here) / (1 - here * relevant)
-        for k in range(1, places):
-            looked[k] = examined[place == k].sum() / times[place == k].sum()
+        for k in range(1, positions):
+            looked[k] = examined[position == k].sum() / times[position == k].sum()
         curve = (table * (times * relevant * (1 - relevant))[:, None]).T @ table + np.eye(table.shape[1])
         weights = weights + np.linalg.solve(curve, table.T @ (good - times * relevant) - weights)
     return looked
@@ -90,15 +90,15 @@ def clicks_with(shown, scores, looked, extra, most):
         by_search.setdefault(int(search), []).append(row)
     there = {}
     for rows in by_search.values():
-        places = sorted(int(shown.place[row]) for row in rows)
-        ranked = sorted(rows, key=lambda row: (-scores[row], shown.place[row]))
-        there |= dict(zip(ranked, places, strict=True))
+        positions = sorted(int(shown.position[row]) for row in rows)
+        ranked = sorted(rows, key=lambda row: (-scores[row], shown.position[row]))
+        there |= dict(zip(ranked, positions, strict=True))
     found = stands_for = would_in_all = unread = 0.0
     for pair in set(shown.pair.tolist()):
         rows = [row for row in range(len(shown.pair)) if shown.pair[row] == pair]
-        seen = sum(looked[shown.place[row]] for row in rows)
+        seen = sum(looked[shown.position[row]] for row in rows)
         would = sum(looked[there[row]] for row in rows)
-        clicks = sum(int(shown.clicked[row]) - extra[shown.place[row]] for row in rows)
+        clicks = sum(int(shown.clicked[row]) - extra[shown.position[row]] for row in rows)
         found += min(would / seen, most) * clicks
         stands_for += min(would / seen, most) * seen
         would_in_all += would

@@ -12,7 +12,7 @@ def line(slope: int, x: int, start: int) -> int:
     return (slope * x + start) % PRIME
 
 
-def places(key: bytes, term: str, depth: int, width: int) -> tuple[list[int], list[int]]:
+def locate(key: bytes, term: str, depth: int, width: int) -> tuple[list[int], list[int]]:
     """Cells and signs of a term, from the definition: keyed BLAKE2b, then lines modulo a prime."""
 
     def number(text: str, purpose: bytes) -> int:
@@ -28,11 +28,11 @@ def places(key: bytes, term: str, depth: int, width: int) -> tuple[list[int], li
     return cells, signs
 
 
-def sketch(words: list[str], places: dict[str, tuple[list[int], list[int]]], depth: int, width: int) -> list[list[int]]:
+def sketch(words: list[str], locate: dict[str, tuple[list[int], list[int]]], depth: int, width: int) -> list[list[int]]:
     """One document: every word adds its sign to one cell of each row."""
     table = [[0] * width for _ in range(depth)]
     for word in words:
-        for row, (cell, sign) in enumerate(zip(*places[word], strict=True)):
+        for row, (cell, sign) in enumerate(zip(*locate[word], strict=True)):
             table[row][cell] += sign
     return table
 

@@ -23,7 +23,7 @@ def setting(participation=1.0, clients=1000) -> Setting:
 
 
 def public(mechanism, participation=1.0, clients=1000) -> Guarantee:
-    return mechanism.promises(setting(participation, clients))[-1]
+    return mechanism.guarantees(setting(participation, clients))[-1]
 
 
 def test_nothing_costs_everything():
@@ -69,11 +69,11 @@ def test_slack_is_added():
 @settings(deadline=None, max_examples=25)
 @given(st.floats(0.5, 50), st.floats(0.1, 30), st.integers(1, 300), st.sampled_from([0.0, 1e-8]))
 def test_a_budget_is_never_exceeded_and_never_left_unused(multiplier, budget, most, slack):
-    promise = Guarantee("public", ConcentratedEvent(1 / (2 * multiplier**2)), "test", slack=slack)
-    times = promise.affordable(1e-5, budget, most)
+    guarantee = Guarantee("public", ConcentratedEvent(1 / (2 * multiplier**2)), "test", slack=slack)
+    times = guarantee.affordable(1e-5, budget, most)
     assert 0 <= times <= most
-    assert times == 0 or promise.epsilon(times, 1e-5) <= budget
-    assert times == most or promise.epsilon(times + 1, 1e-5) > budget
+    assert times == 0 or guarantee.epsilon(times, 1e-5) <= budget
+    assert times == most or guarantee.epsilon(times + 1, 1e-5) > budget
 
 
 # The numbers of the methods page
@@ -120,13 +120,13 @@ def test_a_target_that_no_noise_reaches():
 
 
 def test_noise_that_a_grid_cannot_hold_does_not_stop_the_search():
-    def promise(noise: float) -> Guarantee:
+    def guarantee(noise: float) -> Guarantee:
         if not 0.3 <= noise <= 2**21:
             raise ValueError("too narrow, or too wide")
         return Guarantee("public", PureEvent(1 / noise), "test")
 
-    assert noise_for(promise, 1, 0.0, 100.0) == pytest.approx(0.3, rel=0.002)
-    assert noise_for(promise, 1, 0.0, 1e-9) == math.inf
+    assert noise_for(guarantee, 1, 0.0, 100.0) == pytest.approx(0.3, rel=0.002)
+    assert noise_for(guarantee, 1, 0.0, 1e-9) == math.inf
 
 
 @given(st.floats(0, 1e6))

@@ -445,7 +445,7 @@ class Lives(RuleBasedStateMachine):
         self.slack, module.SLACK = module.SLACK, 1
         self.charged: list[list[int]] = []
         self.records: list[int] = []  # rounds, in the order in which they were reserved
-        self.place: dict[int, int] = {}  # of the last reservation of each round
+        self.position: dict[int, int] = {}  # of the last reservation of each round
         self.pending: dict[int, list[int]] = {}
         self.begun: set[int] = set()
         self.kept: dict[int, tuple[list[int], bytes]] = {}
@@ -469,7 +469,7 @@ class Lives(RuleBasedStateMachine):
             return
         self.ledger.reserve(arrays)
         for round in block:
-            self.place[round] = len(self.records)
+            self.position[round] = len(self.records)
             self.records.append(round)
         self.charged += block.values()
         self.pending |= block
@@ -520,7 +520,7 @@ class Lives(RuleBasedStateMachine):
         self.pending, self.begun, self.last = {}, set(), 0
         for round in [*self.kept, *self.forgotten]:
             if any(
-                later <= round for later in self.records[self.place[round] + 1 :]
+                later <= round for later in self.records[self.position[round] + 1 :]
             ):  # it may follow from an old model
                 self.kept.pop(round, None)
                 self.forgotten.pop(round, None)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from fedrank.experiments.spec.families import build, describe
-from fedrank.experiments.spec.toml import write_toml
 from fedrank.federated.aggregators import Mean
 from fedrank.privacy.accounting import (
     ConcentratedEvent,
@@ -22,7 +21,7 @@ from fedrank.privacy.accounting import (
 from fedrank.privacy.guarantees import OBSERVERS, Setting
 from fedrank.privacy.mechanisms import (
     MECHANISMS,
-    PLACES,
+    PLACEMENTS,
     AtServer,
     EsRandomisedResponse,
     FpdgdPaper,
@@ -37,6 +36,7 @@ from fedrank.privacy.noise import GridNoise, SecureSource, discrete_gaussian, ro
 from fedrank.privacy.secure_aggregation import message_bytes
 from fedrank.ranking.evolution import Evolution
 from fedrank.ranking.learners import Pdgd
+from fedrank.toml import write_toml
 from fedrank.types import Messages, has_trait
 
 IDEAL = SecureAggregation(sum="ideal")
@@ -198,7 +198,7 @@ def test_fpdgd_noise_may_be_shared_among_messages_that_come_one_by_one():
     sent = [alone.protect(arrivals(np.zeros((1, 2000))), 1, drawn).updates.astype(np.float64) for _ in range(100)]
     assert np.abs(np.sum(sent, axis=0)).mean() == pytest.approx(2.5, rel=0.1)
     assert (np.abs(sent[0]) < 1e-6).mean() > 0.6
-    rows = alone.promises(setting(learner=Pdgd(clip_weights=1.5)))
+    rows = alone.guarantees(setting(learner=Pdgd(clip_weights=1.5)))
     assert all(row.event is None for row in rows)
     assert "as many messages as shares" in rows[-1].because
     with pytest.raises(ValueError, match="shares = 0 is no number"):
@@ -231,7 +231,7 @@ def is_event(event, kind, multiplier, sampling=1.0) -> bool:
 )
 def test_promises_of_local_noise(kind, event, spread):
     """Replaced by anything else, a message moves by 2 clip; and every coordinate by a step, of 2^-24."""
-    rows = kind(1.0, 3.0).promises(setting(participation=0.1))
+    rows = kind(1.0, 3.0).guarantees(setting(participation=0.1))
     assert [row.against for row in rows] == list(OBSERVERS)
     for row in rows:
         assert row.event == event(3 / (2 + spread * 2.0**-24), 1.0)
@@ -244,7 +244,7 @@ def test_promises_of_local_noise(kind, event, spread):
 )
 @pytest.mark.parametrize("participation", [1.0, 0.1])
 def test_promises_of_central_noise(kind, event, spread, participation):
-    server, *others = kind(1.0, 3.0, AtServer()).promises(setting(participation=participation))
+    server, *others = kind(1.0, 3.0, AtServer()).guarantees(setting(participation=participation))
     assert (server.against, server.event) == ("server", None)
     assert [row.against for row in others] == ["other clients", "public"]
     for row in others:
@@ -257,7 +257,7 @@ def test_promises_of_central_noise(kind, event, spread, participation):
 def test_promises_of_gaussian_shares():
     """Kairouz, Liu and Steinke 2021, theorem 1: only the noise of the honest counts; cohorts are no secret."""
     mechanism = Gaussian(1.0, 3.0, SecureAggregation(honest=0.5, colluding=0.0, bits=16, sum="ideal"))
-    rows = mechanism.promises(setting(clients=40, participation=0.5))
+    rows = mechanism.guarantees(setting(clients=40, participation=0.5))
     # 20 clients with 1 each, and 12 x 3 x √(20/10) of noise: 70.9 in steps of 1/256 (18,155 < 2^15 <= 2 x 18,155).
     step = 1 / 256
     deviation = 3 / step / math.sqrt(10)  # of one share, in steps
@@ -284,7 +284,7 @@ def test_narrow_shares_cost_more_than_one_wide_noise():
 
 
 def test_promises_of_laplace_shares():
-    rows = Laplace(1.0, 3.0, SecureAggregation(honest=0.5, colluding=0.0, bits=16, sum="ideal")).promises(
+    rows = Laplace(1.0, 3.0, SecureAggregation(honest=0.5, colluding=0.0, bits=16, sum="ideal")).guarantees(
         setting(clients=20)
     )
     # 20 and 12 x 2.5 x 3 x √2 make 147.3: steps of 1/128 (18,854 < 2^15).
@@ -295,7 +295,7 @@ def test_promises_of_laplace_shares():
 
 def test_shares_that_are_too_narrow_are_refused():
     with pytest.raises(ValueError, match="grid steps wide"):
-        Gaussian(1.0, 0.01, SecureAggregation(bits=16, sum="ideal")).promises(setting())
+        Gaussian(1.0, 0.01, SecureAggregation(bits=16, sum="ideal")).guarantees(setting())
 
 
 @pytest.mark.parametrize(("kind", "event"), [(Gaussian, GaussianEvent), (Laplace, LaplaceEvent)])
@@ -305,7 +305,7 @@ def test_an_interaction_that_is_longer_than_the_clip_can_turn_an_update_round(ki
     spread = math.sqrt(46) if kind is Gaussian else 46
     both = 2 + spread * 2.0**-24
     for place in (OnClient(), AtServer()):
-        row = kind(1.0, 3.0, place, unit="interaction").promises(long)[-1]
+        row = kind(1.0, 3.0, place, unit="interaction").guarantees(long)[-1]
         assert is_event(row.event, event, 3 / both)
 
 
@@ -313,22 +313,22 @@ def test_promises_for_an_interaction():
     """One interaction moves an update by rate x clip_gradients = 0.1; shortening never moves it further in L2."""
     short = setting(learner=BOUNDED, participation=0.1)
     rounding = 2.0**-24 * (math.sqrt(46) + 4)  # to the grid with and without it, and to four bytes before
-    central = Gaussian(1.0, 3.0, AtServer(), unit="interaction").promises(short)[-1]
+    central = Gaussian(1.0, 3.0, AtServer(), unit="interaction").guarantees(short)[-1]
     # Who knows that it took place knows that its client took part: no amplification.
     assert is_event(central.event, GaussianEvent, 3 / (0.1 + rounding))
     assert (central.paid, central.unit) == ("once", "interaction")
-    local = Gaussian(1.0, 3.0, unit="interaction").promises(short)[0]
+    local = Gaussian(1.0, 3.0, unit="interaction").guarantees(short)[0]
     assert is_event(local.event, GaussianEvent, 3 / (2 * (0.1 + rounding)))
     # In L1 a vector is up to √46 times as long, and shortening takes two up to twice as far apart.
     rounding = 2.0**-24 * (46 + 4)
-    central = Laplace(1.0, 3.0, AtServer(), unit="interaction").promises(short)[-1]
+    central = Laplace(1.0, 3.0, AtServer(), unit="interaction").guarantees(short)[-1]
     assert is_event(central.event, LaplaceEvent, 3 / (0.2 * math.sqrt(46) + rounding))
 
 
 @pytest.mark.parametrize("learner", [Pdgd(), Pdgd(batch=True), Evolution()])
 def test_an_interaction_needs_a_bound(learner):
     with pytest.raises(ValueError, match="clip_gradients"):
-        Gaussian(1.0, 1.0, unit="interaction").promises(setting(learner=learner))
+        Gaussian(1.0, 1.0, unit="interaction").guarantees(setting(learner=learner))
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_what_the_paper_calls_1_2(variant, parameters, pure, after_1000):
     """The numbers of the methods page."""
     clip = 1.5 if variant == "text" else 3.0
     mechanism = FpdgdPaper(1.2, 3.0, variant)
-    server, *others = mechanism.promises(setting(1000, parameters, learner=Pdgd(clip_weights=clip)))
+    server, *others = mechanism.guarantees(setting(1000, parameters, learner=Pdgd(clip_weights=clip)))
     assert server.event is None
     for row in others:
         assert row.epsilon(1, 0.0) == pytest.approx(pure, rel=0.007)
@@ -350,7 +350,7 @@ def test_what_the_paper_calls_1_2(variant, parameters, pure, after_1000):
 
 def test_what_the_paper_says_is_rounded_up_not_down():
     """4.5 x √46 = 30.52."""
-    row = FpdgdPaper(4.5, 5.0).promises(setting(learner=Pdgd(clip_weights=2.5)))[-1]
+    row = FpdgdPaper(4.5, 5.0).guarantees(setting(learner=Pdgd(clip_weights=2.5)))[-1]
     assert "30.6 is true" in row.because
 
 
@@ -359,20 +359,20 @@ def test_what_the_paper_says_is_rounded_up_not_down():
     [({"interactions": (4, 5)}, "different weight"), ({"aggregator": object()}, "equally weighted mean only")],
 )
 def test_the_paper_promises_nothing_where_shares_do_not_add_up(changes, reason):
-    rows = FpdgdPaper(1.2).promises(setting(learner=Pdgd(clip_weights=1.5), **changes))
+    rows = FpdgdPaper(1.2).guarantees(setting(learner=Pdgd(clip_weights=1.5), **changes))
     assert all(row.event is None for row in rows)
     assert reason in rows[-1].because
 
 
 def test_unequal_sizes_do_not_matter_to_the_paper_where_they_do_not_count():
     equal = setting(learner=Pdgd(clip_weights=1.5), interactions=(4, 5), aggregator=Mean(weighted=False))
-    assert FpdgdPaper(1.2).promises(equal)[-1].event is not None
+    assert FpdgdPaper(1.2).guarantees(equal)[-1].event is not None
 
 
 def test_the_paper_gets_no_amplification():
     """Its cohort comes from the run's seed; noise is made for those in it, so each participation costs the same."""
     learner = Pdgd(clip_weights=1.5)
-    some, all_ = (FpdgdPaper(1.2).promises(setting(1000, participation=q, learner=learner))[-1] for q in (0.1, 1.0))
+    some, all_ = (FpdgdPaper(1.2).guarantees(setting(1000, participation=q, learner=learner))[-1] for q in (0.1, 1.0))
     assert some.event == all_.event
     assert (some.times(7, 70), some.paid) == (7, "participation")
 
@@ -380,7 +380,7 @@ def test_the_paper_gets_no_amplification():
 @pytest.mark.parametrize("clip_weights", [0.0, 3.0])
 def test_the_paper_needs_its_clip(clip_weights):
     with pytest.raises(ValueError, match=r"clip_weights = 1\.5"):
-        FpdgdPaper(1.2).promises(setting(learner=Pdgd(clip_weights=clip_weights)))
+        FpdgdPaper(1.2).guarantees(setting(learner=Pdgd(clip_weights=clip_weights)))
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,7 @@ def test_the_paper_needs_its_clip(clip_weights):
 )
 def test_foltr_es_costs_four_rewards_a_message(truth, message, pure, approximate):
     """The numbers of the methods page: 4 rewards a message, 250 messages."""
-    rows = EsRandomisedResponse().promises(setting(2000, learner=Evolution(truth=truth)))
+    rows = EsRandomisedResponse().guarantees(setting(2000, learner=Evolution(truth=truth)))
     assert [row.against for row in rows] == list(OBSERVERS)
     for row in rows:
         assert row.event == ResponseEvent(truth, 11, 4)
@@ -399,28 +399,28 @@ def test_foltr_es_costs_four_rewards_a_message(truth, message, pure, approximate
 
 
 def test_foltr_es_promises_nothing_where_sizes_show():
-    rows = EsRandomisedResponse().promises(setting(learner=Evolution(truth=0.5), interactions=(4, 6)))
+    rows = EsRandomisedResponse().guarantees(setting(learner=Evolution(truth=0.5), interactions=(4, 6)))
     assert all(row.event is None for row in rows)
 
 
 def test_foltr_es_promises_nothing_where_the_seed_tells_the_clicks():
-    rows = EsRandomisedResponse().promises(setting(learner=Evolution(truth=0.5, chance="shared")))
+    rows = EsRandomisedResponse().guarantees(setting(learner=Evolution(truth=0.5, chance="shared")))
     assert all(row.event is None and "the seed in a message also draws the clicks" in row.because for row in rows)
 
 
 @pytest.mark.parametrize("learner", [Evolution(), Pdgd()])
 def test_foltr_es_needs_flips(learner):
     with pytest.raises(ValueError, match="truth below 1"):
-        EsRandomisedResponse().promises(setting(learner=learner))
+        EsRandomisedResponse().guarantees(setting(learner=learner))
 
 
 def test_the_secure_sum_is_refused_where_it_cannot_be():
     with pytest.raises(ValueError, match="ideal"):
-        Gaussian(1.0, 1.0, SecureAggregation()).promises(setting(clients=201))
-    assert Gaussian(1.0, 1.0, SecureAggregation()).promises(setting(clients=2000, participation=0.1))
-    assert Gaussian(1.0, 1.0, IDEAL).promises(setting(clients=201))
+        Gaussian(1.0, 1.0, SecureAggregation()).guarantees(setting(clients=201))
+    assert Gaussian(1.0, 1.0, SecureAggregation()).guarantees(setting(clients=2000, participation=0.1))
+    assert Gaussian(1.0, 1.0, IDEAL).guarantees(setting(clients=201))
     with pytest.raises(ValueError, match="single client"):
-        Gaussian(1.0, 1.0, IDEAL).promises(setting(clients=10, participation=0.1))
+        Gaussian(1.0, 1.0, IDEAL).guarantees(setting(clients=10, participation=0.1))
 
 
 @pytest.mark.parametrize(
@@ -429,8 +429,10 @@ def test_the_secure_sum_is_refused_where_it_cannot_be():
 )
 def test_who_may_collude_cannot_open_a_sum(clients, honest, colluding, fewest, opened, threshold):
     place = SecureAggregation(honest=honest, colluding=colluding)
-    assert (place.fewest(clients), place.opened(clients), place.threshold(clients)) == (fewest, opened, threshold)
-    assert place.opened(clients) - place.colluders(clients) >= place.fewest(clients)  # whoever lies, noise is enough
+    assert (place.min_honest(clients), place.opened(clients), place.threshold(clients)) == (fewest, opened, threshold)
+    assert place.opened(clients) - place.colluders(clients) >= place.min_honest(
+        clients
+    )  # whoever lies, noise is enough
     assert place.threshold(clients) > place.colluders(clients)
 
 
@@ -486,10 +488,10 @@ def test_settings_survive_a_file(mechanism):
 
 def test_every_mechanism_and_place_says_who_sees_what():
     assert set(MECHANISMS) == {"gaussian", "laplace", "fpdgd-paper", "es-randomised-response"}
-    assert set(PLACES) == {"client", "secure-sum", "server"}
-    for kind in [*MECHANISMS.values(), *PLACES.values()]:
+    assert set(PLACEMENTS) == {"client", "secure-aggregation", "server"}
+    for kind in [*MECHANISMS.values(), *PLACEMENTS.values()]:
         assert kind.__doc__
-    for place in PLACES.values():
+    for place in PLACEMENTS.values():
         assert "server" in Gaussian(1.0, 1.0, place()).sees
 
 
@@ -538,11 +540,11 @@ def test_what_the_sampler_really_gives_costs_no_more_than_is_claimed(kind, multi
 
 
 def test_slack_counts_every_draw_that_protects():
-    gaussian = Gaussian(1.0, 3.0).promises(setting())[0]
+    gaussian = Gaussian(1.0, 3.0).guarantees(setting())[0]
     step = 2.0**-24
     assert gaussian.slack == 2 * 46 * rounded_gaussian(3 / step).log_error
-    central = Laplace(1.0, 3.0, AtServer()).promises(setting())[-1]
+    central = Laplace(1.0, 3.0, AtServer()).guarantees(setting())[-1]
     assert central.slack == 2 * 46 * rounded_laplace(3 / step).log_error
     mechanism = Gaussian(1.0, 3.0, SecureAggregation(honest=0.4, colluding=0.0, sum="ideal"))
-    shares = mechanism.promises(setting(clients=10))[0]
+    shares = mechanism.guarantees(setting(clients=10))[0]
     assert shares.slack == 2 * 46 * 4 * discrete_gaussian(3 / mechanism.step(10) / 2).log_error

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedrank.federated.client import ClientTask, Simulated, answer
+from fedrank.federated.client import ClientTask, answer
 from fedrank.federated.clients import make_clients
 from fedrank.federated.messages import Call
 from fedrank.privacy.mechanisms import (
@@ -23,6 +23,7 @@ from fedrank.privacy.mechanisms import (
 )
 from fedrank.privacy.noise import GridNoise, SecureSource
 from fedrank.ranking.evolution import Evolution
+from fedrank.ranking.impressions import SimulatedImpressions
 from fedrank.ranking.learners import LambdaRank, LoggedClicks, Pdgd
 from fedrank.ranking.rankers import Mlp
 from fedrank.seeds import Chance
@@ -52,8 +53,8 @@ def messages(updates, sizes=4) -> Messages:
 def spread(mechanism) -> float:
     """Deviation of the noise on one message, in units of an update."""
     one = mechanism.clip * mechanism.noise * (math.sqrt(2) if isinstance(mechanism, Laplace) else 1.0)
-    place = mechanism.place
-    return one / math.sqrt(place.fewest(COHORT)) if isinstance(place, SecureAggregation) else one
+    place = mechanism.placement
+    return one / math.sqrt(place.min_honest(COHORT)) if isinstance(place, SecureAggregation) else one
 
 
 def in_units(mechanism, sent) -> np.ndarray:
@@ -130,7 +131,7 @@ ONE = make_clients(made_up_data(), 1, interactions=4)
 def sent_by(learner, mechanism, own):
     start = learner.ranker.first(5, np.random.default_rng(1)).astype(np.float32)
     call = Call(bytes(16), 1, start, float(COHORT))
-    message, _ = answer(ClientTask(learner, None, mechanism), call, Simulated(ONE, own, learner), None, own)
+    message, _ = answer(ClientTask(learner, None, mechanism), call, SimulatedImpressions(ONE, own, learner), None, own)
     return message
 
 
@@ -154,12 +155,14 @@ def test_no_answer_of_a_client_is_bare(learner, mechanism, monkeypatch):
 
 def test_rewards_are_flipped_by_the_clients_own_source():
     learner, mechanism = Evolution(truth=0.2), EsRandomisedResponse()
-    crowd = replace(ONE, interactions=np.array([60]))
+    clients = replace(ONE, interactions=np.array([60]))
     own = OwnChance(Chance(1, 1), 0)
     call = Call(bytes(16), 1, np.zeros(5, dtype=np.float32), 10.0)
 
     def told(learner, own):
-        message, _ = answer(ClientTask(learner, None, mechanism), call, Simulated(crowd, own, learner), None, own)
+        message, _ = answer(
+            ClientTask(learner, None, mechanism), call, SimulatedImpressions(clients, own, learner), None, own
+        )
         return message.payload[["plus", "minus"]].tolist()
 
     true = told(Evolution(), own)

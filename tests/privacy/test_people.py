@@ -165,7 +165,7 @@ def test_settings_that_make_no_sense(changes, problem):
 )
 @pytest.mark.parametrize("place", [OnClient(), AtServer()])
 def test_a_promise_is_for_one_person(kind, event, spread, place):
-    rows = kind(1.0, 3.0, place, unit="person", people=PEOPLE).promises(setting())
+    rows = kind(1.0, 3.0, place, unit="person", people=PEOPLE).guarantees(setting())
     assert [row.against for row in rows] == list(OBSERVERS)
     step = 2.0**-15  # 2 x 250 contributions of 1 are 500 < 2^9
     for row in rows if place == OnClient() else rows[1:]:
@@ -177,8 +177,8 @@ def test_a_promise_is_for_one_person(kind, event, spread, place):
 def test_a_person_under_a_secure_sum_costs_what_a_client_does():
     """The noise is the same; only that the sum it lies in has 250 times the contributions."""
     place = SecureAggregation(honest=0.75, sum="ideal")
-    person = Gaussian(0.15, 9.1, place, unit="person", people=PEOPLE).promises(setting())[0]
-    client = Gaussian(0.15, 9.1, place).promises(setting())[0]
+    person = Gaussian(0.15, 9.1, place, unit="person", people=PEOPLE).guarantees(setting())[0]
+    client = Gaussian(0.15, 9.1, place).guarantees(setting())[0]
     assert person.unit == "person"
     assert person.epsilon(60, 1e-5) == pytest.approx(client.epsilon(60, 1e-5), rel=1e-3)
     assert person.epsilon(60, 1e-5) <= 4
@@ -197,7 +197,7 @@ def test_a_person_under_a_secure_sum_costs_what_a_client_does():
 def test_what_somebody_at_three_organisations_costs_adds_up(kind, place, times):
     once, thrice = (kind(1.0, 9.0, place, unit="person", people=10, sites=sites) for sites in (1, 3))
     assert thrice.reach(setting()) == pytest.approx(times * once.reach(setting()))
-    first, second = (each.promises(setting())[-1] for each in (once, thrice))
+    first, second = (each.guarantees(setting())[-1] for each in (once, thrice))
     assert second.epsilon(10, 1e-5) > 1.5 * first.epsilon(10, 1e-5)
     assert "at several, what each costs adds up" in first.because
     assert "at up to 3 organisations" in second.because
@@ -211,7 +211,7 @@ def test_nobody_hides_behind_the_draw_of_an_organisation():
     With probability q the sum is B + noise or B + clip + noise, B being what the 249 others add: far away from 0.
     """
     q, noise = 0.1, 1.0
-    *_, public = Gaussian(1.0, noise, AtServer(), unit="person", people=PEOPLE).promises(setting(participation=q))
+    *_, public = Gaussian(1.0, noise, AtServer(), unit="person", people=PEOPLE).guarantees(setting(participation=q))
     assert public.event is not None
     assert (public.event.sampling, public.paid) == (1.0, "participation")
     others, epsilon = 50.0, 0.5

@@ -57,8 +57,8 @@ def test_many_kinds_of_people_are_priced_as_if_one_had_paid_most_of_everything()
 
 def test_an_interaction_is_paid_again_for_rounds_that_were_lost():
     said = terms(PureEvent(1.0), paid="once")
-    [promise] = said.promises
-    assert Account(said, np.array([9, 2, 0, 4]), 9, lost=3).times(promise).tolist() == [4, 2, 0, 4]
+    [guarantee] = said.promises
+    assert Account(said, np.array([9, 2, 0, 4]), 9, lost=3).times(guarantee).tolist() == [4, 2, 0, 4]
 
 
 def test_events_that_differ_are_composed_and_then_priced():
@@ -265,8 +265,8 @@ def test_terms_that_make_no_sense_are_refused(tmp_path, key, values):
     before = json.loads(file.read_text())
     for value in values:
         content = json.loads(json.dumps(before))
-        promise = content["promises"][0]
-        [place] = [table for table in (content, promise, promise["event"]) if key in table]
+        guarantee = content["promises"][0]
+        [place] = [table for table in (content, guarantee, guarantee["event"]) if key in table]
         place[key] = value
         file.write_text(json.dumps(content))
         with pytest.raises(LedgerError, match=r"terms.json cannot be read .* restore it from a copy"):

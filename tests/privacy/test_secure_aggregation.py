@@ -63,14 +63,14 @@ class Play:
     threshold: int = 3
     bits: int = 40
     round: int = 4
-    fewest: int = 0
+    min_survivors: int = 0
     late: tuple[int, ...] = ()  # their numbers reach the server after the list of survivors is final
     absent: tuple[int, ...] = ()  # they share and then vanish
     sent: dict[str, dict[int, bytes]] = field(default_factory=dict)
 
     def __post_init__(self):
         count, size = self.values.shape
-        self.server = SumServer(SESSION, self.round, range(count), self.threshold, self.fewest, size, self.bits)
+        self.server = SumServer(SESSION, self.round, range(count), self.threshold, self.min_survivors, size, self.bits)
         self.clients = [SumClient(c, SESSION, self.round, self.threshold, size, self.bits) for c in range(count)]
 
     def until_masked(self) -> Play:
@@ -206,7 +206,7 @@ def test_too_few_answers_open_nothing():
 
 def test_a_client_may_ask_for_more_survivors_than_the_server():
     play = Play(some_values(5, 2), absent=(0,))
-    play.clients[1] = SumClient(1, SESSION, 4, 3, 2, 40, fewest=5)
+    play.clients[1] = SumClient(1, SESSION, 4, 3, 2, 40, min_survivors=5)
     play.until_masked()
     with pytest.raises(TooFewClients, match="client 1 asks for 5"):
         play.clients[1].unmask(play.server.request())
@@ -643,7 +643,7 @@ def test_steps_of_the_server_come_in_order():
     [
         ({"threshold": 1}, "one client alone"),
         ({"threshold": 5}, "no sum could ever be opened"),
-        ({"fewest": 5}, "no sum could ever be opened"),
+        ({"min_survivors": 5}, "no sum could ever be opened"),
         ({"bits": 15}, "bits = 15"),
         ({"bits": 63}, "bits = 63"),
         ({"size": 0}, "size = 0"),
@@ -654,7 +654,7 @@ def test_steps_of_the_server_come_in_order():
     ],
 )
 def test_settings_that_make_no_sense_are_refused(change, message):
-    usual = {"session": SESSION, "round": 1, "ids": range(4), "threshold": 3, "fewest": 0, "size": 2, "bits": 40}
+    usual = {"session": SESSION, "round": 1, "ids": range(4), "threshold": 3, "min_survivors": 0, "size": 2, "bits": 40}
     with pytest.raises(ValueError, match=message):
         SumServer(**(usual | change))
 
@@ -1149,7 +1149,7 @@ class Signing(Play):
         self.who = new_identities(range(count))
         terms = SESSION, self.round
         self.server = SumServer(
-            *terms, range(count), self.threshold, self.fewest, size, self.bits, identities=self.who[0].publics
+            *terms, range(count), self.threshold, self.min_survivors, size, self.bits, identities=self.who[0].publics
         )
         self.clients = [
             SumClient(c, *terms, self.threshold, size, self.bits, identity=self.who[c]) for c in range(count)

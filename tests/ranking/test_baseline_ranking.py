@@ -59,7 +59,7 @@ def test_chance_is_close_to_the_mean_over_all_orders() -> None:
 
 
 def test_many_documents_need_fewer_shuffles(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baseline_ranking, "MOST_SCORES", 30)
+    monkeypatch.setattr(baseline_ranking, "MAX_SCORES", 30)
     assert "2 shuffles" in measured(some_data()).about
 
 

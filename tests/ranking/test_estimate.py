@@ -20,7 +20,7 @@ from fedrank.ranking.estimate import (
     BIASED,
     DOUBLY_ROBUST,
     IPS,
-    MOST_RATIO,
+    MAX_RATIO,
     REPLAY,
     CannotTell,
     estimate_clicks,
@@ -58,7 +58,7 @@ def test_a_list_turned_around_by_hand():
     replayed = row_of(found, REPLAY)
     assert replayed.model.value == pytest.approx(replayed.logged), "both were clicked together"
     assert replayed.note == BIASED
-    assert (found.searches, found.queries, found.clicks, found.places) == (200, 100, 200, 2)
+    assert (found.searches, found.queries, found.clicks, found.positions) == (200, 100, 200, 2)
     assert found.moved == 1
     assert "people would click more: +0.2500 a list" in found.verdict
 
@@ -66,7 +66,7 @@ def test_a_list_turned_around_by_hand():
 def test_the_order_that_was_shown_changes_nothing():
     log = simulate_shown(made_up_queries(150), 4000, popularity=0.0)
     shown = results(log)
-    found = estimate_clicks(shown, -shown.place.astype(float), log.truth.features)
+    found = estimate_clicks(shown, -shown.position.astype(float), log.truth.features)
     for row in found.rows:
         assert row.difference.value == pytest.approx(0)
         assert row.difference.low == pytest.approx(0)
@@ -81,14 +81,14 @@ def test_places_are_those_of_the_page():
 
 @pytest.mark.parametrize("trust", [0.0, 0.3])
 def test_equal_to_the_oracle(trust):
-    browsing, places = Browsing(1.5, trust), np.arange(6)
+    browsing, positions = Browsing(1.5, trust), np.arange(6)
     log = simulate_shown(made_up_queries(100, documents=6), 1000, browsing=browsing, popularity=0.0)
     shown = results(log)
     scores = np.random.default_rng(1).normal(size=len(shown))
-    slope = browsing.slope(places) / browsing.slope(0)
-    extra = browsing.intercept(places) - slope * browsing.intercept(0)
+    slope = browsing.slope(positions) / browsing.slope(0)
+    extra = browsing.intercept(positions) - slope * browsing.intercept(0)
     found = estimate_clicks(shown, scores, log.truth.features, by=given_propensities(slope, extra))
-    expected = oracle.clicks_with(shown, scores, slope, extra, MOST_RATIO)
+    expected = oracle.clicks_with(shown, scores, slope, extra, MAX_RATIO)
     assert row_of(found, IPS).model.value == pytest.approx(expected)
 
 
@@ -112,7 +112,7 @@ def covered(repeats, seed):
             found = estimate_clicks(shown, scores[rows.ravel()][shown.pair], truth.features)
         except CannotTell:
             continue
-        true = replace(log, truth=population).clicks_a_list(scores, np.ones(population.queries), found.places)
+        true = replace(log, truth=population).clicks_a_list(scores, np.ones(population.queries), found.positions)
         for name in (IPS, DOUBLY_ROBUST):
             one = row_of(found, name).model
             inside.append(one.low <= true <= one.high)
@@ -136,7 +136,7 @@ def test_replay_is_biased_and_the_others_are_not():
     shown = results(log)
     best = (log.truth.features @ log.truth.best)[shown.pair]
     found = estimate_clicks(shown, best, log.truth.features)
-    true = log.clicks_a_list(log.truth.features @ log.truth.best, places=found.places)
+    true = log.clicks_a_list(log.truth.features @ log.truth.best, positions=found.positions)
     assert row_of(found, IPS).model.low <= true <= row_of(found, IPS).model.high
     gained = true / row_of(found, IPS).logged
     assert row_of(found, REPLAY).model.value / row_of(found, REPLAY).logged < gained - 0.2
@@ -161,18 +161,22 @@ def test_what_cannot_be_told_is_not():
     truth = made_up_queries(100)
     log = simulate_shown(truth, 2000, showing=STATIC)
     shown = results(log)
-    with pytest.raises(CannotTell, match="cannot be told from this log, because places cannot be told from documents"):
+    with pytest.raises(
+        CannotTell, match="cannot be told from this log, because positions cannot be told from documents"
+    ):
         estimate_clicks(shown, np.zeros(len(shown)), truth.features)
     few = simulate_shown(made_up_queries(10), 4000)
     shown = results(few)
     with pytest.raises(CannotTell, match="clicks are worth those of 4 queries that weigh alike, and fewer than 30"):
         estimate_clicks(shown, np.zeros(len(shown)), few.truth.features)
     silent = hundred([[0, 1]], [[0, 0]])
-    with pytest.raises(CannotTell, match="nothing was clicked in the first 2 places"):
+    with pytest.raises(CannotTell, match="nothing was clicked in the first 2 positions"):
         estimate_clicks(silent, np.zeros(200), np.ones((1000, 1), np.float32), by=given_propensities([1.0, 0.5]))
-    # The model would show first what was always shown in a place of which nothing is known.
+    # The model would show first what was always shown in a position of which nothing is known.
     deep = hundred([[0, 1, 2]], [[1, 0, 0]])
-    with pytest.raises(CannotTell, match="of what the model would show was never shown in a place of which anything"):
+    with pytest.raises(
+        CannotTell, match="of what the model would show was never shown in a position of which anything"
+    ):
         estimate_clicks(
             deep, np.tile([0.0, 1.0, 2.0], 100), np.ones((1000, 1), np.float32), by=given_propensities([1.0, 0.5])
         )
@@ -190,10 +194,10 @@ def test_doubly_robust_helps_where_weights_are_cut(monkeypatch):
     log = simulate_shown(made_up_queries(300), 20_000, showing=Showing(skill=-0.5))
     shown, truth = results(log), log.truth
     scores = truth.features @ truth.best
-    monkeypatch.setattr(estimate, "MOST_RATIO", 1.5)
-    places = np.arange(10)
+    monkeypatch.setattr(estimate, "MAX_RATIO", 1.5)
+    positions = np.arange(10)
     found = estimate_clicks(
-        shown, scores[shown.pair], truth.features, by=given_propensities(log.browsing.examined(places))
+        shown, scores[shown.pair], truth.features, by=given_propensities(log.browsing.examined(positions))
     )
     assert found.clipped > 0.3
     true = log.clicks_a_list(scores)

@@ -16,9 +16,10 @@ from fedrank.federated.aggregators import Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.partition import Own
-from fedrank.federated.round import federated_round, first_state, simulate
+from fedrank.federated.round import first_state
 from fedrank.federated.server import RoundError
 from fedrank.federated.server_optimizers import Adam
+from fedrank.federated.simulation import federated_round, simulate
 from fedrank.kernels.chance import standard_normals, stream
 from fedrank.kernels.evolution import answer
 from fedrank.kernels.show import best_first
@@ -44,7 +45,12 @@ CASES = [
 def test_messages_updates_and_measures_equal_the_oracle(ranker, reward, truth):
     data = made_up_data(features=7)
     clients = make_clients(
-        data, 6, user=["perfect", "navigational", "informational"], interactions=[2, 5, 4], partition=Own(), seed=3
+        data,
+        6,
+        click_model=["perfect", "navigational", "informational"],
+        interactions=[2, 5, 4],
+        partition=Own(),
+        seed=3,
     )
     learner = Evolution(ranker=ranker, deviation=0.3, reward=reward, truth=truth)
     start = np.random.default_rng(2).standard_normal(ranker.size(7)).astype(np.float32).astype(float)
@@ -72,7 +78,12 @@ def test_messages_updates_and_measures_equal_the_oracle(ranker, reward, truth):
 def test_shared_chance_equals_the_published_way_of_drawing(ranker):
     data = made_up_data(queries=70, features=7)
     clients = make_clients(
-        data, 60, user=["perfect", "navigational", "informational"], interactions=[2, 5, 4], partition=Own(), seed=3
+        data,
+        60,
+        click_model=["perfect", "navigational", "informational"],
+        interactions=[2, 5, 4],
+        partition=Own(),
+        seed=3,
     )
     learner = Evolution(ranker=ranker, deviation=0.3, chance="shared")
     start = np.random.default_rng(2).standard_normal(ranker.size(7)).astype(np.float32).astype(float)
@@ -94,7 +105,7 @@ def test_shared_chance_lets_noise_and_clicks_hang_together_and_independent_does_
     data = RankingData(
         np.zeros((32, 6), np.float32), np.zeros(32, np.int8), np.arange(33), np.arange(32).astype(str), top_grade=2
     )
-    clients = make_clients(data, 20_000, user="informational", interactions=4)
+    clients = make_clients(data, 20_000, click_model="informational", interactions=4)
 
     def farthest(chance):
         updates = Evolution(deviation=1.0, chance=chance)(np.zeros(6), clients, Chance(1, 1)).updates
@@ -112,8 +123,8 @@ def test_shared_chance_is_for_simulations_only():
 
 def test_a_user_drawn_at_every_interaction():
     data = made_up_data()
-    clients = make_clients(data, 1, user=["perfect", "poison"], interactions=60)
-    clients.user[:] = -1
+    clients = make_clients(data, 1, click_model=["perfect", "poison"], interactions=60)
+    clients.click_model[:] = -1
     chance = Chance(1, 1)
     keys = chance.key("learn"), chance.key("noise"), chance.key("answer")
     arrived = Evolution()(np.zeros(5), clients, chance)
@@ -124,7 +135,7 @@ def test_a_user_drawn_at_every_interaction():
 @pytest.mark.parametrize("truth", [1.0, 0.5])
 def test_messages_alone_rebuild_the_step_of_the_server(truth):
     data = made_up_data(queries=40)
-    clients = make_clients(data, 200, interactions=4, user="informational")
+    clients = make_clients(data, 200, interactions=4, click_model="informational")
     learner = Evolution(ranker=Relu(units=3), truth=truth)
     federation = Federation(learner=learner, server=Adam())
     state, _ = first_state(federation, clients, 1)
@@ -201,7 +212,7 @@ def test_reward_by_hand():
             np.array(["q"]),
             top_grade=1,
         )
-        clients = make_clients(data, 1, user=ClickModel((0.0, 1.0), (0.0, 0.0)), interactions=2)
+        clients = make_clients(data, 1, click_model=ClickModel((0.0, 1.0), (0.0, 0.0)), interactions=2)
         arrived = Evolution(deviation=1e-6, reward=reward)(np.array([1.0]), clients, Chance(1, 1))
         return arrived.observed.reward[0]
 
@@ -258,9 +269,9 @@ def test_an_odd_interaction_goes_to_the_plus_side():
     data = made_up_data()
     sure = ClickModel((1.0, 1.0, 1.0), (1.0, 1.0, 1.0))  # every first result is clicked: reward 1
     never = ClickModel((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
-    clients = make_clients(data, 1, user=sure, interactions=3)
+    clients = make_clients(data, 1, click_model=sure, interactions=3)
     assert Evolution()(np.zeros(5), clients, Chance(1, 1)).sent["plus"] == 1.0
-    clients = make_clients(data, 2, user=[sure, never], interactions=3)
+    clients = make_clients(data, 2, click_model=[sure, never], interactions=3)
     sent = Evolution()(np.zeros(5), clients, Chance(1, 1)).sent
     assert sent[["plus", "minus"]].tolist() == [(1.0, 1.0), (0.0, 0.0)]
     # Sides told apart: with randomised answers the means are sums over 2 and over 1 of the eleven values.
@@ -340,7 +351,7 @@ def test_the_published_curve_begins_where_ours_does():
 
     rewards = []
     for fold in (1, 2, 3, 4, 5):
-        clients = make_clients(load("mq2008", fold).train, 2000, user="navigational", interactions=4)
+        clients = make_clients(load("mq2008", fold).train, 2000, click_model="navigational", interactions=4)
         rounds = list(simulate(Federation(learner=Evolution(), server=Adam()), clients, 12))
         rewards.append((rounds[0].reward, rounds[-1].reward))
     first, later = np.mean(rewards, axis=0)
@@ -359,7 +370,7 @@ from fedrank.types import Messages
 from tests.made_up import made_up_data
 
 data = made_up_data(queries=6, features=6, longest=14)
-clients = make_clients(data, 3, user=["perfect", "informational"], interactions=[2, 3])
+clients = make_clients(data, 3, click_model=["perfect", "informational"], interactions=[2, 3])
 with np.errstate(over="ignore"):  # 64-bit counters wrap on purpose
     learners = Evolution(truth=0.5), Evolution(ranker=Relu(units=3), reward="dcg"), Evolution(chance="shared")
     for learner in learners:

@@ -10,12 +10,10 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from fedrank.ranking.gate import (
     FEWEST,
-    NEITHER,
-    NEW,
-    OLD,
     Draft,
     Gate,
     Replayed,
+    Team,
     prefix_probabilities,
     replay,
     team_draft,
@@ -141,18 +139,18 @@ def test_equal_rankings_are_shown_as_they_are_and_nobody_wins():
     order = np.array([3, 1, 2, 0])
     draft = team_draft(order, order, 3, np.random.default_rng(1))
     assert_array_equal(draft.shown, [3, 1, 2])
-    assert_array_equal(draft.team, NEITHER)
-    assert draft.winner(np.ones(3, bool)) == NEITHER
+    assert_array_equal(draft.team, Team.NEITHER)
+    assert draft.winner(np.ones(3, bool)) == Team.NEITHER
 
 
 def test_only_places_where_rankings_differ_belong_to_somebody():
     draft = team_draft(np.array([0, 1, 2, 3]), np.array([0, 2, 1, 3]), 4, np.random.default_rng(1))
     assert draft.shown[0] == 0
-    assert draft.team[0] == NEITHER
-    assert sorted(draft.team[1:3]) == [OLD, NEW]
-    assert draft.team[draft.shown == 1] == OLD
-    assert draft.team[draft.shown == 2] == NEW
-    assert draft.team[3] == NEITHER
+    assert draft.team[0] == Team.NEITHER
+    assert sorted(draft.team[1:3]) == [Team.OLD, Team.NEW]
+    assert draft.team[draft.shown == 1] == Team.OLD
+    assert draft.team[draft.shown == 2] == Team.NEW
+    assert draft.team[3] == Team.NEITHER
 
 
 def test_every_document_is_shown_once_and_both_sides_get_as_many():
@@ -162,8 +160,8 @@ def test_every_document_is_shown_once_and_both_sides_get_as_many():
         old, new = rng.permutation(20), rng.permutation(20)
         draft = team_draft(old, new, 10, rng)
         assert len(set(draft.shown)) == 10
-        assert abs(int(np.sum(draft.team == NEW)) - int(np.sum(draft.team == OLD))) <= 1
-        leads.append(int(draft.team[draft.team != NEITHER][0]))
+        assert abs(int(np.sum(draft.team == Team.NEW)) - int(np.sum(draft.team == Team.OLD))) <= 1
+        leads.append(int(draft.team[draft.team != Team.NEITHER][0]))
     assert 100 < sum(leads) < 200  # a coin
 
 
@@ -175,7 +173,7 @@ def test_exchanged_models_exchange_wins():
     for _ in range(4000):
         draft = team_draft(old, new, 10, rng)
         won.append(draft.winner(rng.random(10) < 1 / np.arange(2, 12)))
-    assert np.mean(np.array(won) == NEW) == pytest.approx(np.mean(np.array(won) == OLD), abs=0.03)
+    assert np.mean(np.array(won) == Team.NEW) == pytest.approx(np.mean(np.array(won) == Team.OLD), abs=0.03)
 
 
 def test_short_rankings_give_short_lists():
@@ -184,11 +182,11 @@ def test_short_rankings_give_short_lists():
 
 
 def test_who_wins():
-    draft = Draft(np.arange(4), np.array([NEITHER, OLD, NEW, NEW], np.int8))
-    assert draft.winner(np.array([1, 0, 1, 0], bool)) == NEW
-    assert draft.winner(np.array([0, 1, 1, 0], bool)) == NEITHER
-    assert draft.winner(np.array([1, 1, 0, 0], bool)) == OLD
-    assert draft.winner(np.array([1, 0, 0, 0], bool)) == NEITHER
+    draft = Draft(np.arange(4), np.array([Team.NEITHER, Team.OLD, Team.NEW, Team.NEW], np.int8))
+    assert draft.winner(np.array([1, 0, 1, 0], bool)) == Team.NEW
+    assert draft.winner(np.array([0, 1, 1, 0], bool)) == Team.NEITHER
+    assert draft.winner(np.array([1, 1, 0, 0], bool)) == Team.OLD
+    assert draft.winner(np.array([1, 0, 0, 0], bool)) == Team.NEITHER
 
 
 def exactly(gate: Gate, share: float) -> tuple[float, float, int]:

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from fedrank.data.ranking import RankingData
-from fedrank.federated.client import Simulated
 from fedrank.federated.clients import make_clients
 from fedrank.federated.partition import Own
 from fedrank.kernels import pdgd, show
 from fedrank.kernels.chance import stream
-from fedrank.ranking.click_models import USERS
+from fedrank.ranking.click_models import CLICK_MODELS
 from fedrank.ranking.evolution import Evolution
+from fedrank.ranking.impressions import SimulatedImpressions
 from fedrank.ranking.learners import LambdaRank, LoggedClicks, Pdgd, fine_tune
 from fedrank.ranking.rankers import Linear, Mlp, Relu
 from fedrank.seeds import Chance
@@ -26,10 +26,12 @@ from tests.oracles.propensity import softmax_update
 
 @pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("ranker", [Linear(), Linear(start_norm=0.5), Mlp(hidden=6)])
-@pytest.mark.parametrize("user", ["perfect", "informational", "position-1"])
-def test_updates_equal_the_oracle(ranker, batch, user):
+@pytest.mark.parametrize("click_model", ["perfect", "informational", "position-1"])
+def test_updates_equal_the_oracle(ranker, batch, click_model):
     data = made_up_data(features=7)
-    clients = make_clients(data, 4, user=[user, "navigational"], interactions=[1, 6], partition=Own(), seed=3)
+    clients = make_clients(
+        data, 4, click_model=[click_model, "navigational"], interactions=[1, 6], partition=Own(), seed=3
+    )
     learner = Pdgd(ranker=ranker, rate=0.3, batch=batch)
     start = ranker.first(7, np.random.default_rng(2)).astype(np.float32).astype(float)
     chance = Chance(5, 9)
@@ -47,7 +49,7 @@ def in_order(clients, at):
 @pytest.mark.parametrize("batch", [False, True])
 def test_queries_in_order_equal_the_oracle(batch):
     data = made_up_data(queries=24, features=7)
-    clients = make_clients(data, 4, user="informational", interactions=[1, 3], partition=Own(), seed=3)
+    clients = make_clients(data, 4, click_model="informational", interactions=[1, 3], partition=Own(), seed=3)
     clients = in_order(clients, [5, 2, 0, 3])
     start = np.linspace(-0.5, 0.5, 7).astype(np.float32).astype(float)
     arrived = Pdgd(rate=0.3, batch=batch)(start, clients, Chance(5, 9))
@@ -157,9 +159,9 @@ def test_threads_and_selection_change_nothing():
 
 def test_a_user_drawn_at_every_interaction():
     data = made_up_data()
-    clients = make_clients(data, 1, user=["perfect", "poison"], interactions=200)
+    clients = make_clients(data, 1, click_model=["perfect", "poison"], interactions=200)
     mixed = clients.rows(slice(None))
-    mixed.user[:] = -1
+    mixed.click_model[:] = -1
     arrived = Pdgd(batch=True)(np.zeros(5), mixed, Chance(1, 1))
     expected = oracle.client_update(np.zeros(5), 0, 0.1, True, data, mixed, 0, Chance(1, 1).key("learn"))
     assert arrived.updates[0] == pytest.approx(expected, rel=1e-4, abs=1e-6)
@@ -170,7 +172,7 @@ def test_no_click_no_update():
     silent = [level * 0.0 for level in range(3)]
     from fedrank.ranking.click_models import ClickModel
 
-    clients = make_clients(data, 2, user=ClickModel(tuple(silent), tuple(silent)), interactions=50)
+    clients = make_clients(data, 2, click_model=ClickModel(tuple(silent), tuple(silent)), interactions=50)
     arrived = Pdgd()(np.zeros(5), clients, Chance(1, 1))
     assert not arrived.updates.any()
 
@@ -233,13 +235,13 @@ def test_real_lists_and_clicks_equal_the_oracle(ranker, batch, temperature, keep
 
 
 @pytest.mark.parametrize("levels", [2, 3, 5])
-@pytest.mark.parametrize("name", sorted(USERS))
+@pytest.mark.parametrize("name", sorted(CLICK_MODELS))
 def test_click_frequencies_follow_the_tables(name, levels):
-    user = USERS[name][levels]
-    attention = user.attention
+    click_model = CLICK_MODELS[name][levels]
+    attention = click_model.attention
     grades = (np.arange(10) % levels).astype(np.int8)
     shown = np.arange(10)
-    click, stop = np.array(user.click), np.array(user.stop)
+    click, stop = np.array(click_model.click), np.array(click_model.stop)
     runs, counts = 20_000, np.zeros(10)
     clicked = np.empty(10, dtype=np.bool_)
     for i in range(runs):
@@ -318,7 +320,7 @@ def test_a_useless_rate_is_refused(rate):
 def few_clients(interactions=(1, 6, 0, 3), features=7):
     data = made_up_data(features=features)
     users = ["perfect", "informational"]
-    return data, make_clients(data, 4, user=users, interactions=interactions, partition=Own(), seed=3)
+    return data, make_clients(data, 4, click_model=users, interactions=interactions, partition=Own(), seed=3)
 
 
 def as_sent(weights):
@@ -398,7 +400,7 @@ def test_a_start_that_is_too_long_is_clipped_even_where_nobody_clicks(batch):
     from fedrank.ranking.click_models import ClickModel
 
     silent = ClickModel((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
-    clients = make_clients(made_up_data(features=2), 2, user=silent, interactions=[0, 3])
+    clients = make_clients(made_up_data(features=2), 2, click_model=silent, interactions=[0, 3])
     arrived = Pdgd(batch=batch, clip_weights=2.5)(np.array([3.0, 4.0]), clients, Chance(1, 1))
     # (3, 4) is 5 long: half of it is left. Who did not search sends nothing.
     assert arrived.updates.tolist() == [[0.0, 0.0], [-1.5, -2.0]]
@@ -583,7 +585,7 @@ def test_lists_whose_draw_is_known_have_its_weights(batch):
     )
     chance = OwnChance(Chance(5, 9), 1)
     one = clients.rows(np.array([1]))
-    alone = learner.from_impressions(start.astype(np.float32), Simulated(one, chance, learner), chance)
+    alone = learner.from_impressions(start.astype(np.float32), SimulatedImpressions(one, chance, learner), chance)
     assert alone.updates[0] == pytest.approx(arrived.updates[1], rel=1e-5)
 
 

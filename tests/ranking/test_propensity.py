@@ -1,4 +1,4 @@
-"""Propensities by place against the slow, obvious versions, by hand, and against a truth that is known."""
+"""Propensities by position against the slow, obvious versions, by hand, and against a truth that is known."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedrank.ranking.propensity import (
 )
 from tests.oracles import propensity as oracle
 
-PLACES = np.arange(10)
+POSITIONS = np.arange(10)
 
 
 def results(log):
@@ -34,7 +34,7 @@ def results(log):
 
 
 def by_hand(*rows):
-    """Rows of (pair, query, place, times, clicks)."""
+    """Rows of (pair, query, position, times, clicks)."""
     flat = [(p, q, k, i < c) for p, q, k, n, c in rows for i in range(n)]
     columns = [np.array(column) for column in zip(*flat, strict=True)]
     return ShownResults(*columns, np.arange(len(flat)))
@@ -50,14 +50,14 @@ def test_a_document_in_two_places_by_hand():
 def test_places_that_meet_through_others():
     shown = by_hand((0, 0, 0, 10, 8), (0, 0, 1, 10, 4), (1, 1, 1, 20, 10), (1, 1, 3, 20, 2), (2, 1, 2, 5, 5))
     found = np.exp(strengths(meetings_of(shown).clicks(None))[0])
-    assert found == pytest.approx([1, 0.5, np.nan, 0.1], nan_ok=True), "nothing in the third place ever moved"
+    assert found == pytest.approx([1, 0.5, np.nan, 0.1], nan_ok=True), "nothing in the third position ever moved"
 
 
 def test_lists_with_pages_and_short_ends():
     lists = np.array([[5, 3, -1], [7, 8, 9]])
     shown = ShownResults.of_lists(lists, np.array([[0, 1, 0], [1, 0, 0]]), np.array([0, 10]), np.array([4, 4]))
     assert shown.pair.tolist() == [5, 3, 7, 8, 9]
-    assert shown.place.tolist() == [0, 1, 10, 11, 12]
+    assert shown.position.tolist() == [0, 1, 10, 11, 12]
     assert shown.clicked.tolist() == [False, True, True, False, False]
     assert shown.search.tolist() == [0, 0, 1, 1, 1]
     assert len(shown.of_searches(np.array([False, True]))) == 3
@@ -81,7 +81,7 @@ def test_intervals_hold_the_truth():
         assert found.how == INTERVENTIONS
         sure = found.known
         sure[0] = False
-        truth = 1 / (PLACES + 1)
+        truth = 1 / (POSITIONS + 1)
         inside += np.sum((found.low <= truth) & (found.high >= truth) & sure)
         known += sure.sum()
     assert known >= 12 * 5
@@ -98,7 +98,9 @@ def test_the_same_log_gives_the_same_bytes():
 def test_documents_that_never_move_tell_nothing():
     truth = made_up_queries(50)
     log = simulate_shown(truth, 5000, showing=STATIC)
-    with pytest.raises(NotIdentifiable, match="no document changed its place for the same query; nothing is corrected"):
+    with pytest.raises(
+        NotIdentifiable, match="no document changed its position for the same query; nothing is corrected"
+    ):
         propensities_of(results(log), truth.features)
     for bias in propensity.BIASES:
         with pytest.raises(NotIdentifiable) as raised:
@@ -114,12 +116,12 @@ def test_documents_that_never_move_tell_nothing():
 
 
 def test_the_price_of_swaps_by_hand():
-    # 100 searches, two places: clicked in 36 % and in 16 %.
+    # 100 searches, two positions: clicked in 36 % and in 16 %.
     offer = offer_swaps(by_hand((0, 0, 0, 100, 36), (1, 0, 1, 100, 16)), precision=0.1)
     assert offer.searches == pytest.approx((2 / 0.52 + 1 / 0.16) / 0.01, abs=1)
     assert offer.clicks_lost == pytest.approx(offer.searches / 2 * (0.6 - 0.4) ** 2)
     assert offer.share_lost == pytest.approx(0.5 * 0.04 / 0.52)
-    assert offer.places == 2
+    assert offer.positions == 2
     assert offer_swaps(by_hand((0, 0, 0, 10, 0))) is None
 
 
@@ -152,17 +154,19 @@ def test_trust_is_told_from_looking():
         slopes.append(found.slope[:4])
         extras.append(found.extra[:4])
         assert not np.any(found.known[1:] & (found.extra[1:] > 0.05))
-    places = PLACES[:4]
-    true = browsing.slope(places) / browsing.slope(0)
+    positions = POSITIONS[:4]
+    true = browsing.slope(positions) / browsing.slope(0)
     assert np.mean(slopes, axis=0) == pytest.approx(true, rel=0.2)
-    # Up to what the first place has, which nothing in a log tells from relevance.
-    assert np.mean(extras, axis=0) == pytest.approx(browsing.intercept(places) - true * browsing.intercept(0), abs=0.04)
+    # Up to what the first position has, which nothing in a log tells from relevance.
+    assert np.mean(extras, axis=0) == pytest.approx(
+        browsing.intercept(positions) - true * browsing.intercept(0), abs=0.04
+    )
     only_places = propensities_of(results(log))
     assert 'as where people trust the top; position-only propensities are wrong then: use bias = "trust"' in str(
         only_places.notes
     )
     assert only_places.slope[1] < 0.8 * true[1], (
-        "without trust, the second place seems to be looked at far less than it is"
+        "without trust, the second position seems to be looked at far less than it is"
     )
 
 
@@ -195,10 +199,10 @@ def test_corrected_clicks_by_hand():
 def test_corrected_clicks_are_right_on_average():
     browsing = Browsing(1.0, trust=0.2)
     log = simulate_shown(made_up_queries(20, documents=4), 40_000, browsing=browsing)
-    places = np.arange(4)
-    by = given_propensities(browsing.slope(places) / browsing.slope(0), browsing.intercept(places))
+    positions = np.arange(4)
+    by = given_propensities(browsing.slope(positions) / browsing.slope(0), browsing.intercept(positions))
     shown = results(log)
-    values = correct(shown.clicked, shown.place, by).relevance.astype(float) / browsing.slope(0)
+    values = correct(shown.clicked, shown.position, by).relevance.astype(float) / browsing.slope(0)
     times = np.bincount(shown.pair)
     mean = np.bincount(shown.pair, weights=values) / times
     often = times > 1000
@@ -210,17 +214,17 @@ def test_regression_em_ends_where_the_likelihood_does():
     log = simulate_shown(truth, 4000, showing=Showing(rankers=2, bent=0.3))
     shown = results(log)
     counted = oracle.cells(shown)
-    pair, place = (np.array(column) for column in zip(*counted, strict=True))
+    pair, position = (np.array(column) for column in zip(*counted, strict=True))
     times, clicks = (np.array(column, float) for column in zip(*counted.values(), strict=True))
     table = np.column_stack([np.ones(len(pair)), truth.features[pair]])
-    found, rates = regression_em(place, times, clicks, table, np.ones(5))
-    again, _ = regression_em(place, times, clicks, table, found)
+    found, rates = regression_em(position, times, clicks, table, np.ones(5))
+    again, _ = regression_em(position, times, clicks, table, found)
     assert again == pytest.approx(found, rel=1e-3)
     assert found[:3] == pytest.approx([1, 1 / 2, 1 / 3], rel=0.3)
-    slow = oracle.regression_em(place, times, clicks, table, 5, steps=1500)
+    slow = oracle.regression_em(position, times, clicks, table, 5, steps=1500)
     assert found == pytest.approx(slow, rel=0.02)
-    assert 0.6 < explained(place, times, clicks, rates) < 1.2
-    assert abs(explained(place, times, clicks, rates[np.random.default_rng(1).permutation(len(rates))])) < 0.3
+    assert 0.6 < explained(position, times, clicks, rates) < 1.2
+    assert abs(explained(position, times, clicks, rates[np.random.default_rng(1).permutation(len(rates))])) < 0.3
 
 
 @pytest.mark.long
@@ -228,15 +232,15 @@ def test_where_little_moved_features_help():
     truth = made_up_queries(2000, documents=6)
     log = simulate_shown(truth, 6000, showing=Showing(rankers=1, noise=0.002), popularity=0.0)
     shown = results(log)
-    with pytest.raises(NotIdentifiable, match=r"only \d+ documents changed places, too few for an interval within"):
+    with pytest.raises(NotIdentifiable, match=r"only \d+ documents changed positions, too few for an interval within"):
         propensities_of(shown)
     found = propensities_of(shown, truth.features)
     assert found.how == REGRESSION
     assert "relevance is taken to be a function of the features" in found.notes[0]
     assert found.slope[1:3] == pytest.approx([1 / 2, 1 / 3], rel=0.3)
-    never = propensities_of(replace(shown, clicked=shown.clicked & (shown.place < 5)), truth.features)
+    never = propensities_of(replace(shown, clicked=shown.clicked & (shown.position < 5)), truth.features)
     assert never.how == REGRESSION
-    assert never.known.tolist() == [True] * 5 + [False], "nobody clicked the last place, so nobody knows"
+    assert never.known.tolist() == [True] * 5 + [False], "nobody clicked the last position, so nobody knows"
 
 
 def test_features_that_say_nothing_do_not_help():
@@ -244,7 +248,7 @@ def test_features_that_say_nothing_do_not_help():
     log = simulate_shown(truth, 6000, showing=Showing(rankers=1, noise=0.002), popularity=0.0)
     noise = np.random.default_rng(1).random((len(truth.features), 2), dtype=np.float32)
     with pytest.raises(
-        NotIdentifiable, match=r"features explain \d+% of how documents of one place differ, less than 50%"
+        NotIdentifiable, match=r"features explain \d+% of how documents of one position differ, less than 50%"
     ):
         propensities_of(results(log), noise)
 
@@ -252,7 +256,7 @@ def test_features_that_say_nothing_do_not_help():
 def test_propensities_say_what_is_wrong():
     with pytest.raises(ValueError, match="divide nothing; use positive numbers"):
         given_propensities([1, 0])
-    with pytest.raises(ValueError, match="a slope, an extra and an interval for every place"):
+    with pytest.raises(ValueError, match="a slope, an extra and an interval for every position"):
         given_propensities([])
     written = given_propensities([1, 0.5, np.nan], [0, 0.1, np.nan]).as_json()
     assert (written["slope"], written["extra"]) == ([1, 0.5, None], [0, 0.1, None])
@@ -261,7 +265,7 @@ def test_propensities_say_what_is_wrong():
 def test_groups_of_many_queries_vary_as_queries_do(monkeypatch):
     log = simulate_shown(made_up_queries(2000), 20_000, popularity=0.0)
     alone = propensities_of(results(log))
-    monkeypatch.setattr(propensity, "MOST_GROUPS", 150)
+    monkeypatch.setattr(propensity, "MAX_GROUPS", 150)
     grouped = propensities_of(results(log))
     assert np.array_equal(alone.slope, grouped.slope, equal_nan=True)
     widths = [np.log(one.high / one.low)[1:6] for one in (alone, grouped)]

@@ -38,7 +38,7 @@ from fedrank.federated.messages import Call
 from fedrank.privacy.population import Account
 from fedrank.search import coordinator, ingest, joining
 from fedrank.search.client import SearchClient
-from fedrank.search.impressions import LEARNER, first_weights, learn
+from fedrank.search.impressions import LEARNER, first_weights, learn, warm_up
 from tests.search.made_up import Clock, search_often, write_documents
 
 DOCUMENTS = 60
@@ -63,7 +63,7 @@ def check_agreement(client: SearchClient) -> None:
 def work(store: Path, folder: Path, answered: int, turn: int) -> None:
     """Change files, index, search, click and learn until killed; every answered click is told."""
     ingest.BATCH = 7
-    with SearchClient.open(store) as client:
+    with SearchClient(store) as client:
         while True:
             turn += 1
             for path in sorted(folder.iterdir())[turn % 5 :: 5]:
@@ -78,7 +78,7 @@ def work(store: Path, folder: Path, answered: int, turn: int) -> None:
 
 def look(store: Path, clicked: set[int]) -> None:
     """What must hold after every kill."""
-    with SearchClient.open(store) as client:
+    with SearchClient(store) as client:
         check_agreement(client)
         found = {id for (id,) in client.store.rows("SELECT impression FROM clicks")}
         assert clicked <= found, f"clicks that were answered and are lost: {sorted(clicked - found)}"
@@ -107,8 +107,8 @@ def kills(folder: Path, count: int, seed: int = 1) -> int:
     """Kill so often; returns how many clicks were answered."""
     chance = random.Random(seed)
     documents, store, clicked = write_documents(folder / "documents", DOCUMENTS), folder / "store", set()
-    with SearchClient.open(folder / "other") as client:  # so that children have what is compiled
-        client.warm()
+    with SearchClient(folder / "other") as client:  # so that children have what is compiled
+        warm_up(client.rows)
     for number in range(count):
         heard, told = os.pipe()
         child = in_child(work, store, documents, told, 1_000 * number)
@@ -138,7 +138,7 @@ class Federation:
     def begin(self) -> None:
         told = create_folder_federation(self.shared, self.home, "friends").fingerprint
         clock = Clock(time.time() - 4 * 86_400)
-        with SearchClient.open(self.store, clock=clock) as client:
+        with SearchClient(self.store, clock=clock) as client:
             client.index([write_documents(self.folder / "documents")])
             own = joining.ask_to_join(client, self.shared, "anna", told, 1e5)
             approve_in_folder(self.shared, self.home, "anna", own)
@@ -173,7 +173,7 @@ class Federation:
 
     def take_part(self) -> None:
         """Answer until killed."""
-        with SearchClient.open(self.store) as client:
+        with SearchClient(self.store) as client:
             while True:
                 for plan, _ in joining.open_plans(client):
                     joining.agree(client, plan)
@@ -188,7 +188,7 @@ class Federation:
         """What must hold after every kill."""
         heard = self.heard()
         there = {int(path.name.split("-")[1]) for path in self.shared.glob("from/anna/*-*-*-*-*") if path.suffix == ""}
-        with SearchClient.open(self.store) as client:
+        with SearchClient(self.store) as client:
             status = client.status()
         noted = {int(one.what.split(":")[0].split()[1]) for one in status.sent if one.what.startswith("round ")}
         whole = {one.what.split(" (")[0]: one.bytes for one in status.sent}

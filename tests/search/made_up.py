@@ -39,7 +39,7 @@ def write_documents(folder: Path, count: int = 40) -> Path:
 def opened(folder: Path, clock: Clock | None = None, count: int = 40):
     """A client with made-up documents below `folder`."""
     documents = write_documents(folder / "documents", count)
-    with SearchClient.open(folder / "store", clock=clock or Clock()) as client:
+    with SearchClient(folder / "store", clock=clock or Clock()) as client:
         client.index([documents])
         with client.store.writing():
             client.store.set(chance=11)  # the same lists in every run
@@ -50,8 +50,8 @@ def search_often(client: SearchClient, clock: Clock, times: int) -> None:
     """Open the longest document that is shown, again and again, until all lists are closed."""
     for number in range(times):
         found = client.search(f"orchard {FRUIT[number % 10]}")
-        longest = max(found.results, key=lambda result: len(client.document(result.id).text))
-        client.open_document(found.impression, longest.place)
+        longest = max(found.results, key=lambda result: len(client.pages.document(result.id).text))
+        client.open_document(found.impression, longest.position)
         clock.wait(60)
     clock.wait(3600)
     client.status()

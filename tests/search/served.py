@@ -108,7 +108,7 @@ def served(folder: Path) -> Iterator[ServedPage]:
         opened.append(path)
         return "opened"
 
-    with SearchClient.open(folder / "store", serve=True, clock=clock) as client:
+    with SearchClient(folder / "store", serve=True, clock=clock) as client:
         client.index([folder / "documents"], bookmarks=[folder / "bookmarks.html"])
         with listening(COMMAND) as (bound, door):
             ready = threading.Event()

@@ -36,7 +36,7 @@ def chromium() -> Iterator[Any]:
 def person(chromium: Any, site: ServedPage) -> Iterator[Callable[..., Any]]:
     """Opens a tab of somebody who came in; in the end nothing stands in the console, and nobody else was asked."""
     site.client.learn_setting("on")
-    site.client.order_setting("drawn")
+    site.client.settings.set_order("drawn")
     contexts, said, asked = [], [], []
 
     def begin(**settings: Any) -> Any:
@@ -280,7 +280,7 @@ def test_without_javascript(site: ServedPage, person: Callable[..., Any]) -> Non
     tab.click("text=Turn learning on")
     tab.click("text=Fixed.")
     tab.click("text=Set the order")
-    assert site.client.order == "fixed"
+    assert site.client.settings.order == "fixed"
 
 
 def test_forget_removes_rows(site: ServedPage, person: Callable[..., Any]) -> None:

@@ -100,7 +100,7 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
     Path("notes/1.md").unlink()
     assert "3 documents: 0 new, 1 changed, 1 removed" in fedrank("index")[1]
 
-    with SearchClient.open("store") as client:
+    with SearchClient("store") as client:
         for _ in range(3):
             shown = client.search("river mills")
             client.open_document(shown.impression, 0)
@@ -279,7 +279,7 @@ def address(text: str) -> tuple[str, int]:
 def test_changes_are_seen_while_watching(tmp_path: Path) -> None:
     pytest.importorskip("watchdog", reason="pip install 'fedrank[search]'")
     seen, stop = [], threading.Event()
-    with SearchClient.open(tmp_path / "notes" / "store") as client:  # the own folder lies below what is watched
+    with SearchClient(tmp_path / "notes" / "store") as client:  # the own folder lies below what is watched
         client.index([tmp_path / "notes"])
         thread = threading.Thread(target=watch, args=(client, seen.append, stop), kwargs={"rest": 0.1})
         thread.start()
@@ -302,7 +302,7 @@ def test_whoever_watches_waits_for_others_who_index(tmp_path: Path, monkeypatch:
     pytest.importorskip("watchdog", reason="pip install 'fedrank[search]'")
     monkeypatch.setattr("fedrank.files.PATIENCE", 0.1)
     seen, stop = [], threading.Event()
-    with SearchClient.open(tmp_path / "store") as client:
+    with SearchClient(tmp_path / "store") as client:
         client.index([tmp_path / "notes"])
         thread = threading.Thread(target=watch, args=(client, seen.append, stop), kwargs={"rest": 0.1})
         thread.start()
@@ -340,7 +340,7 @@ def test_the_demo_opens_by_itself(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_the_demo_is_worth_looking_at(tmp_path: Path) -> None:
     store = make_demo(tmp_path / "demo", NOW)
-    with SearchClient.open(store, clock=lambda: NOW) as client:
+    with SearchClient(store, clock=lambda: NOW) as client:
         status = client.status()
         assert status.kinds == {"file": 45, "mail": 135, "note": 20, "page": 8}
         assert status.skipped == {}
@@ -350,7 +350,7 @@ def test_the_demo_is_worth_looking_at(tmp_path: Path) -> None:
         late, early = status.weeks[-2:], status.weeks[:2]
         assert share_at_the_top(late) > share_at_the_top(early), "something was learned"
     again = make_demo(tmp_path / "demo", NOW + 86_400)
-    with SearchClient.open(again, clock=lambda: NOW) as client:
+    with SearchClient(again, clock=lambda: NOW) as client:
         after = client.status()
         assert (after.searches, after.documents, after.waiting) == (status.searches, status.documents, 0), "as it was"
         assert client.index().changed == 0

@@ -90,7 +90,7 @@ def test_markup_and_odd_names_come_through_as_they_are(client, tmp_path):
     (result,) = client.search("wombats").results
     assert result.title == "odd \ufffd<script>.txt"
     json.dumps(result.title).encode()
-    assert client.document(result.id).original == os.fsdecode(path)
+    assert client.pages.document(result.id).original == os.fsdecode(path)
 
 
 def test_forgetting_a_query_deletes_its_rows_and_no_others(client, clock):
@@ -120,7 +120,7 @@ def test_forgetting_since_a_moment(client, clock):
     client.open_document(old.impression, 3)  # a late click in an old list
     gone = client.forget(since=moment)
     assert (gone.impressions, gone.clicks) == (1, 2)
-    assert [click.place for click in client.rows.clicks(old.impression)] == [1]
+    assert [click.position for click in client.rows.clicks(old.impression)] == [1]
 
 
 def test_forgetting_a_document_removes_it_everywhere_and_for_good(client, clock, tmp_path):
@@ -129,7 +129,7 @@ def test_forgetting_a_document_removes_it_everywhere_and_for_good(client, clock,
     gone = client.forget(document=document)
     assert (gone.documents, gone.clicks) == (1, 1)
     with pytest.raises(NotFound):
-        client.document(document)
+        client.pages.document(document)
     assert client.shown(found.impression).results[0].gone
     assert document not in client.rows.get(found.impression).candidates
     assert document not in [result.id for result in client.search("orchard apple").results]
@@ -229,26 +229,26 @@ def test_wins_of_interleaved_lists_are_counted_with_an_interval(client):
 def test_another_language_has_its_own_stems_and_stays(tmp_path, clock):
     (tmp_path / "a.txt").write_text("viele Häuser")
     for language, found in (("german", 1), ("english", 0), ("none", 0)):
-        with SearchClient.open(tmp_path / language, clock=clock, language=language) as client:
+        with SearchClient(tmp_path / language, clock=clock, language=language) as client:
             client.index([tmp_path / "a.txt"])
             assert client.search("häusern").found == found
-    with SearchClient.open(tmp_path / "german", clock=clock) as client:
+    with SearchClient(tmp_path / "german", clock=clock) as client:
         assert client.status().feature_set == "live-1-german"
         assert client.search("häusern").found == 1
     with pytest.raises(SearchError, match="began with the language german"):
-        SearchClient.open(tmp_path / "german", language="french")
+        SearchClient(tmp_path / "german", language="french")
     with pytest.raises(SearchError, match="klingon"):
-        SearchClient.open(tmp_path / "new", language="klingon")
+        SearchClient(tmp_path / "new", language="klingon")
 
 
 def test_settings_are_checked_and_kept(client, clock):
-    for wrong in (lambda: client.learn_setting("maybe"), lambda: client.order_setting("upside down")):
+    for wrong in (lambda: client.learn_setting("maybe"), lambda: client.settings.set_order("upside down")):
         with pytest.raises(SearchError):
             wrong()
-    client.order_setting("engine")
+    client.settings.set_order("engine")
     client.learn_setting("off")
     client.close()
-    with SearchClient.open(client.folder, clock=clock) as again:
+    with SearchClient(client.folder, clock=clock) as again:
         status = again.status()
         assert (status.order, status.learn) == ("engine", False)
 
@@ -278,12 +278,13 @@ def test_mail_from_somebody_whom_the_person_wrote_to(tmp_path, clock):
         (tmp_path / "mail" / folder).mkdir(parents=True)
         text = f"Subject: orchard\nFrom: {sender}\nTo: {to}\n\nhello"
         (tmp_path / "mail" / folder / "1.eml").write_text(text)
-    with SearchClient.open(tmp_path / "store", clock=clock) as client:
+    with SearchClient(tmp_path / "store", clock=clock) as client:
         client.index([tmp_path / "mail"])
         one = client.rows.get(client.search("orchard").impression)
         column = one.raw[:, client.features.names.index("from somebody answered")]
         found = {
-            client.document(int(id)).sender: float(value) for id, value in zip(one.candidates, column, strict=True)
+            client.pages.document(int(id)).sender: float(value)
+            for id, value in zip(one.candidates, column, strict=True)
         }
         assert found == {"ann@x.org": 1.0, "me@x.org": 0.0, "bob@x.org": 0.0}
 
@@ -325,7 +326,7 @@ def test_what_is_exported_becomes_a_data_set(client, clock, tmp_path):
     other = client.search("orchard pear")
     files = client.export_ubi(tmp_path / "ubi")
     seen = {result.id for shown in (found, client.shown(found.impression, 2), other) for result in shown.results}
-    documents = [client.document(id) for id in sorted(seen)]
+    documents = [client.pages.document(id) for id in sorted(seen)]
     rows = [{"id": str(one.id), "title": one.title, "text": one.text} for one in documents]
     (tmp_path / "docs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = UbiSource(Path(files.queries), Path(files.events))
@@ -339,7 +340,7 @@ def test_what_is_exported_becomes_a_data_set(client, clock, tmp_path):
     assert (log.users, log.unit) == (("me",), "browser")
     assert log.queries == ("[redacted 1]", "[redacted 2]"), "asked by fewer than five"
     train = log_fold(log.folder, test_share=0.5).train
-    assert train.place.tolist() == list(range(20))
+    assert train.position.tolist() == list(range(20))
     assert train.grades.tolist() == [int(place == 3) for place in range(20)]
 
 
@@ -408,24 +409,25 @@ def test_an_encoder_fills_the_latent_features_and_nothing_is_there_without(tmp_p
     (tmp_path / "documents").mkdir()
     (tmp_path / "documents" / "a.txt").write_text("report apple apple")
     (tmp_path / "documents" / "b.txt").write_text("report stone stone")
-    with SearchClient.open(tmp_path / "store", clock=clock) as client:
+    with SearchClient(tmp_path / "store", clock=clock) as client:
         client.index([tmp_path / "documents"])
         column = client.features.names.index("latent")
         before = client.rows.get(client.search("report fruit").impression)
         assert not before.raw[:, column].any()
-        client.encoder_setting(encoder)
+        client.vectors.use(encoder)
         client.index()
         one = client.rows.get(client.search("report fruit").impression)
         latent = {
-            client.document(int(id)).title: float(v) for id, v in zip(one.candidates, one.raw[:, column], strict=True)
+            client.pages.document(int(id)).title: float(v)
+            for id, v in zip(one.candidates, one.raw[:, column], strict=True)
         }
         assert latent["a.txt"] > 0.9 > 0.3 > latent["b.txt"]
         client.open_document(one.id, 0)
         assert "engine and encoder" in client.status().replay
         assert client.status().encoder
-    with SearchClient.open(tmp_path / "store", clock=clock) as client:
+    with SearchClient(tmp_path / "store", clock=clock) as client:
         assert client.rows.get(client.search("report fruit").impression).raw[:, column].any()
-        client.encoder_setting(None)
+        client.vectors.use(None)
         assert not client.rows.get(client.search("report fruit").impression).raw[:, column].any()
         assert client.store.count("SELECT count(*) FROM vectors") == 0
 
@@ -435,5 +437,5 @@ def test_what_is_no_encoder_is_one_line(client, tmp_path):
     (tmp_path / "bad.onnx").write_bytes(b"no model")
     for path in (tmp_path / "bad.onnx", tmp_path / "missing.onnx"):
         with pytest.raises(SearchError) as problem:
-            client.encoder_setting(path)
+            client.vectors.use(path)
         assert "\n" not in str(problem.value)

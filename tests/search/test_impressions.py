@@ -9,8 +9,8 @@ import pytest
 
 from fedrank import kernels
 from fedrank.data.ranking import RankingData
-from fedrank.federated.client import Simulated
-from fedrank.ranking.click_models import USERS
+from fedrank.ranking.click_models import CLICK_MODELS
+from fedrank.ranking.impressions import SimulatedImpressions
 from fedrank.search.client import SearchClient
 from fedrank.search.impressions import (
     LEARNER,
@@ -49,7 +49,7 @@ def client(indexed, tmp_path, clock):
     import shutil
 
     shutil.copytree(indexed, tmp_path / "store")
-    with SearchClient.open(tmp_path / "store", clock=clock) as client:
+    with SearchClient(tmp_path / "store", clock=clock) as client:
         yield client
 
 
@@ -71,15 +71,15 @@ def fixed_order(client, query):
 
 def simulated_clients_of(data: RankingData, user: str) -> SimulatedClients:
     """One simulated client that takes its queries in order."""
-    count, tables = len(data.offsets) - 1, USERS[user][2]
+    count, tables = len(data.offsets) - 1, CLICK_MODELS[user][2]
     one = np.zeros(1, np.int32)
     return SimulatedClients(
         data=data, ids=np.zeros(1, np.int64), pool=one, interactions=np.array([count]),
         queries=np.arange(count, dtype=np.int32), pools=np.array([0, count]), at=np.zeros(1, np.int64), view=one,
-        judged=one, user=one, malicious=np.zeros(1, bool), grades=data.grades[None],
+        judged=one, click_model=one, malicious=np.zeros(1, bool), grades=data.grades[None],
         ideal=kernels.measures.ideal_dcg(data.grades[None], data.offsets, 10),
-        click=np.array([tables.click]), stop=np.array([tables.stop]), attention=np.ones((1, 10)), user_names=(user,),
-        shared=np.empty(0, np.int32),
+        click=np.array([tables.click]), stop=np.array([tables.stop]), attention=np.ones((1, 10)),
+        click_model_names=(user,),         shared=np.empty(0, np.int32),
     )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def test_a_live_client_with_a_simulated_person_learns_what_a_simulated_client_le
     key = int(chance.key("learn"))
     with client.store.writing():
         client.store.set(chance=key)
-    start, tables = weights(client), USERS["navigational"][2]
+    start, tables = weights(client), CLICK_MODELS["navigational"][2]
     click, stop = np.array(tables.click), np.array(tables.stop)
     live = []
     for number in range(25):
@@ -116,20 +116,20 @@ def test_a_live_client_with_a_simulated_person_learns_what_a_simulated_client_le
         np.arange(len(live)).astype(str),
         top_grade=1,
     )
-    crowd = simulated_clients_of(data, "navigational")
-    updates = LEARNER(start, crowd, chance).updates
+    clients = simulated_clients_of(data, "navigational")
+    updates = LEARNER(start, clients, chance).updates
     np.testing.assert_array_equal((learned - start).astype(np.float32), updates[0])
 
     lists = []
 
-    class Watched(Simulated):
+    class Watched(SimulatedImpressions):
         def drawn(self, weights, number):
             one = super().drawn(weights, number)
             lists.append(one.shown)
             return one
 
     own = OwnChance(chance, 0)
-    again = LEARNER.from_impressions(start.astype(np.float32), Watched(crowd, own, LEARNER), own)
+    again = LEARNER.from_impressions(start.astype(np.float32), Watched(clients, own, LEARNER), own)
     np.testing.assert_array_equal(again.updates, updates)
     for (one, _), shown in zip(live, lists, strict=True):
         np.testing.assert_array_equal(one.shown, shown)
@@ -186,7 +186,7 @@ def test_page_two_is_drawn_from_the_rest_once_in_the_same_impression(client):
     found = client.search("orchard")
     assert found.pages == 4
     second = client.shown(found.impression, 2)
-    assert [result.place for result in second.results] == list(range(10, 20))
+    assert [result.position for result in second.results] == list(range(10, 20))
     assert not {result.id for result in second.results} & {result.id for result in found.results}
     assert client.shown(found.impression, 2) == second
     last = client.shown(found.impression, 4)
@@ -275,7 +275,7 @@ def test_one_accident_changes_nothing(client, clock):
 def open_wherever_it_is(client, clock, query, document):
     found = client.search(query)
     shown = [result for page in range(1, 5) for result in client.shown(found.impression, page).results]
-    client.open_document(found.impression, next(result.place for result in shown if result.id == document))
+    client.open_document(found.impression, next(result.position for result in shown if result.id == document))
     clock.wait(120)
     client.close_impression(found.impression)
 
@@ -312,10 +312,10 @@ def test_what_was_learned_is_kept_over_a_restart(client, clock):
     assert (learned != first_weights(client.features)).any()
     assert state(client, found.impression) == "learned"
     client.close()
-    with SearchClient.open(client.folder, clock=clock) as again:
+    with SearchClient(client.folder, clock=clock) as again:
         np.testing.assert_array_equal(weights(again), learned)
         assert again.shown(found.impression).results == tuple(
-            replace(result, clicked=result.place == 3) for result in found.results
+            replace(result, clicked=result.position == 3) for result in found.results
         )
 
 
@@ -357,7 +357,7 @@ def test_what_waited_a_week_is_discarded(client, clock):
 @pytest.mark.parametrize("how", ["kind", "date", "sort", "fixed", "engine"])
 def test_filtered_sorted_and_fixed_lists_teach_nothing(client, clock, how):
     if how in ("fixed", "engine"):
-        client.order_setting(how)
+        client.settings.set_order(how)
     filters = {"kind": Filters(kind="file"), "date": Filters(since=1)}.get(how)
     found = client.search("orchard water", filters, "date" if how == "sort" else "rank")
     one = client.rows.get(found.impression)
@@ -444,7 +444,7 @@ def test_a_foreign_place_is_not_found(client, place):
     with pytest.raises(NotFound):
         client.shown(found.impression, place)
     with pytest.raises(NotFound):
-        client.document(place if place < 0 else 10**21)
+        client.pages.document(place if place < 0 else 10**21)
 
 
 def test_a_document_that_went_is_gone_and_the_list_stays(client):
@@ -468,4 +468,4 @@ def test_why_adds_up_to_the_difference_in_scores(client):
     assert one.causes[0].feature == "engine"
     assert len(one.causes) == 34
     recorded: Recorded = client.rows.get(found.impression)
-    assert [one.engine_place for one in explained] == recorded.shown.tolist()
+    assert [one.engine_position for one in explained] == recorded.shown.tolist()

@@ -132,7 +132,7 @@ def test_what_leaves_stands_in_sent_before_it_does(group, monkeypatch):
         told.append((what, len(group.files())))
         return 0
 
-    monkeypatch.setattr(client, "note_sent", watched)
+    monkeypatch.setattr(client.sent, "note", watched)
     before = len(group.files())
     joining.leave(client, "enough")
     assert told == [("that you leave", before)]
@@ -156,9 +156,9 @@ def test_only_lists_after_joining_that_the_model_drew_are_recorded_and_forgettin
     client.record_for_sharing()
     assert not (client.folder / "federation").exists()
     group.join("anna")
-    client.order_setting("engine")
+    client.settings.set_order("engine")
     group.search("anna", 2)
-    client.order_setting("drawn")
+    client.settings.set_order("drawn")
     group.search("anna", 10)
     client.record_for_sharing()
     lists = sharing.recorded(client.folder)
@@ -171,7 +171,7 @@ def test_only_lists_after_joining_that_the_model_drew_are_recorded_and_forgettin
     assert not lists.get(8).impression.clicked.any()
     client.forget(everything=True)
     assert lists.numbers() == []
-    assert client.last_search == 16
+    assert client.rows.last_search == 16
 
 
 def test_leaving_removes_recorded_lists_and_nothing_is_answered_any_more(group):
@@ -205,7 +205,7 @@ def test_the_built_in_question_keeps_its_epsilon(tmp_path):
 
     for epsilon in (1.0, 8.0):
         base = built_in(tmp_path, 10, epsilon).base
-        totals = [row.total for row in planned(base) if row.promise.event is not None]
+        totals = [row.total for row in planned(base) if row.guarantee.event is not None]
         assert 0.95 * epsilon < max(totals) <= epsilon
     with pytest.raises(ValueError, match="no limit"):
         built_in(tmp_path, 10, 0.0)
@@ -240,7 +240,7 @@ def test_the_page_answers_meanwhile_and_the_command_aggregates(group, monkeypatc
         said, _ = coordinator.communicate(timeout=60)
         assert coordinator.returncode == 0, said
         assert "made-up collection" in said
-        wait_until(lambda: all(client.on_trial for client in group.clients.values()))
+        wait_until(lambda: all(client.trials.phase for client in group.clients.values()))
     [made] = group.home.glob("runs/searches/*/*/model.json")
     for client in group.clients.values():
         assert client.status().trial.state == "replay"

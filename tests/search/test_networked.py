@@ -83,7 +83,7 @@ def test_joining_shows_whom_it_would_connect_to_and_changes_one_line(tmp_path):
         ("[data]\n", '[data]\nimpressions = "elsewhere"\n', "yours are in"),
         ("[data]\n", "", "has no line"),
         ("unprotected     = false", "unprotected = true", "without noise"),
-        ('"client", "secure-sum"]', '"client", "server"]', "without noise"),
+        ('"client", "secure-aggregation"]', '"client", "server"]', "without noise"),
     ],
 )
 def test_a_folder_that_does_not_fit_is_left_as_it_is(tmp_path, before, after, said):
@@ -171,6 +171,6 @@ def port_of(site):
 
 def wait_for_trial(client):
     until = time.monotonic() + 20
-    while not client.on_trial:
+    while not client.trials.phase:
         assert time.monotonic() < until, client.status().notes
         time.sleep(0.2)

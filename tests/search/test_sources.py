@@ -99,7 +99,7 @@ def test_html_that_never_ends_takes_no_longer_than_its_length(piece):
 
 
 def test_markup_is_read_no_further_than_it_is_kept(monkeypatch):
-    monkeypatch.setattr(readers, "LARGEST_TEXT", 1_000)
+    monkeypatch.setattr(readers, "MAX_TEXT", 1_000)
     places: list[int] = []
 
     class Markup(str):
@@ -363,7 +363,7 @@ def test_office_files_are_their_text(tmp_path):
 
 
 def test_bombs_are_not_unpacked(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, "LARGEST_UNPACKED", 1 << 20)
+    monkeypatch.setattr(readers, "MAX_UNPACKED", 1 << 20)
     office(tmp_path / "a.docx", "word/document.xml", b"<a>" + b" " * (8 << 20) + b"</a>")
     laughs = b"<!DOCTYPE a [<!ENTITY b 'ha'><!ENTITY c '&b;&b;&b;&b;'>]><a>&c;</a>"
     office(tmp_path / "b.docx", "word/document.xml", laughs)
@@ -423,7 +423,7 @@ def test_pdf_is_its_text_and_a_broken_one_is_counted(tmp_path):
 @pytest.mark.long
 def test_pdf_that_takes_too_long_is_counted(tmp_path, monkeypatch):
     pytest.importorskip("pypdf")
-    monkeypatch.setattr(readers, "MOST_SECONDS", 0.2)
+    monkeypatch.setattr(readers, "MAX_SECONDS", 0.2)
     (tmp_path / "a.pdf").write_bytes(pdf_of(") Tj (" * 200_000))
     (tmp_path / "b.pdf").write_bytes(pdf_of("an orchard on paper"))
     documents, reasons = read(tmp_path)
@@ -432,7 +432,7 @@ def test_pdf_that_takes_too_long_is_counted(tmp_path, monkeypatch):
 
 
 def test_one_message_too_large_does_not_hide_the_others(monkeypatch):
-    monkeypatch.setattr(readers, "LARGEST_PART", 1000)
+    monkeypatch.setattr(readers, "MAX_PART", 1000)
     data = b"From a\nSubject: 1\n\nx\n\nFrom b\nSubject: 2\n\n" + b"y" * 3000 + b"\n" + b"z\n" * 900
     data += b"\nFrom c\nSubject: 3\n\nz\n"
     pieces = list(readers.read_pieces(io.BytesIO(data), len(data), "box", "mbox"))

@@ -15,6 +15,7 @@ from fedrank.files import Locked
 from fedrank.search import ingest
 from fedrank.search.client import SearchClient
 from fedrank.search.index import Engine
+from fedrank.search.ingest import roots_of
 from fedrank.search.results import Filters, SearchError
 from fedrank.search.store import FILE, VERSION, Store
 from tests import needs
@@ -47,7 +48,7 @@ def test_only_what_changed_is_read_again(tmp_path):
 def test_a_mailbox_that_grew_adds_only_what_is_new(tmp_path):
     box = tmp_path / "Inbox"
     box.write_bytes(b"".join(b"From x\nSubject: number %d\n\nhello\n\n" % n for n in range(5)))
-    with SearchClient.open(tmp_path / "store", clock=Clock()) as client:
+    with SearchClient(tmp_path / "store", clock=Clock()) as client:
         assert client.index([box]).added == 5
         before = dict(client.store.rows("SELECT part, id FROM documents"))
         with box.open("ab") as file:
@@ -75,19 +76,19 @@ def test_a_folder_in_a_folder_is_read_once(tmp_path):
     outer = write_documents(tmp_path / "outer", 3)
     inner = write_documents(outer / "inner", 2)
     hidden = write_documents(outer / ".hidden", 4)
-    with SearchClient.open(tmp_path / "store", clock=Clock()) as client:
+    with SearchClient(tmp_path / "store", clock=Clock()) as client:
         assert client.index([inner]).documents == 2
         ids = {result.id for result in client.search("orchard").results}
         assert client.index([outer]).documents == 5
         assert ids < {result.id for result in client.search("orchard").results}
         assert client.index([outer / "inner", outer / "row000.txt"]).documents == 5
         assert client.index([hidden]).documents == 9
-        assert client.roots == [inner, outer, hidden]
+        assert [root.path for root in roots_of(client.store)] == [inner, outer, hidden]
         check_agreement(client)
 
 
 def test_a_path_that_is_not_there_is_one_line(tmp_path):
-    with SearchClient.open(tmp_path / "store") as client, pytest.raises(SearchError, match="nothing was indexed"):
+    with SearchClient(tmp_path / "store") as client, pytest.raises(SearchError, match="nothing was indexed"):
         client.index([tmp_path / "nowhere"])
 
 
@@ -96,7 +97,7 @@ def test_skipped_files_are_counted_until_they_can_be_read(tmp_path):
     (folder / "picture.png").write_bytes(b"\0\1\2")
     (folder / "link.txt").symlink_to(folder / "row000.txt")
     (folder / "store").mkdir()
-    with SearchClient.open(folder / "store") as client:
+    with SearchClient(folder / "store") as client:
         first = client.index([folder])
         assert first.skipped == {"fedrank's own": 1, "link": 1, "not text": 1}
         assert client.index().skipped == first.skipped == client.status().skipped
@@ -122,27 +123,27 @@ def test_a_folder_of_other_things_is_left_as_it_is(tmp_path):
     (tmp_path / "mine.txt").write_text("of everybody")
     tmp_path.chmod(0o755)
     with pytest.raises(SearchError, match="holds other things; nothing was changed"):
-        SearchClient.open(tmp_path)
+        SearchClient(tmp_path)
     assert os.listdir(tmp_path) == ["mine.txt"]
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
     with opened(tmp_path / "own", count=2) as client:
         folder = client.folder
     (folder / FILE).unlink()  # as who is told that it is damaged does
-    SearchClient.open(folder).close()
+    SearchClient(folder).close()
 
 
 @pytest.mark.usefixtures("impatient")
 def test_two_cannot_serve_one_folder(tmp_path):
-    with SearchClient.open(tmp_path / "store", serve=True):
+    with SearchClient(tmp_path / "store", serve=True):
         with pytest.raises(Locked, match="being worked on by process"):
-            SearchClient.open(tmp_path / "store", serve=True)
-        with SearchClient.open(tmp_path / "store") as other:  # to index meanwhile
+            SearchClient(tmp_path / "store", serve=True)
+        with SearchClient(tmp_path / "store") as other:  # to index meanwhile
             other.index([write_documents(tmp_path / "documents", 2)])
 
 
 def test_what_another_process_indexed_is_found_at_once(tmp_path):
     with opened(tmp_path, count=3) as client:
-        with SearchClient.open(client.folder, clock=Clock()) as other:
+        with SearchClient(client.folder, clock=Clock()) as other:
             (tmp_path / "documents" / "zebra.txt").write_text("a zebra")
             other.index()
         assert titles(client, "zebra") == {"zebra.txt"}
@@ -157,7 +158,7 @@ def test_a_newer_database_is_refused_and_left_as_it_is(tmp_path):
     db.close()
     before = (folder / FILE).read_bytes()
     with pytest.raises(SearchError, match="newer fedrank"):
-        SearchClient.open(folder)
+        SearchClient(folder)
     assert (folder / FILE).read_bytes() == before
 
 
@@ -216,7 +217,7 @@ def test_an_engine_that_cannot_write_is_one_line_and_follows_later(tmp_path, mon
             with pytest.raises(SearchError, match="nothing is lost"):
                 client.index()
         assert client.status().waiting == 3
-    with SearchClient.open(tmp_path / "store") as client:
+    with SearchClient(tmp_path / "store") as client:
         check_agreement(client)
         assert client.status().documents == 8
 
@@ -240,7 +241,7 @@ def test_an_engine_that_stumbles_over_what_a_crash_left_is_made_anew(tmp_path, m
 
 def test_an_index_made_anew_by_another_process_is_found(tmp_path):
     with opened(tmp_path, count=5) as client:
-        with SearchClient.open(client.folder, clock=Clock()) as other:
+        with SearchClient(client.folder, clock=Clock()) as other:
             other.engine.make_anew()
             (tmp_path / "documents" / "zebra.txt").write_text("a zebra in the orchard")
             other.index()
@@ -264,14 +265,14 @@ def test_an_engine_that_was_lost_is_made_again(tmp_path, damage):
             shutil.copytree(tmp_path / "older", engine)
         elif damage == "emptied":
             engine.mkdir()
-    with SearchClient.open(tmp_path / "store", clock=Clock()) as client:
+    with SearchClient(tmp_path / "store", clock=Clock()) as client:
         check_agreement(client)
         assert client.search("orchard").found == 9
 
 
 def test_a_word_far_into_a_long_document_is_found(tmp_path):
     (tmp_path / "long.txt").write_text("word " * 6_000 + "platypus " + "word " * 6_000)
-    with SearchClient.open(tmp_path / "store", clock=Clock()) as client:
+    with SearchClient(tmp_path / "store", clock=Clock()) as client:
         client.index([tmp_path / "long.txt"])
         assert client.search("platypus").found == 1
         check_agreement(client)
@@ -289,7 +290,7 @@ def test_filters_and_dates(tmp_path):
     for n, path in enumerate(sorted(folder.iterdir())):
         os.utime(path, (1_000 * (n + 1),) * 2)
     (tmp_path / "a.eml").write_bytes(b"Subject: orchard\nFrom: a@b\nDate: Thu, 01 Jan 1970 00:00:50 +0000\n\nx")
-    with SearchClient.open(tmp_path / "store", clock=Clock()) as client:
+    with SearchClient(tmp_path / "store", clock=Clock()) as client:
         client.index([folder, tmp_path / "a.eml"])
 
         def dates(*filters, **more):
@@ -317,7 +318,7 @@ def test_a_stop_in_the_middle_of_a_file_goes_on_where_it_was(tmp_path, monkeypat
     monkeypatch.setattr(ingest, "BATCH", 10)
     lines = "".join(f'{{"id": {n}, "text": "orchard number {n}"}}\n' for n in range(45))
     (tmp_path / "many.jsonl").write_text(lines)
-    with SearchClient.open(tmp_path / "store", clock=Clock()) as client:
+    with SearchClient(tmp_path / "store", clock=Clock()) as client:
         real, saved = Store.save, []
 
         def stops(self, documents, known):
@@ -331,7 +332,7 @@ def test_a_stop_in_the_middle_of_a_file_goes_on_where_it_was(tmp_path, monkeypat
             with pytest.raises(KeyboardInterrupt):
                 client.index([tmp_path / "many.jsonl"])
         assert client.store.count("SELECT count(*) FROM documents") == 20
-    with SearchClient.open(tmp_path / "store", clock=Clock()) as client:
+    with SearchClient(tmp_path / "store", clock=Clock()) as client:
         check_agreement(client)
         done = client.index()
         assert (done.added, done.changed, done.documents) == (25, 0, 45)

@@ -35,8 +35,8 @@ def live(client, clock, most):
     """Search, open the longest document that is shown, and wait, until the trial has ended; returns how often."""
     for number in range(most):
         found = client.search(f"orchard {FRUIT[number % 10]}")
-        longest = max(found.results, key=lambda result: len(client.document(result.id).text))
-        client.open_document(found.impression, longest.place)
+        longest = max(found.results, key=lambda result: len(client.pages.document(result.id).text))
+        client.open_document(found.impression, longest.position)
         clock.wait(60)
         if client.store.setting("trial_phase") == "":
             return number
@@ -45,7 +45,7 @@ def live(client, clock, most):
 
 def test_a_better_model_is_adopted_after_both_steps(client, clock):
     better = model(client, length=8.0)
-    client.try_model(better, "a friend")
+    client.trials.begin(better, "a friend")
     used, before = client.rows.model()
     assert client.status().trial.state == "replay"
     live(client, clock, gate.FEWEST + 1)
@@ -65,16 +65,16 @@ def test_a_replay_that_is_worth_few_searches_refuses_nothing(client, clock, monk
     for effective, state in ((2.0, "draft"), (25.0, "refused by a replay")):
         found = replace(worth, effective=effective)
         monkeypatch.setattr(gate, "replay", lambda *_, found=found: found)
-        client.try_model(model(client, length=8.0), "a friend")
+        client.trials.begin(model(client, length=8.0), "a friend")
         live(client, clock, gate.FEWEST + 1)
         assert client.status().trial.state == state
         if state == "draft":
-            client.stop_trial()
+            client.trials.stop()
 
 
 def test_a_broken_model_is_refused_and_the_one_in_use_goes_on(client, clock):
     used, _ = client.rows.model()
-    client.try_model(model(client, engine=-5.0, length=-8.0), "somebody")
+    client.trials.begin(model(client, engine=-5.0, length=-8.0), "somebody")
     live(client, clock, 120)
     trial = client.status().trial
     assert trial.state.startswith("refused")
@@ -82,11 +82,11 @@ def test_a_broken_model_is_refused_and_the_one_in_use_goes_on(client, clock):
 
 
 def test_searches_kept_for_the_replay_are_learned_from_afterwards(client, clock):
-    client.try_model(model(client, length=8.0), "a friend")
+    client.trials.begin(model(client, length=8.0), "a friend")
     live(client, clock, 20)
     assert client.status().learned_from == 0
     assert client.status().impressions == {"closed": 19, "opened": 1}
-    client.stop_trial()
+    client.trials.stop()
     clock.wait(60)
     client.search("something else")
     assert client.store.count("SELECT count(*) FROM impressions WHERE state = 'learned'") == 20
@@ -94,7 +94,7 @@ def test_searches_kept_for_the_replay_are_learned_from_afterwards(client, clock)
 
 
 def test_mixed_lists_teach_nothing(client, clock):
-    client.try_model(model(client, length=8.0), "a friend")
+    client.trials.begin(model(client, length=8.0), "a friend")
     live(client, clock, gate.FEWEST + 1)
     client.status()
     clock.wait(60)
@@ -110,13 +110,13 @@ def test_mixed_lists_teach_nothing(client, clock):
 
 
 def test_a_trial_goes_on_after_a_restart_and_ends_with_a_reset(client, clock):
-    client.try_model(model(client, length=8.0), "a friend")
+    client.trials.begin(model(client, length=8.0), "a friend")
     live(client, clock, 5)
     client.close()
-    with SearchClient.open(client.folder, clock=clock) as again:
+    with SearchClient(client.folder, clock=clock) as again:
         assert again.status().trial.kept == 4
         with pytest.raises(SearchError, match="already"):
-            again.try_model(model(again), "another")
+            again.trials.begin(model(again), "another")
         again.learn_setting("reset")
         assert again.status().trial.state == "stopped"
 
@@ -124,5 +124,5 @@ def test_a_trial_goes_on_after_a_restart_and_ends_with_a_reset(client, clock):
 @pytest.mark.parametrize("weights", [np.zeros(3), np.full(34, np.nan), np.zeros((34, 1))])
 def test_what_is_no_model_is_refused(client, weights):
     with pytest.raises(SearchError, match="no model"):
-        client.try_model(weights, "nobody")
+        client.trials.begin(weights, "nobody")
     assert client.status().trial is None

@@ -18,7 +18,7 @@ from fedrank.search.pictures import BarScale, split, week_bar
 from fedrank.search.render import day, marked, moment, short, size
 from fedrank.search.results import SearchError, SentBytes, Snippet, TrialNews, Week
 from fedrank.search.serve import COMMAND
-from fedrank.search.web import LONGEST_FORM
+from fedrank.search.web import MAX_FORM_LENGTH
 from fedrank.web.access import Access
 from fedrank.web.middleware import HEADERS
 from tests import needs
@@ -36,7 +36,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedPage]:
 @pytest.fixture
 def browser(page: ServedPage) -> Iterator[httpx.Client]:
     page.client.learn_setting("on")
-    page.client.order_setting("drawn")
+    page.client.settings.set_order("drawn")
     with page.browser() as one:
         yield one
 
@@ -290,7 +290,7 @@ def test_bytes_that_are_no_text_are_a_query(page: ServedPage, browser: httpx.Cli
 
 
 def test_forms_have_a_limit(browser: httpx.Client) -> None:
-    assert browser.post("/search", content=b"q=" + b"x" * LONGEST_FORM).status_code == 413
+    assert browser.post("/search", content=b"q=" + b"x" * MAX_FORM_LENGTH).status_code == 413
     assert browser.post("/search", content=b"&".join(b"a=1" for _ in range(99))).status_code == 413
 
 
@@ -403,7 +403,7 @@ def test_why_shows_every_place_with_its_shares(page: ServedPage, browser: httpx.
     explained = page.client.why(int(where.split("/")[-1]))
     assert text.count('<section class="why">') == len(explained) == 10
     for one in explained:
-        assert f"place {one.model_place + 1} by its score, {one.engine_place + 1} for the search engine" in text
+        assert f"place {one.model_position + 1} by its score, {one.engine_position + 1} for the search engine" in text
         assert f"{one.causes[0].share:+.2f}" in text
     assert text.count("<rect") >= 10 * len(explained[0].causes)
 
@@ -426,13 +426,13 @@ def test_why_of_nothing_and_of_something_old_is_a_page(page: ServedPage, browser
 
 def test_the_order_is_one_click_away(page: ServedPage, browser: httpx.Client) -> None:
     where = page.search(browser, "river sea", order="engine")
-    assert page.client.order == "engine"
+    assert page.client.settings.order == "engine"
     text = browser.get(where).text
     assert re.search(r'value="engine" class="plain chosen"', text)
     assert "teaches nothing" in text
-    assert [one.engine_place for one in page.client.why(int(where.split("/")[-1]))] == list(range(10))
+    assert [one.engine_position for one in page.client.why(int(where.split("/")[-1]))] == list(range(10))
     assert browser.post("/order", data={"order": "drawn"}).headers["location"] == "/status?note=order"
-    assert page.client.order == "drawn"
+    assert page.client.settings.order == "drawn"
 
 
 def test_learning_off_records_nothing(page: ServedPage, browser: httpx.Client) -> None:

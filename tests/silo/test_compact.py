@@ -223,7 +223,7 @@ def test_a_file_of_version_3_is_read_still(tmp_path):
     assert version(path) == PLAIN
     file = open_sketch(path)
     assert (file.noised, file.ids, file.lengths["body"].tolist()) == (True, ["d0", "d1", "d2"], [40, 21, 3])
-    found, signs = file.sketcher.places(["flu"], file.hashing(KEY))
+    found, signs = file.sketcher.locate(["flu"], file.hashing(KEY))
     rows, counts = file.fields["body"].query(found[0], signs[0])
     assert (rows.tolist(), counts.tolist()) == ([0, 1], [40, 19])
     top = file.fields["body"]
@@ -260,8 +260,8 @@ def test_a_small_file_cannot_fill_the_memory_of_whoever_opens_it(tmp_path):
     top = file.fields["body"]
     held, sizes = np.zeros((6, 40), np.int32), np.zeros_like(top.sizes)
     held[0, 0] = sizes[:, 0, 0] = 200_000  # one cell of many documents makes room for as many in every cell
-    crowd = {"held": held, "gaps": np.ones(200_000, np.int32), "counts": np.zeros(200_000, np.int32), "sizes": sizes}
-    rewritten(path, bad, **{f"body.{name}": part for name, part in crowd.items()})
+    clients = {"held": held, "gaps": np.ones(200_000, np.int32), "counts": np.zeros(200_000, np.int32), "sizes": sizes}
+    rewritten(path, bad, **{f"body.{name}": part for name, part in clients.items()})
     with pytest.raises(SketchFileError, match="more than a file of this size can have"):
         open_sketch(bad)
 
@@ -273,8 +273,8 @@ def test_a_crowd_at_no_end_of_its_cell_takes_no_room(tmp_path):
     held, many = np.zeros((6, 40), np.int32), 100_000
     held[0, 0] = many
     sizes, ones = np.zeros_like(top.sizes), np.ones(many, np.int32)
-    crowd = {"held": held, "gaps": ones, "counts": 0 * ones, "sizes": sizes}
-    rewritten(path, bad, **{f"body.{name}": part for name, part in crowd.items()})
+    clients = {"held": held, "gaps": ones, "counts": 0 * ones, "sizes": sizes}
+    rewritten(path, bad, **{f"body.{name}": part for name, part in clients.items()})
     tracemalloc.start()
     try:
         with pytest.raises(SketchFileError, match="at none of its ends"):

@@ -43,7 +43,7 @@ def test_counted_features_are_those_of_the_textbook(collection: list[list[str]],
     if not any(collection):
         collection = [*collection, ["a"]]
     index = TermCounts.of([" ".join(words) for words in collection], Tokeniser())
-    found = field_features(index.held(query), index.lengths, index.background(query))
+    found = field_features(index.count_matrix(query), index.lengths, index.background(query))
     expected = [slow_features(query, document, collection) for document in collection]
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 

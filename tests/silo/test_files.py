@@ -59,7 +59,7 @@ def made(tmp_path, sketcher=PLAIN, documents=None, name="a.sketch", **more):
 
 
 def best(file, term="flu", field="body"):
-    cells, signs = file.sketcher.places([term], file.hashing(KEY))
+    cells, signs = file.sketcher.locate([term], file.hashing(KEY))
     rows, counts = file.fields[field].query(cells[0], signs[0])
     return [file.ids[row] for row in rows], counts.tolist()
 
@@ -405,7 +405,7 @@ def test_a_copy_answers_as_the_original_and_holds_no_secret(tmp_path, parties):
     names = dict(zip(file.pseudonyms_for("b").tolist(), file.ids, strict=True))
     assert np.all(np.diff(copy.pseudonyms.astype(object)) > 0)
     for term in ("flu", "word3", "common"):
-        cells, signs = copy.sketcher.places([term], copy.hashing(KEY))
+        cells, signs = copy.sketcher.locate([term], copy.hashing(KEY))
         rows, counts = copy.fields["body"].query(cells[0], signs[0])
         told = {names[int(copy.pseudonyms[row])]: count for row, count in zip(rows, counts, strict=True)}
         mine = dict(zip(*best(file, term), strict=True))

@@ -25,7 +25,7 @@ def test_lines_are_those_of_whole_numbers(slope, x, start):
 
 def test_same_key_same_places_and_another_key_others():
     words = [f"word {i}" for i in range(50)]
-    cells, signs = Hashing(KEY).places(words)
+    cells, signs = Hashing(KEY).locate(words)
     assert np.array_equal(cells, Hashing(KEY).cells(words))
     assert np.array_equal(signs, Hashing(KEY).signs(words))
     assert np.array_equal(cells[7], Hashing(KEY).cells(["word 7"])[0])
@@ -36,7 +36,7 @@ def test_same_key_same_places_and_another_key_others():
 
 def test_places_stay_what_they_are():
     # Files that were written once must be read for ever: these numbers may change only with the version of the format.
-    cells, signs = Hashing(KEY, width=1000, depth=4).places(["term", ""])
+    cells, signs = Hashing(KEY, width=1000, depth=4).locate(["term", ""])
     assert cells.tolist() == [[229, 887, 399, 30], [336, 293, 80, 845]]
     assert signs.tolist() == [[1, 1, -1, -1], [-1, 1, 1, -1]]
 
@@ -44,12 +44,12 @@ def test_places_stay_what_they_are():
 @settings(deadline=None, max_examples=30)
 @given(st.binary(min_size=32, max_size=32), st.text(max_size=20), st.integers(1, 5000))
 def test_places_are_those_of_the_definition(key, term, width):
-    cells, signs = Hashing(key, width, 3).places([term])
-    assert (cells[0].tolist(), signs[0].tolist()) == oracle.places(key, term, 3, width)
+    cells, signs = Hashing(key, width, 3).locate([term])
+    assert (cells[0].tolist(), signs[0].tolist()) == oracle.locate(key, term, 3, width)
 
 
 def test_no_terms_have_no_places():
-    cells, signs = Hashing(KEY).places([])
+    cells, signs = Hashing(KEY).locate([])
     assert cells.shape == signs.shape == (0, 30)
 
 
@@ -73,7 +73,7 @@ def test_two_terms_are_placed_independently():
     pairs = np.zeros((width, width))
     signs = np.zeros((2, 2))
     for _ in range(keys // 30):
-        cells, sign = Hashing(rng.bytes(32), width, 30).places(["apple", "apples"])
+        cells, sign = Hashing(rng.bytes(32), width, 30).locate(["apple", "apples"])
         np.add.at(pairs, (cells[0], cells[1]), 1)
         np.add.at(signs, ((sign[0] + 1) // 2, (sign[1] + 1) // 2), 1)
     # Chi-squared with 15 and 3 degrees of freedom: 1 in 10^5 above 50 and 26.
@@ -108,7 +108,7 @@ for kind, rule in (
     sketches = sketcher.sketch(sketcher.term_counts(texts), hashing)
     built = build([sketches[:3], sketches[3:]], rule, kind, 4, 5).delete([1])
     out[f"{kind}-{rule.keep}"] = built.documents * 1000 + built.values
-    cells, signs = sketcher.places(list("abcdef"), hashing)
+    cells, signs = sketcher.locate(list("abcdef"), hashing)
     for i in range(6):
         for name, (rows, counts) in {
             "rtk": built.query(cells[i], signs[i]), "naive": naive(sketches, cells[i], signs[i], 2, kind)

@@ -81,7 +81,7 @@ def test_the_worst_pair_of_words_is_as_far_apart_as_is_paid_for(monkeypatch) -> 
     monkeypatch.setattr("fedrank.silo.sketch.WIDE", 1)
     sketcher = replace(EXACT, width=1)
     words = [f"w{i}" for i in range(1000)]
-    signs = sketcher.places(words, sketcher.hashing(KEY))[1]
+    signs = sketcher.locate(words, sketcher.hashing(KEY))[1]
     other = next(place for place in range(1, 1000) if np.all(signs[place] == -signs[0]))
     both = [releases([word], sketcher) for word in (words[0], words[other])]
     assert np.linalg.norm(both[0] - both[1]) == pytest.approx(1 / sketcher.multiplier)

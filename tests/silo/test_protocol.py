@@ -199,7 +199,7 @@ def test_the_best_documents_come_back_under_pseudonyms(owner_of, parties):
     assert set(named(owner, found)) == {"d11", "d10", "d9", "d8", "d7"}
     assert found[1].tolist() == sorted(found[1], reverse=True)
     told = got.counts(["flu"])
-    assert dict(zip(told.documents.tolist(), told.held["body"][:, 0], strict=True)) == {
+    assert dict(zip(told.documents.tolist(), told.counts["body"][:, 0], strict=True)) == {
         name: named(owner, found).get(f"d{row}", 0.0)
         for row, name in enumerate(owner.file.pseudonyms_for("b").tolist())
         if name in told.documents
@@ -213,8 +213,8 @@ def test_cells_and_signs_arrive_as_they_were_sent(parties, terms):
     asked = question(parties, terms, decoys=["decoy"])
     _, content = unseal(asked.letter, "question", parties["a"])
     got = protocol._read_question(content, "b")
-    mine = PLAIN.places(terms, PLAIN.hashing(KEY))
-    wide = PLAIN.wide.places(terms, PLAIN.wide.hashing(KEY))
+    mine = PLAIN.locate(terms, PLAIN.hashing(KEY))
+    wide = PLAIN.wide.locate(terms, PLAIN.wide.hashing(KEY))
     assert (got.sketcher, got.k, len(got.at.cells)) == (PLAIN, 5, len({*terms, "decoy"}))
     at = [asked.terms[term] for term in terms]
     for sent, expected in zip(got.at, (*mine, wide[0]), strict=True):
@@ -239,7 +239,7 @@ def alike(one, other, terms):
     mine, theirs = one.counts(terms), other.counts(terms)
     for name in FIELDS:
         assert one.frequencies(terms)[name].tolist() == other.frequencies(terms)[name].tolist()
-        assert mine.held[name].tolist() == theirs.held[name].tolist()
+        assert mine.counts[name].tolist() == theirs.counts[name].tolist()
         assert mine.lengths[name].tolist() == theirs.lengths[name].tolist()
     return mine, theirs
 
@@ -272,7 +272,7 @@ def test_an_owner_without_titles_is_read_like_any_other(owner_of, parties, tmp_p
     got = exchange(owner, parties, terms=["title", "flu"], k=0)
     copy = export_sketch(owner.file.path, parties["a"], "b", tmp_path / "for-b.sketch")
     alike(got, Sketched(copy, KEY), ["title", "flu"])
-    assert not got.counts(["flu"]).held["title"].any()
+    assert not got.counts(["flu"]).counts["title"].any()
     assert got.words["title"] == 0
 
 
@@ -281,7 +281,7 @@ def test_decoys_are_answered_and_dropped(owner_of, parties):
     decoys = choose_decoys(["flu"], 3, WORDS, b"secret")
     asked = question(parties, ["flu", "word3"], decoys=decoys)
     got = read_answer(answer(asked.letter, owner), asked, parties["b"])
-    assert set(got.told["body"]) == {"flu", "word3"}
+    assert set(got.results["body"]) == {"flu", "word3"}
     assert "d11" in named(owner, got.found("flu"))
     assert owner.ledger.spent("b") == pytest.approx(
         (2 + 3) * 2 * 0.5, rel=1e-3
@@ -333,7 +333,7 @@ def test_frequencies_of_a_noised_file_are_paid_already(owner_of, parties):
     before = owner.ledger.spent("b")
     got = exchange(owner, parties)
     assert owner.ledger.spent("b") == pytest.approx(before + 0.5, rel=1e-3)
-    at = protocol.places(["flu"], NOISED, NOISED.hashing(KEY), NOISED.wide.hashing(KEY))
+    at = protocol.locate(["flu"], NOISED, NOISED.hashing(KEY), NOISED.wide.hashing(KEY))
     assert got.frequencies(["flu"])["body"].tolist() == owner.file.frequency_rows(at)["body"].tolist()
 
 
@@ -370,7 +370,7 @@ def test_an_owner_who_publishes_lengths_adds_the_noise_for_that(owner_of, partie
     """With exact lengths a neighbour replaces a word, and that moves a count by two."""
     sketcher = replace(PLAIN, exact_lengths=exact)
     owner = owner_of("lookup", sketcher, source=SecureSource(bytes(32)))
-    cells, signs = sketcher.places(["flu"], sketcher.hashing(KEY))
+    cells, signs = sketcher.locate(["flu"], sketcher.hashing(KEY))
     true = sketcher.estimate(owner.sketches["body"][:, np.arange(7), cells[0]], signs[0])
     expected = protocol.noised_counts(true, 0.5, exact, SecureSource(bytes(32)))
     got = exchange(owner, parties, k=12).found("flu")

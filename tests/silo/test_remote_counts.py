@@ -51,7 +51,7 @@ def test_with_all_rows_and_no_noise_it_answers_as_a_sketch_does(silo: Silo, rule
         np.testing.assert_array_equal(one.documents, other.documents)
         assert one.answers == other.answers
         for name in FIELDS:
-            np.testing.assert_array_equal(one.held[name], other.held[name])
+            np.testing.assert_array_equal(one.counts[name], other.counts[name])
             np.testing.assert_array_equal(plain.frequencies([term])[name], asked.frequencies([term])[name])
 
 
@@ -60,11 +60,11 @@ def test_some_rows_answer_like_a_sketch_that_has_no_others(silo: Silo, missing: 
     rule = TopKRule(2.0, 0.4, 4, missing=missing)
     asked, body = CountQuery(sketched(silo, rule), KEY, 3, seed=7), silo.fields["body"]
     words = [[body.vocabulary[t] for t, n in _entries(silo, d) for _ in range(n)] for d in range(silo.documents)]
-    known = {word: oracle.places(KEY, word, DEPTH, WIDTH) for word in body.vocabulary}
+    known = {word: oracle.locate(KEY, word, DEPTH, WIDTH) for word in body.vocabulary}
     tables = {d: oracle.sketch(each, known, DEPTH, WIDTH) for d, each in enumerate(words)}
     for term in some_terms(silo)[:-1]:
         rows = true_rows(term, 3, DEPTH, 7)
-        cells, signs = oracle.places(KEY, term, DEPTH, WIDTH)
+        cells, signs = oracle.locate(KEY, term, DEPTH, WIDTH)
         fewest = 2  # of three rows: .4 of them, and half of them where a missing row counts 0
         expected = oracle.query(
             {d: [table[row] for row in rows] for d, table in tables.items()},
@@ -78,7 +78,7 @@ def test_some_rows_answer_like_a_sketch_that_has_no_others(silo: Silo, missing: 
         )
         told = asked.counts([term])
         found = {
-            d: told.held["body"][place, 0] for place, d in enumerate(told.documents) if told.held["body"][place, 0]
+            d: told.counts["body"][place, 0] for place, d in enumerate(told.documents) if told.counts["body"][place, 0]
         }
         assert found == dict(expected)
 
@@ -104,7 +104,7 @@ def test_published_noise_is_one_draw_for_all_rows_of_a_document(silo: Silo) -> N
     told = asked.counts([term])
     # The same draws by hand: the kept documents of the body's cells come first, in the order of their rows.
     top = asked.sketch.fields["body"]
-    cells, signs = asked.sketch.sketcher.places([term], asked.sketch.sketcher.hashing(KEY))
+    cells, signs = asked.sketch.sketcher.locate([term], asked.sketch.sketcher.hashing(KEY))
     kept: dict[int, dict[int, int]] = {}
     for row, (cell, sign) in enumerate(zip(cells[0], signs[0], strict=True)):
         end = 1 if sign < 0 else 0
@@ -118,7 +118,9 @@ def test_published_noise_is_one_draw_for_all_rows_of_a_document(silo: Silo) -> N
         if len(kept[d]) >= DEPTH / 2 and np.median(rows) > 0:
             expected[d] = np.median(rows)
     best = dict(sorted(expected.items(), key=lambda item: (-item[1], item[0]))[:4])
-    found = {d: told.held["body"][place, 0] for place, d in enumerate(told.documents) if told.held["body"][place, 0]}
+    found = {
+        d: told.counts["body"][place, 0] for place, d in enumerate(told.documents) if told.counts["body"][place, 0]
+    }
     assert found == best
     assert best
 
@@ -127,7 +129,7 @@ def test_looked_up_cells_are_those_of_the_sketches(silo: Silo) -> None:
     sketcher = Sketcher(width=WIDTH, depth=DEPTH)
     partner = RemoteCounts(silo.fields, sketcher, KEY, 5)
     terms = some_terms(silo)
-    cells, _ = sketcher.places(terms, sketcher.hashing(KEY))
+    cells, _ = sketcher.locate(terms, sketcher.hashing(KEY))
     for name in FIELDS:
         whole = sketcher.sketch(silo.fields[name], sketcher.hashing(KEY))
         for each in cells:
@@ -137,13 +139,13 @@ def test_looked_up_cells_are_those_of_the_sketches(silo: Silo) -> None:
 @pytest.mark.long
 def test_looked_up_counts_are_medians_with_noise_of_the_promised_size(silo: Silo) -> None:
     sketcher = Sketcher(width=512, depth=DEPTH)
-    term = max(silo.fields["body"].vocabulary, key=lambda t: silo.fields["body"].held([t]).sum())
-    true = silo.fields["body"].held([term])[:, 0]
+    term = max(silo.fields["body"].vocabulary, key=lambda t: silo.fields["body"].count_matrix([t]).sum())
+    true = silo.fields["body"].count_matrix([term])[:, 0]
     quiet = RemoteCounts(silo.fields, sketcher, KEY, 5, epsilon=1e4).counts([term])
-    held = quiet.held["body"][:, 0]
+    held = quiet.counts["body"][:, 0]
     assert np.round(np.sort(held)[-5:]).tolist() == np.sort(true)[-5:].tolist()
     loud = RemoteCounts(silo.fields, sketcher, KEY, silo.documents, epsilon=0.5)
-    off = np.concatenate([loud.counts([term]).held["body"][:, 0] - true for _ in range(200)])
+    off = np.concatenate([loud.counts([term]).counts["body"][:, 0] - true for _ in range(200)])
     assert np.abs(off).mean() == pytest.approx(4.0, rel=0.05), "Laplace noise of 2 / ε: lengths are published"
     often = np.concatenate([loud.frequencies([term])["body"][0] - np.count_nonzero(true) for _ in range(2000)])
     assert np.abs(often).mean() == pytest.approx(4.0, rel=0.1)
@@ -157,11 +159,11 @@ def test_a_silo_without_titles_has_empty_ones(silo: Silo) -> None:
     made = sketch_fields(bodies, sketcher, TopKRule(k=4), KEY)
     for partner in (RemoteCounts(bodies, sketcher, KEY, 4), CountQuery(made, KEY, 3)):
         told = partner.counts(terms)
-        assert not told.held["title"].any()
+        assert not told.counts["title"].any()
         assert not told.lengths["title"].any()
         assert partner.words["title"] == 0
         assert not partner.frequencies(terms)["title"].any()
         assert partner.documents == silo.documents
         assert partner.kind == "count-sketch"
-        assert partner.counts([]).held["body"].shape[1] == 0
+        assert partner.counts([]).counts["body"].shape[1] == 0
         assert len(partner.frequencies([])["body"]) == 0

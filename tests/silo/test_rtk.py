@@ -187,7 +187,7 @@ def test_a_deleted_document_is_never_found_again():
     hashing = sketcher.hashing(KEY)
     counts = sketcher.term_counts(["a a a", "a a", "", "a"])
     rtk = build(sketcher.blocks(counts, hashing), TopKRule(k=3), sketcher.kind, 9, 50)
-    cells, signs = sketcher.places(["a", "never seen"], hashing)
+    cells, signs = sketcher.locate(["a", "never seen"], hashing)
     assert [x.tolist() for x in rtk.query(cells[0], signs[0])] == [[0, 1, 3], [3, 2, 1]]
     assert [x.tolist() for x in rtk.query(cells[0], signs[0], k=1)] == [[0], [3]]
     assert [x.tolist() for x in rtk.delete([0]).query(cells[0], signs[0])] == [[1, 3], [2, 1]]

@@ -37,7 +37,7 @@ def test_terms_are_counted_by_the_tokeniser():
     assert counts.terms.tolist() == [0, 1, 1]
     assert counts.counts.tolist() == [2, 1, 1]
     assert counts.lengths.tolist() == [3, 0, 1]
-    assert counts.held(["red", "blue", "green"]).T.tolist() == [[2, 0, 0], [1, 0, 1], [0, 0, 0]]
+    assert counts.count_matrix(["red", "blue", "green"]).T.tolist() == [[2, 0, 0], [1, 0, 1], [0, 0, 0]]
     stemmed = Sketcher(tokeniser=Tokeniser("english")).term_counts(["tests testing"])
     assert stemmed.vocabulary == ["test"]
 
@@ -55,7 +55,7 @@ WORDS = st.lists(st.sampled_from("abcdefgh"), max_size=30)
 def test_sketches_are_sums_over_words(documents, kind):
     sketcher = Sketcher(kind, width=4, depth=3)
     hashing = sketcher.hashing(KEY)
-    cells, signs = sketcher.places(list("abcdefgh"), hashing)
+    cells, signs = sketcher.locate(list("abcdefgh"), hashing)
     places = {word: (cells[i].tolist(), signs[i].tolist()) for i, word in enumerate("abcdefgh")}
     made = sketcher.sketch(sketcher.term_counts(map(" ".join, documents)), hashing)
     assert made.tolist() == [oracle.sketch(words, places, 3, 4) for words in documents]
@@ -106,8 +106,8 @@ def test_count_min_has_no_signs_and_never_estimates_too_little():
     made = sketcher.sketch(counts, hashing)
     assert made.min() >= 0
     for word in counts.vocabulary:
-        cells, signs = sketcher.places([word], hashing)
-        assert np.all(sketcher.estimate(made[:, np.arange(5), cells[0]], signs[0]) >= counts.held([word])[:, 0])
+        cells, signs = sketcher.locate([word], hashing)
+        assert np.all(sketcher.estimate(made[:, np.arange(5), cells[0]], signs[0]) >= counts.count_matrix([word])[:, 0])
 
 
 def test_a_document_of_a_million_terms_is_counted_right():
@@ -115,7 +115,7 @@ def test_a_document_of_a_million_terms_is_counted_right():
     hashing = sketcher.hashing(KEY)
     counts = sketcher.term_counts(["many " * 1_000_000 + "few few few"])
     made = sketcher.sketch(counts, hashing)
-    (cells, signs) = sketcher.places(["many", "few"], hashing)
+    (cells, signs) = sketcher.locate(["many", "few"], hashing)
     found = [float(sketcher.estimate(made[0, np.arange(30), cells[i]], signs[i])) for i in (0, 1)]
     assert found == [1_000_000, 3]
     with pytest.raises(ValueError, match="split it"):
@@ -179,7 +179,7 @@ def test_measured_errors_respect_the_bound(kind, noise):
     for key in range(150):
         hashing = sketcher.hashing(key.to_bytes(32, "little"))
         made = sketcher.sketch(counts, hashing, SecureSource(key.to_bytes(32, "big")))
-        cells, signs = sketcher.places(asked, hashing)
+        cells, signs = sketcher.locate(asked, hashing)
         found = sketcher.estimate(made[0, np.arange(9), cells], signs)
         errors += list(np.abs(found - [document.get(word, 0) for word in asked]))
     for chance in (0.5, 0.1, 0.01):
@@ -220,6 +220,6 @@ def test_wrong_settings_are_refused(settings, message):
 
 def test_hashes_of_another_size_are_refused():
     with pytest.raises(ValueError, match="30 x 100 cells and sketches of 30 x 200"):
-        Sketcher().places(["a"], Hashing(KEY, 100))
+        Sketcher().locate(["a"], Hashing(KEY, 100))
     with pytest.raises(ValueError, match="chance = 0"):
         Sketcher().error_bound(0, 1, 1)

@@ -18,7 +18,7 @@ from fedrank.privacy.accounting import epsilon as priced
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.population import Account, ledgers_below, spent_together
-from fedrank.silo.spending import LARGEST_BUDGET, Limits, SiloLedger
+from fedrank.silo.spending import MAX_BUDGET, Limits, SiloLedger
 
 DELTA = 1e-5
 
@@ -325,6 +325,6 @@ def test_senseless_limits_are_refused():
 @pytest.mark.parametrize("budget", [float("inf"), 1e308])
 @pytest.mark.parametrize("name", ["querier", "total"])
 def test_a_budget_without_an_end_is_refused(name, budget):
-    assert Limits(**{name: LARGEST_BUDGET})
+    assert Limits(**{name: MAX_BUDGET})
     with pytest.raises(ValueError, match="limits nothing; use at most 1e\\+09"):
         Limits(**{name: budget})

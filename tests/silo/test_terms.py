@@ -25,18 +25,18 @@ def test_every_number_is_that_of_counting(texts: list[list[str]], terms: list[st
     ):
         counted = [Counter(text) for text in kept]
         assert len(index) == len(kept)
-        assert index.held(terms).tolist() == [[one[term] for term in terms] for one in counted]
+        assert index.count_matrix(terms).tolist() == [[one[term] for term in terms] for one in counted]
         assert index.lengths.tolist() == [len(text) for text in kept]
         assert index.squares.tolist() == [sum(count**2 for count in one.values()) for one in counted]
         frequencies = [sum(term in one for one in counted) for term in terms]
         about = index.background(terms)
         assert (about.documents, about.words) == (len(kept), sum(map(len, kept)))
         assert about.frequencies.tolist() == frequencies
-        assert index.as_document().held(terms).tolist() == [frequencies]
+        assert index.as_document().count_matrix(terms).tolist() == [frequencies]
 
 
 def test_terms_are_numbered_as_they_come() -> None:
     index = TermCounts.of(["b a b", "", "c"], Tokeniser())
     assert index.vocabulary == ["b", "a", "c"]
-    assert index.places == {"b": 0, "a": 1, "c": 2}
-    assert index.rows(np.array([2, 0])).held(["b", "c"]).tolist() == [[0, 1], [2, 0]]
+    assert index.columns == {"b": 0, "a": 1, "c": 2}
+    assert index.rows(np.array([2, 0])).count_matrix(["b", "c"]).tolist() == [[0, 1], [2, 0]]

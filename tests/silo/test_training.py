@@ -47,19 +47,19 @@ def exact(silos: list[Silo], k: int) -> list[Partner]:
 
 def test_exact_answers_are_the_documents_that_hold_a_term_most_often(silos: list[Silo]) -> None:
     body = silos[1].fields["body"]
-    term = max(body.vocabulary, key=lambda t: body.held([t]).sum())
-    held = body.held([term])[:, 0]
+    term = max(body.vocabulary, key=lambda t: body.count_matrix([t]).sum())
+    held = body.count_matrix([term])[:, 0]
     told = Exact(silos[1], 5).counts([term])
-    found = told.held["body"][:, 0] > 0
-    assert sorted(told.held["body"][found, 0]) == sorted(held)[-5:]
-    assert told.held["body"][found, 0].tolist() == held[told.documents[found]].tolist()
+    found = told.counts["body"][:, 0] > 0
+    assert sorted(told.counts["body"][found, 0]) == sorted(held)[-5:]
+    assert told.counts["body"][found, 0].tolist() == held[told.documents[found]].tolist()
     assert told.lengths["body"].tolist() == body.lengths[told.documents].tolist()
     assert len(Exact(silos[1], 5).counts(["zebra"]).documents) == 0
 
 
 def test_the_federation_knows_how_many_documents_hold_a_term(silos: list[Silo], sketched: list[Partner]) -> None:
     terms = silos[0].train[0].terms
-    whole = sum(np.count_nonzero(silo.fields["body"].held(terms), axis=0) for silo in silos)
+    whole = sum(np.count_nonzero(silo.fields["body"].count_matrix(terms), axis=0) for silo in silos)
     for partners in (exact(silos, 5), sketched):
         found = backgrounds(silos[0], partners[1:], terms)["body"]
         assert found.frequencies.tolist() == whole.tolist()
@@ -87,7 +87,7 @@ def test_matches_are_the_best_by_bm25_of_all_other_documents(silos: list[Silo]) 
         found = matches(partners, query.terms, about, 7)
         best: list[float] = []
         for silo in silos[:2]:
-            counts = {field: silo.fields[field].held(query.terms) for field in FIELDS}
+            counts = {field: silo.fields[field].count_matrix(query.terms) for field in FIELDS}
             best += bm25(features(counts, {field: silo.fields[field].lengths for field in FIELDS}, about)).tolist()
         expected = [score for score in sorted(best, reverse=True)[:7] if score > 0]
         assert bm25(found.features).tolist() == pytest.approx(expected)
@@ -107,8 +107,8 @@ def test_a_small_silo_takes_no_room_for_documents_that_it_does_not_have(silos: l
     made = sketch(silos[0], Sketcher(width=64, depth=5), 150)
     assert made.fields["body"].documents.shape[-1] == silos[0].documents
     body = silos[0].fields["body"]
-    term = max(body.vocabulary, key=lambda t: body.held([t]).max())
-    often = np.flatnonzero(body.held([term])[:, 0] >= 3)
+    term = max(body.vocabulary, key=lambda t: body.count_matrix([t]).max())
+    often = np.flatnonzero(body.count_matrix([term])[:, 0] >= 3)
     assert set(Sketched(made, KEY).counts([term]).documents.tolist()) >= set(often.tolist())
     assert len(often) > 0
 
@@ -132,7 +132,7 @@ def test_a_silo_without_titles_is_asked_like_any_other(silos: list[Silo]) -> Non
     terms = silos[0].train[0].terms
     told = partner.counts(terms)
     assert not told.lengths["title"].any()
-    assert not told.held["title"].any()
+    assert not told.counts["title"].any()
     assert partner.words["title"] == 0
     own = silos[0].fields["title"].background(terms).frequencies
     assert backgrounds(silos[0], [partner], terms)["title"].frequencies.tolist() == own.tolist()

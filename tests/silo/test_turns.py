@@ -193,7 +193,7 @@ def letters_of(owner: Organisation, querier: Organisation) -> tuple[list[Path], 
 @pytest.mark.parametrize("terms", [4000, 9])
 def test_letters_train_as_copies_do(three, first, monkeypatch, terms) -> None:
     """To the last bit: noise was drawn once, when the documents were sketched."""
-    monkeypatch.setattr("fedrank.silo.protocol.MOST_TERMS", terms)
+    monkeypatch.setattr("fedrank.silo.protocol.MAX_TERMS", terms)
     a, b = three[:2]
     questions, answers = letters_of(a, b)
     assert (len(questions) > 1) == (terms == 9)

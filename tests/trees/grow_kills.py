@@ -75,7 +75,7 @@ def die_at(point: int) -> None:
 def grow(folder: Path, out: str, trees: int, secure: bool) -> None:
     files = [f"--silo={folder / f'{number}.txt'}" for number in range(2)]
     files += [f"--validation={folder / f'v{number}.txt'}" for number in range(2)]
-    settings = [f"--trees={trees}", "--leaves=6", "--least=3", "--rate=0.2", f"--out={folder / out}"]
+    settings = [f"--trees={trees}", "--leaves=6", "--min-data-in-leaf=3", "--rate=0.2", f"--out={folder / out}"]
     app(["trees", "grow", *files, *settings, *(["--secure"] if secure else [])], standalone_mode=False)
 
 

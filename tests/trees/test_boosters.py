@@ -137,7 +137,7 @@ def test_a_shortlist_may_stop_by_short_lists():
 
 @pytest.mark.parametrize(("keep", "every", "least"), [(0.3, 1, 1), (0.3, 4, 1), (0.01, 2, 3)])
 def test_selgb_is_lightgbm_on_the_hardest_negatives_slowly(keep, every, least):
-    booster = Selgb(**SMALL, keep=keep, every=every, least=least)
+    booster = Selgb(**SMALL, keep=keep, every=every, min_negatives=least)
     whole = lightgbm.Dataset(TRAIN.features, TRAIN.grades.astype(float), params=booster.engine(1, 1))
     scores, trees, rows = np.zeros(TRAIN.documents), 0, np.arange(TRAIN.documents)
     while trees < 9:
@@ -331,8 +331,8 @@ def test_a_stump_says_nothing_and_lightgbm_reads_it():
         (Lambdamart(), replace(TRAIN, grades=np.zeros_like(TRAIN.grades)), None, "documents of different grades"),
         (Lambdamart(), replace(TRAIN, grades=np.full_like(TRAIN.grades, 31)), None, "gains for 0 to 30"),
         (Lambdamart(), TRAIN, replace(VALIDATION, grades=np.zeros_like(VALIDATION.grades)), "no relevant document"),
-        (Selgb(keep=0.01, least=0), TRAIN, None, "keep = 0.01 of at most .* keeps none; use least = 1"),
-        (Negsgb(keep=0.01, least=0), TRAIN, None, "keeps none"),
+        (Selgb(keep=0.01, min_negatives=0), TRAIN, None, "keep = 0.01 of at most .* keeps none; use min_negatives = 1"),
+        (Negsgb(keep=0.01, min_negatives=0), TRAIN, None, "keeps none"),
     ],
 )
 def test_data_that_teach_nothing_are_refused(booster, train, validation, message):
@@ -362,7 +362,7 @@ def test_a_query_too_long_for_lightgbm_is_named():
         (Selgb, {"keep": 0.0}),
         (Selgb, {"keep": 1.1}),
         (Selgb, {"every": 0}),
-        (Selgb, {"least": -1}),
+        (Selgb, {"min_negatives": -1}),
         (Sgb, {"keep": -0.1}),
         (Goss, {"top": 0.8, "other": 0.3}),
         (Shortlist, {"negatives": 0}),

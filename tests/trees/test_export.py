@@ -18,11 +18,11 @@ from fedrank.data.ranking import RankingData
 from fedrank.ranking.model import Model, save_model
 from fedrank.ranking.rankers import Linear, Mlp, Relu
 from fedrank.trees.arrays import ZERO
-from fedrank.trees.engine_files import Parts, engine_file, solr_thresholds
-from fedrank.trees.engine_rules import SLACK, engine_scores
 from fedrank.trees.export import check, export, plain_scores, take_apart
+from fedrank.trees.export.engine_files import Parts, engine_file, solr_thresholds
+from fedrank.trees.export.engine_rules import SLACK, engine_scores
+from fedrank.trees.export.lightgbm_text import Branch, Scale, cuts, read_trees
 from fedrank.trees.forest import Forest, save_forest
-from fedrank.trees.lightgbm_text import Branch, Scale, cuts, read_trees
 from fedrank.trees.model_files import load_model
 
 SMALLEST = float(np.finfo(np.float32).smallest_subnormal)

@@ -18,7 +18,7 @@ from fedrank.ranking.model import Model, load_weights, read_for, save_model  # n
 from fedrank.ranking.rankers import Linear  # noqa: E402
 from fedrank.trees.arrays import Trees  # noqa: E402
 from fedrank.trees.boosters import Selgb  # noqa: E402
-from fedrank.trees.forest import Forest, joined, planted, save_forest  # noqa: E402
+from fedrank.trees.forest import Forest, joined, make_forest, save_forest  # noqa: E402
 from fedrank.trees.model_files import load_model  # noqa: E402
 from tests.made_up import made_up_data  # noqa: E402
 
@@ -157,7 +157,7 @@ def test_who_needs_weights_is_told_what_else_it_is(forest, tmp_path):
 def test_a_constant_feature_and_one_without_values_have_no_range():
     features = DATA.features.copy()
     features[:, 1], features[:, 2] = 7, np.nan
-    text = planted([], replace(DATA, features=features)).text
+    text = make_forest([], replace(DATA, features=features)).text
     infos = text[text.index("feature_infos=") :].splitlines()[0].split()
     assert infos[1:3] == ["none", "none"]
     assert infos[0] == f"feature_infos=[{float(features[:, 0].min())!r}:{float(features[:, 0].max())!r}]"

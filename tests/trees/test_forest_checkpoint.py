@@ -10,8 +10,8 @@ pytest.importorskip("lightgbm")
 
 from fedrank.trees.boosters import Lambdamart, Selgb
 from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown
+from fedrank.trees.mergers import Bagged, Cyclic
 from fedrank.trees.splits import Portion
-from fedrank.trees.together import Bagged, Cyclic
 from tests.made_up import made_up_data
 
 TRAIN = [made_up_data(queries=40, longest=30, seed=seed) for seed in (0, 1)]

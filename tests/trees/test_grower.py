@@ -18,9 +18,9 @@ from fedrank.ranking.measures import evaluate  # noqa: E402
 from fedrank.trees.arrays import Trees  # noqa: E402
 from fedrank.trees.binning import Edges, bounded_edges, cut_evenly, put_in_bins, quantile_edges  # noqa: E402
 from fedrank.trees.boosters import Grower, Lambdamart, NothingToSplit, Past, SelectiveGrower, Selgb  # noqa: E402
-from fedrank.trees.drawing import drawn_features, drawn_queries, numbers_of  # noqa: E402
 from fedrank.trees.forest import Forest  # noqa: E402
-from fedrank.trees.growing_loop import grow_alone  # noqa: E402
+from fedrank.trees.growing import grow_alone  # noqa: E402
+from fedrank.trees.row_store import drawn_features, drawn_queries, numbers_of  # noqa: E402
 from tests.made_up import made_up_data  # noqa: E402
 from tests.oracles import grow as slow  # noqa: E402
 

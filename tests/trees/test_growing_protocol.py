@@ -15,12 +15,11 @@ pytest.importorskip("cryptography")
 from fedrank.data.ranking import RankingData
 from fedrank.privacy.secure_aggregation import new_identities
 from fedrank.privacy.secure_series import SeriesClient, SeriesServer
-from fedrank.trees.arrays import Trees
 from fedrank.trees.binning import bounded_edges
 from fedrank.trees.boosters import Grower, Past
-from fedrank.trees.growing_loop import Here, grow_alone, grow_forest
-from fedrank.trees.growing_protocol import GrowPlan, TreeClient, TreeServer, forest_from
-from fedrank.trees.histogram_messages import Layout, check_histogram, decode, encode
+from fedrank.trees.growing import GrowPlan, LocalClients, grow_alone, grow_forest
+from fedrank.trees.growing_protocol import TreeClient, TreeServer, forest_from
+from fedrank.trees.releases import Layout, check_histogram, decode, encode
 from fedrank.trees.row_store import RowStore
 from fedrank.wire import Label, Refused, label_of, pack
 from tests.made_up import made_up_data
@@ -82,10 +81,9 @@ def pooled(rules=RULES):
 )
 def test_pooled_federated_and_secure_forests_are_equal_to_the_last_bit(rules):
     alone = pooled(rules)
-    holders = [
-        RowStore(train, EDGES, rules, 7, validation) for train, validation in zip(TRAIN, VALIDATION, strict=True)
-    ]
-    assert list(grow_forest(Here(holders), rules, EDGES, 7)) == alone
+    plan = plan_for(rules)
+    stores = [plan.store(train, validation) for train, validation in zip(TRAIN, VALIDATION, strict=True)]
+    assert list(grow_forest(LocalClients(plan, stores))) == alone
     for secure in (False, True):
         plan = plan_for(rules, secure=secure)
         assert list(TreeServer(plan, answering(clients_of(plan))).forest()) == alone
@@ -116,8 +114,8 @@ def test_a_killed_server_goes_on_with_the_trees_it_has(secure, stopped):
     clients[0] = clients_of(plan)[0]
     lost = TreeServer(plan, answering(clients, lambda client, asked, answer: _fail_at(asked, b"grow-cut", answer)))
     with pytest.raises(KeyboardInterrupt):
-        list(lost.forest(Past(*zip(*before, strict=True))))
-    rest = list(TreeServer(plan, answering(clients)).forest(Past(*zip(*before, strict=True))))
+        list(lost.forest(*zip(*before, strict=True)))
+    rest = list(TreeServer(plan, answering(clients)).forest(*zip(*before, strict=True)))
     assert before + rest == pooled()
 
 
@@ -163,12 +161,9 @@ def test_a_client_that_stays_away_is_left_out_from_the_tree_on_that_it_left():
     grown = list(TreeServer(plan, answering(clients, meddle)).forest())
     assert [tree for tree, _ in grown[:2]] == [tree for tree, _ in pooled()[:2]]
     # The third tree is what the others grow from there on.
-    rest = [RowStore(TRAIN[client], EDGES, RULES, 7) for client in (0, 2)]
-    for holder in rest:
-        for tree, _ in grown[:2]:
-            holder.add(Trees.read([tree]))
-    crowd = Here(rest)
-    again = list(grow_forest(crowd, RULES, EDGES, 7, Past(tuple(tree for tree, _ in grown[:2]), (0.5, 0.5))))
+    rest = LocalClients(plan, [plan.store(TRAIN[client]) for client in (0, 2)])
+    rest.add(tree for tree, _ in grown[:2])
+    again = list(grow_forest(rest, Past(tuple(tree for tree, _ in grown[:2]), (0.5, 0.5))))
     assert [tree for tree, _ in again] == [tree for tree, _ in grown[2:]]
 
 
@@ -183,7 +178,7 @@ def test_continuing_counts_the_leaves_of_the_rest_anew():
 def test_under_a_secure_sum_all_must_come_back():
     plan = plan_for(secure=True)
     server = TreeServer(plan, answering(clients_of(plan), Unreliable(1, 1, 10**6)))
-    with pytest.raises(ValueError, match="each time somebody dropped out; the forest so far stays"):
+    with pytest.raises(ValueError, match="each time a client dropped out; the forest so far stays"):
         list(server.forest())
 
 
@@ -204,8 +199,9 @@ LAYOUT = Layout(EDGES, np.arange(5), POOL.documents.bit_length())
 
 def histogram_of(change) -> bytes:
     """Of client 1's rows at the root, after a change [3, bins]."""
-    holder = RowStore(TRAIN[1], EDGES, RULES, 7)
-    values = LAYOUT.spread(holder.begin(0, LAYOUT.shift))
+    store = RowStore(TRAIN[1], EDGES, RULES, 7)
+    store.begin(0, LAYOUT.shift)
+    values = LAYOUT.spread(store.histogram(0))
     change(values)
     held = (values != 0).any(axis=0)
     body = b"".join(column[held].astype("<i8").tobytes() for column in values)
@@ -251,7 +247,7 @@ def sent(counts: bytes, rows: int | None = None):
             lambda label, answer: pack(
                 label, {"number": np.array([3]), "rows": np.array([1]), "counts": histogram_of(lambda values: None)}
             ),
-            "histogram 3 came, expected was 0",
+            "message 3 of a tree came, expected was 0",
         ),
         (lambda label, answer: pack(label, {"number": np.array([np.nan])}), "parts, expected were"),
         (
@@ -274,17 +270,17 @@ def test_what_is_no_histogram_is_refused_by_name_and_the_tree_grows_without_it(h
 def test_a_secure_sum_that_is_no_histogram_stops_the_forest():
     plan = plan_for(secure=True)
     clients = clients_of(plan)
-    real = clients[1].holder.begin
+    real = clients[1].store.histogram
 
-    def lying(tree, shift, kept=None):
-        packed = real(tree, shift, kept)
-        if tree == 1:
+    def lying(leaf):
+        packed = real(leaf)
+        if clients[1].trees == 1:
             packed[0, 0, 1] -= 10**6
         return packed
 
-    clients[1].holder.begin = lying
+    clients[1].store.histogram = lying
     grown = []
-    with pytest.raises(ValueError, match=r"does not add up: .*nobody can tell who it was"):
+    with pytest.raises(ValueError, match=r"does not add up: .*not show which client it was"):
         grown.extend(TreeServer(plan, answering(clients)).forest())
 
 
@@ -292,10 +288,10 @@ def test_other_edges_or_features_are_refused():
     other = GrowPlan(RULES, bounded_edges(5, 0.0, 2.0, 33), 7, (0, 1, 2))
     clients = {client: TreeClient(client, other, TRAIN[client]) for client in other.clients}
     plan = plan_for()
-    with pytest.raises(ValueError, match="not all who agreed joined: client 0: no answer"):
+    with pytest.raises(ValueError, match="not all clients of the plan joined: client 0: no answer"):
         list(TreeServer(plan, answering(clients)).forest())
     message = pack(Label("grow-plan", other.run, 0), {"features": np.array([4]), "edges": plan.edges.digest})
-    with pytest.raises(Refused, match="bin edges of 4 features that are not those of client 1, of 5"):
+    with pytest.raises(Refused, match="other bin edges than client 1"):
         clients[1].answer(message)
     with pytest.raises(ValueError, match="5 features and the bin edges are for 4"):
         TreeClient(0, GrowPlan(RULES, bounded_edges(4, 0, 1), 7, (0, 1)), TRAIN[0])
@@ -350,7 +346,7 @@ def test_a_client_refuses_cuts_that_cut_nothing(cut):
     begin = Label("grow-begin", plan.run, 0, 1)
     client.answer(pack(begin, {"shift": np.array([20]), "roster": b""}))
     content = pack(replace(begin, kind="grow-cut"), {"number": np.array([1]), "cut": np.array(cut, dtype=np.int32)})
-    with pytest.raises(Refused, match="cuts nothing"):
+    with pytest.raises(Refused, match="splits nothing"):
         client.answer(content)
 
 
@@ -411,9 +407,10 @@ def test_bytes_of_a_tree_are_fewer_than_eight_a_bin():
 def test_histograms_come_back_as_they_were(seed, features):
     data = made_up_data(queries=3, features=features, seed=seed)
     edges = bounded_edges(features, 0, 1, 11)
-    holder = RowStore(data, edges, RULES, 1)
+    store = RowStore(data, edges, RULES, 1)
     layout = Layout(edges, np.arange(features), 20)
-    packed = holder.begin(0, 20)
+    store.begin(0, 20)
+    packed = store.histogram(0)
     again = decode(encode(packed, layout), layout, data.documents)
     np.testing.assert_array_equal(layout.spread(again), layout.spread(packed))
     np.testing.assert_array_equal(again.reshape(-1, 256, 2)[:features], packed.reshape(-1, 256, 2)[:features])
@@ -425,6 +422,14 @@ def test_a_forest_for_everybody():
     forest = forest_from(texts, POOL, plan)
     assert len(forest) == 4
     assert np.ptp(forest.score(POOL)) > 0
+
+
+def test_many_features_do_not_make_large_sums_wrong():
+    """Each feature counts the same rows: what bounds a sum are its own bins, however many features there are."""
+    layout = Layout(bounded_edges(220, 0, 1, 64), np.arange(220), 19)
+    values = np.zeros((3, layout.bins), np.int64)
+    values[:, layout.starts] = np.array([[2**40], [2**30], [400_000]])
+    check_histogram(values, layout, 400_000)
 
 
 @pytest.mark.parametrize("gradient", [-(2**63), 2**63 - 1, -(2**60), 2**60])

@@ -18,9 +18,9 @@ from fedrank.ranking.model import read_for
 from fedrank.trees.binning import bounded_edges, grid_edges
 from fedrank.trees.boosters import Grower, Lambdamart, Past, Selgb
 from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown
+from fedrank.trees.growing import grow_alone
 from fedrank.trees.growing_files import FINISHED, UNFINISHED, grow_files
-from fedrank.trees.growing_loop import grow_alone
-from fedrank.trees.histograms import Histograms, rules_of
+from fedrank.trees.histograms import Histograms
 from fedrank.trees.mergers import Pooled
 from fedrank.trees.model_files import load_model
 from fedrank.trees.splits import Portion
@@ -67,9 +67,9 @@ def test_edges_from_a_file(tmp_path):
 
 
 def test_the_settings_of_a_booster():
-    rules = rules_of(Lambdamart(trees=3, leaves=9, rate=0.2, min_data_in_leaf=7))
+    rules = Histograms.rules(Lambdamart(trees=3, leaves=9, rate=0.2, min_data_in_leaf=7))
     assert (rules.trees, rules.leaves, rules.rate, rules.min_data_in_leaf, rules.bins) == (3, 9, 0.2, 7, 255)
-    burges = rules_of(Lambdamart(lambda_norm=False, lambda_truncation=4))
+    burges = Histograms.rules(Lambdamart(lambda_norm=False, lambda_truncation=4))
     assert (burges.lambda_norm, burges.lambda_truncation) == (False, 4)
     with pytest.raises(ValueError, match='not as selgb chooses them; use booster = "grower"'):
         Histograms()(parts(), (), Selgb(), 1)
@@ -153,7 +153,7 @@ def test_a_killed_command_goes_on(files):
 
 def test_files_that_do_not_fit(files):
     silos = [files / "0.txt", files / "1.txt"]
-    with pytest.raises(ValueError, match="nobody to grow together with"):
+    with pytest.raises(ValueError, match="needs two or more silos"):
         grow_files(silos[:1], files / "out", RULES)
     with pytest.raises(ValueError, match="1 validation files for 2 silos"):
         grow_files(silos, files / "out", RULES, silos[:1])
@@ -174,7 +174,7 @@ def test_the_command(files):
 
     from fedrank.cli import app
 
-    asked = ["trees", "grow", "--trees", "3", "--leaves", "4", "--least", "5", "--out", str(files / "out")]
+    asked = ["trees", "grow", "--trees", "3", "--leaves", "4", "--min-data-in-leaf", "5", "--out", str(files / "out")]
     for number in range(2):
         asked += ["--silo", str(files / f"{number}.txt")]
     done = CliRunner().invoke(app, [*asked, "--vote", "1", "--test", str(files / "v0.txt")])
@@ -197,7 +197,7 @@ def test_a_forest_grown_together_has_the_pairs_that_its_booster_asks_for():
     for norm, truncation in ((True, 30), (False, 30), (True, 1)):
         asked = Lambdamart(trees=2, leaves=4, min_data_in_leaf=5, lambda_norm=norm, lambda_truncation=truncation)
         shared = Histograms(edges="pooled", secure=norm)(parts(), (), asked, 1)[0]
-        alone = Pooled()(parts(), (), rules_of(asked), 1)[0]
+        alone = Pooled()(parts(), (), Histograms.rules(asked), 1)[0]
         assert shared.trees == alone.trees
         forests[norm, truncation] = shared.trees
     assert len(set(forests.values())) == 3

@@ -8,8 +8,7 @@ import pytest
 lightgbm = pytest.importorskip("lightgbm")
 
 from fedrank.trees.boosters import Lambdamart  # noqa: E402
-from fedrank.trees.forest import planted  # noqa: E402
-from fedrank.trees.importance import importance  # noqa: E402
+from fedrank.trees.forest import importance, make_forest  # noqa: E402
 from fedrank.trees.lightgbm_training import STUMP  # noqa: E402
 from tests.made_up import made_up_data  # noqa: E402
 
@@ -24,4 +23,4 @@ def test_it_is_lightgbms_own():
 
 
 def test_a_tree_without_a_split_gains_nothing():
-    assert not importance(planted([STUMP], DATA)).any()
+    assert not importance(make_forest([STUMP], DATA)).any()

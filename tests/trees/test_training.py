@@ -11,21 +11,20 @@ from fedrank.data.catalog import Fold, load
 from fedrank.data.ranking import RankingData
 from fedrank.ranking.model import Model
 from fedrank.ranking.rankers import Linear
-from fedrank.trees.engine_rules import engine_scores
 from fedrank.trees.export import export, plain_scores
+from fedrank.trees.export.engine_rules import engine_scores
 from fedrank.trees.forest import Forest
-from fedrank.trees.mergers import MERGERS, Alone, Pooled, Stacking, WeightedSum
+from fedrank.trees.mergers import MERGERS, Alone, Bagged, Cyclic, Pooled, Stacking, WeightedSum, grown_together
 from fedrank.trees.mixtures import LinearMix, damped
 from fedrank.trees.model_files import load_model, save_any
 from fedrank.trees.splits import Categories, Dealt, Portion
-from fedrank.trees.together import Bagged, Cyclic, grown_together, useful
 from fedrank.trees.training import Merging, train_and_merge, train_locally
 from tests.made_up import made_up_data
 
 lightgbm = pytest.importorskip("lightgbm")
 
 from fedrank.trees.arrays import Trees  # noqa: E402
-from fedrank.trees.boosters import Lambdamart, Selgb  # noqa: E402
+from fedrank.trees.boosters import Lambdamart, Selgb, usable_validation  # noqa: E402
 
 SMALL = Lambdamart(trees=8, leaves=4, rate=0.2, min_data_in_leaf=5, patience=0)
 
@@ -140,9 +139,9 @@ def test_pooled_is_the_forest_of_all_queries():
 
 def test_validation_without_relevant_documents_does_not_stop_anybody():
     data = made_up_data(4)
-    assert useful(replace(data, grades=np.zeros_like(data.grades))) is None
-    assert useful(None) is None
-    assert useful(data) is data
+    assert usable_validation(replace(data, grades=np.zeros_like(data.grades))) is None
+    assert usable_validation(None) is None
+    assert usable_validation(data) is data
 
 
 @pytest.mark.parametrize("name", MERGERS)

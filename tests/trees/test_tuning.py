@@ -81,7 +81,7 @@ def test_other_boosters_keep_their_own_settings(tmp_path):
 
 
 def test_no_trial_is_no_choice(tmp_path):
-    with pytest.raises(ValueError, match="0 trials choose nothing"):
+    with pytest.raises(ValueError, match="trials must be at least 1"):
         tune(BOOSTER, TRAIN, VALIDATION, 0, tmp_path / "study.db", 1)
 
 

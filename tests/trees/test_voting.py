@@ -14,12 +14,12 @@ pytest.importorskip("cryptography")
 
 from fedrank.data.ranking import RankingData
 from fedrank.trees.binning import bounded_edges
-from fedrank.trees.boosters import Grower, Past
-from fedrank.trees.growing_loop import Here, grow_forest
-from fedrank.trees.growing_protocol import GrowPlan, TreeClient, TreeServer
+from fedrank.trees.boosters import Grower
+from fedrank.trees.growing import GrowPlan, LocalClients, grow_forest
+from fedrank.trees.growing_protocol import TreeClient, TreeServer
 from fedrank.trees.histograms import Histograms
-from fedrank.trees.row_store import RowStore
-from fedrank.trees.voting import Voter, check_votes, decode_named, elected, encode_named
+from fedrank.trees.releases import check_votes, decode_named, encode_named
+from fedrank.trees.row_store import Voter, elected
 from fedrank.wire import Label, Refused, label_of, pack
 from tests.made_up import made_up_data
 from tests.oracles import grow as slow
@@ -32,10 +32,11 @@ TRAIN = parts_of(made_up_data(queries=30, features=FEATURES), 3)
 CHECKS = parts_of(made_up_data(queries=12, features=FEATURES, seed=1), 3)
 
 
-def forest(vote: int, rules: Grower = RULES, train=TRAIN, edges=EDGES) -> list[tuple[str, float]]:
-    """Grown by holders in this process."""
-    holders = [RowStore(part, edges, rules, 7, check) for part, check in zip(train, CHECKS, strict=False)]
-    return list(grow_forest(Here(holders, vote), rules, edges, 7))
+def forest(vote: int, rules: Grower = RULES) -> list[tuple[str, float]]:
+    """Grown by row stores in this process."""
+    plan = plan_for(vote, rules)
+    stores = [plan.store(part, check) for part, check in zip(TRAIN, CHECKS, strict=True)]
+    return list(grow_forest(LocalClients(plan, stores)))
 
 
 def plan_for(vote: int, rules: Grower = RULES, **settings) -> GrowPlan:
@@ -60,8 +61,8 @@ def test_forests_are_those_of_the_slow_oracle(seed, vote, clients, least, skewed
     parts = [data.select(queries) for queries in dealt]
     edges = bounded_edges(5, 0.0, 1.0, 4)
     rules = Grower(trees=2, leaves=4, min_data_in_leaf=least, rate=0.3, min_sum_hessian=0.01, l2=0.1)
-    holders = [RowStore(part, edges, rules, 7) for part in parts]
-    grown = [tree for tree, _ in grow_forest(Here(holders, vote), rules, edges, 7)]
+    plan = GrowPlan(rules, edges, 7, tuple(range(clients)), vote=vote)
+    grown = [tree for tree, _ in grow_forest(LocalClients(plan, [plan.store(part) for part in parts]))]
     for tree, (cuts, values) in zip(grown, slow.grow_with_votes(parts, edges, rules, vote), strict=True):
         assert told(tree, "split_feature") == [feature for _, _, feature, _ in cuts]
         assert told(tree, "threshold") == [edges.values[feature][b] for _, _, feature, b in cuts]
@@ -76,15 +77,16 @@ def test_an_election_by_hand():
     tells, mute = grades.astype(np.float32), np.array([1, 0, 1, 0], np.float32)
     columns = [(tells, mute, mute), (mute, tells, mute)]
     rules = Grower(trees=1, leaves=2, min_data_in_leaf=2)
-    voters = []
+    plan, stores = GrowPlan(rules, edges, 1, (0, 1), vote=1), []
     for columns_of_one in columns:
         data = RankingData(np.stack(columns_of_one, axis=1), grades, np.array([0, 4]), np.array(["q"]))
-        voters.append(Voter(RowStore(data, edges, rules, 1), 1, 2))
-    ballots = [voter.begin(0, 4)[0] for voter in voters]
+        stores.append(plan.store(data))
+        stores[-1].begin(0, 4)
+    ballots = [Voter(store, 1, 2).ballots((0,))[0] for store in stores]
     assert [ballot.tolist() for ballot in ballots] == [[True, False, False], [False, True, False]]
     assert elected(np.sum(ballots, axis=0), np.arange(3), 1).tolist() == [0, 1]
     # Both alone gain the same, so that of the equal features the first is split by.
-    [(tree, _)] = list(grow_forest(Here([voter.holder for voter in voters], 1), rules, edges, 1))
+    [(tree, _)] = list(grow_forest(LocalClients(plan, stores)))
     assert told(tree, "split_feature") == [0]
 
 
@@ -136,7 +138,7 @@ def test_a_killed_server_and_a_client_that_drops_out_change_nothing(secure):
     plan, whole = plan_for(2, secure=secure), forest(2)
     clients = clients_of(plan)
     before = list(islice(TreeServer(plan, answering(clients)).forest(), 1))
-    rest = TreeServer(plan, answering(clients, Unreliable(1, 2, 1))).forest(Past(*zip(*before, strict=True)))
+    rest = TreeServer(plan, answering(clients, Unreliable(1, 2, 1))).forest(*zip(*before, strict=True))
     assert before + list(rest) == whole
 
 
@@ -194,8 +196,8 @@ def test_answers_that_do_not_fit_are_refused_by_name(kind, how, message):
 def test_parts_of_a_leaf_that_do_not_add_up_are_refused():
     plan = plan_for(2)
     clients = clients_of(plan)
-    real = clients[1].holder.rows_in
-    clients[1].holder.rows_in = lambda leaf: real(leaf) + (leaf > 0)
+    real = clients[1].store.rows_in
+    clients[1].store.rows_in = lambda leaf: real(leaf) + (leaf > 0)
     server = TreeServer(plan, answering(clients))
     next(server.forest())
     assert "where it announced" in server.refused[1]
@@ -205,7 +207,9 @@ def test_votes_that_cannot_add_up_stop_a_secure_sum():
     plan = plan_for(2, secure=True)
     clients = clients_of(plan)
     clients[1]._voter._ballot = lambda leaf: np.ones(FEATURES, np.bool_)
-    with pytest.raises(ValueError, match=r"does not add up: 3 clients with 2 votes each .*nobody can tell who it was"):
+    with pytest.raises(
+        ValueError, match=r"does not add up: 3 clients with 2 votes each .*not show which client it was"
+    ):
         list(TreeServer(plan, answering(clients)).forest())
 
 
@@ -217,7 +221,7 @@ def test_a_client_shows_what_was_elected_once_and_no_more():
     def show(features: bytes, number: int) -> bytes:
         return pack(replace(begin, kind="grow-show"), {"number": np.array([number]), "features": features})
 
-    with pytest.raises(Refused, match="nobody has voted; ask for votes first"):
+    with pytest.raises(Refused, match="before a vote; request votes first"):
         client.answer(show(b"\x80\x00", 0))
     client.answer(pack(begin, {"shift": np.array([20]), "roster": b""}))
     with pytest.raises(Refused, match="5 features are named, and 4 may be"):
@@ -226,7 +230,7 @@ def test_a_client_shows_what_was_elected_once_and_no_more():
         client.answer(show(b"\xf0\x00", 2))
     answer = client.answer(show(b"\xf0\x00", 1))
     assert client.answer(show(b"\xf0\x00", 1)) == answer
-    with pytest.raises(Refused, match="nobody has voted"):
+    with pytest.raises(Refused, match="before a vote"):
         client.answer(show(b"\x0f\x00", 2))
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrank.ranking.measures import Evaluator, evaluate
-from fedrank.trees.weight_search import best_weights
+from fedrank.trees.mergers import best_weights
 from tests.made_up import made_up_data
 
 

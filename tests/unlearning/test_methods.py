@@ -12,9 +12,10 @@ from fedrank.federated.aggregators import AGGREGATORS, Apart, Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.federation import Federation
 from fedrank.federated.local import Scaffold
-from fedrank.federated.round import first_state, simulate
+from fedrank.federated.round import first_state
 from fedrank.federated.server import State
 from fedrank.federated.server_optimizers import Adam, Add, Momentum
+from fedrank.federated.simulation import simulate
 from fedrank.privacy.mechanisms import MECHANISMS
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.rankers import Linear
@@ -85,7 +86,7 @@ def recorded(folder, federation, clients, rounds, every, seed=1):
 
 
 def table(count, features=3, interactions=4):
-    return make_clients(made_up_data(features=features), count, user="navigational", interactions=interactions)
+    return make_clients(made_up_data(features=features), count, click_model="navigational", interactions=interactions)
 
 
 def written(folder, rounds, clients=3, parameters=2, every=1):
@@ -323,7 +324,7 @@ def test_the_rule_of_the_run_is_used(tmp_path):
 def poisoned(tmp_path_factory):
     """The thesis' test: nine honest clients, and one whose presence shows."""
     train, test = synthetic("mq2007", 200, seed=1), synthetic("mq2007", 150, seed=2)
-    clients = replace(make_clients(train, 10, user="perfect", interactions=5), malicious=np.arange(10) == 9)
+    clients = replace(make_clients(train, 10, click_model="perfect", interactions=5), malicious=np.arange(10) == 9)
     parameters = train.features.shape[1]
     with HistoryWriter(folder := tmp_path_factory.mktemp("history"), 10, parameters, 10) as writer:
         federation = Federation(attack=Opposite())

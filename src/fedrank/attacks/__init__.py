@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import fedrank
+
+__doc__ = fedrank._family_doc("attacks")  # this package hides the family once it is imported
+
 
 def __getattr__(name: str) -> Any:
     """A method of the family, which has the name of this package."""
-    import fedrank
-
     return getattr(fedrank._family("attacks"), name)
 
 
 def __dir__() -> list[str]:
-    import fedrank
-
     return sorted({*globals(), *vars(fedrank._family("attacks"))})

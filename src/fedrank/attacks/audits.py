@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from fedrank.attacks.membership import (
     REPEATS,
     RUNS,
     Membership,
-    Tell,
+    ShareDone,
     Trial,
     audit_answers,
     audit_mechanism,
@@ -25,7 +26,7 @@ from fedrank.attacks.membership import (
     weaker,
 )
 from fedrank.federated.federation import Federation
-from fedrank.federated.round import simulate
+from fedrank.federated.simulation import simulate
 from fedrank.privacy.guarantees import Setting
 from fedrank.privacy.mechanisms import (
     AtServer,
@@ -72,7 +73,7 @@ class PlannedAttack:
     """An attack that is to be made."""
 
     what: str
-    make: Callable[[Tell], list[Finding]]
+    make: Callable[[ShareDone], list[Finding]]
 
 
 Plan = list[PlannedAttack | Finding]  # attacks to be made, and what is to be said of those that are not
@@ -83,7 +84,7 @@ class Audit:
     """The attacks on what some clients would send."""
 
     setting: Setting  # what is promised depends on
-    crowd: SimulatedClients
+    clients: SimulatedClients
     mechanism: PricedMechanism | None = None
     local: LocalStep | None = None
     delta: float
@@ -108,7 +109,7 @@ class Audit:
             return [self._clicks(), self._skipped("membership", "nothing is promised, so there is nothing to break")]
         return [self._clicks(), *self._membership(self.mechanism)]
 
-    def _begin(self, what: str) -> Tell:
+    def _begin(self, what: str) -> ShareDone:
         """Announce an attack."""
         self.progress(what, 0, 1)
         return lambda share: self.progress(what, share, 1)
@@ -119,10 +120,10 @@ class Audit:
     def _clicks(self) -> PlannedAttack | Finding:
         """Which clicks can be read from single messages, where somebody sees them."""
         mechanism, learner = self.mechanism, self.setting.learner
-        if self.crowd.people is not None:
+        if self.clients.people is not None:
             return self._skipped(READING, "the attack reads one person's message, and organisations send a sum of many")
-        if isinstance(mechanism, (Gaussian, Laplace)) and not isinstance(mechanism.place, OnClient):
-            trusted = isinstance(mechanism.place, AtServer)
+        if isinstance(mechanism, (Gaussian, Laplace)) and not isinstance(mechanism.placement, OnClient):
+            trusted = isinstance(mechanism.placement, AtServer)
             return self._skipped(
                 READING,
                 "only the server sees single messages, bare ones, and it is trusted with them"
@@ -131,15 +132,15 @@ class Audit:
             )
         if not isinstance(learner, Pdgd) or learner.ranker.hidden or learner.lists != "drawn" or self._keeps():
             return self._skipped(READING, "the attack knows plain PDGD with a linear ranker only")
-        return PlannedAttack(READING, lambda tell: self._read_and_match(learner, tell))
+        return PlannedAttack(READING, lambda on_progress: self._read_and_match(learner, on_progress))
 
-    def _read_and_match(self, learner: Pdgd, tell: Tell) -> list[Finding]:
+    def _read_and_match(self, learner: Pdgd, on_progress: ShareDone) -> list[Finding]:
         mechanism = self.mechanism
-        *_, last = simulate(Federation(learner, local=self.local), self.crowd, WARM_UP, self.seed)
-        audit = self._read(learner, last.weights, mechanism, tell)
+        *_, last = simulate(Federation(learner, local=self.local), self.clients, WARM_UP, self.seed)
+        audit = self._read(learner, last.weights, mechanism, on_progress)
         promised = self._promised_each_time()
         if promised is None:
-            return [self._reading(audit), self._told(audit)]
+            return [self._reading(audit), self._summary(audit)]
         epsilon, delta = promised
         control = None
         if 1 - upper_bound(0, audit.matched.of, self.level) > matching_bound(epsilon, delta):
@@ -158,26 +159,28 @@ class Audit:
             return None
         if isinstance(self.mechanism, FpdgdPaper):
             return self.mechanism.epsilon, 0.0
-        promise = next(each for each in self.mechanism.promises(self.setting) if each.against == "server")
-        return None if promise.event is None else (promise.epsilon(1, self.delta), self.delta)
+        guarantee = next(each for each in self.mechanism.guarantees(self.setting) if each.against == "server")
+        return None if guarantee.event is None else (guarantee.epsilon(1, self.delta), self.delta)
 
-    def _read(self, learner: Pdgd, weights: Weights, mechanism: PricedMechanism | None, tell: Tell) -> ClickAudit:
+    def _read(
+        self, learner: Pdgd, weights: Weights, mechanism: PricedMechanism | None, on_progress: ShareDone
+    ) -> ClickAudit:
         send: Callable[[Messages], Messages] = _as_it_is
         expect: Callable[[Messages], Messages] | None = None
         if mechanism is not None:
             cohort, source = self.setting.cohort(mechanism), self._noise(mechanism)
             send = lambda messages: mechanism.protect(messages, cohort, source)  # noqa: E731
             if isinstance(mechanism, (Gaussian, Laplace)):
-                bare = replace(mechanism, place=AtServer())
+                bare = replace(mechanism, placement=AtServer())
                 expect = lambda messages: bare.protect(messages, cohort, source)  # noqa: E731
         return click_audit(
             learner,
             weights,
-            self.crowd,
+            self.clients,
             send,
             self.seed,
             messages=messages_for(max(self.setting.interactions)) if self.messages is None else self.messages,
-            progress=tell,
+            progress=on_progress,
             expect=expect,
             correction=NO_CORRECTION if self.local is None else self.local.correction(None, None),
         )
@@ -202,7 +205,7 @@ class Audit:
         counts = asdict(audit) | {"needed": needed, "level": self.level}
         return Finding(self.variant, READING, "", shown, verdict, sentence, counts, f"{guess.right} of {guess.of}")
 
-    def _told(self, audit: ClickAudit) -> Finding:
+    def _summary(self, audit: ClickAudit) -> Finding:
         """The matching game where nothing is promised that it could be judged by."""
         right, of = audit.matched.right, audit.matched.of
         needed = fewest_above(of, 0.5, self.level)
@@ -255,28 +258,34 @@ class Audit:
         common: dict[str, Any] = {"delta": self.delta, "level": self.level}
         alone = common | {"repeats": self.repeats}
         if isinstance(mechanism, EsRandomisedResponse) and isinstance(learner, Evolution):
-            answers = self._step(ALONE, lambda tell: audit_answers(learner, setting, self.seed, tell=tell, **alone))
+            answers = self._step(
+                ALONE, lambda on_progress: audit_answers(learner, setting, self.seed, on_progress=on_progress, **alone)
+            )
             return [
                 answers,
                 self._skipped(ROUNDS, "rewards are flipped by the learner itself, which was attacked already"),
             ]
         source = self._noise(mechanism)
         if isinstance(mechanism, (Gaussian, Laplace)):
-            first = self._step(ALONE, lambda tell: audit_mechanism(mechanism, setting, source, tell=tell, **alone))
+            first = self._step(
+                ALONE, lambda on_progress: audit_mechanism(mechanism, setting, source, on_progress=on_progress, **alone)
+            )
         elif isinstance(mechanism, FpdgdPaper):
             cohort = setting.cohort(mechanism)
-            first = self._step(ALONE, lambda tell: audit_paper(mechanism, cohort, source, tell=tell, **alone))
+            first = self._step(
+                ALONE, lambda on_progress: audit_paper(mechanism, cohort, source, on_progress=on_progress, **alone)
+            )
         else:
             return [self._skipped("membership", f"no attack on {type(mechanism).__name__} is known here")]
-        promises = mechanism.promises(setting)
-        if all(promise.event is None for promise in promises):
+        promises = mechanism.guarantees(setting)
+        if all(guarantee.event is None for guarantee in promises):
             return [first, self._skipped(ROUNDS, f"nothing is promised: {promises[-1].because}")]
         whole = common | {"runs": self.runs, "seed": self.seed}
-        rounds = lambda tell: audit_round(mechanism, setting, self.crowd, source, tell=tell, **whole)  # noqa: E731
-        return [first, self._step(ROUNDS, rounds)]
+        audit = partial(audit_round, mechanism, setting, self.clients, source, **whole)
+        return [first, self._step(ROUNDS, lambda on_progress: audit(on_progress=on_progress))]
 
-    def _step(self, what: str, attack: Callable[[Tell], Membership]) -> PlannedAttack:
-        return PlannedAttack(what, lambda tell: [self._member(what, attack(tell))])
+    def _step(self, what: str, attack: Callable[[ShareDone], Membership]) -> PlannedAttack:
+        return PlannedAttack(what, lambda on_progress: [self._member(what, attack(on_progress))])
 
     def _member(self, what: str, result: Membership) -> Finding:
         often = "" if result.rounds == 1 else f" in {result.rounds:,} rounds"

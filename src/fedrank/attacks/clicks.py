@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedrank import kernels
 from fedrank.data.ranking import RankingData
-from fedrank.federated.client import Simulated
+from fedrank.ranking.impressions import SimulatedImpressions
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.loops import as_sent
 from fedrank.seeds import Chance, key_for, rng_for
@@ -53,7 +53,7 @@ class Search(NamedTuple):
     """One interaction, as only the client knows it."""
 
     query: int
-    user: int  # row of the click tables
+    click_model: int  # row of the click tables
     shown: NDArray[np.int64]  # [10 or fewer]: documents, counted within the query, from the top
     clicked: Clicks  # [10 or fewer]
 
@@ -69,14 +69,16 @@ class LocalSteps(NamedTuple):
 def replay(
     learner: Pdgd,
     start: Weights,
-    crowd: SimulatedClients,
+    clients: SimulatedClients,
     c: int,
     chance: Chance,
     correction: LocalCorrection = NO_CORRECTION,
 ) -> list[Search]:
     """What client c searched for, was shown and clicked in a round: the compiled loop once more, slowly."""
-    one = crowd.rows(slice(c, c + 1))
-    source = _Noted(Simulated(one, OwnChance(chance, int(one.ids[0])), learner))
+    if clients.own_click_models:
+        raise ValueError("the click audit needs the probabilities of a click model; use a built-in one or a ClickModel")
+    one = clients.rows(slice(c, c + 1))
+    source = _Noted(SimulatedImpressions(one, OwnChance(chance, int(one.ids[0])), learner))
     learner.from_impressions(
         as_sent(start if start.ndim == 1 else start[c])[0], source, source.simulated.own, correction
     )
@@ -86,7 +88,7 @@ def replay(
 class _Noted:
     """Impressions of a simulated client that are noted as they are shown."""
 
-    def __init__(self, simulated: Simulated) -> None:
+    def __init__(self, simulated: SimulatedImpressions) -> None:
         self.simulated, self.searches = simulated, list[Search]()
 
     def __len__(self) -> int:
@@ -525,7 +527,7 @@ def _clicks_again(
         clicked = np.zeros_like(search.clicked)
         read_and_click(
             _grades(clients, c, search.query), search.shown, len(clicked),
-            clients.click[search.user], clients.stop[search.user], clients.attention[search.user],
+            clients.click[search.click_model], clients.stop[search.click_model], clients.attention[search.click_model],
             earlier(stream(key, b), FIRST_CLICK_DRAW), clicked,
         )  # fmt: skip
         other.append(search._replace(clicked=clicked))

@@ -61,20 +61,20 @@ def hidden_hashes(
     """
     rng = rng_for(seed, "dictionary attack")
     hashing = Hashing(rng.bytes(32))
-    dictionary, signs = hashing.places(made_up_words(words))
+    dictionary, signs = hashing.locate(made_up_words(words))
     values = hashing.width
     if signed:
         dictionary, values = 2 * dictionary + (signs > 0), 2 * values
-    told = []
+    results = []
     for real in real_rows:
         right = 0.0
-        for asked in rng.integers(words, size=cases):
+        for queried in rng.integers(words, size=cases):
             seen = rng.integers(values, size=hashing.depth).astype(np.int32)
             rows = rng.choice(hashing.depth, real, replace=False)
-            seen[rows] = dictionary[asked, rows]
-            right += float(identify_by_cells(seen, dictionary)[asked])
-        told.append(AttackResult(f"{real} of {hashing.depth} rows are real", 1, right / cases, 1.0, cases))
-    return told
+            seen[rows] = dictionary[queried, rows]
+            right += float(identify_by_cells(seen, dictionary)[queried])
+        results.append(AttackResult(f"{real} of {hashing.depth} rows are real", 1, right / cases, 1.0, cases))
+    return results
 
 
 def hidden_terms(
@@ -92,13 +92,13 @@ def hidden_terms(
     chances /= chances.sum()
     rng = rng_for(seed, "decoy terms")
     alike = [dictionary[i] for i in rng.choice(words, 20 * words, p=chances)]  # frequent words stand here more often
-    rank = {word: place for place, word in enumerate(dictionary)}
-    told = []
+    rank = {word: index for index, word in enumerate(dictionary)}
+    results = []
     for many in decoys:
         for kind in ("alike", "rare", "fresh"):
             right = 0.0
-            for asked in rng.choice(words, cases, p=chances):
-                word = dictionary[asked]
+            for queried in rng.choice(words, cases, p=chances):
+                word = dictionary[queried]
                 source = dictionary if kind == "rare" else alike
                 secret = rng.bytes(32)
                 seen = {word, *choose_decoys([word], many, source, secret)}
@@ -106,8 +106,8 @@ def hidden_terms(
                     secret = rng.bytes(32) if kind == "fresh" else secret
                     seen &= {word, *choose_decoys([word], many, source, secret)}
                 right += min(seen, key=rank.__getitem__) == word
-            told.append(AttackResult(f"{many} decoys, {kind}", questions, right / cases, 1.0, cases))
-    return told
+            results.append(AttackResult(f"{many} decoys, {kind}", questions, right / cases, 1.0, cases))
+    return results
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Neighbours:
     def owned(self) -> Sketches:
         return np.where(self.truth[:, None, None], self.second, self.first)
 
-    def asked(self, sketches: Sketches) -> NDArray[np.int32]:
+    def queried(self, sketches: Sketches) -> NDArray[np.int32]:
         """[pairs, z]: the cells of the word, in every row."""
         return np.take_along_axis(sketches, self.cells[:, :, None].astype(np.int64), axis=2)[:, :, 0]
 
@@ -140,18 +140,18 @@ def make_neighbours(pairs: int = 1000, length: int = 200, seed: int = 1) -> Neig
     hashing = sketcher.hashing(rng.bytes(32))
     documents = rng.choice(len(words), (pairs, length), p=chances)
     changed = documents.copy()
-    place = rng.integers(length, size=pairs)
-    gone = documents[np.arange(pairs), place]
-    changed[np.arange(pairs), place] = (gone + rng.integers(1, len(words), pairs)) % len(words)
+    index = rng.integers(length, size=pairs)
+    gone = documents[np.arange(pairs), index]
+    changed[np.arange(pairs), index] = (gone + rng.integers(1, len(words), pairs)) % len(words)
     first, second = (
         sketcher.sketch(sketcher.term_counts(" ".join(words[i] for i in row) for row in rows), hashing)
         for rows in (documents, changed)
     )
-    cells, signs = sketcher.places([words[i] for i in gone], hashing)
+    cells, signs = sketcher.locate([words[i] for i in gone], hashing)
     return Neighbours(sketcher, first, second, rng.random(pairs) < 0.5, cells, signs)
 
 
-def tell_apart(
+def distinguish(
     neighbours: Neighbours,
     noise: str,
     questions: Sequence[int],
@@ -165,7 +165,7 @@ def tell_apart(
     seen, so that more questions tell nothing more.
     """
     source = source or SecureSource()
-    told = []
+    results = []
     seen = None if noise == "lookup" else _ONE_LOOK[noise](neighbours, sigma if noise == "sketch" else epsilon, source)
     for many in questions:
         evidence = _from_lookups(neighbours, many, epsilon, source) if seen is None else seen
@@ -175,14 +175,14 @@ def tell_apart(
             bound = (1 + delta_of(PureEvent(epsilon), many, 0.0)) / 2
         elif noise == "sketch":
             bound = (1 + delta_of(GaussianEvent(sigma), 1, 0.0)) / 2
-        told.append(AttackResult(noise, many, float(right.mean()), bound, len(right)))
-    return told
+        results.append(AttackResult(noise, many, float(right.mean()), bound, len(right)))
+    return results
 
 
 def certain(neighbours: Neighbours, epsilon: float = 0.5, source: Source | None = None) -> int:
     """In how many pairs a single answer under the published noise is possible for one of the two documents only."""
-    answers = published_answers(neighbours.asked(neighbours.owned), epsilon, source or SecureSource())
-    fits = [_same_differences(answers, neighbours.asked(each)) for each in (neighbours.first, neighbours.second)]
+    answers = published_answers(neighbours.queried(neighbours.owned), epsilon, source or SecureSource())
+    fits = [_same_differences(answers, neighbours.queried(each)) for each in (neighbours.first, neighbours.second)]
     return int(np.count_nonzero(fits[0] != fits[1]))
 
 
@@ -193,13 +193,13 @@ def _same_differences(answers: NDArray[np.float64], values: NDArray[np.int32]) -
 
 
 def _from_published(pairs: Neighbours, epsilon: float, source: Source) -> Rates:
-    answers = published_answers(pairs.asked(pairs.owned), epsilon, source)
-    fits = [_same_differences(answers, pairs.asked(each)) for each in (pairs.first, pairs.second)]
+    answers = published_answers(pairs.queried(pairs.owned), epsilon, source)
+    fits = [_same_differences(answers, pairs.queried(each)) for each in (pairs.first, pairs.second)]
     return fits[1].astype(np.float64) - fits[0]
 
 
 def _from_lookups(pairs: Neighbours, questions: int, epsilon: float, source: Source) -> Rates:
-    counts = [pairs.sketcher.estimate(pairs.asked(each), pairs.signs) for each in (pairs.first, pairs.second)]
+    counts = [pairs.sketcher.estimate(pairs.queried(each), pairs.signs) for each in (pairs.first, pairs.second)]
     true = np.where(pairs.truth, counts[1], counts[0])
     evidence = np.zeros(len(true))
     for _ in range(questions):

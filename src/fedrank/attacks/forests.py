@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fedrank.attacks.audits import Finding, Plan, PlannedAttack, capital, fewest_above, power, skipped
 from fedrank.attacks.clicks import Share
-from fedrank.attacks.membership import LEVEL, Tell, upper_bound
+from fedrank.attacks.membership import LEVEL, ShareDone, upper_bound
 from fedrank.data.ranking import RankingData
 from fedrank.ranking.measures import Evaluator
 from fedrank.seeds import rng_for
@@ -40,7 +40,9 @@ class SharedForests:
 class ForestAudit:
     """The attacks on the forests that leave organisations."""
 
-    forests: Callable[[Tell], Sequence[SharedForests]] | None  # grows them, when they are needed; None: none leaves
+    forests: (
+        Callable[[ShareDone], Sequence[SharedForests]] | None
+    )  # grows them, when they are needed; None: none leaves
     seed: int
     variant: str = ""
     level: float = LEVEL / TESTS  # of one test
@@ -52,9 +54,9 @@ class ForestAudit:
             return [skipped(self.variant, "forests", "every client keeps its forest, and nobody gets another's")]
         return [PlannedAttack("forests", self._attack)]
 
-    def _attack(self, tell: Tell) -> list[Finding]:
+    def _attack(self, on_progress: ShareDone) -> list[Finding]:
         assert self.forests is not None
-        shared = self.forests(lambda share: tell(GROWN * share))
+        shared = self.forests(lambda share: on_progress(GROWN * share))
         return [self._thresholds(shared), self._ranges(shared), self._members(shared)]
 
     def _thresholds(self, shared: Sequence[SharedForests]) -> Finding:
@@ -76,8 +78,8 @@ class ForestAudit:
     def _ranges(self, shared: Sequence[SharedForests]) -> Finding:
         right = guessed = of = 0
         for one in shared:
-            told = re.search(r"^feature_infos=(.*)$", one.forest.text, flags=re.MULTILINE)
-            for column, text in enumerate(told.group(1).split() if told else ()):
+            results = re.search(r"^feature_infos=(.*)$", one.forest.text, flags=re.MULTILINE)
+            for column, text in enumerate(results.group(1).split() if results else ()):
                 if text == "none":
                     continue
                 limits = tuple(float(value) for value in text.strip("[]").split(":"))
@@ -153,8 +155,8 @@ def _midway(thresholds: NDArray[np.float64], parts: Sequence[RankingData], colum
         values = np.unique(given[~np.isnan(given)]).astype(np.float64)
         middles = (values[1:] + values[:-1]) / 2
         if len(middles):
-            place = np.searchsorted(middles, thresholds)
-            for near in (place - 1, place):
+            index = np.searchsorted(middles, thresholds)
+            for near in (index - 1, index):
                 nearest = middles[np.clip(near, 0, len(middles) - 1)]
                 found |= np.isclose(nearest, thresholds, rtol=1e-12, atol=0.0)
     return int(np.count_nonzero(found))

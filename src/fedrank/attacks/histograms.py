@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from fedrank.attacks.audits import Finding, Plan, PlannedAttack
 from fedrank.attacks.clicks import Share
 from fedrank.attacks.forests import ForestAudit
-from fedrank.attacks.membership import Tell
+from fedrank.attacks.membership import ShareDone
 from fedrank.data.ranking import RankingData
 from fedrank.trees.binning import Edges, put_in_bins
 from fedrank.trees.boosters import Grower
-from fedrank.trees.histogram_messages import Layout
+from fedrank.trees.releases import Layout
 from fedrank.trees.row_store import RowStore
 
 GRADES = "relevant documents, in root histograms"
@@ -61,11 +61,11 @@ class HistogramAudit(ForestAudit):
     def plan(self) -> Plan:
         return [*super().plan(), PlannedAttack("histograms", self._histograms)]
 
-    def _histograms(self, tell: Tell) -> list[Finding]:
+    def _histograms(self, on_progress: ShareDone) -> list[Finding]:
         assert self.roots is not None
         seen = self.roots()
         found = [read_root(data, seen.edges, seen.rules, seen.features, seen.seed) for data in seen.data]
-        tell(1.0)
+        on_progress(1.0)
         named, right, chance = (sum(getattr(one, what) for one in found) for what in ("named", "right", "by_chance"))
         alone, documents = sum(one.alone for one in found), sum(one.documents for one in found)
         return [
@@ -87,7 +87,8 @@ def read_root(
     holder = RowStore(data, edges, rules, seed)
     seen = np.arange(edges.features) if features is None else features
     layout = Layout(edges, seen, data.documents.bit_length())
-    gradients, _, rows = layout.spread(holder.begin(0, layout.shift))
+    holder.begin(0, layout.shift)
+    gradients, _, rows = layout.spread(holder.histogram(0))
     alone = np.zeros(data.documents, np.bool_)
     said = np.zeros(data.documents, np.bool_)
     bins = put_in_bins(data, edges).columns

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from fedrank.federated.aggregators import Mean
 from fedrank.federated.federation import Federation
-from fedrank.federated.round import federated_round
 from fedrank.federated.server import State
+from fedrank.federated.simulation import federated_round
 from fedrank.privacy.accounting import (
     ConcentratedEvent,
     Event,
@@ -48,7 +48,7 @@ Vector = NDArray[np.float64]
 Curve = Callable[[Vector], Vector]  # false positive rates -> the smallest false negative rates that are claimed
 Seen = dict[str, Vector]  # statistic -> [repeats]: large where the canary seems to be inside
 Watch = Callable[[int, bool, int], Seen]  # (pair, canary inside?, repeats) -> what the attacker makes of it
-Tell = Callable[[float], None]  # share of the work that is done, from 0 to 1
+ShareDone = Callable[[float], None]  # share of the work that is done, from 0 to 1
 
 LEVEL = 1e-4  # probability that an audit without fault calls anything violated, over all its tests
 CONTROL = 0.75  # share of the noise that is left in a control
@@ -56,7 +56,7 @@ REPEATS = 100_000  # of a mechanism, with the canary and without it each
 RUNS = 10_000  # of the round function, half of them with the canary
 ROUNDS = 2  # of each such run
 PARAMETERS = 4  # of the updates on which a mechanism is attacked
-MOST_ROUNDS = 4_000_000  # drawn for one count, where single rounds tell too little and several are watched
+MAX_ROUNDS = 4_000_000  # drawn for one count, where single rounds tell too little and several are watched
 LONGEST = 1024  # rounds that are watched together, at most
 LONG = 8.0  # an update is so many times longer than allowed: a mechanism that does not shorten it is caught
 MANY = 1000  # times as many searches as count fully: a mechanism that lets them count is caught
@@ -166,7 +166,7 @@ def audit_mechanism(
     delta: float = 1e-5,
     level: float = LEVEL / 2,
     repeats: int = REPEATS,
-    tell: Tell = lambda share: None,
+    on_progress: ShareDone = lambda share: None,
     priced: Gaussian | Laplace | None = None,
 ) -> Membership:
     """Look for canaries in what a mechanism releases. `level` is that of a test; there are two, one of the control.
@@ -175,18 +175,18 @@ def audit_mechanism(
     """
     small, honest = _small(mechanism, setting, FEW)
     claimer, _ = _small(priced or mechanism, setting, FEW)
-    promise = _claimed(claimer.promises(honest))
-    rounds, counted = _plan(promise, _claimed(weaker(claimer).promises(honest)), repeats, level)
-    pairs = canaries(claimer, promise, honest)
-    meter = _Meter(tell, 2 * (2 * len(pairs) * (counted // _SHARE) + 2 * counted))
+    guarantee = _claimed(claimer.guarantees(honest))
+    rounds, counted = _plan(guarantee, _claimed(weaker(claimer).guarantees(honest)), repeats, level)
+    pairs = canaries(claimer, guarantee, honest)
+    meter = _Meter(on_progress, 2 * (2 * len(pairs) * (counted // _SHARE) + 2 * counted))
 
     def attack(attacked: Gaussian | Laplace) -> Trial:
         watch = _watch_mechanism(attacked, claimer, honest, pairs, rounds, source, meter)
-        return look_for(watch, [pair.name for pair in pairs], _curve(promise, rounds), counted, level)
+        return look_for(watch, [pair.name for pair in pairs], _curve(guarantee, rounds), counted, level)
 
     trial, control = attack(small), attack(cast("Gaussian | Laplace", weaker(small)))
-    what = "messages" if isinstance(small.place, OnClient) else "sums of updates"
-    return Membership(what, promise.against, rounds, delta, promise.epsilon(rounds, delta), trial, control)
+    what = "messages" if isinstance(small.placement, OnClient) else "sums of updates"
+    return Membership(what, guarantee.against, rounds, delta, guarantee.epsilon(rounds, delta), trial, control)
 
 
 def audit_paper(
@@ -197,17 +197,17 @@ def audit_paper(
     delta: float = 1e-5,
     level: float = LEVEL / 2,
     repeats: int = REPEATS,
-    tell: Tell = lambda share: None,
+    on_progress: ShareDone = lambda share: None,
 ) -> Membership:
     """Look for canaries in one message of fpdgd-paper: is the ε that the paper states true for it?
 
     A large ε takes more repeats: below e^-ε no rate of errors can be told from 0.
     """
-    promise = _stated(mechanism)
-    repeats = max(repeats, min(MOST_ROUNDS, int(2 * math.log(4 / level) * math.exp(min(mechanism.epsilon, 50.0)))))
+    guarantee = _stated(mechanism)
+    repeats = max(repeats, min(MAX_ROUNDS, int(2 * math.log(4 / level) * math.exp(min(mechanism.epsilon, 50.0)))))
     block = _BLOCK // PARAMETERS
     pairs = _weights(mechanism, PARAMETERS)
-    meter = _Meter(tell, 2 * (2 * len(pairs) * (repeats // _SHARE) + 2 * repeats))
+    meter = _Meter(on_progress, 2 * (2 * len(pairs) * (repeats // _SHARE) + 2 * repeats))
 
     def attack(attacked: FpdgdPaper) -> Trial:
         def watch(index: int, inside: bool, count: int) -> Seen:
@@ -220,7 +220,7 @@ def audit_paper(
                 meter.add(some)
             return _joined(parts)
 
-        return look_for(watch, [pair.name for pair in pairs], _curve(promise, 1), repeats, level)
+        return look_for(watch, [pair.name for pair in pairs], _curve(guarantee, 1), repeats, level)
 
     trial, control = attack(mechanism), attack(cast(FpdgdPaper, weaker(mechanism)))
     return Membership("messages", "server", 1, delta, mechanism.epsilon, trial, control, "ε as the paper states it")
@@ -234,7 +234,7 @@ def audit_answers(
     delta: float = 1e-5,
     level: float = LEVEL / 2,
     repeats: int = REPEATS,
-    tell: Tell = lambda share: None,
+    on_progress: ShareDone = lambda share: None,
 ) -> Membership:
     """Tell a client whose rewards are all 1 from one whose rewards are all 0, by one message of FOLtR-ES each.
 
@@ -245,15 +245,15 @@ def audit_answers(
     control_learner = replace(learner, truth=1 - CONTROL * (1 - learner.truth))
 
     def promised(each: Evolution, interactions: int) -> Guarantee:
-        return EsRandomisedResponse().promises(replace(setting, learner=each, interactions=(interactions,)))[0]
+        return EsRandomisedResponse().guarantees(replace(setting, learner=each, interactions=(interactions,)))[0]
 
     interactions, note = max(setting.interactions), ""
     if _spare(promised(learner, interactions), promised(control_learner, interactions), 1, repeats, level) <= 0:
         note = f"with 2 searches behind a message instead of {interactions}, whose ε is too large to be measured"
         interactions = 2
-    promise = promised(learner, interactions)
+    guarantee = promised(learner, interactions)
     lists = {inside: _one_list(repeats, interactions, clicked=inside) for inside in (False, True)}
-    meter = _Meter(tell, 2 * (2 * 2 * (repeats // _SHARE) + 2 * repeats))
+    meter = _Meter(on_progress, 2 * (2 * 2 * (repeats // _SHARE) + 2 * repeats))
     batches = iter(range(1, 1000))
 
     def attack(attacked: Evolution) -> Trial:
@@ -270,10 +270,10 @@ def audit_answers(
         def watch(index: int, inside: bool, count: int) -> Seen:
             return {"likelihood": _looked_up(tables, means(inside, count))}
 
-        return look_for(watch, ["all rewards 1 or all 0"], _curve(promise, 1), repeats, level)
+        return look_for(watch, ["all rewards 1 or all 0"], _curve(guarantee, 1), repeats, level)
 
     trial, control = attack(learner), attack(control_learner)
-    return Membership("messages", "server", 1, delta, promise.epsilon(1, delta), trial, control, note)
+    return Membership("messages", "server", 1, delta, guarantee.epsilon(1, delta), trial, control, note)
 
 
 def audit_round(
@@ -286,7 +286,7 @@ def audit_round(
     level: float = LEVEL / 2,
     runs: int = RUNS,
     seed: int = 1,
-    tell: Tell = lambda share: None,
+    on_progress: ShareDone = lambda share: None,
 ) -> Membership:
     """Look for a canary among a few real clients, in runs of the real round function.
 
@@ -297,16 +297,16 @@ def audit_round(
     small, honest = _small(mechanism, setting, len(few), everybody=True)
     honest = replace(honest, parameters=setting.parameters)
     if isinstance(small, FpdgdPaper):
-        rounds, note, promise = 1, "ε as the paper states it", _stated(small)
-        strict, pairs = promise, _weights(small, honest.parameters)
+        rounds, note, guarantee = 1, "ε as the paper states it", _stated(small)
+        strict, pairs = guarantee, _weights(small, honest.parameters)
     else:
         small, honest, note = _with_power(small, honest, counted, level)
-        rounds, promise = ROUNDS, _claimed(small.promises(honest))
-        strict = _strict(promise)
-        if strict is not promise:
+        rounds, guarantee = ROUNDS, _claimed(small.guarantees(honest))
+        strict = _strict(guarantee)
+        if strict is not guarantee:
             note = f"{note + ', ' if note else 'with '}the claim of Gaussian noise, of which discrete shares claim less"
-        pairs = canaries(small, promise, honest)[:1]  # the others were tried on the mechanism, far more often
-    meter = _Meter(tell, 2 * (2 * len(pairs) * (counted // _SHARE) + 2 * counted))
+        pairs = canaries(small, guarantee, honest)[:1]  # the others were tried on the mechanism, far more often
+    meter = _Meter(on_progress, 2 * (2 * len(pairs) * (counted // _SHARE) + 2 * counted))
 
     def attack(attacked: Gaussian | Laplace | FpdgdPaper) -> Trial:
         watch = _watch_round(attacked, small, honest, pairs, rounds, few, source, seed, meter)
@@ -314,15 +314,15 @@ def audit_round(
 
     trial, control = attack(small), attack(cast("Gaussian | Laplace | FpdgdPaper", weaker(small)))
     what = f"{rounds} rounds of {len(few)} clients"
-    return Membership(what, promise.against, rounds, delta, promise.epsilon(rounds, delta), trial, control, note)
+    return Membership(what, guarantee.against, rounds, delta, guarantee.epsilon(rounds, delta), trial, control, note)
 
 
-def canaries(mechanism: Gaussian | Laplace, promise: Guarantee, setting: Setting) -> list[Pair]:
+def canaries(mechanism: Gaussian | Laplace, guarantee: Guarantee, setting: Setting) -> list[Pair]:
     """The worst that one client, or one interaction, can do. Updates are longer than allowed: that must not matter."""
     size, clip, norm = setting.parameters, mechanism.clip, mechanism.norm
     first, spread = np.eye(size)[0], np.full(size, 1 / math.sqrt(size))
-    other = -1.0 if promise.neighbours == "replace-one" else 0.0
-    if promise.unit == "interaction":
+    other = -1.0 if guarantee.neighbours == "replace-one" else 0.0
+    if guarantee.unit == "interaction":
         learner = cast(Pdgd, setting.learner)
         longest = learner.rate * learner.clip_gradients  # L2
         aside = (1 - first) / max(math.sqrt(size - 1), 1.0)
@@ -398,22 +398,22 @@ def _epsilon_of(alpha: float, beta: float, delta: float) -> float:
     return found
 
 
-def _curve(promise: Guarantee, rounds: int) -> Curve:
+def _curve(guarantee: Guarantee, rounds: int) -> Curve:
     """What the promise claims after so many rounds; δ includes how far the sampler may be from its law."""
-    event = promise.event
+    event = guarantee.event
     assert event is not None
 
     def curve(alphas: Vector) -> Vector:
-        return np.maximum(trade_off(event, rounds, alphas) - rounds * promise.slack, 0.0)
+        return np.maximum(trade_off(event, rounds, alphas) - rounds * guarantee.slack, 0.0)
 
     return curve
 
 
 def _claimed(promises: Sequence[Guarantee]) -> Guarantee:
     """The strongest observer against whom anything is claimed."""
-    for promise in promises:
-        if promise.event is not None:
-            return promise
+    for guarantee in promises:
+        if guarantee.event is not None:
+            return guarantee
     raise ValueError(f"nothing is claimed against anybody, so there is nothing to break: {promises[0].because}")
 
 
@@ -423,13 +423,13 @@ def _small(mechanism: Any, setting: Setting, few: int, everybody: bool = False) 
     Under a secure sum the fewest honest clients are present, and the noise of all others is known. `everybody`: all of
     the few are honest, for where nobody can be left out.
     """
-    place = getattr(mechanism, "place", None)
-    sampled = isinstance(place, AtServer)
-    if isinstance(place, SecureAggregation):
-        place = replace(place, sum="ideal")
+    placement = getattr(mechanism, "placement", None)
+    sampled = isinstance(placement, AtServer)
+    if isinstance(placement, SecureAggregation):
+        placement = replace(placement, sum="ideal")
         if everybody:
-            place = replace(place, honest=1.0, colluding=0.0)
-        mechanism = replace(mechanism, place=place)
+            placement = replace(placement, honest=1.0, colluding=0.0)
+        mechanism = replace(mechanism, placement=placement)
     if has_trait(mechanism, "people"):  # what others of an organisation sent is known, too: one person is left of each
         mechanism = replace(mechanism, people=1)
     count = few if everybody else setting.clients if sampled else min(few, setting.clients)
@@ -447,14 +447,14 @@ def _tight(event: Event) -> Event:
     return event
 
 
-def _plan(promise: Guarantee, control: Guarantee, repeats: int, level: float) -> tuple[int, int]:
+def _plan(guarantee: Guarantee, control: Guarantee, repeats: int, level: float) -> tuple[int, int]:
     """How many rounds to watch together so that the control should be caught, and how many repeats that allows."""
-    most = max(MOST_ROUNDS * repeats // REPEATS, repeats)
+    most = max(MAX_ROUNDS * repeats // REPEATS, repeats)
     tried = []
     rounds = 1
     while rounds <= LONGEST:
         counted = min(repeats, most // rounds)
-        spare = _spare(promise, control, rounds, counted, level)
+        spare = _spare(guarantee, control, rounds, counted, level)
         if spare > 0:
             return rounds, counted
         tried.append((spare, -rounds, counted))
@@ -463,7 +463,7 @@ def _plan(promise: Guarantee, control: Guarantee, repeats: int, level: float) ->
     return -rounds, counted
 
 
-def _spare(promise: Guarantee, control: Guarantee, rounds: int, counted: int, level: float) -> float:
+def _spare(guarantee: Guarantee, control: Guarantee, rounds: int, counted: int, level: float) -> float:
     """By how much the control should be seen to break the promise; negative where it would not be.
 
     Half of the repeats should do, so that bad luck does not matter. Under sampling a sixth: the curve is that of the
@@ -476,21 +476,21 @@ def _spare(promise: Guarantee, control: Guarantee, rounds: int, counted: int, le
     alphas = ndtr(np.linspace(-4.5, 4.5, 91))
     betas = trade_off(_tight(control.event), rounds, alphas)
     high, low = (_upper_bounds(np.ceil(rates * enough), enough, level / 2) for rates in (alphas, betas))
-    return float((_curve(promise, rounds)(high) - low).max())
+    return float((_curve(guarantee, rounds)(high) - low).max())
 
 
 def _with_power(
     mechanism: Gaussian | Laplace, setting: Setting, counted: int, level: float
 ) -> tuple[Gaussian | Laplace, Setting, str]:
     """The mechanism as it is, if so few runs would catch its control; else with less noise, or fewer absences."""
-    unit = 2.0 if isinstance(mechanism.place, OnClient) else 1.0
+    unit = 2.0 if isinstance(mechanism.placement, OnClient) else 1.0
     there = replace(setting, participation=max(setting.participation, 0.5))
     widths = [mechanism.noise] + [unit * each for each in NOISE_WITH_POWER if unit * each < mechanism.noise]
     tried = []
     for width in widths:
         changed = replace(mechanism, noise=width)
-        promise, control = (_claimed(each.promises(there)) for each in (changed, weaker(changed)))
-        tried.append((_spare(_strict(promise), control, ROUNDS, counted, level), changed))
+        guarantee, control = (_claimed(each.guarantees(there)) for each in (changed, weaker(changed)))
+        tried.append((_spare(_strict(guarantee), control, ROUNDS, counted, level), changed))
         if tried[-1][0] > 0:
             break
     changed = tried[-1][1] if tried[-1][0] > 0 else max(tried, key=lambda each: each[0])[1]
@@ -503,10 +503,10 @@ def _with_power(
     return changed, there, f"with {' and '.join(notes)}{why}" if notes else ""
 
 
-def _strict(promise: Guarantee) -> Guarantee:
+def _strict(guarantee: Guarantee) -> Guarantee:
     """Shares of discrete Gaussian noise add up to almost Gaussian noise, and their claim leaves some room."""
-    event = promise.event
-    return replace(promise, event=_tight(event)) if isinstance(event, ConcentratedEvent) else promise
+    event = guarantee.event
+    return replace(guarantee, event=_tight(event)) if isinstance(event, ConcentratedEvent) else guarantee
 
 
 def _stated(mechanism: FpdgdPaper) -> Guarantee:
@@ -529,9 +529,9 @@ def _watch_mechanism(
     is another test.
     """
     cohort = setting.cohort(attacked)
-    place = attacked.place
-    present = place.fewest(cohort) if isinstance(place, SecureAggregation) else 1
-    sampled = setting.participation if isinstance(place, AtServer) else 1.0
+    placement = attacked.placement
+    present = placement.min_honest(cohort) if isinstance(placement, SecureAggregation) else 1
+    sampled = setting.participation if isinstance(placement, AtServer) else 1.0
     size = setting.parameters
     block = max(1, _BLOCK // (present * size))
 
@@ -716,7 +716,7 @@ def _one_list(count: int, interactions: int, clicked: bool) -> SimulatedClients:
     )
     always = float(clicked)
     return make_clients(
-        data, count, user=ClickModel(click=(always, always), stop=(1.0, 1.0)), interactions=interactions
+        data, count, click_model=ClickModel(click=(always, always), stop=(1.0, 1.0)), interactions=interactions
     )
 
 
@@ -742,9 +742,9 @@ def _looked_up(tables: Sequence[tuple[Vector, Vector]], means: Vector) -> Vector
 class _Meter:
     """Counts work that is done."""
 
-    def __init__(self, tell: Tell, total: int) -> None:
-        self._tell, self._total, self._done = tell, max(total, 1), 0
+    def __init__(self, on_progress: ShareDone, total: int) -> None:
+        self._on_progress, self._total, self._done = on_progress, max(total, 1), 0
 
     def add(self, some: int) -> None:
         self._done += some
-        self._tell(min(1.0, self._done / self._total))
+        self._on_progress(min(1.0, self._done / self._total))

@@ -8,6 +8,7 @@ clients take part, full knowledge falls back to their own updates.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from fedrank import kernels
 from fedrank.federated.aggregators import Mean
 from fedrank.federated.robust import Krum, Median, MultiKrum, TrimmedMean, assumed_attackers
-from fedrank.ranking.click_models import USERS
+from fedrank.ranking.click_models import CLICK_MODELS
 from fedrank.ranking.rankers import Linear
 from fedrank.types import Aggregator, Attack, Messages, Ranker, Trait, Weights
 
@@ -40,11 +41,11 @@ HALVINGS = 20  # of Fang's step, after which the crafted update is as good as no
 class PoisonedClicks:
     """Click on what is not relevant, and send what is honestly learned from that (data poisoning)."""
 
-    user: str = "poison"  # how malicious clients click; `fedrank methods user`
+    click_model: str = "poison"  # how malicious clients click; `fedrank methods click-model`
 
     def __post_init__(self) -> None:
-        if self.user not in USERS:
-            raise ValueError(f"no user {self.user!r}; `fedrank methods user` lists them")
+        if self.click_model not in CLICK_MODELS:
+            raise ValueError(f"no click model {self.click_model!r}; `fedrank methods click-model` lists them")
 
     def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
         return messages
@@ -277,61 +278,63 @@ class InnerProduct:
 
 
 @dataclass(frozen=True)
-class MinMax:
+class _PushedMean(ABC):
+    """Send the mean of honest updates, pushed in one direction as far as a rule allows."""
+
+    perturbation: Perturbation = "unit"  # against the mean, against its signs, or by the deviation of every parameter
+    knowledge: Knowledge = "partial"  # whose updates: the attackers' own, or those of the honest clients
+
+    def __post_init__(self) -> None:
+        _check_choice("perturbation", self.perturbation, Perturbation)
+        _check_choice("knowledge", self.knowledge, Knowledge)
+
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
+        if not malicious.any():
+            return messages
+        honest = messages.updates[_seen(malicious, self.knowledge)].astype(np.float64)
+        mean = honest.mean(axis=0)
+        push = _push(honest, mean, self.perturbation)
+        reach = self._reach(honest, mean, push)
+        return _sent(messages, malicious, mean if reach is None else mean + reach * push)
+
+    @abstractmethod
+    def _reach(self, honest: Rows, mean: Vector, push: Vector) -> float | None:
+        """The factor of the push; None: there is none to scale."""
+
+
+@dataclass(frozen=True)
+class MinMax(_PushedMean):
     """Push the mean as far as no distance to an honest update exceeds the largest between two of them.
 
     (Shejwalkar and Houmansadr, NDSS 2021.) The paper searches for the length of the push by halving; here it is solved
     for, so that it does not depend on how long updates are. One attacker with partial knowledge has no room.
     """
 
-    perturbation: Perturbation = "unit"  # against the mean, against its signs, or by the deviation of every parameter
-    knowledge: Knowledge = "partial"  # whose updates: the attackers' own, or those of the honest clients
-
-    def __post_init__(self) -> None:
-        _check_choice("perturbation", self.perturbation, Perturbation)
-        _check_choice("knowledge", self.knowledge, Knowledge)
-
-    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
-        if not malicious.any():
-            return messages
-        honest = messages.updates[_seen(malicious, self.knowledge)].astype(np.float64)
-        mean = honest.mean(axis=0)
-        push = _push(honest, mean, self.perturbation)
+    def _reach(self, honest: Rows, mean: Vector, push: Vector) -> float | None:
         # The distance to update i is at most the largest while gamma² |push|² + 2 gamma push·(mean - i) <= room.
         room = _distances(honest).max() ** 2 - ((mean - honest) ** 2).sum(axis=1)
         slope = kernels.sums.products(mean - honest, push[None])[:, 0]
         steep = kernels.sums.inner(push, push)
         if steep == 0:
-            return _sent(messages, malicious, mean)
+            return None
         gamma = ((np.sqrt(slope**2 + steep * np.maximum(room, 0.0)) - slope) / steep).min()
-        return _sent(messages, malicious, mean + max(gamma, 0.0) * push)
+        reach: float = max(gamma, 0.0)
+        return reach
 
 
 @dataclass(frozen=True)
-class MinSum:
+class MinSum(_PushedMean):
     """Push the mean as far as its squared distances to honest updates sum to no more than those of an honest one.
 
     (Shejwalkar and Houmansadr, NDSS 2021.) Harder to notice than min-max. Its length is solved for, too, and one
     attacker with partial knowledge has no room.
     """
 
-    perturbation: Perturbation = "unit"  # against the mean, against its signs, or by the deviation of every parameter
-    knowledge: Knowledge = "partial"  # whose updates: the attackers' own, or those of the honest clients
-
-    def __post_init__(self) -> None:
-        _check_choice("perturbation", self.perturbation, Perturbation)
-        _check_choice("knowledge", self.knowledge, Knowledge)
-
-    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
-        if not malicious.any():
-            return messages
-        honest = messages.updates[_seen(malicious, self.knowledge)].astype(np.float64)
-        mean = honest.mean(axis=0)
-        push = _push(honest, mean, self.perturbation)
+    def _reach(self, honest: Rows, mean: Vector, push: Vector) -> float | None:
         # Sums of squared distances are smallest at the mean, and grow by the number of updates times the squared
         # distance to it: the honest update nearest to the mean has the smallest, and the push may be as long.
         nearest, long = kernels.sums.lengths(honest - mean).min(), kernels.sums.length(push)
-        return _sent(messages, malicious, mean + (nearest / long if long else 0.0) * push)
+        return nearest / long if long else 0.0
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from fedrank.attacks.audits import (
 )
 from fedrank.attacks.clicks import Share
 from fedrank.attacks.dictionary import identify_by_cells
-from fedrank.attacks.membership import LEVEL, Tell, upper_bound
+from fedrank.attacks.membership import LEVEL, ShareDone, upper_bound
 from fedrank.privacy.accounting import GaussianEvent, delta_of, epsilon
 from fedrank.seeds import rng_for
 from fedrank.silo.partners import Partner
@@ -37,7 +37,7 @@ from fedrank.types import Source
 
 TESTS = 3  # of one method, at most
 PAIRS = 2_000  # of words, or of neighbouring documents, that an attacker has to tell apart
-MOST_PAIRS = 25_000  # of neighbouring documents: under loud noise it takes many to notice that some is missing
+MAX_PAIRS = 25_000  # of neighbouring documents: under loud noise it takes many to notice that some is missing
 QUESTIONS = 300  # of which an owner has to name the word
 CONTROL = 0.5  # share of the noise that is left in a control: real words move a sketch less than the worst ones would
 FIELD = "body"
@@ -64,7 +64,7 @@ class SketchAudit:
         """All attacks that fit, and why others do not."""
         method, plan = self.method, Plan()
         if isinstance(method, LocalPlus):
-            plan.append(PlannedAttack(HELD, lambda tell: [self._held(method, tell)]))
+            plan.append(PlannedAttack(HELD, lambda on_progress: [self._contained_words(method, on_progress)]))
             if method.counts == "exact":
                 plan.append(skipped(self.variant, SWAPPED, "counts are told as they are, and nothing is promised"))
             elif method.noise_in == "paper":
@@ -78,8 +78,8 @@ class SketchAudit:
             elif not method.noise:
                 plan.append(skipped(self.variant, SWAPPED, "sketches have no noise, and nothing is promised"))
             else:
-                plan.append(PlannedAttack(SWAPPED, lambda tell: [self._swapped(method.sketcher, tell)]))
-            plan.append(PlannedAttack(ASKED, lambda tell: [self._asked(method.sketcher, tell)]))
+                plan.append(PlannedAttack(SWAPPED, lambda on_progress: [self._swapped(method.sketcher, on_progress)]))
+            plan.append(PlannedAttack(ASKED, lambda on_progress: [self._queried_words(method.sketcher, on_progress)]))
         if method.first(1).ndim == 1:
             plan.append(skipped(self.variant, PASSED_ON, "nothing is promised for them, and no attack is known here"))
         return plan or [skipped(self.variant, "silos", "silos tell each other nothing")]
@@ -88,14 +88,14 @@ class SketchAudit:
     def _everybody(self) -> Sequence[Silo]:
         return self.silos()
 
-    def _held(self, method: LocalPlus, tell: Tell) -> Finding:
+    def _contained_words(self, method: LocalPlus, on_progress: ShareDone) -> Finding:
         """Told two words, of which one stands in a document: which one?"""
-        told = {"as it is": method}
+        results = {"as it is": method}
         if method.counts == "sketch" and (method.noise or method.noise_in != "sketch"):
-            told["without noise"] = replace(method, noise=0.0, noise_in="sketch")
+            results["without noise"] = replace(method, noise=0.0, noise_in="sketch")
         shares = {
-            name: self._looked_up(each, lambda share, part=part: tell((part + share) / len(told)))  # type: ignore[misc]
-            for part, (name, each) in enumerate(told.items())
+            name: self._looked_up(each, lambda share, part=part: on_progress((part + share) / len(results)))  # type: ignore[misc]
+            for part, (name, each) in enumerate(results.items())
         }
         found = shares["as it is"]
         needed = fewest_above(found.of, 0.5, self.level)
@@ -113,7 +113,7 @@ class SketchAudit:
         shown = f"{found.right:,} of {found.of:,}"
         return Finding(self.variant, HELD, "", shown, verdict, sentence, counts, "half")
 
-    def _looked_up(self, method: LocalPlus, tell: Tell) -> Share:
+    def _looked_up(self, method: LocalPlus, on_progress: ShareDone) -> Share:
         """Each silo is looked into, in as many of its documents as it has of all."""
         rng, key = rng_for(self.seed, "words of documents"), rng_for(self.seed, "key of the audit").bytes(32)
         sizes = np.array([silo.documents for silo in self._everybody])
@@ -128,27 +128,27 @@ class SketchAudit:
                     continue
                 words = [counts.vocabulary[inside], counts.vocabulary[outside]]
                 seen = partner.counts(words)
-                place = int(np.searchsorted(seen.documents, document))
-                there = place < len(seen.documents) and seen.documents[place] == document
-                mine, other = seen.held[FIELD][place] if there else (0.0, 0.0)
+                index = int(np.searchsorted(seen.documents, document))
+                there = index < len(seen.documents) and seen.documents[index] == document
+                mine, other = seen.counts[FIELD][index] if there else (0.0, 0.0)
                 right += bool(rng.random() < 0.5) if mine == other else mine > other
                 of += 1
-                tell(of / max(wanted.sum(), 1))
+                on_progress(of / max(wanted.sum(), 1))
         return Share(int(right), of)
 
     def _partner(self, method: LocalPlus, silo: Silo, key: bytes) -> Partner:
         return method.partner(silo, key, max(1, *method.most(self._everybody)), self.seed, self.source)
 
-    def _swapped(self, sketcher: Sketcher, tell: Tell) -> Finding:
+    def _swapped(self, sketcher: Sketcher, on_progress: ShareDone) -> Finding:
         """Who knows all of a document but one word, and which two it may be, sees its whole sketch: which one is it?"""
         promised = epsilon(GaussianEvent(sketcher.noise), 1, self.delta)
         most = (1 + delta_of(GaussianEvent(sketcher.noise), 1, 0.0)) / 2
         pairs = self.pairs or _pairs_for(sketcher.noise)
-        found = self._told_apart(sketcher, pairs, lambda share: tell(share / 2))
+        found = self._distinguished(sketcher, pairs, lambda share: on_progress(share / 2))
         control = None
         if CONTROL * sketcher.deviation >= 0.5:  # less cannot be drawn on whole numbers
             weaker = replace(sketcher, noise=CONTROL * sketcher.noise)
-            control = self._told_apart(weaker, pairs, lambda share: tell((1 + share) / 2))
+            control = self._distinguished(weaker, pairs, lambda share: on_progress((1 + share) / 2))
         lower = lower_bound(found.right, found.of, self.level)
         low, high = found.interval()
         sentence = (
@@ -181,7 +181,7 @@ class SketchAudit:
             self.variant, SWAPPED, f"ε = {rounded_up(promised)}", shown, verdict, sentence, counts, "ε ≥ 0.00"
         )
 
-    def _told_apart(self, sketcher: Sketcher, pairs: int, tell: Tell) -> Share:
+    def _distinguished(self, sketcher: Sketcher, pairs: int, on_progress: ShareDone) -> Share:
         """The best test of two neighbours, on sketches as they are made for others."""
         rng, bare = rng_for(self.seed, "neighbours"), replace(sketcher, noise=0.0)
         hashing = sketcher.hashing(rng.bytes(32))
@@ -195,23 +195,23 @@ class SketchAudit:
             said = np.where(evidence == 0, rng.random(len(evidence)) < 0.5, evidence > 0)
             right += int(np.count_nonzero(said == truth))
             of += len(truth)
-            tell(of / pairs)
+            on_progress(of / pairs)
         return Share(right, of)
 
-    def _asked(self, sketcher: Sketcher, tell: Tell) -> Finding:
+    def _queried_words(self, sketcher: Sketcher, on_progress: ShareDone) -> Finding:
         """An owner holds the key, and tries all words on the cells that it is asked for."""
         rng = rng_for(self.seed, "questions")
-        asked = [term for silo in self._everybody for query in silo.train for term in query.terms]
-        known = list(dict.fromkeys([*self._everybody[0].fields[FIELD].vocabulary, *asked]))
-        place = {word: number for number, word in enumerate(known)}
-        cells, signs = sketcher.places(known, sketcher.hashing(rng.bytes(32)))
+        queried = [term for silo in self._everybody for query in silo.train for term in query.terms]
+        known = list(dict.fromkeys([*self._everybody[0].fields[FIELD].vocabulary, *queried]))
+        index = {word: number for number, word in enumerate(known)}
+        cells, signs = sketcher.locate(known, sketcher.hashing(rng.bytes(32)))
         dictionary = 2 * cells + (signs > 0)
-        chosen = [asked[i] for i in rng.integers(len(asked), size=QUESTIONS)]
+        chosen = [queried[i] for i in rng.integers(len(queried), size=QUESTIONS)]
         right = 0
         for done, word in enumerate(chosen, start=1):
-            right += bool(rng.random() < identify_by_cells(dictionary[place[word]], dictionary)[place[word]])
-            tell(done / QUESTIONS)
-        usual = max(asked, key=asked.count)
+            right += bool(rng.random() < identify_by_cells(dictionary[index[word]], dictionary)[index[word]])
+            on_progress(done / QUESTIONS)
+        usual = max(queried, key=queried.count)
         found, guess = Share(right, QUESTIONS), Share(chosen.count(usual), QUESTIONS)
         needed = fewest_above(found.of, upper_bound(guess.right, guess.of, self.level), self.level)
         low, high = found.interval()
@@ -227,7 +227,7 @@ class SketchAudit:
 
 
 def _pairs_for(noise: float) -> int:
-    """How many neighbours it takes, all but surely, to notice that noise is missing; at most MOST_PAIRS.
+    """How many neighbours it takes, all but surely, to notice that noise is missing; at most MAX_PAIRS.
 
     >>> _pairs_for(1.0), _pairs_for(4.0), _pairs_for(100.0)
     (2000, 21584, 25000)
@@ -236,20 +236,20 @@ def _pairs_for(noise: float) -> int:
 
     # Two words share hardly a cell: a word moves a sketch by √2 where the promise is about 2.
     allowed, caught = (ndtr(shift / noise) for shift in (0.5, sqrt(0.5) / 2 / CONTROL))
-    return max(PAIRS, min(MOST_PAIRS, int((3 / (caught - allowed)) ** 2)))  # six deviations
+    return max(PAIRS, min(MAX_PAIRS, int((3 / (caught - allowed)) ** 2)))  # six deviations
 
 
 def _two_words(counts: TermCounts, document: int, rng: np.random.Generator) -> tuple[int | None, int | None]:
     """A word that a document holds, and one that it does not, drawn from the words of all documents."""
-    held = counts.terms[counts.offsets[document] : counts.offsets[document + 1]]
-    if not len(held):
+    contained = counts.terms[counts.offsets[document] : counts.offsets[document + 1]]
+    if not len(contained):
         return None, None
-    return int(rng.choice(held)), _another_word(counts, held, rng)
+    return int(rng.choice(contained)), _another_word(counts, contained, rng)
 
 
-def _another_word(counts: TermCounts, held: NDArray[np.int32], rng: np.random.Generator) -> int | None:
+def _another_word(counts: TermCounts, contained: NDArray[np.int32], rng: np.random.Generator) -> int | None:
     drawn = counts.terms[rng.integers(len(counts.terms), size=50)]
-    free = drawn[~np.isin(drawn, held)]
+    free = drawn[~np.isin(drawn, contained)]
     return int(free[0]) if len(free) else None
 
 
@@ -265,12 +265,12 @@ def _neighbours(
     entries = rng.choice(once, many)
     first = counts.rows(whose[entries])
     changed = first.terms.copy()
-    places = first.offsets[:-1] + entries - counts.offsets[whose[entries]]
-    for document, place in enumerate(places):
-        held = first.terms[first.offsets[document] : first.offsets[document + 1]]
-        another = _another_word(counts, held, rng)
+    indices = first.offsets[:-1] + entries - counts.offsets[whose[entries]]
+    for document, index in enumerate(indices):
+        contained = first.terms[first.offsets[document] : first.offsets[document + 1]]
+        another = _another_word(counts, contained, rng)
         if another is not None:  # otherwise the two are alike, and the attacker guesses
-            changed[place] = another
+            changed[index] = another
     truth = rng.random(many) < 0.5
     mixed = np.where(np.repeat(truth, np.diff(first.offsets)), changed, first.terms)
     second, owned = (replace(first, terms=terms) for terms in (changed, mixed))

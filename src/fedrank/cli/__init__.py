@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Annotated
@@ -32,21 +33,21 @@ from fedrank.cli.shared import (
     Trust,
     Variants,
     Workers,
-    answer,
     count_runs,
     do_experiment,
     label_of,
     new_console,
-    note,
+    print_failures,
     print_json,
+    print_line,
+    print_note,
+    print_sections,
     progress,
-    say,
-    say_failures,
 )
 from fedrank.cli.silo import silo_app
 from fedrank.cli.trees import trees_app
 from fedrank.cli.watch import watch
-from fedrank.files import told, write_whole
+from fedrank.files import told, write_atomic
 
 # One thread for each matrix product: whole runs go side by side instead. Read when NumPy is first imported.
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -75,7 +76,6 @@ app.add_typer(ledger_app, name="ledger", rich_help_panel=PRIVACY)
 APPLICATIONS = {
     EntryPoint("deploy", "fedrank.cli.deploy:deploy_app", plugins.COMMANDS): TOGETHER,
     EntryPoint("engine", "fedrank.cli.engine:engine_app", plugins.COMMANDS): SEARCH,
-    EntryPoint("papers", "fedrank.cli.papers:papers_app", plugins.COMMANDS): EXPERIMENTS,
     EntryPoint("search", "fedrank.cli.search:search_app", plugins.COMMANDS): SEARCH,
     EntryPoint("trial", "fedrank.cli.trial:trial_app", plugins.COMMANDS): SEARCH,
 }
@@ -98,14 +98,14 @@ def new(
     if file.exists():
         raise FileExistsError(f"{file} is there already, and nothing is overwritten; choose another name")
     text = blank_spec(kind, SCHEMA)
-    write_whole(file.with_name(SCHEMA), schema_text())
-    write_whole(file, text)
+    write_atomic(file.with_name(SCHEMA), schema_text())
+    write_atomic(file, text)
     console = new_console()
-    say(console, f"Spec: {file}")
-    say(console, f"For editors: {file.with_name(SCHEMA)}")
+    print_line(console, f"Spec: {file}")
+    print_line(console, f"For editors: {file.with_name(SCHEMA)}")
     if needed := NEEDED.get(kind):
-        say(console, f"First: {needed}")
-    say(console, f"Do it: fedrank run {file}")
+        print_line(console, f"First: {needed}")
+    print_line(console, f"Do it: fedrank run {file}")
 
 
 @app.command(
@@ -151,9 +151,9 @@ def run(
     if on is None:
         do_experiment(grid, label, out, workers, threads, device)
         return
-    from fedrank.experiments.runner.executors import engine
+    from fedrank.experiments.runner.executors import open_executor
 
-    with engine(on, out / label, sbatch or [], threads, device) as found:
+    with open_executor(on, out / label, sbatch or [], threads, device) as found:
         do_experiment(grid, label, out, workers, threads, device, found)
 
 
@@ -176,7 +176,7 @@ def tune(
     from fedrank.experiments.report.command_output import about_tuning
     from fedrank.experiments.runner.tune import tune
     from fedrank.experiments.spec.source import read_experiment
-    from fedrank.experiments.spec.toml import parse_override
+    from fedrank.toml import parse_override
 
     grid = read_experiment(spec, set_ or [])
     tried_over = {".".join(keys): values for keys, values in map(parse_override, over)}
@@ -188,13 +188,13 @@ def tune(
         results, tried, path = tune(
             grid, label_of(name, spec), tried_over, out, workers=workers or os.cpu_count() or 1, progress=tell
         )
-    say_failures(results.failed, console)
+    print_failures(results.failed, console)
     if path is None:
-        say(console, "Nothing is chosen while runs are interrupted: run the same command again.")
+        print_line(console, "Nothing is chosen while runs are interrupted: run the same command again.")
         raise typer.Exit(130)
-    answer(about_tuning(tried, grid.measures[0]), console)
-    say(console, f"All that was tried: fedrank report {path.parent}")
-    say(console, f"The tuned experiment: fedrank run {path}")
+    print_sections(about_tuning(tried, grid.measures[0]), console)
+    print_line(console, f"All that was tried: fedrank report {path.parent}")
+    print_line(console, f"The tuned experiment: fedrank run {path}")
 
 
 @app.command(
@@ -219,13 +219,13 @@ def clients(
     if as_json:
         print_json(who)
     else:
-        answer(about_clients(who), console)
+        print_sections(about_clients(who), console)
     if out is not None:
         from fedrank.experiments.report.client_figures import draw_clients
 
         draw_clients(who, out)
         if not as_json:
-            say(console, f"Picture: {out}")
+            print_line(console, f"Picture: {out}")
 
 
 @app.command(
@@ -266,10 +266,10 @@ def privacy(
         return
     with progress(console) as tell:
         sections = about_privacy(grid, target or TARGETS, tell, runs)
-    answer(sections, console)
+    print_sections(sections, console)
     write_answer(files, sections, lambda: as_facts(grid, target or TARGETS, runs))
     for file in files:
-        say(console, f"Written: {file}")
+        print_line(console, f"Written: {file}")
 
 
 @app.command(
@@ -300,10 +300,10 @@ def audit(
     with progress(console) as tell:
         findings = audit_experiment(grid, messages=messages, progress=tell)
     sections = about_audit(findings, grid)
-    answer(sections, console)
+    print_sections(sections, console)
     write_answer(files, sections, lambda: as_facts(findings, grid))
     for file in files:
-        say(console, f"Written: {file}")
+        print_line(console, f"Written: {file}")
 
 
 @app.command(
@@ -336,7 +336,7 @@ def unlearn(
     from fedrank.experiments.report.command_output import about_forgotten
     from fedrank.experiments.runner.unlearning import unlearn_runs
     from fedrank.experiments.spec.families import build
-    from fedrank.experiments.spec.toml import parse_override
+    from fedrank.toml import parse_override
     from fedrank.unlearning.methods import Unlearner
 
     changes = {".".join(keys): value for keys, value in map(parse_override, set_ or [])}
@@ -349,8 +349,8 @@ def unlearn(
         results = unlearn_runs(
             folders, client, unlearner, out, label, verify=verify, purge=purge_parent, trust=trust, progress=tell
         )
-    answer(about_forgotten(results), console)
-    say(console, f"Compare: fedrank report {' '.join(map(str, folders))} {results[0].folder.parent.parent}")
+    print_sections(about_forgotten(results), console)
+    print_line(console, f"Compare: fedrank report {' '.join(map(str, folders))} {results[0].folder.parent.parent}")
 
 
 @app.command(
@@ -374,23 +374,23 @@ def runs(
             raise ValueError("--json only shows runs; leave out --clean")
         print_json([run_facts(run) for run in listed.checked()])
         return
-    answer(about_runs(listed), console)
+    print_sections(about_runs(listed), console)
     if not clean:
         return
     doomed = [run for run in listed if run.status in ("interrupted", "failed", "broken")]
     if not doomed:
-        say(console, "Nothing to clean.")
+        print_line(console, "Nothing to clean.")
     elif yes or typer.confirm(f"Delete {count_runs(len(doomed))}?"):
         for path in delete(listed):
-            say(console, f"deleted {path}{_but_ledgers(path)}")
+            print_line(console, f"deleted {path}{_but_ledgers(path)}")
 
 
 def _but_ledgers(folder: Path) -> str:
     """What of a deleted run stays: who was charged for it."""
-    from fedrank.experiments.runner.runs import kept_ledgers
+    from fedrank.experiments.runner.runs import ledgers_of_run
     from fedrank.privacy.population import Account, totals
 
-    kept = kept_ledgers(folder)
+    kept = ledgers_of_run(folder)
     if not kept:
         return ""
     said = totals([account for account in map(Account.read, kept) if account is not None])
@@ -421,9 +421,9 @@ def report(
 
     write_report(load_runs(folders), out, baseline=baseline, figures=figures)
     console = new_console()
-    say(console, f"Report: {out}")
+    print_line(console, f"Report: {out}")
     if figures is not None:
-        say(console, f"Figures and tables: {figures}")
+        print_line(console, f"Figures and tables: {figures}")
 
 
 @app.command(
@@ -441,12 +441,12 @@ def score(
     """Score documents: one number a line, in the order of the file; or a TREC run file."""
     from fedrank.experiments.runner.scoring import score_lines
 
-    lines = score_lines(model, data, trec, client, note)
+    lines = score_lines(model, data, trec, client, print_note)
     if out is None:
         sys.stdout.writelines(lines)
     else:
-        write_whole(out, lines)
-        say(new_console(), f"Scores: {out}")
+        write_atomic(out, lines)
+        print_line(new_console(), f"Scores: {out}")
 
 
 @app.command(
@@ -467,12 +467,12 @@ def evaluate(
     from fedrank.experiments.report.command_output import about_quality
     from fedrank.experiments.runner.scoring import evaluate_model
 
-    quality = evaluate_model(model, data, measure or ["ndcg@10", "mrr@10", "map"], client, note)
+    quality = evaluate_model(model, data, measure or ["ndcg@10", "mrr@10", "map"], client, print_note)
     console = new_console()
-    answer(about_quality(quality), console)
+    print_sections(about_quality(quality), console)
     if per_query is not None:
-        write_whole(per_query, quality.csv())
-        say(console, f"Values per query: {per_query}")
+        write_atomic(per_query, quality.csv())
+        print_line(console, f"Values per query: {per_query}")
 
 
 @app.command(
@@ -498,12 +498,12 @@ def export(
     """Write a ranker as a search engine reads it, and check that the engine would score alike."""
     from fedrank.trees.export import export as write
 
-    done = write(model, to, out, name=name, feature_names=feature_names, client=client, tell=note, store=store)
+    done = write(model, to, out, name=name, feature_names=feature_names, client=client, tell=print_note, store=store)
     console = new_console()
-    say(console, f"{done.what}: {done.path}")
-    say(console, done.next)
+    print_line(console, f"{done.what}: {done.path}")
+    print_line(console, done.next)
     if done.needs:
-        note(done.needs)
+        print_note(done.needs)
 
 
 @data_app.command("check", epilog="Examples:  fedrank data check train.txt  ·  fedrank data check S1.txt.xz S2.txt.xz")
@@ -513,7 +513,7 @@ def data_check(files: Annotated[list[Path], typer.Argument(help="LETOR files: pl
     from fedrank.experiments.report.command_output import about_checks
 
     checks = check_files(files)
-    answer(about_checks(checks), new_console())
+    print_sections(about_checks(checks), new_console())
     if not all(check.sound for check in checks):
         raise typer.Exit(1)
 
@@ -527,7 +527,7 @@ def data_list(as_json: AsJson = False) -> None:
 
     sets, texts = available(), collections()
     if not as_json:
-        answer(about_catalog(sets, texts), new_console())
+        print_sections(about_catalog(sets, texts), new_console())
         return
     print_json(
         {
@@ -546,16 +546,16 @@ def demo(
     report: Annotated[Path, typer.Option(help="The story as a web page.")] = Path("demo.html"),
 ) -> None:
     """Two minutes: a federation learns, is attacked and forgets, and its messages are read."""
-    from fedrank.papers.demo import DemoStopped, demo
+    from fedrank.experiments.builtin.demo import DemoStopped, demo
 
     console = new_console()
     try:
         with progress(console) as tell:
-            demo(out, report, lambda text: say(console, text, style="bold"), tell)
+            demo(out, report, lambda text: print_line(console, text, style="bold"), tell)
     except DemoStopped:
-        say(console, "Stopped; nothing is lost: run the same command to resume.")
+        print_line(console, "Stopped; nothing is lost: run the same command to resume.")
         raise typer.Exit(130) from None
-    say(console, f"The story in pictures: {report}")
+    print_line(console, f"The story in pictures: {report}")
 
 
 @app.command(
@@ -578,7 +578,7 @@ def methods(
     if as_json:
         print_json(found)
     else:
-        answer(about_methods(found), new_console())
+        print_sections(about_methods(found), new_console())
 
 
 app.command(
@@ -637,9 +637,30 @@ def _add_applications() -> None:
 _add_applications()
 
 
+# Commands and options of version 0.1, and what they are called now.
+RENAMED = {
+    ("logs", "places"): "propensities",
+    ("methods", "place"): "placement",
+    ("methods", "user"): "click-model",
+    ("logs", "build", "--least"): "--min-interactions",
+    ("logs", "build", "--places"): "--positions",
+    ("trial", "plan", "--places"): "--positions",
+    ("trees", "grow", "--least"): "--min-data-in-leaf",
+}
+
+
+def _refuse_earlier_names(words: Sequence[str]) -> None:
+    for (*command, last), now in RENAMED.items():
+        after = list(words[len(command) :])
+        given = (word.split("=")[0] for word in after) if last.startswith("--") else after[:1]
+        if list(words[: len(command)]) == command and last in given:
+            raise ValueError(f"fedrank {' '.join(command)}: {last} is called {now} since version 0.2; use {now}")
+
+
 def main() -> None:
     """Errors that a user can mend are one clear message; anything else is a bug and shows where."""
     try:
+        _refuse_earlier_names(sys.argv[1:])
         app()
     except KeyboardInterrupt:  # before or after what a command does, which says itself how it goes on
         raise SystemExit(130) from None

@@ -10,16 +10,16 @@ import typer
 
 from fedrank.cli.shared import (
     FAILED,
-    LONGEST_WAIT,
+    MAX_WAIT,
     Changes,
     Name,
     Spec,
-    answer,
     label_of,
     new_console,
+    print_failures,
+    print_line,
+    print_sections,
     progress,
-    say,
-    say_failures,
 )
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ Out = Annotated[Path | None, typer.Option(help="Folder for results; runs in the 
 Shared = Annotated[Path, typer.Argument(help="The folder that all share.")]
 Fingerprint = Annotated[str, typer.Option(help="What you were told by telephone.")]
 RunFolder = Annotated[Path, typer.Argument(help="Folder of a finished run between sites.")]
-Disclosure = Annotated[list[str], typer.Option("--site", help="Who leaves; may be repeated.")]
+LeavingSites = Annotated[list[str], typer.Option("--site", help="Who leaves; may be repeated.")]
 Method = Annotated[str, typer.Option(help="How: retrain, fed-eraser, fed-remove or fine-tune.")]
 MethodChanges = Annotated[
     list[str] | None,
@@ -71,12 +71,12 @@ def init(
     asked = read_federation(federation)
     made = init(home or Path(asked.name), asked, federation.read_text(encoding="utf-8-sig"))
     console = new_console()
-    say(console, f"Federation {asked.name}: {made.home}")
-    say(console, "Fingerprint, which sites compare with you by telephone:")
-    say(console, made.fingerprint, style="bold")
+    print_line(console, f"Federation {asked.name}: {made.home}")
+    print_line(console, "Fingerprint, which sites compare with you by telephone:")
+    print_line(console, made.fingerprint, style="bold")
     for path in made.invitations:
-        say(console, f"Send: {path}")
-    say(console, "A site answers with `fedrank deploy request INVITATION`.")
+        print_line(console, f"Send: {path}")
+    print_line(console, "A site answers with `fedrank deploy request INVITATION`.")
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy invite clinic-d Clinic_D 3 --home clinics")
@@ -90,7 +90,7 @@ def invite(
     from fedrank.deploy.flare_kit import invite
     from fedrank.deploy.settings import new_entry
 
-    say(new_console(), f"Send: {invite(home, new_entry(name, organisation, id))}")
+    print_line(new_console(), f"Send: {invite(home, new_entry(name, organisation, id))}")
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy request clinic-a.json --home clinic-a")
@@ -105,10 +105,10 @@ def request(
     folder = home or Path(Invitation.read(invitation).name)
     path = request(invitation, folder)
     console = new_console()
-    say(console, f"Send: {path}")
-    say(console, "Your fingerprint, which the coordinator and the other sites compare with you by telephone:")
-    say(console, fingerprint(read_identity(folder).public), style="bold")
-    say(console, "Keys are in the folder, and stay there.")
+    print_line(console, f"Send: {path}")
+    print_line(console, "Your fingerprint, which the coordinator and the other sites compare with you by telephone:")
+    print_line(console, fingerprint(read_identity(folder).public), style="bold")
+    print_line(console, "Keys are in the folder, and stay there.")
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy approve clinic-a.request.zip --home clinics")
@@ -120,13 +120,13 @@ def approve(
 
     applicant = approve(request, home)
     console = new_console()
-    say(console, f"{'Renewal for' if applicant.renewal else 'Site'} {applicant.name}, id {applicant.id}")
-    say(console, f"Organisation: {applicant.organisation}")
-    say(console, f"Fingerprint: {applicant.fingerprint}")
+    print_line(console, f"{'Renewal for' if applicant.renewal else 'Site'} {applicant.name}, id {applicant.id}")
+    print_line(console, f"Organisation: {applicant.organisation}")
+    print_line(console, f"Fingerprint: {applicant.fingerprint}")
     if not yes:
         typer.confirm("Did the site read you this fingerprint by telephone?", abort=True)
-    say(console, f"Send: {sign(applicant, home)}")
-    say(console, "The site goes on with `fedrank deploy join`, and your own fingerprint.")
+    print_line(console, f"Send: {sign(applicant, home)}")
+    print_line(console, "The site goes on with `fedrank deploy join`, and your own fingerprint.")
 
 
 @deploy_app.command(
@@ -143,8 +143,8 @@ def join(
 
     folder = join(signed, home, fingerprint)
     console = new_console()
-    say(console, f"Joined: {folder}")
-    say(console, f"Fill in {folder / SITE}, then: fedrank deploy check --home {folder}")
+    print_line(console, f"Joined: {folder}")
+    print_line(console, f"Fill in {folder / SITE}, then: fedrank deploy check --home {folder}")
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy renew --home clinic-a")
@@ -155,9 +155,9 @@ def renew(home: Home = Path()) -> None:
     path = renew(home)
     console = new_console()
     if path.is_dir():
-        say(console, f"Renewed: {path}; a server that runs is started again with it")
+        print_line(console, f"Renewed: {path}; a server that runs is started again with it")
     else:
-        say(console, f"Send: {path}; then join what comes back, as the first time")
+        print_line(console, f"Send: {path}; then join what comes back, as the first time")
 
 
 @deploy_app.command(epilog='Example:  fedrank deploy expel clinic-c --because "its key was stolen" --home clinics')
@@ -170,7 +170,9 @@ def expel(
     if not yes:
         typer.confirm(f"Shut out {name}? It cannot come back under this name.", abort=True)
     member = expel(home, name, because)
-    say(new_console(), f"{member.name} is {member.state}. A server that runs is started again, and lets it in no more.")
+    print_line(
+        new_console(), f"{member.name} is {member.state}. A server that runs is started again, and lets it in no more."
+    )
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy readmit clinic-c clinics/runs/my/only/fold-1-seed-1")
@@ -182,7 +184,7 @@ def readmit(
     from fedrank.deploy.make_plans import readmit
 
     why = readmit(run, site)
-    say(new_console(), f"{site} is asked again when the run goes on. It had been {why}")
+    print_line(new_console(), f"{site} is asked again when the run goes on. It had been {why}")
 
 
 @deploy_app.command(
@@ -202,8 +204,8 @@ def leave(
 
         if not yes:
             typer.confirm(f"Did {site} say that it leaves? It cannot come back under this name.", abort=True)
-        say(console, f"{site} has {leave(home, site, because).state}")
-        say(console, f"To let a model forget it: fedrank deploy unlearn RUN --site {site} --home {home}")
+        print_line(console, f"{site} has {leave(home, site, because).state}")
+        print_line(console, f"To let a model forget it: fedrank deploy unlearn RUN --site {site} --home {home}")
         return
     from fedrank.deploy.consent import leave_site
     from fedrank.deploy.flare_processes import stop_serving
@@ -212,7 +214,9 @@ def leave(
         typer.confirm("Leave the federation? Nothing is sent from here any more.", abort=True)
     stop_serving(home)
     aside = leave_site(home, because)
-    say(console, f"Left. The kit lies in {aside}; ledger and models stay. Tell the coordinator, who notes it, too")
+    print_line(
+        console, f"Left. The kit lies in {aside}; ledger and models stay. Tell the coordinator, who notes it, too"
+    )
 
 
 # What is agreed to
@@ -234,7 +238,7 @@ def check(
     if json_:
         typer.echo(as_json(lines))
     else:
-        answer(about_checks(lines), new_console())
+        print_sections(about_checks(lines), new_console())
     if not is_fine(lines):
         raise typer.Exit(FAILED)
 
@@ -256,8 +260,8 @@ def show(
         _site_settings(home)  # refuses a folder that is not a site's
         waiting = proposals(home)
         for plan in waiting:
-            say(console, f"{plan.digest[:12]}  {plan.name}")
-        say(console, "Look at one with its digits." if waiting else "No plan waits for this site's word.")
+            print_line(console, f"{plan.digest[:12]}  {plan.name}")
+        print_line(console, "Look at one with its digits." if waiting else "No plan waits for this site's word.")
         return
     settings, share = _site(home)
     views = [look_at(home, settings, plan, share) for plan in _plans(home, spec, share)]
@@ -265,9 +269,9 @@ def show(
         typer.echo(json.dumps([as_facts(view) for view in views], ensure_ascii=False, indent=1))
         return
     for view in views:
-        answer(about_plan(view), console)
+        print_sections(about_plan(view), console)
     if not any(view.refused for view in views):
-        say(console, f"To take part: fedrank deploy accept {spec} --home {home}")
+        print_line(console, f"To take part: fedrank deploy accept {spec} --home {home}")
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy accept 3bbe77746412 --home clinic-a")
@@ -291,19 +295,21 @@ def accept(
     for plan, view in zip(plans, views, strict=True):
         if view.refused:
             raise ValueError("\n".join(["the plan would be refused here, accepted or not:", *view.refused]))
-        say(console, f"Plan {plan.digest[:12]}: {plan.name}, {view.rounds:,} rounds with {len(plan.sites)} sites")
+        print_line(
+            console, f"Plan {plan.digest[:12]}: {plan.name}, {view.rounds:,} rounds with {len(plan.sites)} sites"
+        )
         for one in view.partners:
             if one.fingerprint:
-                say(console, f"  {one.name}: {one.fingerprint}{'' if one.pinned else '  (not compared yet)'}")
+                print_line(console, f"  {one.name}: {one.fingerprint}{'' if one.pinned else '  (not compared yet)'}")
     drafted = _is_spec(spec)
     ask = "Take part?" if drafted else "Did each partner read you its fingerprint by telephone, and do you take part?"
     if not yes:
         typer.confirm(ask, abort=True)
     for plan, view in zip(plans, views, strict=True):
         word = accept_spec(home, plan) if drafted else accept(home, plan, new_key or ())
-        say(console, f"Accepted: {'spec' if drafted else 'plan'} {word.digest[:12]}")
+        print_line(console, f"Accepted: {'spec' if drafted else 'plan'} {word.digest[:12]}")
         if drafted and view.sum is not None:
-            say(
+            print_line(
                 console,
                 "The plan will bring keys of partners; then `fedrank deploy show`, compare them, accept it, too",
             )
@@ -319,7 +325,7 @@ def refuse(
     drafted = _is_spec(run)
     for plan in _plans(home, run):
         word = refuse(home, spec_digest(plan) if drafted else plan.digest, because, plan.name)
-        say(new_console(), f"Refused: {word.digest[:12]}")
+        print_line(new_console(), f"Refused: {word.digest[:12]}")
 
 
 # Work
@@ -347,7 +353,7 @@ def start(
     console, stop = new_console(), threading.Event()
     learners = read_site(home).policy.learners if (home / SITE).exists() else ()  # a server learns nothing
     with ending_on_signals(stop):
-        serve(home, lambda: warm_up(learners), lambda line: say(console, line), stop)
+        serve(home, lambda: warm_up(learners), lambda line: print_line(console, line), stop)
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy stop --home clinic-a")
@@ -356,7 +362,7 @@ def stop(home: Home = Path()) -> None:
     from fedrank.deploy.flare_processes import stop_serving
 
     _check_is_home(home)
-    say(new_console(), "Stopped." if stop_serving(home) else "Nothing runs here.")
+    print_line(new_console(), "Stopped." if stop_serving(home) else "Nothing runs here.")
 
 
 @deploy_app.command(
@@ -382,15 +388,15 @@ def run(
     from fedrank.deploy.flare_jobs import run_deployed
     from fedrank.deploy.make_plans import do_runs, parties_of, plan_runs
     from fedrank.deploy.settings import FEDERATION, read_federation
-    from fedrank.experiments.runner.schedule import stopping
+    from fedrank.experiments.runner.stop_signals import stop_requested
 
     console, results_in = new_console(), out or home / "runs"
     runs = plan_runs(grid, label, results_in, parties_of(home), read_federation(home / FEDERATION).name)
-    with progress(console) as report, stopping() as stop:
+    with progress(console) as report, stop_requested() as stop:
         results = do_runs(
             grid,
             runs,
-            lambda task, plan, tell: run_deployed(home, task, plan, tell, stop, lambda line: say(console, line)),
+            lambda task, plan, tell: run_deployed(home, task, plan, tell, stop, lambda line: print_line(console, line)),
             stop,
             report,
         )
@@ -402,7 +408,7 @@ def run(
 )
 def unlearn(
     run: RunFolder,
-    site: Disclosure,
+    site: LeavingSites,
     method: Method = "retrain",
     set_: MethodChanges = None,
     home: Home = Path(),
@@ -412,16 +418,16 @@ def unlearn(
     """Let a finished run forget sites, with those who stay; the receipt goes to all. Then note who left: `leave`."""
     from fedrank.deploy.flare_jobs import run_deployed
     from fedrank.deploy.make_plans import forget_sites
-    from fedrank.experiments.runner.schedule import stopping
+    from fedrank.experiments.runner.stop_signals import stop_requested
 
     console, asked = new_console(), _departure(run, site, method, set_)
-    with progress(console) as report, stopping() as stop:
+    with progress(console) as report, stop_requested() as stop:
         folder = forget_sites(
             asked,
             out or home / "runs",
             name,
             lambda task, plan, tell: run_deployed(
-                home, task, plan, tell, stop, lambda line: say(console, line), departure=asked
+                home, task, plan, tell, stop, lambda line: print_line(console, line), departure=asked
             ),
             report,
         )
@@ -439,7 +445,7 @@ def status(home: Home = Path(), json_: AsJson = False) -> None:
     if json_:
         typer.echo(json.dumps(as_facts(found), ensure_ascii=False, indent=1))
     else:
-        answer(about_status(found), new_console())
+        print_sections(about_status(found), new_console())
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy backup clinic-a.backup --home clinic-a")
@@ -450,7 +456,7 @@ def backup(
     from fedrank.deploy.backup import backup
 
     made = backup(home, out)
-    say(new_console(), f"Backup of {made.files:,} files: {made.path}")
+    print_line(new_console(), f"Backup of {made.files:,} files: {made.path}")
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy restore clinic-a.backup --home clinic-a")
@@ -462,12 +468,12 @@ def restore(
 
     done = restore(file, home)
     console = new_console()
-    say(
+    print_line(
         console,
         f"Restored from {done.made}: {len(done.brought):,} files came back, {len(done.kept):,} stayed as they were",
     )
     for line in done.ledgers:
-        say(console, line)
+        print_line(console, line)
 
 
 # Through a folder
@@ -483,9 +489,9 @@ def folder_begin(
 
     made = create_folder_federation(shared, home, check_name(name))
     console = new_console()
-    say(console, f"Federation {made.name}: {shared}")
-    say(console, "Fingerprint, which sites compare with you by telephone:")
-    say(console, made.fingerprint, style="bold")
+    print_line(console, f"Federation {made.name}: {shared}")
+    print_line(console, "Fingerprint, which sites compare with you by telephone:")
+    print_line(console, made.fingerprint, style="bold")
 
 
 @folder_app.command(
@@ -506,9 +512,9 @@ def folder_join(
     own = join_folder(shared, home, name, fingerprint)
     write_template(home, name, id, read_invitation(shared).name)
     console = new_console()
-    say(console, "Your fingerprint, which you tell the coordinator by telephone:")
-    say(console, own, style="bold")
-    say(console, f"Fill in {home / SITE}.")
+    print_line(console, "Your fingerprint, which you tell the coordinator by telephone:")
+    print_line(console, own, style="bold")
+    print_line(console, f"Fill in {home / SITE}.")
 
 
 @folder_app.command(
@@ -526,7 +532,7 @@ def folder_approve(
     from fedrank.deploy.folder_members import approve_in_folder
 
     made = approve_in_folder(shared, home, name, fingerprint, id)
-    say(new_console(), f"{made.name} takes part, with id {made.id}")
+    print_line(new_console(), f"{made.name} takes part, with id {made.id}")
 
 
 @folder_app.command(
@@ -539,7 +545,7 @@ def folder_leave(shared: Shared, home: Home = Path(), because: Because = "", yes
     if not yes:
         typer.confirm("Leave the federation? Nothing is sent from here any more.", abort=True)
     leave_folder(shared, home, because)
-    say(new_console(), "Left. The coordinator sees it in the folder.")
+    print_line(new_console(), "Left. The coordinator sees it in the folder.")
 
 
 @folder_app.command(
@@ -558,7 +564,7 @@ def folder_expel(
     if not yes:
         typer.confirm(f"Shut out {name}? It cannot come back under this name.", abort=True)
     expel_from_folder(shared, home, name, because)
-    say(new_console(), f"{name} is expelled, and nothing is asked of it any more.")
+    print_line(new_console(), f"{name} is expelled, and nothing is asked of it any more.")
 
 
 @folder_app.command("serve", epilog="Example:  fedrank deploy folder serve shared --home clinic-a")
@@ -569,15 +575,17 @@ def folder_serve(
 ) -> None:
     """Answer what is asked through the folder, until Ctrl-C."""
     from fedrank.deploy.folder import serve, serve_once
-    from fedrank.experiments.runner.schedule import stopping
+    from fedrank.experiments.runner.stop_signals import stop_requested
 
     console = new_console()
     if once:
         for one in serve_once(shared, home):
-            say(console, f"round {one.round}: {one.kind} {'refused; site.log says why' if one.refused else 'answered'}")
+            print_line(
+                console, f"round {one.round}: {one.kind} {'refused; site.log says why' if one.refused else 'answered'}"
+            )
         return
-    with stopping() as stop:
-        serve(shared, home, stop=stop, tell=lambda line: say(console, line))
+    with stop_requested() as stop:
+        serve(shared, home, stop=stop, tell=lambda line: print_line(console, line))
 
 
 @folder_app.command("run", epilog="Example:  fedrank deploy folder run shared my.toml --home coordinator")
@@ -589,25 +597,25 @@ def folder_run(
     name: Name = None,
     set_: Changes = None,
     patience: Annotated[
-        float, typer.Option(min=1, max=LONGEST_WAIT, help="Seconds to wait for a site in a round.")
+        float, typer.Option(min=1, max=MAX_WAIT, help="Seconds to wait for a site in a round.")
     ] = 86_400,
 ) -> None:
     """Do an experiment with the sites that share the folder; run again to go on."""
     from fedrank.deploy.folder_members import read_home
     from fedrank.deploy.make_plans import do_runs, plan_runs, run_in_folder
-    from fedrank.experiments.runner.schedule import stopping
+    from fedrank.experiments.runner.stop_signals import stop_requested
     from fedrank.experiments.spec.source import read_spec
 
     grid, label = read_spec(spec, set_ or [], trust=False), label_of(name, spec)
     federation, results_in = read_home(home), out or home / "runs"
     runs = plan_runs(grid, label, results_in, federation.parties(), federation.name)
     console = new_console()
-    with progress(console) as report, stopping() as stop:
+    with progress(console) as report, stop_requested() as stop:
         results = do_runs(
             grid,
             runs,
             lambda task, plan, tell: run_in_folder(
-                shared, home, task, plan, tell, stop, patience, say=lambda line: say(console, line)
+                shared, home, task, plan, tell, stop, patience, say=lambda line: print_line(console, line)
             ),
             stop,
             report,
@@ -622,7 +630,7 @@ def folder_run(
 def folder_unlearn(
     shared: Shared,
     run: RunFolder,
-    site: Disclosure,
+    site: LeavingSites,
     method: Method = "retrain",
     set_: MethodChanges = None,
     home: Home = Path(),
@@ -631,17 +639,17 @@ def folder_unlearn(
 ) -> None:
     """Let a finished run forget sites, with those who stay."""
     from fedrank.deploy.make_plans import forget_sites, run_in_folder
-    from fedrank.experiments.runner.schedule import stopping
+    from fedrank.experiments.runner.stop_signals import stop_requested
 
     asked = _departure(run, site, method, set_)
     console = new_console()
-    with progress(console) as report, stopping() as stop:
+    with progress(console) as report, stop_requested() as stop:
         folder = forget_sites(
             asked,
             out or home / "runs",
             name,
             lambda task, plan, tell: run_in_folder(
-                shared, home, task, plan, tell, stop, departure=asked, say=lambda line: say(console, line)
+                shared, home, task, plan, tell, stop, departure=asked, say=lambda line: print_line(console, line)
             ),
             report,
         )
@@ -651,7 +659,7 @@ def folder_unlearn(
 def _departure(run: Path, sites: list[str], method: str, changes: list[str] | None) -> Departure:
     from fedrank.deploy.unlearning import named
     from fedrank.experiments.spec.families import build
-    from fedrank.experiments.spec.toml import parse_override
+    from fedrank.toml import parse_override
     from fedrank.unlearning.methods import Unlearner
 
     settings = {".".join(keys): value for keys, value in map(parse_override, changes or [])}
@@ -662,17 +670,17 @@ def _tell_forgotten(folder: Path) -> None:
     from fedrank.experiments.runner.folder import Receipt
 
     console = new_console()
-    say(console, f"Receipt: {folder / Receipt.FILE}")
-    say(console, f"The model without them: {folder / 'model.json'}")
+    print_line(console, f"Receipt: {folder / Receipt.FILE}")
+    print_line(console, f"The model without them: {folder / 'model.json'}")
 
 
 def _run_local(grid: Grid[Any], label: str, out: Path, sites: int) -> None:
     from fedrank.deploy.local import run_local
-    from fedrank.experiments.runner.schedule import stopping
+    from fedrank.experiments.runner.stop_signals import stop_requested
 
     console = new_console()
-    with progress(console) as tell, stopping() as stop:
-        results = run_local(grid, label, out, sites, tell, stop, lambda line: say(console, line))
+    with progress(console) as tell, stop_requested() as stop:
+        results = run_local(grid, label, out, sites, tell, stop, lambda line: print_line(console, line))
     tell_results(results, out / label)
 
 
@@ -682,15 +690,15 @@ def tell_results(results: Any, folder: Path) -> None:
     from fedrank.experiments.runner.runs import load_runs
 
     console = new_console()
-    say_failures(results.failed, console)
+    print_failures(results.failed, console)
     if results.interrupted:
-        say(
+        print_line(
             console,
             f"Stopped. {len(results.interrupted)} not finished; nothing is lost: run the same command to go on.",
         )
     if results.finished or results.skipped:
-        answer(brief(load_runs(folder)), console)
-        say(console, f"Pictures and tests: fedrank report {folder} --out report.html")
+        print_sections(brief(load_runs(folder)), console)
+        print_line(console, f"Pictures and tests: fedrank report {folder} --out report.html")
     if results.interrupted:
         raise typer.Exit(130)
     if results.failed:

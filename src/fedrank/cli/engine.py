@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedrank.cli.shared import new_console, note, say
+from fedrank.cli.shared import new_console, print_line, print_note
 
 engine_app = typer.Typer(
     help="OpenSearch, Elasticsearch, Solr: features and queries for an engine, and what it logged.",
@@ -47,10 +47,10 @@ def engine_features(
     )
     written = write_engine_files(setup, out)
     console = new_console()
-    say(console, f"{len(written)} files: {out}")
+    print_line(console, f"{len(written)} files: {out}")
     for what, line in curl_lines(setup).items():
-        say(console, f"{what}:\n    {line}")
-    say(console, f"What to fill in, and what each feature means: {out / 'README.md'}")
+        print_line(console, f"{what}:\n    {line}")
+    print_line(console, f"What to fill in, and what each feature means: {out / 'README.md'}")
 
 
 @engine_app.command(
@@ -91,7 +91,7 @@ def engine_read_log(
     logged = read_logged(log, read_feature_names(feature_names) if feature_names is not None else NAMES, entry)
     _say_left_out(log, logged.left_out)
     if logged.missing:
-        note(f"{logged.missing:,} values were not logged, as their query did not match; they count as 0")
+        print_note(f"{logged.missing:,} values were not logged, as their query did not match; they count as 0")
     if ubi_queries is not None and ubi_events is not None:
         from fedrank.engine.shown_log import join_ubi, write_joined
         from fedrank.experiments.runner.cards import log_card
@@ -104,7 +104,7 @@ def engine_read_log(
         else:
             data = write_joined(out, logged, joined)
             log_card(data).write(data.folder)
-            say(console, f"Data set: {out}, {len(data):,} lists of {len(data.users):,} users ({data.unit}s)")
+            print_line(console, f"Data set: {out}, {len(data):,} lists of {len(data.users):,} users ({data.unit}s)")
             return
     elif clicks is not None:
         found = read_joined_clicks(clicks, logged)
@@ -112,11 +112,11 @@ def engine_read_log(
         write_logged(out, logged, found.grades)
         grades = found.grades
     else:
-        note("no clicks were given: all grades are 0, so that the file is for scoring, not for training")
+        print_note("no clicks were given: all grades are 0, so that the file is for scoring, not for training")
         write_logged(out, logged)
         grades = None
     clicked = 0 if grades is None else int(grades.sum())
-    say(
+    print_line(
         console,
         f"LETOR: {out}, {len(logged.searches):,} searches, {len(logged):,} documents, {clicked:,} of them clicked",
     )
@@ -155,23 +155,23 @@ def engine_compare(
     if docs is not None and queries is not None:
         found = compare_features(logged, read_documents(docs), read_queries(queries), EngineFeatures.named(features))
         for one in found:
-            say(
+            print_line(
                 console, f"{one.what}: {one.values:,} values, at most {one.worst:.2g} apart, {one.beyond:,} beyond 1e-5"
             )
         agrees = all(one.agrees for one in found)
     else:
         assert model is not None
-        scores = compare_scores(logged, load_model(model, note))
+        scores = compare_scores(logged, load_model(model, print_note))
         one = scores.scores
-        say(console, f"{one.values:,} scores, at most {one.worst:.2g} apart, {one.beyond:,} beyond 1e-5")
-        say(console, f"The ten best are the same in {scores.same_top:,} of {scores.lists:,} lists")
+        print_line(console, f"{one.values:,} scores, at most {one.worst:.2g} apart, {one.beyond:,} beyond 1e-5")
+        print_line(console, f"The ten best are the same in {scores.same_top:,} of {scores.lists:,} lists")
         agrees = scores.agrees
     if not agrees:
-        say(console, "They differ: see What engines do differently, and the README of the feature set.")
+        print_line(console, "They differ: see What engines do differently, and the README of the feature set.")
         raise typer.Exit(1)
 
 
 def _say_left_out(path: Path, left_out: object) -> None:
     if isinstance(left_out, dict):
         for reason, count in left_out.items():
-            note(f"{path}: left out, {reason}: {count}")
+            print_note(f"{path}: left out, {reason}: {count}")

@@ -1,4 +1,4 @@
-"""`fedrank estimate` and `fedrank logs places`: what clicks of a log say, apart from where things stood."""
+"""`fedrank estimate` and `fedrank logs propensities`: what clicks of a log say, apart from where things stood."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedrank.cli.logs import logs_app
-from fedrank.cli.shared import FAILED, Client, ModelFile, answer, new_console, note, say
-from fedrank.files import write_whole
+from fedrank.cli.shared import FAILED, Client, ModelFile, new_console, print_line, print_note, print_sections
+from fedrank.files import write_atomic
 
 if TYPE_CHECKING:
     from fedrank.ranking.propensity import Bias
@@ -34,7 +34,7 @@ def estimate(
     ] = None,
     bias: WhichBias = "position",
     propensities: Annotated[
-        Path | None, typer.Option(help="File of `fedrank logs places`, if not from the log itself.")
+        Path | None, typer.Option(help="File of `fedrank logs propensities`, if not from the log itself.")
     ] = None,
     client: Client = None,
     out: Annotated[Path | None, typer.Option(help="Picture to write, such as estimate.png.")] = None,
@@ -48,38 +48,42 @@ def estimate(
     console = new_console()
     try:
         found = estimate_model(
-            model, log, latest=latest, bias=_bias(bias), propensities=propensities, client=client, tell=note
+            model, log, latest=latest, bias=_bias(bias), propensities=propensities, client=client, tell=print_note
         )
     except CannotTell as problem:
         if as_json:
             typer.echo(json.dumps({"cannot": problem.because}))
         else:
-            say(console, f"What users would have clicked {problem}.")
+            print_line(console, f"What users would have clicked {problem}.")
         raise typer.Exit(FAILED) from None
     if as_json:
         typer.echo(json.dumps(found.as_json(), indent=1))
     else:
-        answer(about_estimate(found), console)
+        print_sections(about_estimate(found), console)
     if out is not None:
         draw_estimate(found, out)
         if not as_json:
-            say(console, f"Picture: {out}")
+            print_line(console, f"Picture: {out}")
 
 
 @logs_app.command(
-    "places",
-    epilog="Examples:  fedrank logs places mylog  ·  fedrank logs places mylog --bias trust --out places.json",
+    "propensities",
+    epilog="Examples:  fedrank logs propensities mylog  ·  fedrank logs propensities mylog --bias trust --out "
+    "propensities.json",
 )
-def logs_places(
+def logs_propensities(
     folder: Annotated[Path, typer.Argument(help="Folder of a log of shown lists.")],
     bias: WhichBias = "position",
     out: Annotated[
         Path | None, typer.Option(help="File for the numbers, .json; data.propensities of a spec takes it.")
     ] = None,
 ) -> None:
-    """How often is each place looked at? From documents that changed places; or what it would cost to find out."""
+    """Estimate how often each position is looked at, from documents that changed positions.
+
+    Where a log cannot tell, the command says what an experiment would cost.
+    """
     from fedrank.data.logs import load_log
-    from fedrank.experiments.report.estimates import about_places
+    from fedrank.experiments.report.estimates import about_positions
     from fedrank.experiments.runner.position_bias import positions_of_log, shown_results
     from fedrank.ranking.propensity import NotIdentifiable
 
@@ -88,12 +92,12 @@ def logs_places(
         by = positions_of_log(log, _bias(bias))
     except NotIdentifiable as problem:
         text = str(problem)
-        say(console, f"{text[0].upper()}{text[1:]}.")
+        print_line(console, f"{text[0].upper()}{text[1:]}.")
         raise typer.Exit(FAILED) from None
-    answer(about_places(by, shown_results(log)), console)
+    print_sections(about_positions(by, shown_results(log)), console)
     if out is not None:
-        write_whole(out, json.dumps(by.as_json(), indent=1) + "\n")
-        say(console, f"Propensities: {out}")
+        write_atomic(out, json.dumps(by.as_json(), indent=1) + "\n")
+        print_line(console, f"Propensities: {out}")
 
 
 def _bias(name: str) -> Bias:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedrank.cli.shared import answer, new_console, say
+from fedrank.cli.shared import new_console, print_line, print_sections
 
 ledger_app = typer.Typer(
     help="Ledgers: what people have spent, over all runs; they outlive the runs.", no_args_is_help=True
@@ -25,7 +25,7 @@ def ledger_show(folders: Folders) -> None:
     for folder in folders:
         if not folder.is_dir():
             raise FileNotFoundError(f"no folder {folder}; give a folder of runs, or that of a population")
-    answer(about_ledgers(folders), new_console())
+    print_sections(about_ledgers(folders), new_console())
 
 
 @ledger_app.command(
@@ -53,4 +53,6 @@ def ledger_forget(
     if words.strip() != sentence:
         raise ValueError(f"{words!r} is not {sentence!r}: nothing was forgotten")
     record = forget_ledgers(folder, because)
-    say(new_console(), f"{len(record['ledgers'])} ledgers are gone; {folder / FORGOTTEN} says which, when and why")
+    print_line(
+        new_console(), f"{len(record['ledgers'])} ledgers are gone; {folder / FORGOTTEN} says which, when and why"
+    )

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrank.cli.shared import LARGEST, answer, new_console, progress, say
-from fedrank.files import write_whole
+from fedrank.cli.shared import LARGEST, new_console, print_line, print_sections, progress
+from fedrank.files import write_atomic
 
 if TYPE_CHECKING:
     from fedrank.data.click_caps import ClickCaps
@@ -51,7 +51,7 @@ def logs_build(
     users: Annotated[
         int | None, typer.Option(min=1, max=LARGEST, help="Only so many users, the most active; all if not given.")
     ] = None,
-    least: Annotated[int, typer.Option(min=1, max=LARGEST, help="Entries that a user must have.")] = 1,
+    min_interactions: Annotated[int, typer.Option(min=1, max=LARGEST, help="Entries that a user must have.")] = 1,
     exclude: Annotated[list[str] | None, typer.Option(help="User to leave out; may be repeated.")] = None,
     window: Annotated[
         str | None,
@@ -103,7 +103,7 @@ def logs_build(
         str | None,
         typer.Option(metavar="NAME", rich_help_panel=_UBI, help="Only searches of this application; all if not given."),
     ] = None,
-    places: Annotated[
+    positions: Annotated[
         int | None,
         typer.Option(
             min=1, max=10_000, rich_help_panel=_SHOWN, help="Places of a page that are kept.", show_default="100"
@@ -170,8 +170,8 @@ def logs_build(
     of_ubi = {"--person": person, "--action": action, "--object-field": object_field, "--application": application}
     of_tables = {"--column": column, "--drawn": drawn}
     of_shown = {
-        "--places": places, "--cap": cap, "--keep-days": keep_days, "--rare": rare, "--keep-patterns": keep_patterns,
-        "--redact-words": redact_words, "--drop-redacted": drop_redacted,
+        "--positions": positions, "--cap": cap, "--keep-days": keep_days, "--rare": rare,
+        "--keep-patterns": keep_patterns, "--redact-words": redact_words, "--drop-redacted": drop_redacted,
     }  # fmt: skip
     of_made_up = {"--window": window, "--short": short, "--match": match, "--published": published}
     source: Path | UbiSource
@@ -185,15 +185,24 @@ def logs_build(
         _only("lists as they were shown", {**of_ubi, **of_shown, "--drawn": drawn})
         rules = ListRules(window=window or "ranked", short=short or "drop")
         made_up = LogBuild(
-            rules, users, least, tuple(exclude or ()), columns, match or "auto", published, seed, stem, features
+            rules,
+            users,
+            min_interactions,
+            tuple(exclude or ()),
+            columns,
+            match or "auto",
+            published,
+            seed,
+            stem,
+            features,
         )
         _make_log(lambda report: build_log(log, docs, out, made_up, threads=workers, progress=report))
         return
     _only("another kind of log", wrong)
     usual, hidden = UbiRules(), Redaction()
     how = ShownBuild(
-        features, stem, users, least, tuple(exclude or ()), columns, _draws(drawn),
-        UbiRules(person, tuple(action or usual.actions), object_field, application, places or usual.places),
+        features, stem, users, min_interactions, tuple(exclude or ()), columns, _draws(drawn),
+        UbiRules(person, tuple(action or usual.actions), object_field, application, positions or usual.positions),
         _caps(cap or []),
         Redaction(
             rare or hidden.people, not keep_patterns, read_words(redact_words) if redact_words else (),
@@ -214,9 +223,9 @@ def logs_convert(
     out: Annotated[Path, typer.Option(help="Folder for the data set.")],
 ) -> None:
     """The published files of AOL4FOLTR as a data set. A conversion that was interrupted continues."""
-    from fedrank.data.published_log import convert_published
+    from fedrank.data.aol4foltr import convert_aol4foltr
 
-    _make_log(lambda report: convert_published(metadata, letor, out, report))
+    _make_log(lambda report: convert_aol4foltr(metadata, letor, out, report))
 
 
 @logs_app.command(
@@ -235,15 +244,15 @@ def logs_describe(
 
     console = new_console()
     log = describe_log(load_log(folder))
-    answer(about_log(log), console)
+    print_sections(about_log(log), console)
     if out is not None:
         from fedrank.experiments.report.log_figures import draw_log
 
         draw_log(log, out)
-        say(console, f"Picture: {out}")
+        print_line(console, f"Picture: {out}")
     if numbers is not None:
-        write_whole(numbers, description_as_json(log), private=True)
-        say(console, f"Numbers: {numbers}, with user ids")
+        write_atomic(numbers, description_as_json(log), private=True)
+        print_line(console, f"Numbers: {numbers}, with user ids")
 
 
 @logs_app.command(
@@ -269,10 +278,10 @@ def logs_redact(
     log = redact_log(folder, Redaction(rare, not keep_patterns, read_words(redact_words) if redact_words else ()))
     log_card(log).write(log.folder)
     redacted = log.facts["redacted"]
-    say(console, f"{sum(redacted.values()):,} of {len(log.queries):,} queries are without their text")
+    print_line(console, f"{sum(redacted.values()):,} of {len(log.queries):,} queries are without their text")
     for reason, n in redacted.items():
-        say(console, f"redacted, {reason}: {n:,}")
-    say(console, "The log that it was built from, copies and backups still have them.")
+        print_line(console, f"redacted, {reason}: {n:,}")
+    print_line(console, "The log that it was built from, copies and backups still have them.")
 
 
 @logs_app.command(
@@ -297,23 +306,23 @@ def logs_synth(
     console = new_console()
     if ubi:
         made = synthetic_ubi(out, users, seed, documents=documents, topics=topics, days=days)
-        say(console, f"Queries: {made.queries}")
-        say(console, f"Events: {made.events}")
-        say(console, f"Documents: {made.corpus}")
-        say(
+        print_line(console, f"Queries: {made.queries}")
+        print_line(console, f"Events: {made.events}")
+        print_line(console, f"Documents: {made.corpus}")
+        print_line(
             console,
             f"Next: fedrank logs build --ubi-queries {made.queries} --ubi-events {made.events} --docs {made.corpus} "
             f"--out {out / 'data'}",
         )
         return
     log, docs = synthetic_log(out, users, seed, documents=documents, topics=topics, days=days)
-    say(console, f"Log: {log}")
-    say(console, f"Documents: {docs}")
-    say(console, f"Next: fedrank logs build --log {log} --docs {docs} --out {out / 'data'}")
+    print_line(console, f"Log: {log}")
+    print_line(console, f"Documents: {docs}")
+    print_line(console, f"Next: fedrank logs build --log {log} --docs {docs} --out {out / 'data'}")
 
 
 def _make_log(make: Callable[[Progress], SearchLog]) -> None:
-    from fedrank.data.build_log import notes
+    from fedrank.data.describe_log import notes
     from fedrank.experiments.runner.cards import log_card
 
     console = new_console()
@@ -321,13 +330,13 @@ def _make_log(make: Callable[[Progress], SearchLog]) -> None:
         with progress(console) as tell:
             log = make(tell)
     except KeyboardInterrupt:
-        say(console, "Stopped; nothing is lost: run the same command to continue.")
+        print_line(console, "Stopped; nothing is lost: run the same command to continue.")
         raise typer.Exit(130) from None
     for note in notes(log.facts):
-        say(console, note)
+        print_line(console, note)
     log_card(log).write(log.folder)
-    say(console, f"Data set: {log.folder}")
-    say(console, f"Numbers and a picture: fedrank logs describe {log.folder} --out log.png")
+    print_line(console, f"Data set: {log.folder}")
+    print_line(console, f"Numbers and a picture: fedrank logs describe {log.folder} --out log.png")
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -361,14 +370,14 @@ def _draws(text: str | None) -> tuple[float, float] | None:
 def _caps(texts: list[str]) -> ClickCaps:
     """Limits, with those that are set otherwise."""
     from fedrank.data.click_caps import ClickCaps
-    from fedrank.names import nearest
+    from fedrank.names import did_you_mean
 
     chosen: dict[str, int | float | None] = {}
     rules = [one.name for one in fields(ClickCaps)]
     for text in texts:
         rule, _, value = text.partition("=")
         if rule not in rules:
-            raise ValueError(f"--cap {text!r}: no such rule{nearest(rule, rules)}")
+            raise ValueError(f"--cap {text!r}: no such rule{did_you_mean(rule, rules)}")
         try:
             chosen[rule] = None if value == "none" and rule != "least" else (float if rule == "share" else int)(value)
         except ValueError:

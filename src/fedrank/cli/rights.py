@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrank.cli.shared import Trust, new_console, say
+from fedrank.cli.shared import Trust, new_console, print_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,46 +35,46 @@ def forget_person(
         folders = [Path("runs")]
     console = new_console()
     if not plan and clear_traces(data):  # before anything else: who is no longer in the data set may lie beside it
-        say(console, f"What a command that was stopped had left beside {data} is deleted.")
+        print_line(console, f"What a command that was stopped had left beside {data} is deleted.")
     found = plan_forgetting(person, data, folders, trust)
     if plan:
         _say_plan(found, console)
-        say(console, "Nothing was changed.")
+        print_line(console, "Nothing was changed.")
         return
     if not yes:
         _say_plan(found, console)
         typer.confirm(f"Delete these rows from {data}? This cannot be undone.", abort=True)
     receipt, path = forget(person, data, folders, out, trust)
-    say(console, receipt.summary)
+    print_line(console, receipt.summary)
     _say_commands(found.runs, console, before=False)
-    say(console, f"Receipt: {path}")
+    print_line(console, f"Receipt: {path}")
 
 
 def _say_plan(plan: ForgettingPlan, console: Console) -> None:
     removed = plan.removed
-    say(
+    print_line(
         console,
         f"{removed.entries:,} lists of one {plan.unit}, {removed.clicks:,} clicks, {removed.queries:,} queries that "
         f"nobody else asked, {removed.pairs:,} rows of features that nobody else needs",
     )
     for run in plan.runs:
-        say(console, f"{run.run}: {run.used}{f' ({run.because})' if run.because else ''}")
+        print_line(console, f"{run.run}: {run.used}{f' ({run.because})' if run.because else ''}")
         if run.holds:
-            say(console, f"    claimed for its model: {'; '.join(run.claims) or 'nothing'}")
+            print_line(console, f"    claimed for its model: {'; '.join(run.claims) or 'nothing'}")
     _say_commands(plan.runs, console, before=True)
 
 
 def _say_commands(runs: tuple[AffectedRun, ...], console: Console, before: bool) -> None:
     unlearn = dict.fromkeys(run.before for run in runs if run.before)
     if before and unlearn:
-        say(console, "To let models forget without training them again, before rows are deleted:")
+        print_line(console, "To let models forget without training them again, before rows are deleted:")
         for line in unlearn:
-            say(console, f"    {line}")
+            print_line(console, f"    {line}")
     again = dict.fromkeys(run.after for run in runs if run.after and run.holds)
     if again:
-        say(console, "To train again on what is left, after rows are deleted:")
+        print_line(console, "To train again on what is left, after rows are deleted:")
         for line in again:
-            say(console, f"    {line}")
+            print_line(console, f"    {line}")
 
 
 def impact(
@@ -99,4 +99,6 @@ def impact(
     with writing(out, replace=False) as file:
         file.write(text.encode())
     console = new_console()
-    say(console, f"Written: {out}, with {text.count(TO_FILL_IN.strip()):,} places marked {TO_FILL_IN.strip(': ')}")
+    print_line(
+        console, f"Written: {out}, with {text.count(TO_FILL_IN.strip()):,} places marked {TO_FILL_IN.strip(': ')}"
+    )

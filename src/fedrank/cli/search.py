@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fedrank.cli.shared import LONGEST_WAIT, new_console, note, progress, say
+from fedrank.cli.shared import MAX_WAIT, new_console, print_line, print_note, progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,19 +60,19 @@ def search_index(
     console = new_console()
     with _client(folder, language=language, begin=True) as client:
         if encoder is not None:
-            client.encoder_setting(encoder)
+            client.vectors.use(encoder)
         with progress(console) as tell:
             done = client.index(paths or [], bookmarks=bookmarks or [], progress=tell)
         _tell_indexed(done, console)
         if done.skipped:
-            say(console, f"Skipped: {_counts(done.skipped)}")
+            print_line(console, f"Skipped: {_counts(done.skipped)}")
         if not done.documents:
-            note("there is nothing to search; name a folder, such as fedrank search index ~/Documents")
-        say(console, f"Search them: fedrank search serve{_same(folder)}")
+            print_note("there is nothing to search; name a folder, such as fedrank search index ~/Documents")
+        print_line(console, f"Search them: fedrank search serve{_same(folder)}")
         if watch:
             from fedrank.search.watch import watch as watch_folders
 
-            say(console, "Watching; Ctrl-C ends it.")
+            print_line(console, "Watching; Ctrl-C ends it.")
             with contextlib.suppress(KeyboardInterrupt):
                 watch_folders(client, lambda done: _tell_indexed(done, console), threading.Event())
 
@@ -124,7 +124,7 @@ def search_forget(
             gone = client.forget(query=query, document=document, since=moment, everything=all)
         except NotFound:
             raise ValueError(f"--document {document}: there is no such document; nothing was deleted") from None
-    say(new_console(), f"{gone}")
+    print_line(new_console(), f"{gone}")
 
 
 @search_app.command("learn", epilog="Examples:  fedrank search learn off  ·  fedrank search learn reset")
@@ -143,7 +143,7 @@ def search_learn(
     chosen, sentence = said[setting]
     with _client(folder) as client:
         client.learn_setting(chosen)
-    say(new_console(), sentence)
+    print_line(new_console(), sentence)
 
 
 @search_app.command("export", epilog="Example:  fedrank search export --ubi my-searches")
@@ -154,8 +154,8 @@ def search_export(
     with _client(folder) as client:
         written = client.export_ubi(ubi)
     console = new_console()
-    say(console, f"{written.queries}: {written.searches:,} searches")
-    say(console, f"{written.events}: {written.clicks:,} clicks")
+    print_line(console, f"{written.queries}: {written.searches:,} searches")
+    print_line(console, f"{written.events}: {written.clicks:,} clicks")
 
 
 @search_app.command(
@@ -211,7 +211,7 @@ def search_leave(
         if not yes:
             typer.confirm("Leave the federation? You cannot come back under this name.", abort=True)
         leave(client, because)
-    say(new_console(), "Left. Recorded searches were removed; the ledger and the list of what was sent stay.")
+    print_line(new_console(), "Left. Recorded searches were removed; the ledger and the list of what was sent stay.")
 
 
 @search_app.command(
@@ -227,7 +227,7 @@ def search_aggregate(
     epsilon: Annotated[float, typer.Option(help="That all rounds together cost each person, at most.")] = 8.0,
     name: Annotated[str, typer.Option(help="Of the run.")] = "searches",
     patience: Annotated[
-        float, typer.Option(min=1, max=LONGEST_WAIT, help="Seconds to wait for somebody in a round, in a folder.")
+        float, typer.Option(min=1, max=MAX_WAIT, help="Seconds to wait for somebody in a round, in a folder.")
     ] = 86_400,
 ) -> None:
     """The coordinator's part: ten rounds with everybody who joined; run again to go on.
@@ -235,19 +235,27 @@ def search_aggregate(
     In a folder each device adds all of its noise; over a network a secure sum shows the sum alone.
     """
     from fedrank.cli.deploy import tell_results
-    from fedrank.experiments.runner.schedule import stopping
+    from fedrank.experiments.runner.stop_signals import stop_requested
     from fedrank.search.coordinator import aggregate, aggregate_online
 
     console = new_console()
-    note("what is measured is a made-up collection: it shows a broken model, not how well one serves anybody")
-    with progress(console) as report, stopping() as stop:
+    print_note("what is measured is a made-up collection: it shows a broken model, not how well one serves anybody")
+    with progress(console) as report, stop_requested() as stop:
         if shared is None:
             results = aggregate_online(
-                home, home / "runs", name, epsilon, stop, report, lambda line: say(console, line)
+                home, home / "runs", name, epsilon, stop, report, lambda line: print_line(console, line)
             )
         else:
             results = aggregate(
-                shared, home, home / "runs", name, epsilon, stop, report, patience, lambda line: say(console, line)
+                shared,
+                home,
+                home / "runs",
+                name,
+                epsilon,
+                stop,
+                report,
+                patience,
+                lambda line: print_line(console, line),
             )
     tell_results(results, home / "runs" / name)
 
@@ -264,7 +272,7 @@ def search_demo(
     console = new_console()
     with progress(console) as tell:
         store = make_demo(out, time.time(), tell)
-    say(console, f"Made-up documents: {out / 'documents'}; to remove all of it, delete {out}")
+    print_line(console, f"Made-up documents: {out / 'documents'}; to remove all of it, delete {out}")
     with _client(store, serve=True, begin=True) as client:
         _serve(client, console, port, browser, HINT)
 
@@ -293,17 +301,17 @@ def _client(folder: Path | None, serve: bool = False, language: str | None = Non
 
     if folder is not None and not begin and not folder.expanduser().is_dir():
         raise FileNotFoundError(f"no folder {folder}; give the folder that fedrank search index made, with --folder")
-    return SearchClient.open(folder or default_folder(), serve=serve, language=language)
+    return SearchClient(folder or default_folder(), serve=serve, language=language)
 
 
 def _go_on(client: SearchClient, meeting: Meeting, once: bool, yes: bool, console: Console) -> None:
     """Look at what is planned, and answer what was agreed to."""
-    from fedrank.cli.shared import answer
+    from fedrank.cli.shared import print_sections
     from fedrank.deploy.show import about_plan
     from fedrank.search import joining
 
     for plan, view in [] if once else joining.open_plans(client):
-        answer(about_plan(view), console)
+        print_sections(about_plan(view), console)
         if view.refused:
             continue  # it says why, and nobody can agree to it
         compare = "Did each of them read you their fingerprint by telephone, and do you take part in this run?"
@@ -313,35 +321,37 @@ def _go_on(client: SearchClient, meeting: Meeting, once: bool, yes: bool, consol
             joining.decline(client, plan)
     done = joining.take_part(client)
     for one in done:
-        say(console, f"Round {one.round}: {one.kind} {'refused' if one.refused else 'answered'}")
+        print_line(console, f"Round {one.round}: {one.kind} {'refused' if one.refused else 'answered'}")
     if meeting.network:
-        say(console, _WHO_ANSWERS.format(meeting.folder))
+        print_line(console, _WHO_ANSWERS.format(meeting.folder))
     elif not done:
         waits = joining.state_of(client) == "waiting"
-        say(console, "The coordinator has not approved you yet." if waits else "Nothing is asked just now.")
+        print_line(console, "The coordinator has not approved you yet." if waits else "Nothing is asked just now.")
 
 
 def _join_network(client: SearchClient, site: Path, yes: bool, console: Console) -> None:
     from fedrank.search.joining import join_network, server
 
     there = server(client, site)
-    say(console, f"Federation {there.federation} at {there.address}, CA {there.fingerprint}; you are {there.name}")
-    say(
+    print_line(
+        console, f"Federation {there.federation} at {there.address}, CA {there.fingerprint}; you are {there.name}"
+    )
+    print_line(
         console,
         "Now leaves nothing. Whenever the site runs, it is connected to that server, which sees that you are there.",
     )
-    say(
+    print_line(
         console,
         f"Later, only for runs that you look at and agree to: at most one update a round, from 30 searches or more, "
         f"with noise that is added here; a run says whether the server sees each update, or their sum alone. All "
         f"together cost at most ε = {there.epsilon:g} (δ = {there.delta:g}).",
     )
-    say(console, _NEVER_LEAVES)
+    print_line(console, _NEVER_LEAVES)
     if not yes:
         typer.confirm("Take part with your searches?", abort=True)
     join_network(client, site)
-    say(console, _WHO_ANSWERS.format(site))
-    say(console, f"When a run was planned, look at it, and agree: fedrank search join {site}")
+    print_line(console, _WHO_ANSWERS.format(site))
+    print_line(console, f"When a run was planned, look at it, and agree: fedrank search join {site}")
 
 
 def _ask_to_join(
@@ -361,34 +371,34 @@ def _ask_to_join(
             f"--name and --fingerprint are missing: ask the coordinator of {there.federation!r} by telephone for the "
             "fingerprint, and choose a name; nothing was sent"
         )
-    say(console, f"Federation {there.federation}, coordinator {there.fingerprint}")
-    say(console, f"With: {', '.join(there.members) or 'nobody yet'}")
-    say(console, f"Now leaves, to everybody who can read {shared}: the name {name} and a public key.")
-    say(
+    print_line(console, f"Federation {there.federation}, coordinator {there.fingerprint}")
+    print_line(console, f"With: {', '.join(there.members) or 'nobody yet'}")
+    print_line(console, f"Now leaves, to everybody who can read {shared}: the name {name} and a public key.")
+    print_line(
         console,
         f"Later, only for runs that you look at and agree to: at most one update a round, from 30 searches or more, "
         f"with noise that is added here; all together cost at most ε = {epsilon:g} (δ = 1e-05).",
     )
-    say(console, _NEVER_LEAVES)
+    print_line(console, _NEVER_LEAVES)
     if not yes:
         typer.confirm("Ask to take part?", abort=True)
     own = ask_to_join(client, shared, name, fingerprint, epsilon)
-    say(console, "Your fingerprint, which you tell the coordinator by telephone:")
-    say(console, own, style="bold")
-    say(console, f"Then, and now and then: fedrank search join file:{shared}")
+    print_line(console, "Your fingerprint, which you tell the coordinator by telephone:")
+    print_line(console, own, style="bold")
+    print_line(console, f"Then, and now and then: fedrank search join file:{shared}")
 
 
 def _serve(client: SearchClient, console: Console, port: int, browser: bool, hint: str = "") -> None:
     from fedrank.search.serve import serve
 
     def ready(link: str) -> None:
-        say(console, f"Open {link}")
-        say(console, "This link works once, in one browser. Ctrl-C ends it.")
+        print_line(console, f"Open {link}")
+        print_line(console, "This link works once, in one browser. Ctrl-C ends it.")
         if browser:
             browse(link)
 
     serve(client, port, hint, ready)
-    say(console, "Ended; everything that was answered is kept.")
+    print_line(console, "Ended; everything that was answered is kept.")
 
 
 def browse(link: str) -> None:
@@ -400,7 +410,7 @@ def browse(link: str) -> None:
 
 
 def _tell_indexed(done: Indexed, console: Console) -> None:
-    say(
+    print_line(
         console,
         f"{done.documents:,} documents: {done.added:,} new, {done.changed:,} changed, {done.removed:,} removed; "
         f"{done.unchanged:,} of {done.files:,} files as before; {done.seconds:.1f} s",
@@ -441,9 +451,9 @@ def _tell(status: SearchStatus, console: Console) -> None:
     lines += [("", f"{moment(one.time)} to {one.to}: {one.what}, {one.bytes:,} bytes") for one in status.sent]
     wide = max(len(name) for name, _ in lines) + 2
     for name, text in lines:
-        say(console, f"{name:{wide}}{text}")
+        print_line(console, f"{name:{wide}}{text}")
     for text in status.notes:
-        note(text)
+        print_note(text)
 
 
 def _counts(counts: dict[str, int]) -> str:

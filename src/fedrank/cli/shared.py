@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fedrank.progress import Progress
 
 LARGEST = 1_000_000_000  # of options that count something, as in a spec
-LONGEST_WAIT = 366 * 86_400  # seconds
+MAX_WAIT = 366 * 86_400  # seconds
 FAILED = 1  # how a command ends whose runs failed
 AS_WIDE_AS_IT_TAKES = 100_000  # columns: nothing is wrapped that goes into a file or another program
 SECONDS_BETWEEN_LINES = 10.0  # where progress is plain lines
@@ -35,14 +35,14 @@ TOO_LITTLE = 0.02  # share of a thing that must be done before it can be said ho
 
 def _specs(begun: str) -> list[str]:
     """Specs whose name begins so, for the completion of a shell: files, and those that come with fedrank."""
-    from fedrank.experiments.spec.source import builtin_names
+    from fedrank.experiments.spec.source import builtin_specs
 
     folder = Path(begun).parent if "/" in begun else Path()
     try:
         files = [str(path) for path in sorted(folder.glob("*.toml"))]
     except OSError:
         files = []
-    return [name for name in (*files, *builtin_names()) if name.startswith(begun)]
+    return [name for name in (*files, *builtin_specs()) if name.startswith(begun)]
 
 
 Spec = Annotated[str, typer.Argument(help="A TOML file, or the name of a built-in experiment.", autocompletion=_specs)]
@@ -110,19 +110,19 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def say(console: Console, text: str, style: str | None = None) -> None:
+def print_line(console: Console, text: str, style: str | None = None) -> None:
     """Print a line as it is: paths are not cut, brackets are not markup, `:x:` is no picture."""
     from fedrank.experiments.report.terminal import printable
 
     console.print(printable(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
-def note(text: str) -> None:
+def print_note(text: str) -> None:
     """Something worth knowing, apart from what was asked for."""
     typer.echo(f"note: {text}", err=True)
 
 
-def answer(sections: Sequence[Section], console: Console) -> None:
+def print_sections(sections: Sequence[Section], console: Console) -> None:
     """Print what there is to say."""
     from fedrank.experiments.report.terminal import show
 
@@ -178,20 +178,20 @@ class _Lines:
         self._said: dict[str, float] = {}
 
     def __call__(self, what: str, done: float, of: float, detail: str = "") -> None:
-        from fedrank.experiments.report.tables import duration
+        from fedrank.experiments.report.formatting import duration
         from fedrank.experiments.runner.schedule import ALL_RUNS
 
         now = time.monotonic()
         began, before = self._first.setdefault(what, (now, done))
         if done >= of:
             if detail and what != ALL_RUNS:
-                say(self._console, f"{what}: {detail}")
+                print_line(self._console, f"{what}: {detail}")
         elif now - self._said.setdefault(what, now) >= SECONDS_BETWEEN_LINES:
             self._said[what] = now
             left = ""
             if done - before >= TOO_LITTLE * of:
                 left = f", about {duration((now - began) / (done - before) * (of - done))} left"
-            say(self._console, f"{what}: {detail or f'{done / of:.0%}'}{left}")
+            print_line(self._console, f"{what}: {detail or f'{done / of:.0%}'}{left}")
 
 
 def count_runs(runs: int) -> str:
@@ -209,16 +209,16 @@ def label_of(name: str | None, spec: str) -> str:
     return name
 
 
-def say_failures(failed: Sequence[tuple[Task, str]], console: Console) -> None:
+def print_failures(failed: Sequence[tuple[Task, str]], console: Console) -> None:
     """Each cause once, and where somebody's own code failed, the last lines of its traceback."""
     from fedrank.experiments.runner.failures import causes
 
     for cause in causes(failed):
-        say(console, cause.told, style="red")
+        print_line(console, cause.told, style="red")
         for line in cause.lines:
-            say(console, f"    {line}", style="dim")
+            print_line(console, f"    {line}", style="dim")
         if cause.file is not None:
-            say(console, f"    All of it: {cause.file}")
+            print_line(console, f"    All of it: {cause.file}")
 
 
 def do_experiment(
@@ -235,7 +235,7 @@ def do_experiment(
     An engine elsewhere does them if there is one; what is to be said of it comes with it.
     """
     from fedrank.experiments.report.compose import brief
-    from fedrank.experiments.report.tables import amount
+    from fedrank.experiments.report.formatting import amount
     from fedrank.experiments.runner.federated import recorded_bytes
     from fedrank.experiments.runner.runs import load_runs
     from fedrank.experiments.runner.schedule import run_experiment
@@ -246,33 +246,33 @@ def do_experiment(
             raise NotADirectoryError(f"{place} is a file; --out and --name must lead to a folder")
     runs = len(grid.variants) * len(grid.repeats())
     console = new_console()
-    say(console, grid.title or label, style="bold")
-    say(console, f"{count_runs(runs)} of {grid.base.extent}, into {folder}")
+    print_line(console, grid.title or label, style="bold")
+    print_line(console, f"{count_runs(runs)} of {grid.base.extent}, into {folder}")
     recorded = sum(recorded_bytes(variant.experiment) for variant in grid.variants) * len(grid.repeats())
     if recorded:
-        say(console, f"Updates are recorded there, too: {amount('bytes', recorded)} at most")
+        print_line(console, f"Updates are recorded there, too: {amount('bytes', recorded)} at most")
     executor = None
     if engine is None:
         workers = workers or os.cpu_count() or 1
     else:
         executor, about = engine
-        say(console, about)
+        print_line(console, about)
     with progress(console) as tell:
         results = run_experiment(
             grid, label, out, workers=workers, threads=threads, device=device, progress=tell, executor=executor
         )
     if results.skipped:
-        say(console, f"{count_runs(len(results.skipped))} of {runs} finished before")
-    say_failures(results.failed, console)
+        print_line(console, f"{count_runs(len(results.skipped))} of {runs} finished before")
+    print_failures(results.failed, console)
     if results.interrupted:
         left = len(results.interrupted)
         are = "is" if left == 1 else "are"
         why = f": {results.stopped}" if results.stopped else ""
         resume = "nothing is lost: run the same command to resume."
-        say(console, f"Stopped{why}. {count_runs(left)} {are} not finished; {resume}")
+        print_line(console, f"Stopped{why}. {count_runs(left)} {are} not finished; {resume}")
     if results.finished or results.skipped:
-        answer(brief(load_runs(folder)), console)
-        say(console, f"Pictures and tests: fedrank report {folder} --out report.html")
+        print_sections(brief(load_runs(folder)), console)
+        print_line(console, f"Pictures and tests: fedrank report {folder} --out report.html")
     if results.interrupted:
         raise typer.Exit(130)
     if results.failed:

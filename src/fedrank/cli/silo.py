@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedrank.cli.shared import answer, new_console, progress, say
+from fedrank.cli.shared import new_console, print_line, print_sections, progress
 
 silo_app = typer.Typer(
     help="Silos: organisations that keep their documents and exchange noised sketches of them.", no_args_is_help=True
@@ -52,7 +52,7 @@ def silo_sketch(
     from fedrank.data.documents import read_documents
     from fedrank.data.text import Tokeniser
     from fedrank.experiments.report.command_output import about_sketch
-    from fedrank.experiments.runner.cards import sketch_card, write_beside
+    from fedrank.experiments.runner.cards import sketch_card, write_card_for
     from fedrank.silo.describe import describe_sketch
     from fedrank.silo.files import sketch_collection
     from fedrank.silo.keys import read_key
@@ -66,8 +66,8 @@ def silo_sketch(
     console = new_console()
     with progress(console) as report:
         sketch_collection(documents, shared, sketcher, out, limits=limits, progress=report)
-    answer(about_sketch(describe_sketch(out)), console)
-    say(console, f"Privacy card: {write_beside(sketch_card(out), out)}")
+    print_sections(about_sketch(describe_sketch(out)), console)
+    print_line(console, f"Privacy card: {write_card_for(sketch_card(out), out)}")
 
 
 @silo_app.command("describe", epilog="Example:  fedrank silo describe hospital-a.sketch")
@@ -76,7 +76,7 @@ def silo_describe(sketch: Sketch) -> None:
     from fedrank.experiments.report.command_output import about_sketch
     from fedrank.silo.describe import describe_sketch
 
-    answer(about_sketch(describe_sketch(sketch)), new_console())
+    print_sections(about_sketch(describe_sketch(sketch)), new_console())
 
 
 @silo_app.command("add", epilog="Example:  fedrank silo add hospital-a.sketch --docs new.jsonl --key shared.key")
@@ -88,7 +88,7 @@ def silo_add(sketch: Sketch, docs: Docs, key: Key) -> None:
 
     documents = read_documents(docs)
     made = add_documents(sketch, documents, read_key(key))
-    say(new_console(), f"{sketch}: {len(documents):,} added, {len(made):,} documents now")
+    print_line(new_console(), f"{sketch}: {len(documents):,} added, {len(made):,} documents now")
 
 
 @silo_app.command("remove", epilog="Example:  fedrank silo remove hospital-a.sketch --id d17 --id d18")
@@ -99,7 +99,7 @@ def silo_remove(
     from fedrank.silo.files import remove_documents
 
     made = remove_documents(sketch, id_)
-    say(new_console(), f"{sketch}: {len(set(id_)):,} removed, {len(made):,} documents now")
+    print_line(new_console(), f"{sketch}: {len(set(id_)):,} removed, {len(made):,} documents now")
 
 
 @silo_app.command(
@@ -108,15 +108,15 @@ def silo_remove(
 )
 def silo_export(sketch: Sketch, identity: Identity, to: To, out: Out) -> None:
     """The copy of a sketch that may be sent: with noise, without ids. A file without noise is refused."""
-    from fedrank.experiments.runner.cards import sketch_card, write_beside
+    from fedrank.experiments.runner.cards import sketch_card, write_card_for
     from fedrank.silo.files import export_sketch
 
     me = _party(identity, [to])
     (querier,) = me.others
     made = export_sketch(sketch, me, querier, out)
     console = new_console()
-    say(console, f"{out}: {len(made):,} documents under pseudonyms for {querier}")
-    say(console, f"Privacy card: {write_beside(sketch_card(out), out)}")
+    print_line(console, f"{out}: {len(made):,} documents under pseudonyms for {querier}")
+    print_line(console, f"Privacy card: {write_card_for(sketch_card(out), out)}")
 
 
 @silo_app.command(
@@ -139,7 +139,7 @@ def silo_ask(folder: Folder, sketch: OwnSketch, key: Key, identity: Identity, to
     for number, asked in enumerate(questions, start=1):
         path = out if number == 1 else out.with_stem(f"{out.stem}-{number}")
         _write_new(path, asked.letter)
-        say(console, f"{path}: {len(asked.terms):,} words for {owner}; keep it, the answer is read with it")
+        print_line(console, f"{path}: {len(asked.terms):,} words for {owner}; keep it, the answer is read with it")
 
 
 @silo_app.command(
@@ -163,7 +163,9 @@ def silo_answer(
     me = _party(identity, [to])
     letter = answer(read_letter(question), Owner(me, file, ledger_of(file)))
     _write_new(out, letter)
-    say(new_console(), f"{out}: sealed for {next(iter(me.others))}, {len(letter):,} bytes; the sketch has paid for it")
+    print_line(
+        new_console(), f"{out}: sealed for {next(iter(me.others))}, {len(letter):,} bytes; the sketch has paid for it"
+    )
 
 
 @silo_app.command(
@@ -201,7 +203,7 @@ def silo_train(
     """Take your turn: train the model that came to you, at home, and write the one that you pass on."""
     from fedrank.data.collection import read_collection
     from fedrank.experiments.report.command_output import about_sketch
-    from fedrank.experiments.runner.cards import turn_card, write_beside
+    from fedrank.experiments.runner.cards import turn_card, write_card_for
     from fedrank.silo.describe import describe_turn
     from fedrank.silo.files import open_owned
     from fedrank.silo.keys import read_key
@@ -218,10 +220,10 @@ def silo_train(
     taken = take_turn(collection, me, partners, came, chosen, passes)
     console = new_console()
     told = describe_turn(taken, partners, sketch)
-    answer(about_sketch(told), console)
+    print_sections(about_sketch(told), console)
     save_turn(taken.model, path)  # after all is said: a turn that is there is not taken again
-    say(console, f"Privacy card: {write_beside(turn_card(path, told), path)}")
-    say(console, f"{path}: pass it on, as it is or by fedrank silo seal")
+    print_line(console, f"Privacy card: {write_card_for(turn_card(path, told), path)}")
+    print_line(console, f"{path}: pass it on, as it is or by fedrank silo seal")
 
 
 @silo_app.command(
@@ -240,7 +242,7 @@ def silo_seal(
     me = _party(identity, [to])
     (addressee,) = me.others
     _write_new(out, seal_turn(model, me, addressee))
-    say(new_console(), f"{out}: only {addressee} can open it, and knows that it is from {me.name}")
+    print_line(new_console(), f"{out}: only {addressee} can open it, and knows that it is from {me.name}")
 
 
 @key_app.command("new", epilog="Example:  fedrank silo key new shared.key")
@@ -248,7 +250,7 @@ def key_new(out: Annotated[Path, typer.Argument(help="File for the key.")]) -> N
     """Make the key that all silos share. Whoever has it can try out words: the relay must not."""
     from fedrank.silo.keys import fingerprint, new_key
 
-    say(new_console(), f"{out}: key {fingerprint(new_key(out))}")
+    print_line(new_console(), f"{out}: key {fingerprint(new_key(out))}")
 
 
 @key_app.command("identity", epilog="Example:  fedrank silo key identity hospital-a.secret")
@@ -258,8 +260,8 @@ def key_identity(out: Annotated[Path, typer.Argument(help="File for the secret h
 
     public = new_identity(out)
     console = new_console()
-    say(console, f"{out}: keep it.")
-    say(
+    print_line(console, f"{out}: keep it.")
+    print_line(
         console,
         f"{public}: {fingerprint(read_public(public))}. Give it to the other silos, and let each of them compare "
         "this number with you by telephone.",
@@ -275,7 +277,9 @@ def key_agree(
     """Two silos come to one shared key without sending it (X25519)."""
     from fedrank.silo.keys import agree_key, fingerprint
 
-    say(new_console(), f"{out}: key {fingerprint(agree_key(secret, public, out))}; the other silo must read the same")
+    print_line(
+        new_console(), f"{out}: key {fingerprint(agree_key(secret, public, out))}; the other silo must read the same"
+    )
 
 
 @key_app.command(
@@ -294,7 +298,7 @@ def key_wrap(
     theirs = read_public(public)
     wrapped = wrap_key(read_key(key), read_secret(secret), theirs)
     _write_new(out, wrapped)
-    say(new_console(), f"{out}: only the owner of {public}, {fingerprint(theirs)}, can open it")
+    print_line(new_console(), f"{out}: only the owner of {public}, {fingerprint(theirs)}, can open it")
 
 
 @key_app.command(
@@ -312,7 +316,7 @@ def key_open(
 
     theirs = read_public(public)
     opened = open_key(read_bytes(wrapped), read_secret(secret), theirs, out)
-    say(new_console(), f"{out}: key {fingerprint(opened)}, from the owner of {public}, {fingerprint(theirs)}")
+    print_line(new_console(), f"{out}: key {fingerprint(opened)}, from the owner of {public}, {fingerprint(theirs)}")
 
 
 def _party(identity: Path, others: list[Path]) -> Any:

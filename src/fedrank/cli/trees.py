@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedrank.cli.shared import LARGEST, Changes, Workers, answer, do_experiment, new_console, note
+from fedrank.cli.shared import LARGEST, Changes, Workers, do_experiment, new_console, print_note, print_sections
 
 trees_app = typer.Typer(
     help="Tree models: LambdaMART and its relatives through LightGBM, split data, merged models.", no_args_is_help=True
@@ -43,7 +43,7 @@ def trees_train(
 ) -> None:
     """Train a forest: one ordinary LightGBM model, with a spec and a run folder like everything else."""
     from fedrank.experiments.spec.grid import read_tables
-    from fedrank.experiments.spec.toml import parse_override, put
+    from fedrank.toml import parse_override, put
 
     booster: dict[str, Any] = {"name": method}
     booster |= {key: value for key, value in (("keep", keep), ("every", every), ("trees", trees)) if value is not None}
@@ -105,7 +105,7 @@ def trees_split(
     from fedrank.trees.split_folder import split_data, splitter_for
 
     split = splitter_for(by, rule, clients, category or (), rest, merge, bins)
-    answer(about_split(split_data(data, split, out, fold, seed, validation, test)), new_console())
+    print_sections(about_split(split_data(data, split, out, fold, seed, validation, test)), new_console())
 
 
 @trees_app.command(
@@ -127,7 +127,7 @@ def trees_merge(
     from fedrank.experiments.runner.cards import merged_card
     from fedrank.trees.merge_files import merge_models
 
-    answer(about_merged(merge_models(models, on, method, out, seed, tell=note)), new_console())
+    print_sections(about_merged(merge_models(models, on, method, out, seed, tell=print_note)), new_console())
     merged_card(out, len(models)).write(out)
 
 
@@ -142,7 +142,7 @@ def trees_grow(
     trees: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many.")] = 300,
     leaves: Annotated[int, typer.Option(min=2, max=100_000, help="Of a tree, at most.")] = 64,
     rate: Annotated[float, typer.Option(help="What a tree's output is multiplied by.")] = 0.05,
-    least: Annotated[int, typer.Option(min=1, max=LARGEST, help="Rows of a leaf.")] = 20,
+    min_data_in_leaf: Annotated[int, typer.Option(min=1, max=LARGEST, help="Rows of a leaf.")] = 20,
     bins: Annotated[int, typer.Option(min=2, max=256, help="Of a feature; 63 make smaller messages than 255.")] = 255,
     edges: Annotated[
         Path | None, typer.Option(help="File of bin edges that all agreed on; a grid for all numbers if not given.")
@@ -172,18 +172,18 @@ def trees_grow(
     from fedrank.experiments.runner.cards import about_priced_edges, grown_card
     from fedrank.trees.boosters import Grower
     from fedrank.trees.growing_files import PricedEdges, grow_files
-    from fedrank.trees.private_edges import EdgeNoise
+    from fedrank.trees.noise import EdgeNoise
 
     if bounds is not None and edge_noise is None:
         raise ValueError(
             f"--bounds {bounds[0]:g} {bounds[1]:g} are for estimated edges, and none are estimated; add --edge-noise, "
             "or leave them out"
         )
-    rules = Grower(trees, leaves, rate, least, bins=bins)
+    rules = Grower(trees, leaves, rate, min_data_in_leaf, bins=bins)
 
     def tell(grown: int, quality: float) -> None:
         if grown % 10 == 0:
-            note(f"{grown:,} of {trees:,} trees" + ("" if quality != quality else f", nDCG@10 {quality:.4f}"))
+            print_note(f"{grown:,} of {trees:,} trees" + ("" if quality != quality else f", nDCG@10 {quality:.4f}"))
 
     def finish(folder: Path, priced: PricedEdges | None) -> None:
         said = "" if priced is None else about_priced_edges(priced.unit, priced.times, priced.epsilon, priced.delta)
@@ -191,4 +191,4 @@ def trees_grow(
 
     noise = None if edge_noise is None else EdgeNoise(edge_noise, bounds=bounds)
     made = grow_files(silo, out, rules, validation or (), test or (), edges, secure, seed, tell, finish, noise, vote)
-    answer(about_grown(made), new_console())
+    print_sections(about_grown(made), new_console())

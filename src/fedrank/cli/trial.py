@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedrank.cli.shared import LARGEST, answer, new_console, note, say
+from fedrank.cli.shared import LARGEST, new_console, print_line, print_note, print_sections
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +46,7 @@ def trial_plan(
         int, typer.Option(max=LARGEST, help="Clients without whom adoption must hold: those who did most for it.")
     ] = 1,
     wait: Annotated[float, typer.Option(help="Minutes for which clicks on a list are waited for.")] = 30.0,
-    places: Annotated[int, typer.Option(min=1, max=1_000, help="Places of a list.")] = 10,
+    positions: Annotated[int, typer.Option(min=1, max=1_000, help="Places of a list.")] = 10,
     index: Annotated[str, typer.Option(help="Index or collection that people search.")] = "",
     url: Annotated[str, typer.Option(help="Where the engine is; this machine if not given.")] = "",
     feature_set: Annotated[str, typer.Option(help="Feature set, or store, of the models in the engine.")] = "engine-1",
@@ -69,13 +69,13 @@ def trial_plan(
 
     rules = TrialRules.for_wins(wins, level, per_client=per_client, liars=liars, wait=60 * wait)
     engine = EngineAddress(url, index, feature_set, query)
-    planned = plan_trial(model, against, to, out, rules, engine, places, who, because, current, key)
+    planned = plan_trial(model, against, to, out, rules, engine, positions, who, because, current, key)
     console = new_console()
-    answer(about_plan(planned.plan, planned.needed), console)
-    say(console, f"The record: {planned.record}")
+    print_sections(about_plan(planned.plan, planned.needed), console)
+    print_line(console, f"The record: {planned.record}")
     for file in planned.files:
-        say(console, f"For your engine: {file}")
-    say(console, f"Then: fedrank trial read {out} EVENTS")
+        print_line(console, f"For your engine: {file}")
+    print_line(console, f"Then: fedrank trial read {out} EVENTS")
 
 
 @trial_app.command(
@@ -103,9 +103,9 @@ def trial_read(
     folder = EngineTrial(trial)
     brought = folder.read(events, labels, complete)
     console = new_console()
-    answer(about_reading(brought), console)
+    print_sections(about_reading(brought), console)
     judgement = folder.judged()
-    say(console, f"So far: {judgement.because} ({judgement.ruling}). More: fedrank trial decide {trial}")
+    print_line(console, f"So far: {judgement.because} ({judgement.ruling}). More: fedrank trial decide {trial}")
 
 
 @trial_app.command("decide", epilog="Example:  fedrank trial decide trials/spring --picture evidence.png")
@@ -121,11 +121,11 @@ def trial_decide(trial: TrialFolder, picture: Picture = None, who: ClientSummary
     console = new_console()
     _tell(folder, count, judgement, console, picture)
     if judgement.ruling == "adopt":
-        say(console, f"Put it in use: fedrank trial adopt {trial}")
+        print_line(console, f"Put it in use: fedrank trial adopt {trial}")
     elif judgement.ruling == "refuse":
-        say(console, f"Show the old order again: fedrank trial rollback {trial} --because '{judgement.because}'")
+        print_line(console, f"Show the old order again: fedrank trial rollback {trial} --because '{judgement.because}'")
     else:
-        say(console, f"Go on: fedrank trial read {trial} EVENTS")
+        print_line(console, f"Go on: fedrank trial read {trial} EVENTS")
 
 
 @trial_app.command("show", epilog="Example:  fedrank trial show trials/spring")
@@ -178,22 +178,22 @@ def trial_rollback(
 def _tell(trial: EngineTrial, count: Count, judgement: Judgement, console: Console, picture: Path | None) -> None:
     from fedrank.engine.trial_summary import about_trial
 
-    answer(about_trial(trial, count, judgement), console)
+    print_sections(about_trial(trial, count, judgement), console)
     if picture is not None:
         from fedrank.experiments.report.trial_figures import draw_trial
 
         title = f"{trial.plan.id}: {judgement.because}"
         draw_trial(judgement.evidence, trial.plan.rules.gate, title, picture)
-        say(console, f"Picture: {picture}")
+        print_line(console, f"Picture: {picture}")
 
 
 def _tell_put(trial: EngineTrial, put: InUse, script: str) -> None:
     from fedrank.engine.trial_requests import commands_of
 
     console = new_console()
-    say(console, f"In use: {put.name or 'the engine'} ({put.path or 'its own order'})")
-    say(console, f"The record: {trial.current}, and history.json in {trial.folder}")
+    print_line(console, f"In use: {put.name or 'the engine'} ({put.path or 'its own order'})")
+    print_line(console, f"The record: {trial.current}, and history.json in {trial.folder}")
     if command := commands_of(trial.folder, script):
-        say(console, f"Tell your engine: {command}")
+        print_line(console, f"Tell your engine: {command}")
     else:
-        note("your service reads which model is in use from that file")
+        print_note("your service reads which model is in use from that file")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedrank.cli.search import Browser, Port, browse
-from fedrank.cli.shared import RunsFolders, new_console, say
+from fedrank.cli.shared import RunsFolders, new_console, print_line
 
 
 def watch(folders: RunsFolders, port: Port = 0, browser: Browser = True) -> None:
@@ -13,10 +13,10 @@ def watch(folders: RunsFolders, port: Port = 0, browser: Browser = True) -> None
     console = new_console()
 
     def ready(link: str) -> None:
-        say(console, f"Open {link}")
-        say(console, "This link works once, in one browser. Ctrl-C ends the page, and no run.")
+        print_line(console, f"Open {link}")
+        print_line(console, "This link works once, in one browser. Ctrl-C ends the page, and no run.")
         if browser:
             browse(link)
 
     watch(folders, port, ready)
-    say(console, "Ended; the runs go on.")
+    print_line(console, "Ended; the runs go on.")

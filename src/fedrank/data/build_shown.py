@@ -1,7 +1,7 @@
 """From a log of lists as they were shown, and its documents, to a data set.
 
-Nothing that is to be forgotten reaches the disk: rows that are too old and queries that are redacted are sorted out in
-memory, and features are computed there from what was typed. A build that was interrupted reads the log again and
+What must not be stored never reaches the disk: rows that are too old and redacted queries are removed in memory, and
+features are computed there from what was typed. A build that was interrupted reads the log again and
 continues with the features.
 """
 
@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import time as clock
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,28 +19,25 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data import from_ir_datasets
-from fedrank.data.build_log import (
-    PAIR_ASKER,
-    PAIRS,
-    Extractor,
-    LogBuild,
-    compute_features,
-    fingerprint,
-    heavy_user,
-    own_features,
-)
+from fedrank.data.build_log import PAIRS
 from fedrank.data.click_caps import ClickCaps, Cut, apply_caps
-from fedrank.data.documents import Documents, read_documents
+from fedrank.data.click_log import rank_users
+from fedrank.data.documents import Documents
+from fedrank.data.from_ir_datasets import documents_from
+from fedrank.data.lists import ListRules
 from fedrank.data.live_features import LOG_103
-from fedrank.data.log_folder import begin, finish, is_complete, table, working_on
-from fedrank.data.logs import BAD_ROW, FORMAT, SHOWN_ARRAYS, SHOWN_MORE, TEXTS, SearchLog, load_log, write_names
+from fedrank.data.log_extractors import PAIR_ASKER, FeatureChoice, MakeExtractor, built_in_features, compute_features
+from fedrank.data.log_folder import Marks, build_folder, fingerprint, finish, log_facts, table, write_texts
+from fedrank.data.logs import FORMAT, SHOWN_ARRAYS, SHOWN_MORE, SearchLog
 from fedrank.data.mapped import save_array
 from fedrank.data.redaction import Redaction, replaced
+from fedrank.data.rows import BAD_ROW, list_reasons, stored_reasons
 from fedrank.data.shown import UNKNOWN_FIRST, ShownRows, read_shown
+from fedrank.data.shown_folder import ShownLists, write_shown
 from fedrank.data.ubi import ANONYMOUS, IS_EVENT, OTHER_APPLICATION, UbiRules, read_ubi
 from fedrank.files import sync
 from fedrank.progress import Progress, quiet
+from fedrank.types import Features
 
 DAY = 86_400
 TOO_OLD = "older than is kept"
@@ -73,7 +70,7 @@ class ShownBuild:
     features: str = LOG_103  # or "live-1", "engine-1"
     stem: str = "none"  # "english": stems instead of words
     users: int | None = None  # only so many, the most active; None: all
-    least: int = 1  # lists that a user must have
+    min_interactions: int = 1  # lists that a user must have
     exclude: tuple[str, ...] = ()  # users that are left out
     columns: dict[str, str] = field(default_factory=dict)  # of a table, if it is not obvious
     drawn: tuple[float, float] | None = None  # temperature and keep of a table's scores
@@ -85,13 +82,15 @@ class ShownBuild:
     def __post_init__(self) -> None:
         if self.keep_days is not None and self.keep_days < 1:
             raise ValueError(f"keep_days = {self.keep_days} would keep nothing; use 1 or more")
-        self.log_build()
+        if self.users is not None and self.users < 1:
+            raise ValueError(f"users = {self.users} leaves no user; use 1 or more, or None for all")
+        if self.min_interactions < 1:
+            raise ValueError(f"min_interactions must be at least 1 (got {self.min_interactions})")
+        self.feature_choice()
 
-    def log_build(self) -> LogBuild:
-        """What features need to know, checked."""
-        return LogBuild(
-            users=self.users, least=self.least, exclude=self.exclude, stem=self.stem, features=self.features
-        )
+    def feature_choice(self) -> FeatureChoice:
+        """What computes the features needs to know, checked."""
+        return FeatureChoice(self.features, self.stem, depth=ListRules().depth)
 
 
 def build_shown(
@@ -102,7 +101,7 @@ def build_shown(
     *,
     threads: int = 1,
     progress: Progress = quiet,
-    extractor: Callable[[Documents], Extractor] | None = None,
+    extractor: MakeExtractor | None = None,
     now: float | None = None,
 ) -> SearchLog:
     """Build a data set in the folder `out`, or continue one that was begun there with the same files and settings.
@@ -116,20 +115,40 @@ def build_shown(
     if how.keep_days is not None:
         # Whole days of UTC, today among them: whatever the hour, nothing is older than so many days.
         since = int((clock.time() if now is None else now) // DAY - how.keep_days + 1) * DAY
-    asked = {
+    request = {
         "format": FORMAT,
         "log": [fingerprint(path) for path in source] if isinstance(source, UbiSource) else fingerprint(source),
         "documents": fingerprint(documents),
-        "settings": _plain(how, since),
+        "settings": _stored(how, since),
     }
-    if not is_complete(out, asked):
-        with working_on(out):
-            if not is_complete(out, asked):  # by another process in between
-                _build(source, documents, out, how, since, asked, threads, progress, extractor)
-    return load_log(out)
+
+    def build(marks: Marks) -> None:
+        progress("read", 0, 1)
+        collection = documents_from(documents)
+        if isinstance(source, UbiSource):
+            rows = read_ubi(source.queries, source.events, collection, documents, how.ubi)
+            files = {"queries": source.queries.name, "events": source.events.name}
+        else:
+            rows = read_shown(source, collection, how.columns, how.ubi.positions, how.drawn)
+            files = {"log": source.name}
+        chosen = choose(rows, how, since)
+        tools = (extractor or built_in_features(how.feature_choice(), threads))(collection)
+        progress("read", 1, 1)
+        marks.begin()
+        texts = [chosen.rows.queries[query] for query in np.unique(chosen.rows.query)]
+        if "gathered" not in marks.done:
+            _gather(out, chosen, collection)
+            marks.set("gathered", 1)
+        times = _times_of_pairs(out) if tools.timed is not None else None
+        compute_features(out, marks, tools, texts, PAIRS, progress, times)
+        broken = len(collection.broken)
+        common = log_facts(marks, chosen.rows, chosen.read, files | {"documents": documents.name}, tools.names, broken)
+        finish(out, common | _facts(chosen, common["counts"]))
+
+    return build_folder(out, request, build)
 
 
-def _plain(how: ShownBuild, since: int | None) -> dict[str, Any]:
+def _stored(how: ShownBuild, since: int | None) -> dict[str, Any]:
     """Settings as they are stored: listed words are not named, since they may be names; nor are users left out."""
     settings: dict[str, Any] = json.loads(json.dumps(asdict(how)))
     settings["redaction"]["words"] = len(how.redaction.words)
@@ -144,95 +163,140 @@ def _digest(names: Sequence[str]) -> str:
     return hashlib.blake2b("\n".join(names).encode(), digest_size=16).hexdigest() if names else ""
 
 
-def _build(
-    source: Path | UbiSource,
-    documents: Path,
-    out: Path,
-    how: ShownBuild,
-    since: int | None,
-    asked: dict[str, Any],
-    threads: int,
-    report: Progress,
-    extractor: Callable[[Documents], Extractor] | None,
-) -> None:
-    marks = begin(out, asked)
-    report("read", 0, 1)
-    from_package = from_ir_datasets.is_there(documents)
-    collection = from_ir_datasets.documents_of(documents) if from_package else read_documents(documents)
-    if isinstance(source, UbiSource):
-        rows = read_ubi(source.queries, source.events, collection, documents, how.ubi)
-    else:
-        rows = read_shown(source, collection, how.columns, how.ubi.places, how.drawn)
-    chosen = choose(rows, how, since)
-    tools = (extractor or own_features(how.log_build(), threads))(collection)
-    report("read", 1, 1)
-    if not marks.done:  # only now, so that files or settings that make no sense leave no folder behind
-        marks.set("begun", 1)
-    texts = [chosen.rows.queries[query] for query in np.unique(chosen.rows.query)]
-    if "gathered" not in marks.done:
-        _gather(out, chosen, collection)
-        marks.set("gathered", 1)
-    times = _times_of_pairs(out) if tools.timed is not None else None
-    compute_features(out, marks, tools, texts, PAIRS, report, times)
-    finish(out, _facts(out, asked, source, documents.name, chosen, collection, tools.names))
-
-
 class ChosenLists(NamedTuple):
     """What is stored of a log, and what is not."""
 
     rows: ShownRows
     reasons: list[str]  # [queries]: why its text is not stored; "": it is
     ranking: NDArray[np.int64]  # users, most active first
+    rank: NDArray[np.int32]  # [users]: -1 for those that are not chosen
     dropped: dict[str, int]  # lists, by reason
     cut: dict[str, Cut]  # by rule
     clicks: NDArray[np.int64]  # [users]: before anything was left out, most first
-    read: int  # sound lists in the log
+    read: int  # usable lists in the log
+
+    @property
+    def users(self) -> list[str]:
+        """Chosen users, most active first."""
+        return [self.rows.users[user] for user in self.ranking]
+
+    def queries(self) -> tuple[list[str], NDArray[np.int64], list[str]]:
+        """Texts of queries as they are stored, the query of each list, and why each text is redacted."""
+        which, query = np.unique(self.rows.query, return_inverse=True)
+        why = [self.reasons[one] for one in which]
+        return replaced([self.rows.queries[one] for one in which], why), query, why
+
+    def counted(self, why: list[str]) -> dict[str, Any]:
+        """What `facts.json` records of lists and texts that are not stored."""
+        return {
+            "dropped": {**self.dropped, **{rule: cut.lists for rule, cut in self.cut.items()}},
+            "capped": {rule: cut._asdict() for rule, cut in self.cut.items()},
+            "redacted": {reason: why.count(reason) for reason in sorted(set(why)) if reason},
+        }
 
 
 def choose(rows: ShownRows, how: ShownBuild, since: int | None = None) -> ChosenLists:
     """Which lists are stored: recent, of users that are wanted, and within the limits of what one client may add."""
     _check(rows, how)
     read = len(rows)
-    everybody = np.sort(np.bincount(rows.user, rows.clicks_of_lists(), len(rows.users)).astype(np.int64))[::-1]
+    all_clicks = np.sort(np.bincount(rows.user, rows.clicks_of_lists(), len(rows.users)).astype(np.int64))[::-1]
     dropped: dict[str, int] = {}
 
-    def keep(kept: NDArray[np.bool_], reason: str) -> None:
+    def restrict(chosen: NDArray[np.bool_], reason: str) -> None:
         nonlocal rows
-        dropped[reason] = int(np.count_nonzero(~kept))
-        rows = rows if kept.all() else rows.select(kept)
+        dropped[reason] = int(np.count_nonzero(~chosen))
+        rows = rows if chosen.all() else rows.select(chosen)
 
     if since is not None:
-        keep(rows.time >= since, TOO_OLD)
+        restrict(rows.time >= since, TOO_OLD)
         until = since + ((how.keep_days or 0) + 1) * DAY  # a clock may be a day ahead
-        keep(rows.time < until, FUTURE)
-    keep(~np.isin(rows.user, [rows.users.index(name) for name in how.exclude]), EXCLUDED)
+        restrict(rows.time < until, FUTURE)
+    restrict(~np.isin(rows.user, [rows.users.index(name) for name in how.exclude]), EXCLUDED)
     rows, cut = _capped(rows, how.caps)
     people = np.unique(np.stack([rows.query, rows.user]), axis=1)[0]
     reasons = how.redaction.reasons(rows.queries, np.bincount(people, minlength=len(rows.queries)))
     if how.redaction.what == "drop":
-        keep(~np.array([bool(reason) for reason in reasons])[rows.query], REDACTED)
+        restrict(~np.array([bool(reason) for reason in reasons])[rows.query], REDACTED)
     counts = np.bincount(rows.user, minlength=len(rows.users))
-    ranking = np.argsort(-counts, kind="stable")
-    ranking = ranking[counts[ranking] >= how.least][: how.users]
+    ranking, rank = rank_users(counts, how.min_interactions, how.users)
     if not len(ranking):
-        told = "; ".join(f"{n:,} {reason}" for reason, n in dropped.items() if n)
-        told += "; ".join(f"{one.lists:,} {rule}" for rule, one in cut.items())
+        reasons_text = "; ".join(f"{n:,} {reason}" for reason, n in dropped.items() if n)
+        reasons_text += "; ".join(f"{one.lists:,} {rule}" for rule, one in cut.items())
         raise ValueError(
             f"nothing of {read:,} lists is left: the most active user has {counts.max(initial=0):,} and needs "
-            f"{how.least:,} ({told or 'nothing was dropped'}); change what leaves them out"
+            f"{how.min_interactions:,} ({reasons_text or 'nothing was dropped'}); change what leaves them out"
         )
-    keep(np.isin(rows.user, ranking), NOT_CHOSEN)
-    return ChosenLists(rows, reasons, ranking, dropped, cut, everybody, read)
+    restrict(rank[rows.user] >= 0, NOT_CHOSEN)
+    return ChosenLists(rows, reasons, ranking, rank, dropped, cut, all_clicks, read)
+
+
+@dataclass(frozen=True, eq=False)
+class DescribedRows:
+    """Documents of searches with features that were computed elsewhere."""
+
+    features: Features  # [rows, features]
+    names: tuple[str, ...]  # of the features
+    document: Sequence[int]  # [rows]: of which document each is
+    documents: Sequence[str]  # ids
+
+
+def write_described(
+    out: str | os.PathLike[str],
+    rows: ShownRows,  # lists of rows that are described, instead of documents
+    described: DescribedRows,
+    features: str,  # which features these are
+    dropped: Mapping[str, int],  # lists that are not among these, by reason
+) -> SearchLog:
+    """Write a data set of lists whose documents have features already, chosen and redacted as `build_shown` does."""
+    chosen = choose(rows, ShownBuild())
+    rows = chosen.rows
+    lengths = np.diff(rows.offsets)
+    grid = np.arange(int(lengths.max())) < lengths[:, None]
+
+    def spread(values: NDArray[Any] | None, empty: float) -> NDArray[Any] | None:
+        if values is None:
+            return None
+        whole = np.full(grid.shape, empty, values.dtype)
+        whole[grid] = values
+        return whole
+
+    pairs, row = np.unique(rows.document, return_inverse=True)
+    queries, query, why = chosen.queries()
+    lists, clicks = spread(row.astype(np.int64), -1), spread(rows.clicks, 0)
+    assert lists is not None
+    assert clicks is not None
+    shown = ShownLists(
+        features=described.features[pairs],
+        lists=lists,
+        clicks=clicks,
+        user=chosen.rank[rows.user],
+        time=rows.time,
+        query=query,
+        document=np.array([described.document[one] for one in pairs], np.int64),
+        users=chosen.users,
+        queries=queries,
+        documents=described.documents,
+        feature_names=described.names,
+        first=rows.first,
+        dwell=spread(rows.dwell, np.nan),
+        scores=spread(rows.scores, 0.0),
+        temperature=None if rows.drawn is None else rows.drawn[0],
+        keep=None if rows.drawn is None else rows.drawn[1],
+        unit=rows.unit,
+    )
+    counted = chosen.counted(why)
+    counted["dropped"] |= dropped
+    return write_shown(out, shown, {"features": features}, counted | {"left_out": stored_reasons(rows.left_out)})
 
 
 def _capped(rows: ShownRows, caps: ClickCaps) -> tuple[ShownRows, dict[str, Cut]]:
     """What limits leave; a browser that names other people all the time is still one browser."""
     cut: dict[str, Cut] = {}
-    for whose in ("client", "user"):
-        if getattr(rows, whose) is not None:
+    for unit in ("client", "user"):
+        if getattr(rows, unit) is not None:
             clicks, lengths = rows.clicks_of_lists(), np.diff(rows.offsets)
-            kept, more = apply_caps(caps, getattr(rows, whose), rows.time, clicks, lengths)
-            rows = rows.select(kept)
+            chosen, more = apply_caps(caps, getattr(rows, unit), rows.time, clicks, lengths)
+            rows = rows.select(chosen)
             for rule, one in more.items():
                 cut[rule] = Cut(*(a + b for a, b in zip(cut.get(rule, (0, 0, 0)), one, strict=True)))
     return rows, cut
@@ -240,11 +304,10 @@ def _capped(rows: ShownRows, caps: ClickCaps) -> tuple[ShownRows, dict[str, Cut]
 
 def _check(rows: ShownRows, how: ShownBuild) -> None:
     if not len(rows):
-        reasons = "; ".join(f"{reason}: {count}" for reason, count in rows.left_out.items()) or "it is empty"
-        raise ValueError(f"the log holds no list that can be used ({reasons}){_remedy(rows)}")
+        raise ValueError(f"the log holds no list that can be used ({list_reasons(rows.left_out)}){_remedy(rows)}")
     for name in how.exclude:
         if name not in rows.users:
-            raise ValueError(f"exclude = {name!r}: nobody with a sound list has that name")
+            raise ValueError(f"exclude = {name!r}: no user with a sound list has that name")
 
 
 def _remedy(rows: ShownRows) -> str:
@@ -256,9 +319,7 @@ def _remedy(rows: ShownRows) -> str:
 def _gather(out: Path, chosen: ChosenLists, documents: Documents) -> None:
     """Number users, queries and pairs, and write all but the features."""
     rows = chosen.rows
-    number = np.full(len(rows.users), -1, np.int32)
-    number[chosen.ranking] = np.arange(len(chosen.ranking))
-    queries, query = np.unique(rows.query, return_inverse=True)
+    queries, query, _ = chosen.queries()
     lengths = np.diff(rows.offsets)
     codes, pair = np.unique(np.repeat(query, lengths) * len(documents) + rows.document, return_inverse=True)
     longest = int(lengths.max())
@@ -281,16 +342,12 @@ def _gather(out: Path, chosen: ChosenLists, documents: Documents) -> None:
             grid.flush()
             sync(out / f"{name}.npy")
     save_array(out / "first.npy", rows.first)
-    save_array(out / "user.npy", number[rows.user])
+    save_array(out / "user.npy", chosen.rank[rows.user])
     save_array(out / "time.npy", rows.time)
     save_array(out / "query.npy", query.astype(np.int32))
     save_array(out / "document.npy", (codes % len(documents)).astype(np.int32))
     save_array(out / PAIR_ASKER, (codes // len(documents)).astype(np.int32))
-    stored = replaced([rows.queries[one] for one in queries], [chosen.reasons[one] for one in queries])
-    texts = {"users": [rows.users[one] for one in chosen.ranking], "queries": stored, "documents": documents.ids}
-    for name, names in texts.items():
-        write_names(out / f"{name}.txt", names)
-        sync(out / f"{name}.txt")
+    write_texts(out, chosen.users, queries, documents.ids)
 
 
 def _times_of_pairs(out: Path) -> NDArray[np.int64]:
@@ -308,57 +365,19 @@ def _times_of_pairs(out: Path) -> NDArray[np.int64]:
     return (np.floor(total / np.maximum(often, 1)).astype(np.int64)) * DAY + DAY // 2
 
 
-def _facts(
-    out: Path,
-    asked: dict[str, Any],
-    source: Path | UbiSource,
-    documents: str,
-    chosen: ChosenLists,
-    collection: Documents,
-    names: tuple[str, ...],
-) -> dict[str, Any]:
-    """What a reader of the data set should know."""
+def _facts(chosen: ChosenLists, counts: dict[str, int]) -> dict[str, Any]:
+    """What is only known of lists as they were shown."""
     rows = chosen.rows
-    there = [name for name in (SHOWN_ARRAYS | SHOWN_MORE) if (out / f"{name}.npy").is_file()]
-    shapes = {name: list(np.load(out / f"{name}.npy", mmap_mode="r").shape) for name in there}
-    texts = {name: (out / f"{name}.txt").read_bytes().count(b"\n") for name in TEXTS}
-    files = {"queries": source.queries.name, "events": source.events.name} if isinstance(source, UbiSource) else None
     clicks = np.bincount(rows.user, rows.clicks_of_lists(), len(rows.users)).astype(np.int64)
-    kept = np.unique(rows.query)
-    why = [chosen.reasons[one] for one in kept]
-    redacted = {reason: why.count(reason) for reason in sorted(set(why)) if reason}
     return {
-        "format": FORMAT,
-        "files": (files or {"log": getattr(source, "name", "")}) | {"documents": documents},
-        "made_from": {"log": asked["log"], "documents": asked["documents"]},
-        "settings": asked["settings"],
         "unit": rows.unit,
-        "counts": {
-            "rows": rows.rows,  # of all files of the log
-            "sound": chosen.read,  # lists
-            "entries": len(rows),  # in the data set
-            "clicks": int(rows.clicks.sum()),
-            "pairs": shapes["features"][0],
-            **texts,
-        },
-        "left_out": _told(rows.left_out),
-        "noticed": _told(rows.noticed),
+        "counts": counts | {"clicks": int(rows.clicks.sum())},
+        "noticed": stored_reasons(rows.noticed),
         "also": {what: n for what, n in rows.counts.items() if n},
-        "dropped": {**chosen.dropped, **{rule: one.lists for rule, one in chosen.cut.items()}},
-        "capped": {rule: one._asdict() for rule, one in chosen.cut.items()},
-        "redacted": redacted,
+        **chosen.counted(chosen.queries()[2]),
         "largest": {"before": _largest(chosen.clicks), "after": _largest(np.sort(clicks)[::-1])},
-        "out_of_order": rows.out_of_order,
-        "broken_documents": len(collection.broken),
-        "heavy_user": heavy_user(rows),
-        "shapes": shapes,
-        "feature_names": list(names),
         **({} if rows.drawn is None else {"temperature": rows.drawn[0], "keep": rows.drawn[1]}),
     }
-
-
-def _told(found: dict[str, Any]) -> dict[str, Any]:
-    return {reason: {"rows": one.count, "lines": list(one.lines)} for reason, one in found.items()}
 
 
 def _largest(clicks: NDArray[np.int64]) -> list[float]:

@@ -6,9 +6,7 @@ environment variable FEDRANK_DATA names; the synthetic sets are always there.
 
 from __future__ import annotations
 
-import gzip
 import itertools
-import lzma
 import os
 import tomllib
 from collections.abc import Sequence
@@ -21,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.feature_names import FEATURE_NAMES
+from fedrank.data.judged_files import read_judged
+from fedrank.data.lines import bounded_lines
 from fedrank.data.ranking import RankingData
 from fedrank.display import DisplayMixin
-from fedrank.files import read_bytes
-from fedrank.names import nearest
+from fedrank.names import did_you_mean
 
 Normalisation = Literal["none", "query", "global"]
 Layout = Literal["parts", "files", "single", "intents", "built-in"]
@@ -34,8 +33,8 @@ INTENTS = (0, 1, 2, 3, 4)  # 0: judged over all intents
 _SAME_QUERIES = "the test queries are the training queries"
 
 _DEPTH = 4  # folders below FEDRANK_DATA
-_MOST_FOLDERS = 5_000  # where FEDRANK_DATA names something else by mistake, a home folder perhaps
-_MOST_ENTRIES = 20_000  # of one folder
+_MAX_FOLDERS = 5_000  # where FEDRANK_DATA names something else by mistake, a home folder perhaps
+_MAX_ENTRIES = 20_000  # of one folder
 _INNER = ("sample", "querylevelnorm", "set1")  # how publishers call a folder inside that of the set
 _STEMS = {
     "train": ("train", "trainingset"),
@@ -72,7 +71,18 @@ class DataSet:
 
 @dataclass(frozen=True, repr=False)
 class Fold(DisplayMixin):
-    """One division of a data set into training, validation and test queries."""
+    """A fold divides the queries of a data set into training, validation and test queries.
+
+    `load` and `load_files` return folds. `validation` is None if the data set has no validation queries.
+
+    >>> import fedrank as fr
+    >>> fold = fr.load("synthetic-mq2007", fold=2)
+    >>> fold.train.queries, fold.validation.queries, fold.test.queries
+    (1015, 338, 339)
+    >>> small = fr.Fold(fold.train.select(range(30)), None, fold.test.select(range(10)), name="small", fold=1)
+    >>> small.train
+    <RankingData synthetic-mq2007; queries: 30; documents: 1,236; features: 46; grades: 0 to 2; normalised: none>
+    """
 
     train: RankingData
     validation: RankingData | None
@@ -114,7 +124,7 @@ def describe(name: str) -> DataSet:
     """The entry of the catalog; an unknown name is refused with the nearest known one."""
     if name in CATALOG:
         return CATALOG[name]
-    raise ValueError(f"no data set {name!r}{nearest(name, CATALOG)}")
+    raise ValueError(f"no data set {name!r}{did_you_mean(name, CATALOG)}")
 
 
 def require(name: str) -> None:
@@ -135,7 +145,17 @@ def files_read(name: str, fold: int) -> dict[str, Path]:
 
 
 def load(name: str, fold: int = 1, normalise: str | None = None, cache: bool = True) -> Fold:
-    """A fold of a set of the catalog; without `normalise`, normalised as its entry says for vector models."""
+    """Load a fold of a data set from the catalog.
+
+    `name` is a built-in set such as "synthetic-mq2007", or a set in the folder FEDRANK_DATA. `normalise` is "none",
+    "query" or "global"; without it, features are normalised as the catalog says for linear and neural models. With
+    `cache`, files that were parsed once are not parsed again.
+
+    >>> import fedrank as fr
+    >>> fold = fr.load("synthetic-mq2007", fold=1)
+    >>> fold.test
+    <RankingData synthetic-mq2007; queries: 338; documents: 13,169; features: 46; grades: 0 to 2; normalised: none>
+    """
     from fedrank.data.normalise import known_normalisation
 
     entry = describe(name)
@@ -175,18 +195,28 @@ def load_files(
     cache: bool = True,
     features: int | None = None,
 ) -> Fold:
-    """A fold made of the user's own LETOR files; without `features` the highest index of any of them counts."""
-    from fedrank.data.letor import read_letor
+    r"""Read a fold from LETOR files.
 
+    `features` is the number of features; without it, the highest index in any of the files counts. With
+    normalise="global", the ranges of the training file apply to all files.
+
+    >>> from pathlib import Path
+    >>> import fedrank as fr
+    >>> _ = Path("train.txt").write_text("2 qid:1 1:0.9 2:4\n0 qid:1 1:0.1 2:2\n")
+    >>> _ = Path("test.txt").write_text("1 qid:2 1:0.5 2:3\n0 qid:2 1:0.1 2:6\n")
+    >>> fold = fr.load_files("train.txt", "test.txt", normalise="global")
+    >>> fold.test.features.tolist()
+    [[0.5, 0.5], [0.0, 2.0]]
+    """
     read = "none" if normalise == "global" else normalise
     paths = [Path(path) for path in (train, test, validation) if path is not None]
-    parts = [read_letor(path, features=features, normalise=read, cache=cache) for path in paths]
+    parts = [read_judged(path, features=features, normalise=read, cache=cache) for path in paths]
     # Sparse files may leave out their last features, each file others.
     width = max(part.features.shape[1] for part in parts)
     top = max(part.top_grade for part in parts)
     for place, path in enumerate(paths):
         if parts[place].features.shape[1] < width:
-            parts[place] = read_letor(path, features=width, normalise=read, cache=cache)
+            parts[place] = read_judged(path, features=width, normalise=read, cache=cache)
     learn, check, *rest = (replace(part, top_grade=top) for part in parts)
     tune = rest[0] if rest else None
     if normalise == "global":
@@ -270,11 +300,9 @@ def _from_files(
 
 
 def _read(entry: DataSet, path: Path, how: str, cache: bool) -> RankingData:
-    from fedrank.data.letor import read_letor
-
     # Ranges over the training set are known only when all of it is read.
     early = "none" if how == "global" else how
-    data = read_letor(path, features=entry.features, normalise=early, missing=entry.missing, cache=cache)
+    data = read_judged(path, features=entry.features, normalise=early, missing=entry.missing, cache=cache)
     # Intents come from judgement files, whatever scale the feature file has.
     if entry.layout != "intents" and data.top_grade >= entry.grades:
         raise ValueError(
@@ -298,7 +326,8 @@ def _document_id(comment: str, path: Path) -> str:
 
 def _judged(path: Path, topics: Sequence[str], documents: Sequence[str]) -> NDArray[np.int8]:
     known: dict[tuple[str, str], int] = {}
-    for number, line in enumerate(_text(path).splitlines(), start=1):
+    for number, raw in bounded_lines(path):
+        line = (raw or b"").decode("utf-8")
         try:
             topic, _, document, grade = line.split()
             known[topic, document] = int(grade)
@@ -313,15 +342,6 @@ def _judged(path: Path, topics: Sequence[str], documents: Sequence[str]) -> NDAr
         )
     # Assessors also give negative grades, to spam.
     return np.array([known.get(pair, 0) > 0 for pair in pairs], dtype=np.int8)
-
-
-def _text(path: Path) -> str:
-    raw = read_bytes(path)
-    if path.suffix == ".gz":
-        raw = gzip.decompress(raw)
-    elif path.suffix == ".xz":
-        raw = lzma.decompress(raw)
-    return raw.decode("utf-8")
 
 
 def _by_training_ranges(
@@ -397,7 +417,7 @@ def _index() -> dict[str, list[Path]]:
         for folder in level:
             index.setdefault(_plain(folder.name), []).append(folder)
             seen += 1
-            if depth < _DEPTH and seen + len(below) < _MOST_FOLDERS:
+            if depth < _DEPTH and seen + len(below) < _MAX_FOLDERS:
                 below += _folders(folder)
         level = below
     return index
@@ -406,7 +426,7 @@ def _index() -> dict[str, list[Path]]:
 def _folders(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
-            found = [entry.name for entry in itertools.islice(entries, _MOST_ENTRIES) if entry.is_dir()]
+            found = [entry.name for entry in itertools.islice(entries, _MAX_ENTRIES) if entry.is_dir()]
     except OSError:
         return []
     return [folder / name for name in sorted(found) if not name.startswith(".")]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.letor import LetorError, read_letor
+from fedrank.data.judged_files import JudgedFileError, read_judged
 from fedrank.data.normalise import feature_ranges
 from fedrank.data.ranking import RankingData
 
@@ -58,8 +58,8 @@ def check_files(
     checks = []
     for path in paths:
         try:
-            data = read_letor(path, features=features, missing=missing, cache=False)
-        except LetorError as error:
+            data = read_judged(path, features=features, missing=missing, cache=False)
+        except JudgedFileError as error:
             checks.append(FileCheck(str(path), error=str(error)))
         except OSError as error:
             checks.append(FileCheck(str(path), error=f"{path}: {error.strerror or error}"))
@@ -121,30 +121,30 @@ def _sorted_queries(data: RankingData, several: NDArray[np.bool_]) -> float:
 
 
 def _oddities(check: FileCheck) -> list[str]:
-    said = []
+    sentences = []
     if check.without_relevant:
-        said.append(f"{_count(check.without_relevant, 'query has', 'queries have')} no relevant document")
+        sentences.append(f"{_count(check.without_relevant, 'query has', 'queries have')} no relevant document")
     if check.single:
-        said.append(f"{_count(check.single, 'query has', 'queries have')} only one document: nothing to rank")
+        sentences.append(f"{_count(check.single, 'query has', 'queries have')} only one document: nothing to rank")
     if check.same_grade:
-        said.append(f"{_count(check.same_grade, 'query has', 'queries have')} several documents, all of one grade")
+        sentences.append(f"{_count(check.same_grade, 'query has', 'queries have')} several documents, all of one grade")
     skipped = [str(grade) for grade, count in enumerate(check.grades) if count == 0]
     if skipped:
-        said.append(f"no document has grade {_listed(skipped)}")
+        sentences.append(f"no document has grade {_listed(skipped)}")
     if check.constant:
-        said.append(_features(check.constant, "never changes", "never change"))
+        sentences.append(_features(check.constant, "never changes", "never change"))
     if check.all_zero:
-        said.append(_features(check.all_zero, "is always 0", "are always 0"))
+        sentences.append(_features(check.all_zero, "is always 0", "are always 0"))
     if check.duplicates:
-        said.append(
+        sentences.append(
             f"{_count(check.duplicates, 'document has', 'documents have')} the features of another of the same query"
         )
     if check.sorted_by_grade:
-        said.append(
+        sentences.append(
             f"{check.sorted_queries:.0%} of the queries list their documents in order of grade, best first: "
             "a ranker that ties them all would look perfect wherever ties keep this order"
         )
-    return said
+    return sentences
 
 
 def _count(number: int, one: str, many: str) -> str:
@@ -164,6 +164,6 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
-    """File names alone where they tell the files apart."""
+    """File names alone where these are different."""
     alone = [Path(path).name for path in paths]
     return {path: path if alone.count(name) > 1 else name for path, name in zip(paths, alone, strict=True)}

@@ -1,6 +1,6 @@
-"""Limits on what one client can contribute to a log. Browsers write events, so that anybody can write any number.
+"""Limits on what one client can contribute to a log. Browsers write events, so anyone can write any number.
 
-A limit leaves out whole lists, never single clicks: a list of which some clicks are gone would say that people saw
+A limit leaves out whole lists, never single clicks: a list of which some clicks are gone would mean that people saw
 documents and did not want them.
 """
 
@@ -18,7 +18,7 @@ HOURLY = "beyond what a client may add in an hour"
 SHARE = "beyond a client's share of all clicks"
 RULES = (ROBOT, EVERYWHERE, HOURLY, SHARE)
 _HOUR = 3600
-_FEW = 5  # documents of a list that somebody may open all
+_FEW = 5  # documents of a list that a person may open all
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class ClickCaps:
         for name in ("robot", "clicks_list", "lists_hour", "clicks_hour"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name} = {value} leaves nothing of anybody; use 1 or more, or None for no limit")
+                raise ValueError(f"{name} = {value} leaves no list of any client; use 1 or more, or None for no limit")
         if self.share is not None and not 0 < self.share <= 1:
             raise ValueError(f"share = {self.share} is no share of all clicks; use one above 0 and up to 1")
         if self.least < 1:
@@ -48,7 +48,7 @@ class Cut(NamedTuple):
 
     lists: int
     clicks: int
-    clients: int  # whose they were
+    clients: int  # that had them
 
 
 def apply_caps(
@@ -62,45 +62,45 @@ def apply_caps(
 
     `clicks` [lists] fell on each of them, on different documents, of which each has `lengths`.
     """
-    kept = np.ones(len(client), bool)
-    everywhere = (clicks == lengths) & (lengths > _FEW) if caps.clicks_list is not None else ~kept
+    chosen = np.ones(len(client), bool)
+    everywhere = (clicks == lengths) & (lengths > _FEW) if caps.clicks_list is not None else ~chosen
     cut: dict[str, Cut] = {}
     for rule, find in zip(RULES, (_robots, _everywhere, _hourly, _share), strict=True):
-        out = kept & find(caps, np.asarray(client), np.asarray(time), np.where(kept, clicks, 0), kept)
-        out |= kept & everywhere if rule == EVERYWHERE else False
+        out = chosen & find(caps, np.asarray(client), np.asarray(time), np.where(chosen, clicks, 0), chosen)
+        out |= chosen & everywhere if rule == EVERYWHERE else False
         if out.any():
             cut[rule] = Cut(int(out.sum()), int(clicks[out].sum()), len(np.unique(client[out])))
-        kept &= ~out
-    return kept, cut
+        chosen &= ~out
+    return chosen, cut
 
 
-def _robots(caps: ClickCaps, client: Any, time: Any, clicks: Any, kept: Any) -> NDArray[np.bool_]:
+def _robots(caps: ClickCaps, client: Any, time: Any, clicks: Any, chosen: Any) -> NDArray[np.bool_]:
     """All lists of clients that had too many in any sixty minutes."""
     out = np.zeros(len(client), bool)
     if caps.robot is None or len(client) <= caps.robot:
         return out
     order = np.lexsort((time, client))
-    whose, when = client[order], time[order]
-    fast = (whose[caps.robot :] == whose[: -caps.robot]) & (when[caps.robot :] - when[: -caps.robot] < _HOUR)
-    return np.isin(client, np.unique(whose[caps.robot :][fast]))
+    clients, times = client[order], time[order]
+    fast = (clients[caps.robot :] == clients[: -caps.robot]) & (times[caps.robot :] - times[: -caps.robot] < _HOUR)
+    return np.isin(client, np.unique(clients[caps.robot :][fast]))
 
 
-def _everywhere(caps: ClickCaps, client: Any, time: Any, clicks: Any, kept: Any) -> NDArray[np.bool_]:
+def _everywhere(caps: ClickCaps, client: Any, time: Any, clicks: Any, chosen: Any) -> NDArray[np.bool_]:
     out: NDArray[np.bool_] = clicks > (len(clicks) and clicks.max() if caps.clicks_list is None else caps.clicks_list)
     return out
 
 
-def _hourly(caps: ClickCaps, client: Any, time: Any, clicks: Any, kept: Any) -> NDArray[np.bool_]:
+def _hourly(caps: ClickCaps, client: Any, time: Any, clicks: Any, chosen: Any) -> NDArray[np.bool_]:
     """Lists behind so many of the same client and hour, or behind so many clicks."""
     hour = time // _HOUR
     out = np.zeros(len(client), bool)
-    for limit, amount in ((caps.lists_hour, kept.astype(np.int64)), (caps.clicks_hour, clicks.astype(np.int64))):
+    for limit, amount in ((caps.lists_hour, chosen.astype(np.int64)), (caps.clicks_hour, clicks.astype(np.int64))):
         if limit is not None:
             out |= _running(np.lexsort((hour, client)), (client, hour), amount) > limit
     return out
 
 
-def _share(caps: ClickCaps, client: Any, time: Any, clicks: Any, kept: Any) -> NDArray[np.bool_]:
+def _share(caps: ClickCaps, client: Any, time: Any, clicks: Any, chosen: Any) -> NDArray[np.bool_]:
     if caps.share is None or not len(client):
         return np.zeros(len(client), bool)
     limit = fair_share(np.bincount(client, clicks).astype(np.float64), caps.share, caps.least)
@@ -109,7 +109,7 @@ def _share(caps: ClickCaps, client: Any, time: Any, clicks: Any, kept: Any) -> N
 
 
 def fair_share(clicks: NDArray[np.floating[Any]], share: float, least: int) -> int:
-    """How many clicks a client may have so that nobody has more than a share of those that then count.
+    """How many clicks a client may have, so none has more than a share of those that then count.
 
     >>> fair_share(np.array([1000.0] + [10.0] * 90), 0.1, least=5)
     100

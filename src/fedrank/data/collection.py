@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.documents import Documents, read_documents, text_lines
+from fedrank.data.documents import Documents, read_documents
+from fedrank.data.lines import bounded_lines
 from fedrank.types import Grades, Offsets
 
 SYNTHETIC = "synthetic-silos"  # the collection that is always there
 _PACKED = ("", ".xz", ".gz")
 _TOP_GRADE = 127
-_MOST_FOLDERS = 5_000  # that are looked into, where FEDRANK_DATA names something else by mistake
+_MAX_FOLDERS = 5_000  # that are looked into, where FEDRANK_DATA names something else by mistake
 _WHOLE_NUMBER = re.compile(rb"[+-]?[0-9]+")
 
 
@@ -74,7 +75,18 @@ class Collection:
 
 
 def load_collection(name: str) -> Collection:
-    """The collection of that name: a folder, one below FEDRANK_DATA, or `synthetic-silos`, which needs no file."""
+    """Load a text collection: documents, queries and relevance judgements.
+
+    `name` is a folder in the layout of BEIR, a folder below FEDRANK_DATA, or "synthetic-silos", which is built in.
+
+    >>> import fedrank as fr
+    >>> collection = fr.load_collection("synthetic-silos")
+    >>> len(collection.documents), len(collection.queries)
+    (1200, 240)
+    >>> documents, grades = collection.judgements(0)
+    >>> print(collection.queries[0], documents[:3], grades[:3])
+    bosi tapopi zareba [18 38 58] [2 2 2]
+    """
     folder = find_collection(name)
     if folder is None:
         from fedrank.data.synthetic_text import synthetic_collection
@@ -97,10 +109,10 @@ def read_collection(folder: str | os.PathLike[str]) -> Collection:
     grades: list[dict[int, int]] = [{} for _ in asked.ids]
     unknown = 0
     for path in _judgements(folder):
-        for place, (number, line) in enumerate(text_lines(path)):
-            if place == 0 and not _WHOLE_NUMBER.fullmatch(line.rpartition(b"\t")[2].strip()):
+        for index, (number, line) in enumerate(bounded_lines(path)):
+            if index == 0 and not _WHOLE_NUMBER.fullmatch((line or b"").rpartition(b"\t")[2].strip()):
                 continue  # the names of the columns
-            query, document, grade = _judgement(line, path, number)
+            query, document, grade = _judgement(line or b"", path, number)
             if query not in query_of or document not in row_of:
                 unknown += 1
                 continue
@@ -155,7 +167,7 @@ def collections() -> list[tuple[str, Path | None]]:
     found: list[tuple[str, Path | None]] = [(SYNTHETIC, None)]
     root = os.environ.get("FEDRANK_DATA")
     for pattern in ("*", "*/*") if root else ():  # where `find_collection` looks
-        folders = itertools.islice(Path(root or "").glob(pattern), _MOST_FOLDERS)
+        folders = itertools.islice(Path(root or "").glob(pattern), _MAX_FOLDERS)
         found += [(folder.name, folder) for folder in sorted(folders) if _is_collection(folder)]
     return found
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.build_log import notes
 from fedrank.data.logs import FACTS, SearchLog, lengths_of
 from fedrank.seeds import rng_for
 
@@ -21,7 +20,7 @@ DRAWN = 5  # users whose days are drawn, as in the paper
 FEWEST = 10  # entries of a user whose burstiness counts; of fewer it is mostly chance
 TAIL = 10  # users that the fitted part of a power law must hold
 SAMPLE = 2000  # clicks of a user that are compared at most
-PLACES = 1000  # whose clicks are counted; hardly anybody goes further
+POSITIONS = 1000  # whose clicks are counted; hardly any user goes further
 _DAY = 86_400
 _SOME = 100_000  # lists that are in memory at a time
 
@@ -42,10 +41,10 @@ class ShownDescription:
 
     unit: str  # what a user is: "person" or "browser"
     lengths: tuple[int, int, int]  # of lists: shortest, median, longest
-    later_pages: int  # lists that do not begin at the first place
+    later_pages: int  # lists that do not begin at the first position
     unclicked: float  # share of lists without a click
-    shown_at: NDArray[np.int64]  # [places]: how often a document was shown there
-    clicked_at: NDArray[np.int64]  # [places]: and clicked
+    shown_at: NDArray[np.int64]  # [positions]: how often a document was shown there
+    clicked_at: NDArray[np.int64]  # [positions]: and clicked
     dwell: float  # median of the known seconds on a clicked document; NaN: none is known
     drawn: bool  # whether it is known how lists were drawn
     largest_before: tuple[
@@ -92,12 +91,12 @@ class LogDescription:
 def describe_log(log: SearchLog, compared: int = COMPARED, seed: int = 1) -> LogDescription:
     """Count, fit and compare; only clicks of the most active users are compared, of at most 2,000 entries of each."""
     if not len(log):
-        raise ValueError(f"{log.folder} has no entry, so that there is nothing to describe; build it again")
+        raise ValueError(f"{log.folder} has no entry, so there is nothing to describe; build it again")
     with _as_facts_say(log):
-        said = tuple(notes(log.facts))
+        sentences = tuple(notes(log.facts))
         shown = _shown(log) if log.is_shown else None
     clicks = np.bincount(log.user, minlength=len(log.users)).astype(np.int64)
-    chosen = _who_clicked(log)[:compared]
+    chosen = _users_with_clicks(log)[:compared]
     tables = []
     for user in chosen:
         rows = log.rows_of(user)
@@ -135,7 +134,7 @@ def describe_log(log: SearchLog, compared: int = COMPARED, seed: int = 1) -> Log
         distances=distances,
         by_chance=float(chance.sum() / pairs) if len(chosen) > 1 else float("nan"),
         features=tuple((log.feature_names[i], float(per_feature[i])) for i in order),
-        notes=said,
+        notes=sentences,
         shown=shown,
     )
 
@@ -147,12 +146,12 @@ def _as_facts_say(log: SearchLog) -> Iterator[None]:
         yield
     except (KeyError, TypeError, AttributeError) as problem:
         raise ValueError(
-            f"{log.folder / FACTS} does not say what became of the log's rows ({problem!r}); the folder is damaged: "
+            f"{log.folder / FACTS} does not record what became of the log's rows ({problem!r}); the folder is damaged: "
             "delete it and build it again"
         ) from None
 
 
-def _who_clicked(log: SearchLog) -> list[int]:
+def _users_with_clicks(log: SearchLog) -> list[int]:
     """Users with a click, most active first."""
     if log.clicks is None:
         return list(range(len(log.users)))
@@ -162,17 +161,17 @@ def _who_clicked(log: SearchLog) -> list[int]:
 
 def _shown(log: SearchLog) -> ShownDescription:
     entries = np.arange(len(log))
-    data_places, clicked_places = np.zeros(PLACES, np.int64), np.zeros(PLACES, np.int64)
+    shown_at, clicked_at = np.zeros(POSITIONS, np.int64), np.zeros(POSITIONS, np.int64)
     unclicked = 0
     assert log.clicks is not None, "a shown log has them"
-    assert log.first is not None, "and places"
+    assert log.first is not None, "and positions"
     for begin in range(0, len(log), _SOME):
         some = slice(begin, begin + _SOME)
-        places = log.first[some][:, None] + np.arange(log.lists.shape[1])
-        for counts, which in ((data_places, log.lists[some] >= 0), (clicked_places, log.clicks[some] > 0)):
-            counts += np.bincount(places[which & (places < PLACES)], minlength=PLACES)
+        positions = log.first[some][:, None] + np.arange(log.lists.shape[1])
+        for counts, which in ((shown_at, log.lists[some] >= 0), (clicked_at, log.clicks[some] > 0)):
+            counts += np.bincount(positions[which & (positions < POSITIONS)], minlength=POSITIONS)
         unclicked += int(np.count_nonzero(~log.clicks[some].any(axis=1)))
-    last = int(np.flatnonzero(data_places)[-1]) + 1 if data_places.any() else 0
+    last = int(np.flatnonzero(shown_at)[-1]) + 1 if shown_at.any() else 0
     lengths = lengths_of(log, entries)
     known = log.dwell[~np.isnan(log.dwell)] if log.dwell is not None else np.empty(0)
     largest = log.facts.get("largest", {})
@@ -181,8 +180,8 @@ def _shown(log: SearchLog) -> ShownDescription:
         lengths=(int(lengths.min()), int(np.median(lengths)), int(lengths.max())),
         later_pages=int(np.count_nonzero(log.first)),
         unclicked=unclicked / len(log),
-        shown_at=data_places[:last],
-        clicked_at=clicked_places[:last],
+        shown_at=shown_at[:last],
+        clicked_at=clicked_at[:last],
         dwell=float(np.median(known)) if len(known) else float("nan"),
         drawn=log.drawn is not None,
         largest_before=tuple(map(float, largest.get("before", ()))),
@@ -267,8 +266,8 @@ def _bursts(log: SearchLog) -> NDArray[np.float64]:
 
 def description_as_json(found: LogDescription) -> str:
     """All numbers as JSON text; what is not known is null."""
-    told = {key: value for key, value in asdict(found).items() if key != "shown" or value is not None}
-    return json.dumps(_plain(told), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    values = {key: value for key, value in asdict(found).items() if key != "shown" or value is not None}
+    return json.dumps(_plain(values), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def date_of(seconds: int) -> str:
@@ -290,3 +289,43 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not np.isfinite(value):
         return None
     return value
+
+
+def notes(facts: dict[str, Any]) -> list[str]:
+    """What became of the rows of a log, as sentences."""
+    counts = facts["counts"]
+    lines = [
+        f"{counts['rows']:,} rows, {counts['sound']:,} of them sound; {counts['entries']:,} entries of "
+        f"{counts['users']:,} users with {counts['queries']:,} queries are in the data set",
+        *_reasons("left out", facts["left_out"]),
+        *(f"dropped, {reason}: {n:,}" for reason, n in facts["dropped"].items() if n),
+        *_reasons("noticed", facts.get("noticed", {})),
+        *(f"also, {what}: {n:,}" for what, n in facts.get("also", {}).items()),
+        *(
+            f"redacted, {reason}: {n:,} queries, whose text is not stored"
+            for reason, n in facts.get("redacted", {}).items()
+        ),
+    ]
+    if counts.get("clicks") == 0:
+        lines.append("no list has a click, so nothing can be learned from them; --action names what counts as one")
+    if facts.get("unit") == "browser":
+        lines.append("users are browsers, not persons: one person may have several, and several may share one")
+    if facts["out_of_order"]:
+        lines.append(f"{facts['out_of_order']:,} entries stood behind a later one; the log was sorted by time")
+    if facts["broken_documents"]:
+        lines.append(f"{facts['broken_documents']:,} documents hold bytes that are not UTF-8; they count as �")
+    if heavy := facts["heavy_user"]:
+        lines.append(
+            f"user {heavy['user']} has {heavy['entries']:,} of the entries ({heavy['share']:.0%}), the next one "
+            f"{heavy['next']:,}: perhaps not a person; --exclude {heavy['user']} leaves it out"
+        )
+    return lines
+
+
+def _reasons(what: str, rows: dict[str, Any]) -> list[str]:
+    """Reasons, each with how many rows and their first lines."""
+    return [
+        f"{what}, {reason}: {one['rows']:,} (lines {', '.join(map(str, one['lines']))}"
+        f"{', ...' if one['rows'] > len(one['lines']) else ''})"
+        for reason, one in rows.items()
+    ]

@@ -27,15 +27,15 @@ from numpy.typing import NDArray
 
 from fedrank import kernels
 from fedrank.data.documents import Documents
-from fedrank.data.json_lines import moment_of
 from fedrank.data.text import stemmer
+from fedrank.data.values import parse_time
 from fedrank.types import Features
 
 K1, B = np.float32(1.2), np.float32(0.75)  # the defaults of all three engines
 TOLERANCE = 1e-5  # of the engine's own value, at most
-MOST_TERMS = 1024  # of a query: Lucene takes no more clauses
-MOST_SHARE = 75  # per cent of a query's words, rounded down: what counts as most of them
-LONGEST_WORD = 255  # letters; the standard tokenizer divides longer ones
+MAX_TERMS = 1024  # of a query: Lucene takes no more clauses
+MAX_SHARE = 75  # per cent of a query's words, rounded down: what counts as most of them
+MAX_WORD_LENGTH = 255  # letters; the standard tokenizer divides longer ones
 DAY = 86_400.0  # seconds
 _LN2 = 0.6931471805599453
 
@@ -53,6 +53,10 @@ class EngineFeature:
     meaning: str
     top: float = 1.0  # what counts as 1 in a model: fixed, so that nobody has to exchange ranges
     half_life: float = 0.0  # of recency: days after which half of it is left
+
+    @property
+    def half_life_seconds(self) -> float:
+        return self.half_life * DAY
 
 
 NAMED = (
@@ -193,9 +197,9 @@ def standard_words(text: str) -> list[str]:
         spans = (match.span(1) for match in pattern.finditer(text.translate(classes)) if match[1])
         # Letter by letter, as Java does: no letter becomes two, and a sigma does not ask where it stands.
         found = ["".join(letter.lower()[:1] for letter in text[first:end]) for first, end in spans]
-    if all(len(word) <= LONGEST_WORD for word in found):
+    if all(len(word) <= MAX_WORD_LENGTH for word in found):
         return found
-    return [word[at : at + LONGEST_WORD] for word in found for at in range(0, len(word), LONGEST_WORD)]
+    return [word[at : at + MAX_WORD_LENGTH] for word in found for at in range(0, len(word), MAX_WORD_LENGTH)]
 
 
 @dataclass(frozen=True)
@@ -205,6 +209,10 @@ class EngineFeatures:
     stemmer: str = "none"  # or a language of Snowball's
 
     names: tuple[str, ...] = field(default=NAMES, init=False)
+
+    @property
+    def features(self) -> tuple[EngineFeature, ...]:
+        return NAMED
 
     @property
     def version(self) -> str:
@@ -332,7 +340,7 @@ class EngineIndex:
         owner = np.concatenate([np.repeat(np.arange(len(documents)), lengths[name]) for name in ("title", "body")])
         together = lengths["title"] + lengths["body"]
         fields["all"] = FieldPostings.of(both[np.argsort(owner, kind="stable")], together, len(terms))
-        changed = [moment_of(text) for text in documents.changed] or [None] * len(documents)
+        changed = [parse_time(text) for text in documents.changed] or [None] * len(documents)
         popularity = [_number(text) for text in documents.popularity] or [0.0] * len(documents)
         return cls(
             features,
@@ -347,7 +355,7 @@ class EngineIndex:
     def describe(self, query: str, rows: Sequence[int] | NDArray[np.integer], time: float | None = None) -> Features:
         """[rows, features] of some documents; without a time nothing is recent."""
         which = np.asarray(rows, np.int64)
-        asked = [self.terms.get(word, -1) for word in self.features.words(query)[:MOST_TERMS]]
+        asked = [self.terms.get(word, -1) for word in self.features.words(query)[:MAX_TERMS]]
         out = np.zeros((len(which), len(NAMED)), np.float32)
         if not len(which):
             return out
@@ -364,7 +372,7 @@ class EngineIndex:
             elif feature.kind == "phrase":
                 out[:, column] = self._phrase(feature.field, asked, found[feature.field], which)
             else:
-                needed = len(asked) if feature.kind == "every" else max(len(asked) * MOST_SHARE // 100, 1)
+                needed = len(asked) if feature.kind == "every" else max(len(asked) * MAX_SHARE // 100, 1)
                 out[:, column] = np.count_nonzero(found[feature.field], axis=1) >= needed
         return out
 

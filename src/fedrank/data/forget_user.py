@@ -1,7 +1,7 @@
 """One user's rows out of a data set: a new folder is written beside the old one and takes its place at once.
 
-Whoever is killed at any moment leaves the old folder or the new one, whole. What only the user brought goes as well:
-queries that nobody else asked, and features of documents that nobody else was shown for a query.
+A process that is killed at any moment leaves the old folder or the new one, whole. What only this user contributed goes
+as well: queries of no other user, and features of documents that no other user was shown for a query.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedrank.data.log_folder import UNFINISHED, working_on
 from fedrank.data.logs import FACTS, TEXTS, SearchLog, load_log, write_names
 from fedrank.data.mapped import new_mapped
 from fedrank.files import UNFINISHED as PART
-from fedrank.files import exchange, is_alive, private_folder, sync, write_whole
+from fedrank.files import exchange, is_alive, private_folder, sync, write_atomic
 
 GONE = "(forgotten)"  # what stands in facts instead of a name
 _SOME = 50_000  # rows that are in memory at a time
@@ -35,16 +35,16 @@ class RemovedRows:
 
     entries: int
     clicks: int
-    queries: int  # that nobody else asked
-    pairs: int  # of a query and a document, that nobody else was shown
+    queries: int  # that no other user searched for
+    pairs: int  # of a query and a document, that no other user was shown
     first: int  # seconds since 1970: from the first entry ...
     last: int  # ... to the last
 
 
 def rows_of_user(log: SearchLog, name: str) -> RemovedRows:
-    """What forgetting a user would remove; refuses whoever is not there, or is all that is there."""
+    """What forgetting a user would remove; refuses an unknown user, and the only one."""
     own = _own(log, name)
-    queries, pairs = _kept_queries(log, own), _kept_pairs(log, own)
+    queries, pairs = _remaining_queries(log, own), _remaining_pairs(log, own)
     mine = np.flatnonzero(own)
     clicked = len(mine) if log.clicks is None else int(np.asarray(log.clicks[mine]).sum())
     times = np.asarray(log.time[mine])
@@ -66,7 +66,7 @@ def forget_user(
 ) -> RemovedRows:
     """Remove a user from a data set for good.
 
-    `note` is added to what the data set says was forgotten, and should not name anybody. `complete` may add files to
+    `note` is added to the data set's record of removals, and should not name a person. `complete` may add files to
     the new folder before it takes the old one's place.
     """
     folder = Path(folder).resolve()
@@ -79,7 +79,7 @@ def forget_user(
         try:
             _write(log, name, part, removed, note or {})
             complete(part, removed)
-            load_log(part)  # what cannot be opened takes nobody's place
+            load_log(part)  # what cannot be opened replaces nothing
             for path in part.iterdir():
                 os.chmod(path, 0o600)
                 sync(path)
@@ -113,39 +113,37 @@ def is_left(path: Path) -> bool:
 
 
 def _own(log: SearchLog, name: str) -> NDArray[np.bool_]:
-    """[entries]: whose they are."""
+    """[entries]: True where they are the user's."""
     if name not in log.users:
         before = len(log.facts.get("forgotten", ()))
-        since = f"; {before} were forgotten there before, of which forgotten-*.json there tell" if before else ""
+        since = f"; {before} were forgotten there before, see forgotten-*.json there" if before else ""
         raise ValueError(
-            f"nobody in {log.folder} is called {name!r}{since}; users are {log.unit}s there, by the ids of the log it "
+            f"no user of {log.folder} is called {name!r}{since}; users are {log.unit}s there, by the ids of the log it "
             "was built from"
         )
     own: NDArray[np.bool_] = np.asarray(log.user) == log.users.index(name)
     if own.all():
-        raise ValueError(
-            f"{log.folder} has no entries of anybody else, so that nothing would be left; delete the folder"
-        )
+        raise ValueError(f"{log.folder} has no entries of other users, so nothing would be left; delete the folder")
     return own
 
 
-def _kept_queries(log: SearchLog, own: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """[queries]: False where only they asked."""
+def _remaining_queries(log: SearchLog, own: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """[queries]: False where only this user searched for it."""
     theirs, others = np.zeros((2, len(log.queries)), np.bool_)
     query = np.asarray(log.query)
     theirs[query[own]], others[query[~own]] = True, True
-    kept: NDArray[np.bool_] = ~theirs | others
-    return kept
+    remaining: NDArray[np.bool_] = ~theirs | others
+    return remaining
 
 
-def _kept_pairs(log: SearchLog, own: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """[pairs]: False where only they were shown them."""
+def _remaining_pairs(log: SearchLog, own: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """[pairs]: False where only this user was shown it."""
     theirs, others = np.zeros((2, len(log.document) + 1), np.bool_)  # the last one stands for -1, behind shorter lists
-    for whose, entries in ((theirs, np.flatnonzero(own)), (others, np.flatnonzero(~own))):
+    for seen, entries in ((theirs, np.flatnonzero(own)), (others, np.flatnonzero(~own))):
         for rows in _blocks(entries):
-            whose[np.asarray(log.lists[rows]).ravel()] = True
-    kept: NDArray[np.bool_] = (~theirs | others)[:-1]
-    return kept
+            seen[np.asarray(log.lists[rows]).ravel()] = True
+    remaining: NDArray[np.bool_] = (~theirs | others)[:-1]
+    return remaining
 
 
 def _blocks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
@@ -155,7 +153,7 @@ def _blocks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
 
 def _write(log: SearchLog, name: str, part: Path, removed: RemovedRows, note: dict[str, Any]) -> None:
     own = _own(log, name)
-    entries, queries, pairs = np.flatnonzero(~own), _kept_queries(log, own), _kept_pairs(log, own)
+    entries, queries, pairs = np.flatnonzero(~own), _remaining_queries(log, own), _remaining_pairs(log, own)
     user = log.users.index(name)
     new_pair = np.append(np.cumsum(pairs) - 1, -1)  # -1 stays -1
     new_query = np.cumsum(queries) - 1
@@ -178,7 +176,7 @@ def _write(log: SearchLog, name: str, part: Path, removed: RemovedRows, note: di
         del out
     texts = {
         "users": tuple(one for one in log.users if one != name),
-        "queries": tuple(one for one, kept in zip(log.queries, queries, strict=True) if kept),
+        "queries": tuple(one for one, remaining in zip(log.queries, queries, strict=True) if remaining),
         "documents": log.documents,
     }
     for text in TEXTS:
@@ -195,7 +193,7 @@ def _write(log: SearchLog, name: str, part: Path, removed: RemovedRows, note: di
     if (facts.get("heavy_user") or {}).get("user") == GONE:
         facts["heavy_user"] = None
     facts["forgotten"] = [*log.facts.get("forgotten", ()), {"entries": removed.entries, **note}]
-    write_whole(part / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n", private=True)
+    write_atomic(part / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n", private=True)
 
 
 def _copy_others(log: SearchLog, part: Path, ours: set[str]) -> None:

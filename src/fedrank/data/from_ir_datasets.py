@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedrank.data.documents import Documents, is_name
-from fedrank.extras import missing
+from fedrank.data.documents import Documents, read_documents
+from fedrank.data.values import is_name
+from fedrank.extras import missing_extra
 
 PREFIX = "ir_datasets:"
 
@@ -16,6 +17,11 @@ PREFIX = "ir_datasets:"
 def is_there(source: Path) -> bool:
     """Whether this names a set of ir_datasets, not a file."""
     return str(source).startswith(PREFIX)
+
+
+def documents_from(source: Path) -> Documents:
+    """The documents of a file, or of a set of ir_datasets."""
+    return documents_of(source) if is_there(source) else read_documents(source)
 
 
 def documents_of(source: Path) -> Documents:
@@ -32,13 +38,14 @@ def documents_of(source: Path) -> Documents:
     return Documents(ids, title, text, [one.strip() for one in url])
 
 
-def clicks_of(source: Path) -> Iterator[tuple[int, tuple[str, str, str, str]]]:
+def clicks_of(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Number of a search from 1, and user, time, query and clicked document; once for every click, or without one."""
     with _explained(source) as data:
         for number, search in enumerate(_offered(source, data, "qlogs_iter")(), start=1):
             clicked = [str(item.doc_id) for item in search.items if getattr(item, "clicked", True)]
             for document in clicked or [""]:
-                yield number, (str(search.user_id), search.time.isoformat(), search.query, document)
+                row = {"user": str(search.user_id), "time": search.time.isoformat(), "query": search.query}
+                yield number, row | {"document": document}
 
 
 def size_of(source: Path) -> str:
@@ -57,7 +64,7 @@ def _explained(source: Path) -> Iterator[Any]:
     try:
         import ir_datasets  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ImportError:
-        raise missing(f"{source} needs the package ir_datasets", "ir-datasets") from None
+        raise missing_extra(f"{source} needs the package ir_datasets", "ir-datasets") from None
     name = str(source).removeprefix(PREFIX)
     try:
         data = ir_datasets.load(name)

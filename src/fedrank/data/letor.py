@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
-import lzma
 import os
-import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -16,16 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data import cache as kept
-from fedrank.data.documents import unpacked
+from fedrank.data.judged_files import JudgedFileError, Paths
+from fedrank.data.lines import unpacked_file
 from fedrank.data.normalise import known_normalisation, normalise_into
 from fedrank.data.ranking import RankingData
-from fedrank.files import opened
 from fedrank.kernels import letor as kernel
 
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
 BLOCK = 4 << 20  # bytes of text in memory at a time; also the longest line
-LONGEST_QUERY = 1000  # bytes of a query id
+MAX_QUERY_LENGTH = 1000  # bytes of a query id
 WIDEST = 10_000  # features that a file may have without being asked: every document takes room for all of them
 SMALL = 256 << 20  # bytes that the features of any file may take
 PER_BYTE = 32  # more bytes of features for each byte of text: a file that lists 2 % of its values needs less
@@ -33,7 +27,7 @@ _GROWTH = 64 << 20  # bytes up to which the features double in size; from there 
 _BOM = b"\xef\xbb\xbf"
 
 
-class LetorError(ValueError):
+class LetorError(JudgedFileError):
     """A file that is not sound LETOR; the message names file, line, text and remedy."""
 
 
@@ -45,17 +39,23 @@ def read_letor(
     missing: float | None = None,
     cache: bool = True,
 ) -> RankingData:
-    """Read one file, or several as if they were one.
+    r"""Read one LETOR file, or several files as one data set.
 
-    `features` is how many there must be; without it the highest index counts, up to 10,000. A sparse file may leave
-    out its last features, but one that lists fewer on every line is refused. `missing` names a value that stands for
-    "missing" and is read as 0. `global` normalisation uses the ranges of these files alone: see `normalise` for a test
-    set.
+    `features` is the number of features; without it, the highest index counts, up to 10,000. A sparse file may leave
+    out its last features on some lines, but not on all. `missing` is a value that stands for "missing" and is read as
+    0. With normalise="global", the ranges are those of these files; see `normalise` for a test set.
+
+    >>> from pathlib import Path
+    >>> import fedrank as fr
+    >>> _ = Path("judged.txt").write_text("2 qid:7 1:0.5 3:4.0 # page A\n0 qid:7 2:0.25\n")
+    >>> data = fr.read_letor("judged.txt")
+    >>> data.features.tolist(), data.grades.tolist(), data.query_ids.tolist()
+    ([[0.5, 0.0, 4.0], [0.0, 0.25, 0.0]], [2, 0], ['7'])
     """
     files = _files(paths)
     known_normalisation(normalise)
-    if features is not None and not 1 <= features <= kernel.LARGEST_INDEX:
-        raise ValueError(f"features = {features}: no such file can be read; use 1 .. {kernel.LARGEST_INDEX:,}, or None")
+    if features is not None and not 1 <= features <= kernel.MAX_INDEX:
+        raise ValueError(f"features = {features}: no such file can be read; use 1 .. {kernel.MAX_INDEX:,}, or None")
     name = "+".join(file.name.split(".")[0] for file in files)
     if not cache:
         return replace(_read(files, features, normalise, missing), name=name)
@@ -86,7 +86,7 @@ def read_comments(paths: Paths) -> list[str]:
     """
     comments = []
     for path in _files(paths):
-        with _opened(path) as stream:
+        with unpacked_file(path, LetorError) as stream:
             for number, line in enumerate(stream):
                 if number == 0:
                     line = line.removeprefix(_BOM)
@@ -109,20 +109,6 @@ def _files(paths: Paths) -> list[Path]:
     if not files:
         raise ValueError("no files to read; name at least one")
     return files
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The text of a file as bytes; errors of its archive become ours."""
-    with opened(path) as file:
-        try:
-            with unpacked(file, path.suffix) as stream:
-                yield stream
-        except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
-            raise LetorError(
-                f"{path}: the archive is damaged or cut short ({error}), so documents would be missing; "
-                "copy or download it again"
-            ) from error
 
 
 def _read(files: Sequence[Path], features: int | None, normalise: str, missing: float | None) -> RankingData:
@@ -156,13 +142,13 @@ class _Table:
         self._known: set[str] = set()  # query ids
         self._path = Path()
         # The id of the last query is kept in front of the block, where the kernel can compare it.
-        self._bytes = bytearray(LONGEST_QUERY + BLOCK + 1)
+        self._bytes = bytearray(MAX_QUERY_LENGTH + BLOCK + 1)
         self._text = np.frombuffer(self._bytes, np.uint8)
         self._seen = np.zeros((features or 0) + 1, np.int64)
         self._queries = np.zeros((1 << 14, 4), np.int64)
-        self._hard = np.zeros((kernel.LARGEST_INDEX, 5), np.int64)
+        self._hard = np.zeros((kernel.MAX_INDEX, 5), np.int64)
         self._state = np.zeros(kernel.STATES, np.int64)
-        self._state[kernel.FEWEST] = kernel.LARGEST_INDEX
+        self._state[kernel.FEWEST] = kernel.MAX_INDEX
         self._read = 0  # bytes of text, unpacked, of all files
 
     def read(self, path: Path) -> None:
@@ -171,23 +157,23 @@ class _Table:
         self._path = path
         before = int(state[kernel.ROW])
         state[kernel.LINE] = 1
-        first, end = True, LONGEST_QUERY
-        with _opened(path) as stream:
+        first, end = True, MAX_QUERY_LENGTH
+        with unpacked_file(path, LetorError) as stream:
             ended = False
             while not ended:
                 filled = _fill(stream, memoryview(text)[end:-1])
                 self._read += filled
                 ended = end + filled < len(text) - 1
                 end += filled
-                if ended and end > LONGEST_QUERY and text[end - 1] != 10:
+                if ended and end > MAX_QUERY_LENGTH and text[end - 1] != 10:
                     text[end] = 10
                     end += 1
-                stop = text.rfind(b"\n", LONGEST_QUERY, end) + 1
+                stop = text.rfind(b"\n", MAX_QUERY_LENGTH, end) + 1
                 if not ended and stop == 0:
                     what = f"the line is longer than {BLOCK:,} bytes; is this a LETOR file?"
                     raise self._error(int(state[kernel.LINE]), "", what)
-                bom = first and text.startswith(_BOM, LONGEST_QUERY)
-                state[kernel.POSITION] = LONGEST_QUERY + (len(_BOM) if bom else 0)
+                bom = first and text.startswith(_BOM, MAX_QUERY_LENGTH)
+                state[kernel.POSITION] = MAX_QUERY_LENGTH + (len(_BOM) if bom else 0)
                 first = False
                 self._parse(stop)
                 last = text[state[kernel.LAST] : state[kernel.LAST_END]]
@@ -195,8 +181,8 @@ class _Table:
                 state[kernel.LAST], state[kernel.LAST_END] = 0, len(last)
                 if not ended:
                     rest = text[stop:end]
-                    end = LONGEST_QUERY + len(rest)
-                    text[LONGEST_QUERY:end] = rest
+                    end = MAX_QUERY_LENGTH + len(rest)
+                    text[MAX_QUERY_LENGTH:end] = rest
         if state[kernel.ROW] == before:
             raise LetorError(f"{path}: there are no documents in it; is it the right file, and was it copied whole?")
 
@@ -230,7 +216,7 @@ class _Table:
                 self._hard,
                 state,
                 self.missing,
-                LONGEST_QUERY,
+                MAX_QUERY_LENGTH,
             )
             self._name_queries()
             self._settle_hard()
@@ -357,12 +343,12 @@ class _Table:
 
 _REMEDIES = {
     kernel.BAD_GRADE: (
-        f"is no grade; start the line with a whole number from 0 to {kernel.LARGEST_GRADE}, as in '2 qid:1 1:0.5'"
+        f"is no grade; start the line with a whole number from 0 to {kernel.MAX_GRADE}, as in '2 qid:1 1:0.5'"
     ),
     kernel.BAD_QUERY: "stands where the query must; write it behind the grade, as in '2 qid:1 1:0.5'",
-    kernel.LONG_QUERY: f"is a query id of more than {LONGEST_QUERY} bytes; use a shorter one",
+    kernel.LONG_QUERY: f"is a query id of more than {MAX_QUERY_LENGTH} bytes; use a shorter one",
     kernel.BAD_PAIR: "is no feature; write index:value, as in '7:0.25', with an index from 1 upwards",
-    kernel.BAD_INDEX: f"has an index outside 1 .. {kernel.LARGEST_INDEX:,}; number the features from 1",
+    kernel.BAD_INDEX: f"has an index outside 1 .. {kernel.MAX_INDEX:,}; number the features from 1",
     kernel.TWICE: "gives a feature of this line a second time; keep one of the two",
     kernel.BAD_VALUE: "has no number behind the colon; write index:value, as in '7:0.25'",
     kernel.NUL: "there is a NUL byte, so this is no text, or it was damaged; copy the file again",

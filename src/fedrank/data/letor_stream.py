@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.data.values import parse_whole_number
 from fedrank.files import opened
 from fedrank.types import Features
 
 BLOCK = 8 << 20  # bytes of text in memory at a time
 _ROWS = 16_384  # documents parsed at a time
-_LONGEST_QID = 20  # bytes
+_MAX_QID_LENGTH = 20  # bytes
 
 
 class Queries(NamedTuple):
@@ -58,7 +59,7 @@ def read_queries(path: Path, position: int, line: int, width: int) -> Iterator[Q
             stop = text.rfind(b"\n", 0, end) + 1
             while True:
                 status = kernel.read_lines(
-                    view, stop, features, grades, seen, queries, hard, state, np.nan, _LONGEST_QID
+                    view, stop, features, grades, seen, queries, hard, state, np.nan, _MAX_QID_LENGTH
                 )
                 if status != kernel.BAD_VALUE or not _counts_as_zero(text, int(state[kernel.MARK])):
                     break
@@ -84,7 +85,7 @@ def read_queries(path: Path, position: int, line: int, width: int) -> Iterator[Q
                 raise ValueError(f"{path}, line {line}: a query of more than {BLOCK:,} bytes or {_ROWS:,} documents")
             position += used
             yield Queries(
-                [whole_number(bytes(text[first:last])) for first, last in found[:, 2:].tolist()],
+                [parse_whole_number(bytes(text[first:last])) for first, last in found[:, 2:].tolist()],
                 found[:, 1].tolist(),
                 np.append(found[:, 0], rows),
                 features,
@@ -116,12 +117,3 @@ def _unsound(path: Path, line: int, text: bytes) -> ValueError:
         f"{path}, line {line}: {word!r} cannot be read; lines must look like '1 qid:7 1:0.5 2:3', with finite values; "
         "copy or unpack the file again"
     )
-
-
-def whole_number(text: str | bytes) -> int | None:
-    """A text as a whole number that fits into int64; None where it is none."""
-    try:
-        number = int(text)
-    except ValueError:
-        return None
-    return number if abs(number) < 2**62 else None

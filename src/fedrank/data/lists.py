@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.documents import Documents
-from fedrank.extras import missing
+from fedrank.extras import missing_extra
 from fedrank.seeds import rng_for
 
 WINDOWS = ("ranked", "shuffled")
@@ -107,7 +107,7 @@ def bm25(documents: Documents, tokens: Callable[[str], list[str]]) -> Callable[[
     try:
         import bm25s  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ImportError:
-        raise missing("result lists need the package bm25s", "logs") from None
+        raise missing_extra("result lists need the package bm25s", "logs") from None
     vocabulary: dict[str, int] = {}
     texts: list[array[int]] = []  # four bytes a word
     for parts in zip(documents.title, documents.text, documents.url, strict=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from hashlib import blake2b
@@ -24,8 +24,8 @@ from fedrank.data.text import stemmer, tokens
 from fedrank.types import Features
 
 BUCKETS = 1 << 20  # of hashes, in which documents are counted
-MOST_WORDS = 4096  # of a document that are kept, its title's first
-MOST_TERMS = 32  # of a query
+MAX_WORDS = 4096  # of a document that are kept, its title's first
+MAX_TERMS = 32  # of a query
 HISTORY = 26  # the first column that the client gives itself
 CONSTANTS = "live_constants.json"
 LOG_103 = "aol-103"  # the other set of features for texts: those of AOL4FOLTR
@@ -129,7 +129,7 @@ class ForwardRows:
         heads = []
         for number, blob in enumerate(blobs):
             head = _HEAD.unpack_from(blob) if len(blob) >= _HEAD.size else (0, -1, 0)
-            if len(blob) != _HEAD.size + 4 * head[1] or not head[0] <= head[1] <= min(head[2], MOST_WORDS):
+            if len(blob) != _HEAD.size + 4 * head[1] or not head[0] <= head[1] <= min(head[2], MAX_WORDS):
                 raise ValueError(
                     f"forward row {number} of {len(blobs)} has {len(blob)} bytes and begins {blob[:12]!r}: it is cut "
                     "short or something else, so nothing can be counted in it; index the document again"
@@ -165,6 +165,11 @@ class WordStatistics:
     frequencies: NDArray[np.int32]  # [2^20]: documents with a word of this bucket
     words: int  # of all documents, as far as they are kept
     title_words: int
+
+    @classmethod
+    def empty(cls) -> WordStatistics:
+        """Of no documents."""
+        return cls(0, np.zeros(BUCKETS, np.int32), 0, 0)
 
     @classmethod
     def of(cls, rows: ForwardRows) -> WordStatistics:
@@ -240,6 +245,11 @@ class FeatureSet:
             raise ValueError(f'no features {version!r}; there is "live-1", and with another stemmer "live-1-german"')
         return cls(language)
 
+    @property
+    def meanings(self) -> dict[str, str]:
+        """What each feature is, in a sentence."""
+        return {feature.name: feature.meaning for feature in NAMED}
+
     @cached_property
     def constants(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Mean and spread within a list of every feature; the same for every stemmer."""
@@ -256,14 +266,20 @@ class FeatureSet:
     def query(self, text: str) -> QueryTerms:
         """The terms of a query; words after the 32nd distinct one do not count."""
         distinct = dict.fromkeys(map(self._hashed, tokens(text)))
-        return QueryTerms(np.fromiter(distinct, np.int32, len(distinct))[:MOST_TERMS])
+        return QueryTerms(np.fromiter(distinct, np.int32, len(distinct))[:MAX_TERMS])
 
     def row(self, title: str, body: str) -> ForwardRow:
         """A document as features need it."""
         of_title, of_body = tokens(title), tokens(body)
-        kept = of_title[:MOST_WORDS] + of_body[: max(MOST_WORDS - len(of_title), 0)]
+        kept = of_title[:MAX_WORDS] + of_body[: max(MAX_WORDS - len(of_title), 0)]
         words = np.fromiter(map(self._hashed, kept), np.int32, len(kept))
-        return ForwardRow(words, min(len(of_title), MOST_WORDS), len(of_title) + len(of_body))
+        return ForwardRow(words, min(len(of_title), MAX_WORDS), len(of_title) + len(of_body))
+
+    def stems_behind(self, row_title: int, body: str) -> Iterator[NDArray[np.int32]]:
+        """Stems of a body behind those that its forward row keeps, which has so many of the title; piece by piece."""
+        behind = tokens(body)[MAX_WORDS - row_title :]
+        for start in range(0, len(behind), MAX_WORDS):
+            yield self.row("", " ".join(behind[start : start + MAX_WORDS])).words
 
     def raw(
         self,

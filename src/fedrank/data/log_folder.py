@@ -1,71 +1,109 @@
-"""The folder of a data set while it is being made: who works on it, how far it has come, when it is complete.
+"""The folder of a data set while it is being built: its lock, the steps that are done, what is written last.
 
-Work goes in steps that are marked on disk when they are done. Killed at any moment, it continues at the last mark and
-writes the same bytes.
+A step is marked on disk when it is done. A build that is killed at any moment continues at the last mark and writes the
+same bytes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.format import open_memmap
 
-from fedrank.data.logs import BEGUN, FACTS
+from fedrank.data import from_ir_datasets
+from fedrank.data.logs import (
+    ARRAYS,
+    BEGUN,
+    FACTS,
+    FORMAT,
+    SHOWN_ARRAYS,
+    SHOWN_MORE,
+    TEXTS,
+    SearchLog,
+    load_log,
+    write_names,
+)
 from fedrank.data.mapped import new_mapped
+from fedrank.data.rows import stored_reasons
 from fedrank.files import UNFINISHED as PART
-from fedrank.files import locked, naming, parse_json, private_folder, read_text, write_whole
+from fedrank.files import locked, naming, opened, parse_json, private_folder, read_text, sync, write_atomic
+
+if TYPE_CHECKING:
+    from fedrank.data.click_log import Clicks
+    from fedrank.data.shown import ShownRows
 
 UNFINISHED = ".unfinished"  # in the names of files that only the work needs
+HEAVY_SHARE, HEAVY_TIMES = 0.5, 5.0  # of all entries; as many as the next user
 _LOCK = f"lock{UNFINISHED}"
 
 
 class Marks:
-    """How far the work has come: a small file that is replaced after every step."""
+    """The steps that are done: a small file that is replaced after every step.
 
-    def __init__(self, path: Path, asked: dict[str, Any], done: dict[str, Any]) -> None:
-        self.path, self.asked, self.done = path, asked, done
+    `request` says what the data set is made from: files by their digests, and settings.
+    """
+
+    def __init__(self, path: Path, request: dict[str, Any], done: dict[str, Any]) -> None:
+        self.path, self.request, self.done = path, request, done
 
     def set(self, step: str, done: Any) -> None:
         """Mark a step; what it wrote must be on disk already."""
         self.done[step] = done
-        write_whole(self.path, json.dumps({"asked": self.asked, "done": self.done}) + "\n", private=True)
+        write_atomic(self.path, json.dumps({"asked": self.request, "done": self.done}) + "\n", private=True)
+
+    def begin(self) -> None:
+        """Mark the first step, after files and settings were checked: those that fail leave no folder behind."""
+        if not self.done:
+            self.set("begun", 1)
 
 
-def is_complete(out: Path, asked: dict[str, Any]) -> bool:
-    """Whether the folder holds what is asked for; one that was made from something else is refused."""
+def build_folder(out: Path, request: dict[str, Any], build: Callable[[Marks], None]) -> SearchLog:
+    """Open a data set; if it is not there or not complete, `build` makes it, from the last mark on."""
+    if not is_complete(out, request):
+        with working_on(out):
+            if not is_complete(out, request):  # by another process in between
+                build(begin(out, request))
+    return load_log(out)
+
+
+def is_complete(out: Path, request: dict[str, Any]) -> bool:
+    """Whether the folder has the requested data set; one that was made from something else is refused."""
     if not (out / FACTS).is_file():
         return False
     found = parse_json(read_text(out / FACTS))
-    _same({"format": found.get("format"), **found.get("made_from", {}), "settings": found.get("settings")}, asked, out)
+    _same(
+        {"format": found.get("format"), **found.get("made_from", {}), "settings": found.get("settings")}, request, out
+    )
     clear(out)  # it may have been killed just before
     return True
 
 
-def begin(out: Path, asked: dict[str, Any]) -> Marks:
+def begin(out: Path, request: dict[str, Any]) -> Marks:
     """The marks of a new or a half-made folder."""
     path = out / BEGUN
     if path.is_file():
         begun = parse_json(read_text(path))
-        _same(begun["asked"], asked, out)
-        return Marks(path, asked, begun["done"])
+        _same(begun["asked"], request, out)
+        return Marks(path, request, begun["done"])
     ours = (UNFINISHED, PART)  # PART: what is left of the first mark where a process was killed
     if out.is_dir() and any(not name.endswith(ours) for name in os.listdir(out)):
         raise FileExistsError(f"{out} holds something else; name a new folder, so that nothing is overwritten")
-    return Marks(path, asked, {})
+    return Marks(path, request, {})
 
 
 def finish(out: Path, facts: dict[str, Any]) -> None:
-    """Make the folder complete. It tells who searched for what, so that nobody but its owner may look into it."""
+    """Make the folder complete. Only its owner may read it: it describes people."""
     private_folder(out)
     for path in out.iterdir():
         os.chmod(path, 0o600)
-    write_whole(out / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n", private=True)
+    write_atomic(out / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n", private=True)
     clear(out)
 
 
@@ -108,7 +146,7 @@ def _same(before: dict[str, Any], now: dict[str, Any], out: Path) -> None:
 
 
 def table(path: Path, shape: tuple[int, ...], kind: str, new: bool) -> np.memmap[Any, Any]:
-    """An array in a file; what was written before is kept unless it is new."""
+    """An array in a file, with what was written before unless it is new."""
     if new:
         return new_mapped(path, shape, kind)
     found = open_memmap(path, mode="r+")
@@ -117,3 +155,66 @@ def table(path: Path, shape: tuple[int, ...], kind: str, new: bool) -> np.memmap
             f"{path} is {found.dtype.str} {found.shape}; the folder is damaged: delete it and build it again"
         )
     return found
+
+
+def write_texts(out: Path, users: Sequence[str], queries: Sequence[str], documents: Sequence[str]) -> None:
+    """Write the names of users, queries and documents; they are on the disk when this returns."""
+    for name, names in zip(TEXTS, (users, queries, documents), strict=True):
+        write_names(out / f"{name}.txt", names)
+        sync(out / f"{name}.txt")
+
+
+def log_facts(
+    marks: Marks,
+    rows: Clicks | ShownRows,
+    usable: int,  # rows, or lists
+    files: dict[str, str],  # names
+    feature_names: Sequence[str],
+    broken_documents: int = 0,
+    exclude: Sequence[str] = (),
+) -> dict[str, Any]:
+    """What a reader of any data set should know; builders add to it."""
+    out, made_from = marks.path.parent, dict(marks.request)
+    del made_from["format"]
+    paths = {name: out / f"{name}.npy" for name in ARRAYS | SHOWN_ARRAYS | SHOWN_MORE}
+    shapes = {name: list(np.load(path, mmap_mode="r").shape) for name, path in paths.items() if path.is_file()}
+    return {
+        "format": FORMAT,
+        "files": files,
+        "settings": made_from.pop("settings"),
+        "made_from": made_from,
+        "counts": {
+            "rows": rows.rows,  # of all files of the log
+            "sound": usable,
+            "entries": shapes["lists"][0],  # in the data set
+            "pairs": shapes["features"][0],
+            **{name: (out / f"{name}.txt").read_bytes().count(b"\n") for name in TEXTS},
+        },
+        "left_out": stored_reasons(rows.left_out),
+        "out_of_order": rows.out_of_order,
+        "broken_documents": broken_documents,
+        "heavy_user": heavy_user(rows, exclude),
+        "shapes": shapes,
+        "feature_names": list(feature_names),
+    }
+
+
+def heavy_user(rows: Clicks | ShownRows, exclude: Sequence[str] = ()) -> dict[str, Any] | None:
+    """The user who has most of the log, or five times as much as any other, if there is one; perhaps a robot."""
+    counts = np.bincount(rows.user, minlength=len(rows.users))
+    counts[[rows.users.index(name) for name in exclude]] = 0
+    first = int(np.argmax(counts))
+    entries = int(counts[first])
+    counts[first] = 0
+    second, total = int(counts.max()), entries + int(counts.sum())
+    if second == 0 or not (entries > HEAVY_SHARE * total or entries > HEAVY_TIMES * second):
+        return None
+    return {"user": rows.users[first], "entries": entries, "share": round(entries / total, 4), "next": second}
+
+
+def fingerprint(path: Path) -> str:
+    """Of a file's contents, or of a set of ir_datasets."""
+    if from_ir_datasets.is_there(path):
+        return from_ir_datasets.size_of(path)
+    with opened(path) as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()

@@ -1,93 +1,36 @@
-"""Search logs: who searched when for what and clicked which document; and the data sets that are built from them.
+"""Data sets that were built from search logs: who searched when for what, saw which documents and clicked which.
 
-A data set is a folder of plain `.npy` and text files that `build_log` or `convert_published` writes and `load_log`
-opens without reading it into memory. It is complete when it has its `facts.json`, which is written last.
+A data set is a folder of plain `.npy` and text files that `build_log`, `build_shown` or `convert_aol4foltr` writes and
+`load_log` opens without reading it into memory. It is complete when it has its `facts.json`, which is written last.
 """
 
 from __future__ import annotations
 
-import csv
 import math
 import os
-import re
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data import from_ir_datasets
-from fedrank.data.documents import SHOWN, Documents, as_text, find_columns, is_name, kind_of, text_lines
 from fedrank.data.mapped import open_mapped
 from fedrank.data.ranking import RankingData
+from fedrank.data.values import LATEST, MAX_OFFSET
 from fedrank.files import naming, parse_json, read_bytes, read_text
 from fedrank.types import Features
 
-MOST_NAMES = 32 << 30  # bytes of a file of names: those of a billion documents
-LAST_PLACE = 1_000_000  # of a result; nobody turned so many pages
+MAX_NAMES = 32 << 30  # bytes of a file of names: those of a billion documents
 FORMAT = 1  # raise it whenever a folder would be read differently
 BEGUN = "begun.json"  # lies in a folder while it is being built
 FACTS = "facts.json"  # lies in a complete folder
-COLUMNS: dict[str, tuple[str, ...]] = {  # what a column may be called, in any case of letters
-    "user": ("user", "user_id", "userid", "anonid"),
-    "time": ("time", "timestamp", "datetime", "date", "querytime"),
-    "query": ("query", "query_text", "text"),
-    "document": ("document", "doc", "doc_id", "docid", "document_id", "clicked", "clickurl"),
-}
-MATCHES = ("auto", "id", "url")
-AOL = {"anonid", "query", "querytime", "itemrank", "clickurl"}  # the columns of the log that AOL released in 2006
-
 BROWSERS = (
     "persons: a user of the log is a browser, not a person. Somebody with two browsers counts as two, so that an ε per "
     "user is not one per person, and people who share a browser count as one"
 )
-NO_CLICK = "no click"
-NO_USER = "no user"
-EMPTY_QUERY = "empty query"
-BAD_TIME = "unreadable time"
-UNKNOWN = "click on an unknown document"
-SEVERAL = "click on a url of several documents"
-BAD_BYTES = "not UTF-8"
-BAD_ROW = "not a row"  # broken JSON, or quotes of CSV that do not close
-
-_SECONDS = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?", re.ASCII)
-_LATEST = 10**11  # seconds, in the year 5138; what is larger counts milliseconds
-
 _ALL = slice(None)
-
-
-@dataclass(frozen=True)
-class Clicks:
-    """The sound entries of a log in order of time, as columns; and what became of the other rows."""
-
-    user: NDArray[np.int32]  # [entries], a row of `users`
-    time: NDArray[np.int64]  # [entries], seconds since 1970
-    query: NDArray[np.int32]  # [entries], a row of `queries`
-    document: NDArray[np.int32]  # [entries], a row of the collection: what was clicked
-    users: list[str]
-    queries: list[str]  # normalised
-    rows: int  # of the file, sound or not
-    left_out: dict[str, LeftOut]  # by reason
-    out_of_order: int  # entries that stood behind a later one
-
-    def __len__(self) -> int:
-        return len(self.user)
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """How many rows were left out for one reason, and where the first of them stand."""
-
-    count: int
-    lines: tuple[int, ...]  # at most SHOWN
-
-    def __str__(self) -> str:
-        more = ", ..." if self.count > len(self.lines) else ""
-        return f"{self.count:,} (line{'s' * (self.count > 1)} {', '.join(map(str, self.lines))}{more})"
 
 
 @dataclass(frozen=True)
@@ -109,7 +52,9 @@ class SearchLog:
     target: NDArray[np.int8] | None = None  # [entries]: which of the 20 was clicked
     # Lists as they were shown, any number of clicks on each; an entry is a page of results.
     clicks: NDArray[np.uint8] | None = None  # [entries, longest]: 1 where it was clicked
-    first: NDArray[np.int32] | None = None  # [entries]: places before the first document; 10 on the second page of ten
+    first: NDArray[np.int32] | None = (
+        None  # [entries]: positions before the first document; 10 on the second page of ten
+    )
     dwell: NDArray[np.float32] | None = None  # [entries, longest]: seconds spent there; NaN where it is not known
     scores: NDArray[np.float32] | None = None  # [entries, longest]: by which the list was drawn; see `drawn`
 
@@ -176,113 +121,20 @@ SHOWN_MORE: dict[str, str] = {"dwell": "<f4", "scores": "<f4"}  # which it may h
 TEXTS = ("users", "queries", "documents")
 
 
-def read_clicks(
-    path: str | os.PathLike[str],
-    documents: Documents,
-    columns: Mapping[str, str] | None = None,
-    match: str = "auto",
-) -> Clicks:
-    """Read a log: TSV, CSV or JSON Lines with columns for user, time, query and clicked document, or AOL's own format.
-
-    A path such as `ir_datasets:aol-ia` names a log of that package instead, whose lines are its searches.
-    `columns` says what they are called where it is not obvious. A time is a date as in ISO 8601, without a zone in UTC,
-    or seconds since 1970. `match` says whether clicks name documents by id or by url; "auto" takes urls for AOL's
-    format and ids otherwise. A row that cannot be used is counted with its reason, never guessed at.
-    """
-    path = Path(path)
-    if match not in MATCHES:
-        raise ValueError(f"match = {match!r}: clicks name documents by one of {', '.join(MATCHES)}")
-    for name in columns or {}:
-        if name not in COLUMNS:
-            raise ValueError(f"columns: no {name!r} is read; choose among {', '.join(COLUMNS)}")
-    left_out: dict[str, tuple[list[int], list[int]]] = {}
-    users: dict[str, int] = {}
-    queries: dict[str, int] = {}
-    user, time, query, document = array("i"), array("q"), array("i"), array("i")
-    rows = 0
-    known: dict[str, int] | None = None
-    for number, cells, aol, trouble in _cells(path, columns or {}):
-        rows += 1
-        if known is None and cells is not None:
-            by_url = match == "url" or (match == "auto" and aol)
-            known = _by_url(documents) if by_url else {name: row for row, name in enumerate(documents.ids)}
-        reason, seconds, text, place = trouble, 0, "", -1
-        if cells is not None and known is not None:
-            who, when, asked, clicked = cells
-            text = normalised(asked)
-            moment = seconds_of(when)
-            place = known.get(_plain_url(clicked) if by_url else clicked.strip(), -1)
-            reason = (
-                NO_CLICK
-                if not clicked.strip()
-                else NO_USER
-                if not is_name(who.strip())
-                else EMPTY_QUERY
-                if not is_name(text)
-                else BAD_TIME
-                if moment is None
-                else UNKNOWN
-                if place == -1
-                else SEVERAL
-                if place == _SEVERAL
-                else ""
-            )
-            seconds = moment or 0
-            if not reason:
-                user.append(users.setdefault(who.strip(), len(users)))
-                time.append(seconds)
-                query.append(queries.setdefault(text, len(queries)))
-                document.append(place)
-        if reason:
-            count, lines = left_out.setdefault(reason, ([0], []))
-            count[0] += 1
-            if len(lines) < SHOWN:
-                lines.append(number)
-    when_sorted = np.array(time, dtype=np.int64)
-    order = np.argsort(when_sorted, kind="stable")
-    latest = np.maximum.accumulate(when_sorted) if len(when_sorted) else when_sorted
-    return Clicks(
-        user=np.array(user, dtype=np.int32)[order],
-        time=when_sorted[order],
-        query=np.array(query, dtype=np.int32)[order],
-        document=np.array(document, dtype=np.int32)[order],
-        users=list(users),
-        queries=list(queries),
-        rows=rows,
-        left_out={reason: LeftOut(count[0], tuple(lines)) for reason, (count, lines) in sorted(left_out.items())},
-        out_of_order=int(np.count_nonzero(when_sorted < latest)),
-    )
-
-
-def normalised(query: str) -> str:
-    """A query as it is compared with others: small letters, single blanks.
-
-    >>> normalised("  New  York ")
-    'new york'
-    """
-    return " ".join(query.lower().split())
-
-
-def seconds_of(text: str) -> int | None:
-    """Seconds since 1970 of a date or of a number of seconds; None where it is neither.
-
-    >>> seconds_of("1970-01-02 00:00:01"), seconds_of("86401.9"), seconds_of("yesterday")
-    (86401, 86401, None)
-    """
-    text = text.strip()
-    if _SECONDS.fullmatch(text):
-        value = float(text)
-    else:
-        try:
-            moment = datetime.fromisoformat(text)
-            value = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-        except (ValueError, OverflowError):
-            return None
-    return math.floor(value) if abs(value) < _LATEST else None
-
-
 def load_log(folder: str | os.PathLike[str]) -> SearchLog:
-    """Open a data set that was built from a search log."""
+    r"""Open a data set that was built from a search log; its arrays are memory-mapped.
+
+    >>> from pathlib import Path
+    >>> import fedrank as fr
+    >>> _ = Path("log.tsv").write_text("user\ttime\tquery\tclicked\nann\t2024-05-01\troof repair\td3")
+    >>> documents = ["id\ttitle\ttext", *(f"d{n}\troof\trepair {n}" for n in range(20))]
+    >>> _ = Path("documents.tsv").write_text("\n".join(documents))
+    >>> _ = fr.build_log("log.tsv", "documents.tsv", out="log-data")
+    >>> log = fr.load_log("log-data")
+    >>> clicked = log.lists[0, log.target[0]]
+    >>> log.users[log.user[0]], log.queries[log.query[0]], log.documents[log.document[clicked]]
+    ('ann', 'roof repair', 'd3')
+    """
     folder = Path(folder)
     if not (folder / FACTS).is_file():
         if (folder / BEGUN).is_file():
@@ -296,7 +148,7 @@ def load_log(folder: str | os.PathLike[str]) -> SearchLog:
     if facts.get("format") != FORMAT:
         raise ValueError(f"{folder} has format {facts.get('format')}, and this fedrank reads {FORMAT}; build it again")
     if not all(isinstance(facts.get(key), dict) for key in ("shapes", "counts")):
-        raise ValueError(f"{folder / FACTS} does not say what lies beside it; {_DAMAGED}")
+        raise ValueError(f"{folder / FACTS} does not describe the files beside it; {_DAMAGED}")
     wanted = ARRAYS
     if "clicks" in facts["shapes"]:
         wanted = SHOWN_ARRAYS | {name: kind for name, kind in SHOWN_MORE.items() if name in facts["shapes"]}
@@ -340,11 +192,11 @@ def _check_within(log: SearchLog) -> None:
         ("lists", log.lists, -1 if log.is_shown else 0, len(log.features)),
         ("target", log.target, 0, log.lists.shape[1]),
         ("user", log.user, 0, len(log.users)),
-        ("time", log.time, 1 - _LATEST, _LATEST),
+        ("time", log.time, 1 - LATEST, LATEST),
         ("query", log.query, 0, len(log.queries)),
         ("document", log.document, -1, len(log.documents)),
         ("clicks", log.clicks, 0, 2),
-        ("first", log.first, 0, LAST_PLACE),
+        ("first", log.first, 0, MAX_OFFSET),
     ):
         for first in range(0, 0 if values is None else len(values), _SOME):
             some = values[first : first + _SOME]  # type: ignore[index]  # not None: there would be no `first`
@@ -357,7 +209,7 @@ def _check_within(log: SearchLog) -> None:
 
 
 def _check_shown(log: SearchLog) -> None:
-    """Refuse lists with gaps, what is said of documents that are not there, and draws that cannot have been."""
+    """Refuse lists with gaps, values of documents that are not there, and draws that cannot have been."""
     for begin in range(0, len(log), _SOME):
         some = slice(begin, begin + _SOME)
         there = log.lists[some] >= 0
@@ -397,7 +249,7 @@ def as_ranking(
 ) -> RankingData:
     """Some entries as queries; a query's id is its entry. What was clicked has grade 1.
 
-    Documents stand in the order of their lists. Of lists that were shown, `place` says where each of them stood.
+    Documents stand in the order of their lists. Of lists that were shown, `position` is where each of them stood.
     Features are those of the log unless they are given, a row for every document. They stay in their file where they
     lie there one after the other, as those of published logs do; otherwise they are copied to memory.
     """
@@ -411,7 +263,7 @@ def as_ranking(
         columns = np.arange(log.lists.shape[1])
         there = columns < lengths[:, None]
         grades = log.clicks[rows][there].astype(np.int8)
-        about["place"] = (log.first[rows][:, None] + columns)[there].astype(np.int32)
+        about["position"] = (log.first[rows][:, None] + columns)[there].astype(np.int32)
         if log.scores is not None:
             about |= {"drawn": log.scores[rows][there].astype(np.float32), "draw": log.drawn}
     else:
@@ -461,14 +313,14 @@ def not_persons(folder: str | os.PathLike[str] | None) -> tuple[str, ...]:
     """What no ε per user of a log covers: persons, where users are browsers. Empty where they are persons."""
     try:
         facts = parse_json(read_text(Path(folder) / FACTS)) if folder is not None else {}
-    except (OSError, ValueError):  # whoever needs the log says so
+    except (OSError, ValueError):  # loading the log reports it
         return ()
     return (BROWSERS,) if isinstance(facts, dict) and facts.get("unit") == "browser" else ()
 
 
 def read_names(path: Path) -> tuple[str, ...]:
     """The lines of a text file that `write_names` wrote; only its own line ends count as such."""
-    text = read_bytes(path, MOST_NAMES).decode("utf-8")
+    text = read_bytes(path, MAX_NAMES).decode("utf-8")
     return tuple(text.split("\n")[:-1])
 
 
@@ -479,7 +331,6 @@ def write_names(path: Path, names: Sequence[str]) -> None:
 
 
 _DAMAGED = "the folder is damaged: delete it and build it again"
-_SEVERAL = -2
 _SOME = 100_000  # entries whose lists are in memory at a time
 
 
@@ -492,88 +343,3 @@ def _open(folder: Path, name: str, kind: str, facts: dict[str, Any]) -> NDArray[
     if found.dtype.str != kind or list(found.shape) != facts["shapes"].get(name):
         raise ValueError(f"{path} is {found.dtype.str} {list(found.shape)}, not {kind}; {_DAMAGED}")
     return found
-
-
-_Cells = tuple[str, str, str, str]  # user, time, query, document
-
-
-def _cells(path: Path, chosen: Mapping[str, str]) -> Iterator[tuple[int, _Cells | None, bool, str]]:
-    """Line number, the four cells or None, whether this is AOL's format, and what is wrong where there are no cells."""
-    if from_ir_datasets.is_there(path):
-        for number, found in from_ir_datasets.clicks_of(path):
-            yield number, found, False, ""
-        return
-    kind = kind_of(path)
-    names: dict[str, str] = {}
-    places: list[int] = []
-    width, aol = 0, False
-    for number, line in text_lines(path):
-        try:
-            text = line.decode("utf-8-sig" if not names else "utf-8")
-        except UnicodeDecodeError:
-            if kind != "json" and not names:
-                raise ValueError(
-                    f"{path}, line {number}: the names of the columns are not UTF-8; convert the file"
-                ) from None
-            yield number, None, aol, BAD_BYTES
-            continue
-        if kind == "json":
-            row = _object(text)
-            if row is None:
-                yield number, None, aol, BAD_ROW
-                continue
-            if not names:
-                aol = _is_aol(list(row))
-                names = find_columns(list(row), COLUMNS, chosen, COLUMNS, f"{path}, line {number}")
-            user, time, query, document = (as_text(row.get(names[name])) for name in COLUMNS)
-            yield number, (user, time, query, document), aol, ""
-            continue
-        cells = text.split("\t") if kind == "tsv" else _comma_separated(text)
-        if not names:
-            if cells is None:
-                raise ValueError(f"{path}, line {number}: quotes in the names of the columns do not close; mend them")
-            aol, width = _is_aol(cells), len(cells)
-            names = find_columns(cells, COLUMNS, chosen, COLUMNS, f"{path}, line {number}")
-            places = [cells.index(names[name]) for name in COLUMNS]
-        elif cells is None or len(cells) > width:
-            yield number, None, aol, BAD_ROW
-        else:
-            cells += [""] * (width - len(cells))
-            user, time, query, document = (cells[place] for place in places)
-            yield number, (user, time, query, document), aol, ""
-
-
-def _object(text: str) -> dict[str, Any] | None:
-    try:
-        row = parse_json(text)
-    except (ValueError, RecursionError):
-        return None
-    return row if isinstance(row, dict) else None
-
-
-def _comma_separated(line: str) -> list[str] | None:
-    # Line by line, since no entry spans two: a quote that does not close costs one row, not all that follow.
-    try:
-        return next(csv.reader([line], strict=True))
-    except csv.Error:
-        return None
-
-
-def _is_aol(names: Sequence[str]) -> bool:
-    return {name.strip().lower() for name in names} >= AOL
-
-
-def _by_url(documents: Documents) -> dict[str, int]:
-    known: dict[str, int] = {}
-    for row, url in enumerate(documents.url):
-        if url:
-            plain = _plain_url(url)
-            known[plain] = _SEVERAL if plain in known else row
-    if not known:
-        raise ValueError("clicks name documents by url, but no document has one; give documents urls, or match by id")
-    return known
-
-
-def _plain_url(url: str) -> str:
-    """A url without what differs between ways to write it: case, scheme, a slash at its end."""
-    return re.sub(r"^https?://", "", url.strip().lower()).rstrip("/")

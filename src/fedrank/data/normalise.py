@@ -17,10 +17,18 @@ Ranges = NDArray[np.float32]  # [2, features]: smallest and largest value
 
 
 def normalise(data: RankingData, how: str, ranges: Ranges | None = None) -> RankingData:
-    """The same queries with features from 0 to 1: by `query`, `global` over the whole set, or `none`.
+    """Return the same queries with features scaled to the range 0 .. 1.
 
-    A feature that is the same for all documents of the query (or of the set) becomes 0. A test set must be normalised
-    with the `feature_ranges` of its training set; what lies outside them then lies outside 0 .. 1.
+    `how` is "query" (within each query), "global" (over the whole set) or "none". A feature that is the same for all
+    documents of the query (or of the set) becomes 0. Normalise a test set with the `ranges` of its training set; values
+    outside these ranges are then outside 0 .. 1.
+
+    >>> import fedrank as fr
+    >>> raw, more = (fr.synthetic("mslr", queries=20, seed=seed) for seed in (1, 2))
+    >>> train = fr.normalise(raw, "global")
+    >>> test = fr.normalise(more, "global", train.ranges)
+    >>> [f"{data.features.max():.2f}" for data in (raw, train, test)]
+    ['4871490.00', '1.00', '4.02']
     """
     known_normalisation(how)
     if ranges is not None and how != "global":

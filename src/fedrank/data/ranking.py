@@ -15,7 +15,22 @@ from fedrank.types import Features, Grades, Offsets
 
 @dataclass(frozen=True, repr=False)
 class RankingData(DisplayMixin):
-    """Queries with their candidate documents. Documents of a query are neighbours; arrays may be memory-mapped."""
+    """Ranking data are queries with their candidate documents, features and relevance labels.
+
+    The documents of query q are rows offsets[q] to offsets[q + 1] - 1 of `features` and `grades`. Arrays may be
+    memory-mapped.
+
+    >>> import numpy as np
+    >>> import fedrank as fr
+    >>> data = fr.RankingData(
+    ...     features=np.array([[0.9, 0.1], [0.2, 0.8], [0.5, 0.5]], dtype=np.float32),
+    ...     grades=np.array([2, 0, 1], dtype=np.int8),
+    ...     offsets=np.array([0, 2, 3]),
+    ...     query_ids=np.array(["cats", "dogs"]),
+    ... )
+    >>> data.select([0])
+    <RankingData; queries: 1; documents: 2; features: 2; grades: 0 to 2; normalised: none>
+    """
 
     features: Features  # [documents, features]
     grades: Grades  # [documents]
@@ -30,7 +45,9 @@ class RankingData(DisplayMixin):
     who: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # [queries]: user
     when: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # [queries]: seconds since 1970
     # Of lists as they were shown; otherwise empty.
-    place: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # [documents]: from 0, over pages
+    position: NDArray[np.int32] = field(
+        default_factory=lambda: np.empty(0, np.int32)
+    )  # [documents]: from 0, over pages
     # Where a log says how its lists were drawn: scores, and temperature and keep of all; otherwise empty, and None.
     drawn: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))  # [documents]
     draw: tuple[float, float] | None = None
@@ -58,8 +75,8 @@ class RankingData(DisplayMixin):
             raise ValueError(
                 f"{len(self.who)} users and {len(self.when)} times for {self.queries} queries; give each one, or none"
             )
-        if len(self.place) not in (0, documents):
-            raise ValueError(f"{len(self.place)} places for {documents} documents; give each one, or none")
+        if len(self.position) not in (0, documents):
+            raise ValueError(f"{len(self.position)} places for {documents} documents; give each one, or none")
         if len(self.relevance) not in (0, documents):
             raise ValueError(f"relevance of {len(self.relevance)} of {documents} documents; give that of each, or none")
         if len(self.intents) and self.intents.shape[1] != documents:
@@ -120,7 +137,7 @@ class RankingData(DisplayMixin):
             query_ids=self.query_ids[queries],
             who=self.who[queries] if len(self.who) else self.who,
             when=self.when[queries] if len(self.when) else self.when,
-            place=self.place[rows] if len(self.place) else self.place,
+            position=self.position[rows] if len(self.position) else self.position,
             relevance=self.relevance[rows] if len(self.relevance) else self.relevance,
             drawn=self.drawn[rows] if len(self.drawn) else self.drawn,
             intents=self.intents[:, rows] if len(self.intents) else self.intents,
@@ -149,7 +166,7 @@ class RankingData(DisplayMixin):
             ranges=_shared_ranges(parts),
             who=np.empty(0, np.int32),  # parts of different logs have nobody, and no order, in common
             when=np.empty(0, np.int64),
-            place=_all_places(parts),
+            position=_all_positions(parts),
             relevance=_all_relevance(parts),
             drawn=np.empty(0, np.float32),  # of different logs, and maybe drawn in different ways
             draw=None,
@@ -164,10 +181,10 @@ def _shared_ranges(parts: Sequence[RankingData]) -> NDArray[np.float32] | None:
     return first
 
 
-def _all_places(parts: Sequence[RankingData]) -> NDArray[np.int32]:
-    if any(len(part.place) != part.documents for part in parts):
+def _all_positions(parts: Sequence[RankingData]) -> NDArray[np.int32]:
+    if any(len(part.position) != part.documents for part in parts):
         return np.empty(0, np.int32)
-    return np.concatenate([part.place for part in parts])
+    return np.concatenate([part.position for part in parts])
 
 
 def _all_relevance(parts: Sequence[RankingData]) -> NDArray[np.float32]:

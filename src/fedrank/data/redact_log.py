@@ -12,14 +12,14 @@ import numpy as np
 from fedrank.data.log_folder import working_on
 from fedrank.data.logs import FACTS, SearchLog, load_log
 from fedrank.data.redaction import Redaction
-from fedrank.files import write_whole
+from fedrank.files import write_atomic
 
-EARLIER = "for reasons that are not on record"  # by somebody who was killed before the count
+EARLIER = "for reasons that are not on record"  # by a process that was killed before it counted
 _REDACTED = re.compile(r"\[redacted ([0-9]+)\]")
 
 
 def redact_log(folder: str | os.PathLike[str], how: Redaction) -> SearchLog:
-    """Replace texts that must not be kept, for good. Lists, clicks and features stay.
+    """Replace texts that must not be stored, for good. Lists, clicks and features stay.
 
     Killed between its two writes, it has replaced the texts and not yet counted them; called again, it counts.
     """
@@ -28,8 +28,8 @@ def redact_log(folder: str | os.PathLike[str], how: Redaction) -> SearchLog:
         raise ValueError("lists cannot be dropped from a data set that is there; build it anew with --drop-redacted")
     with working_on(folder):
         log = load_log(folder)
-        asked = np.unique(np.stack([log.query, log.user]), axis=1)[0]
-        people = np.bincount(asked, minlength=len(log.queries))
+        searched = np.unique(np.stack([log.query, log.user]), axis=1)[0]
+        people = np.bincount(searched, minlength=len(log.queries))
         reasons = how.reasons(log.queries, people)
         before = [_REDACTED.fullmatch(text) for text in log.queries]
         next_number = 1 + max((int(found[1]) for found in before if found), default=0)
@@ -42,7 +42,7 @@ def redact_log(folder: str | os.PathLike[str], how: Redaction) -> SearchLog:
         uncounted = sum(bool(_REDACTED.fullmatch(text)) for text in texts) - sum(counts.values())
         if uncounted > 0:
             counts[EARLIER] = uncounted
-        write_whole(folder / "queries.txt", "".join(f"{text}\n" for text in texts), private=True)
+        write_atomic(folder / "queries.txt", "".join(f"{text}\n" for text in texts), private=True)
         facts = log.facts | {"redacted": counts}
-        write_whole(folder / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n", private=True)
+        write_atomic(folder / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n", private=True)
     return load_log(folder)

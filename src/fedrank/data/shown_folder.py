@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.log_folder import begin, finish, working_on
-from fedrank.data.logs import FORMAT, SHOWN_ARRAYS, SHOWN_MORE, TEXTS, SearchLog, load_log, write_names
+from fedrank.data.log_folder import begin, finish, working_on, write_texts
+from fedrank.data.logs import FORMAT, SHOWN_ARRAYS, SHOWN_MORE, TEXTS, SearchLog, load_log
 from fedrank.data.mapped import save_array
-from fedrank.files import sync
 from fedrank.types import Features
 
 UNITS = ("person", "browser")
@@ -46,7 +45,9 @@ class ShownLists:
         if self.unit not in UNITS:
             raise ValueError(f"unit = {self.unit!r}: a user is one of {', '.join(UNITS)}")
         if self.scores is not None and (self.temperature is None or self.keep is None):
-            raise ValueError("scores without temperature and keep do not tell how lists were drawn; give all three")
+            raise ValueError(
+                "scores without temperature and keep do not determine how lists were drawn; give all three"
+            )
 
     def ordered(self) -> ShownLists:
         """Entries in order of time, users by their entries, most active first."""
@@ -68,21 +69,19 @@ _BY_ENTRY = ("lists", "clicks", "user", "time", "query", "first", "dwell", "scor
 def write_shown(
     folder: str | os.PathLike[str], shown: ShownLists, settings: Mapping[str, Any], facts: Mapping[str, Any] = {}
 ) -> SearchLog:
-    """Write a data set and open it. `settings` say how it was made, such as {"features": "engine-1"}.
+    """Write a data set and open it. `settings` are how it was made, such as {"features": "engine-1"}.
 
     `facts` replace what it says of itself otherwise: that every entry was a sound row, and nothing was left out.
     """
     folder, shown = Path(folder), shown.ordered()
-    told = shown.__dict__ | {"first": np.zeros(len(shown.user)) if shown.first is None else shown.first}
-    kinds = SHOWN_ARRAYS | {name: kind for name, kind in SHOWN_MORE.items() if told[name] is not None}
-    arrays = {name: np.asarray(told[name]).astype(kind) for name, kind in kinds.items()}
+    values = shown.__dict__ | {"first": np.zeros(len(shown.user)) if shown.first is None else shown.first}
+    kinds = SHOWN_ARRAYS | {name: kind for name, kind in SHOWN_MORE.items() if values[name] is not None}
+    arrays = {name: np.asarray(values[name]).astype(kind) for name, kind in kinds.items()}
     with working_on(folder):
-        begin(folder, {"settings": dict(settings)}).set("begun", 1)  # a folder that is left half written is known
+        begin(folder, {"settings": dict(settings)}).begin()  # a folder that is left half written is known
         for name, array in arrays.items():
             save_array(folder / f"{name}.npy", array)
-        for name in TEXTS:
-            write_names(folder / f"{name}.txt", told[name])
-            sync(folder / f"{name}.txt")
+        write_texts(folder, shown.users, shown.queries, shown.documents)
         finish(
             folder,
             {
@@ -94,7 +93,7 @@ def write_shown(
                     "sound": len(shown.user),
                     "entries": len(shown.user),
                     "pairs": len(shown.document),
-                    **{name: len(told[name]) for name in TEXTS},
+                    **{name: len(values[name]) for name in TEXTS},
                 },
                 "left_out": {},
                 "dropped": {},

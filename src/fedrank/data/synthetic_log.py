@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.files import read_bytes, write_whole
+from fedrank.files import read_bytes, write_atomic
 from fedrank.seeds import rng_for
 
 LOG, CORPUS = "log.tsv", "corpus.jsonl"
@@ -98,7 +98,7 @@ def write_new(files: Mapping[Path, Sequence[str]]) -> None:
         if path.stat().st_size != size or read_bytes(path, size) != contents[path]:
             raise FileExistsError(f"{path} is there already; name another folder, so that nothing is overwritten")
     for path in missing:
-        write_whole(path, contents[path])
+        write_atomic(path, contents[path])
 
 
 def _line(row: int, one: _Document) -> str:

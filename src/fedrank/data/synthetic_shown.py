@@ -1,7 +1,7 @@
-"""Made-up logs of shown lists whose truth is known: what is relevant, which places people look at, whom they trust.
+"""Made-up logs of shown lists whose truth is known: what is relevant, which positions people look at, whom they trust.
 
-Clicks follow the affine model of Agarwal et al. (WWW 2019): place k is looked at with probability 1 / k^eta, and what
-is looked at is clicked if it seems relevant. What stands high seems so more often than it is.
+Clicks follow the affine model of Agarwal et al. (WWW 2019): position k is looked at with probability 1 / k^eta, and
+what is looked at is clicked if it seems relevant. What stands high seems so more often than it is.
 """
 
 from __future__ import annotations
@@ -31,52 +31,52 @@ _TOP_GRADE = 4  # of judged queries: relevance in steps
 class Browsing:
     """How people look at lists and click."""
 
-    eta: float = 1.0  # place k is looked at with probability 1 / k^eta; 0: all are
+    eta: float = 1.0  # position k is looked at with probability 1 / k^eta; 0: all are
     trust: float = (
-        0.0  # probability that something irrelevant in the first place seems relevant; in place k 1 / k of it
+        0.0  # probability that something irrelevant in the first position seems relevant; in position k 1 / k of it
     )
 
     def __post_init__(self) -> None:
         if not self.eta >= 0 or not 0 <= self.trust < 1:
             raise ValueError(f"eta = {self.eta}, trust = {self.trust}: use eta from 0 on, and trust from 0 to below 1")
 
-    def examined(self, places: NDArray[np.integer] | int) -> NDArray[np.float64]:
-        """[places]: probability that a place, counted from 0, is looked at."""
-        return kernels.elementary.power_each(np.asarray(places) + 1.0, -self.eta)
+    def examined(self, positions: NDArray[np.integer] | int) -> NDArray[np.float64]:
+        """[positions]: probability that a position, counted from 0, is looked at."""
+        return kernels.elementary.power_each(np.asarray(positions) + 1.0, -self.eta)
 
-    def slope(self, places: NDArray[np.integer] | int) -> NDArray[np.float64]:
-        """[places]: by how much a relevant document is clicked more often than an irrelevant one."""
-        seems = np.where(self.trust > 0, 1 - (np.minimum(np.asarray(places), 19) + 2) / 100, 1.0)
-        steep: NDArray[np.float64] = self.examined(places) * (seems - self.trust / (np.asarray(places) + 1))
+    def slope(self, positions: NDArray[np.integer] | int) -> NDArray[np.float64]:
+        """[positions]: by how much a relevant document is clicked more often than an irrelevant one."""
+        seems = np.where(self.trust > 0, 1 - (np.minimum(np.asarray(positions), 19) + 2) / 100, 1.0)
+        steep: NDArray[np.float64] = self.examined(positions) * (seems - self.trust / (np.asarray(positions) + 1))
         return steep
 
-    def intercept(self, places: NDArray[np.integer] | int) -> NDArray[np.float64]:
-        """[places]: how often an irrelevant document is clicked."""
-        unread: NDArray[np.float64] = self.examined(places) * self.trust / (np.asarray(places) + 1)
+    def intercept(self, positions: NDArray[np.integer] | int) -> NDArray[np.float64]:
+        """[positions]: how often an irrelevant document is clicked."""
+        unread: NDArray[np.float64] = self.examined(positions) * self.trust / (np.asarray(positions) + 1)
         return unread
 
 
 @dataclass(frozen=True)
 class Showing:
-    """How lists are made. Without any of these a document never changes its place."""
+    """How lists are made. Without any of these a document never changes its position."""
 
     rankers: int = 3  # that answer searches in turn, by chance; each is the first one, a little bent
     bent: float = 0.5  # by how much, as a part of the length of its weights
     noise: float = 0.0  # added to every score of a search
     temperature: float = 0.0  # above 0: lists are drawn (Plackett-Luce), and the scores are recorded
     skill: float = 0.6  # cosine between the logging ranker's weights and the true ones
-    places: int = 10
+    positions: int = 10
 
     def __post_init__(self) -> None:
-        if self.rankers < 1 or self.places < 2 or min(self.bent, self.noise, self.temperature) < 0:
+        if self.rankers < 1 or self.positions < 2 or min(self.bent, self.noise, self.temperature) < 0:
             raise ValueError(
-                f"{self}: needs a ranker, two places, and nothing below 0; otherwise no list could be shown"
+                f"{self}: needs a ranker, two positions, and nothing below 0; otherwise no list could be shown"
             )
         if not -1 <= self.skill <= 1:
             raise ValueError(f"skill = {self.skill} is no cosine; use -1 to 1")
 
 
-STATIC = Showing(rankers=1)  # documents never change places
+STATIC = Showing(rankers=1)  # documents never change positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,29 +132,29 @@ class SimulatedShown:
     truth: Relevant
     browsing: Browsing
     showing: Showing
-    lists: NDArray[np.int64]  # [searches, places]: rows of the truth's features
-    clicks: NDArray[np.uint8]  # [searches, places]
+    lists: NDArray[np.int64]  # [searches, positions]: rows of the truth's features
+    clicks: NDArray[np.uint8]  # [searches, positions]
     query: NDArray[np.int32]  # [searches]
     user: NDArray[np.int32]  # [searches]
     time: NDArray[np.int64]  # [searches]: seconds since 1970, ascending
     rankers: NDArray[np.float64]  # [rankers, features]: weights of those that made the lists
-    scores: NDArray[np.float32] | None = None  # [searches, places]: by which lists were drawn; None: they were not
+    scores: NDArray[np.float32] | None = None  # [searches, positions]: by which lists were drawn; None: they were not
 
     @cached_property
     def first(self) -> NDArray[np.int32]:
-        """[searches]: places before the list."""
+        """[searches]: positions before the list."""
         return np.zeros(len(self.lists), np.int32)
 
     def clicks_a_list(
-        self, scores: NDArray[np.floating], share: NDArray[np.float64] | None = None, places: int | None = None
+        self, scores: NDArray[np.floating], share: NDArray[np.float64] | None = None, positions: int | None = None
     ) -> float:
         """What people would click if `scores` [pairs] had ordered the documents of each query: the truth.
 
         `share` [queries] is how often each is asked; as often as in this log, if not given. Clicks are those in so many
-        places, or in all.
+        positions, or in all.
         """
         order = np.argsort(-np.asarray(scores)[self.truth.candidates], axis=1, kind="stable")
-        most = self.showing.places if places is None else min(places, self.showing.places)
+        most = self.showing.positions if positions is None else min(positions, self.showing.positions)
         shown = np.take_along_axis(self.truth.candidates, order, axis=1)[:, :most]
         at = np.arange(shown.shape[1])
         relevant = kernels.sums.products(self.truth.relevance[shown], self.browsing.slope(at)[None])
@@ -217,10 +217,10 @@ def simulate_shown(
     keys = scores
     if showing.temperature:
         keys = scores / showing.temperature + _gumbels(rng, *scores.shape)
-    order = np.argsort(-keys, axis=1, kind="stable")[:, : showing.places]
+    order = np.argsort(-keys, axis=1, kind="stable")[:, : showing.positions]
     lists = np.take_along_axis(candidates, order, axis=1)
-    places = np.arange(lists.shape[1])
-    chance = browsing.slope(places) * truth.relevance[lists] + browsing.intercept(places)
+    positions = np.arange(lists.shape[1])
+    chance = browsing.slope(positions) * truth.relevance[lists] + browsing.intercept(positions)
     clicks = (rng_for(seed, "shown", "clicks").random(lists.shape) < chance).astype(np.uint8)
     drawn = np.take_along_axis(scores, order, axis=1).astype(np.float32) if showing.temperature else None
     return SimulatedShown(truth, browsing, showing, lists, clicks, query, user, time, weights, drawn)

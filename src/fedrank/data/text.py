@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Literal
 
-from fedrank.extras import missing
-from fedrank.names import nearest
+from fedrank.extras import missing_extra
+from fedrank.names import did_you_mean
 
 VERSION = 1  # of the rule in `tokens`; counts that were made by another one cannot be compared with ours
 
@@ -67,8 +67,10 @@ def stemmer(language: str) -> Callable[[str], str]:
     try:
         from Stemmer import Stemmer, algorithms  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
-        raise missing(f"stem = {language!r} needs the package PyStemmer", "logs") from None
+        raise missing_extra(f"stem = {language!r} needs the package PyStemmer", "logs") from None
     if language not in algorithms():
-        raise ValueError(f'no stemmer {language!r}{nearest(language, algorithms())}; "none" takes words as they are')
+        raise ValueError(
+            f'no stemmer {language!r}{did_you_mean(language, algorithms())}; "none" takes words as they are'
+        )
     # A stem is looked up far more often than it is made: texts repeat their words.
     return lru_cache(maxsize=1 << 18)(Stemmer(language).stemWord)

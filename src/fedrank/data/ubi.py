@@ -1,9 +1,9 @@
 """User Behavior Insights 1.3: searches with what they returned (`ubi_queries`), and what people did (`ubi_events`).
 
-Searches are written by the search engine or the service before it, events by browsers, so that anybody can write
-these. Places are therefore those of the list that was returned, never those that an event names. An event counts for
-the list of its query id if the client is the one that asked and the list shows the document. Solr's component does not
-know clients: there, the first one that acts on a list is the one that asked.
+Searches are written by the search engine or the service before it, events by browsers, so anyone can write these.
+Positions are therefore those of the list that was returned, never those that an event names. An event counts for
+the list of its query id if the client is the one that searched and the list shows the document. Solr's component does
+not know clients: there, the first one that acts on a list is the one that searched.
 """
 
 from __future__ import annotations
@@ -13,48 +13,48 @@ import math
 import os
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrank.data.documents import FIELDS, Documents, as_text, kind_of, text_lines
-from fedrank.data.json_lines import Reasons, field_of, json_rows, moment_of, name_of, row_of, values_of
-from fedrank.data.logs import BAD_ROW, BAD_TIME, LAST_PLACE, NO_USER, normalised
+from fedrank.data.click_log import BAD_TIME, NO_USER, UNKNOWN
+from fedrank.data.documents import DOCUMENT_COLUMNS, Documents, document_rows
+from fedrank.data.rows import Column, Reasons, Row, RowFormat, RowReader, UnusableRow
 from fedrank.data.shown import (
     BAD_DWELL,
     BAD_FIRST,
-    LONGEST_DWELL,
     NOT_SHOWN,
     REPEATED,
-    Drawn,
     ListColumns,
     ShownRows,
-    cut_lists,
-    drawn_of,
-    first_of,
-    number_of,
+    check_list,
+    parse_drawn,
+    parse_dwell,
+    parse_shown,
+    parse_typed_query,
+    parse_user,
 )
+from fedrank.data.values import MAX_OFFSET, find_id, parse_id, parse_number, parse_offset, parse_time
 from fedrank.files import parse_json
 
-SEEN = ("impression", "view", "page_exit")  # that somebody saw something, or how long; no click
+SEEN = ("impression", "view", "page_exit")  # what was seen, or for how long; not a click
 DWELL = {"dwell": 1.0, "dwell_time": 1.0, "dwell_seconds": 1.0, "dwell_ms": 0.001, "dwell_time_ms": 0.001}
-FROM = ("from", "offset", "start")  # in query_attributes: places before the list
-SIZES = ("size", "rows", "page_size", "per_page", "limit")  # places of a page, without which its number says nothing
-MOST_LISTS = 200  # that may share a query id; nobody turns so many pages
+FROM = ("from", "offset", "start")  # in query_attributes: positions before the list
+SIZES = ("size", "rows", "page_size", "per_page", "limit")  # positions of a page, without which its number says nothing
+MAX_LISTS = 200  # that may share a query id: more pages than a person turns
 
 NO_ID = "query without an id"
 IS_EVENT = "an event, not a query"
 RELOADED = "the same page of the same query again"
 ANONYMOUS = "query of nobody: the field of the person is empty"
-TOO_SHARED = f"query id that more than {MOST_LISTS} lists share"
+TOO_SHARED = f"query id that more than {MAX_LISTS} lists share"
 NO_QUERY_ID = "event without the id of its query"
 NO_QUERY = "event without its query"
 NO_OBJECT = "click on nothing: no object id"
 OTHER_CLIENT = "event of another client than the one that asked"
 FAR_AWAY = "event long before or after its list"
 DOUBTFUL = "list with a click at another time, or at none"
-UNKNOWN_OBJECT = "click on an unknown document"
 SHARED_ID = "click on an id that several documents have"
 FORGED = "clicks with a position that is not that of their list"
 NAMELESS = "clicks that do not say which client made them"
@@ -70,18 +70,20 @@ class UbiRules:
     """How UBI is read."""
 
     person: str | None = None  # field that names the person, such as user_id; None: client_id, which is a browser
-    actions: tuple[str, ...] = ("click",)  # that say a document was wanted
-    object_field: str | None = None  # column of documents that ids of objects are in; None: as rows say, else the id
+    actions: tuple[str, ...] = ("click",)  # that mean that a document was wanted
+    object_field: str | None = (
+        None  # column of documents that ids of objects are in; None: the one that rows name, else the id
+    )
     application: str | None = None  # only searches of this one, not of a field that suggests words; None: of all
-    places: int = 100  # of a list that are kept
+    positions: int = 100  # of a list that are read
     within_hours: float = 24.0  # between a list and an event that counts for it
 
     def __post_init__(self) -> None:
         if not self.actions:
             raise ValueError("actions = (): nothing would count as a click; name one at least")
-        if self.places < 1 or not self.within_hours > 0:
+        if self.positions < 1 or not self.within_hours > 0:
             raise ValueError(
-                f"places = {self.places} and within_hours = {self.within_hours}: nothing would be kept; use more"
+                f"positions = {self.positions} and within_hours = {self.within_hours}: nothing would be read; use more"
             )
 
 
@@ -92,7 +94,7 @@ def read_ubi(
     collection: str | os.PathLike[str],
     rules: UbiRules | None = None,
 ) -> ShownRows:
-    """Read both files; `collection` is the file of the documents, whose other columns may hold the ids of objects."""
+    """Read both files; `collection` is the file of the documents, whose other columns may have the ids of objects."""
     rules = rules or UbiRules()
     names = ObjectNames(documents, Path(collection), rules.object_field)
     log = _UbiLog(rules, names)
@@ -113,8 +115,8 @@ class ObjectNames:
             usual = self._column(chosen)
             if usual is None:
                 raise ValueError(
-                    f"object_field = {chosen!r}: no document of {path} has such a field, so that no list would be "
-                    "known; name a column of the documents"
+                    f"object_field = {chosen!r}: no document of {path} has such a field, so no list would be known; "
+                    "name a column of the documents"
                 )
             self.usual = usual
         self.forced = chosen is not None
@@ -122,7 +124,7 @@ class ObjectNames:
 
     def of(self, field: Any) -> dict[str, int]:
         """By the field that a row names; one that documents do not have is a kind of thing, and ids are meant."""
-        if self.forced or field is None or not (field := name_of(field)):
+        if self.forced or field is None or not (field := parse_id(field)):
             return self.usual
         found = self._column(field)
         if found is None:
@@ -133,40 +135,25 @@ class ObjectNames:
         return found
 
     def _column(self, field: str) -> dict[str, int] | None:
-        if field.lower() in FIELDS["id"]:
+        if field.lower() in DOCUMENT_COLUMNS["id"].names:
             return self.ids
         if field not in self._columns:
             if len(self._columns) >= 20:  # names come from browsers: a file is not read for each
                 return None
-            self._columns[field] = _values(self._path, field, self.ids)
+            self._columns[field] = _values(self._path, field)
         return self._columns[field]
 
 
-def _values(path: Path, field: str, ids: Mapping[str, int]) -> dict[str, int] | None:
+def _values(path: Path, field: str) -> dict[str, int] | None:
     """Rows by the values of a column; None where no document has it."""
     if not path.is_file():  # a set of ir_datasets
         return None
     found: dict[str, int] = {}
-    header: list[str] = []
-    kind = kind_of(path)
-    for row, (_, line) in enumerate(text_lines(path), start=0 if kind == "json" else -1):
-        text = line.decode("utf-8", errors="replace").removeprefix("\ufeff")
-        if kind == "json":
-            try:
-                value = name_of(field_of(parse_json(text), field))
-            except ValueError:
-                value = ""
-        elif row < 0:
-            header = text.split("\t")
-            if field not in header:
-                return None
-            continue
-        else:
-            cells = text.split("\t")
-            value = name_of(as_text(cells[header.index(field)])) if header.index(field) < len(cells) else ""
-        if value:
+    reader = document_rows(path, {"value": Column((field,), parse_id, required=False)}, nested=True)
+    for row, (_, one) in enumerate(reader):
+        if value := one["value"]:
             found[value] = _SEVERAL if value in found else row
-    return found or None
+    return found if found and field in (reader.header or (field,)) else None
 
 
 class _UbiLog:
@@ -174,79 +161,87 @@ class _UbiLog:
 
     def __init__(self, rules: UbiRules, names: ObjectNames) -> None:
         self.rules, self.names = rules, names
-        self.lists, self.left_out, self.noticed = ListColumns(rules.places), Reasons(), Reasons()
+        self.lists, self.left_out, self.noticed = ListColumns(rules.positions), Reasons(), Reasons()
         self.rows = 0
         self.by_id: dict[str, int | list[int]] = {}  # lists of a query id; nearly all have one
         self.client: dict[str, int] = {}
         self.client_of = array("i")  # [lists]
-        self.explicit = bytearray()  # [lists]: whether its first place is said, not concluded
+        self.explicit = bytearray()  # [lists]: whether its first position is stated, not concluded
         self.length = array("i")  # [lists]: as it was returned
-        self.page: dict[int, tuple[int, int]] = {}  # of lists that say so: number of the page, and places of one
+        self.page: dict[int, tuple[int, int]] = {}  # of lists that state it: number of the page, and positions of one
         self.first_page = 1
-        self.person: list[str] = []  # [lists], where rules ask for one; "": not said
+        self.person: list[str] = []  # [lists], where rules ask for one; "": not stated
         self.persons: dict[int, str | None] = {}  # by client, from events; None: several
-        self.clicks, self.dwell = bytearray(), array("f")
         self.counts: dict[str, int] = {}
         self.doubts: dict[int, int] = {}  # documents shown with a click that does not count, and their lists
 
     def read_queries(self, path: Path) -> None:
-        for number, row, trouble in json_rows(path):
-            self.rows += 1
-            reason = trouble if row is None else self._query(row, number)
-            if reason:
-                self.left_out.add(reason, number)
+        """Read searches with the lists that they returned."""
+        person = {} if self.rules.person is None else {"person": Column((self.rules.person,), parse_id)}
+        columns = {"kind": Column((), self._check_query)} | QUERY_COLUMNS | person
+        self._read(RowReader(path, RowFormat(columns, kind="json", nested=True, prepare=_with_attributes)), self._query)
         self._find_pages()
-        self.clicks = bytearray(len(self.lists.document))
 
-    def _query(self, row: dict[str, Any], number: int) -> str:
-        """Take a row; returns why it cannot be used."""
+    def read_events(self, path: Path) -> None:
+        """Read what people did, and find the lists that it belongs to."""
+        person = {} if self.rules.person is None else {"person": Column((self.rules.person,), parse_id)}
+        columns = {"clicked": Column((), self._check_event)} | EVENT_COLUMNS | person
+        self._read(RowReader(path, RowFormat(columns, kind="json", nested=True)), self._event)
+
+    def _read(self, reader: RowReader, take: Callable[[int, Row], None]) -> None:
+        reader.left_out = self.left_out
+        reader.each(take)
+        self.rows += reader.rows
+
+    def _count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def _skip(self, what: str) -> UnusableRow:
+        self._count(what)
+        return UnusableRow()
+
+    def _check_query(self, row: Row) -> None:
+        """Refuse events, and skip searches of other applications."""
         if "action_name" in row:
-            return IS_EVENT
+            raise UnusableRow(IS_EVENT)
         if self.rules.application is not None and row.get("application") != self.rules.application:
-            self._count(OTHER_APPLICATION)
-            return ""
-        row = _with_attributes(row)
-        query_id = name_of(row.get("query_id"))
-        if not query_id:
-            return NO_ID
-        known = self.names.of(field_of(row, "object_id_field"))
-        hits = _hits(row)
-        if hits is None:
-            return BAD_ROW
-        found = [row_of(one, known) for one in hits]
-        stated = row.get("client_id") or field_of(row, "query_attributes.client_id")
-        client, text = name_of(stated), row.get("user_query")
-        moment = moment_of(row.get("timestamp"))
-        asked = normalised(text) if isinstance(text, str) else ""
-        person = "" if self.rules.person is None else name_of(field_of(row, self.rules.person))
-        if stated and not client:
-            return NO_USER
-        # Persons and clients may only be named by events; until then, somebody asked.
-        if problem := self.lists.problem(client or person or _SOMEBODY, moment, asked, found):
-            return problem
-        first, page = _first(row), _page(row)
-        if first == _NO_PLACE or page == _NO_PAGE:
-            return BAD_FIRST
-        drawn = _drawn(row, len(found))
-        if isinstance(drawn, str):
-            return drawn
-        assert moment is not None, "problem() has seen to it"
-        one = self.lists.add(client or person or _SOMEBODY, moment, asked, found, max(first, 0), number, drawn)
-        self.lists.ids.append(query_id)
+            raise self._skip(OTHER_APPLICATION)
+
+    def _check_event(self, row: Row) -> bool:
+        """Whether it is a click; an event of another application or with another action is skipped."""
+        application = self.rules.application
+        if application is not None and row.get("application", application) != application:
+            raise self._skip(OTHER_APPLICATION)
+        action = row.get("action_name")
+        clicked = isinstance(action, str) and action in self.rules.actions
+        if not clicked and action not in SEEN:
+            raise self._skip(OTHER_ACTION if "action_name" in row else "a query, not an event")
+        return clicked
+
+    def _query(self, number: int, row: Row) -> None:
+        """Take a search."""
+        known = self.names.of(row["object_field"])
+        found = [find_id(one, known) for one in row["shown"]]
+        check_list(found)
+        drawn = parse_drawn(row["draw"], len(found))
+        client, first, person = row["client"], row["first"], row.get("person", "")
+        # Persons and clients may only be named by events; until then, the searcher is not known.
+        user = client or person or _UNKNOWN_USER
+        one = self.lists.add(user, row["time"], row["query"], found, max(first, 0), number, drawn)
+        self.lists.ids.append(row["query_id"])
         self.client_of.append(self.client.setdefault(client, len(self.client)))
         self.explicit.append(first >= 0)
         self.length.append(len(found))
-        if first < 0 and page is not None:
-            self.page[one] = page
-            self.first_page = min(self.first_page, page[0])
+        if first < 0 and row["page"] is not None:
+            self.page[one] = row["page"]
+            self.first_page = min(self.first_page, row["page"][0])
         if self.rules.person is not None:
             self.person.append(person)
-        before = self.by_id.setdefault(query_id, one)
+        before = self.by_id.setdefault(row["query_id"], one)
         if isinstance(before, list):
             before.append(one)
         elif before != one:
-            self.by_id[query_id] = [before, one]
-        return ""
+            self.by_id[row["query_id"]] = [before, one]
 
     def _find_pages(self) -> None:
         """Where lists that share a query id stand: behind one another, or one is another's repetition."""
@@ -256,267 +251,281 @@ class _UbiLog:
         for query_id, several in self.by_id.items():
             if isinstance(several, int):
                 continue
-            if len(several) > MOST_LISTS:  # such as "undefined", if a service forgets to make ids
+            if len(several) > MAX_LISTS:  # such as "undefined", if a service forgets to make ids
                 for one in several:
-                    self.left_out.add(TOO_SHARED, lists.line[one])
-                    lists.first[one] = -1
+                    self._drop(one, TOO_SHARED)
                 self.by_id[query_id] = []
+            else:
+                self.by_id[query_id] = self._pages_of(sorted(several, key=lambda one: lists.time[one]))
+
+    def _pages_of(self, several: list[int]) -> list[int]:
+        """Which of some lists, in order of time, are different pages."""
+        lists, pages = self.lists, list[int]()
+        ends: dict[int, tuple[set[int], int]] = {}  # of every client: what it saw, and the position behind it
+        for one in several:
+            rows = lists.document[lists.offsets[one] : lists.offsets[one + 1]]
+            seen, end = ends.get(self.client_of[one], (set(), 0))
+            if not self.explicit[one] and seen.isdisjoint(rows):
+                lists.first[one] = min(end, _LAST)
+            if any(self._is_again(one, other) for other in pages):
+                self._drop(one, RELOADED)
                 continue
-            kept: list[int] = []
-            several.sort(key=lambda one: lists.time[one])
-            pages: dict[int, tuple[set[int], int]] = {}  # of every client: what it saw, and the place behind it
-            for one in several:
-                rows = lists.document[lists.offsets[one] : lists.offsets[one + 1]]
-                seen, end = pages.get(self.client_of[one], (set(), 0))
-                if not self.explicit[one] and seen.isdisjoint(rows):
-                    lists.first[one] = min(end, _LAST)
-                again = next((other for other in kept if self._is_again(one, other)), None)
-                if again is not None:
-                    self.left_out.add(RELOADED, lists.line[one])
-                    lists.first[one] = -1  # not a list of its own
-                    continue
-                kept.append(one)
-                pages[self.client_of[one]] = (seen | set(rows), lists.first[one] + self.length[one])
-            self.by_id[query_id] = kept
+            pages.append(one)
+            ends[self.client_of[one]] = (seen | set(rows), lists.first[one] + self.length[one])
+        return pages
+
+    def _drop(self, one: int, reason: str) -> None:
+        """Leave out a list that was read already."""
+        self.left_out.add(reason, self.lists.line[one])
+        self.lists.first[one] = -1
 
     def _is_again(self, one: int, other: int) -> bool:
         lists = self.lists
-        same = self.client_of[one] == self.client_of[other] and lists.first[one] == lists.first[other]
+        if self.client_of[one] != self.client_of[other]:
+            return False
+        if self.explicit[one] and lists.first[one] != lists.first[other]:
+            return False
         own, its = (slice(lists.offsets[each], lists.offsets[each + 1]) for each in (one, other))
-        again = same or not self.explicit[one]
-        return bool(
-            again and self.client_of[one] == self.client_of[other] and lists.document[own] == lists.document[its]
-        )
+        return lists.document[own] == lists.document[its]
 
-    def read_events(self, path: Path) -> None:
-        wanted = frozenset(self.rules.actions)
-        for number, row, trouble in json_rows(path):
-            self.rows += 1
-            if row is None:
-                self.left_out.add(trouble, number)
-                continue
-            if self.rules.application is not None and row.get("application", self.rules.application) != (
-                self.rules.application
-            ):
-                self._count(OTHER_APPLICATION)
-                continue
-            action = row.get("action_name")
-            clicked = isinstance(action, str) and action in wanted
-            if not clicked and action not in SEEN:
-                self._count(OTHER_ACTION if "action_name" in row else "a query, not an event")
-                continue
-            if reason := self._event(row, number, clicked):
-                self.left_out.add(reason, number)
-
-    def _count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
-
-    def _event(self, row: dict[str, Any], number: int, clicked: bool) -> str:
-        query_id = name_of(row.get("query_id"))
-        if not query_id:
-            return NO_QUERY_ID
-        asked = self.by_id.get(query_id)
-        if asked is None:
-            return NO_QUERY
-        several = [asked] if isinstance(asked, int) else asked
-        if not several:
-            return TOO_SHARED
-        client = row.get("client_id")
-        unknown = self.client.get("", -1)
-        if client is not None and client != "":
-            own = (self.client.get(name_of(client), -1), unknown)
-            several = [one for one in several if self.client_of[one] in own]
-        if not several or len({self.client_of[one] for one in several}) > 1:
-            return OTHER_CLIENT
-        moment = moment_of(row.get("timestamp"))
+    def _event(self, number: int, row: Row) -> None:
+        """Take an event of the client that searched, if the list shows the document."""
+        several, moment, clicked = self._lists_of(row), row["time"], row["clicked"]
         if moment is None or not self._is_near(several, moment):
             if clicked:
                 self._note_doubt(row, several)
-            return BAD_TIME if moment is None else FAR_AWAY
-        if unknown >= 0 and self.client_of[several[0]] == unknown and (claims := name_of(client)):
-            for one in several:  # whoever acts first is the one that asked
-                self.client_of[one] = self.client.setdefault(claims, len(self.client))
-        if self.rules.person is not None:
-            self._note_person(several, name_of(field_of(row, self.rules.person)))
-        about = field_of(row, "event_attributes.object.object_id")
-        if about is None and not clicked:
+            raise UnusableRow(BAD_TIME if moment is None else FAR_AWAY)
+        self._note_searcher(row, several)
+        if row["object"] is None and not clicked:
             self._count("of whole pages, not of a document")
-            return ""
-        document = row_of(about, self.names.of(field_of(row, "event_attributes.object.object_id_field")))
+            return
+        document = find_id(row["object"], self.names.of(row["object_field"]))
         if document < 0:
-            return NO_OBJECT if not name_of(about) else UNKNOWN_OBJECT if document != _SEVERAL else SHARED_ID
-        at, page = self._place(several, document, moment)
+            unknown = UNKNOWN if document != _SEVERAL else SHARED_ID
+            raise UnusableRow(unknown if parse_id(row["object"]) else NO_OBJECT)
+        at, page = self._position(several, document, moment)
         if at < 0:
-            return NOT_SHOWN
-        problem = self._note_dwell(row, at)
+            raise UnusableRow(NOT_SHOWN)
+        stated = row["dwell"]
+        sound = stated is None or self.lists.set_dwell(at, parse_dwell(stated))
         if not clicked:
             self._count("seen, not clicked")
-            return problem
-        if self.clicks[at]:
-            return REPEATED
-        self.clicks[at] = 1
-        if (client is None or client == "") and self.client_of[page] != unknown:
-            self.noticed.add(NAMELESS, number)
-        ordinal = field_of(row, "event_attributes.position.ordinal")
-        if ordinal is not None and not self._is_place(ordinal, page, at):
-            self.noticed.add(FORGED, number)
-        return problem
+        else:
+            self._click(number, row, at, page)
+        if not sound:
+            raise UnusableRow(BAD_DWELL)
+
+    def _lists_of(self, row: Row) -> list[int]:
+        """Lists of an event's query that its client may have seen."""
+        shown = self.by_id.get(row["query_id"])
+        if shown is None:
+            raise UnusableRow(NO_QUERY)
+        several = [shown] if isinstance(shown, int) else shown
+        if not several:
+            raise UnusableRow(TOO_SHARED)
+        if row["client"] is not None and row["client"] != "":
+            own = (self.client.get(parse_id(row["client"]), -1), self.client.get("", -1))
+            several = [one for one in several if self.client_of[one] in own]
+        if not several or len({self.client_of[one] for one in several}) > 1:
+            raise UnusableRow(OTHER_CLIENT)
+        return several
 
     def _is_near(self, several: list[int], moment: float) -> bool:
         return min(abs(moment - self.lists.time[one]) for one in several) <= self.rules.within_hours * 3600
 
-    def _note_doubt(self, row: dict[str, Any], several: list[int]) -> None:
+    def _note_doubt(self, row: Row, several: list[int]) -> None:
         """A click that does not count because of its time: its list did not go without one, either."""
-        names = self.names.of(field_of(row, "event_attributes.object.object_id_field"))
-        document = row_of(field_of(row, "event_attributes.object.object_id"), names)
-        at, page = self._place(several, document, math.inf) if document >= 0 else (-1, -1)
+        document = find_id(row["object"], self.names.of(row["object_field"]))
+        at, page = self._position(several, document, math.inf) if document >= 0 else (-1, -1)
         if at >= 0:
             self.doubts[at] = page
 
-    def _place(self, several: list[int], document: int, moment: float) -> tuple[int, int]:
+    def _position(self, several: list[int], document: int, moment: float) -> tuple[int, int]:
         """Where the document was shown, on the latest page before the event that shows it, else on any."""
-        places = [(one, at) for one in several if (at := self.lists.place_of(one, document)) >= 0]
-        if not places:
+        positions = [(one, at) for one in several if (at := self.lists.position_of(one, document)) >= 0]
+        if not positions:
             return -1, -1
-        before = [(one, at) for one, at in places if self.lists.time[one] <= moment]
-        page, at = before[-1] if before else places[0]
+        before = [(one, at) for one, at in positions if self.lists.time[one] <= moment]
+        page, at = before[-1] if before else positions[0]
         return at, page
 
-    def _is_place(self, ordinal: Any, page: int, at: int) -> bool:
-        """Whether an event names the place of the list: counted from 0 or 1, on its page or over all."""
-        number = number_of(ordinal)
-        place = at - self.lists.offsets[page]
-        return number in {start + place + base for start in (0, self.lists.first[page]) for base in (0, 1)}
-
-    def _note_person(self, several: list[int], person: str) -> None:
-        if not person:
+    def _note_searcher(self, row: Row, several: list[int]) -> None:
+        """An unknown client is the first one that acts; a person may be named by any event."""
+        unknown = self.client.get("", -1)
+        if unknown >= 0 and self.client_of[several[0]] == unknown and (claims := parse_id(row["client"])):
+            for one in several:
+                self.client_of[one] = self.client.setdefault(claims, len(self.client))
+        if not (person := row.get("person", "")):
             return
         for one in several:
             self.person[one] = self.person[one] or person
         client = self.client_of[several[0]]
-        if client != self.client.get("", -1) and self.persons.setdefault(client, person) != person:
+        if client != unknown and self.persons.setdefault(client, person) != person:
             self.persons[client] = None
 
-    def _note_dwell(self, row: dict[str, Any], at: int) -> str:
-        """Take the time on a document, if the event has one; returns why it cannot be used."""
-        found = _dwell(row)
-        if found is None:
-            return ""
-        seconds = number_of(found[0])
-        if seconds is None or not 0 <= seconds * found[1] <= LONGEST_DWELL:
-            return BAD_DWELL
-        if not self.dwell:
-            self.dwell = array("f", [math.nan]) * len(self.lists.document)
-        self.dwell[at] = seconds * found[1]
-        return ""
+    def _click(self, number: int, row: Row, at: int, page: int) -> None:
+        if self.lists.clicks[at]:
+            raise UnusableRow(REPEATED)
+        self.lists.clicks[at] = 1
+        if row["client"] in (None, "") and self.client_of[page] != self.client.get("", -1):
+            self.noticed.add(NAMELESS, number)
+        if row["ordinal"] is not None and not self._is_position(row["ordinal"], page, at):
+            self.noticed.add(FORGED, number)
+
+    def _is_position(self, ordinal: Any, page: int, at: int) -> bool:
+        """Whether an event names the position of the list: counted from 0 or 1, on its page or over all."""
+        position = at - self.lists.offsets[page]
+        stated = {start + position + base for start in (0, self.lists.first[page]) for base in (0, 1)}
+        return parse_number(ordinal) in stated
 
     def finish(self) -> ShownRows:
-        """All lists that are somebody's, and are not a repetition."""
-        lists, nobody = self.lists, self.client.get("", -1)
-        if self.rules.person is not None or nobody >= 0:
-            lists.users, names = {}, list(self.client)
-            for one in range(len(lists)):
-                client = self.client_of[one]
-                name = names[client]
-                if self.rules.person is not None:
-                    name = self.person[one] or self.persons.get(client) or ""
-                if not name and lists.first[one] >= 0:
-                    self.left_out.add(ANONYMOUS if self.rules.person is not None else NO_USER, lists.line[one])
-                    lists.first[one] = -1
-                lists.user[one] = lists.users.setdefault(name, len(lists.users)) if name else -1
-                if client == nobody:  # nobody's browser does not stand for that of everybody
-                    self.client_of[one] = len(names) + lists.user[one]
-        for one in sorted({page for at, page in self.doubts.items() if not self.clicks[at]}):
-            if lists.first[one] >= 0:
-                self.left_out.add(DOUBTFUL, lists.line[one])
-                lists.first[one] = -1
+        """All lists of known users that are not a repetition."""
+        if self.rules.person is not None or "" in self.client:
+            self._name_users()
+        for one in sorted({page for at, page in self.doubts.items() if not self.lists.clicks[at]}):
+            if self.lists.first[one] >= 0:
+                self._drop(one, DOUBTFUL)
         for field, often in self.names.not_found.items():
             self.counts[f"rows that name the field {field!r}, which no document has: matched by id"] = often
-        found = lists.finish(
-            self.clicks,
-            self.dwell or None,
+        found = self.lists.finish(
+            self.left_out,
             self.client_of if self.rules.person is not None else None,
+            self.counts,
             rows=self.rows,
-            left_out=self.left_out.all(),
             noticed=self.noticed.all(),
             unit="browser" if self.rules.person is None else "person",
-            counts=self.counts | cut_lists(lists),
         )
         return found.select(found.first >= 0)
 
+    def _name_users(self) -> None:
+        """Name users by the clients and persons of events; lists of unknown users are left out."""
+        lists, unknown, names = self.lists, self.client.get("", -1), list(self.client)
+        lists.users = {}
+        for one in range(len(lists)):
+            client = self.client_of[one]
+            name = names[client]
+            if self.rules.person is not None:
+                name = self.person[one] or self.persons.get(client) or ""
+            if not name and lists.first[one] >= 0:
+                self._drop(one, ANONYMOUS if self.rules.person is not None else NO_USER)
+            lists.user[one] = lists.users.setdefault(name, len(lists.users)) if name else -1
+            if client == unknown:  # an unknown browser does not stand for those of all others
+                self.client_of[one] = len(names) + lists.user[one]
 
-_SOMEBODY = "somebody"
-_LAST = LAST_PLACE - 1
-_NO_PLACE = -2
-_NO_PAGE = (-1, 0)
+
+_UNKNOWN_USER = "somebody"
+_LAST = MAX_OFFSET - 1
 
 
-def _hits(row: dict[str, Any]) -> list[Any] | None:
+def _hits(row: Row) -> list[Any]:
     """Ids of the documents that were returned; Solr's component has them in one text, with commas between them."""
     if "query_response_hit_ids" in row or not isinstance(row.get("doc_ids"), str):
-        return values_of(row.get("query_response_hit_ids", row.get("doc_ids")))
-    return [one.strip() for one in row["doc_ids"].split(",") if one.strip()]
+        return parse_shown(row.get("query_response_hit_ids", row.get("doc_ids")))
+    return parse_shown([one.strip() for one in row["doc_ids"].split(",") if one.strip()])
 
 
-def _with_attributes(row: dict[str, Any]) -> dict[str, Any]:
+def _client(row: Row) -> str:
+    """The browser; "" where none is named."""
+    stated = row.get("client_id") or _attribute(row, "client_id")
+    client = parse_id(stated)
+    if stated and not client:
+        raise UnusableRow(NO_USER)
+    return client
+
+
+def _with_attributes(row: Row) -> Row:
     """With attributes as an object, where they are the text of one, as Solr's component writes them."""
     attributes = row.get("query_attributes")
     if not isinstance(attributes, str) or not attributes.startswith("{"):
         return row
     try:
         return row | {"query_attributes": parse_json(attributes)}
-    except ValueError:  # cut off, perhaps; what it said is not needed
+    except ValueError:  # cut off, perhaps; it is not needed
         return row
 
 
-def _first(row: dict[str, Any]) -> int:
-    """Places before a list, as the row says; -1 where it says nothing, _NO_PLACE where that makes no sense."""
-    asked = row.get("query")
-    if isinstance(asked, str) and '"from"' in asked:
+def _attribute(row: Row, name: str) -> Any:
+    """A value among the attributes of a search; None where there is none."""
+    attributes = row.get("query_attributes")
+    found = attributes.get(name) if isinstance(attributes, dict) else None
+    return row.get(f"query_attributes.{name}") if found is None else found
+
+
+def _first(row: Row) -> int:
+    """Positions before a list, as the row states; -1 where it does not."""
+    query = row.get("query")
+    if isinstance(query, str) and '"from"' in query:
         try:
-            asked = json.loads(asked)
+            query = json.loads(query)
         except (ValueError, RecursionError):  # cut off, as keyword fields are
-            asked = None
-    stated = asked.get("from") if isinstance(asked, dict) else None
+            query = None
+    stated = query.get("from") if isinstance(query, dict) else None
     for name in FROM:
         if stated is None:
-            stated = field_of(row, f"query_attributes.{name}")
+            stated = _attribute(row, name)
     if stated is None:
         return -1
-    found = first_of(stated)
-    return _NO_PLACE if found is None else found
+    found = parse_offset(stated)
+    if found is None:
+        raise UnusableRow(BAD_FIRST)
+    return found
 
 
-def _page(row: dict[str, Any]) -> tuple[int, int] | None:
-    """Number and size of a page, as the row says; None where it does not, _NO_PAGE where that makes no sense."""
-    page = field_of(row, "query_attributes.page")
-    size = next((found for name in SIZES if (found := field_of(row, f"query_attributes.{name}")) is not None), None)
-    if page is None or size is None:
+def _page(row: Row) -> tuple[int, int] | None:
+    """Number and size of a page, as the row states; None where it does not."""
+    page = _attribute(row, "page")
+    sizes = () if page is None else (_attribute(row, name) for name in SIZES)
+    size = next((found for found in sizes if found is not None), None)
+    if size is None:
         return None
-    number, places = first_of(page), first_of(size)
-    return _NO_PAGE if number is None or not places or number * places >= LAST_PLACE else (number, places)
+    number, positions = parse_offset(page), parse_offset(size)
+    if number is None or not positions or number * positions >= MAX_OFFSET:
+        raise UnusableRow(BAD_FIRST)
+    return number, positions
 
 
-def _drawn(row: dict[str, Any], length: int) -> Drawn | str | None:
-    scores = field_of(row, "query_attributes.scores")
-    if scores is None:
-        return None
-    how = (field_of(row, f"query_attributes.{name}") for name in ("temperature", "keep"))
-    return drawn_of(scores, next(how), next(how), length)
+def _draw(row: Row) -> tuple[Any, Any, Any]:
+    """Scores of a list, with temperature and keep of its draw; None where the row does not state them."""
+    scores = _attribute(row, "scores")
+    return (None, None, None) if scores is None else (scores, _attribute(row, "temperature"), _attribute(row, "keep"))
 
 
-def _dwell(row: dict[str, Any]) -> tuple[Any, float] | None:
-    """The time on a document and its unit in seconds, under any of its names; None where there is none."""
+def _dwell(row: Row) -> Any:
+    """The time on a document in seconds, under any of its names; None where there is none, "" where it is none."""
     attributes = row.get("event_attributes")
+    stated = None
     if isinstance(attributes, dict):
-        for place in (attributes, attributes.get("object")):
-            if isinstance(place, dict) and (named := sorted(DWELL.keys() & place.keys())):
-                return place[named[0]], DWELL[named[0]]
+        for inner in (attributes, attributes.get("object")):
+            if stated is None and isinstance(inner, dict) and not inner.keys().isdisjoint(DWELL):
+                name = min(DWELL.keys() & inner.keys())
+                stated = (inner[name], DWELL[name])
+    else:
+        stated = next(((row[joined], unit) for joined, unit in _JOINED.items() if joined in row), None)
+    if stated is None:
         return None
-    for joined, unit in _JOINED.items():
-        if joined in row:
-            return row[joined], unit
-    return None
+    seconds = parse_number(stated[0])
+    return "" if seconds is None else seconds * stated[1]
 
 
 _JOINED = {f"event_attributes.{where}{name}": unit for where in ("", "object.") for name, unit in DWELL.items()}
+
+QUERY_COLUMNS: dict[str, Column] = {
+    "query_id": Column(("query_id",), parse_user, NO_ID),
+    "shown": Column((), _hits),
+    "client": Column((), _client),
+    "query": Column(("user_query",), parse_typed_query),
+    "time": Column(("timestamp",), parse_time, BAD_TIME),
+    "first": Column((), _first),
+    "page": Column((), _page),
+    "object_field": Column(("object_id_field",), None),
+    "draw": Column((), _draw),
+}
+EVENT_COLUMNS: dict[str, Column] = {
+    "query_id": Column(("query_id",), parse_user, NO_QUERY_ID),
+    "client": Column(("client_id",), None),
+    "time": Column(("timestamp",), parse_time),
+    "object": Column(("event_attributes.object.object_id",), None),
+    "object_field": Column(("event_attributes.object.object_id_field",), None),
+    "ordinal": Column(("event_attributes.position.ordinal",), None),
+    "dwell": Column((), _dwell),
+}

@@ -18,12 +18,12 @@ from pathlib import Path, PurePosixPath
 from typing import IO, BinaryIO, cast
 
 from fedrank import __version__
-from fedrank.files import opened, parse_json, sync, writing
+from fedrank.files import opened, parse_json, private_parents, writing
 
 MANIFEST = "backup.json"
-LARGEST_FILE = 1 << 30  # bytes
-LARGEST_MANIFEST = 64 << 20  # bytes
-MOST_FILES = 200_000
+MAX_FILE = 1 << 30  # bytes
+MAX_MANIFEST = 64 << 20  # bytes
+MAX_FILES = 200_000
 _BLOCK = tarfile.BLOCKSIZE
 _CHUNK = 1 << 20  # bytes
 
@@ -58,16 +58,14 @@ def write_archive(file: BinaryIO, folder: Path, names: Iterable[str], kind: str,
         for name in names:
             with opened(folder / name) as source:
                 size = os.fstat(source.fileno()).st_size  # a log may grow meanwhile: what is there now is copied
-                if size > LARGEST_FILE:
+                if size > MAX_FILE:
                     raise ValueError(f"{folder / name} has {size:,} bytes, too many for a backup; move it elsewhere")
                 reader = _Digesting(source)
                 archive.addfile(_header(name, size), cast("IO[bytes]", reader))
             listed[name] = {"size": size, "sha256": reader.digest.hexdigest()}
             total += size
-        if len(listed) > MOST_FILES:
-            raise ValueError(
-                f"{folder} has {len(listed):,} files, and a backup at most {MOST_FILES:,}; remove old runs"
-            )
+        if len(listed) > MAX_FILES:
+            raise ValueError(f"{folder} has {len(listed):,} files, and a backup at most {MAX_FILES:,}; remove old runs")
         content = {"format": 1, "kind": kind, "made": made, "fedrank": __version__, "files": listed}
         text = (json.dumps(content, indent=1) + "\n").encode()
         archive.addfile(_header(MANIFEST, len(text)), io.BytesIO(text))
@@ -82,7 +80,7 @@ def read_archive(file: BinaryIO, path: Path, known: Callable[[str, str], bool]) 
         if not members or names[-1] != MANIFEST or len(set(names)) < len(names):
             raise ValueError(f"its last file is not {MANIFEST}, or two have one name")
         _, at, size = members.pop()
-        if size > LARGEST_MANIFEST:
+        if size > MAX_MANIFEST:
             raise ValueError(f"its {MANIFEST} has {size:,} bytes")
         file.seek(at)
         listed = parse_json(file.read(size))
@@ -102,20 +100,6 @@ def read_archive(file: BinaryIO, path: Path, known: Callable[[str, str], bool]) 
                 raise ValueError(f"{above.pop()!r} is a file and a folder")
             files[name] = at, size, row["sha256"]
         return Contents(kind, made, files)
-
-
-def private_parents(path: Path) -> None:
-    """The folders above a file, for the owner alone; a link among them could lead anywhere."""
-    missing = []
-    for above in path.parents:
-        if above.is_symlink():
-            raise ValueError(f"{above} is a link, and what is restored there could land anywhere; remove it")
-        if above.exists():
-            break
-        missing.append(above)
-    for above in reversed(missing):
-        above.mkdir(mode=0o700)
-        sync(above.parent)
 
 
 class _Digesting:
@@ -148,7 +132,7 @@ def _members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
         if header.type != tarfile.REGTYPE or header.linkname:
             raise ValueError(f"{header.name!r} is no plain file")
         at, count = file.tell(), count + 1
-        if not 0 <= header.size <= LARGEST_FILE or at + header.size > whole or count > MOST_FILES + 1:
+        if not 0 <= header.size <= MAX_FILE or at + header.size > whole or count > MAX_FILES + 1:
             raise ValueError(f"{header.name!r} has {header.size:,} bytes, or is one file too many")
         yield header.name, at, header.size
         file.seek(at + -(-header.size // _BLOCK) * _BLOCK)

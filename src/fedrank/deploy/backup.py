@@ -28,19 +28,29 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from fedrank.deploy.archive import Contents, private_parents, read_archive, write_archive
+from fedrank.deploy.archive import Contents, read_archive, write_archive
 from fedrank.deploy.identity import IDENTITY
 from fedrank.deploy.outbox import OUTBOX
 from fedrank.deploy.sent_log import LEFT
-from fedrank.files import is_locked, locked, opened, parse_json, private_folder, sync, write_whole, writing
-from fedrank.privacy.ledger import CHANGED, CHARGED, PARTICIPANTS, Charges, LedgerError
-from fedrank.privacy.population import LEDGER, PEOPLE, TERMS, LedgerTerms, now
+from fedrank.files import (
+    is_locked,
+    locked,
+    opened,
+    parse_json,
+    private_folder,
+    private_parents,
+    sync,
+    write_atomic,
+    writing,
+)
+from fedrank.privacy.ledger import CHARGED, LedgerError
+from fedrank.privacy.ledger_copy import LedgerCopy
+from fedrank.privacy.population import PEOPLE, now
 
 RESTORED = "restored.json"
 SKETCHES = "silo"  # of own documents, with a ledger of another kind: charges.log
 LOCKS = ("lock", "start.lock", "run.lock", "folder.lock")  # of whoever works in a folder
 _SEGMENT = re.compile(r"[A-Za-z0-9_@%+-][A-Za-z0-9_.@%+-]{0,127}")
-_LEDGER = re.compile(rf"{LEDGER}(-[0-9]{{1,6}})?")
 _DEPTH = 9  # folders above a file
 # Files at the top, and folders with all that is in them. Of a kit, what was made for it, not what its engine leaves.
 _FILES = {
@@ -120,7 +130,7 @@ class Restored:
             "complete": self.complete,
             "told": dict(self.told),
         }
-        write_whole(Path(folder) / RESTORED, json.dumps(content, indent=1) + "\n", private=True)
+        write_atomic(Path(folder) / RESTORED, json.dumps(content, indent=1) + "\n", private=True)
 
     def objection(self, run: str, round: int, in_step: bool = True) -> str | None:
         """Why a round of which the outbox holds nothing must not be answered; None where it may."""
@@ -231,7 +241,7 @@ def _bring_back(contents: Contents, staging: Path, folder: Path, archive: Path) 
             "joined anew since; restore into another folder"
         )
     ledgers = sorted({str(PurePosixPath(name).parent) for name in contents.files if _is_ledger(name)})
-    if damaged := [name for name in ledgers if _charged(staging / name) is None]:
+    if damaged := [name for name in ledgers if not LedgerCopy(staging / name).is_whole()]:
         raise ValueError(f"{damaged[0]} in {archive} is no whole ledger; nothing was restored; use an older backup")
     # First: nothing is answered from now on. What was heard after an earlier restore says nothing of rounds since then.
     Restored(now(), contents.made, False).write(folder)
@@ -242,7 +252,7 @@ def _bring_back(contents: Contents, staging: Path, folder: Path, archive: Path) 
         elif (staging / name).read_bytes() != (folder / name).read_bytes():
             kept.append(name)
     for name in ledgers:
-        if line := _merge(staging / name, folder / name):
+        if line := LedgerCopy(staging / name).bring_back(folder / name):
             lines.append(f"{name}: {line}")
     Restored(now(), contents.made, True).write(folder)
     return Restoration(contents.kind, contents.made, tuple(brought), tuple(kept), tuple(lines))
@@ -266,78 +276,6 @@ def _says_more(source: Path, target: Path, name: str) -> bool:
         return False
     mine, its = target.read_bytes(), source.read_bytes()
     return len(its) > len(mine) and its.startswith(mine)
-
-
-def _merge(source: Path, target: Path) -> str:
-    """Let a ledger say at least what its copy says; what was done, or "" where nothing had to be."""
-    if not target.exists():
-        _put_ledger(source, target)
-        return "was missing, and came back"
-    log, copied = target / PARTICIPANTS, source / PARTICIPANTS
-    done = ""
-    if not _has_terms(target):
-        write_whole(target / TERMS, (source / TERMS).read_bytes(), private=True)
-        done = "had lost what a charge costs, which came back"
-    if _charged(target) is None:
-        os.replace(target, _free(target.with_name(f"damaged-{target.name}")))
-        _put_ledger(source, target)
-        return "was damaged; its copy came back, and what was charged since is only known to the coordinator"
-    mine = log.read_bytes() if log.exists() else b""
-    its = copied.read_bytes() if copied.exists() else b""
-    same = _same_price(source, target)
-    if same and mine.startswith(its):
-        return done
-    if same and its.startswith(mine):
-        os.replace(copied, log)
-        sync(target)
-        return "said less than its copy, which came back"
-    for aside in target.parent.glob(f"{LEDGER}-*"):
-        if (
-            (aside / PARTICIPANTS).exists()
-            and (aside / PARTICIPANTS).read_bytes() == its
-            and _same_price(source, aside)
-        ):
-            return done  # by a restore before
-    aside = _free(target.with_name(LEDGER))
-    (source / CHANGED).unlink(missing_ok=True)
-    _put_ledger(source, aside)
-    return f"and its copy say different things; both count from now on, the copy as {aside.name}"
-
-
-def _put_ledger(source: Path, target: Path) -> None:
-    """A whole ledger at once: charges without their price would count for nothing."""
-    private_parents(target)
-    os.replace(source, target)
-    sync(target.parent)
-
-
-def _charged(ledger: Path) -> Charges | None:
-    """What a ledger says; None where it is damaged."""
-    try:
-        terms = LedgerTerms.read(ledger)
-        return None if terms is None else Charges.read(ledger, terms.people)
-    except (LedgerError, MemoryError, OverflowError, ValueError):
-        return None
-
-
-def _has_terms(ledger: Path) -> bool:
-    try:
-        return LedgerTerms.read(ledger) is not None
-    except LedgerError:
-        return False
-
-
-def _same_price(one: Path, other: Path) -> bool:
-    first, second = LedgerTerms.read(one), LedgerTerms.read(other)
-    return first is not None and second is not None and first.costs_like(second)
-
-
-def _free(path: Path) -> Path:
-    """The first name that nothing has, with a number behind."""
-    number = 1
-    while (found := path.with_name(f"{path.name}-{number}")).exists():
-        number += 1
-    return found
 
 
 def _sound(message: bytes) -> bool:
@@ -365,10 +303,7 @@ def is_known(name: str, kind: str) -> bool:
 
 
 def _is_ledger(name: str) -> bool:
-    path = PurePosixPath(name)
-    if path.parts[0] == SKETCHES:
-        return False
-    return path.name in (PARTICIPANTS, CHANGED, TERMS) and _LEDGER.fullmatch(path.parent.name) is not None
+    return not name.startswith(f"{SKETCHES}/") and LedgerCopy.holds(PurePosixPath(name))
 
 
 def _names(folder: Path, kind: str) -> Iterator[str]:

@@ -16,13 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.privacy.guarantees import Guarantee
-from fedrank.privacy.ledger import PARTICIPANTS
 from fedrank.privacy.population import (
     LEDGER,
     Account,
     LedgerTerms,
     Population,
-    ledger_folders,
+    ledger_sizes,
     open_ledger,
     spent_together,
 )
@@ -96,7 +95,7 @@ class Charging:
         """
         counts = self.ledger.participations()
         most = self.ledger.rounds() + 1
-        others = tuple((str(one), _size(one / PARTICIPANTS)) for one in self._other_ledgers())
+        others = ledger_sizes(self.population.folder, but=self.place)
         if others != self._others:
             self._others, self._checked = others, 0
             self._accounts = self.population.accounts(but=self.place)
@@ -112,10 +111,3 @@ class Charging:
             if ahead == 1:
                 return refusal
             ahead //= 2
-
-    def _other_ledgers(self) -> list[Path]:
-        return [one for one in ledger_folders(self.population.folder) if one != self.place]
-
-
-def _size(log: Path) -> int | None:
-    return log.stat().st_size if log.exists() else None

@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
-from fedrank.data.impressions import RecordedFolder
 from fedrank.deploy.consent import ACCEPTED, said_of
 from fedrank.deploy.data_sources import (
     SiteSplit,
@@ -29,14 +28,18 @@ from fedrank.deploy.data_sources import (
 from fedrank.deploy.identity import fingerprint, read_identity
 from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import Plan, names_digest
+from fedrank.deploy.recorded_lists import RecordedFolder
 from fedrank.deploy.settings import FEDERATION, SITE, SiteSettings, no_home, read_federation, read_site
 from fedrank.deploy.show import LEDGERS, look_at
+from fedrank.experiments.report.formatting import amount
 from fedrank.experiments.report.sections import Cell, Section, Table
-from fedrank.experiments.report.tables import amount
 from fedrank.files import is_locked, told
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.population import Population, spent_together
+
+if TYPE_CHECKING:
+    from fedrank.deploy.flare_certificates import CertificateFacts
 
 State = Literal["fine", "soon", "wrong", "unknown"]
 SOON = 30  # days before its end from which on a certificate should be renewed
@@ -58,54 +61,19 @@ class CheckLine:
     remedy: str = ""
 
 
-class KitFacts(Protocol):
-    """What the certificate of a kit says."""
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def subject(self) -> str: ...
-    @property
-    def not_before(self) -> datetime: ...
-    @property
-    def not_after(self) -> datetime: ...
-    @property
-    def host(self) -> str: ...
-    @property
-    def port(self) -> int: ...
-
-
-class Kits(Protocol):
-    """Where facts about the kit of a folder come from."""
-
-    def facts(self, folder: Path) -> KitFacts: ...
-    def problems(self, folder: Path, now: datetime) -> Sequence[tuple[str, str]]:
-        """What is wrong with files, chain, key and names, each with its remedy."""
-
-    def host_problems(self, folder: Path) -> Sequence[tuple[str, str]]: ...
-    def members(self, home: Path) -> Sequence[tuple[str, str, str]]:
-        """Of a coordinator: name, state and end of the certificate of each site."""
-
-
 class FlareKits:
-    """The kits of NVFLARE."""
+    """The kits of NVFLARE; tests have others. Problems come with their remedy."""
 
-    def facts(self, folder: Path) -> KitFacts:
+    def facts(self, folder: Path) -> CertificateFacts:
         from fedrank.deploy.flare_certificates import certificate_facts
         from fedrank.deploy.flare_kit import KIT
 
         return certificate_facts(folder / KIT)
 
     def problems(self, folder: Path, now: datetime) -> Sequence[tuple[str, str]]:
-        from fedrank.deploy.flare_certificates import kit_problems
-        from fedrank.deploy.flare_kit import CA, INVITATION, KIT, Invitation, ca_fingerprint
+        from fedrank.deploy.flare_kit import folder_problems
 
-        if (folder / CA).exists():
-            found = kit_problems(folder / KIT, fingerprint=ca_fingerprint(folder), now=now)
-        else:
-            invited = Invitation.read(folder / INVITATION)
-            found = kit_problems(folder / KIT, fingerprint=invited.fingerprint, name=invited.name, now=now)
-        return [(one.what, one.remedy) for one in found]
+        return [(one.what, one.remedy) for one in folder_problems(folder, now)]
 
     def host_problems(self, folder: Path) -> Sequence[tuple[str, str]]:
         from fedrank.deploy.flare_certificates import host_problems
@@ -114,6 +82,7 @@ class FlareKits:
         return [(one.what, one.remedy) for one in host_problems(folder / KIT)]
 
     def members(self, home: Path) -> Sequence[tuple[str, str, str]]:
+        """Name, state and end of the certificate of each site of a coordinator."""
         from fedrank.deploy.flare_kit import read_members
 
         return [(one.name, one.state, one.until) for one in read_members(home).values()]
@@ -143,7 +112,7 @@ def taken(port: int) -> str:
 class Looks:
     """By what the outside world is looked at; tests bring their own."""
 
-    kits: Kits
+    kits: FlareKits
     unreachable: Callable[[str, int], str] = unreachable
     taken: Callable[[int], str] = taken
     room: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
@@ -240,7 +209,7 @@ def _key(folder: Path, looks: Looks) -> Iterable[CheckLine]:
     yield _clock(folder, None, looks.now())
 
 
-def _expiry(facts: KitFacts, now: datetime, serves: bool) -> CheckLine:
+def _expiry(facts: CertificateFacts, now: datetime, serves: bool) -> CheckLine:
     days = (facts.not_after - now).days
     until = f"{facts.path.name} ends on {facts.not_after:%Y-%m-%d}"
     renew = "`fedrank deploy renew`" if serves else "`fedrank deploy renew`, then ask the coordinator to approve"
@@ -251,7 +220,7 @@ def _expiry(facts: KitFacts, now: datetime, serves: bool) -> CheckLine:
     return CheckLine("expiry", "fine", f"{until}, in {_days(days)}")
 
 
-def _clock(folder: Path, facts: KitFacts | None, now: datetime) -> CheckLine:
+def _clock(folder: Path, facts: CertificateFacts | None, now: datetime) -> CheckLine:
     here = f"the clock says {now:%Y-%m-%d %H:%M} UTC"
     if facts is not None and now < facts.not_before:
         said = f"{here}, and {facts.path} is not valid before {facts.not_before:%Y-%m-%d %H:%M}"
@@ -264,7 +233,7 @@ def _clock(folder: Path, facts: KitFacts | None, now: datetime) -> CheckLine:
     return CheckLine("clock", "fine", here)
 
 
-def _client_port(facts: KitFacts, looks: Looks, nowhere: bool) -> CheckLine:
+def _client_port(facts: CertificateFacts, looks: Looks, nowhere: bool) -> CheckLine:
     where = f"{facts.host}:{facts.port}"
     if nowhere:
         return CheckLine("port", "unknown", f"{where} cannot be tried without an address")
@@ -274,7 +243,7 @@ def _client_port(facts: KitFacts, looks: Looks, nowhere: bool) -> CheckLine:
     return CheckLine("port", "fine", f"somebody listens at {where}")
 
 
-def _server_port(home: Path, facts: KitFacts, looks: Looks) -> CheckLine:
+def _server_port(home: Path, facts: CertificateFacts, looks: Looks) -> CheckLine:
     if is_locked(home / START_LOCK):
         return CheckLine("port", "fine", f"the server of this home runs at port {facts.port}")
     if why := looks.taken(facts.port):
@@ -354,7 +323,7 @@ def _policy(folder: Path, settings: SiteSettings, plan: Plan | None) -> Iterable
             remedy = "look at it with `fedrank deploy show`, then accept or refuse it"
             yield CheckLine("policy", "wrong", f"run {plan.name!r} is not accepted here", remedy)
     limit = "without a limit" if policy.largest_epsilon is None else f"ε up to {policy.largest_epsilon:g}"
-    said = f"{', '.join(policy.learners)}; noise at {', '.join(policy.places)}; {limit}; accepts: {policy.accept}"
+    said = f"{', '.join(policy.learners)}; noise at {', '.join(policy.placements)}; {limit}; accepts: {policy.accept}"
     if policy.unprotected:
         yield CheckLine("policy", "soon", f"{said}; updates may leave WITHOUT NOISE", "set unprotected = false")
     else:

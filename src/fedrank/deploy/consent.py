@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 from fedrank.deploy.identity import fingerprint
 from fedrank.deploy.plan import LARGEST, Plan
-from fedrank.files import opened, parse_json, private_folder, write_whole
-from fedrank.privacy.mechanisms import SecureAggregation
+from fedrank.deploy.records import record
+from fedrank.files import opened, parse_json, private_folder, write_atomic
 from fedrank.privacy.population import now
 from fedrank.wire import Refused
 
 if TYPE_CHECKING:
     from fedrank.deploy.settings import Policy
 
-ACCEPTED, REFUSED, PROPOSED, PARTNERS, RECORDS = "accepted", "refused", "proposed", "partners.json", "records.jsonl"
-MOST_PROPOSED = 32  # plans that are kept for somebody to look at; whoever sends more replaces the oldest
-FEWEST_DIGITS = 6  # of a digest that somebody types
+ACCEPTED, REFUSED, PROPOSED, PARTNERS = "accepted", "refused", "proposed", "partners.json"
+MAX_PROPOSED = 32  # plans that are kept for somebody to look at; whoever sends more replaces the oldest
+MIN_DIGITS = 6  # of a digest that somebody types
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def accept(folder: Path, plan: Plan, compared: Collection[str] = ()) -> Word:
         raise ValueError("\n".join(map(str, found)))
     if keys:
         content = json.dumps(pinned | keys, indent=1, sort_keys=True) + "\n"
-        write_whole(folder / PARTNERS, content, private=True)  # first: whoever accepts has pinned
+        write_atomic(folder / PARTNERS, content, private=True)  # first: whoever accepts has pinned
     return _accepted(folder, plan, plan.digest)
 
 
@@ -101,8 +101,7 @@ def _objection_to_keys(folder: Path, plan: Plan) -> str | None:
     keys = {site.name: site.identity for site in plan.sites if site.identity}
     for line in _changed(pinned, keys):
         return str(line)
-    summed = isinstance(getattr(getattr(plan.question, "mechanism", None), "place", None), SecureAggregation)
-    if not summed and plan.silos is None:
+    if not plan.summed and plan.silos is None:
         return None
     unknown = [site.name for site in plan.sites if site.name not in pinned]
     if not unknown:
@@ -124,10 +123,7 @@ def leave_site(folder: Path, because: str = "") -> Path:
     kit, aside = folder / "kit", folder / "kit.left"
     if not kit.exists():
         raise FileNotFoundError(f"{folder} has no kit, so that it takes part in nothing; give the folder of a site")
-    record = {"when": now(), "what": "leave", "because": because.strip()}
-    before = (folder / RECORDS).read_text(encoding="utf-8") if (folder / RECORDS).exists() else ""
-    line = json.dumps(record, ensure_ascii=False) + "\n"
-    write_whole(folder / RECORDS, before + line, private=True)
+    record(folder, "leave", because=because.strip())
     os.replace(kit, aside)
     return aside
 
@@ -169,9 +165,9 @@ def propose(folder: Path, plan: Plan) -> Path:
     path = place / f"{plan.digest}.plan"
     if not path.exists():
         kept = sorted(place.glob("*.plan"), key=lambda one: one.stat().st_mtime)
-        for old in kept[: max(0, len(kept) - MOST_PROPOSED + 1)]:
+        for old in kept[: max(0, len(kept) - MAX_PROPOSED + 1)]:
             old.unlink(missing_ok=True)
-        write_whole(path, plan.dump(), private=True)
+        write_atomic(path, plan.dump(), private=True)
     return path
 
 
@@ -196,9 +192,7 @@ def find_plan(folder: Path, what: str) -> Plan:
         return read_plan(path)
     kept = [plan for one in (Path(folder) / PROPOSED).glob("*.plan") if (plan := _loaded(one)) is not None]
     found = [
-        plan
-        for plan in kept
-        if plan.name == what or (len(what) >= FEWEST_DIGITS and plan.digest.startswith(what.lower()))
+        plan for plan in kept if plan.name == what or (len(what) >= MIN_DIGITS and plan.digest.startswith(what.lower()))
     ]
     if len(found) == 1:
         return found[0]
@@ -254,7 +248,7 @@ def _accepted(folder: Path, plan: Plan, digest: str) -> Word:
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     private_folder(path.parent)
-    write_whole(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n", private=True)
+    write_atomic(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n", private=True)
 
 
 def _read(folder: Path, digest: str) -> Word | None:

@@ -10,43 +10,32 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedrank.deploy.hub import Hub
 from fedrank.deploy.plan import Plan
-from fedrank.deploy.site_calls import Exchange, Send
+from fedrank.deploy.site_calls import Exchange, Send, SiteCalls
+from fedrank.deploy.site_measures import as_columns, ask_measures
 from fedrank.experiments.runner.cards import issued
-from fedrank.experiments.runner.data import clients_of, described, judged, load_fold
-from fedrank.experiments.runner.federated import (
-    by_client,
-    conventions_of,
-    parts_of,
-    per_query,
-    record,
-    start_weights,
-    state_of,
-)
-from fedrank.experiments.runner.folder import DEPLOYED_RUN, Card
+from fedrank.experiments.runner.data import clients_of
+from fedrank.experiments.runner.federated import FederatedRun
+from fedrank.experiments.runner.folder import DEPLOYED_RUN, Card, Receipt
 from fedrank.experiments.runner.perform import perform
-from fedrank.experiments.runner.privacy import card, prices, promises_of
+from fedrank.experiments.runner.privacy import card, guarantees_of, prices
 from fedrank.experiments.runner.writer import News, RunWriter, Task
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.federated.asynchronous import schedule
 from fedrank.federated.clients import make_clients
-from fedrank.federated.round import evaluated, first_state, personal_models
-from fedrank.files import parse_json, write_whole
-from fedrank.ranking.baseline_ranking import baseline_order
-from fedrank.ranking.measures import Evaluator
-from fedrank.ranking.model import Model, save_model
+from fedrank.federated.server import ServerTask, State
+from fedrank.files import parse_json, write_atomic
+from fedrank.ranking.model import load_weights
 from fedrank.seeds import rng_for
 from fedrank.types import SimulatedClients, has_trait
-from fedrank.unlearning.history import HistoryWriter
 
 if TYPE_CHECKING:
     from fedrank.deploy.unlearning import Departure
@@ -54,7 +43,7 @@ if TYPE_CHECKING:
 SITES, STATUS, ATTEMPTS, LEFT_OUT, PLAN = "sites.csv", "sites.json", "attempts.json", "left-out.json", "plan.json"
 COLUMNS = ("round", "site", "seconds", "bytes_down", "bytes_up", "refused")
 SECONDS_BETWEEN_STATUS = 1.0
-LONGEST_LINE = 1 << 14  # bytes of one of sites.csv
+MAX_LINE_LENGTH = 1 << 14  # bytes of one of sites.csv
 
 
 def coordinate(
@@ -74,24 +63,64 @@ def coordinate(
 
     def performer(experiment: Any, writer: RunWriter) -> None:
         _keep_plan(writer.folder, plan)
+        books = Books(writer.folder, say)
+        calls = SiteCalls(plan, send, patience, books.note, books.waiting, writer.stop, books.left_out())
+        run = Coordination(writer, plan, calls, books, departure)
         if plan.forests is not None:
             from fedrank.deploy.forest_hub import perform_forests
 
-            return perform_forests(experiment, writer, plan, send, patience, say)
+            return perform_forests(experiment, run)
         if plan.silos is not None:
             from fedrank.deploy.silo_hub import perform_silos
 
-            return perform_silos(experiment, writer, plan, send, patience, say)
-        return _perform(experiment, writer, plan, send, patience, departure, say)
+            return perform_silos(experiment, run)
+        return _perform(experiment, run)
 
     return perform(task, 1, tell, stop, performer)
+
+
+@dataclass(frozen=True)
+class Coordination:
+    """A run between sites, of any kind, as its coordinator does it."""
+
+    writer: RunWriter
+    plan: Plan
+    calls: SiteCalls
+    books: Books
+    departure: Departure | None = None
+
+    def issue(self, card: Card, data: str) -> None:
+        """Write the card of the model. Sites get it with the model, before the run counts as finished."""
+        issued(card, self.writer.folder, data).write(self.writer.folder)
+
+    def give_result(self, round: int) -> dict[str, str]:
+        """Give the model, its card and a receipt to every site that answers; why the others did not take them."""
+        files = {"model": "model.json", "card": Card.FILE, "receipt": Receipt.FILE}
+        paths = {part: self.writer.folder / name for part, name in files.items()}
+        return self.calls.give(
+            round, **{part: path.read_bytes() if path.exists() else b"" for part, path in paths.items()}
+        )
+
+
+def site_notes(left_out: Mapping[str, str], undelivered: Mapping[str, str]) -> list[str]:
+    """What a run folder says of sites that were left out, and of those that did not take the result."""
+    notes = [f"{name}: {reason}" for name, reason in left_out.items()]
+    return notes + [f"{name} has not been given the result: {reason}" for name, reason in undelivered.items()]
+
+
+def deployed(card: Card, plan: Plan, clients: Collection[int] | None = None) -> Card:
+    """The card of a model that sites made; `clients` took part, or all. In a trial it is that of a simulation."""
+    if plan.simulated:
+        return card
+    sites = ", ".join(site.name for site in plan.sites if clients is None or site.clients[0] in clients)
+    return replace(card, what=DEPLOYED_RUN, not_covered=(*card.not_covered, f"which sites took part: {sites}"))
 
 
 def _keep_plan(folder: Path, plan: Plan) -> None:
     """A run folder belongs to one plan: what sites accepted, and what their outboxes answer."""
     path = folder / PLAN
     if not path.exists():
-        write_whole(path, plan.dump(), private=True)
+        write_atomic(path, plan.dump(), private=True)
         return
     before, now = parse_json(path.read_bytes()), parse_json(plan.dump())
     if differ := [key for key in now if before.get(key) != now[key]]:
@@ -112,180 +141,89 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
-def _perform(
-    experiment: FederatedExperiment,
-    writer: RunWriter,
-    plan: Plan,
-    send: Send,
-    patience: float,
-    departure: Departure | None,
-    say: Callable[[str], None],
-) -> None:
-    task, books = writer.task, Books(writer.folder, say)
-    fold = load_fold(experiment.data, task.fold)
-    crowd = clients_of(experiment, task.fold, task.seed) if plan.simulated else None
-    federation, ranker, features = plan.federated, experiment.learner.ranker, plan.features
+def _perform(experiment: FederatedExperiment, run: Coordination) -> None:
+    writer, plan, books, departure = run.writer, run.plan, run.books, run.departure
+    task, folder = writer.task, FederatedRun(experiment, writer)
+    simulated = clients_of(experiment, task.fold, task.seed) if plan.simulated else None
     last, arrivals = experiment.rounds, None
-    if experiment.arrival is not None and crowd is not None:
-        arrivals = schedule(crowd, experiment.arrival)
+    if experiment.arrival is not None and simulated is not None:
+        arrivals = schedule(simulated, experiment.arrival)
         last = min(last, arrivals.rounds)
-    writer.know(
-        notes=fold.notes,
-        conventions=conventions_of(experiment),
-        data=described(fold.name, fold.train.queries, fold.test.queries, fold.train),
-        asked=last,
-    )
-    evaluator = Evaluator(judged(fold, experiment.data), experiment.measures)
-    hub = Hub(
-        plan,
-        send,
-        patience,
-        note=books.note,
-        waiting=books.waiting,
-        stop=writer.stop,
-        begin_attempt=books.attempt,
-        left_out=books.left_out(),
-        crowd=crowd if crowd is not None else _own_queries(fold, federation),
-    )
-    kept = writer.begin(lambda models: evaluator(models, ranker), reward=has_trait(experiment.learner, "rewards"))
+    folder.describe(last)
+    own = simulated
+    if own is None and has_trait(plan.federated.aggregator, "trusted queries"):
+        own = make_clients(folder.fold.train, 1)  # the coordinator's, from which the aggregator learns whom to trust
+    hub = Hub(run.calls, begin_attempt=books.attempt, simulated=own)
+    state, memory, _ = folder.begin()
     if departure is not None:
         hub.reshape = departure.reshape
-    if kept is None and departure is not None:
-        state, memory = first_state_of(plan, departure.start, crowd)
-    elif kept is None:
-        start = start_weights(experiment, crowd, task.seed) if crowd is not None else _start(experiment)
-        state, memory = first_state_of(plan, start, crowd)
-    else:
-        state, memory = state_of(kept), kept.get("memory")
-    history = None
-    if experiment.record_every:
-        clients, size = len(plan.clients), federation.sent(ranker.size(features))
-        history = HistoryWriter(writer.folder / "history", clients, size, experiment.record_every, writer.round)
-        hub.watch = history.watch
-    hub.hello(state.round)
+    if state is None:
+        start = departure.start if departure is not None else _start(experiment, folder, simulated)
+        if simulated is not None:
+            state, memory = folder.first(plan.federated, simulated, start)
+        else:
+            state = state_before(plan, start)
+    folder.record_updates(len(plan.clients), plan.sent)
+    if folder.history is not None:
+        hub.watch = folder.history.watch
+    hub.handshake.hello(state.round)
     books.progress(plan, state.round, last)
     for outcome in hub.rounds(state, memory, last, arrivals):
         state, memory = outcome.state, outcome.memory
         ends = outcome.round == last
-        record(outcome, writer, evaluate=outcome.round % experiment.evaluate_every == 0 or ends)
-        if history is not None:
-            history.keep()
-        # Before the next round is asked for, this one is on the disk: what follows depends on who came in time.
-        writer.keep(outcome.round, parts_of(state, memory))
-        books.keep_left_out(hub.left_out)
+        folder.add(outcome, ends)
+        # This round is on the disk before the next one is asked for: what follows depends on who answered in time.
+        writer.save_checkpoint(outcome.round, folder.checkpoint(state, memory))
+        books.keep_left_out(run.calls.left_out)
         books.progress(plan, outcome.round, last)
-        writer.say(outcome.round, last)
+        writer.report_progress(outcome.round, last)
         if not ends:
-            writer.check()
-    _finish(experiment, writer, plan, hub, fold, evaluator, state, memory, crowd, books, departure)
+            writer.stop_if_requested()
+    _finish(run, folder, hub, (state, memory), simulated)
 
 
 def _finish(
-    experiment: FederatedExperiment,
-    writer: RunWriter,
-    plan: Plan,
-    hub: Hub,
-    fold: Any,
-    evaluator: Evaluator,
-    state: Any,
-    memory: Any,
-    crowd: SimulatedClients | None,
-    books: Books,
-    departure: Departure | None,
+    run: Coordination, folder: FederatedRun, hub: Hub, reached: tuple[Any, Any], simulated: SimulatedClients | None
 ) -> None:
     """Judge the model, issue its card, and give both to every site."""
-    federation, ranker = plan.federated, experiment.learner.ranker
-    weights, models = plan.whole(state.weights), None
-    if crowd is not None:
-        weights = evaluated(federation, state, memory, crowd)
-        if has_trait(federation.local, "shared part"):
-            models = personal_models(federation, state, memory, crowd)
-    origin = writer.origin(fold.name)
-    train = fold.train
-    shape = plan.features, train.normalised, train.feature_names, origin, train.ranges
-    save_model(Model(ranker, weights if models is None else models, *shape), writer.folder / "model.json")
-    notes = [f"{name}: {why}" for name, why in hub.left_out.items()]
-    clients = by_client(experiment, weights, models, crowd, writer.task.seed, 1) if crowd is not None else None
-    if crowd is None:
-        clients = _measured(hub, experiment, weights, state.round)
-    # All that sites get is written and given before the run counts as finished: whoever is stopped here comes back.
-    issued(card_of(experiment, plan, books.charged(state.round)), writer.folder, fold.name).write(writer.folder)
+    writer, plan, departure, (state, memory) = run.writer, run.plan, run.departure, reached
+    if simulated is not None:
+        weights, models, clients = folder.final(plan.federated, state, memory, simulated)
+    else:
+        weights, models = plan.whole(state.weights), None
+        clients = as_columns(ask_measures(hub.handshake, weights, state.round), plan) or {}
+    folder.save_model(weights, models, plan.features)
+    # All that sites get is written and given before the run counts as finished: a run that stops here goes on.
+    run.issue(card_of(folder.experiment, plan, run.books.charged(state.round)), folder.fold.name)
     if departure is not None:
-        departure.write_receipt(writer.folder, plan, state, hub.searches)
-    why = give_result(hub, writer.folder, state.round)
+        departure.write_receipt(writer.folder, plan, state, plan.searches)
+    why = run.give_result(state.round)
     if departure is not None:
-        why |= departure.tell_those_who_left(hub.send, writer.folder)
-    notes += [f"{name} has not been given the result: {reason}" for name, reason in why.items()]
-    writer.finish(
-        state.round,
-        notes=notes,
-        queries=(evaluator.data.query_ids.tolist(), per_query(evaluator, weights, ranker)),
-        nothing=baseline_order(evaluator, experiment.data.given),
-        clients=clients,
-        unlearned=None if departure is None else departure.facts(writer.folder, state.round),
-    )
-    books.progress(plan, state.round, state.round)
+        why |= departure.tell_those_who_left(run.calls.send, writer.folder)
+    unlearned = None if departure is None else departure.facts(writer.folder, state.round)
+    notes = site_notes(run.calls.left_out, why)
+    folder.finish(state, weights, notes=notes, clients=clients, unlearned=unlearned)
+    run.books.progress(plan, state.round, state.round)
 
 
-def first_state_of(plan: Plan, start: Any, crowd: SimulatedClients | None) -> tuple[Any, Any]:
-    """The state before round 1, and what simulated clients keep."""
-    if crowd is not None:
-        return first_state(plan.federated, crowd, plan.seed, start, plan.experiment.arrival)
-    from fedrank.federated.server import ServerTask
-
-    ranker = plan.experiment.learner.ranker
-    weights = ranker.first(plan.features, rng_for(plan.seed, "first")) if start is None else start
+def state_before(plan: Plan, start: Any = None) -> State:
+    """The state of a coordinator before round 1."""
+    weights = plan.experiment.learner.ranker.first(plan.features, rng_for(plan.seed, "first"))
     task = ServerTask(plan.federated, len(plan.clients), plan.experiment.arrival)
-    return task.first(weights[: plan.sent]), None
+    return task.first((weights if start is None else start)[: plan.sent])
 
 
-def _start(experiment: FederatedExperiment) -> Any:
+def _start(experiment: FederatedExperiment, folder: FederatedRun, simulated: SimulatedClients | None) -> Any:
     """The model that the coordinator begins with, if it names one."""
-    if experiment.start is None:
-        return None
-    from fedrank.ranking.model import load_weights
-
-    return load_weights(experiment.start).weights
-
-
-def _own_queries(fold: Any, federation: Any) -> SimulatedClients | None:
-    """The coordinator's own client, where a rule learns from queries that it trusts."""
-    if not has_trait(federation.aggregator, "trusted queries"):
-        return None
-    return make_clients(fold.train, 1)
+    if simulated is not None:
+        return folder.start(simulated)
+    return None if experiment.start is None else load_weights(experiment.start).weights
 
 
 def card_of(experiment: FederatedExperiment, plan: Plan, charged: int) -> Card:
     """The privacy card of a model that sites made: deployed, unless they simulated their people."""
-    rows = prices(promises_of(experiment, plan.features), charged, charged, experiment.privacy.delta)
-    made = card(experiment, rows, charged, charged)
-    if plan.simulated:
-        return made
-    sites = ", ".join(site.name for site in plan.sites)
-    return replace(made, what=DEPLOYED_RUN, not_covered=(*made.not_covered, f"which sites took part: {sites}"))
-
-
-def _measured(hub: Hub, experiment: FederatedExperiment, weights: Any, round: int) -> dict[str, Any] | None:
-    """Quality at the sites that report it: sums of measures, next to what their users had before."""
-    found = hub.measured(weights, round)
-    if not found:
-        return None
-    columns: dict[str, list[Any]] = {"client": [], "queries": []}
-    for name, table in found.items():
-        columns["client"].append(hub.plan.party(name).clients[0])
-        columns["queries"].append(max((row[2] for row in table.values()), default=0))
-        for measure in experiment.measures:
-            model, given, count = table.get(measure, (math.nan, math.nan, 0))
-            columns.setdefault(measure, []).append(model / count if count else math.nan)
-            columns.setdefault(f"{measure} given", []).append(given / count if count else math.nan)
-    return columns
-
-
-def give_result(hub: Hub, folder: Path, round: int) -> dict[str, str]:
-    """Give the model and its card to every site that answers; of the others, why they have it not."""
-    parts = {"model": folder / "model.json", "card": folder / "privacy.json", "receipt": folder / "receipt.json"}
-    content = {name: path.read_bytes() if path.exists() else b"" for name, path in parts.items()}
-    return hub.give(round, **content)
+    rows = prices(guarantees_of(experiment, plan.features), charged, charged, experiment.privacy.delta)
+    return deployed(card(experiment, rows, charged, charged), plan)
 
 
 class Books:
@@ -319,7 +257,7 @@ class Books:
         self._attempts[str(round)] = number
         if number or len(self._attempts) > 1:
             self._attempts = {key: value for key, value in self._attempts.items() if value or key == str(round)}
-        write_whole(self.folder / ATTEMPTS, json.dumps(self._attempts) + "\n")
+        write_atomic(self.folder / ATTEMPTS, json.dumps(self._attempts) + "\n")
         return number
 
     def charged(self, rounds: int) -> int:
@@ -335,7 +273,7 @@ class Books:
         if left_out == self._left_out:
             return
         self._left_out = dict(left_out)
-        write_whole(self.folder / LEFT_OUT, json.dumps(dict(left_out), ensure_ascii=False, indent=1) + "\n")
+        write_atomic(self.folder / LEFT_OUT, json.dumps(dict(left_out), ensure_ascii=False, indent=1) + "\n")
 
     def _read(self, name: str, kind: type) -> dict[str, Any]:
         path = self.folder / name
@@ -357,7 +295,7 @@ class Books:
             end = file.seek(0, os.SEEK_END)
             if not end:
                 writer.writerow(COLUMNS)
-            file.seek(max(0, end - LONGEST_LINE))
+            file.seek(max(0, end - MAX_LINE_LENGTH))
             tail = file.read()
             file.truncate(end - len(tail) + tail.rfind(b"\n") + 1)  # of a line that a crash cut short nothing is known
             file.seek(0, os.SEEK_END)
@@ -371,4 +309,4 @@ class Books:
             return
         self._told = clock
         told = {"at": time.time(), **found, "last_refusal": self._refusal}
-        write_whole(self.folder / STATUS, json.dumps(told, ensure_ascii=False) + "\n", private=True)
+        write_atomic(self.folder / STATUS, json.dumps(told, ensure_ascii=False) + "\n", private=True)

@@ -18,14 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.feature_sets import fixed_ranges, log_features
-from fedrank.data.impressions import RecordedFolder
-from fedrank.data.letor import read_comments, read_letor
+from fedrank.data.judged_files import read_judged
+from fedrank.data.letor import read_comments
 from fedrank.data.live_features import LIVE_1
 from fedrank.data.log_fold import log_part
 from fedrank.data.logs import load_log
 from fedrank.data.ranking import RankingData
 from fedrank.deploy.outbox import OUTBOX, used_searches
 from fedrank.deploy.plan import names_digest
+from fedrank.deploy.recorded_lists import RecordedFolder
 from fedrank.deploy.settings import searches_of
 from fedrank.deploy.site_data import ClientSiteData, RecordedSiteData
 from fedrank.experiments.runner.position_bias import corrected_clients
@@ -122,7 +123,7 @@ def describe(data: SiteData) -> DataFacts:
     return load_share(data).facts()
 
 
-def open_data_source(folder: Path, settings: SiteSettings, plan: Plan) -> ClientSiteData:
+def open_data_source(settings: SiteSettings, plan: Plan) -> ClientSiteData:
     """What a site holds for a plan. Data are not even opened for one that its policy does not allow.
 
     Its ledger has one row: whenever the site takes part all its people do, and whoever comes later has paid no more.
@@ -131,13 +132,13 @@ def open_data_source(folder: Path, settings: SiteSettings, plan: Plan) -> Client
     if found := settings.policy.objections(plan):
         raise ValueError("\n".join(found))
     share = load_share(settings.data)
-    crowd = simulated_clients_of(share, plan, settings.id)
+    clients = simulated_clients_of(share, plan, settings.id)
     data = plan.experiment.data
     if data.propensities == OWN:
         assert settings.data.log is not None, "differences has seen to it"
-        crowd = corrected_clients(crowd, load_log(settings.data.log), data.bias)
+        clients = corrected_clients(clients, load_log(settings.data.log), data.bias)
     return ClientSiteData(
-        crowd, 1, np.zeros(len(crowd if crowd.people is None else crowd.people), dtype=np.int64), share.test
+        clients, 1, np.zeros(len(clients if clients.people is None else clients.people), dtype=np.int64), share.test
     )
 
 
@@ -161,11 +162,10 @@ def simulated_clients_of(share: SiteSplit, plan: Plan, id: int) -> SimulatedClie
     if found := differences(share, plan):
         raise ValueError("\n".join(found))
     clients = experiment.clients
-    crowd = make_clients(
-        share.train, 1, user=clients.users[id % len(clients.users)], interactions=searches_of(plan, id)
-    )
-    crowd = replace(crowd, ids=np.array([id], dtype=np.int64))
-    return _with_people(crowd, share, plan, id) if _protects_people(plan) else crowd
+    click_model = clients.click_models[id % len(clients.click_models)]
+    simulated = make_clients(share.train, 1, click_model=click_model, interactions=searches_of(plan, id))
+    simulated = replace(simulated, ids=np.array([id], dtype=np.int64))
+    return _with_people(simulated, share, plan, id) if _protects_people(plan) else simulated
 
 
 def differences(share: SiteSplit, plan: Plan) -> list[str]:
@@ -183,7 +183,7 @@ def differences(share: SiteSplit, plan: Plan) -> list[str]:
             "learner: the plan learns from lists that were shown, and this site has no log of them; set data.log, or "
             "plan with pdgd"
         )
-    elif has_trait(learner, "logged") and plan.experiment.data.propensities == OWN and not len(train.place):
+    elif has_trait(learner, "logged") and plan.experiment.data.propensities == OWN and not len(train.position):
         found.append(
             "data.propensities: the plan corrects clicks for their places, and lists of this site's log were made up, "
             "so that they have none; build it from a log of shown lists"
@@ -245,23 +245,23 @@ def _other_features(width: int, names: str, normalised: str, plan: Plan) -> list
     return found
 
 
-def _with_people(crowd: SimulatedClients, share: SiteSplit, plan: Plan, id: int) -> SimulatedClients:
+def _with_people(clients: SimulatedClients, share: SiteSplit, plan: Plan, id: int) -> SimulatedClients:
     most, people = plan.experiment.clients.people, share.people
     pools = [np.flatnonzero(share.whose == person).astype(np.int32) for person in range(people)]
     each = replace(
-        crowd.rows(np.zeros(people, dtype=np.int64)),
+        clients.rows(np.zeros(people, dtype=np.int64)),
         ids=id * most + np.arange(people, dtype=np.int64),
         pool=np.arange(people, dtype=np.int32),
         queries=np.concatenate(pools),
         pools=np.cumsum([0, *map(len, pools)]).astype(np.int64),
         client=np.full(people, id, dtype=np.int64),
     )
-    return replace(crowd, interactions=crowd.interactions * people, people=each)
+    return replace(clients, interactions=clients.interactions * people, people=each)
 
 
 def _from_letor(data: SiteData) -> tuple[RankingData, NDArray[np.int64]]:
     assert data.letor is not None
-    whole = read_letor(data.letor, features=data.features, normalise=data.normalised)
+    whole = read_judged(data.letor, features=data.features, normalise=data.normalised)
     names: tuple[str, ...] = ()
     if data.names is not None:
         names = tuple(Path(data.names).read_text(encoding="utf-8").splitlines())
@@ -342,7 +342,7 @@ def _digest(share: SiteSplit) -> str:
     for part in (share.train, share.test):
         if part is not None:
             arrays: list[NDArray[np.generic]] = [part.features, part.grades, part.offsets, part.query_ids]
-            arrays += [part.who, part.when, *([part.place] if len(part.place) else [])]
+            arrays += [part.who, part.when, *([part.position] if len(part.position) else [])]
             for array in arrays:
                 made.update(f"{array.dtype.str} {array.shape}\n".encode())
                 for block in _blocks(array):

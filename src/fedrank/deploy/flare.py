@@ -21,9 +21,11 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from fedrank.deploy.flare_active import Active, HubVoice, private_line
-from fedrank.deploy.flare_hardening import LARGEST_MESSAGE
+from fedrank.deploy.flare_active import Active, HubVoice
+from fedrank.deploy.flare_hardening import MAX_MESSAGE
 from fedrank.deploy.flare_processes import end_with_parent
+from fedrank.deploy.protocol import SITE_FAILS
+from fedrank.deploy.records import log_line
 from fedrank.files import Locked
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ DEAD = 5.0  # seconds without a way to a site after which nobody waits for its a
 LOST = 10.0  # seconds, at least, in which a site does nothing, after which its answer was lost on the way
 SLOWEST = 20_000  # bytes a second of a line, on which a long message takes its time
 OVERHEAD = 1 << 16  # bytes that the engine adds to a message, at most
-_MOST = f"{LARGEST_MESSAGE >> 20} MiB"
+_MOST = f"{MAX_MESSAGE >> 20} MiB"
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]
@@ -92,16 +94,16 @@ class SiteExecutor(Executor):  # type: ignore[misc]
                 if time.monotonic() < deadline:
                     time.sleep(RETRY)
                     continue
-                self._keep(problem, "another process works on it")
+                self._keep(problem, "the site is in use by another process")
             except Exception as problem:
-                self._keep(problem, type(problem).__name__)
+                self._keep(problem, f"{SITE_FAILS[1]} ({type(problem).__name__})")
             self._tried = time.monotonic()
             return
 
     def _keep(self, problem: Exception, kind: str) -> None:
         """The whole problem is for the site's own log; others learn its kind."""
-        self._reason = f"the site cannot be opened ({kind}); its administrator finds why in site.log"
-        private_line(self._folder / LOG, f"the site cannot be opened: {type(problem).__name__}: {problem}")
+        self._reason = f"{kind}; its administrator finds why in site.log"
+        log_line(self._folder / LOG, f"{SITE_FAILS[1]}: {type(problem).__name__}: {problem}")
 
     def _alive(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
         reply = make_reply(ReturnCode.OK)
@@ -130,7 +132,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         try:
             reply[ANSWER] = site.answer(content)
         except Exception as problem:  # it should not, and if it does nobody else reads what it says
-            private_line(self._folder / LOG, f"a request was not answered: {type(problem).__name__}: {problem}")
+            log_line(self._folder / LOG, f"a request was not answered: {type(problem).__name__}: {problem}")
             reply[REASON] = f"the site cannot answer ({type(problem).__name__}); its site.log says why"
         return reply
 
@@ -195,7 +197,7 @@ class HubController(Controller):  # type: ignore[misc]
         from fedrank.deploy.site_calls import Silent
 
         began = time.monotonic()
-        if len(request) > LARGEST_MESSAGE - OVERHEAD:
+        if len(request) > MAX_MESSAGE - OVERHEAD:
             raise Silent(f"{len(request):,} bytes are too long a message: at most {_MOST}")
         while True:
             message = Shareable()

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedrank.files import parse_json, write_whole
+from fedrank.files import parse_json, write_atomic
 
 if TYPE_CHECKING:
     from fedrank.deploy.plan import Plan
@@ -83,12 +83,12 @@ class Active:
         return f"fedrank-{self.run[:8]}-{self.stretch}"
 
     def write(self, home: Path) -> None:
-        write_whole(home / ACTIVE, json.dumps(asdict(self), indent=1) + "\n", private=True)
+        write_atomic(home / ACTIVE, json.dumps(asdict(self), indent=1) + "\n", private=True)
 
     def task(self) -> Task:
         from fedrank.experiments.runner.writer import Task
         from fedrank.experiments.spec.grid import read_tables
-        from fedrank.experiments.spec.toml import parse_toml
+        from fedrank.toml import parse_toml
 
         experiment = read_tables(parse_toml(self.spec)).base
         return Task(Path(self.folder), experiment, self.name, self.variant, self.settings, self.fold, self.seed)
@@ -135,7 +135,7 @@ class HubNews:
         return found if (found.run, found.stretch) == (active.run, active.stretch) else None
 
     def write(self, home: Path) -> None:
-        write_whole(home / HUB, json.dumps(asdict(self)) + "\n", private=True)
+        write_atomic(home / HUB, json.dumps(asdict(self)) + "\n", private=True)
 
 
 class HubVoice:
@@ -171,11 +171,3 @@ class HubVoice:
                 written = found.at, found.lost
             if self._over.wait(BETWEEN_NEWS):
                 return
-
-
-def private_line(path: Path, line: str) -> None:
-    """Add a line to a log that nobody but its owner may read."""
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    kept = "".join(letter if letter.isprintable() else " " for letter in line)
-    with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8") as file:
-        file.write(f"{stamp} {kept}\n")

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from fedrank.extras import missing
+from fedrank.extras import missing_extra
 from fedrank.files import parse_json, private_folder
 
 # Does commands of the engine, one a line, and says what each said: a process takes half a second to begin.
@@ -71,7 +71,7 @@ class _Commands:
         self._errors.seek(0)
         said = self._errors.read()
         if "No module named 'nvflare'" in said:
-            return missing("a federation needs the package nvflare", "deploy")
+            return missing_extra("a federation needs the package nvflare", "deploy")
         return RuntimeError(f"{what} ended early: {said.strip()[-1000:]}")
 
     def close(self) -> None:

@@ -11,9 +11,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from fedrank.files import parse_json, read_text, write_whole
+from fedrank.files import parse_json, read_text, write_atomic
 
-LARGEST_MESSAGE = 64 << 20  # bytes
+MAX_MESSAGE = 64 << 20  # bytes
 EXECUTOR, CONTROLLER = "fedrank.deploy.flare.SiteExecutor", "fedrank.deploy.flare.HubController"
 ROLES = ("project_admin", "org_admin", "lead", "member")
 # Everything that the engine asks rights for; what is not named here, it would allow to somebody.
@@ -117,8 +117,8 @@ def _of_server(resources: dict[str, Any], kit: Path, controller: str) -> dict[st
 def _communication() -> dict[str, Any]:
     """On both sides, since each protects itself; without a limit, 1.5 GB were taken."""
     return {
-        "streaming_max_blob_size": LARGEST_MESSAGE,
-        "max_message_size": LARGEST_MESSAGE,
+        "streaming_max_blob_size": MAX_MESSAGE,
+        "max_message_size": MAX_MESSAGE,
         "streaming_retry_timeout": 10.0,  # a timer for every message lives as long
         "allow_adhoc_conns": False,
     }
@@ -135,4 +135,4 @@ def _logging(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    write_whole(path, json.dumps(content, indent=2) + "\n", private=True)
+    write_atomic(path, json.dumps(content, indent=2) + "\n", private=True)

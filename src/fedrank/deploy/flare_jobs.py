@@ -19,7 +19,7 @@ from fedrank.deploy.flare_active import Active, HubNews
 from fedrank.deploy.flare_hardening import CONTROLLER, EXECUTOR
 from fedrank.deploy.flare_kit import read_members
 from fedrank.deploy.flare_session import Away, Coordinator, NotAllowed
-from fedrank.files import is_alive, locked, write_whole
+from fedrank.files import is_alive, locked, write_atomic
 
 if TYPE_CHECKING:
     from fedrank.deploy.plan import Plan
@@ -212,4 +212,4 @@ class Chain:
 
 
 def _write(path: Path, content: Any) -> None:
-    write_whole(path, json.dumps(content, indent=1) + "\n")
+    write_atomic(path, json.dumps(content, indent=1) + "\n")

@@ -36,10 +36,11 @@ from fedrank.deploy.flare_certificates import (
 from fedrank.deploy.flare_commands import engine_commands, nvflare
 from fedrank.deploy.flare_hardening import harden, rename_classes, strip
 from fedrank.deploy.identity import IDENTITY, fingerprint, new_identity, read_identity, verify
-from fedrank.deploy.settings import FEDERATION, SITE, FederationFile, SiteEntry, site_template
-from fedrank.files import for_owner, locked, opened, parse_json, private_folder, write_whole
+from fedrank.deploy.records import record
+from fedrank.deploy.settings import FEDERATION, FederationFile, SiteEntry, write_template
+from fedrank.files import locked, opened, parse_json, private_folder, write_atomic
 
-CA, KIT, ADMIN, INVITATIONS, SITES, RECORDS = "ca", "kit", "admin", "invitations", "sites.json", "records.jsonl"
+CA, KIT, ADMIN, INVITATIONS, SITES = "ca", "kit", "admin", "invitations", "sites.json"
 REQUEST, INVITATION, PROFILE, PEOPLE = "request", "invitation.json", "profile.yml", "people"
 COORDINATOR = "coordinator@fedrank.deploy"  # whom the engine knows the coordinator as; it wants an e-mail address
 ORGANISATION = "coordinator"
@@ -127,10 +128,10 @@ def init(home: Path, federation: FederationFile, text: str | None = None) -> Fou
 def _init(home: Path, federation: FederationFile, text: str | None) -> Founded:
     server = {"host": federation.host, "fed_learn_port": federation.port, "admin_port": federation.port}
     profile = {"name": federation.name, "scheme": "grpc", "connection_security": "mtls", "server": server}
-    write_whole(home / PROFILE, json.dumps(profile, indent=2))  # JSON is YAML
+    write_atomic(home / PROFILE, json.dumps(profile, indent=2))  # JSON is YAML
     nvflare(home, "cert", "init", "--profile", home / PROFILE, "-o", home / CA, "--valid-days", str(CA_DAYS))
     if text is not None:
-        write_whole(home / FEDERATION, text, private=True)
+        write_atomic(home / FEDERATION, text, private=True)
     _write_members(home, [Member(site.name, site.organisation, site.id) for site in federation.sites])
     own = [
         (KIT, {"name": federation.host, "org": ORGANISATION, "type": "server"}),
@@ -158,7 +159,7 @@ def invite(home: Path, site: SiteEntry) -> Path:
                         "of one would pass for the other's; choose another"
                     )
         members[site.name] = Member(site.name, site.organisation, site.id)
-        _record(home, "invite", site.name)
+        record(home, "invite", who=site.name)
     return _invitation(home, site)
 
 
@@ -174,7 +175,7 @@ def request(invitation: Path, folder: Path) -> Path:
         )
     if not (folder / IDENTITY).exists():
         new_identity(folder)
-    write_whole(folder / INVITATION, json.dumps(asdict(invited), indent=2) + "\n", private=True)
+    write_atomic(folder / INVITATION, json.dumps(asdict(invited), indent=2) + "\n", private=True)
     return _request(folder, invited, renewal=False)
 
 
@@ -245,7 +246,7 @@ def sign(applicant: Applicant, home: Path, days: int = DAYS) -> Path:
             until=certificate.not_valid_after_utc.isoformat(),
         )
         what = "renew" if applicant.renewal else "approve"
-        _record(home, what, applicant.name, key=applicant.fingerprint, request=said["request_id"])
+        record(home, what, who=applicant.name, key=applicant.fingerprint, request=said["request_id"])
     return out
 
 
@@ -286,9 +287,7 @@ def join(signed: Path, folder: Path, expected: str) -> Path:
             close(made)
             os.replace(made, folder / KIT)
     shutil.rmtree(folder / REQUEST)  # with the second copy of the key
-    if not (folder / SITE).exists():
-        text = site_template(invited.name, invited.id, invited.federation)
-        write_whole(folder / SITE, text, private=True)
+    write_template(folder, invited.name, invited.id, invited.federation)
     return folder
 
 
@@ -320,6 +319,14 @@ def kits(folder: Path) -> dict[str, CertificateFacts]:
     """What the certificates say that lie in a coordinator's home, or in a site's folder."""
     folder = Path(folder)
     return {name: certificate_facts(folder / name) for name in (KIT, ADMIN) if (folder / name).exists()}
+
+
+def folder_problems(folder: Path, now: datetime | None = None) -> list[KitFinding]:
+    """What is wrong with the kit of a coordinator's home, or of a site's folder."""
+    if (folder / CA).exists():
+        return kit_problems(folder / KIT, fingerprint=ca_fingerprint(folder), now=now)
+    invited = Invitation.read(folder / INVITATION)
+    return kit_problems(folder / KIT, fingerprint=invited.fingerprint, name=invited.name, now=now)
 
 
 def close(kit: Path) -> None:
@@ -362,9 +369,9 @@ def _renew_own(home: Path) -> Path:
     facts = certificate_facts(home / ADMIN)
     participant = {"name": facts.subject, "org": facts.organisation, "type": "admin", "role": "lead"}
     _own_kits(home, [(ADMIN, participant)])
-    _record(home, "renew", facts.subject)
+    record(home, "renew", who=facts.subject)
     _prolong(home)
-    _record(home, "renew", certificate_facts(home / KIT).subject)
+    record(home, "renew", who=certificate_facts(home / KIT).subject)
     return home
 
 
@@ -386,14 +393,14 @@ def _prolong(home: Path) -> None:
     for one in old.extensions:
         made = made.add_extension(one.value, one.critical)
     signing: Any = load_pem_private_key((home / CA / "rootCA.key").read_bytes(), None)
-    write_whole(path, made.sign(signing, SHA256()).public_bytes(Encoding.PEM), private=True)
+    write_atomic(path, made.sign(signing, SHA256()).public_bytes(Encoding.PEM), private=True)
 
 
 def _exchange(made: Path, kit: Path) -> None:
     """Put a new certificate and its key in the place of the old ones; both are there, or neither."""
     for path in sorted((made / "startup").iterdir(), key=lambda path: path.suffix == ".crt"):
         if path.suffix in (".key", ".crt"):
-            write_whole(kit / "startup" / path.name, path.read_bytes(), private=True)
+            write_atomic(kit / "startup" / path.name, path.read_bytes(), private=True)
 
 
 def _request(folder: Path, invited: Invitation, renewal: bool) -> Path:
@@ -425,7 +432,7 @@ def _packed(folder: Path, invited: Invitation, certificate: bytes, renewal: bool
         archive.writestr(APPLICATION, application)
         archive.writestr(SIGNATURE, key.sign(application))
     out = folder / f"{invited.name}.request.zip"
-    write_whole(out, packed.getvalue())
+    write_atomic(out, packed.getvalue())
     return out
 
 
@@ -512,7 +519,7 @@ def _invitation(home: Path, site: SiteEntry) -> Path:
         ca_fingerprint(home),
     )
     path = home / INVITATIONS / f"{site.name}.json"
-    write_whole(path, json.dumps(asdict(invited), indent=2) + "\n")
+    write_atomic(path, json.dumps(asdict(invited), indent=2) + "\n")
     return path
 
 
@@ -524,7 +531,7 @@ def _go(home: Path, name: str, state: str, why: str) -> Member:
         if members[name].state in ("expelled", "left"):
             raise ValueError(f"{name!r} has {_gone(members[name].state)} already")
         members[name] = replace(members[name], state=state)
-        _record(home, "expel" if state == "expelled" else "leave", name, why=why)
+        record(home, "expel" if state == "expelled" else "leave", who=name, why=why)
         _write_disabled(home / KIT, [one.name for one in members.values() if one.state in ("expelled", "left")])
         return members[name]
 
@@ -536,7 +543,7 @@ def _gone(state: str) -> str:
 def _write_disabled(kit: Path, names: Sequence[str]) -> None:
     """Whom the server does not let in; it reads this when it starts."""
     content = json.dumps({"disabled_clients": sorted(names)}, indent=2)
-    write_whole(kit / "disabled_clients.json", content, private=True)
+    write_atomic(kit / "disabled_clients.json", content, private=True)
 
 
 @contextmanager
@@ -551,15 +558,7 @@ def _members(home: Path) -> Iterator[dict[str, Member]]:
 
 def _write_members(home: Path, members: Iterable[Member]) -> None:
     content = json.dumps({member.name: asdict(member) for member in members}, indent=2)
-    write_whole(home / SITES, content + "\n", private=True)
-
-
-def _record(home: Path, what: str, who: str, **more: Any) -> None:
-    line = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "what": what, "who": who, **more}
-    with open(home / RECORDS, "a", encoding="utf-8", opener=for_owner) as file:
-        file.write(json.dumps(line) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    write_atomic(home / SITES, content + "\n", private=True)
 
 
 def _profile(home: Path) -> dict[str, Any]:

@@ -21,15 +21,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedrank.deploy.flare_certificates import KitError, certificate_facts, host_problems, kit_problems
+from fedrank.deploy.flare_certificates import KitError, certificate_facts, host_problems
 from fedrank.deploy.flare_hardening import ANSWERED_BY_A_SITE, HEARTBEAT
-from fedrank.deploy.flare_kit import CA, INVITATION, KIT, Invitation, ca_fingerprint
+from fedrank.deploy.flare_kit import CA, KIT, folder_problems
+from fedrank.deploy.records import open_log
 from fedrank.files import is_locked, locked, private_folder
 
 SERVER, CLIENT = "nvflare.private.fed.app.server.server_train", "nvflare.private.fed.app.client.client_train"
 LOG, LOCK, PID = "engine.log", "start.lock", "engine.pid"
-LONGEST_LOG = 4 << 20  # bytes, before the log begins anew; the old one is kept once
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before a process that died is started again; doubled each time
+FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0  # seconds before a process that died is started again; doubled each time
 STEADY = 30.0  # seconds after which a process that dies is not one that cannot start
 ENDING = 5.0  # seconds to end in order
 WATCH = 0.2  # seconds
@@ -56,10 +56,7 @@ class Running:
     def start(self) -> None:
         kit = self.folder / KIT
         self.read = _kit_stamp(kit)
-        log = self.folder / LOG
-        if log.exists() and log.stat().st_size > LONGEST_LOG:
-            os.replace(log, log.with_suffix(".log.1"))
-        with open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as out:
+        with open_log(self.folder / LOG) as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-u", "-m", "fedrank.deploy.flare_processes", str(kit), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
@@ -116,12 +113,9 @@ def serve(
 
 def look_before(folder: Path) -> None:
     """Raise KitError where a process would try for ever: chain, expiry, clock, key, name, host."""
-    kit = folder / KIT
-    if (folder / CA).exists():
-        found = kit_problems(kit, fingerprint=ca_fingerprint(folder))
-    else:
-        invited = Invitation.read(folder / INVITATION)
-        found = kit_problems(kit, fingerprint=invited.fingerprint, name=invited.name) or host_problems(kit)
+    found = folder_problems(folder)
+    if not found and not (folder / CA).exists():
+        found = host_problems(folder / KIT)
     if found:
         raise KitError(found)
 
@@ -254,7 +248,7 @@ def _keep_running(running: Running, tell: Tell, stop: threading.Event) -> None:
         end_with_children(running.pid, 0.0)
         if stop.wait(pause):
             return
-        pause, started = min(2 * pause, LONGEST_PAUSE), time.monotonic()
+        pause, started = min(2 * pause, MAX_PAUSE), time.monotonic()
         running.start()
         tell(f"started, process {running.pid}")
 

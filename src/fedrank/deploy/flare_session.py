@@ -22,7 +22,7 @@ from fedrank.deploy.flare_processes import child_environment
 
 CONNECTING = 10.0  # seconds; a session takes one when the server is there
 ANSWERING = 20.0  # seconds for everything else
-MOST_QUESTIONS = 500  # after which a session is made anew: each leaves some 60 kB behind
+MAX_QUESTIONS = 500  # after which a session is made anew: each leaves some 60 kB behind
 
 
 class Away(Exception):
@@ -76,7 +76,7 @@ class Coordinator:
 
     def state(self, id: str) -> tuple[str, list[str]]:
         """The state of a job, and what each site said when it was handed to it."""
-        if self._asked >= MOST_QUESTIONS and not self.connect():
+        if self._asked >= MAX_QUESTIONS and not self.connect():
             raise Away("the server took no new session")
         state, said = self._ask("state", id)
         return state, list(said)

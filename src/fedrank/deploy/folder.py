@@ -38,7 +38,7 @@ from fedrank.deploy.folder_members import (
     publish,
 )
 from fedrank.deploy.identity import IdentityKey, read_identity
-from fedrank.deploy.plan import LARGEST as LARGEST_PLAN
+from fedrank.deploy.plan import LARGEST as MAX_PLAN
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.signed_files import (
     COPY,
@@ -60,7 +60,7 @@ from fedrank.wire import Part
 
 TO, FROM, PLANS = "to", "from", "plans"
 LOCK = "folder.lock"
-LARGEST = protocol.LARGEST_MODEL + (1 << 20)  # bytes of a request or an answer
+LARGEST = protocol.MAX_MODEL + (1 << 20)  # bytes of a request or an answer
 ONLINE = ("partners", *protocol.PHASES)  # kinds of requests that nobody can answer a day later
 SECONDS_BETWEEN_LOOKS = 1.0  # of a coordinator
 SECONDS_BETWEEN_COUNTS = 5.0  # until a coordinator looks for files that nobody asked for
@@ -118,11 +118,11 @@ def refuse_online_plan(plan: Plan) -> None:
     mechanism: Any = getattr(plan.question, "mechanism", None)
     if has_trait(mechanism, "adds up"):
         why = "it needs all sites online at once"
-        if isinstance(mechanism.place, AtServer):
+        if isinstance(mechanism.placement, AtServer):
             why = "noise would come too late: everybody who can read the folder reads every message"
         raise ValueError(
-            f"run {plan.name!r} protects its sum with place = {name_of(mechanism.place)!r}, which cannot be done in a "
-            f'folder: {why}; use place = "client", or a federation over a network'
+            f"run {plan.name!r} protects its sum with placement = {name_of(mechanism.placement)!r}, which cannot be "
+            f'done in a folder: {why}; use placement = "client", or a federation over a network'
         )
 
 
@@ -230,7 +230,7 @@ class FolderSend:
         """Put the plan of a hello where sites find it that were not running when it came."""
         label = wire.label_of(request)
         hello = wire.Label("hello", label.run, label.round)
-        _, found = wire.unpack(request, hello, {"plan": Part("|S", LARGEST_PLAN)})
+        _, found = wire.unpack(request, hello, {"plan": Part("|S", MAX_PLAN)})
         plan = Plan.load(found["plan"])
         refuse_online_plan(plan)
         if getattr(plan.question, "arrival", None) is None:
@@ -238,7 +238,7 @@ class FolderSend:
         path = own_folder(self.shared, PLANS) / f"{label.run.hex()}.plan"
         address = _plan(self.federation.federation, label.run.hex())
         try:
-            if read_signed(path, address, self._key.public, LARGEST_PLAN) == found["plan"]:
+            if read_signed(path, address, self._key.public, MAX_PLAN) == found["plan"]:
                 return
         except (FileNotFoundError, Unusable):
             pass
@@ -474,7 +474,7 @@ def _tidy(shared: Path, me: FolderMembership) -> None:
 def _read_plan(shared: Path, me: FolderMembership, run: str, ignoring: Ignoring) -> bytes | None:
     path = shared / PLANS / f"{run}.plan"
     try:
-        return read_signed(path, _plan(me.federation, run), me.coordinator, LARGEST_PLAN)
+        return read_signed(path, _plan(me.federation, run), me.coordinator, MAX_PLAN)
     except FileNotFoundError:
         return None
     except Unusable as problem:

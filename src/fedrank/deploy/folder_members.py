@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from fedrank.deploy.identity import (
     verify,
 )
 from fedrank.deploy.plan import PlannedSite
+from fedrank.deploy.records import record
 from fedrank.deploy.signed_files import (
     FOREIGN_NAME,
     FileAddress,
@@ -37,15 +37,14 @@ from fedrank.deploy.signed_files import (
     read_signed,
     write_signed,
 )
-from fedrank.files import opened, parse_json, private_folder, sync, write_whole
+from fedrank.files import opened, parse_json, private_folder, write_atomic
 
 FEDERATION = "federation.json"
 MEMBERSHIP = "folder.json"  # in the folder of a site: which federation it joined, and whom it believes
-RECORDS = "records.jsonl"
 JOINING, LEFT = "joining", "left"
 COORDINATOR = ""  # no site has this name
-LARGEST_DOCUMENT = 4 << 20  # bytes: some 10,000 sites
-LARGEST_LETTER = 4096  # bytes of a public key, or of a reason
+MAX_DOCUMENT = 4 << 20  # bytes: some 10,000 sites
+MAX_LETTER = 4096  # bytes of a public key, or of a reason
 STATES = ("joined", "expelled", "left")
 SITE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,62}[A-Za-z0-9])?")  # a file name everywhere
 _CONTEXT = b"fedrank folder federation 1\n"  # what the signature of the document is for
@@ -149,7 +148,7 @@ class FolderMembership:
 
     def write(self, site_folder: Path) -> None:
         content = {"format": 1, **asdict(self)}
-        write_whole(Path(site_folder) / MEMBERSHIP, json.dumps(content, indent=1) + "\n", private=True)
+        write_atomic(Path(site_folder) / MEMBERSHIP, json.dumps(content, indent=1) + "\n", private=True)
 
 
 # The coordinator's side
@@ -207,7 +206,7 @@ def applications(shared: Path, home: Path, ignoring: Ignoring | None = None) -> 
             continue
         address = FileAddress(known.federation, "joining", path.name, COORDINATOR, path.name)
         try:
-            public = read_signed(path, address, None, LARGEST_LETTER).decode("ascii")
+            public = read_signed(path, address, None, MAX_LETTER).decode("ascii")
         except Unusable as problem:
             ignoring.count(path, problem.reason)
             continue
@@ -240,7 +239,7 @@ def approve_in_folder(shared: Path, home: Path, name: str, told: str, id: int | 
     member = FolderMember(name, found.public, id)
     others = tuple(site for site in known.sites if site is not before)
     _check_distinct((*others, member))
-    _record(home, "approve", name, fingerprint=found.fingerprint)
+    record(home, "approve", site=name, fingerprint=found.fingerprint)
     _publish(Path(shared), Path(home), replace(known, sites=(*others, member)))
     return member
 
@@ -259,7 +258,7 @@ def note_departures(shared: Path, home: Path) -> list[str]:
         if site.state != "joined":
             continue
         try:
-            because = read_signed(path, address, site.public, LARGEST_LETTER).decode("utf-8", "replace")
+            because = read_signed(path, address, site.public, MAX_LETTER).decode("utf-8", "replace")
         except (FileNotFoundError, Unusable):
             continue
         _end(Path(shared), Path(home), site.name, "left", because)
@@ -316,7 +315,7 @@ def leave_folder(shared: Path, site_folder: Path, because: str = "") -> None:
     """Say that this site takes no further part. What it sent stays with those who have it."""
     me = FolderMembership.read(site_folder)
     address = FileAddress(me.federation, "left", me.site, COORDINATOR, me.site)
-    reason = because.strip().encode()[:LARGEST_LETTER]
+    reason = because.strip().encode()[:MAX_LETTER]
     write_signed(own_folder(Path(shared), LEFT) / me.site, read_identity(site_folder), address, reason)
 
 
@@ -352,11 +351,9 @@ def _own_key(folder: Path) -> IdentityKey:
 
 def _document(path: Path) -> bytes:
     with opened(path) as file:
-        content = file.read(LARGEST_DOCUMENT + 1)
-    if len(content) > LARGEST_DOCUMENT:
-        raise ValueError(
-            f"{path} has more than {LARGEST_DOCUMENT:,} bytes, too many for a federation; ask for it again"
-        )
+        content = file.read(MAX_DOCUMENT + 1)
+    if len(content) > MAX_DOCUMENT:
+        raise ValueError(f"{path} has more than {MAX_DOCUMENT:,} bytes, too many for a federation; ask for it again")
     return content
 
 
@@ -368,28 +365,17 @@ def _publish(shared: Path, home: Path, federation: FolderFederation) -> None:
         if federation != before:
             federation = replace(federation, sequence=before.sequence + 1)
     content = federation.dump(read_identity(home))
-    write_whole(path, content, private=True)
-    write_whole(shared / FEDERATION, content)
+    write_atomic(path, content, private=True)
+    write_atomic(shared / FEDERATION, content)
 
 
 def _end(shared: Path, home: Path, name: str, state: str, because: str) -> None:
     known = read_home(home)
     if known.site(name) is None:
         raise ValueError(f"no site {name!r} in {known.name!r}; its sites: {', '.join(one.name for one in known.sites)}")
-    _record(home, "expel" if state == "expelled" else "leave", name, because=because)
+    record(home, "expel" if state == "expelled" else "leave", site=name, because=because)
     sites = tuple(replace(site, state=state) if site.name == name else site for site in known.sites)
     _publish(shared, home, replace(known, sites=sites))
-
-
-def _record(home: Path, what: str, site: str, **more: str) -> None:
-    """Add a line to the records, on the disk before anything follows from it."""
-    line = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "what": what, "site": site, **more}
-    path = Path(home) / RECORDS
-    with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a", encoding="utf-8") as file:
-        file.write(json.dumps(line, ensure_ascii=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    sync(path.parent)
 
 
 def _canonical(body: dict[str, Any]) -> bytes:

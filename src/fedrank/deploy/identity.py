@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedrank.extras import missing
+from fedrank.extras import missing_extra
 from fedrank.files import opened, private_folder, writing
 
 if TYPE_CHECKING:
@@ -150,5 +150,5 @@ def _ed25519() -> type[Ed25519PrivateKey]:
     try:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     except ImportError as error:
-        raise missing("identities need the package cryptography", "privacy") from error
+        raise missing_extra("identities need the package cryptography", "privacy") from error
     return Ed25519PrivateKey

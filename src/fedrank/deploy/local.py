@@ -13,25 +13,23 @@ from typing import Any
 
 from fedrank.deploy.flare_jobs import run_deployed
 from fedrank.deploy.flare_local import LocalFederation, local_federation
-from fedrank.deploy.forests import forest_plan, portions_of
-from fedrank.deploy.make_plans import do_runs
-from fedrank.deploy.plan import Plan, PlannedSite, forest_problems, make_plan
+from fedrank.deploy.forests import portions_of
+from fedrank.deploy.make_plans import do_runs, plan_task
+from fedrank.deploy.plan import Plan, PlannedSite, forest_problems
 from fedrank.deploy.settings import SITE, TRIAL
 from fedrank.deploy.warm_up import warm_up
-from fedrank.experiments.runner.data import load_fold
 from fedrank.experiments.runner.perform import perform
 from fedrank.experiments.runner.schedule import Results, is_finished
 from fedrank.experiments.runner.schedule import plan as tasks_of
-from fedrank.experiments.runner.trees import data_of
 from fedrank.experiments.runner.writer import News, Task
 from fedrank.experiments.spec.experiment import SpecError
 from fedrank.experiments.spec.families import name_of, settings_of
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.grid import Grid
-from fedrank.experiments.spec.toml import write_toml
 from fedrank.experiments.spec.trees import TreesExperiment
-from fedrank.files import write_whole
+from fedrank.files import write_atomic
 from fedrank.progress import Progress, quiet
+from fedrank.toml import write_toml
 from fedrank.types import has_trait
 
 FEDERATION = "local"
@@ -58,7 +56,7 @@ def run_local(
 
     def do(task: Task, plan: Plan | None, tell: Callable[[News], None]) -> str:
         if plan is None:
-            return perform(task, tell=tell, stop=stop)
+            return perform(task, on_progress=tell, stop=stop)
         return run_deployed(federation.home, task, plan, tell, stop, say)
 
     runs: Any = [(task, plans.get(task.folder)) for task in tasks]
@@ -77,33 +75,13 @@ def site_name(number: int) -> str:
 
 def trial_plan(task: Task, sites: int) -> Plan:
     """The plan of a trial: client c belongs to site c, counted around, and no round ends without one of them."""
-    experiment, name = task.experiment, f"{task.name}/{task.variant}/{task.folder.name}"
-    if isinstance(experiment, TreesExperiment):
-        parties = _parties(len(portions_of(experiment, task.fold, task.seed)), sites)
-        like, fold, seed = load_fold(data_of(experiment), task.fold).train, task.fold, task.seed
-        return forest_plan(experiment, name, parties, like, federation=FEDERATION, fold=fold, seed=seed, simulated=True)
-    assert isinstance(experiment, FederatedExperiment)
-    parties = _parties(experiment.clients.count, sites)
-    train = load_fold(experiment.data, task.fold).train
-    return make_plan(
-        experiment,
-        name,
-        parties,
-        federation=FEDERATION,
-        features=train.features.shape[1],
-        feature_names=train.feature_names,
-        normalised=train.normalised,
-        fold=task.fold,
-        seed=task.seed,
-        fewest=len(parties),
-        simulated=True,
-    )
-
-
-def _parties(clients: int, sites: int) -> list[PlannedSite]:
-    return [
+    experiment: Any = task.experiment
+    trees = isinstance(experiment, TreesExperiment)
+    clients = len(portions_of(experiment, task.fold, task.seed)) if trees else experiment.clients.count
+    parties = [
         PlannedSite(site_name(number), tuple(range(number, clients, sites))) for number in range(min(sites, clients))
     ]
+    return plan_task(task, parties, FEDERATION, simulated=True)
 
 
 def prepare(federation: LocalFederation) -> None:
@@ -117,7 +95,7 @@ def prepare(federation: LocalFederation) -> None:
             "data": {},
             "policy": settings_of(TRIAL),
         }
-        write_whole(folder / SITE, write_toml(own), private=True)
+        write_atomic(folder / SITE, write_toml(own), private=True)
 
 
 def _travels(task: Task) -> bool:

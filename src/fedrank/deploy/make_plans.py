@@ -8,21 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedrank.deploy.forests import forest_plan
+from fedrank.data.ranking import RankingData
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
-from fedrank.deploy.silos import silo_plan
 from fedrank.experiments.runner.data import load_fold
 from fedrank.experiments.runner.runs import load_runs, working_on
-from fedrank.experiments.runner.schedule import Results, is_finished, tell_news
+from fedrank.experiments.runner.schedule import Results, is_finished, show_news
 from fedrank.experiments.runner.schedule import plan as tasks_of
 from fedrank.experiments.runner.trees import data_of
 from fedrank.experiments.runner.writer import News, Task
-from fedrank.experiments.spec.experiment import SpecError
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.grid import Grid
-from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.experiments.spec.trees import TreesExperiment
-from fedrank.files import parse_json, told, write_whole
+from fedrank.files import parse_json, told, write_atomic
 from fedrank.progress import Progress, quiet
 
 if TYPE_CHECKING:
@@ -41,7 +38,7 @@ def plan_runs(
         raise ValueError(
             f"nobody has joined federation {federation!r}, so that nobody would learn; approve sites first"
         )
-    return [(task, _planned(task, parties, federation)) for task in tasks_of(grid, name, out)]
+    return [(task, plan_task(task, parties, federation)) for task in tasks_of(grid, name, out)]
 
 
 def do_runs(
@@ -56,9 +53,9 @@ def do_runs(
         if stop():
             results.interrupted.append(task)
             continue
-        write_whole(task.folder.parent.parent / "experiment.toml", grid.toml())
+        write_atomic(task.folder.parent.parent / "experiment.toml", grid.toml())
         try:
-            status = do(task, plan, partial(tell_news, progress, task))
+            status = do(task, plan, partial(show_news, progress, task))
         except (OSError, RuntimeError, ValueError) as problem:
             results.failed.append((task, told(problem)))
             continue
@@ -108,7 +105,7 @@ def forget_sites(departure: Departure, out: Path, name: str | None, do: Do, prog
     if isinstance(departure.unlearner, FedRemove):
         return remove(departure, out, name, progress)
     task, plan = departure.planned(out, name)
-    status = do(task, plan, partial(tell_news, progress, task))
+    status = do(task, plan, partial(show_news, progress, task))
     progress(task.label, 1, 1, status)
     if status == "failed":
         raise ValueError(f"{task.label}: {_reason(task)}")
@@ -130,33 +127,34 @@ def readmit(folder: Path, site: str) -> str:
         if site not in found:
             raise ValueError(f"{site!r} is not left out of {folder}; left out: {', '.join(found) or 'nobody'}")
         why = str(found.pop(site))
-        write_whole(path, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
+        write_atomic(path, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
     return why
 
 
-def _planned(task: Task, parties: Sequence[PlannedSite], federation: str) -> Plan:
-    experiment = task.experiment
-    if isinstance(experiment, TreesExperiment):
-        name, like = f"{task.name}/{task.variant}/{task.folder.name}", load_fold(data_of(experiment), task.fold).train
-        return forest_plan(experiment, name, parties, like, federation=federation, fold=task.fold, seed=task.seed)
-    if isinstance(experiment, SiloExperiment):
-        name = f"{task.name}/{task.variant}/{task.folder.name}"
-        return silo_plan(experiment, name, parties, federation=federation, fold=task.fold, seed=task.seed)
-    if not isinstance(experiment, FederatedExperiment):
-        raise SpecError([f'kind: "{experiment.kind}" is not done between sites in this version; use `fedrank run`'])
-    # What the coordinator judges by must have the features that sites have, so that it knows them.
-    data = load_fold(experiment.data, task.fold).train
+def plan_task(task: Task, parties: Sequence[PlannedSite], federation: str, simulated: bool = False) -> Plan:
+    """The plan of one run. Sites must have the features of the coordinator's own data."""
+    experiment: Any = task.experiment
+    features: dict[str, Any] = {}
+    if isinstance(experiment, FederatedExperiment | TreesExperiment):
+        data = data_of(experiment) if isinstance(experiment, TreesExperiment) else experiment.data
+        features = features_of(load_fold(data, task.fold).train)
     return make_plan(
         experiment,
         f"{task.name}/{task.variant}/{task.folder.name}",
         parties,
         federation=federation,
-        features=data.features.shape[1],
-        feature_names=data.feature_names,
-        normalised=data.normalised,
         fold=task.fold,
         seed=task.seed,
+        min_sites=len(parties) if simulated else None,
+        simulated=simulated,
+        **features,
     )
+
+
+def features_of(data: RankingData) -> dict[str, Any]:
+    """What a plan says of features, for those of some data."""
+    names, normalised = data.feature_names, data.normalised
+    return {"features": data.features.shape[1], "feature_names": names, "normalised": normalised}
 
 
 def _reason(task: Task) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import wire
-from fedrank.files import private_folder, told, write_whole
+from fedrank.files import private_folder, told, write_atomic
 from fedrank.wire import Label, Part
 
 OUTBOX = "outbox"  # the folder of a site in which each run has its own
@@ -99,7 +99,7 @@ class Outbox:
         parts = {"call": sent.call, "answer": sent.answer, "values": sent.values, "memory": sent.memory.tobytes()}
         parts |= {"data": sent.data, "used": np.array(sent.used, "<i8").tobytes()}
         content = wire.pack(Label("sent", self.run, sent.round, sent.attempt), parts)
-        write_whole(self._path(sent.round, sent.attempt), content, private=True)
+        write_atomic(self._path(sent.round, sent.attempt), content, private=True)
         self._files[sent.round], self._last = sent.attempt, sent
 
     def memory_before(self, round: int) -> NDArray[np.float64] | None:

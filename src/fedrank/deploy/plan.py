@@ -15,34 +15,36 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrank import __version__
+from fedrank.deploy.protocol import OVERHEAD
 from fedrank.experiments.spec.experiment import Experiment, SpecError, to_tables
 from fedrank.experiments.spec.families import code_from_outside, name_of
-from fedrank.experiments.spec.federated import ELSEWHERE, ClientsSpec, FederatedExperiment
+from fedrank.experiments.spec.federated import ELSEWHERE, FederatedExperiment
 from fedrank.experiments.spec.grid import read_tables
-from fedrank.experiments.spec.silo import SiloExperiment, SilosSpec
-from fedrank.experiments.spec.toml import TomlTable, parse_toml, write_toml
+from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.federated.federation import Federation
 from fedrank.federated.partition import Users
-from fedrank.federated.robust import without_promise
+from fedrank.federated.robust import without_guarantee
 from fedrank.files import parse_json
 from fedrank.privacy.mechanisms import SecureAggregation
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.propensity import OWN
 from fedrank.seeds import rng_for
+from fedrank.silo.features import FEATURE_NAMES
 from fedrank.silo.training import CrossSilo
+from fedrank.toml import TomlTable, parse_toml, write_toml
 from fedrank.trees.histograms import Histograms
-from fedrank.trees.mergers import Stacking, WeightedSum
-from fedrank.trees.splits import Sites
 from fedrank.types import Weights, has_trait
-from fedrank.wire import Refused
+from fedrank.wire import Label, Refused
 
 PROTOCOL = 2  # raise it whenever two sides of different versions would misunderstand each other
 LARGEST = 1 << 20  # bytes of a plan
 IDS = 1 << 31  # ids of clients lie below it
-MOST_NUMBERS = 1 << 23  # of a model: more would fill the memory of a site
+NO_DATA: TomlTable = {"name": ELSEWHERE}  # all that sites learn of the coordinator's data
+MAX_NUMBERS = 1 << 23  # of a model: more would fill the memory of a site
 
 
 class OtherVersion(Refused):
@@ -71,7 +73,7 @@ class Plan:
     features: int
     feature_names: str  # digest of them; "": they have none
     normalised: str
-    fewest: int  # sites without which no round ends
+    min_sites: int  # sites without which no round ends
     simulated: bool = False  # a trial on one machine, whose sites simulate the spec's people
     version: str = __version__
     protocol: int = PROTOCOL
@@ -90,7 +92,7 @@ class Plan:
             raise Refused(f"it is no plan: {problem}") from None
         if isinstance(values, dict) and {"version", "protocol"} <= set(values):
             _check_version(values["version"], values["protocol"])
-        kinds = {"fold": int, "seed": int, "features": int, "fewest": int, "protocol": int, "simulated": bool}
+        kinds = {"fold": int, "seed": int, "features": int, "min_sites": int, "protocol": int, "simulated": bool}
         if not isinstance(values, dict) or set(values) != set(cls.__dataclass_fields__):
             raise Refused("it is no plan of this version of fedrank: its keys differ")
         for key, value in values.items():
@@ -146,6 +148,24 @@ class Plan:
         """Everybody's ids, in order: row r of a table is the r-th."""
         return tuple(sorted(id for site in self.sites for id in site.clients))
 
+    @cached_property
+    def row_of(self) -> dict[int, int]:
+        """The row of each client."""
+        return {id: row for row, id in enumerate(self.clients)}
+
+    @cached_property
+    def site_of(self) -> dict[int, PlannedSite]:
+        """The site that answers for each client."""
+        return {id: site for site in self.sites for id in site.clients}
+
+    @property
+    def searches(self) -> NDArray[np.int64]:
+        """[clients]: searches a round, which the spec says by their ids."""
+        clients = self.experiment.clients
+        each = np.asarray(clients.searches, dtype=np.int64)
+        found: NDArray[np.int64] = each[np.array(self.clients) % len(each)] * clients.people
+        return found
+
     @property
     def parameters(self) -> int:
         """Numbers of a model."""
@@ -185,6 +205,39 @@ class Plan:
         return count if arrival.together else max(1, arrival.gathers)
 
     @property
+    def summed(self) -> bool:
+        """Whether updates are added up so that the coordinator sees no single one."""
+        placement = getattr(getattr(self.question, "mechanism", None), "placement", None)
+        return isinstance(placement, SecureAggregation)
+
+    @cached_property
+    def secure_sum(self) -> SecureAggregation | None:
+        """How updates are added up by the protocol of secure aggregation; None: the coordinator sees messages."""
+        placement = getattr(self.experiment.mechanism, "placement", None)
+        return placement if isinstance(placement, SecureAggregation) and placement.sum == "protocol" else None
+
+    def sum_terms(self, label: Label) -> dict[str, Any]:
+        """What all parties of a secure sum agree on; its threshold holds against a coordinator that breaks rules."""
+        from fedrank.privacy.secure_aggregation import threshold_for
+
+        placement, cohort = self.secure_sum, self.cohort
+        assert placement is not None
+        threshold = threshold_for(int(cohort), placement.colluders(cohort), active=True)
+        return {
+            "session": label.run + label.attempt.to_bytes(4, "little"),
+            "round": label.round,
+            "threshold": threshold,
+            "min_survivors": max(threshold, placement.opened(cohort)),
+            "size": self.sent,
+            "bits": placement.bits,
+        }
+
+    @property
+    def longest_letter(self) -> int:
+        """Bytes of the longest letter of a secure sum."""
+        return OVERHEAD + 512 * len(self.clients) + 16 * self.sent
+
+    @property
     def last_number(self) -> int:
         """The highest number that a request for a round can have."""
         if not isinstance(self.question, FederatedExperiment):
@@ -196,7 +249,9 @@ class Plan:
         tables = to_tables(experiment)
         tables["data"] = _elsewhere(tables["data"]) if not self.simulated else tables["data"]
         staying = tuple(site for site in self.sites if site.name not in leaving)
-        plan = replace(self, name=name, spec=write_toml(tables), sites=staying, fewest=min(self.fewest, len(staying)))
+        plan = replace(
+            self, name=name, spec=write_toml(tables), sites=staying, min_sites=min(self.min_sites, len(staying))
+        )
         check_plan(plan)
         return plan
 
@@ -208,38 +263,31 @@ class Plan:
 
 
 def make_plan(
-    experiment: FederatedExperiment,
+    experiment: Experiment,
     name: str,
     sites: Sequence[PlannedSite],
     *,
     federation: str,
-    features: int,
+    features: int = 0,
     feature_names: Sequence[str] = (),
     normalised: str = "none",
     fold: int = 1,
     seed: int = 1,
-    fewest: int | None = None,
+    min_sites: int | None = None,
     simulated: bool = False,
 ) -> Plan:
-    """The plan of a run. What only a simulation can do is refused outside one, by name."""
-    if not simulated and (found := only_simulated(experiment)):
+    """The plan of a run of any kind. What only a simulation can do is refused outside one, by name."""
+    if found := _problems(experiment, sites, simulated):
         raise SpecError(found)
-    count = sum(len(site.clients) for site in sites)
-    if count != experiment.clients.count:
-        raise SpecError(
-            [f"clients.count: {experiment.clients.count} where {count} take part; set clients.count = {count}"]
-        )
-    if not simulated and (found := too_few(experiment, count)):
-        raise SpecError(found)
-    if has_trait(experiment.aggregator, "apart"):
-        raise SpecError(
-            ['aggregator: with "none" everybody learns alone and nothing travels; leave that to fedrank run']
-        )
     tables = to_tables(experiment)
     if not simulated:
-        tables["data"] = _elsewhere(tables["data"])
-        tables["clients"].pop("partition", None)  # which nothing but a log needs
-        tables.pop("start", None)
+        tables["data"] = _elsewhere(tables["data"]) if isinstance(experiment, FederatedExperiment) else NO_DATA
+        if isinstance(experiment, FederatedExperiment):
+            tables["clients"].pop("partition", None)  # which nothing but a log needs
+            tables.pop("start", None)
+    if isinstance(experiment, SiloExperiment):  # fedrank computes the features itself
+        features, feature_names = len(FEATURE_NAMES), FEATURE_NAMES
+        normalised = "query" if getattr(experiment.method, "normalise", "") == "query" else "global"
     plan = Plan(
         federation,
         name,
@@ -250,21 +298,43 @@ def make_plan(
         features,
         names_digest(feature_names),
         normalised,
-        _enough(experiment, len(sites)) if fewest is None else fewest,
+        _enough(experiment, len(sites), simulated) if min_sites is None else min_sites,
         simulated,
     )
     check_plan(plan)
     return plan
 
 
-def _enough(experiment: FederatedExperiment, sites: int) -> int:
-    """Sites that are enough for a round: more than half, or as many as can open a secure sum."""
-    place = getattr(experiment.mechanism, "place", None)
-    if not isinstance(place, SecureAggregation):
+def _problems(experiment: Experiment, sites: Sequence[PlannedSite], simulated: bool) -> list[str]:
+    """Why an experiment cannot be planned for these sites."""
+    if isinstance(experiment, TreesExperiment):
+        return forest_problems(experiment, simulated)
+    if isinstance(experiment, SiloExperiment):
+        return silo_problems(experiment, len(sites))
+    if not isinstance(experiment, FederatedExperiment):
+        return [f'kind: "{experiment.kind}" is not done between sites in this version; use `fedrank run`']
+    count, wanted = sum(len(site.clients) for site in sites), experiment.clients.count
+    found = [] if simulated else only_simulated(experiment) or too_few(experiment, count)
+    if count != wanted:
+        found.append(f"clients.count: {wanted} where {count} take part; set clients.count = {count}")
+    if has_trait(experiment.aggregator, "apart"):
+        found.append('aggregator: with "none" everybody learns alone and nothing travels; leave that to fedrank run')
+    return found
+
+
+def _enough(experiment: Experiment, sites: int, simulated: bool) -> int:
+    """Sites that are enough for a round: more than half, or as many as can open a secure sum.
+
+    Silos need all sites, and so does a trial with forests.
+    """
+    if isinstance(experiment, SiloExperiment) or (isinstance(experiment, TreesExperiment) and simulated):
+        return sites
+    placement = getattr(getattr(experiment, "mechanism", None), "placement", None)
+    if not isinstance(placement, SecureAggregation):
         return sites // 2 + 1
     from fedrank.privacy.secure_aggregation import threshold_for
 
-    return max(place.opened(sites), threshold_for(sites, place.colluders(sites), active=True))
+    return max(placement.opened(sites), threshold_for(sites, placement.colluders(sites), active=True))
 
 
 def names_digest(names: Iterable[str]) -> str:
@@ -275,15 +345,15 @@ def names_digest(names: Iterable[str]) -> str:
 
 def _elsewhere(data: TomlTable) -> TomlTable:
     """What sites are told of the data: nothing but how each corrects its own clicks."""
-    return {"name": ELSEWHERE} | {key: data[key] for key in ("propensities", "bias") if key in data}
+    return NO_DATA | {key: data[key] for key in ("propensities", "bias") if key in data}
 
 
 def only_simulated(experiment: FederatedExperiment) -> list[str]:
     """What belongs to a simulation, and has no meaning between real sites: one line each."""
-    clients, usual = experiment.clients, ClientsSpec(count=1)
+    clients, usual = experiment.clients, type(experiment.clients)(count=1)
     found = [
         f"clients.{name}: belongs to a simulation, and real sites have their own; leave it out, or try it with --local"
-        for name in ("partition", "user", "user_per", "malicious")
+        for name in ("partition", "click_model", "click_model_per", "malicious")
         if getattr(clients, name) != getattr(usual, name) and not _of_log(experiment, name)
     ]
     if experiment.data.propensities not in (None, OWN):
@@ -314,7 +384,7 @@ def forest_problems(experiment: TreesExperiment, simulated: bool) -> list[str]:
             )
         elif merge.edges not in ("grid", "bounded"):
             found.append(f'merge.edges: "{merge.edges}" do not follow from a plan; use "grid" or "bounded"')
-    elif not isinstance(merge, WeightedSum | Stacking):
+    elif merge is None or name_of(merge) not in ("linear", "stacking"):
         named = "there is none" if merge is None else f'"{name_of(merge)}"'
         found.append(
             f"merge: {named}, and sites grow forests that are then merged: use linear, stacking or histograms, or "
@@ -322,7 +392,7 @@ def forest_problems(experiment: TreesExperiment, simulated: bool) -> list[str]:
         )
     if experiment.tune:
         found.append("tune: settings are not looked for between sites; find them with `fedrank tune`, and set it to 0")
-    if isinstance(experiment.split, Sites) == simulated:
+    if (experiment.split is not None and name_of(experiment.split) == "sites") == simulated:
         found.append(
             'split: "sites" have queries of their own, and a trial simulates them; split by topics or dealt'
             if simulated
@@ -334,7 +404,7 @@ def forest_problems(experiment: TreesExperiment, simulated: bool) -> list[str]:
 
 def silo_problems(experiment: SiloExperiment, sites: int) -> list[str]:
     """What keeps a question to organisations with documents from being asked between sites: one line each."""
-    method, silos, usual = experiment.method, experiment.silos, SilosSpec()
+    method, silos, usual = experiment.method, experiment.silos, type(experiment.silos)()
     found = [
         f"silos.{name}: belongs to a simulation, and real sites have their own documents and queries; leave it out"
         for name in ("split", "queries", "labels", "of")
@@ -374,9 +444,11 @@ def _of_log(experiment: FederatedExperiment, name: str) -> bool:
 
 def too_few(experiment: FederatedExperiment, count: int) -> list[str]:
     """Rules that need more clients than there are, or than they can have together: one line each."""
-    weak = without_promise(experiment.aggregator, count)
+    weak = without_guarantee(experiment.aggregator, count)
     found = [f"aggregator: {weak}"] if weak else []
-    if experiment.arrival is not None and isinstance(getattr(experiment.mechanism, "place", None), SecureAggregation):
+    if experiment.arrival is not None and isinstance(
+        getattr(experiment.mechanism, "placement", None), SecureAggregation
+    ):
         found.append(
             "arrival: a secure sum needs its sites together, and out of step each comes alone; use noise on the client"
         )
@@ -410,8 +482,8 @@ def check_plan(plan: Plan) -> None:
     names, ids = [site.name for site in plan.sites], plan.clients
     if len(set(names)) != len(names) or len(set(ids)) != len(ids):
         raise Refused("two of its sites have one name, or one id")
-    if not 1 <= plan.fewest <= len(names):
-        raise Refused(f"no round could end: {plan.fewest} of {len(names)} sites are needed")
+    if not 1 <= plan.min_sites <= len(names):
+        raise Refused(f"no round could end: {plan.min_sites} of {len(names)} sites are needed")
     if not 1 <= plan.features <= 1 << 20:
         raise Refused(f"{plan.features} features cannot be")
     if found := list(code_from_outside(plan.question)):
@@ -435,8 +507,8 @@ def _check_federation(plan: Plan) -> None:
     # Noise is shared out among as many clients as there are, and priced for as many as the spec says.
     if experiment.clients.count != len(ids):
         raise Refused(f"its spec is for {experiment.clients.count} clients, and {len(ids)} take part")
-    if plan.parameters > MOST_NUMBERS:
-        raise Refused(f"a model of {plan.parameters:,} numbers is too large: at most {MOST_NUMBERS:,}")
+    if plan.parameters > MAX_NUMBERS:
+        raise Refused(f"a model of {plan.parameters:,} numbers is too large: at most {MAX_NUMBERS:,}")
     if has_trait(plan.federated.aggregator, "apart"):
         raise Refused("with it everybody learns alone, and nothing travels")
     if not plan.simulated and (found := [*only_simulated(experiment), *too_few(experiment, len(ids))]):

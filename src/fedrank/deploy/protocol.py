@@ -25,14 +25,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import wire
+from fedrank.deploy.records import printable
 from fedrank.files import parse_json
 from fedrank.wire import Label, Part, Refused
 
 PHASES = ("advertise", "share", "mask", "sign", "open")
-LONGEST_REASON = 2000  # bytes
-LARGEST_FACTS = 1 << 20  # bytes
-LARGEST_MODEL = 64 << 20  # bytes of a model with its card, or of a forest
+MAX_REASON_LENGTH = 2000  # bytes
+MAX_FACTS = 1 << 20  # bytes
+MAX_MODEL = 64 << 20  # bytes of a model with its card, or of a forest
 SAY_HELLO = "no hello of this run was answered since the site was started; say hello first"
+# How a site begins that cannot work with its own settings, data or folder until its administrator corrects them.
+SITE_FAILS = ("something is wrong at this site", "the site cannot be opened")
 OVERHEAD = 4096  # bytes that a message may have besides its numbers
 _LENGTH = struct.Struct("<I")
 ASKED = np.dtype([("client", "<i8"), ("at", "<i8"), ("searches", "<i8")])  # at -1: it draws its queries
@@ -82,7 +85,7 @@ def reply(kind: str, to: Label, sender: int, **parts: bytes) -> bytes:
 
 def refusal(to: Label, sender: int, reason: str) -> bytes:
     """Why not, in one line, and no longer than anybody wants to read."""
-    text = " ".join(reason.split()).encode()[:LONGEST_REASON]
+    text = " ".join(reason.split()).encode()[:MAX_REASON_LENGTH]
     return reply("refused", to, sender, reason=text)
 
 
@@ -91,15 +94,10 @@ def read(content: bytes, expected: Label, parts: Mapping[str, Part]) -> dict[str
     label = wire.label_of(content)
     if label.kind == "refused":
         asked = Label("refused", expected.run, expected.round, expected.attempt, expected.sender)
-        _, found = wire.unpack(content, asked, {"reason": Part("|S", LONGEST_REASON)})
+        _, found = wire.unpack(content, asked, {"reason": Part("|S", MAX_REASON_LENGTH)})
         raise Objection(printable(found["reason"].decode("utf-8", "replace")))
     _, found = wire.unpack(content, expected, parts)
     return found
-
-
-def printable(text: str) -> str:
-    """A text from elsewhere, in one line and without signs that move a cursor."""
-    return "".join(sign if sign.isprintable() else " " for sign in text)
 
 
 def facts(found: Mapping[str, Any]) -> bytes:
@@ -108,7 +106,7 @@ def facts(found: Mapping[str, Any]) -> bytes:
 
 def read_facts(content: bytes, expected: Label) -> dict[str, Any]:
     """What a site says of itself; whoever uses a value checks it."""
-    text = read(content, expected, {"facts": Part("|S", LARGEST_FACTS)})["facts"]
+    text = read(content, expected, {"facts": Part("|S", MAX_FACTS)})["facts"]
     try:
         found = parse_json(text)
     except ValueError as problem:

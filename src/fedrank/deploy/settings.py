@@ -15,8 +15,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from fedrank.data.normalise import NORMALISATIONS
 from fedrank.experiments.spec.experiment import SpecError
 from fedrank.experiments.spec.families import SpecSection, name_of, read_fields
-from fedrank.experiments.spec.toml import LONGEST, parse_toml, shown
-from fedrank.experiments.spec.values import (
+from fedrank.files import opened, write_atomic
+from fedrank.names import did_you_mean
+from fedrank.privacy.guarantees import OBSERVERS, Guarantee, up
+from fedrank.privacy.mechanisms import PLACEMENTS, AtServer
+from fedrank.ranking.learners import LEARNERS, Pdgd
+from fedrank.ranking.measures import measure
+from fedrank.toml import LONGEST, parse_toml, shown
+from fedrank.trees.boosters import BOOSTERS
+from fedrank.trees.histograms import Histograms
+from fedrank.types import has_trait
+from fedrank.value_checks import (
     Filled,
     Limit,
     Positive,
@@ -27,16 +36,6 @@ from fedrank.experiments.spec.values import (
     more_than,
     noting,
 )
-from fedrank.federated.federation import cohort_size
-from fedrank.files import opened, write_whole
-from fedrank.names import nearest
-from fedrank.privacy.guarantees import OBSERVERS, Guarantee, up
-from fedrank.privacy.mechanisms import PLACES, AtServer, SecureAggregation
-from fedrank.ranking.learners import LEARNERS, Pdgd
-from fedrank.ranking.measures import measure
-from fedrank.trees.boosters import BOOSTERS
-from fedrank.trees.histograms import Histograms, rules_of
-from fedrank.types import has_trait
 
 if TYPE_CHECKING:
     from fedrank.deploy.plan import Plan
@@ -45,11 +44,11 @@ if TYPE_CHECKING:
     from fedrank.experiments.spec.trees import TreesExperiment
 
 FEDERATION, SITE = "federation.toml", "site.toml"
-LARGEST_ID = (1 << 31) - 1
-FEWEST_SEARCHES = 30  # behind an update of one person
+MAX_ID = (1 << 31) - 1
+MIN_SEARCHES = 30  # behind an update of one person
 EVERY_LEARNER = (*LEARNERS, *BOOSTERS, "cross-silo")  # forests are listed by their booster
-EVERY_PLACE = tuple(PLACES)
-USUAL_PLACES = ("client", "secure-sum")  # who adds noise; "server" would see updates without it
+EVERY_PLACEMENT = tuple(PLACEMENTS)
+USUAL_PLACEMENTS = ("client", "secure-aggregation")  # who adds noise; "server" would see updates without it
 
 _HOST = re.compile(
     r"(?=.{1,253}$)([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)*[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -84,7 +83,7 @@ HostName = Annotated[
     str,
     Limit(lambda text: bool(_HOST.fullmatch(text)), 'give the name by which sites reach it, such as "fl.clinics.org"'),
 ]
-ClientId = Annotated[int, at_least(0), at_most(LARGEST_ID)]
+ClientId = Annotated[int, at_least(0), at_most(MAX_ID)]
 Role = Literal["project_admin", "org_admin", "lead", "member"]
 Section = TypeVar("Section", bound=SpecSection)
 
@@ -141,7 +140,7 @@ class FederationFile(SpecSection):
             if entry.name == name:
                 return entry
         known = [entry.name for entry in self.sites]
-        raise ValueError(f"no site {name!r} in federation {self.name!r}{nearest(name, known)}")
+        raise ValueError(f"no site {name!r} in federation {self.name!r}{did_you_mean(name, known)}")
 
 
 @dataclass(frozen=True)
@@ -150,7 +149,7 @@ class SiteData(SpecSection):
 
     letor: str | None = None  # file with features and grades
     log: str | None = None  # folder of `fedrank logs build`: logged lists and clicks
-    impressions: str | None = None  # folder of lists that one person was shown, with clicks; see `data/impressions.py`
+    impressions: str | None = None  # folder of lists that one person was shown, with clicks; see `recorded_lists.py`
     documents: str | None = None  # for sketches: .jsonl or .tsv with id, title and text
     features: Positive | None = None  # of a LETOR file: how many there are; None: the highest index counts
     names: str | None = None  # of a LETOR file: a file with the name of each feature, one a line
@@ -184,7 +183,7 @@ class SiteData(SpecSection):
                 'use "query" or "none"'
             )
         elif self.normalise is not None and self.normalise not in NORMALISATIONS:
-            found.append(f"data.normalise: no {self.normalise!r}{nearest(self.normalise, NORMALISATIONS)}")
+            found.append(f"data.normalise: no {self.normalise!r}{did_you_mean(self.normalise, NORMALISATIONS)}")
         for name in ("features", "names", "top_grade"):
             if getattr(self, name) is not None and self.letor is None:
                 found.append(f"data.{name}: is a setting of a LETOR file, and there is none; leave it out")
@@ -220,7 +219,9 @@ class Policy(SpecSection):
     learners: Annotated[Filled[str], _known(EVERY_LEARNER, "learners")] = field(
         metadata={"example": 'learners = ["pdgd"]'}
     )
-    places: Annotated[Filled[str], _known(EVERY_PLACE, "places")] = USUAL_PLACES  # where noise may be added
+    placements: Annotated[Filled[str], _known(EVERY_PLACEMENT, "placements")] = (
+        USUAL_PLACEMENTS  # where noise may be added
+    )
     # What must be protected: all that the site has, all of each person, or each query.
     unit: Literal["site", "person", "query"] = "site"
     largest_epsilon: Annotated[float, more_than(0)] | None = None  # ε over all runs, at this δ
@@ -228,7 +229,7 @@ class Policy(SpecSection):
     unprotected: bool = False  # whether updates may leave without noise
     history: bool = False  # whether the coordinator may record updates, to unlearn from
     most_rounds: Positive = 1000  # of one run
-    fewest_sites: Positive = 3  # of a run, this one included
+    min_sites: Positive = 3  # of a run, this one included
     measures: tuple[str, ...] = ()  # sums over own queries that may be reported; none
     accept: Literal["listed", "within-policy"] = "listed"  # listed: only plans that somebody here accepted
 
@@ -246,75 +247,57 @@ class Policy(SpecSection):
 
     def objections(self, plan: Plan) -> list[str]:
         """Why this site does not take part in a plan, one sentence each; nothing: it does."""
-        if plan.forests is not None:
-            return self._objections_to_forests(plan, plan.forests)
-        if plan.silos is not None:
-            return self._objections_to_silos(plan, plan.silos)
-        experiment = plan.experiment
-        found = [] if plan.simulated else _of_simulation(plan)
-        learner = name_of(experiment.learner)
-        if learner not in self.learners:
-            found.append(_not_listed("learner.name", learner, "learners", self.learners))
-        if experiment.rounds > self.most_rounds:
+        question: Any = plan.question
+        found = [] if plan.simulated or plan.forests is not None or plan.silos is not None else _of_simulation(plan)
+        key = "booster" if plan.forests is not None else "method" if plan.silos is not None else "learner"
+        found += _unlisted(f"{key}.name", name_of(getattr(question, key)), "learners", self.learners)
+        if plan.forests is None and question.rounds > self.most_rounds:
             found.append(
-                f"rounds: {experiment.rounds:,} is more than policy.most_rounds = {self.most_rounds:,}; plan fewer, or "
+                f"rounds: {question.rounds:,} is more than policy.most_rounds = {self.most_rounds:,}; plan fewer, or "
                 "raise it"
             )
         found += self._objections_to_few(plan)
-        if experiment.record_every and not self.history:
+        if plan.forests is not None:
+            return found + self._objections_to_forests(plan, plan.forests.merge)
+        if plan.silos is not None:
+            return found + self._objections_to_silos(plan.silos)
+        if question.record_every and not self.history:
             found.append(
-                f"record_every: {experiment.record_every} lets the coordinator keep what this site sends, and "
+                f"record_every: {question.record_every} lets the coordinator keep what this site sends, and "
                 "policy.history = false; plan with 0, or allow it"
             )
         return found + self._objections_to_protection(plan)
 
-    def _objections_to_forests(self, plan: Plan, experiment: TreesExperiment) -> list[str]:
-        booster, found = name_of(experiment.booster), self._objections_to_few_sites(plan)
-        if booster not in self.learners:
-            found.append(_not_listed("booster.name", booster, "learners", self.learners))
-        if isinstance(experiment.merge, Histograms) and experiment.merge.private != "no":
-            return found + self._objections_to_noised_trees(plan, experiment.merge)
-        if not self.unprotected:
-            found.append(
-                "merge: forests leave as they are, and their thresholds lie between values of this site's documents; "
-                "no noise can protect them here: plan another learner with noise, or set policy.unprotected = true"
-            )
-        return found
+    def _objections_to_few(self, plan: Plan) -> list[str]:
+        if len(plan.sites) < self.min_sites:
+            return [
+                f"sites: {len(plan.sites)} take part, and policy.min_sites = {self.min_sites}, since fewer tell more "
+                "of each; invite more, or lower it"
+            ]
+        if plan.summed and plan.in_step:
+            clients = plan.experiment.clients
+            together = int(plan.cohort)
+            if together < self.min_sites:
+                return [
+                    f"clients.participation: {clients.participation:g} makes sums of {together} sites, and "
+                    f"policy.min_sites = {self.min_sites}; let more take part in a round, or lower it"
+                ]
+        return []
 
-    def _objections_to_noised_trees(self, plan: Plan, merge: Histograms) -> list[str]:
-        place = "secure-sum" if merge.secure else "client"
-        found = [] if place in self.places else [_not_listed("merge.secure", place, "places", self.places)]
-        try:
-            priced = plan_prices(plan, self.delta)
-        except ValueError as problem:  # such as noise that cannot be shared out
-            return [*found, *(f"merge: {line}" for line in str(problem).splitlines())]
-        found += self._objections_to_unit("merge.unit", merge.unit)
-        return found + self._objections_to_price("merge", max(one.total for one in priced), "trees")
-
-    def _objections_to_unit(self, where: str, unit: str) -> list[str]:
-        enough = {"site": ("client",), "person": ("person", "client"), "query": ("query", "person", "client")}
-        if unit in enough[self.unit]:
-            return []
-        asked = '" or "'.join(enough[self.unit])
-        return [f'{where}: "{unit}" protects less than policy.unit = "{self.unit}" asks for; plan with "{asked}"']
-
-    def _objections_to_price(self, where: str, cost: float, fewer: str) -> list[str]:
-        if self.largest_epsilon is None or cost <= self.largest_epsilon:
+    def _objections_to_forests(self, plan: Plan, merge: Any) -> list[str]:
+        if isinstance(merge, Histograms) and merge.private != "no":
+            placement = "secure-aggregation" if merge.secure else "client"
+            found = _unlisted("merge.secure", placement, "placements", self.placements)
+            return found + self._objections_to_prices(plan, "merge", "trees")
+        if self.unprotected:
             return []
         return [
-            f"{where}: the run alone would cost ε = {up(cost)} at δ = {self.delta:g}, and policy.largest_epsilon = "
-            f"{self.largest_epsilon:g} is for all runs; plan with more noise or fewer {fewer}, or raise it"
+            "merge: forests leave as they are, and their thresholds lie between values of this site's documents; "
+            "no noise can protect them here: plan another learner with noise, or set policy.unprotected = true"
         ]
 
-    def _objections_to_silos(self, plan: Plan, experiment: SiloExperiment) -> list[str]:
-        method, found = name_of(experiment.method), self._objections_to_few_sites(plan)
-        if method not in self.learners:
-            found.append(_not_listed("method.name", method, "learners", self.learners))
-        if experiment.rounds > self.most_rounds:
-            found.append(
-                f"rounds: {experiment.rounds:,} is more than policy.most_rounds = {self.most_rounds:,}; plan fewer, or "
-                "raise it"
-            )
+    def _objections_to_silos(self, experiment: SiloExperiment) -> list[str]:
+        found = []
         if not self.unprotected:
             found.append(
                 "method: sketches are noised, but the weights that go from site to site are not, and they tell of this "
@@ -330,27 +313,6 @@ class Policy(SpecSection):
             )
         return found
 
-    def _objections_to_few_sites(self, plan: Plan) -> list[str]:
-        if len(plan.sites) >= self.fewest_sites:
-            return []
-        return [
-            f"sites: {len(plan.sites)} take part, and policy.fewest_sites = {self.fewest_sites}, since fewer tell more "
-            "of each; invite more, or lower it"
-        ]
-
-    def _objections_to_few(self, plan: Plan) -> list[str]:
-        if found := self._objections_to_few_sites(plan):
-            return found
-        sites, clients = len(plan.sites), plan.experiment.clients
-        together = cohort_size(sites, clients.participation)
-        summed = isinstance(getattr(plan.experiment.mechanism, "place", None), SecureAggregation)
-        if summed and plan.experiment.arrival is None and together < self.fewest_sites:
-            return [
-                f"clients.participation: {clients.participation:g} makes sums of {together} sites, and "
-                f"policy.fewest_sites = {self.fewest_sites}; let more take part in a round, or lower it"
-            ]
-        return []
-
     def _objections_to_protection(self, plan: Plan) -> list[str]:
         mechanism: Any = plan.experiment.mechanism
         if mechanism is None:
@@ -360,42 +322,54 @@ class Policy(SpecSection):
                 "mechanism: there is none, so that updates leave as they are and clicks can be read from them; plan "
                 "with noise, or set policy.unprotected = true"
             ]
-        found = []
-        place = place_of(mechanism)
-        if place not in self.places:
-            found.append(_not_listed("mechanism.place", place, "places", self.places))
-        if not plan.simulated and getattr(getattr(mechanism, "place", None), "sum", "protocol") == "ideal":
+        found = _unlisted("mechanism.placement", placement_of(mechanism), "placements", self.placements)
+        if not plan.simulated and getattr(getattr(mechanism, "placement", None), "sum", "protocol") == "ideal":
             found.append(
-                'mechanism.place.sum: "ideal" is a secure sum without the protocol, which hides nothing between real '
-                'sites; plan with "protocol"'
+                'mechanism.placement.sum: "ideal" is secure aggregation without the protocol, which hides nothing '
+                'between real sites; plan with "protocol"'
             )
+        return found + self._objections_to_prices(plan, "mechanism", "rounds")
+
+    def _objections_to_prices(self, plan: Plan, where: str, fewer: str) -> list[str]:
+        """Why the guarantees of a plan are not those that this site asks for."""
         try:
-            promises = plan_prices(plan, self.delta)
+            priced = plan_prices(plan, self.delta)
         except ValueError as problem:  # such as noise that cannot be shared out
-            return [*found, *(f"mechanism: {line}" for line in str(problem).splitlines())]
-        found += self._objections_to_unit("mechanism.unit", promises[0].promise.unit)
-        trusted = isinstance(getattr(mechanism, "place", None), AtServer)  # which `places` must list
-        bare = [
-            one for one in promises if one.promise.event is None and not (trusted and one.promise.against == "server")
-        ]
+            return [f"{where}: {line}" for line in str(problem).splitlines()]
+        found, unit = list[str](), priced[0].guarantee.unit
+        enough = {"site": ("client",), "person": ("person", "client"), "query": ("query", "person", "client")}
+        if unit not in enough[self.unit]:
+            asked = '" or "'.join(enough[self.unit])
+            found.append(
+                f'{where}.unit: "{unit}" protects less than policy.unit = "{self.unit}" asks for; plan with "{asked}"'
+            )
+        mechanism: Any = getattr(plan.question, "mechanism", None)
+        trusted = isinstance(getattr(mechanism, "placement", None), AtServer)  # which `placements` must list
+        guarantees = [one.guarantee for one in priced]
+        bare = [one for one in guarantees if one.event is None and not (trusted and one.against == "server")]
         if bare and not self.unprotected:
             found.append(
-                f"mechanism: {name_of(mechanism)!r} promises nothing against the {bare[0].promise.against} "
-                f"({bare[0].promise.because}); plan with gaussian or laplace noise, or set policy.unprotected = true"
+                f"{where}: {name_of(mechanism)!r} guarantees nothing against the {bare[0].against} "
+                f"({bare[0].because}); plan with gaussian or laplace noise, or set policy.unprotected = true"
             )
-        most = max((one.total for one in promises if one.promise.event is not None), default=0.0)
-        return found + self._objections_to_price("mechanism", most, "rounds")
+        cost = max((one.total for one in priced if one.guarantee.event is not None), default=0.0)
+        if self.largest_epsilon is not None and cost > self.largest_epsilon:
+            found.append(
+                f"{where}: the run alone would cost ε = {up(cost)} at δ = {self.delta:g}, and policy.largest_epsilon = "
+                f"{self.largest_epsilon:g} is for all runs; plan with more noise or fewer {fewer}, or raise it"
+            )
+        return found
 
 
 # What sites of a trial on one machine agree to: they simulate people, so that nobody is to be protected.
 TRIAL = Policy(
     learners=EVERY_LEARNER,
-    places=EVERY_PLACE,
+    placements=EVERY_PLACEMENT,
     unit="person",
     unprotected=True,
     history=True,
-    most_rounds=LARGEST_ID,
-    fewest_sites=1,
+    most_rounds=MAX_ID,
+    min_sites=1,
     accept="within-policy",
 )
 
@@ -462,10 +436,10 @@ class SiteSettings(SpecSection):
             )
         if people > 1:
             found.append(f"clients.people: {people} at each site, and this site is one person; plan with 1")
-        if (searches := searches_of(plan, self.id)) < FEWEST_SEARCHES:
+        if (searches := searches_of(plan, self.id)) < MIN_SEARCHES:
             found.append(
                 f"clients.interactions: an update of {searches} searches tells much of each, and this site sends none "
-                f"of fewer than {FEWEST_SEARCHES}; plan with more, in fewer rounds"
+                f"of fewer than {MIN_SEARCHES}; plan with more, in fewer rounds"
             )
         return found
 
@@ -476,33 +450,33 @@ def searches_of(plan: Plan, id: int) -> int:
     return int(searches[id % len(searches)])
 
 
-def place_of(mechanism: Any) -> str:
+def placement_of(mechanism: Any) -> str:
     """Where a mechanism adds its noise, by its name; one without a place works on the client."""
-    place = getattr(mechanism, "place", None)
+    place = getattr(mechanism, "placement", None)
     return "client" if place is None else name_of(place)
 
 
-def site_promises(plan: Plan) -> list[Guarantee]:
+def site_guarantees(plan: Plan) -> list[Guarantee]:
     """What a plan promises a site. Whoever asks may ask it more often than chance would: it counts on no draw."""
-    from fedrank.experiments.runner.privacy import promises_of
+    from fedrank.experiments.runner.privacy import guarantees_of
 
     if plan.forests is not None:
-        return _promises_of_trees(plan, plan.forests)
+        return _guarantees_of_trees(plan, plan.forests)
     experiment = plan.experiment
     if has_trait(experiment.mechanism, "hides cohort"):
         experiment = replace(experiment, clients=replace(experiment.clients, participation=1.0))
-    return promises_of(experiment, plan.features)
+    return guarantees_of(experiment, plan.features)
 
 
-def _promises_of_trees(plan: Plan, experiment: TreesExperiment) -> list[Guarantee]:
+def _guarantees_of_trees(plan: Plan, experiment: TreesExperiment) -> list[Guarantee]:
     """What one release costs, where trees grow under noise: everybody sees what is made of it."""
     merge = experiment.merge
     noise = merge.tree_noise(len(plan.clients)) if isinstance(merge, Histograms) else None
     if noise is None:
         return []
-    rules = rules_of(experiment.booster)
-    promise = replace(noise.priced(plan.features, rules.bins, rules.fraction), paid="participation")
-    return [replace(promise, against=each) for each in OBSERVERS]
+    rules = Histograms.rules(experiment.booster)
+    guarantee = replace(noise.priced(plan.features, rules.bins, rules.fraction), paid="participation")
+    return [replace(guarantee, against=each) for each in OBSERVERS]
 
 
 def plan_prices(plan: Plan, delta: float) -> list[Price]:
@@ -511,11 +485,11 @@ def plan_prices(plan: Plan, delta: float) -> list[Price]:
 
     if plan.forests is not None:
         releases = releases_of(plan)
-        return prices(site_promises(plan), releases, releases, delta)
+        return prices(site_guarantees(plan), releases, releases, delta)
     experiment = plan.experiment
     # Who arrives when is not known before: at most in every round.
     often = experiment.rounds if experiment.arrival is not None else most_participations(experiment)
-    return prices(site_promises(plan), often, experiment.rounds, delta)
+    return prices(site_guarantees(plan), often, experiment.rounds, delta)
 
 
 def releases_of(plan: Plan) -> int:
@@ -616,9 +590,12 @@ def line_of(text: str, place: str) -> int | None:
     return best
 
 
-def _not_listed(key: str, value: str, listed_as: str, listed: Sequence[str]) -> str:
+def _unlisted(key: str, value: str, listed_as: str, listed: Sequence[str]) -> list[str]:
+    """Why a value that the policy does not list is refused; nothing where it lists it."""
+    if value in listed:
+        return []
     names = ", ".join(shown(name) for name in listed)
-    return f"{key}: {shown(value)} is not among policy.{listed_as} = [{names}]; plan with one of these, or list it"
+    return [f"{key}: {shown(value)} is not among policy.{listed_as} = [{names}]; plan with one of these, or list it"]
 
 
 def _of_simulation(plan: Plan) -> list[str]:
@@ -654,14 +631,14 @@ federation = {federation}
 # What this site agrees to. Whatever is not allowed here is refused, whoever asks.
 [policy]
 learners        = ["pdgd"]                  # of "pdgd", "evolution", "lambdarank"; "lambdamart", "cross-silo"
-places          = ["client", "secure-sum"]  # where noise may be added; "server" would see updates without it
+placements      = ["client", "secure-aggregation"]  # where noise may be added; "server" would see updates without it
 unit            = "site"                    # what must be protected: all that the site has, or all of each "person"
 largest_epsilon = 8.0                       # that all runs together may cost
 delta           = 1e-5                      # probability with which that may fail; far below 1 / people
 unprotected     = false                     # may updates leave without noise?
 history         = false                     # may the coordinator record updates, so that sites can be unlearned?
 most_rounds     = 1000                      # of one run
-fewest_sites    = 3                         # of a run, this one included
+min_sites       = 3                         # of a run, this one included
 measures        = []                        # that may be reported as sums, such as "ndcg@10"; they carry no noise
 accept          = "listed"                  # or "within-policy": take part in all that fits the above, unasked
 """
@@ -676,7 +653,7 @@ def write_template(folder: Path, name: str, id: int, federation: str) -> Path:
     """Put a `site.toml` to fill in into a folder, unless there is one."""
     path = Path(folder) / SITE
     if not path.exists():
-        write_whole(path, site_template(name, id, federation), private=True)
+        write_atomic(path, site_template(name, id, federation), private=True)
     return path
 
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,43 +18,32 @@ from fedrank.data.logs import not_persons
 from fedrank.data.ranking import RankingData
 from fedrank.deploy.consent import partners, said_of
 from fedrank.deploy.data_sources import SiteSplit, differences, differences_of_recorded, recorded_facts
-from fedrank.deploy.forests import forest_plan, largest_forest
+from fedrank.deploy.forests import largest_forest
 from fedrank.deploy.identity import fingerprint
+from fedrank.deploy.make_plans import features_of
 from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.deploy.protocol import PHASES, Answers, bundle, reply, request
 from fedrank.deploy.settings import SiteSettings, plan_prices, releases_of, searches_of
-from fedrank.deploy.silos import silo_plan
 from fedrank.experiments.report.command_output import about_prices
-from fedrank.experiments.report.sections import Cell, Pairs, Part, Points, Section, Table, say
-from fedrank.experiments.report.tables import amount
-from fedrank.experiments.runner.cards import (
-    GROWN_FOREST,
-    GROWN_IN_SUM,
-    MERGED_FORESTS,
-    NOISED_FOREST,
-    NOISED_IN_SUM,
-    TREES,
-)
-from fedrank.experiments.runner.merge import NOISED_TREES
+from fedrank.experiments.report.formatting import amount
+from fedrank.experiments.report.sections import Cell, Pairs, Part, Points, Section, Table, paragraph
+from fedrank.experiments.runner.merge import ForestDisclosure
 from fedrank.experiments.runner.privacy import UNPROTECTED, Price, most_participations, prices
 from fedrank.experiments.runner.silo import NOT_COVERED as SILOS_NOT_COVERED
 from fedrank.experiments.spec.federated import ELSEWHERE, FederatedExperiment
 from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.silo import SiloExperiment
-from fedrank.experiments.spec.toml import parse_toml, shown
 from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.federated.messages import Call, Message, payload_of
 from fedrank.files import told
-from fedrank.privacy.accounting import GaussianEvent
-from fedrank.privacy.guarantees import Guarantee, up
+from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
-from fedrank.privacy.mechanisms import SecureAggregation
 from fedrank.privacy.population import LEDGER, Account, LedgerTerms, Population, spent_together
 from fedrank.privacy.secure_aggregation import message_bytes, threshold_for
-from fedrank.silo.sketch import SLACK
 from fedrank.silo.spending import SiloLedger, is_ledger
-from fedrank.trees.histograms import Histograms, rules_of
+from fedrank.toml import parse_toml, shown
+from fedrank.trees.histograms import Histograms
 from fedrank.types import has_trait
 from fedrank.wire import Label
 
@@ -159,69 +148,102 @@ class PlanView:
     has: str = ""  # what a site of one person has to learn from
 
 
+class _Disclosed(NamedTuple):
+    """What leaves a site in one kind of run, and what that costs."""
+
+    leaves: Iterable[Outgoing]
+    sees: str
+    not_covered: Iterable[str]
+    bytes_down: int
+    charges: int = 0  # how often people pay; 0: nothing is protected
+    unit: str = "rounds"  # what is charged
+
+
 def look_at(folder: Path, settings: SiteSettings, plan: Plan, share: SiteSplit | None = None) -> PlanView:
-    """What a plan means for a site; `share` is what it has, where that could be read."""
+    """What a plan means for a site; `share` is its data, where they could be read."""
     folder, policy = Path(folder), settings.policy
     if plan.forests is not None:
-        return _look_at_forests(folder, settings, plan, plan.forests, share)
-    if plan.silos is not None:
-        return _look_at_silos(folder, settings, plan, plan.silos)
-    experiment = plan.experiment
-    protected = experiment.mechanism is not None
-    refused = settings.objections(plan)
-    if not plan.simulated and settings.data.impressions is not None:
-        refused += differences_of_recorded(plan)
-    elif not plan.simulated and share is not None:
-        refused += differences(share, plan)
-    prices: list[Price] = []
-    if protected:
-        try:
-            prices = plan_prices(plan, policy.delta)
-        except ValueError:  # which is among the objections
-            protected = False
+        told = _of_forests(plan, plan.forests)
+    elif plan.silos is not None:
+        told = _of_silos(plan)
+    else:
+        told = _of_updates(plan, settings, share)
+    refused = settings.objections(plan) + _differences(settings, plan, share)
+    found: list[Price] = []
+    spent, after, affordable = dict[str, float](), dict[str, float](), told.charges
     try:
+        if told.charges:
+            found = _prices(plan, policy.delta)
         others = _accounts(folder, plan)
-        spent, after, affordable = _spending(
-            plan, policy.delta, policy.largest_epsilon, prices, others, experiment.rounds
-        )
+        limit = policy.largest_epsilon
+        spent, after, affordable = _spending(plan, policy.delta, limit, found, others, told.charges)
     except (LedgerError, OSError, ValueError) as problem:
-        spent, after, affordable = {}, {}, 0
         refused.append(f"ledger: {problem}")
+        affordable = 0
     limit = policy.largest_epsilon
-    if limit is not None and affordable < experiment.rounds and max(after.values(), default=0.0) > limit:
+    if limit is not None and affordable < told.charges and max(after.values(), default=0.0) > limit:
         refused.append(
             f"ledger: all runs together would cost ε = {up(max(after.values()))}, and policy.largest_epsilon = "
-            f"{limit:g}; it pays for {affordable:,} of {experiment.rounds:,} rounds, and the next one is refused"
+            f"{limit:g}; it pays for {affordable:,} of {told.charges:,} {told.unit}, and the next one is refused"
         )
     pinned = partners(folder)
-    return PlanView(
+    view = PlanView(
         site=settings.name,
         run=plan.name,
         digest=plan.digest,
         federation=plan.federation,
         simulated=plan.simulated,
-        rounds=experiment.rounds,
+        rounds=plan.rounds,
         word=said_of(folder, plan) or "",
         partners=tuple(_partner(site, pinned) for site in plan.sites if site.name != settings.name),
-        leaves=tuple(leaving_of(plan, settings, share)),
-        bytes_down=_bytes_down(plan),
-        sees="the server sees every update as it is" if experiment.mechanism is None else experiment.mechanism.sees,
-        prices=tuple(prices),
+        leaves=tuple(told.leaves),
+        bytes_down=told.bytes_down,
+        sees=told.sees,
+        prices=tuple(found),
         delta=policy.delta,
         limit=limit,
         spent=spent,
         after=after,
-        affordable=affordable,
+        affordable=affordable if told.unit == "rounds" else plan.rounds,
         sum=sum_view(plan),
         refused=tuple(dict.fromkeys(refused)),
-        not_covered=tuple(not_covered(plan, settings, share)),
+        not_covered=tuple(told.not_covered),
         has=_searches(folder, settings, plan),
     )
+    return view if plan.silos is None else _with_sketch_costs(view, folder, plan.silos)
+
+
+def _prices(plan: Plan, delta: float) -> list[Price]:
+    """What a plan alone would cost; nothing where updates cannot be priced, which is among the objections."""
+    try:
+        return plan_prices(plan, delta)
+    except ValueError:
+        if plan.forests is not None:
+            raise
+        return []
+
+
+def _differences(settings: SiteSettings, plan: Plan, share: SiteSplit | None) -> list[str]:
+    """Where the site's data do not fit a plan."""
+    if plan.simulated or plan.silos is not None:
+        return []
+    if plan.forests is None and settings.data.impressions is not None:
+        return differences_of_recorded(plan)
+    if share is None:
+        return []
+    found = differences(share, plan)
+    merge = None if plan.forests is None else plan.forests.merge
+    if isinstance(merge, Histograms) and merge.private != "no" and merge.unit == "person" and not len(share.whose):
+        found.append(
+            "data.person: the plan protects persons, and site.toml does not say whose the queries are; name the key "
+            "of the comments, or of a log its users, in site.toml"
+        )
+    return found
 
 
 def _searches(folder: Path, settings: SiteSettings, plan: Plan) -> str:
     """What a person has to learn from, and for how many rounds; "": the site has queries."""
-    if plan.simulated or settings.data.impressions is None:
+    if plan.simulated or settings.data.impressions is None or not isinstance(plan.question, FederatedExperiment):
         return ""
     try:
         facts = recorded_facts(folder, settings.data.impressions)
@@ -231,150 +253,93 @@ def _searches(folder: Path, settings: SiteSettings, plan: Plan) -> str:
     return f"{facts}: enough for {_count(enough, 'round')} of {searches_of(plan, settings.id)}"
 
 
-def _look_at_forests(
-    folder: Path, settings: SiteSettings, plan: Plan, experiment: TreesExperiment, share: SiteSplit | None
-) -> PlanView:
-    about = (
-        f"at most {experiment.booster.trees:,} trees, whose thresholds and leaves are made of own documents; no noise"
+def _of_updates(plan: Plan, settings: SiteSettings, share: SiteSplit | None) -> _Disclosed:
+    mechanism = plan.experiment.mechanism
+    sees = "the server sees every update as it is" if mechanism is None else mechanism.sees
+    leaves, uncovered = leaving_of(plan, settings, share), not_covered(plan, settings, share)
+    return _Disclosed(leaves, sees, uncovered, _bytes_down(plan), 0 if mechanism is None else plan.rounds)
+
+
+def _of_forests(plan: Plan, experiment: TreesExperiment) -> _Disclosed:
+    merge, trees = experiment.merge, experiment.booster.trees
+    assert merge is not None
+    told, down, charges = ForestDisclosure.of(merge), len(request("forest", plan.run, 1)), 0
+    uncovered = ("anything: forests leave as they are", *told.not_covered)
+    if not isinstance(merge, Histograms):
+        about = f"at most {trees:,} trees, whose thresholds and leaves are made of own documents; no noise"
+        sent = [
+            Outgoing("forest", f"{COORDINATOR}, and merged to all sites", largest_forest(experiment), 1, False, about),
+            Outgoing("number of queries", COORDINATOR, 8, 1, False, "that the forest was grown on"),
+        ]
+    elif merge.private != "no":
+        noise, uncovered, charges = merge.tree_noise(len(plan.clients)), told.not_covered, releases_of(plan)
+        assert noise is not None
+        bins = Histograms.rules(experiment.booster).bins
+        sums = 2**noise.depth * (1 if noise.design == "random-splits" else plan.features * bins)
+        part = "a share of the noise, and masks" if merge.secure else "all of the noise"
+        about = f"of gradients and hessians, with {part}; how many rows there are is not told"
+        to = f"{COORDINATOR}, who learns the sum alone" if merge.secure else COORDINATOR
+        sent = [Outgoing("noised sums", to, 16 * sums, charges, True, about)]
+    else:
+        sent = list(_histograms(plan, experiment, merge))
+    uncovered = (*uncovered, "that this site takes part, and how long it takes to answer")
+    return _Disclosed((*sent, FACTS, REFUSALS), told.who_sees_what, uncovered, down, charges, "releases")
+
+
+def _histograms(plan: Plan, experiment: TreesExperiment, merge: Histograms) -> Iterable[Outgoing]:
+    """What leaves where one forest grows without noise."""
+    each = (
+        "added up over all sites before anybody sees them" if merge.secure else "which tell grades where rows are few"
     )
-    leaves: tuple[Outgoing, ...] = (
-        Outgoing("forest", f"{COORDINATOR}, and merged to all sites", largest_forest(experiment), 1, False, about),
-        Outgoing("number of queries", COORDINATOR, 8, 1, False, "that the forest was grown on"),
-        FACTS,
-        REFUSALS,
-    )
-    sees = MERGED_FORESTS
-    if isinstance(experiment.merge, Histograms) and experiment.merge.private != "no":
-        return _look_at_noised_trees(folder, settings, plan, experiment.merge, share)
-    if isinstance(experiment.merge, Histograms):
-        secure = experiment.merge.secure
-        sees = GROWN_IN_SUM if secure else GROWN_FOREST
-        each = "added up over all sites before anybody sees them" if secure else "which tell grades where rows are few"
-        trees, leaf = experiment.booster.trees, getattr(experiment.booster, "leaves", 64)
-        about = f"of gradients, hessians and rows, for every leaf of at most {trees:,} trees, {each}; no noise"
-        vote = experiment.merge.vote
-        sent = min(4 * vote, 2 * plan.features) if vote else plan.features  # a vote is for both parts of a leaf
+    trees, leaf, vote = experiment.booster.trees, getattr(experiment.booster, "leaves", 64), merge.vote
+    about = f"of gradients, hessians and rows, for every leaf of at most {trees:,} trees, {each}; no noise"
+    sent = min(4 * vote, 2 * plan.features) if vote else plan.features  # a vote is for both parts of a leaf
+    yield Outgoing("histograms", COORDINATOR, 24 * 256 * sent, trees * leaf, False, about)
+    if vote:
         voted = f"for the {vote} features that gain most on own rows, for every leaf; no noise"
-        size = 8 * 2 * plan.features if secure else 2 * -(-plan.features // 8)
-        votes = (Outgoing("votes", COORDINATOR, size, trees * leaf, False, voted),) if vote else ()
-        leaves = (
-            Outgoing("histograms", COORDINATOR, 24 * 256 * sent, trees * leaf, False, about),
-            *votes,
-            Outgoing("number of rows, and nDCG@10 in sum", COORDINATOR, 24, trees, False, "of own queries"),
-            FACTS,
-            REFUSALS,
-        )
-    view = _view(folder, settings, plan, leaves, sees, ("anything: forests leave as they are", *TREES))
-    refused = view.refused if share is None or plan.simulated else (*view.refused, *differences(share, plan))
-    return replace(view, refused=tuple(dict.fromkeys(refused)))
+        size = 8 * 2 * plan.features if merge.secure else 2 * -(-plan.features // 8)
+        yield Outgoing("votes", COORDINATOR, size, trees * leaf, False, voted)
+    yield Outgoing("number of rows, and nDCG@10 in sum", COORDINATOR, 24, trees, False, "of own queries")
 
 
-def _look_at_noised_trees(
-    folder: Path, settings: SiteSettings, plan: Plan, merge: Histograms, share: SiteSplit | None
-) -> PlanView:
-    policy, noise = settings.policy, merge.tree_noise(len(plan.clients))
-    assert noise is not None
-    assert plan.forests is not None
-    bins = rules_of(plan.forests.booster).bins
-    sums = 2**noise.depth * (1 if noise.design == "random-splits" else plan.features * bins)
-    part = "a share of the noise, and masks" if merge.secure else "all of the noise"
-    about = f"of gradients and hessians, with {part}; how many rows there are is not told"
-    to = f"{COORDINATOR}, who learns the sum alone" if merge.secure else COORDINATOR
-    leaves = (Outgoing("noised sums", to, 16 * sums, releases_of(plan), True, about), FACTS, REFUSALS)
-    sees = NOISED_IN_SUM if merge.secure else NOISED_FOREST
-    view = _view(folder, settings, plan, leaves, sees, NOISED_TREES)
-    refused, found, after = list(view.refused), list[Price](), dict[str, float]()
-    try:
-        found = plan_prices(plan, policy.delta)
-        _, after, _ = _spending(plan, policy.delta, None, found, _accounts(folder, plan), releases_of(plan))
-    except (LedgerError, OSError, ValueError) as problem:
-        refused.append(f"ledger: {problem}")
-    limit = policy.largest_epsilon
-    if limit is not None and max(after.values(), default=0.0) > limit and not view.refused:
-        refused.append(
-            f"ledger: all runs together would cost ε = {up(max(after.values()))}, and policy.largest_epsilon = "
-            f"{limit:g}; plan with more noise or fewer trees"
-        )
-    if share is not None and not plan.simulated:
-        refused += differences(share, plan)
-        if merge.unit == "person" and not len(share.whose):
-            refused.append(
-                "data.person: the plan protects persons, and nobody says whose the queries here are; name the key of "
-                "the comments, or of a log its users, in site.toml"
-            )
-    return replace(view, prices=tuple(found), after=after, refused=tuple(dict.fromkeys(refused)))
-
-
-def _look_at_silos(folder: Path, settings: SiteSettings, plan: Plan, experiment: SiloExperiment) -> PlanView:
-    sketcher, delta, others = experiment.method.sketcher, settings.policy.delta, "the other sites, sealed"  # type: ignore[attr-defined]
+def _of_silos(plan: Plan) -> _Disclosed:
+    partners, others = len(plan.sites) - 1, "the other sites, sealed"
     leaves = (
-        Outgoing("answers", others, 0, len(plan.sites) - 1, True, "what a noised sketch of own documents tells"),
-        Outgoing("questions", others, 0, len(plan.sites) - 1, False, "words of own queries, which the others read"),
+        Outgoing("answers", others, 0, partners, True, "what a noised sketch of own documents tells"),
+        Outgoing("questions", others, 0, partners, False, "words of own queries, which the others read"),
         Outgoing("model", "the next site, sealed; the last one to all", 1024, plan.rounds, False, "weights, no noise"),
         replace(FACTS, about=f"{FACTS.about}, highest grade"),
         REFUSALS,
     )
-    because = "Gaussian noise in the sketch of the document and in that of the document frequencies, drawn once"
-    promise = Guarantee(
-        "silos that see answers", GaussianEvent(sketcher.multiplier), because, "once", "occurrence", slack=SLACK
+    uncovered = (
+        *SILOS_NOT_COVERED,
+        "the weights, which tell of own queries, judgements and documents",
+        "that this site takes part, and how long it takes to answer",
     )
-    covered = (*SILOS_NOT_COVERED, "the weights, which tell of own queries, judgements and documents")
-    view = _view(folder, settings, plan, leaves, "the coordinator carries letters that it cannot open", covered)
+    down = len(request("forest", plan.run, 1))
+    return _Disclosed(leaves, "the coordinator carries letters that it cannot open", uncovered, down, unit="sketches")
+
+
+def _with_sketch_costs(view: PlanView, folder: Path, experiment: SiloExperiment) -> PlanView:
+    """A sketch of the same documents and settings is paid once, in a ledger beside it."""
+    because = "Gaussian noise in the sketch of the document and in that of the document frequencies, drawn once"
+    guarantee = experiment.method.sketcher.guarantee("silos that see answers", because, "once")  # type: ignore[attr-defined]
     ledger = folder / SILO_LEDGER
     spent = SiloLedger(ledger).spent() if is_ledger(ledger) else 0.0
-    found = prices([promise], 1, 1, delta)
-    after = {promise.against: max(spent, found[0].total)}  # a sketch of the same documents and settings is paid once
-    return replace(view, prices=tuple(found), spent={promise.against: spent}, after=after)
-
-
-def _view(
-    folder: Path,
-    settings: SiteSettings,
-    plan: Plan,
-    leaves: tuple[Outgoing, ...],
-    sees: str,
-    uncovered: tuple[str, ...],
-) -> PlanView:
-    """What a run without updates means for a site."""
-    refused, pinned = settings.objections(plan), partners(folder)
-    try:
-        spent = spent_together(_accounts(folder, plan), settings.policy.delta)
-    except (LedgerError, OSError, ValueError) as problem:
-        spent = {}
-        refused.append(f"ledger: {problem}")
-    return PlanView(
-        site=settings.name,
-        run=plan.name,
-        digest=plan.digest,
-        federation=plan.federation,
-        simulated=plan.simulated,
-        rounds=plan.rounds,
-        word=said_of(folder, plan) or "",
-        partners=tuple(_partner(site, pinned) for site in plan.sites if site.name != settings.name),
-        leaves=leaves,
-        bytes_down=len(request("forest", plan.run, 1)),
-        sees=sees,
-        prices=(),
-        delta=settings.policy.delta,
-        limit=settings.policy.largest_epsilon,
-        spent=spent,
-        after={},
-        affordable=plan.rounds,
-        sum=None,
-        refused=tuple(dict.fromkeys(refused)),
-        not_covered=(*uncovered, "that this site takes part, and how long it takes to answer"),
-    )
+    found = prices([guarantee], 1, 1, view.delta)
+    after = {guarantee.against: max(spent, found[0].total)}
+    return replace(view, prices=tuple(found), spent={guarantee.against: spent}, after=after)
 
 
 def leaving_of(plan: Plan, settings: SiteSettings, share: SiteSplit | None = None) -> Iterable[Outgoing]:
     """Everything that leaves a site in a run, with its size."""
-    experiment, place = plan.experiment, getattr(plan.experiment.mechanism, "place", None)
+    experiment, placement = plan.experiment, plan.secure_sum
     clients = len(next((site.clients for site in plan.sites if site.name == settings.name), (0,)))
     times = experiment.rounds if experiment.arrival is not None else most_participations(experiment)
     covered = experiment.mechanism is not None
-    if isinstance(place, SecureAggregation) and place.sum == "protocol":
+    if placement is not None:
         about = f"{plan.sent:,} whole numbers under masks, with a share of noise; keys, shares of secrets, signatures"
-        size = _bytes_of_sum(plan, place, clients)
+        size = _bytes_of_sum(plan, placement.bits, clients)
         yield Outgoing("masked update", f"{COORDINATOR}, who learns the sum alone", size, times, True, about)
     else:
         kind, count = payload_of(experiment.learner, experiment.mechanism, plan.sent)
@@ -401,12 +366,13 @@ def leaving_of(plan: Plan, settings: SiteSettings, share: SiteSplit | None = Non
 
 def sum_view(plan: Plan) -> SumView | None:
     """What the secure sum of a plan stands; None where there is none."""
-    place = getattr(plan.experiment.mechanism, "place", None)
-    if not isinstance(place, SecureAggregation):
+    if not plan.summed:
         return None
+    mechanism: Any = plan.experiment.mechanism
+    placement = mechanism.placement
     together = int(plan.cohort)
-    threshold = threshold_for(together, place.colluders(together), active=True)
-    opened = max(threshold, place.opened(together))
+    threshold = threshold_for(together, placement.colluders(together), active=True)
+    opened = max(threshold, placement.opened(together))
     return SumView(together, threshold, opened, max(0, together - opened))
 
 
@@ -427,7 +393,7 @@ def not_covered(plan: Plan, settings: SiteSettings, share: SiteSplit | None = No
     yield from not_persons(settings.data.log)
     if experiment.record_every:
         yield f"what the coordinator keeps: the update of every {experiment.record_every}. round, to unlearn from"
-    if isinstance(getattr(mechanism, "place", None), SecureAggregation):
+    if plan.summed:
         yield "a second attempt at a round, which draws new noise and is charged again when it happens"
     if plan.simulated:
         yield "anything, since people are simulated"
@@ -449,57 +415,23 @@ def drafts(text: str, settings: SiteSettings, own: RankingData | None) -> list[P
         if not isinstance(experiment, FederatedExperiment | TreesExperiment | SiloExperiment):
             raise ValueError(f"kind: {shown(grid.kind)} is not done between sites; use `fedrank run`")
         # How many sites merge forests, no spec says: as many as this one asks for.
-        count = settings.policy.fewest_sites
+        count = settings.policy.min_sites
         if not isinstance(experiment, TreesExperiment):
             count = experiment.silos.count if isinstance(experiment, SiloExperiment) else experiment.clients.count
         ids = [settings.id, *(id for id in range(count + 1) if id != settings.id)][:count]
         names = [settings.name, *(f"another-site-{number}" for number in range(1, count))]
         parties = [PlannedSite(name, (id,)) for name, id in zip(names, ids, strict=True)]
-        if isinstance(experiment, SiloExperiment):
-            found += [
-                silo_plan(
-                    experiment.single(fold, seed),
-                    variant.name,
-                    parties,
-                    federation=settings.federation,
-                    fold=fold,
-                    seed=seed,
-                )
-                for fold, seed in grid.repeats()
-            ]
-            continue
+        features: dict[str, Any] = {}
         if settings.data.impressions is not None and isinstance(experiment, FederatedExperiment):
-            width, names_of, normalised = len(LIVE_1.names), LIVE_1.names, "none"
-        elif own is None:
+            features = {"features": len(LIVE_1.names), "feature_names": LIVE_1.names}
+        elif own is not None:
+            features = features_of(own)
+        elif not isinstance(experiment, SiloExperiment):
             raise ValueError("this site has no queries to learn from, so that no spec can be fitted; set letor or log")
-        else:
-            width, names_of, normalised = own.features.shape[1], own.feature_names, own.normalised
-        if isinstance(experiment, TreesExperiment):
-            assert own is not None
-            found += [
-                forest_plan(
-                    experiment.single(fold, seed),
-                    variant.name,
-                    parties,
-                    own,
-                    federation=settings.federation,
-                    fold=fold,
-                    seed=seed,
-                )
-                for fold, seed in grid.repeats()
-            ]
-            continue
+        of = settings.federation
         found += [
             make_plan(
-                experiment.single(fold, seed),
-                variant.name,
-                parties,
-                federation=settings.federation,
-                features=width,
-                feature_names=names_of,
-                normalised=normalised,
-                fold=fold,
-                seed=seed,
+                experiment.single(fold, seed), variant.name, parties, federation=of, fold=fold, seed=seed, **features
             )
             for fold, seed in grid.repeats()
         ]
@@ -519,7 +451,7 @@ def about_plan(view: PlanView) -> list[Section]:
         who.append(("has", view.has))
     first: list[Part] = [Pairs(tuple(who))]
     if view.simulated:
-        first.append(say("A trial on one machine: people are simulated, and nobody is protected.", tone="warn"))
+        first.append(paragraph("A trial on one machine: people are simulated, and nobody is protected.", tone="warn"))
     if view.partners:
         rows = [[Cell(one.name, tone="name"), Cell(one.fingerprint), Cell(_compared(one))] for one in view.partners]
         first.append(Table(["with", "key", "compared"], rows, 3, whole=1))
@@ -544,8 +476,8 @@ def as_facts(view: PlanView) -> dict[str, Any]:
 
 def _refused(view: PlanView) -> Section:
     if not view.refused:
-        return Section("What would be refused", (say("Nothing: the plan fits the policy of this site."),))
-    return Section("What would be refused", (say("This site would say no:", tone="warn"), Points(view.refused)))
+        return Section("What would be refused", (paragraph("Nothing: the plan fits the policy of this site."),))
+    return Section("What would be refused", (paragraph("This site would say no:", tone="warn"), Points(view.refused)))
 
 
 def _leaving(view: PlanView) -> Section:
@@ -562,23 +494,23 @@ def _leaving(view: PlanView) -> Section:
     notes = [f"{one.what}: {one.about}" for one in view.leaves if one.about]
     table = Table(["leaves", "to", "each time", "in all", "covered by ε"], rows, 2, notes=notes)
     sees = f"{view.sees[0].upper()}{view.sees[1:]}."
-    coming = say(
+    coming = paragraph(
         f"{amount('bytes', view.bytes_down)} come with each round, besides what a connection needs.", tone="quiet"
     )
-    return Section("What leaves this site", (table, say(sees), coming))
+    return Section("What leaves this site", (table, paragraph(sees), coming))
 
 
 def _costs(view: PlanView) -> Section:
     if not view.prices:
-        return Section("What it costs", (say(UNPROTECTED, tone="warn"),))
-    parts: list[Part] = [say("This run alone:"), *about_prices(view.prices)]
+        return Section("What it costs", (paragraph(UNPROTECTED, tone="warn"),))
+    parts: list[Part] = [paragraph("This run alone:"), *about_prices(view.prices)]
     limit = "no limit" if view.limit is None else f"ε = {view.limit:g} at δ = {view.delta:g}"
     rows = [
         [Cell(against), Cell(_cost(view.spent.get(against, 0.0))), Cell(_cost(cost))]
         for against, cost in view.after.items()
     ]
     parts += [
-        say(f"All runs on the people of this site (limit: {limit}):"),
+        paragraph(f"All runs on the people of this site (limit: {limit}):"),
         Table(["against", "by now", "after"], rows),
     ]
     return Section("What it costs", tuple(parts))
@@ -605,12 +537,12 @@ def _bytes_up(plan: Plan, clients: int) -> int:
     return len(Answers((message,) * clients, np.empty(0), np.empty(0)).pack(Label("answers", plan.run, 1, 0, 0)))
 
 
-def _bytes_of_sum(plan: Plan, place: SecureAggregation, clients: int) -> int:
+def _bytes_of_sum(plan: Plan, bits: int, clients: int) -> int:
     """All letters of one round, each in its envelope."""
     at, nothing = Label("answers", plan.run, 1, 0, 0), (b"",) * clients
     first = len(Answers(nothing, np.empty(0), np.empty(0)).pack(at))
     later = len(reply("letters", at, 0, letters=bundle(nothing)))
-    own = message_bytes(int(plan.cohort), plan.sent, place.bits, signed=True)
+    own = message_bytes(int(plan.cohort), plan.sent, bits, signed=True)
     return clients * own + first + len(PHASES[1:]) * later
 
 
@@ -634,7 +566,7 @@ def _spending(
     spent = spent_together(others, delta)
     if not prices:
         return spent, {}, rounds
-    terms = LedgerTerms(1, delta, tuple(price.promise for price in prices), plan.digest[:32])
+    terms = LedgerTerms(1, delta, tuple(price.guarantee for price in prices), plan.digest[:32])
     people = max((len(one.participations) for one in others), default=1)
 
     def after(some: int) -> dict[str, float]:

@@ -18,12 +18,12 @@ from itertools import islice
 from pathlib import Path
 
 from fedrank.deploy.identity import SIGNATURE, IdentityKey, verify
-from fedrank.files import UNFINISHED, opened, parse_json, write_whole
+from fedrank.files import UNFINISHED, opened, parse_json, write_atomic
 
 MAGIC = b"fedrank-signed-1"
 _HEAD = struct.Struct(f"<{len(MAGIC)}s{SIGNATURE}sIQ")
-LARGEST_ADDRESS = 4096  # bytes
-MOST_FILES = 10_000  # of a folder that are looked at: whoever may write there may flood it
+MAX_ADDRESS = 4096  # bytes
+MAX_FILES = 10_000  # of a folder that are looked at: whoever may write there may flood it
 
 NO_FILE = "no plain file"  # a link, a folder, a pipe
 TOO_LARGE = "too large"
@@ -33,7 +33,7 @@ NOT_SIGNED = "not signed by its sender"
 ELSEWHERE = "belongs elsewhere"  # another federation, run, round, sender: a replay, or a misplaced copy
 COPY = "a conflict copy"
 FOREIGN_NAME = "a foreign name"
-TOO_MANY = f"more than {MOST_FILES:,} files in one folder"
+TOO_MANY = f"more than {MAX_FILES:,} files in one folder"
 
 
 class Unusable(ValueError):
@@ -70,7 +70,7 @@ class Ignoring:
             key = (str(path), found.st_size, found.st_mtime_ns)
         except OSError:
             key = (str(path), -1, -1)
-        if len(self._seen) < MOST_FILES:
+        if len(self._seen) < MAX_FILES:
             self._seen[key] = reason
 
     @property
@@ -83,7 +83,7 @@ def write_signed(path: Path, key: IdentityKey, address: FileAddress, content: by
     packed = address.pack()
     lengths = struct.pack("<IQ", len(packed), len(content))
     signature = key.sign(MAGIC + lengths + packed + content)
-    write_whole(path, b"".join((MAGIC, signature, lengths, packed, content)))
+    write_atomic(path, b"".join((MAGIC, signature, lengths, packed, content)))
 
 
 def read_signed(path: Path, address: FileAddress, public: str | None, largest: int) -> bytes:
@@ -97,7 +97,7 @@ def read_signed(path: Path, address: FileAddress, public: str | None, largest: i
     except (ValueError, OSError) as problem:
         raise Unusable(NO_FILE, str(problem)) from None
     with file:
-        most = _HEAD.size + LARGEST_ADDRESS + largest
+        most = _HEAD.size + MAX_ADDRESS + largest
         if (size := os.fstat(file.fileno()).st_size) > most:
             raise Unusable(TOO_LARGE, f"{size:,} bytes")
         content = file.read(most)  # no more than that, should it grow meanwhile
@@ -106,7 +106,7 @@ def read_signed(path: Path, address: FileAddress, public: str | None, largest: i
     if len(content) < _HEAD.size or not content.startswith(MAGIC):
         raise Unusable(NOT_OURS)
     _, signature, of_address, of_content = _HEAD.unpack_from(content)
-    if of_address > LARGEST_ADDRESS or of_content > largest:
+    if of_address > MAX_ADDRESS or of_content > largest:
         raise Unusable(TOO_LARGE, f"it promises {of_address + of_content:,} bytes")
     end = _HEAD.size + of_address + of_content
     if len(content) < end:
@@ -126,12 +126,12 @@ def read_signed(path: Path, address: FileAddress, public: str | None, largest: i
 def looked_at(folder: Path, ignoring: Ignoring) -> list[Path]:
     """Files of a folder in order, without those that somebody is writing; too many are not looked at."""
     try:
-        found = list(islice(folder.iterdir(), MOST_FILES + 1))
+        found = list(islice(folder.iterdir(), MAX_FILES + 1))
     except FileNotFoundError:
         return []
-    if len(found) > MOST_FILES:
+    if len(found) > MAX_FILES:
         ignoring.count(folder, TOO_MANY)
-    return sorted(path for path in found[:MOST_FILES] if not path.name.endswith(UNFINISHED))
+    return sorted(path for path in found[:MAX_FILES] if not path.name.endswith(UNFINISHED))
 
 
 def own_folder(shared: Path, *names: str) -> Path:

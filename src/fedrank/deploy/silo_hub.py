@@ -6,7 +6,8 @@ It sees who writes to whom and how much, and the model after the last turn, whic
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,29 +16,24 @@ import numpy as np
 
 from fedrank import wire
 from fedrank.data.collection import load_collection
-from fedrank.data.text import Tokeniser
 from fedrank.deploy import protocol
-from fedrank.deploy.coordinate import Books, give_result
-from fedrank.deploy.hub import Differs, Hub
-from fedrank.deploy.plan import Plan
-from fedrank.deploy.silos import FIRST_TURN, MOST_LETTERS, STEPS, checked_keys, turns_of
-from fedrank.deploy.site_calls import Exchange, Send
-from fedrank.experiments.runner.cards import issued
+from fedrank.deploy.coordinate import Coordination, deployed, site_notes
+from fedrank.deploy.handshake import Differs, Facts, Handshake
+from fedrank.deploy.silos import FIRST_TURN, MAX_LETTERS, STEPS, checked_keys
+from fedrank.deploy.site_calls import SiteCalls
 from fedrank.experiments.runner.data import described
 from fedrank.experiments.runner.federated import per_query
-from fedrank.experiments.runner.folder import DEPLOYED_RUN
 from fedrank.experiments.runner.silo import CONVENTIONS, silo_card
-from fedrank.experiments.runner.writer import NOISE, RunWriter
+from fedrank.experiments.runner.writer import NOISE
 from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.ranking.baseline_ranking import BaselineRanking
 from fedrank.ranking.measures import Evaluator, average
 from fedrank.ranking.model import Model, load_weights, save_model
 from fedrank.ranking.rankers import Linear
+from fedrank.silo.carrier import LetterCarrier
 from fedrank.silo.features import FEATURE_NAMES
-from fedrank.silo.keys import fingerprint
-from fedrank.silo.letters import read_address
-from fedrank.silo.silos import SilosRule, make_silos
-from fedrank.silo.training import CrossSilo, silo_lists
+from fedrank.silo.member import turn_order
+from fedrank.silo.training import CrossSilo, own_lists
 from fedrank.silo.turns import Turn, read_open_turn
 from fedrank.wire import Label, Part, Refused
 
@@ -51,49 +47,48 @@ Check = Callable[[list[bytes], str], Any]
 
 
 @dataclass
-class SiloHub(Hub):
+class SiloHub:
     """A coordinator that carries letters."""
 
+    calls: SiteCalls
     top: int = 1  # the highest grade that anybody gives
-    publics: dict[str, bytes] = field(default_factory=dict)  # of sites: their keys for letters
     passed: Callable[[int], None] = lambda passes: None  # told how many passes of all sites are over
     passes: int = 0  # that are
 
     def __post_init__(self) -> None:
+        self.plan, self.handshake = self.calls.plan, Handshake(self.calls, check=self._meet)
         assert self.plan.silos is not None
-        self.place, self.question = None, self.plan.silos
+        self.question = self.plan.silos
         self._sites = [site.name for site in self.plan.sites]
 
-    def _compare(self, found: Mapping[str, Mapping[str, Any]]) -> None:
-        super()._compare(found)
-        for name, facts in found.items():
-            grade = facts.get("top_grade")
-            if type(grade) is not int or not 1 <= grade <= TOP_GRADE:
-                raise Differs(f"{name} does not say its highest grade")
-            self.top = max(self.top, grade)
+    def _meet(self, name: str, facts: Facts) -> None:
+        grade = facts.get("top_grade")
+        if type(grade) is not int or not 1 <= grade <= TOP_GRADE:
+            raise Differs(f"{name} does not say its highest grade")
+        self.top = max(self.top, grade)
 
     def model(self) -> Model:
         """The model after all turns."""
         nothing: dict[str, list[bytes]] = {name: [] for name in self._sites}
         keys = self._everybody("silo-key", nothing, self._one_key)
         pieces = [keys[name][0] for name in self._sites]
-        self.publics = dict(zip(self._sites, checked_keys(self.plan, pieces), strict=True))
+        carrier = LetterCarrier(dict(zip(self._sites, checked_keys(self.plan, pieces), strict=True)))
         wrapped = self._everybody("silo-meet", dict.fromkeys(self._sites, pieces))[self._sites[0]]
         if len(wrapped) != len(self._sites) - 1:
             raise Differs(f"{self._sites[0]} wrapped {len(wrapped)} keys for {len(self._sites) - 1} sites")
         self._everybody("silo-open", dict(zip(self._sites, [[], *([key] for key in wrapped)], strict=True)))
-        questions = self._everybody("silo-ask", nothing, self._addressed("question"))
-        answers = self._everybody("silo-answer", self._delivered(questions), self._addressed("answer"))
-        self._everybody("silo-hear", self._delivered(answers))
-        return self._turns()
+        questions = self._everybody("silo-ask", nothing, partial(carrier.check, "question"))
+        answers = self._everybody("silo-answer", carrier.deliver(questions), partial(carrier.check, "answer"))
+        self._everybody("silo-hear", carrier.deliver(answers))
+        return self._turns(carrier)
 
-    def _turns(self) -> Model:
-        names = {fingerprint(key): name for name, key in self.publics.items()}
-        turns = turns_of(sorted(names), self.question.rounds)
+    def _turns(self, carrier: LetterCarrier) -> Model:
+        names = carrier.name_of
+        turns = turn_order(sorted(names), self.question.rounds)
         carried: list[bytes] = []
         for number, turn in enumerate(turns):
             last = number + 1 == len(turns)
-            check = self._open_model(turns) if last else self._addressed("model")
+            check = self._open_model(turns) if last else partial(carrier.check, "model")
             at = FIRST_TURN + number
             carried = self._everybody("silo-turn", {names[turn.party]: carried}, check, at)[names[turn.party]]
             self.passes = sum(one.passes for one in turns[: number + 1]) // len(names)
@@ -114,10 +109,10 @@ class SiloHub(Hub):
         top = np.array([self.top])
 
         def read(content: bytes, label: Label) -> list[bytes]:
-            parts = {"letters": Part("|S", protocol.LARGEST_MODEL)}
+            parts = {"letters": Part("|S", protocol.MAX_MODEL)}
             sent = protocol.read(content, label, parts)["letters"]
-            pieces = protocol.unbundle(sent, MOST_LETTERS, protocol.LARGEST_MODEL)
-            check(pieces, next(site.name for site in self.plan.sites if site.clients[0] == label.sender))
+            pieces = protocol.unbundle(sent, MAX_LETTERS, protocol.MAX_MODEL)
+            check(pieces, self.plan.site_of[label.sender].name)
             return pieces
 
         while True:
@@ -126,38 +121,18 @@ class SiloHub(Hub):
                 for name, pieces in came.items()
                 if name not in found
             }
-            traffic: list[Exchange] = []
-            more, why = self._ask(requests, number, read, "letters", traffic=traffic)
-            for one in traffic:
-                self.note(number, one)
+            more, why = self.handshake.ask_and_greet(requests, number, read, "letters")
             found |= more
             if not why:
                 return found
-            if self.left_out:
-                raise Differs(f"nobody can be done without: {'; '.join(self.left_out.values())}")
-            if strangers := [site for site in self.plan.sites if why.get(site.name) == protocol.SAY_HELLO]:
-                why |= self._greet_again(strangers)
+            if self.calls.left_out:
+                raise Differs(f"nobody can be done without: {'; '.join(self.calls.left_out.values())}")
             if set(why.values()) != {protocol.SAY_HELLO}:
-                self._wait(number, why)
+                self.calls.pause(number, why)
 
     def _one_key(self, sent: list[bytes], name: str) -> None:
         if len(sent) != 1:
             raise Refused(f"{len(sent)} keys came, and one was expected")
-
-    def _addressed(self, kind: str) -> Check:
-        """A check that letters come from whom they say, and go to somebody else who takes part."""
-
-        def check(sent: list[bytes], name: str) -> None:
-            parties = {fingerprint(key) for key in self.publics.values()}
-            me = fingerprint(self.publics[name])
-            for letter in sent:
-                address = read_address(letter)
-                if address.kind != kind or address.sender != me or address.addressee not in parties - {me}:
-                    raise Refused(f"a letter of kind {address.kind} from or to somebody else")
-            if kind == "model" and len(sent) != 1:
-                raise Refused(f"{len(sent)} models came, and one was expected")
-
-        return check
 
     def _open_model(self, turns: list[Turn]) -> Check:
         def check(sent: list[bytes], name: str) -> None:
@@ -176,43 +151,29 @@ class SiloHub(Hub):
 
         return check
 
-    def _delivered(self, sent: Mapping[str, list[bytes]]) -> dict[str, list[bytes]]:
-        """Letters by whom they are for, in the order of senders."""
-        names = {fingerprint(key): name for name, key in self.publics.items()}
-        boxes: dict[str, list[bytes]] = {name: [] for name in self._sites}
-        for name in self._sites:
-            for letter in sent[name]:
-                boxes[names[read_address(letter).addressee]].append(letter)
-        return boxes
 
-
-def perform_silos(
-    experiment: SiloExperiment, writer: RunWriter, plan: Plan, send: Send, patience: float, say: Callable[[str], None]
-) -> None:
+def perform_silos(experiment: SiloExperiment, run: Coordination) -> None:
     """Let organisations ask each other and take turns, and judge what comes out on the coordinator's collection."""
-    books, last = Books(writer.folder, say), experiment.rounds
+    writer, plan, books, last = run.writer, run.plan, run.books, experiment.rounds
     collection = load_collection(experiment.data.source)
-    (own,) = make_silos(collection, SilosRule(1), Tokeniser(), plan.seed)
     method = experiment.method
     assert isinstance(method, CrossSilo)
-    lists = silo_lists(own, (), 0, max(collection.top_grade, 1), how=method.normalise)
+    lists = own_lists(collection, plan.seed, max(collection.top_grade, 1), method.normalise)
     evaluator, ranker = Evaluator(lists.test, experiment.measures), Linear()
-    writer.know(
+    writer.update_facts(
         conventions=CONVENTIONS | BETWEEN_SITES | {"noise": NOISE},
         data=described(collection.name, 0, lists.test.queries, lists.test),
         behind_final=1,
     )
     writer.begin(online=False)
-    hub = SiloHub(
-        plan, send, patience, note=books.note, waiting=books.waiting, stop=writer.stop, left_out=books.left_out()
-    )
+    hub = SiloHub(run.calls)
     hub.passed = lambda passes: books.progress(plan, passes, last)
-    hub.hello()
+    hub.handshake.hello()
     hub.passed(0)
     try:
         model = hub.model()
     finally:
-        books.keep_left_out(hub.left_out)
+        books.keep_left_out(run.calls.left_out)
         hub.passed(hub.passes)
     values = per_query(evaluator, model.weights, ranker)
     for number in range(1, last + 1):
@@ -220,17 +181,14 @@ def perform_silos(
     notes = model.notes | writer.origin(collection.name)
     shape = len(FEATURE_NAMES), lists.test.normalised, FEATURE_NAMES, notes, lists.test.ranges
     save_model(Model(ranker, model.weights, *shape), writer.folder / "model.json")
-    sites = ", ".join(site.name for site in plan.sites)
-    card = silo_card(experiment)
-    card = replace(card, what=DEPLOYED_RUN, not_covered=(*card.not_covered, f"which sites took part: {sites}"))
-    issued(card, writer.folder, collection.name).write(writer.folder)
-    why = give_result(hub, writer.folder, last)
-    writer.say(last, last)
+    run.issue(deployed(silo_card(experiment), plan), collection.name)
+    why = run.give_result(last)
+    writer.report_progress(last, last)
     writer.finish(
         last,
         queries=(lists.test.query_ids.tolist(), values),
-        nothing=BaselineRanking("BM25 of title and body", evaluator.per_query_of_scores(lists.bm25)),
-        notes=[f"{name} has not been given the result: {reason}" for name, reason in why.items()],
+        baseline=BaselineRanking("BM25 of title and body", evaluator.per_query_of_scores(lists.bm25)),
+        notes=site_notes({}, why),
     )
     books.progress(plan, last, last)
 

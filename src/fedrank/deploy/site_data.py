@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.impressions import RecordedFolder, RecordedImpressions, RecordError
 from fedrank.data.live_features import LIVE_1
 from fedrank.data.ranking import RankingData
 from fedrank.deploy.plan import Plan, names_digest
+from fedrank.deploy.recorded_lists import RecordedFolder, RecordedImpressions, RecordError
 from fedrank.deploy.settings import SiteSettings
 from fedrank.experiments.runner.data import clients_of, load_fold
+from fedrank.federated.client import ClientAnswer, ClientTask, answer, answer_from_holdings
+from fedrank.federated.messages import Call
 from fedrank.ranking.learners import Pdgd
-from fedrank.types import SimulatedClients
+from fedrank.seeds import Chance
+from fedrank.types import Memory, Observed, OwnChance, SimulatedClients
 from fedrank.wire import Refused
 
 
@@ -25,19 +28,30 @@ from fedrank.wire import Refused
 class ClientSiteData:
     """A site's clients, with the rows of its ledger that belong to them."""
 
-    crowd: SimulatedClients
+    clients: SimulatedClients
     people: int  # rows of the ledger
     ledger_rows: NDArray[np.int64]  # [clients, or people of clients]
     test: RankingData | None = None  # own queries by which a model is judged
 
     def client(self, id: int) -> SimulatedClients:
         """One of them, alone."""
-        return self.crowd.rows(np.flatnonzero(self.crowd.ids == id))
+        return self.clients.rows(np.flatnonzero(self.clients.ids == id))
 
     def rows(self, ids: list[int]) -> NDArray[np.int64]:
         """Rows of the ledger of these clients, or of all people that they have."""
-        whose = self.crowd.ids if self.crowd.people is None else self.crowd.people.client
+        whose = self.clients.ids if self.clients.people is None else self.clients.people.client
         return np.unique(self.ledger_rows[np.isin(whose, ids)])
+
+    def answer(
+        self, task: ClientTask, call: Call, asked: Any, searches: Sequence[int], memory: Memory, seed: int
+    ) -> ClientAnswer:
+        """What a client sends and remembers; a trial of a log says in `asked` where it learns."""
+        id, at = int(asked["client"]), int(asked["at"])
+        one, chance = self.client(id), Chance(seed, call.round)
+        if at >= 0:
+            one = replace(one, at=np.array([at]), interactions=np.array([int(asked["searches"])]))
+            chance = Chance(seed, 0)
+        return answer_from_holdings(task, call, one, memory, OwnChance(chance, id, None))
 
 
 @dataclass(frozen=True)
@@ -55,6 +69,14 @@ class RecordedSiteData:
 
     def rows(self, ids: list[int]) -> NDArray[np.int64]:
         return self.ledger_rows
+
+    def answer(
+        self, task: ClientTask, call: Call, asked: Any, searches: Sequence[int], memory: Memory, seed: int
+    ) -> ClientAnswer:
+        """What the person sends and remembers, learnt from these recorded searches."""
+        own = OwnChance(Chance(seed, call.round), int(asked["client"]), None)
+        message, after = answer(task, call, self.impressions(searches), memory, own)
+        return ClientAnswer(message, after, Observed(np.full(1, np.nan)))
 
     def next(self, before: Sequence[int] = ()) -> tuple[int, ...]:
         """Numbers of the searches of a round; of a further attempt those of the one `before`, where they are there."""
@@ -111,12 +133,12 @@ def open_site_data(folder: Path, settings: SiteSettings, plan: Plan) -> ClientSi
     if plan.simulated:
         everybody = clients_of(plan.experiment, plan.fold, plan.seed)
         own = np.isin(everybody.ids, plan.party(settings.name).clients)
-        crowd = everybody.rows(np.flatnonzero(own))
-        count = len(crowd if crowd.people is None else crowd.people)
-        return ClientSiteData(crowd, count, np.arange(count))
+        clients = everybody.rows(np.flatnonzero(own))
+        count = len(clients if clients.people is None else clients.people)
+        return ClientSiteData(clients, count, np.arange(count))
     from fedrank.deploy.data_sources import open_data_source, open_recorded
 
     if settings.data.impressions is not None:
         return open_recorded(folder, settings, plan)
 
-    return open_data_source(folder, settings, plan)
+    return open_data_source(settings, plan)

@@ -16,17 +16,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedrank.deploy.check import FlareKits, Kits
+from fedrank.deploy.check import FlareKits
 from fedrank.deploy.consent import proposals
 from fedrank.deploy.settings import FEDERATION, SITE, no_home, read_federation, read_site
 from fedrank.deploy.show import LEDGERS
-from fedrank.experiments.report.sections import Cell, Pairs, Part, Points, Section, Table, say
-from fedrank.experiments.report.tables import duration
-from fedrank.experiments.spec.toml import parse_toml
+from fedrank.experiments.report.formatting import duration
+from fedrank.experiments.report.sections import Cell, Pairs, Part, Points, Section, Table, paragraph
 from fedrank.files import is_locked, parse_json
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.population import Population, spent_together
+from fedrank.toml import parse_toml
 
 TAIL = 1 << 16  # bytes at the end of a file that are read
 RECENT = 20  # rounds by which the time that is left is guessed
@@ -71,7 +71,7 @@ class DeploymentStatus:
     to_decide: tuple[str, ...] = ()  # at a site: plans that nobody has accepted or refused
 
 
-def status(folder: Path, kits: Kits | None = None, now: float | None = None) -> DeploymentStatus:
+def status(folder: Path, kits: FlareKits | None = None, now: float | None = None) -> DeploymentStatus:
     """How a coordinator's home or a site's folder is doing."""
     folder, kits, now = Path(folder), kits or FlareKits(), time.time() if now is None else now
     if (folder / FEDERATION).exists() or (folder / SHARED).exists():
@@ -102,11 +102,11 @@ def about_status(found: DeploymentStatus) -> list[Section]:
         pairs.append(("results", found.folder))
     parts: list[Part] = [Pairs(tuple(pairs))]
     if found.last_refusal:
-        parts.append(say(f"Last refusal: {found.last_refusal}", tone="warn"))
+        parts.append(paragraph(f"Last refusal: {found.last_refusal}", tone="warn"))
     if waiting := [f"{site.name}: {site.waited_for}" for site in found.sites if site.waited_for]:
-        parts += [say("The run waits for:", tone="warn"), Points(tuple(waiting))]
+        parts += [paragraph("The run waits for:", tone="warn"), Points(tuple(waiting))]
     if found.to_decide:
-        parts += [say("To be looked at with `fedrank deploy show`:", tone="warn"), Points(found.to_decide)]
+        parts += [paragraph("To be looked at with `fedrank deploy show`:", tone="warn"), Points(found.to_decide)]
     if found.sites:
         parts.append(_table(found.sites))
     return [Section("", tuple(parts))]
@@ -145,7 +145,7 @@ def _ends(days: int) -> str:
     return "has ended" if days < 0 else "ends in 1 day" if days == 1 else f"ends in {days:,} days"
 
 
-def _of_coordinator(home: Path, kits: Kits, now: float) -> DeploymentStatus:
+def _of_coordinator(home: Path, kits: FlareKits, now: float) -> DeploymentStatus:
     name, listed = _federation(home, kits)
     active, news = _facts(home / ACTIVE), _facts(home / NEWS)
     folder = Path(str(active["folder"])) if active.get("folder") else _latest(home / "runs")
@@ -197,7 +197,7 @@ def _state(folder: Path | None, run: Mapping[str, Any], news: Mapping[str, Any],
     return "waiting" if waits else "running"
 
 
-def _of_site(folder: Path, kits: Kits, now: float) -> DeploymentStatus:
+def _of_site(folder: Path, kits: FlareKits, now: float) -> DeploymentStatus:
     settings = read_site(folder)
     told = _facts(folder / "status.json")
     spent: Mapping[str, float] | None = None
@@ -283,7 +283,7 @@ def _left(folder: Path, done: int, rounds: int) -> float | None:
     return None if not recent or not rounds else sum(recent) / len(recent) * max(0, rounds - done)
 
 
-def _federation(home: Path, kits: Kits) -> tuple[str, Sequence[tuple[str, str, str]]]:
+def _federation(home: Path, kits: FlareKits) -> tuple[str, Sequence[tuple[str, str, str]]]:
     """Its name; and name, state and end of the certificate of each site."""
     if not (home / FEDERATION).exists():
         from fedrank.deploy.folder_members import read_home
@@ -303,7 +303,7 @@ def _latest(runs: Path) -> Path | None:
     return found[-1].parent if found else None
 
 
-def _own_days(folder: Path, kits: Kits, now: float) -> int | None:
+def _own_days(folder: Path, kits: FlareKits, now: float) -> int | None:
     try:
         return (kits.facts(folder).not_after - datetime.fromtimestamp(now, UTC)).days
     except (OSError, ValueError, KeyError, ImportError):

@@ -17,25 +17,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.deploy.coordinate import PLAN, first_state_of
-from fedrank.deploy.hub import Hub
+from fedrank.deploy.coordinate import PLAN, state_before
+from fedrank.deploy.handshake import Handshake
 from fedrank.deploy.plan import Plan
-from fedrank.deploy.site_calls import Send
-from fedrank.experiments.runner.cards import issuer, sha256, versions
-from fedrank.experiments.runner.data import judged, load_fold
+from fedrank.deploy.site_calls import Send, SiteCalls
+from fedrank.experiments.runner.cards import issued_receipt
+from fedrank.experiments.runner.data import evaluation_queries, load_fold
 from fedrank.experiments.runner.federated import per_query
 from fedrank.experiments.runner.folder import Card, Receipt
 from fedrank.experiments.runner.runs import Run, load_runs
 from fedrank.experiments.runner.traces import history_of, what_remains
-from fedrank.experiments.runner.unlearning import NOBODY_ASKED, appearing
+from fedrank.experiments.runner.unlearning import NOBODY_ASKED, atomic_run_folder
 from fedrank.experiments.runner.writer import RunWriter, Task
 from fedrank.experiments.spec.families import describe
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.source import read_spec
 from fedrank.federated.clients import make_clients
 from fedrank.federated.server import State
-from fedrank.privacy.mechanisms import SecureAggregation
-from fedrank.privacy.population import now
 from fedrank.progress import Progress, by_rounds, quiet
 from fedrank.ranking.baseline_ranking import baseline_order
 from fedrank.ranking.measures import Evaluator
@@ -91,23 +89,22 @@ class Departure:
     def case(self) -> Case:
         """The run as it was. The coordinator's own data stand for those of sites, which it does not have."""
         experiment, plan, run = self.experiment, self.plan, self.run
-        crowd = make_clients(load_fold(experiment.data, run.fold).train, len(plan.clients))
+        clients = make_clients(load_fold(experiment.data, run.fold).train, len(plan.clients))
         searches = [experiment.clients.searches[id % len(experiment.clients.searches)] for id in plan.clients]
-        crowd = replace(crowd, ids=np.array(plan.clients), interactions=np.array(searches, dtype=np.int64))
-        state, _ = first_state_of(plan, None, None)
+        clients = replace(clients, ids=np.array(plan.clients), interactions=np.array(searches, dtype=np.int64))
+        state = state_before(plan)
         final = load_weights(self.parent).weights
         federation = replace(plan.federated, mechanism=None)
-        return Case(federation, crowd, self.gone, run.seed, state.weights, final, run.round, self.history)
+        return Case(federation, clients, self.gone, run.seed, state.weights, final, run.round, self.history)
 
     def check(self) -> None:
         """Refuse what cannot be done, before anybody is asked."""
-        mechanism: Any = self.experiment.mechanism
         name = describe(self.unlearner)["name"]
         if self.experiment.kind != "federated":
             raise ValueError(f'{self.parent} was a run out of step, of which no round can be repeated; use "retrain"')
         if not isinstance(self.unlearner, (Retrain, FineTune, FedEraser, FedRemove)):
             raise ValueError(f"{name} asks who leaves to take part; use retrain, fed-eraser, fed-remove or fine-tune")
-        if isinstance(getattr(mechanism, "place", None), SecureAggregation) and has_trait(self.unlearner, "history"):
+        if self.plan.summed and has_trait(self.unlearner, "history"):
             raise ValueError(
                 f"{name} needs what each site sent, and under a secure sum nobody saw that; use --method retrain"
             )
@@ -178,27 +175,22 @@ class Departure:
         self.issue(folder, unlearned)
 
     def issue(self, folder: Path, unlearned: Unlearned) -> Receipt:
-        files = {"model.json": sha256(folder / "model.json"), "parent": sha256(self.parent / "model.json")}
         paper = Receipt(
             **receipt(self.case, self.unlearner, unlearned),
             parent=os.path.relpath(self.parent, folder),
             remains=tuple(what_remains(self.parent, self.gone)),
-            files=files,
-            issued=now(),
-            issuer=issuer(),
-            versions=versions(),
         )
-        paper = replace(paper, summary=paper.sentence)
+        paper = issued_receipt(paper, folder, self.parent)
         paper.write(folder)
         return paper
 
     def tell_those_who_left(self, send: Send, folder: Path) -> dict[str, str]:
         """Give the receipt to the sites that leave, under the plan that they knew; of the others, why not."""
         staying = {site.name: "stays" for site in self.plan.sites if site.name not in self.leaving}
-        hub = Hub(self.plan, send, PATIENCE, left_out=staying)
-        why = hub.greet_once(self.run.round)
+        calls = SiteCalls(self.plan, send, PATIENCE, left_out=staying)
+        why = Handshake(calls, self.plan.secure_sum is not None).greet_once(self.run.round)
         content = {"model": b"", "card": b"", "receipt": (folder / Receipt.FILE).read_bytes()}
-        why |= hub.give(self.run.round, **content)
+        why |= calls.give(self.run.round, **content)
         return {name: f"{reason}; hand over receipt.json" for name, reason in why.items()}
 
 
@@ -218,10 +210,12 @@ def remove(departure: Departure, out: Path, name: str | None = None, progress: P
         raise FileExistsError(f"{task.folder} is there already, and nothing is overwritten; use another --name")
     experiment, run = departure.experiment, departure.run
     ranker = experiment.learner.ranker
-    evaluator = Evaluator(judged(load_fold(experiment.data, run.fold), experiment.data), experiment.measures)
+    evaluator = Evaluator(
+        evaluation_queries(load_fold(experiment.data, run.fold), experiment.data), experiment.measures
+    )
     done = forget(departure.case, departure.unlearner, by_rounds(progress, task.label))
     weights = done.unlearned.weights
-    with appearing(task.folder) as part, RunWriter(replace(task, folder=part)) as writer:
+    with atomic_run_folder(task.folder) as part, RunWriter(replace(task, folder=part)) as writer:
         writer.begin(lambda models: evaluator(models, ranker), online=False)
         for point in done.points:
             writer.add(point.round, model=point.weights)
@@ -229,7 +223,7 @@ def remove(departure: Departure, out: Path, name: str | None = None, progress: P
         writer.finish(
             done.unlearned.rounds,
             queries=(evaluator.data.query_ids.tolist(), per_query(evaluator, weights, ranker)),
-            nothing=baseline_order(evaluator, experiment.data.given),
+            baseline=baseline_order(evaluator, experiment.data.given),
             card=_card(run),
             asked=done.unlearned.rounds,
             data=run.data,

@@ -27,10 +27,10 @@ def warm_up(learners: Sequence[str]) -> None:
         np.array([0, 10, 20]),
         np.array(["1", "2"]),
     )
-    crowd = make_clients(data, 1, interactions=2)
+    clients = make_clients(data, 1, interactions=2)
     call = Call(bytes(16), 1, np.zeros(3, dtype=np.float32), 1.0)
     for name in set(learners) & set(LEARNERS):  # forests need nothing that takes long to compile
         learner = LEARNERS[name]()
         mechanism = None if has_trait(learner, "rewards") else Gaussian(1.0, 1.0)
-        answer_from_holdings(ClientTask(learner, None, mechanism), call, crowd, None, OwnChance(Chance(0, 1), 0))
+        answer_from_holdings(ClientTask(learner, None, mechanism), call, clients, None, OwnChance(Chance(0, 1), 0))
     Evaluator(data, ["ndcg@10"]).per_query(np.zeros(3), Linear())

@@ -14,7 +14,7 @@ from typing import Any
 from fedrank.engine.trial import UNFAIR, Count, EngineTrial, HistoryEntry
 from fedrank.engine.trial_decision import Judgement
 from fedrank.engine.trial_record import TrialModel, check_unchanged, now, somebody
-from fedrank.files import locked, parse_json, read_bytes, write_whole
+from fedrank.files import locked, parse_json, read_bytes, write_atomic
 
 FORMAT = "fedrank-current"
 LARGEST = 16 << 20  # bytes of such a file
@@ -64,7 +64,7 @@ def decide(trial: EngineTrial, count: Count, judgement: Judgement, who: str | No
     if judgement.ruling == "undecided":
         return None
     with trial.working():
-        before = next((deed for deed in trial.history() if deed.what == "decided"), None)
+        before = next((entry for entry in trial.history() if entry.what == "decided"), None)
         if before is not None:
             return before
         return trial.note(
@@ -152,7 +152,7 @@ def _put(
             return before.now
         rows = [asdict(one) for one in (*before.history, *([before.now] if before.now else []))]
         content = {"format": FORMAT, "now": asdict(put), "history": rows}
-        write_whole(path, json.dumps(content, indent=1) + "\n")
+        write_atomic(path, json.dumps(content, indent=1) + "\n")
         return put
 
 

@@ -6,26 +6,27 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedrank.data.documents import Documents, find_columns, kind_of, text_lines
-from fedrank.data.engine_features import NAMES, TOLERANCE, EngineFeatures
-from fedrank.data.json_lines import json_rows, moment_of
-from fedrank.data.shown import number_of
+from fedrank.data.documents import Documents
+from fedrank.data.engine_features import TOLERANCE, EngineFeatures
+from fedrank.data.rows import Column, RowFormat, RowReader
+from fedrank.data.values import parse_number, parse_time
 from fedrank.engine.read_log import LoggedFeatures
 from fedrank.engine.templates import EngineSetup, iso_time
 from fedrank.ranking.model import Scorer
 from fedrank.trees.export import plain_scores
 
 TOP = 10
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "query_id": ("query_id", "queryid", "id"),
-    "query": ("query", "user_query", "text"),
-    "time": ("time", "timestamp"),
-}
+QUERIES = RowFormat(
+    {
+        "query_id": Column(("query_id", "queryid", "id")),
+        "query": Column(("query", "user_query", "text")),
+        "time": Column(("time", "timestamp"), parse_time, required=False),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def compare_features(
     tolerance: float = TOLERANCE,
 ) -> list[Compared]:
     """Compute engine-1 from documents for what was logged, and compare feature by feature."""
-    if logged.names != NAMES:
+    if logged.names != features.names:
         raise ValueError(f"the log has other features than {features.version}; only these are computed from documents")
     index = features.index(documents)
     row_of = {name: row for row, name in enumerate(documents.ids)}
@@ -109,49 +110,30 @@ def compare_features(
             "no logged search is among the queries with a document that is there; do they belong together?"
         )
     there, here_ = np.concatenate(theirs), np.concatenate(ours)
-    return [_compared(name, there[:, i], here_[:, i], tolerance) for i, name in enumerate(NAMES)]
+    return [_compared(name, there[:, i], here_[:, i], tolerance) for i, name in enumerate(features.names)]
 
 
 def read_queries(path: str | os.PathLike[str]) -> dict[str, AskedQuery]:
     """Queries by id: JSON Lines (also UBI's) or TSV with columns query_id, query and perhaps time."""
-    path = Path(path)
     found: dict[str, AskedQuery] = {}
-    for number, row in _query_rows(path):
-        key, text = str(row.get("query_id") or "").strip(), str(row.get("query") or "")
-        if not key or not text.strip():
+    for number, row in RowReader(path, QUERIES, strict=True):
+        key = row["query_id"].strip()
+        if not key or not row["query"].strip():
             raise ValueError(f"{path}, line {number}: it needs query_id and query; write both in every line")
-        found[key] = AskedQuery(text, moment_of(row.get("time")))
+        found[key] = AskedQuery(row["query"], row["time"])
     if not found:
         raise ValueError(f"{path} holds no query; write query_id and query, one a line")
     return found
-
-
-def _query_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    if kind_of(path) == "json":
-        for number, row, trouble in json_rows(path):
-            if row is None:
-                raise ValueError(f"{path}, line {number}: {trouble}; write one object of JSON a line")
-            names = find_columns(list(row), COLUMNS, {}, ("query_id", "query"), f"{path}, line {number}")
-            yield number, {name: row.get(column) for name, column in names.items()}
-        return
-    columns: dict[str, int] = {}
-    for number, line in text_lines(path):
-        cells = line.decode("utf-8", errors="replace").removeprefix("\ufeff").split("\t")
-        if not columns:
-            names = find_columns(cells, COLUMNS, {}, ("query_id", "query"), f"{path}, line {number}")
-            columns = {name: cells.index(column) for name, column in names.items()}
-        else:
-            yield number, {name: cells[place] for name, place in columns.items() if place < len(cells)}
 
 
 def documents_for(setup: EngineSetup, documents: Documents) -> Iterator[str]:
     """Documents as an engine takes many at once: lines of `_bulk`, or of Solr's JSON Lines."""
     for row, name in enumerate(documents.ids):
         fields: dict[str, Any] = {setup.title: documents.title[row], setup.body: documents.text[row]}
-        moment = moment_of(documents.changed[row]) if setup.changed and documents.changed else None
+        moment = parse_time(documents.changed[row]) if setup.changed and documents.changed else None
         if moment is not None:
             fields[setup.changed] = iso_time(moment)
-        known = number_of(documents.popularity[row]) if setup.popularity and documents.popularity else None
+        known = parse_number(documents.popularity[row]) if setup.popularity and documents.popularity else None
         if known is not None:
             fields[setup.popularity] = known
         if setup.to == "solr":

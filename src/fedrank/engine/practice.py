@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.data.engine_features import ENGINE_1, NAMES
+from fedrank.data.engine_features import ENGINE_1
 from fedrank.data.synthetic_shown import Browsing, rounded_normals
 from fedrank.data.synthetic_text import synthetic_collection
 from fedrank.engine.team_draft import team_draft
 from fedrank.engine.trial_record import TrialModel, read_plan
-from fedrank.files import write_whole
+from fedrank.files import write_atomic
 from fedrank.seeds import rng_for
 from fedrank.trees.export import plain_scores
 from fedrank.trees.model_files import load_model
@@ -60,13 +60,13 @@ class Practice:
         found, features = [], []
         for query in made.queries:
             table = index.describe(query, everything)
-            best = np.argsort(-table[:, NAMES.index("all_match")], kind="stable")[:FOUND]
+            best = np.argsort(-table[:, ENGINE_1.names.index("all_match")], kind="stable")[:FOUND]
             found.append(best)
             features.append(table[best])
         described = np.stack(features)
         scaled = described / ENGINE_1.ranges[1]
-        spread = scaled.reshape(-1, len(NAMES)).std(axis=0)
-        columns = [NAMES.index(name) for name in WANTED]
+        spread = scaled.reshape(-1, len(ENGINE_1.names)).std(axis=0)
+        columns = [ENGINE_1.names.index(name) for name in WANTED]
         seen = (scaled[:, :, columns] / spread[columns]).astype(np.float64).reshape(-1, len(columns))
         quality = kernels.sums.products(seen, np.array([list(WANTED.values())])).reshape(described.shape[:2])
         quality += 0.5 * rounded_normals(rng, *quality.shape)
@@ -87,7 +87,7 @@ class Practice:
         folder, rng = Path(folder), rng_for(self.seed, "practice", "log")
         queries: list[str] = []
         events: list[str] = []
-        engine = self.features[:, :, NAMES.index("all_match")].astype(np.float64)
+        engine = self.features[:, :, ENGINE_1.names.index("all_match")].astype(np.float64)
         for number, (query, site, client, time) in enumerate(self._searches(searches, rng)):
             restless = RESTLESS * engine[query].std() * rounded_normals(rng, FOUND)
             shown = np.argsort(-(engine[query] + restless), kind="stable")[:PLACES]
@@ -100,9 +100,9 @@ class Practice:
             id, time, query = f"r{number}", BEGINNING + 20 * number, int(rng.integers(len(self.queries)))
             queries.append(self._query_line(id, "robot", time, query, np.arange(PLACES), {"site": SITES[0]}))
             events += [_event(id, "robot", time, self._name(query, place)) for place in range(PLACES)]
-        write_whole(folder / DOCUMENTS, "".join(json.dumps(row) + "\n" for row in self.corpus))
-        write_whole(folder / QUERIES, "\n".join(queries) + "\n")
-        write_whole(folder / EVENTS, "\n".join(events) + "\n")
+        write_atomic(folder / DOCUMENTS, "".join(json.dumps(row) + "\n" for row in self.corpus))
+        write_atomic(folder / QUERIES, "\n".join(queries) + "\n")
+        write_atomic(folder / EVENTS, "\n".join(events) + "\n")
 
     def write_trial(self, trial: str | Path, folder: str | Path, searches: int = 1000, first: int = 0) -> None:
         """Some days of a trial: lists of both models, mixed by its key, and clicks on them, as UBI.
@@ -123,8 +123,8 @@ class Practice:
             lists = {"old": old[: plan.places], "new": new[: plan.places]}
             queries.append(self._query_line(id, client, time, query, shown, {"site": site, **teams, **lists}))
             events += self._click_lines(id, client, time, query, shown, rng)
-        write_whole(folder / QUERIES, "\n".join(queries) + "\n")
-        write_whole(folder / EVENTS, "\n".join(events) + "\n")
+        write_atomic(folder / QUERIES, "\n".join(queries) + "\n")
+        write_atomic(folder / EVENTS, "\n".join(events) + "\n")
 
     def clicks_a_search(self, model: str | Path | None = None) -> float:
         """The truth that no organisation knows: clicks that people would make on lists of a model, or the engine's."""

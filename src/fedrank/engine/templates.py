@@ -18,16 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from fedrank.data.engine_features import (
-    DAY,
     ENGINE_1,
     K1,
-    MOST_SHARE,
-    NAMED,
+    MAX_SHARE,
     EngineFeature,
     EngineFeatures,
-    standard_words,
 )
-from fedrank.files import write_whole
+from fedrank.files import write_atomic
 
 ENGINES = ("opensearch", "elasticsearch", "solr")
 BM25 = ("lucene", "legacy")
@@ -108,8 +105,8 @@ _MORE = ("changed", "popularity")
 def feature_set(setup: EngineSetup) -> Any:
     """What is uploaded once: the features, each a query."""
     if setup.to == "solr":
-        return [_solr_feature(feature, setup) for feature in NAMED]
-    return {"featureset": {"features": [_feature(feature, setup) for feature in NAMED]}}
+        return [_solr_feature(feature, setup) for feature in setup.features.features]
+    return {"featureset": {"features": [_feature(feature, setup) for feature in setup.features.features]}}
 
 
 def index_settings(setup: EngineSetup) -> dict[str, Any]:
@@ -191,8 +188,8 @@ def write_engine_files(setup: EngineSetup, out: str | Path) -> list[Path]:
         "rescore-query.json": rescore_query(setup, KEYWORDS),
     }
     for name, content in contents.items():
-        write_whole(out / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
-    write_whole(out / "README.md", _readme(setup))
+        write_atomic(out / name, json.dumps(content, indent=2, allow_nan=False) + "\n")
+    write_atomic(out / "README.md", _readme(setup))
     return [*(out / name for name in contents), out / "README.md"]
 
 
@@ -244,7 +241,7 @@ def _template(feature: EngineFeature, setup: EngineSetup) -> dict[str, Any]:
         boost = {"boost": 1.0 / (1.0 + float(K1))} if setup.legacy else {}
         return {"match" if feature.kind == "match" else "match_phrase": {field: asked | boost}}
     if feature.kind in ("every", "most"):
-        needed = {"operator": "and"} if feature.kind == "every" else {"minimum_should_match": f"{MOST_SHARE}%"}
+        needed = {"operator": "and"} if feature.kind == "every" else {"minimum_should_match": f"{MAX_SHARE}%"}
         return {"constant_score": {"filter": {"match": {field: asked | needed}}, "boost": 1.0}}
     there = {"constant_score": {"filter": {"exists": {"field": field}}}}  # without it, a missing date counts as now
     if feature.kind == "recency":
@@ -270,9 +267,9 @@ def _solr_params(feature: EngineFeature, field: str) -> dict[str, Any]:
     if feature.kind == "every":
         return {"fq": [f"{{!simple qf={field} q.op=AND q.operators='' cache=false}}${{keywords}}"]}
     if feature.kind == "most":
-        return {"fq": [f"{{!dismax qf={field} mm={MOST_SHARE}% cache=false}}${{keywords}}"]}
+        return {"fq": [f"{{!dismax qf={field} mm={MAX_SHARE}% cache=false}}${{keywords}}"]}
     if feature.kind == "recency":
-        rate = math.log(2) / (feature.half_life * DAY * 1000)
+        rate = math.log(2) / (feature.half_life_seconds * 1000)
         return {"q": f"{{!func}}if(exists({field}),exp(product(-{rate:.9e},abs(ms(${{time}},{field})))),0)"}
     return {"q": f"{{!func}}ln(sum(1,max(0,def({field},0))))"}
 
@@ -331,7 +328,7 @@ def _solr_match(setup: EngineSetup) -> str:
 
 def _plain(keywords: str) -> str:
     """Words without signs that Solr's parsers would take for operators."""
-    return " ".join(standard_words(keywords))
+    return " ".join(ENGINE_1.words(keywords))
 
 
 def iso_time(time: float) -> str:
@@ -357,7 +354,7 @@ def _readme(setup: EngineSetup) -> str:
     for number, (what, line) in enumerate(curl_lines(setup).items(), start=1):
         lines += [f"{number}. {what}:", "", f"       {line}", ""]
     lines += [*_notes(setup), "", "| Feature | Field | Meaning |", "|---|---|---|"]
-    for feature in NAMED:
+    for feature in setup.features.features:
         field = getattr(setup, feature.field)
         meaning = feature.meaning if field else f"always 0: name a field (--{feature.field}) to have it"
         lines.append(f"| {feature.name} | {field or '-'} | {meaning} |")

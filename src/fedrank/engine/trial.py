@@ -31,13 +31,13 @@ import numpy as np
 from fedrank.engine.trial_decision import DecidedSearch, Judgement, judge
 from fedrank.engine.trial_events import EventLines, SearchClick, ShownSearch, read_events
 from fedrank.engine.trial_record import LABELS, TrialPlan, now, read_plan, somebody
-from fedrank.files import locked, parse_json, private_folder, read_bytes, write_whole
-from fedrank.ranking.gate import NEITHER, NEW, OLD, Draft
+from fedrank.files import locked, parse_json, private_folder, read_bytes, write_atomic
+from fedrank.ranking.gate import Draft, Team
 
 EVENTS, HISTORY, LOCK = "events", "history.json", ".lock"
 BATCH_FORMAT = "fedrank-trial-events"
 UNFAIR = 4.5  # standard deviations by which a fair coin is not off
-TEAMS = {"o": OLD, "n": NEW, "b": NEITHER}
+TEAMS = {"o": Team.OLD, "n": Team.NEW, "b": Team.NEITHER}
 ENDED = ("adopted", "rolled back")  # what ends a trial
 
 
@@ -109,24 +109,24 @@ class EngineTrial:
         if not path.exists():
             return []
         try:
-            deeds = [HistoryEntry(**row) for row in parse_json(read_bytes(path))]
-            if not all(isinstance(text, str) for one in deeds for text in (one.what, one.at, one.who, one.because)):
+            entries = [HistoryEntry(**row) for row in parse_json(read_bytes(path))]
+            if not all(isinstance(text, str) for one in entries for text in (one.what, one.at, one.who, one.because)):
                 raise ValueError("something in it is no text")
-            return deeds
+            return entries
         except (ValueError, TypeError) as problem:
             raise ValueError(f"{path} cannot be read: {problem}; restore it from a backup") from None
 
     def note(self, what: str, who: str | None = None, because: str = "", **facts: Any) -> HistoryEntry:
         """Write down what was done."""
-        deed = HistoryEntry(what, now(), who or somebody(), because, facts)
-        rows = [vars(one) for one in (*self.history(), deed)]
-        write_whole(self.folder / HISTORY, json.dumps(rows, indent=1) + "\n", private=True)
-        return deed
+        entry = HistoryEntry(what, now(), who or somebody(), because, facts)
+        rows = [vars(one) for one in (*self.history(), entry)]
+        write_atomic(self.folder / HISTORY, json.dumps(rows, indent=1) + "\n", private=True)
+        return entry
 
     @property
     def ended(self) -> HistoryEntry | None:
         """What ended it, if something did: the last of it, since what was adopted may be rolled back."""
-        return next((deed for deed in reversed(self.history()) if deed.what in ENDED), None)
+        return next((entry for entry in reversed(self.history()) if entry.what in ENDED), None)
 
     def working(self) -> AbstractContextManager[None]:
         """A lock: one at a time reads or decides."""
@@ -168,7 +168,7 @@ class EngineTrial:
             searches, clicks = self._new(batches, found)
             brought = len(found.searches) + len(found.clicks)
             if known_labels != self.labels():  # not before something could be read with them
-                write_whole(self.folder / LABELS, json.dumps(known_labels, indent=1) + "\n", private=True)
+                write_atomic(self.folder / LABELS, json.dumps(known_labels, indent=1) + "\n", private=True)
             if found.inputs or complete:
                 self._write(len(batches) + 1, found, searches, clicks, complete)
             return ImportResult(
@@ -220,9 +220,9 @@ class EngineTrial:
         teams = np.array([TEAMS[letter] for letter in search.teams], np.int8)
         clicked = np.zeros(len(teams), bool)
         count.shared_unknown += not search.known
-        own = teams[teams != NEITHER]
+        own = teams[teams != Team.NEITHER]
         if len(own):
-            count.leads = (count.leads[0] + int(own[0] == OLD), count.leads[1] + int(own[0] == NEW))
+            count.leads = (count.leads[0] + int(own[0] == Team.OLD), count.leads[1] + int(own[0] == Team.NEW))
         places = {document: place for place, document in enumerate(search.shown)}
         for click in clicks:
             place = places.get(click.document)
@@ -230,18 +230,18 @@ class EngineTrial:
                 count.not_shown += 1
             elif search.client and click.client != search.client:  # nor may a forger leave the client out
                 count.of_others += 1
-            elif click.team and teams[place] != NEITHER and self._side(click.team, labels) != teams[place]:
+            elif click.team and teams[place] != Team.NEITHER and self._side(click.team, labels) != teams[place]:
                 count.forged += 1
             else:
                 clicked[place] = True
-        count.nobodys += int(np.sum(clicked & (teams == NEITHER)))
+        count.nobodys += int(np.sum(clicked & (teams == Team.NEITHER)))
         winner = Draft(np.arange(len(teams)), teams).winner(clicked)
-        if winner == NEITHER:
+        if winner == Team.NEITHER:
             count.unclicked += not clicked.any()
             count.drawn += int(clicked.any())
             return
         count.without_client += not search.client
-        count.decided.append(DecidedSearch(search.client, winner == NEW))
+        count.decided.append(DecidedSearch(search.client, winner == Team.NEW))
 
     def _side(self, label: str, labels: Mapping[str, str]) -> int | None:
         team = self.plan.team(label, labels)
@@ -301,7 +301,7 @@ class EngineTrial:
         lines = [json.dumps(head), *(json.dumps(["search", *one]) for one in searches)]
         lines += [json.dumps(["click", *one]) for one in clicks]
         path = private_folder(self.folder / EVENTS) / f"{number:04d}.jsonl"
-        write_whole(path, "\n".join(lines) + "\n", private=True)
+        write_atomic(path, "\n".join(lines) + "\n", private=True)
 
     def _batches(self) -> Iterable[tuple[dict[str, Any], list[ShownSearch], list[SearchClick]]]:
         """Each reading: its head, searches and clicks."""
@@ -309,8 +309,11 @@ class EngineTrial:
             try:
                 first, *rest = read_bytes(path).decode().splitlines()
                 head = parse_json(first)
-                if head["format"] != BATCH_FORMAT:
+                counts = head["dropped"].values()
+                if head["format"] != BATCH_FORMAT or not isinstance(head["complete"], bool):
                     raise ValueError("it is no reading of a trial")
+                if not all(isinstance(count, int) for count in counts):
+                    raise ValueError("a count in it is not a whole number")
                 rows = [parse_json(line) for line in rest]
                 searches = [_stored_search(row) for row in rows if row[0] == "search"]
                 clicks = [SearchClick(*map(str, row[1:])) for row in rows if row[0] == "click"]

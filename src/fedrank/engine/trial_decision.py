@@ -21,7 +21,7 @@ from fedrank.seeds import rng_for
 
 LONGEST = 16.0  # decided searches of a trial, in units of 1 / (2 wins - 1)^2: enough for nine in ten that win so often
 SIMULATED = 1000  # trials from which it is told how long one takes
-LARGEST_SHARE = 0.1  # of the searches counted so far that one client may have, so that early on nobody delays a stop
+MAX_SHARE = 0.1  # of the searches counted so far that one client may have, so that early on nobody delays a stop
 USUAL = (0.2, 0.45, 0.5, 0.55, 0.6, 0.7)  # shares of wins for which that is told
 
 
@@ -36,7 +36,7 @@ class TrialRules:
 
     def cap(self, counted: int) -> int:
         """Decided searches that one client may count when so many are counted in all."""
-        return min(self.per_client, max(1, int(LARGEST_SHARE * counted)))
+        return min(self.per_client, max(1, int(MAX_SHARE * counted)))
 
     def __post_init__(self) -> None:
         if self.per_client < 1:

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedrank.data.json_lines import field_of, json_rows, moment_of, name_of, values_of
+from fedrank.data.rows import Column, RowFormat, RowReader, UnusableRow
+from fedrank.data.values import nested_value, parse_id, parse_list, parse_time
 from fedrank.engine.team_draft import BOTH, NEW, OLD, team_draft
 from fedrank.engine.trial_record import TrialPlan
 from fedrank.files import opened
 
-MOST_SHOWN = 1000  # documents in a list
+MAX_SHOWN = 1000  # documents in a list
 CODES = {OLD: "o", NEW: "n", BOTH: "b"}  # of teams, where many are stored
 
 
@@ -42,7 +43,7 @@ class SearchClick(NamedTuple):
     team: str  # that it claims; "" where it claims none
 
 
-class NotCounted(ValueError):
+class NotCounted(UnusableRow):
     """Why a line says nothing."""
 
 
@@ -62,22 +63,17 @@ def read_events(plan: TrialPlan, file: str | Path, labels: Mapping[str, str]) ->
     `labels` says which of OpenSearch's ids is "old" and which "new". A file without a single line of use is refused.
     """
     found = EventLines()
-    rows = 0
     with opened(file) as source:  # first: a file that grows meanwhile is not the same when it is read again
         digest = hashlib.file_digest(source, "sha256").hexdigest()
-    for _, row, problem in json_rows(Path(file)):
-        rows += 1
-        try:
-            if row is None:
-                raise NotCounted(problem)
-            one = parse_row(row, plan, labels)
-        except NotCounted as why:
-            found.dropped[str(why)] += 1
-            continue
-        if isinstance(one, ShownSearch):
-            found.searches.append(one)
+    column = Column((), lambda row: parse_row(row, plan, labels))
+    reader = RowReader(file, RowFormat({"event": column}, kind="json", nested=True))
+    for _, row in reader:
+        if isinstance(row["event"], ShownSearch):
+            found.searches.append(row["event"])
         else:
-            found.clicks.append(one)
+            found.clicks.append(row["event"])
+    rows = reader.rows
+    found.dropped = Counter({reason: one["rows"] for reason, one in reader.left_out.found.items()})
     if rows and found.dropped.total() == rows:
         reason, times = found.dropped.most_common(1)[0]
         raise ValueError(
@@ -96,7 +92,7 @@ def parse_row(row: dict[str, Any], plan: TrialPlan, labels: Mapping[str, str]) -
     if "clicked" in row:
         return _click(row, "search", "clicked", "client", "team")
     if "query_response_hit_ids" in row:
-        attributes = {name: field_of(row, f"query_attributes.{name}") for name in ("trial", "teams", "old", "new")}
+        attributes = {name: nested_value(row, f"query_attributes.{name}") for name in ("trial", "teams", "old", "new")}
         row = {
             **{name: value for name, value in attributes.items() if value is not None},
             "search": row.get("query_id"),
@@ -112,12 +108,12 @@ def parse_row(row: dict[str, Any], plan: TrialPlan, labels: Mapping[str, str]) -
 
 
 def _click(row: dict[str, Any], search: str, document: str, client: str, team: str) -> SearchClick:
-    claimed = field_of(row, team)
+    claimed = nested_value(row, team)
     return SearchClick(
         _name(row, search, "a click that does not say in which search"),
         _name(row, document, "a click that does not say on what"),
         _client(row, client),
-        "" if claimed is None else name_of(claimed) or "?",
+        "" if claimed is None else parse_id(claimed) or "?",
     )
 
 
@@ -151,7 +147,7 @@ def _search(row: dict[str, Any], plan: TrialPlan, labels: Mapping[str, str]) -> 
         raise NotCounted("of another trial")
     search = _name(row, "search", "a search without an id")
     client = _client(row, "client")
-    shown, teams = _ids(row["shown"]), values_of(row.get("teams"))
+    shown, teams = _ids(row["shown"]), parse_list(row.get("teams"))
     if not teams:
         raise NotCounted("a search without teams: it was not part of the trial")
     if len(teams) != len(shown):
@@ -168,7 +164,7 @@ def _search(row: dict[str, Any], plan: TrialPlan, labels: Mapping[str, str]) -> 
     if "old" in row or "new" in row:
         whose = _checked(search, shown, whose, _ids(row.get("old")), _ids(row.get("new")), plan)
         known = True
-    time = moment_of(row.get("time"))
+    time = parse_time(row.get("time"))
     if time is None:
         raise NotCounted("a search without a time that could be one")
     return ShownSearch(search, client, time, shown, "".join(CODES[team] for team in whose), known)
@@ -198,23 +194,23 @@ def _checked(
 
 
 def _ids(value: Any) -> tuple[str, ...]:
-    listed = values_of(value)
+    listed = parse_list(value)
     if not listed:
         raise NotCounted("an empty list, or none")
-    if len(listed) > MOST_SHOWN:
-        raise NotCounted(f"a list of more than {MOST_SHOWN:,} places")
-    names = tuple(map(name_of, listed))
+    if len(listed) > MAX_SHOWN:
+        raise NotCounted(f"a list of more than {MAX_SHOWN:,} places")
+    names = tuple(map(parse_id, listed))
     if "" in names:
         raise NotCounted("a list with something in it that is no document")
     return names
 
 
 def _name(row: dict[str, Any], field: str, without: str) -> str:
-    if name := name_of(field_of(row, field)):
+    if name := parse_id(nested_value(row, field)):
         return name
     raise NotCounted(without)
 
 
 def _client(row: dict[str, Any], field: str) -> str:
     """The browser; "" where none is named. What cannot be a name is one of those that nobody knows."""
-    return name_of(field_of(row, field))
+    return parse_id(nested_value(row, field))

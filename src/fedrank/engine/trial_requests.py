@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from fedrank.engine.trial_record import LABELS, TrialModel, TrialPlan
-from fedrank.files import parse_json, private_folder, read_bytes, write_whole
+from fedrank.files import parse_json, private_folder, read_bytes, write_atomic
 from fedrank.trees.export import export
 
 REQUESTS, BEGIN, ADOPT, ROLL_BACK, DRAFT = "requests", "begin.sh", "adopt.sh", "rollback.sh", "team_draft.py"
@@ -47,7 +47,7 @@ def write_requests(plan: TrialPlan, folder: str | Path, query: str | Path | None
     folder = Path(folder)
     if plan.to == "own":
         source = (files("fedrank.engine") / DRAFT).read_text(encoding="utf-8")
-        write_whole(private_folder(folder) / DRAFT, source)
+        write_atomic(private_folder(folder) / DRAFT, source)
         return [folder / DRAFT]
     requests = private_folder(private_folder(folder) / REQUESTS)
     body = _query(query)
@@ -57,7 +57,7 @@ def write_requests(plan: TrialPlan, folder: str | Path, query: str | Path | None
             export(model.path, plan.to, requests / f"{side}-model.json", name=model.name, store=store)
     scripts = _opensearch(plan, requests, body) if plan.to == "opensearch" else _solr(plan)
     for name, text in scripts.items():
-        write_whole(folder / name, text)
+        write_atomic(folder / name, text)
         (folder / name).chmod(0o700)
     return [folder / name for name in scripts]
 
@@ -189,4 +189,4 @@ def _query(path: str | Path | None) -> dict[str, Any]:
 
 
 def _write(path: Path, content: dict[str, Any]) -> None:
-    write_whole(path, json.dumps(content, indent=1) + "\n")
+    write_atomic(path, json.dumps(content, indent=1) + "\n")

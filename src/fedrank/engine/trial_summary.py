@@ -9,7 +9,7 @@ from fedrank.engine.adoption import read_current
 from fedrank.engine.trial import UNFAIR, Count, EngineTrial, HistoryEntry, ImportResult
 from fedrank.engine.trial_decision import Judgement, Needed
 from fedrank.engine.trial_record import TrialPlan
-from fedrank.experiments.report.sections import Cell, Pairs, Part, Points, Section, Table, Tone, say
+from fedrank.experiments.report.sections import Cell, Pairs, Part, Points, Section, Table, Tone, paragraph
 
 LARGE = 20.0  # logarithm of evidence that needs no digits
 RULINGS: dict[str, tuple[str, Tone]] = {
@@ -43,14 +43,16 @@ def about_plan(plan: TrialPlan, needed: Sequence[Needed]) -> list[Section]:
 
 def about_reading(brought: ImportResult) -> list[Section]:
     """What one reading brought, and what was left out."""
-    parts: list[Part] = [say(f"{brought.searches:,} new searches, {brought.clicks:,} new clicks")]
+    parts: list[Part] = [paragraph(f"{brought.searches:,} new searches, {brought.clicks:,} new clicks")]
     left = dict(brought.dropped)
     if brought.known:
         left["read before"] = brought.known
     if left:
         rows = [[Cell(reason), Cell(f"{times:,}")] for reason, times in left.items()]
         parts.append(Table(("left out", "lines"), rows))
-    parts += [say(f"{name} was read before, byte for byte, and counts once", tone="quiet") for name in brought.skipped]
+    parts += [
+        paragraph(f"{name} was read before, byte for byte, and counts once", tone="quiet") for name in brought.skipped
+    ]
     return [Section("Read", tuple(parts))]
 
 
@@ -58,7 +60,7 @@ def about_trial(trial: EngineTrial, count: Count, judgement: Judgement) -> list[
     """How it stands, what that rests on, and what was left out."""
     plan, gate = trial.plan, trial.plan.rules.gate
     verdict, tone = RULINGS[judgement.ruling]
-    heading = say(f"{verdict}: {judgement.because}.", tone=tone)
+    heading = paragraph(f"{verdict}: {judgement.because}.", tone=tone)
     gained, without, against = judgement.evidence[-1]
     bets = Table(
         ("bet", "evidence", "needed"),
@@ -76,7 +78,7 @@ def about_trial(trial: EngineTrial, count: Count, judgement: Judgement) -> list[
     parts: list[Part] = [heading, _models(plan), bets]
     if count.unfair > UNFAIR:
         parts.append(
-            say(
+            paragraph(
                 f"The coin was not fair: the old model went first in {count.leads[0]:,} lists, the new one in "
                 f"{count.leads[1]:,}. Clicks say nothing about such lists; look at what mixes them.",
                 tone="worse",
@@ -137,14 +139,14 @@ def _history(trial: EngineTrial) -> list[Section]:
     current = read_current(trial.current).now
     parts: list[Part] = []
     if deeds:
-        parts.append(Points(tuple(_told(deed) for deed in deeds)))
+        parts.append(Points(tuple(_told(entry) for entry in deeds)))
     if current is not None:
-        parts.append(say(f"In use: {current.name}, since {current.since[:16]}"))
+        parts.append(paragraph(f"In use: {current.name}, since {current.since[:16]}"))
     return [Section("History", tuple(parts))] if parts else []
 
 
-def _told(deed: HistoryEntry) -> str:
-    return f"{deed.at[:16]} {deed.what} by {deed.who}" + (f": {deed.because}" if deed.because else "")
+def _told(entry: HistoryEntry) -> str:
+    return f"{entry.at[:16]} {entry.what} by {entry.who}" + (f": {entry.because}" if entry.because else "")
 
 
 def _models(plan: TrialPlan) -> Pairs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from fedrank.federated.robust import (
     TrimmedMean,
     Trust,
 )
-from fedrank.types import Aggregator, Change, Messages, Trait
+from fedrank.types import Aggregator, Change, Messages, Trait, has_trait
 
 
 @dataclass(frozen=True)
@@ -29,24 +29,13 @@ class Mean:
 
     weighted: bool = True  # by interactions; otherwise, and always with scaffold, every client counts the same
 
-    traits: ClassVar[frozenset[Trait]] = frozenset({"sum"})
+    traits: ClassVar[frozenset[Trait]] = frozenset({"mean"})
 
-    def part(self, messages: Messages) -> NDArray[np.float64]:
-        """[parameters + 1]: the weighted sum, and the sum of weights behind it."""
-        weights = messages.sizes if self.weighted else np.ones_like(messages.sizes)
-        total = np.zeros(messages.updates.shape[1] + 1)
-        kernels.sums.add_rows(weights, messages.updates, total[:-1])
-        total[-1] = weights.sum()
-        return total
-
-    def whole(self, total: NDArray[np.float64]) -> Change:
-        if total[-1] == 0:
-            return np.zeros(len(total) - 1)
-        change: Change = total[:-1] / total[-1]
-        return change
+    def client_weights(self, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+        return sizes if self.weighted else np.ones_like(sizes)
 
     def __call__(self, messages: Messages) -> Change:
-        return self.whole(self.part(messages))
+        return whole_of(self, part_of(self, messages))
 
 
 @dataclass(frozen=True)
@@ -58,6 +47,29 @@ class Apart:
     def __call__(self, messages: Messages) -> Change:
         """[clients, parameters]: each model moves by its own update."""
         return messages.updates.astype(np.float64)
+
+
+def part_of(rule: Any, messages: Messages) -> NDArray[Any]:
+    """What the messages of some clients add to an aggregator that is a sum.
+
+    Of a mean this is [parameters + 1]: the weighted sum of updates, and the sum of weights.
+    """
+    if not has_trait(rule, "mean"):
+        part: NDArray[Any] = rule.part(messages)
+        return part
+    weights = rule.client_weights(messages.sizes)
+    total = np.zeros(messages.updates.shape[1] + 1)
+    kernels.sums.add_rows(weights, messages.updates, total[:-1])
+    total[-1] = weights.sum()
+    return total
+
+
+def whole_of(rule: Any, total: NDArray[Any]) -> Change:
+    """The change that a sum of parts comes to."""
+    if not has_trait(rule, "mean"):
+        change: Change = rule.whole(total)
+        return change
+    return total[:-1] / total[-1] if total[-1] else np.zeros(len(total) - 1)
 
 
 AGGREGATORS: dict[str, type[Aggregator] | type[Reputation]] = {

@@ -9,20 +9,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank import kernels
 from fedrank.federated.compatibility import people_clashes
 from fedrank.federated.messages import Call, Message, payload_of
-from fedrank.ranking.learners import Pdgd
 from fedrank.seeds import rng_for
 from fedrank.types import (
     NO_CORRECTION,
-    Impression,
     Impressions,
-    Judged,
     Learned,
     Learner,
     LocalStep,
-    Logged,
     Mechanism,
     Memory,
     Messages,
@@ -78,7 +73,7 @@ class ClientAnswer(NamedTuple):
 def answer_from_holdings(
     task: ClientTask, call: Call, one: SimulatedClients, memory: Memory, own: OwnChance
 ) -> ClientAnswer:
-    """The same from what a client holds, and by the loop of simulations: `one` is a crowd of this client alone.
+    """The same from what a client holds, and by the loop of simulations: `one` has this client alone alone.
 
     Where the client is an organisation, each of its people learns from own searches alone, as in `answer_of_people`.
     """
@@ -165,89 +160,3 @@ def _leaving(task: ClientTask, messages: Messages, call: Call, own: OwnChance) -
 def steps_of(learner: Learner, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
     """[n]: how many steps clients took, times the rate."""
     return sizes.astype(np.float64) * float(getattr(learner, "rate", 1.0))
-
-
-@dataclass(frozen=True)
-class Simulated:
-    """The impressions of one simulated client, drawn as the compiled loop of a simulation draws them."""
-
-    crowd: SimulatedClients  # of one client
-    own: OwnChance
-    learner: Learner
-
-    def __len__(self) -> int:
-        return int(self.crowd.interactions[0])
-
-    def drawn(self, weights: NDArray[np.float32], number: int) -> Impression:
-        crowd, (query, chance) = self.crowd, self._stream(number)
-        features, grades = self._documents(query)
-        records, show, count = kernels.records, kernels.show, len(grades)
-        display = records.Display(*(self.learner.display if isinstance(self.learner, Pdgd) else (False, 1.0, 0.0)))
-        page = records.Page(
-            np.empty(count, np.float32), np.empty(count), np.empty(max(count, show.SHOWN), np.int64), np.empty(0, bool)
-        )
-        race = records.Race(*(np.empty(count) for _ in range(3)), *(np.empty(count, np.int64) for _ in range(2)))
-        table = records.Candidates(crowd.data.features, crowd.data.offsets)
-        size, _ = show.show(weights, self.learner.ranker.hidden, table, query, display, chance, page, race)
-        shown, clicked = page.shown[:size].copy(), np.empty(size, dtype=np.bool_)
-        if display.logged:
-            show.click_what_has_a_grade(grades, size, clicked)
-        else:
-            self._click(grades, shown, chance, clicked)
-        return Impression(features, page.scores, shown, clicked)
-
-    def best(self, weights: NDArray[np.float32], number: int) -> Impression:
-        query, chance = self._stream(number)
-        features, grades = self._documents(query)
-        show, count = kernels.show, len(grades)
-        scores = np.empty(count, dtype=np.float32)
-        kernels.rankers.score(weights, self.learner.ranker.hidden, features, 0, count, scores)
-        shown = np.empty(show.SHOWN, dtype=np.int64)
-        bits = scores.view(np.int32).reshape(count, 1)
-        best, bounds = np.empty(show.SHOWN, np.int32), np.empty(show.SHOWN, np.int32)
-        keys, ordered = np.empty(count + 1, np.int64), np.empty(count, np.int64)
-        size = show.best_first(bits, count, np.empty_like(bits), best, bounds, keys, ordered, shown)
-        shown, clicked = shown[: max(size, 0)], np.empty(max(size, 0), dtype=np.bool_)
-        self._click(grades, shown, chance, clicked)
-        return Impression(features, scores, shown, clicked)
-
-    def judged(self, number: int) -> Judged:
-        return Judged(*self._documents(self._stream(number)[0]))
-
-    def logged(self, number: int) -> Logged:
-        query, _ = self._stream(number)
-        data = self.crowd.data
-        rows = slice(data.offsets[query], data.offsets[query + 1])
-        drawn = None if data.draw is None else (data.drawn[rows], *data.draw)
-        return Logged(data.features[rows], data.labels[rows], drawn)
-
-    def search(self, number: int) -> tuple[int, int]:
-        """The query of search number `number`, and the user who asks it (a row of the click tables)."""
-        query, stream = self._stream(number)
-        return query, self._user(stream)
-
-    def _stream(self, number: int) -> tuple[int, np.uint64]:
-        """The query of search number `number`, and its stream."""
-        crowd, chance = self.crowd, kernels.chance
-        place = int(crowd.at[0]) + number if len(crowd.at) else number
-        own = np.uint64(chance.stream(self.own.chance.key("learn"), self.own.id))
-        stream = np.uint64(chance.stream(own, place))
-        first, last = crowd.pools[crowd.pool[0]], crowd.pools[crowd.pool[0] + 1]
-        at = place if len(crowd.at) else int(chance.uniform(stream, 0) * (last - first))
-        return int(crowd.queries[first + at]), stream
-
-    def _documents(self, query: int) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
-        begin, end = self.crowd.data.offsets[query], self.crowd.data.offsets[query + 1]
-        return self.crowd.data.features[begin:end], self.crowd.grades[self.crowd.view[0]][begin:end]
-
-    def _click(
-        self, grades: NDArray[np.int8], shown: NDArray[np.int64], stream: np.uint64, clicked: NDArray[np.bool_]
-    ) -> None:
-        crowd, user = self.crowd, self._user(stream)
-        kernels.show.read_and_click(
-            grades, shown, len(shown), crowd.click[user], crowd.stop[user], crowd.attention[user], stream, clicked
-        )
-
-    def _user(self, stream: np.uint64) -> int:
-        user = int(self.crowd.user[0])
-        return user if user >= 0 else int(kernels.chance.uniform(stream, 1) * len(self.crowd.click))

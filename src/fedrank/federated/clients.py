@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Literal
 
 import numpy as np
 
 from fedrank.data.ranking import RankingData
 from fedrank.federated.partition import Iid, Partition, Split
-from fedrank.ranking.click_models import ClickModel, click_model_for
+from fedrank.ranking.click_models import ClickModel, OwnClickModel, click_model_for
+from fedrank.ranking.own_clicks import IN_TABLE, compiled_function
 from fedrank.seeds import rng_for
 from fedrank.types import SimulatedClients
+
+AnyClickModel = str | ClickModel | OwnClickModel
 
 
 def make_clients(
@@ -20,22 +25,31 @@ def make_clients(
     count: int,
     *,
     partition: Partition | None = None,
-    user: str | ClickModel | Sequence[str | ClickModel] = "perfect",
+    click_model: AnyClickModel | Sequence[AnyClickModel] = "perfect",
     interactions: int | Sequence[int] = 5,
-    user_per: Literal["client", "interaction"] = "client",
+    click_model_per: Literal["client", "interaction"] = "client",
     malicious: int = 0,
-    malicious_user: str | ClickModel | None = None,
+    malicious_click_model: AnyClickModel | None = None,
     people: int = 1,
     seed: int = 1,
 ) -> SimulatedClients:
-    """A table of `count` clients over `data`.
+    """Create `count` simulated clients that search the queries of `data`.
 
-    Of a list of users or interactions, client c gets entry c, counted around. With `user_per="interaction"` every
-    interaction draws one of the users instead, all alike. The first `malicious` clients are malicious, and click as
-    their own user does, if one is given.
+    `partition` decides which queries each client holds; without it, all clients draw from all queries. `click_model` is
+    a `ClickModel`, the name of one, or a function of your own: it takes the relevance labels of a list and uniform
+    random numbers, two for each result, and returns which results are clicked. `interactions` is the number of searches
+    per round. If either is a list, client c gets entry c, and the list repeats; with `click_model_per="interaction"`,
+    each interaction draws one of the click models at random. The first `malicious` clients are malicious;
+    `malicious_click_model` is theirs, if it differs.
 
-    With more than one of `people`, clients are organisations, and what is said of a client holds for each of its
-    people. The queries of an organisation are dealt out to them; where it has fewer, several ask the same.
+    With `people` above 1, clients are organisations, and the settings of a client apply to each of its people. The
+    queries of an organisation are divided among its people; if there are too few, several people have the same query.
+
+    >>> import fedrank as fr
+    >>> data = fr.synthetic("mq2007", queries=20)
+    >>> fr.make_clients(data, count=4, partition=fr.partitions.Own(), click_model="navigational", interactions=[1, 10])
+    <SimulatedClients of synthetic-mq2007; clients: 4; queries each: 5; interactions a round: 1 to 10; users:
+    navigational; malicious: 0>
     """
     from fedrank.kernels.measures import ideal_dcg
 
@@ -43,18 +57,21 @@ def make_clients(
         raise ValueError(f"{count} clients; at least one must take part")
     if people < 1:
         raise ValueError(f"people = {people}: no client has anybody who searches; use 1 or more")
-    if user_per not in ("client", "interaction"):
-        raise ValueError(f'user_per = {user_per!r} is not known; use "client" or "interaction"')
+    if click_model_per not in ("client", "interaction"):
+        raise ValueError(f'click_model_per = {click_model_per!r} is not known; use "client" or "interaction"')
     if not 0 <= malicious <= count:
         raise ValueError(f"{malicious} of {count} clients cannot be malicious; use 0 to {count}")
-    users = [user] if isinstance(user, (str, ClickModel)) else list(user)
+    users = (
+        list(click_model) if isinstance(click_model, Sequence) and not isinstance(click_model, str) else [click_model]
+    )
     honest = len(users)
-    if malicious and malicious_user is not None:
-        users.append(malicious_user)
+    if malicious and malicious_click_model is not None:
+        users.append(malicious_click_model)
     searches = np.resize(np.asarray(interactions, dtype=np.int64), count)
     if searches.min() < 0 or searches.max() < 1:
         raise ValueError(f"interactions = {interactions}: nobody would search; use 1 or more")
-    tables = [click_model_for(one, data.top_grade) if isinstance(one, str) else one for one in users]
+    own = tuple(None if isinstance(one, (str, ClickModel)) else one for one in users)
+    tables = [_table_of(one, data.top_grade) for one in users]
     for one in tables:
         if len(one.click) <= data.top_grade:
             raise ValueError(
@@ -68,56 +85,99 @@ def make_clients(
     grades = np.ascontiguousarray(data.grades[None, :] if split.grades is None else split.grades)
     view = np.zeros(count, dtype=np.int32) if split.view is None else split.view.astype(np.int32)
     # -1: kernels draw a row of the tables at every interaction.
-    who = np.arange(count, dtype=np.int32) % np.int32(honest) if user_per == "client" else np.full(count, -1, np.int32)
+    who = (
+        np.arange(count, dtype=np.int32) % np.int32(honest)
+        if click_model_per == "client"
+        else np.full(count, -1, np.int32)
+    )
     if len(users) > honest:
-        if user_per == "interaction":
+        if click_model_per == "interaction":
             raise ValueError(
-                'user_per = "interaction" draws among all users, also that of malicious clients; use "client"'
+                'click_model_per = "interaction" draws among all click models, also that of malicious clients; use '
+                '"client"'
             )
         who[:malicious] = honest
-    crowd = SimulatedClients(
+    click = _rows([one.click for one in tables], levels)
+    for row, model in enumerate(own):
+        if model is not None:
+            click[row] = IN_TABLE
+            if compiled_function(model) is None:
+                _note_slow(_click_model_name(model, row + 1))
+    clients = SimulatedClients(
         data=data,
         ids=np.arange(count, dtype=np.int64),
         pool=split.pool,
         view=view,
         judged=view if split.judged is None else split.judged,
-        user=who,
+        click_model=who,
         interactions=searches,
         malicious=np.arange(count) < malicious,
         queries=np.concatenate(split.pools),
         pools=np.cumsum([0, *map(len, split.pools)]).astype(np.int64),
         grades=grades,
         ideal=ideal_dcg(grades, data.offsets, 10),
-        click=_rows([one.click for one in tables], levels),
+        click=click,
         stop=_rows([one.stop for one in tables], levels),
         attention=np.array([one.attention for one in tables]),
         shared=np.zeros(0, dtype=np.int32) if split.shared is None else split.shared,
-        user_names=tuple(one if isinstance(one, str) else f"own table {u + 1}" for u, one in enumerate(users)),
+        click_model_names=tuple(_click_model_name(one, u + 1) for u, one in enumerate(users)),
+        own_click_models=own if any(own) else (),
     )
-    return crowd if people == 1 else _with_people(crowd, people, rng_for(seed, "people"))
+    return clients if people == 1 else _with_people(clients, people, rng_for(seed, "people"))
 
 
-def _with_people(crowd: SimulatedClients, people: int, rng: np.random.Generator) -> SimulatedClients:
+def _table_of(model: AnyClickModel, top_grade: int) -> ClickModel:
+    """The probabilities of a click model; one from outside has none, and its table is never read."""
+    if isinstance(model, str):
+        return click_model_for(model, top_grade)
+    if isinstance(model, ClickModel):
+        return model
+    if not callable(model):
+        raise ValueError(f"click_model = {model!r} is not a click model; use a name, a ClickModel or a function")
+    return ClickModel((0.0,) * (top_grade + 1), (0.0,) * (top_grade + 1))
+
+
+@cache
+def _note_slow(name: str) -> None:
+    """Once for each process."""
+    warnings.warn(
+        f"the click model {name} runs in Python, about 25 times slower than a compiled one; use @numba.njit if that is "
+        "too slow",
+        stacklevel=3,
+    )
+
+
+def _click_model_name(model: AnyClickModel, number: int) -> str:
+    if isinstance(model, str):
+        return model
+    if isinstance(model, ClickModel):
+        return f"own table {number}"
+    return str(getattr(model, "__name__", type(model).__name__))
+
+
+def _with_people(clients: SimulatedClients, people: int, rng: np.random.Generator) -> SimulatedClients:
     """Every client with so many people, each with a share of its queries; users of a search log stay whole."""
     pools: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
-    for pool in crowd.pool:
-        queries = crowd.queries[crowd.pools[pool] : crowd.pools[pool + 1]]
-        who = crowd.data.who[queries] if len(crowd.data.who) else queries
+    for pool in clients.pool:
+        queries = clients.queries[clients.pools[pool] : clients.pools[pool + 1]]
+        who = clients.data.who[queries] if len(clients.data.who) else queries
         users, of_query = np.unique(who, return_inverse=True)
         places = np.split(np.argsort(of_query.ravel(), kind="stable"), np.cumsum(np.bincount(of_query.ravel()))[:-1])
         turn = np.resize(rng.permutation(len(users)), max(len(users), people))
-        dealt = (np.concatenate([places[user] for user in turn[person::people]]) for person in range(people))
+        dealt = (
+            np.concatenate([places[click_model] for click_model in turn[person::people]]) for person in range(people)
+        )
         pools += [queries[np.sort(mine)] for mine in dealt]
-    client = np.repeat(np.arange(len(crowd)), people)
+    client = np.repeat(np.arange(len(clients)), people)
     each = replace(
-        crowd.rows(client),
-        ids=crowd.ids[client] * people + np.tile(np.arange(people), len(crowd)),
+        clients.rows(client),
+        ids=clients.ids[client] * people + np.tile(np.arange(people), len(clients)),
         pool=np.arange(len(pools), dtype=np.int32),
         queries=np.concatenate(pools),
         pools=np.cumsum([0, *map(len, pools)]).astype(np.int64),
-        client=crowd.ids[client],
+        client=clients.ids[client],
     )
-    return replace(crowd, interactions=crowd.interactions * people, people=each)
+    return replace(clients, interactions=clients.interactions * people, people=each)
 
 
 def _check(split: Split, count: int) -> None:

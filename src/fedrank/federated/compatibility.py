@@ -106,7 +106,7 @@ CLASHES = (
         "aggregator",
         lambda f: has_trait(f.mechanism, "adds up") and not has_trait(f.aggregator, "sum"),
         "{name} must see single updates, and this mechanism protects nothing but their sum; "
-        'use the aggregator "mean", or noise with place = "client"',
+        'use the aggregator "mean", or noise with placement = "client"',
     ),
 )
 

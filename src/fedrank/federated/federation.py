@@ -10,16 +10,30 @@ from fedrank.federated.aggregators import Mean
 from fedrank.federated.compatibility import clashes
 from fedrank.federated.server_optimizers import Add
 from fedrank.ranking.learners import Pdgd
-from fedrank.types import Aggregator, Attack, Learner, LocalStep, Mechanism, ServerStep, has_trait
+from fedrank.types import Aggregator, Attack, Learner, LocalStep, Mechanism, ServerOptimizer, has_trait
 
 
 @dataclass(frozen=True)
 class Federation:
-    """Who does what."""
+    """A federation names the methods that clients and server use in every round.
+
+    Clients learn with `learner`, and `local` corrects their steps. Malicious clients apply `attack`, and `mechanism`
+    protects what leaves a client. The server combines updates with `aggregator` and moves its model with `server`.
+    Methods that cannot work together raise a ValueError.
+
+    >>> import fedrank as fr
+    >>> federation = fr.Federation(
+    ...     learner=fr.learners.Pdgd(rate=0.1), aggregator=fr.aggregators.Median(), participation=0.5
+    ... )
+    >>> clients = fr.make_clients(fr.synthetic("mq2007", queries=20), count=8, interactions=5)
+    >>> [outcome] = fr.simulate(federation, clients, rounds=1)
+    >>> outcome.interactions  # of 4 clients that took part
+    20
+    """
 
     learner: Learner = field(default_factory=Pdgd)
     aggregator: Aggregator = field(default_factory=Mean)
-    server: ServerStep = field(default_factory=Add)
+    server: ServerOptimizer = field(default_factory=Add)
     local: LocalStep | None = None  # what holds the local steps of clients together that differ
     attack: Attack | None = None  # what malicious clients do; only in simulation
     mechanism: Mechanism | None = None  # what protects what leaves a client

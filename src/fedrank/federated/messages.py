@@ -12,7 +12,7 @@ from fedrank import wire
 from fedrank.types import AddingMechanism, Learner, Mechanism, has_trait
 from fedrank.wire import Label, Part
 
-LARGEST_SIZE = 1 << 40  # interactions behind one update; more is nonsense
+MAX_SIZE = 1 << 40  # interactions behind one update; more is nonsense
 
 
 def payload_of(learner: Learner, mechanism: Mechanism | None, parameters: int) -> tuple[str | np.dtype[Any], int]:
@@ -91,7 +91,7 @@ class Message:
         label = Label("message", expected.run, expected.round, expected.attempt)
         sender, found = wire.unpack(content, label, parts, expected.senders)
         size = int(found["size"][0])
-        if not 0 <= size <= LARGEST_SIZE:
+        if not 0 <= size <= MAX_SIZE:
             raise wire.Refused(f"it names {size} interactions, which cannot be")
         return cls(expected.run, expected.round, sender, found["payload"], size, expected.attempt)
 

@@ -1,4 +1,4 @@
-"""Rounds [r, r + n) in one call of a graphics card, where every part of a small round has a twin there."""
+"""Many small rounds in one call of a graphics card, where every part of a round runs there."""
 
 from __future__ import annotations
 
@@ -10,25 +10,14 @@ from numpy.typing import NDArray
 
 from fedrank.federated.federation import Federation, cohort_size
 from fedrank.federated.server import State
-from fedrank.federated.server_optimizers import Adam, Add, Momentum
+from fedrank.kernels.records import ADAM
 from fedrank.ranking.cuda.pdgd import PdgdOnDevice
-from fedrank.ranking.cuda.rounds import ADAM, ADD, MOMENTUM, MOST_CLIENTS, MoveOnDevice, RoundsDone, RoundsOnDevice
+from fedrank.ranking.cuda.rounds import MAX_CLIENTS, MoveOnDevice, RoundsDone, RoundsOnDevice
 from fedrank.seeds import Chance
-from fedrank.types import ServerStep, SimulatedClients
+from fedrank.types import SimulatedClients, fast_path
 
 SEARCHES = 25_000  # about as many are done in one call: somebody may want to stop a run
-MOST_ROUNDS = 512  # of one call
-
-
-def step_of(server: ServerStep) -> MoveOnDevice | None:
-    """A server step as loops take it; None for one that they do not know."""
-    if type(server) is Add:
-        return MoveOnDevice(ADD, server.rate)
-    if type(server) is Momentum:
-        return MoveOnDevice(MOMENTUM, server.rate, server.momentum)
-    if type(server) is Adam:
-        return MoveOnDevice(ADAM, server.rate, server.beta1, server.beta2, server.epsilon)
-    return None
+MAX_ROUNDS = 512  # of one call
 
 
 class _Begun(NamedTuple):
@@ -45,28 +34,40 @@ class MultiRound:
     """Rounds of a federation whose rule is the mean, many in one call."""
 
     def __init__(
-        self, rounds: RoundsOnDevice, federation: Federation, crowd: SimulatedClients, seed: int, weighted: bool
+        self, rounds: RoundsOnDevice, federation: Federation, clients: SimulatedClients, seed: int, weighted: bool
     ) -> None:
-        self.rounds, self.federation, self.crowd, self.seed, self.weighted = rounds, federation, crowd, seed, weighted
-        self.taking_part = cohort_size(len(crowd), federation.participation)
-        searches = int(crowd.interactions.sum()) * self.taking_part // max(len(crowd), 1)
+        self.rounds, self.federation, self.clients, self.seed, self.weighted = (
+            rounds,
+            federation,
+            clients,
+            seed,
+            weighted,
+        )
+        self.taking_part = cohort_size(len(clients), federation.participation)
+        searches = int(clients.interactions.sum()) * self.taking_part // max(len(clients), 1)
         self._begun: _Begun | None = None
-        self.most = max(1, min(MOST_ROUNDS, SEARCHES // max(searches, 1)))
+        self.most = max(1, min(MAX_ROUNDS, SEARCHES // max(searches, 1)))
 
     @classmethod
     def of(
-        cls, there: PdgdOnDevice | None, federation: Federation, crowd: SimulatedClients, seed: int, weighted: bool
+        cls,
+        on_device: PdgdOnDevice | None,
+        federation: Federation,
+        clients: SimulatedClients,
+        seed: int,
+        weighted: bool,
     ) -> MultiRound | None:
-        """None where a part has no twin there, or a round is so large that it fills a card by itself."""
-        step = step_of(federation.server)
+        """None where a part does not run there, or a round is so large that it fills a card by itself."""
+        step = fast_path(federation.server, "compiled_step")
         if (
-            type(there) is not PdgdOnDevice
+            on_device is None
+            or not on_device.many_rounds
             or step is None
-            or cohort_size(len(crowd), federation.participation) > MOST_CLIENTS
+            or cohort_size(len(clients), federation.participation) > MAX_CLIENTS
         ):
             return None
-        rounds = RoundsOnDevice(there, step, weighted)
-        return cls(rounds, federation, crowd, seed, weighted) if rounds.fits else None
+        rounds = RoundsOnDevice(on_device, MoveOnDevice(*step()), weighted)
+        return cls(rounds, federation, clients, seed, weighted) if rounds.fits else None
 
     def __call__(
         self, state: State, last: int, drawn: Callable[[int], NDArray[np.int64]]
@@ -95,8 +96,8 @@ class MultiRound:
     def _begin(self, state: State, last: int, drawn: Callable[[int], NDArray[np.int64]]) -> _Begun:
         numbers = range(state.round + 1, min(last, state.round + self.most) + 1)
         cohorts = [drawn(number) for number in numbers]
-        everybody = self.taking_part == len(self.crowd)
-        sizes = self.crowd.interactions
+        everybody = self.taking_part == len(self.clients)
+        sizes = self.clients.interactions
         if not self.weighted:
             counts = np.full(len(numbers), float(self.taking_part))
         elif everybody:
@@ -116,16 +117,16 @@ class MultiRound:
 
     def _bias(self, state: State, rounds: int) -> NDArray[np.float64]:
         """[rounds, 2]: what Adam divides by, as it computes it."""
-        server = self.federation.server
-        if not isinstance(server, Adam):
+        step = self.rounds.step
+        if step.kind != ADAM:
             return np.zeros((0, 2))
         from fedrank.kernels.elementary import power
 
         steps = state.server[-1] + np.arange(1, rounds + 1)
-        return np.array([[1 - power(beta, step) for beta in (server.beta1, server.beta2)] for step in steps])
+        return np.array([[1 - power(beta, count) for beta in (step.beta1, step.beta2)] for count in steps])
 
     def _servers(self, state: State, kept: NDArray[np.float64]) -> NDArray[np.float64]:
         """[rounds, all that the step remembers]."""
-        if not isinstance(self.federation.server, Adam):
+        if self.rounds.step.kind != ADAM:
             return kept
         return np.column_stack([kept, state.server[-1] + np.arange(1, len(kept) + 1)])

@@ -130,7 +130,7 @@ class Labels:
             query_ids=data.query_ids[query_of[row[begins]]],
             who=data.who[query_of[row[begins]]] if len(data.who) else data.who,
             when=data.when[query_of[row[begins]]] if len(data.when) else data.when,
-            place=data.place[row] if len(data.place) else data.place,
+            position=data.position[row] if len(data.position) else data.position,
             intents=data.intents[:, row] if len(data.intents) else data.intents,
         )
         if self.normalise_after:

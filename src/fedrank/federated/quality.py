@@ -20,9 +20,17 @@ def alike(clients: SimulatedClients) -> bool:
 def quality_by_client(
     measures: Sequence[str], weights: Weights, ranker: Ranker, clients: SimulatedClients
 ) -> NDArray[np.float64]:
-    """[measures, clients]: each client's model on the queries that it searches with, by its own grades.
+    """Measure the model of each client on its own queries, by its own relevance labels.
 
-    `weights` is one model for all, or one per client. NaN where no query of a client could be ranked better or worse.
+    `weights` is one model for all clients, or a row for each client. The result is [measures, clients]. It is NaN if
+    all documents of each of the client's queries have the same label.
+
+    >>> import fedrank as fr
+    >>> clients = fr.make_clients(fr.synthetic("mq2007", queries=40), count=4, partition=fr.partitions.Own())
+    >>> *_, last = fr.simulate(fr.Federation(), clients, rounds=20)
+    >>> print(fr.quality_by_client(["ndcg@10", "mrr"], last.weights, fr.rankers.Linear(), clients).round(2))
+    [[0.41 0.66 0.44 0.68]
+     [0.64 0.89 0.75 1.  ]]
     """
     values = np.full((len(measures), len(clients)), np.nan)
     places = np.stack([clients.pool, clients.judged], axis=1)

@@ -19,7 +19,7 @@ from fedrank.types import Arrays, Change, Messages, Trait, Updates
 
 FEW = 48  # clients; up to here one compiled loop beats calls of libraries
 FLATTEST = 0.01  # cosine of a move and its bend; below, a pair tells more about noise than about curvature
-FEWEST_JUDGED = 4  # scores; fewer always look like two clusters
+MIN_JUDGED = 4  # scores; fewer always look like two clusters
 ROUNDING = 1e-24  # squared; scores are about 1, and differences below 1e-12 come from rounding
 REFERENCES = 500  # sets of values without clusters
 _ROBUST: frozenset[Trait] = frozenset({"robust"})
@@ -55,12 +55,16 @@ class Krum:
 
     needs: ClassVar[int] = 2  # clients for each attacker, and three more, before it promises anything
     traits: ClassVar[frozenset[Trait]] = _ROBUST
+    device_bytes: ClassVar[int] = 8  # of a card's fast memory for each client
 
     def __post_init__(self) -> None:
         _check_share(self.attackers)
 
     def __call__(self, messages: Messages) -> Change:
         return _krum(messages.updates, self.attackers, self.distance == "squared", alone=True)
+
+    def on_device(self, updates: Any) -> Change:
+        return _krum_on_device(updates, self.attackers, self.distance == "squared", alone=True)
 
 
 @dataclass(frozen=True)
@@ -75,12 +79,16 @@ class MultiKrum:
 
     needs: ClassVar[int] = 2  # clients for each attacker, and three more, before it promises anything
     traits: ClassVar[frozenset[Trait]] = _ROBUST
+    device_bytes: ClassVar[int] = 8  # of a card's fast memory for each client
 
     def __post_init__(self) -> None:
         _check_share(self.attackers)
 
     def __call__(self, messages: Messages) -> Change:
         return _krum(messages.updates, self.attackers, self.distance == "squared", alone=False)
+
+    def on_device(self, updates: Any) -> Change:
+        return _krum_on_device(updates, self.attackers, self.distance == "squared", alone=False)
 
 
 @dataclass(frozen=True)
@@ -90,12 +98,17 @@ class TrimmedMean:
     attackers: float = 0.2  # share of clients assumed malicious, below 0.5; as many are dropped at either end
 
     traits: ClassVar[frozenset[Trait]] = _ROBUST
+    device_bytes: ClassVar[int] = 4  # of a card's fast memory for each client
 
     def __post_init__(self) -> None:
         _check_share(self.attackers)
 
     def __call__(self, messages: Messages) -> Change:
         return _trimmed_mean(messages.updates, self.dropped(len(messages.updates)))
+
+    def on_device(self, updates: Any) -> Change:
+        change: Change = updates.trimmed_mean(self.dropped(updates.clients))
+        return change
 
     def dropped(self, clients: int) -> int:
         """Values at either end that do not count."""
@@ -107,9 +120,14 @@ class Median:
     """Middle value of each parameter; of an even number, the mean of the middle two (Yin et al., ICML 2018)."""
 
     traits: ClassVar[frozenset[Trait]] = _ROBUST
+    device_bytes: ClassVar[int] = 4  # of a card's fast memory for each client
 
     def __call__(self, messages: Messages) -> Change:
         return _trimmed_mean(messages.updates, self.dropped(len(messages.updates)))
+
+    def on_device(self, updates: Any) -> Change:
+        change: Change = updates.trimmed_mean(self.dropped(updates.clients))
+        return change
 
     def dropped(self, clients: int) -> int:
         """Values at either end that do not count: all but the middle one, or two."""
@@ -133,7 +151,7 @@ class Bulyan:
         _check_share(self.attackers)
 
     def __call__(self, messages: Messages) -> Change:
-        from fedrank.kernels.robust import means_around_medians, peel
+        from fedrank.kernels.robust import bulyan_choice, means_around_medians
 
         updates = _plain(messages.updates)
         n = len(updates)
@@ -150,7 +168,7 @@ class Bulyan:
             _warn("Bulyan", n, m, 4 * m + 3)
         distances = _distances(updates, self.distance == "squared")
         chosen = np.empty(n - 2 * m, dtype=np.int64)
-        peel(np.sort(distances, axis=1), distances, m, len(chosen), chosen)
+        bulyan_choice(np.sort(distances, axis=1), distances, m, len(chosen), chosen)
         means_around_medians(_sorted_columns(updates[chosen]), n - 4 * m, change)
         return change
 
@@ -280,7 +298,7 @@ class Reputation:
         }
 
     def __call__(self, messages: Messages, state: Arrays) -> tuple[Change, Arrays]:
-        from fedrank.kernels.robust import note_round, note_surprises
+        from fedrank.kernels.robust import record_forecast_errors, record_round
 
         updates, ids = _plain(messages.updates), messages.ids
         _attackers(self.attackers, len(updates))
@@ -296,7 +314,7 @@ class Reputation:
         before, started, seen = after["updates"], after["started"], after["seen"]
         excluded, noted = after["excluded"], after["surprises"]
         first = max(0, self.window + 1 - int(rounds[0]))  # the first of all moves starts from nowhere
-        scored = note_surprises(
+        scored = record_forecast_errors(
             updates, ids, weights, steps, bends, first, FLATTEST, before, started, seen, excluded, noted
         )
         if scored < 0:
@@ -307,21 +325,21 @@ class Reputation:
         if scored > 1:
             self._exclude(noted, excluded)
         change = after["change"]
-        note_round(
+        record_round(
             updates, ids, weights, excluded, rounds, after["weights"], steps, bends, before, started, seen, change
         )
         return change.copy(), after
 
     def _exclude(self, noted: NDArray[np.float64], excluded: NDArray[np.bool_]) -> None:
         """Exclude the worse of two clusters of scores, if there are two and it is no larger than attackers can be."""
-        from fedrank.kernels.robust import best_split, mean_surprises
+        from fedrank.kernels.robust import best_split, mean_forecast_errors
 
         room = assumed_attackers(self.attackers, len(excluded)) - int(np.count_nonzero(excluded))
         if room < 1:
             return
         judged, scores = np.empty(len(excluded), dtype=np.int64), np.empty(len(excluded))
-        count = mean_surprises(noted, excluded, judged, scores)
-        if count < FEWEST_JUDGED:
+        count = mean_forecast_errors(noted, excluded, judged, scores)
+        if count < MIN_JUDGED:
             return
         order = np.argsort(scores[:count], kind="stable")
         cut, one, two = best_split(scores[order])
@@ -349,7 +367,7 @@ def _uniform_clusters(count: int) -> tuple[float, float]:
     return float((logs[:, 0] - logs[:, 1]).mean()), error
 
 
-def krum_numbers(attackers: float, n: int, alone: bool) -> tuple[int, int]:
+def _krum_numbers(attackers: float, n: int, alone: bool) -> tuple[int, int]:
     """(nearest others that a score sums, updates that are averaged) of n clients; refused where there are too few."""
     m = _attackers(attackers, n)
     neighbours = n - m - 2
@@ -372,7 +390,7 @@ def _krum(updates: Updates, attackers: float, squared: bool, alone: bool) -> Cha
     change = np.zeros(updates.shape[1])
     if n == 0:
         return change
-    neighbours, count = krum_numbers(attackers, n, alone)
+    neighbours, count = _krum_numbers(attackers, n, alone)
     if n <= FEW:
         krum_of_few(updates, neighbours, count, squared, change)
         return change
@@ -381,6 +399,14 @@ def _krum(updates: Updates, attackers: float, squared: bool, alone: bool) -> Cha
     best = np.argsort(np.add.reduce(distances[:, :neighbours], axis=1), kind="stable")[:count]
     np.add.reduce(updates[best], axis=0, dtype=np.float64, out=change)
     change /= count
+    return change
+
+
+def _krum_on_device(updates: Any, attackers: float, squared: bool, alone: bool) -> Change:
+    """The same for `fedrank.ranking.cuda.robust.RobustOnDevice`."""
+    neighbours, count = _krum_numbers(attackers, updates.clients, alone)
+    scores = updates.krum_scores(neighbours, squared)
+    change: Change = updates.mean_of(np.argsort(scores, kind="stable")[:count])
     return change
 
 
@@ -453,20 +479,20 @@ def _attackers(share: float, clients: int) -> int:
 @cache
 def _warn(rule: str, clients: int, attackers: int, enough: int) -> None:
     """Once for each process, not once a round."""
-    warnings.warn(_no_promise(rule, clients, attackers, enough), stacklevel=4)
+    warnings.warn(_no_guarantee(rule, clients, attackers, enough), stacklevel=4)
 
 
-def _no_promise(rule: str, clients: int, attackers: int, enough: int) -> str:
+def _no_guarantee(rule: str, clients: int, attackers: int, enough: int) -> str:
     return (
         f"{rule} promises nothing where {attackers} of {clients} clients are attackers; "
         f"use at least {enough} clients, or a smaller share of attackers"
     )
 
 
-def without_promise(rule: Any, clients: int) -> str:
+def without_guarantee(rule: Any, clients: int) -> str:
     """Why a rule promises nothing with so many clients; empty where it does."""
     many = getattr(rule, "needs", None)  # a promise needs this times the attackers, and three
     attackers = 0 if many is None else assumed_attackers(rule.attackers, clients)
     if many is None or attackers == 0 or clients >= many * attackers + 3:
         return ""
-    return _no_promise(type(rule).__name__, clients, attackers, many * attackers + 3)
+    return _no_guarantee(type(rule).__name__, clients, attackers, many * attackers + 3)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.federated.aggregators import part_of, whole_of
 from fedrank.federated.asynchronous import Arrival, ArrivalRule, Arrived, mean_of
 from fedrank.federated.federation import Federation
 from fedrank.federated.messages import Call, ExpectedMessage, Message, payload_of
@@ -21,7 +22,6 @@ from fedrank.types import (
     Change,
     Messages,
     Source,
-    StreamingAggregator,
     Weights,
     has_trait,
 )
@@ -174,9 +174,16 @@ def combine(
     parts: Iterable[tuple[Messages, NDArray[np.int64]]],
     present: int,
     source: Source | None = None,
+    *,
+    streaming: bool = True,
 ) -> Combined:
-    """Drop what is of no use and aggregate. Where a rule is a sum, messages may come in parts, each with its rows."""
+    """Leave out updates that are not finite, and aggregate the rest.
+
+    If the aggregator is a sum, messages may come in parts, each with its rows; without `streaming` there is one part,
+    for which the aggregator itself is called.
+    """
     rule = _rule(task, state, present, source)
+    sums = streaming and has_trait(rule, "sum")
     total: NDArray[Any] | None = None
     common, kept, change, updates = state.common, state.rule, None, None
     rows_used: list[NDArray[np.int64]] = []
@@ -190,8 +197,8 @@ def combine(
         updates = used.updates
         if common is not None and state.common is not None:
             common = common + _common_move(task, state.common, used)
-        if has_trait(rule, "sum"):
-            part = cast(StreamingAggregator, rule).part(used)
+        if sums:
+            part = part_of(rule, used)
             total = part if total is None else total + part
             continue
         _check_somebody_is_left(task, state, excluded, present)
@@ -207,14 +214,14 @@ def combine(
         except ValueError as problem:  # such as too few clients for this rule
             raise RoundError(str(problem), state.round + 1) from problem
     _check_somebody_is_left(task, state, excluded, present)
-    came, fewest = sum(map(len, rows_used)), getattr(rule, "fewest", 0)
-    if came < fewest:
+    came, min_messages = sum(map(len, rows_used)), getattr(rule, "min_messages", 0)
+    if came < min_messages:
         raise RoundError(
-            f"only {came} messages are of use, and a sum of fewer than {fewest} is never opened; call again",
+            f"only {came} messages are of use, and a sum of fewer than {min_messages} is never opened; call again",
             state.round + 1,
         )
     if total is not None:
-        change = _checked(rule, cast(StreamingAggregator, rule).whole(total), state, came)
+        change = _checked(rule, whole_of(rule, total), state, came)
     rows, sizes = (one[0] if len(one) == 1 else np.concatenate(one) for one in (rows_used, sizes_used))
     return Combined(change, rows, updates, sizes, kept, common, tuple(excluded))
 
@@ -232,8 +239,8 @@ def advance(task: ServerTask, state: State, combined: Combined, present: NDArray
     weights, server = task.federation.server(state.weights, change, state.server)
     if np.shape(weights) != state.weights.shape:
         raise RoundError(
-            f"the server step {_called(task.federation.server)} returned {_shape_in_words(weights)}, and the model has "
-            f"the shape {state.weights.shape}; return weights of that shape",
+            f"the server step {method_name(task.federation.server)} returned {_shape_in_words(weights)}, and the model "
+            f"has the shape {state.weights.shape}; return weights of that shape",
             number,
         )
     return State(number, weights, combined.common, server, combined.rule)
@@ -276,21 +283,21 @@ def _checked(rule: Aggregator, change: Any, state: State, clients: int) -> Chang
     shape = state.weights.shape if state.weights.ndim == 1 else (clients, state.weights.shape[1])
     if np.shape(change) != shape:
         raise RoundError(
-            f"the aggregator {_called(rule)} returned {_shape_in_words(change)}, where a change has one value for each "
-            f"of {shape[-1]} parameters; return an array of shape {shape}, such as messages.updates.mean(axis=0)",
+            f"the aggregator {method_name(rule)} returned {_shape_in_words(change)}, where a change has one value for "
+            f"each of {shape[-1]} parameters; return an array of shape {shape}, such as messages.updates.mean(axis=0)",
             state.round + 1,
         )
     values: Change = np.asarray(change)
     if values.dtype.kind not in "fiub":
         raise RoundError(
-            f"the aggregator {_called(rule)} returned values of type {values.dtype}, where a change has real numbers; "
-            "return an array of them, such as messages.updates.mean(axis=0)",
+            f"the aggregator {method_name(rule)} returned values of type {values.dtype}, where a change has real "
+            "numbers; return an array of them, such as messages.updates.mean(axis=0)",
             state.round + 1,
         )
     if not np.isfinite(values).all():
         bad = np.count_nonzero(~np.isfinite(values))
         raise RoundError(
-            f"the aggregator {_called(rule)} returned a change that is not finite in {bad:,} of {values.size:,} "
+            f"the aggregator {method_name(rule)} returned a change that is not finite in {bad:,} of {values.size:,} "
             "values, from updates that all are; look for a division by zero or an overflow in it, or take smaller "
             "steps (learner.rate)",
             state.round + 1,
@@ -298,7 +305,7 @@ def _checked(rule: Aggregator, change: Any, state: State, clients: int) -> Chang
     return values
 
 
-def _called(method: object) -> str:
+def method_name(method: object) -> str:
     """A method by its class; one from outside with the module that it comes from."""
     kind = type(method)
     return kind.__name__ if kind.__module__.startswith("fedrank.") else f"{kind.__module__}:{kind.__qualname__}"

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.types import Change, ServerStep, Weights
+from fedrank.kernels.records import ADAM, ADD, MOMENTUM, CompiledStep
+from fedrank.types import Change, ServerOptimizer, Weights
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class Add:
         self, weights: Weights, change: Change, state: NDArray[np.float64]
     ) -> tuple[Weights, NDArray[np.float64]]:
         return weights + self.rate * change, state
+
+    def compiled_step(self) -> CompiledStep:
+        return CompiledStep(ADD, float(self.rate), 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,9 @@ class Momentum:
     ) -> tuple[Weights, NDArray[np.float64]]:
         direction = self.momentum * state.reshape(weights.shape) + change
         return weights + self.rate * direction, direction.ravel()
+
+    def compiled_step(self) -> CompiledStep:
+        return CompiledStep(MOMENTUM, float(self.rate), float(self.momentum), 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -88,19 +95,11 @@ class Adam:
         step = self.rate * unbiased_mean / (np.sqrt(unbiased_square) + self.epsilon)
         return weights + step.reshape(weights.shape), after
 
+    def compiled_step(self) -> CompiledStep:
+        return CompiledStep(ADAM, float(self.rate), float(self.beta1), float(self.beta2), float(self.epsilon))
 
-SERVER_STEPS: dict[str, type[ServerStep]] = {"add": Add, "momentum": Momentum, "adam": Adam}
 
-
-def moves_of(step: ServerStep) -> tuple[int, float, float, float, float] | None:
-    """A server step as `kernels.records.Moves`, for `kernels.rounds`; None where it is none of ours."""
-    if type(step) is Add:
-        return kernels.rounds.ADD, float(step.rate), 0.0, 0.0, 0.0
-    if type(step) is Momentum:
-        return kernels.rounds.MOMENTUM, float(step.rate), float(step.momentum), 0.0, 0.0
-    if type(step) is Adam:
-        return kernels.rounds.ADAM, float(step.rate), float(step.beta1), float(step.beta2), float(step.epsilon)
-    return None
+SERVER_OPTIMIZERS: dict[str, type[ServerOptimizer]] = {"add": Add, "momentum": Momentum, "adam": Adam}
 
 
 def _check_rate(rate: float) -> None:

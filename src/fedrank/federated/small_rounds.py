@@ -1,4 +1,4 @@
-"""Many small rounds in one compiled call, where every part of a round is compiled and nobody looks in between.
+"""Many small rounds in one compiled call, where every part of a round is compiled and nothing happens in between.
 
 What Python does for a round of ten clients takes half as long as their learning. The results have the same bits as
 those of one round after the other.
@@ -14,16 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.federated.aggregators import Mean
 from fedrank.federated.federation import Federation, cohort_size
 from fedrank.federated.server import State
-from fedrank.federated.server_optimizers import moves_of
-from fedrank.ranking.learners import Pdgd
-from fedrank.ranking.loops import SMALLEST_SHARE
+from fedrank.ranking.loops import MIN_SHARE
 from fedrank.seeds import keys_for
-from fedrank.types import SimulatedClients
+from fedrank.types import MeanAggregator, SimulatedClients, fast_path, has_trait
 
-SMALL = 2 * SMALLEST_SHARE  # interactions: a round with fewer is not shared out among threads
+SMALL = 2 * MIN_SHARE  # interactions: a round with fewer is not shared out among threads
 ENOUGH_ROUNDS = 2_000  # with fewer, the loop is compiled for longer than it saves
 SECONDS_AT_ONCE = 0.05  # a call grows until it takes about so long, since nobody can stop a run in the middle of it
 BYTES_AT_ONCE = 4 << 20  # of updates, and of models and what the server step remembers
@@ -41,12 +38,14 @@ class SmallRounds:
     """A federation whose rounds are done many at a time. `drawn` gives the rows that take part in a round."""
 
     def __init__(
-        self, federation: Federation, crowd: SimulatedClients, seed: int, drawn: Callable[[int], NDArray[np.int64]]
+        self, federation: Federation, clients: SimulatedClients, seed: int, drawn: Callable[[int], NDArray[np.int64]]
     ) -> None:
         self.seed, self.drawn = seed, drawn
-        self.settings = cast(Pdgd, federation.learner).compiled_settings(crowd)
-        self.weighted, self.moves = cast(Mean, federation.aggregator).weighted, moves_of(federation.server)
-        self.everybody = np.arange(len(crowd))[None] if federation.participation >= 1 else None
+        self.settings = fast_path(federation.learner, "compiled_settings")(clients)
+        aggregator = cast(MeanAggregator, federation.aggregator)
+        self.client_weights = np.asarray(aggregator.client_weights(clients.interactions), dtype=np.float64)
+        self.server_step = tuple(fast_path(federation.server, "compiled_step")())
+        self.everybody = np.arange(len(clients))[None] if federation.participation >= 1 else None
 
     def after(self, state: State, last: int) -> Iterator[ManyRounds]:
         """Rounds until the last, or until one with an update that is of no use: that is not done."""
@@ -71,11 +70,11 @@ class SmallRounds:
         online = np.empty((count, cohorts.shape[1]))
         run: Any = kernels.rounds.pdgd_rounds
         done = run(
-            keys_for(self.seed, "learn", numbers), cohorts, *self.settings, self.weighted, self.moves,
+            keys_for(self.seed, "learn", numbers), cohorts, *self.settings, self.client_weights, self.server_step,
             np.ascontiguousarray(state.weights, dtype=np.float64), np.ascontiguousarray(state.server), models, memories,
             online,
         )  # fmt: skip
-        # Copies, so that whoever keeps one model does not keep all others of its call.
+        # Copies: a reference to one model must not keep all others of its call in memory.
         states = [
             State(number, model.copy(), None, memory.copy(), state.rule)
             for number, model, memory in zip(numbers[:done], models, memories, strict=False)
@@ -84,22 +83,26 @@ class SmallRounds:
 
 
 def small_rounds(
-    federation: Federation, crowd: SimulatedClients, seed: int, state: State, drawn: Callable[[int], NDArray[np.int64]]
+    federation: Federation,
+    clients: SimulatedClients,
+    seed: int,
+    state: State,
+    drawn: Callable[[int], NDArray[np.int64]],
 ) -> SmallRounds | None:
-    """How to go on from a state many rounds at a time; None where a part of a round is not compiled, or has much to do.
-
-    Classes must be ours, and not derived from them: what somebody added would not be called.
-    """
+    """How to do many rounds per call; None where a part of a round is not compiled, or a round is large."""
     learner, server = federation.learner, federation.server
-    between = (federation.local, federation.attack, federation.mechanism, crowd.people, state.common)
-    if type(learner) is not Pdgd or type(federation.aggregator) is not Mean or moves_of(server) is None:
+    between = (federation.local, federation.attack, federation.mechanism, clients.people, state.common)
+    if clients.own_click_models:
+        return None
+    compiled = fast_path(learner, "compiled_settings"), fast_path(server, "compiled_step")
+    if None in compiled or not has_trait(federation.aggregator, "mean"):
         return None
     if any(part is not None for part in between):
         return None
-    parameters = learner.ranker.size(crowd.data.features.shape[1])
-    present = cohort_size(len(crowd), federation.participation)
+    parameters = learner.ranker.size(clients.data.features.shape[1])
+    present = cohort_size(len(clients), federation.participation)
     if state.weights.shape != (parameters,) or state.server.shape != server.first(parameters).shape:
         return None
-    if present * int(crowd.interactions.max()) >= SMALL or 4 * present * parameters > BYTES_AT_ONCE:
+    if present * int(clients.interactions.max()) >= SMALL or 4 * present * parameters > BYTES_AT_ONCE:
         return None
-    return SmallRounds(federation, crowd, seed, drawn)
+    return SmallRounds(federation, clients, seed, drawn)

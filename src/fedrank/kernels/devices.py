@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.extras import missing
+from fedrank.extras import missing_extra
 
 SOURCES = (
     *("warp", "crew", "chance", "elementary", "show", "pdgd", "sums", "rounds", "robust", "measures", "rankers"),
@@ -147,7 +147,7 @@ class CudaDevice:
         try:
             import cupy
         except ImportError as problem:
-            raise missing("device = 'cuda' needs the package cupy", "gpu") from problem
+            raise missing_extra("device = 'cuda' needs the package cupy", "gpu") from problem
         try:
             count = cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError as problem:

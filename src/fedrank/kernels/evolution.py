@@ -8,7 +8,7 @@ from fedrank.kernels.chance import standard_normals, stream, uniform
 from fedrank.kernels.compile import compiled
 from fedrank.kernels.elementary import discounts
 from fedrank.kernels.rankers import score
-from fedrank.kernels.records import Candidates, Clicking, Held, Seen
+from fedrank.kernels.records import Candidates, ClickModelArrays, ClientArrays, ClientLabels
 from fedrank.kernels.show import SHOWN, best_first, read_and_click, shown_ndcg
 from fedrank.kernels.twister import SEEDS, STATE, next_below, next_normals, next_uniform, reseed
 
@@ -105,8 +105,8 @@ def reported_reward(clicked, size, discount, clicked_dcg, truth, chance):
 
 @compiled()
 def evolution_clients(
-    starts, keys, shared, deviation, clicked_dcg, truth, hidden, documents, longest, holdings, views, people, first,
-    last, updates, online, rewards, seeds, means,
+    starts, keys, shared, deviation, clicked_dcg, truth, hidden, documents, longest, client_arrays, views, people,
+    first, last, updates, online, rewards, seeds, means,
 ):  # fmt: skip
     """Clients first .. last - 1 play both signs of their noise; their rows of the last five arrays are filled.
 
@@ -116,7 +116,12 @@ def evolution_clients(
     chooses the reward. With `shared` a client's noise, and then its queries and clicks, are drawn from the beginning of
     one stream, that of its seed.
     """
-    table, held, seen, clicking = Candidates(*documents), Held(*holdings), Seen(*views), Clicking(*people)
+    table, held, seen, clicking = (
+        Candidates(*documents),
+        ClientArrays(*client_arrays),
+        ClientLabels(*views),
+        ClickModelArrays(*people),
+    )
     parameters = starts.shape[1]
     noise = np.empty(parameters)
     weights = np.empty(parameters, dtype=np.float32)
@@ -156,7 +161,11 @@ def evolution_clients(
                 chance = stream(client, interaction)
                 place = next_below(twister, pool_size) if shared else np.int64(uniform(chance, 0) * pool_size)
                 query = held.queries[pool_start + place]
-                who = clicking.user[c] if clicking.user[c] >= 0 else np.int64(uniform(chance, 1) * len(clicking.click))
+                who = (
+                    clicking.click_model[c]
+                    if clicking.click_model[c] >= 0
+                    else np.int64(uniform(chance, 1) * len(clicking.click))
+                )
                 begin, end = table.offsets[query], table.offsets[query + 1]
 
                 score(weights, hidden, table.features, begin, end, scores)

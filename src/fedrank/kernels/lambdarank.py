@@ -11,7 +11,7 @@ from fedrank.kernels.chance import stream, uniform
 from fedrank.kernels.compile import compiled
 from fedrank.kernels.elementary import discounts, exponentials
 from fedrank.kernels.rankers import add_gradients, copy_as_float32, score
-from fedrank.kernels.records import Candidates, Held, Seen
+from fedrank.kernels.records import Candidates, ClientArrays, ClientLabels
 from fedrank.kernels.show import SHOWN, insert
 
 
@@ -64,9 +64,9 @@ def learn_grades(master, weights, hidden, features, begin, count, grades, ideal,
 
 
 @compiled()
-def lambdarank_clients(starts, key, rate, hidden, documents, longest, holdings, views, first, last, updates):
+def lambdarank_clients(starts, key, rate, hidden, documents, longest, client_arrays, views, first, last, updates):
     """Clients first .. last - 1 learn from the grades of the queries they draw, one step per query."""
-    table, held, seen = Candidates(*documents), Held(*holdings), Seen(*views)
+    table, held, seen = Candidates(*documents), ClientArrays(*client_arrays), ClientLabels(*views)
     parameters = starts.shape[1]
     weights = np.empty(parameters, dtype=np.float32)
     master = np.empty(parameters)

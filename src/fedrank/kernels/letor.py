@@ -8,8 +8,8 @@ import numpy as np
 
 from fedrank.kernels.compile import compiled
 
-LARGEST_INDEX = 100_000
-LARGEST_GRADE = 31
+MAX_INDEX = 100_000
+MAX_GRADE = 31
 
 # What `read_lines` answers. Before BAD_GRADE: make room and call again; from there on: the text at state[MARK] is bad.
 DONE, FULL, WIDER = 0, 1, 2
@@ -167,7 +167,7 @@ def read_pairs(text, at, values, seen, hard, state, missing):
         if digit != 10 or at == start:
             state[MARK] = start
             return BAD_PAIR, at
-        if index < 1 or index > LARGEST_INDEX or at - start > 9:
+        if index < 1 or index > MAX_INDEX or at - start > 9:
             state[MARK] = start
             return BAD_INDEX, at
         at += 1
@@ -245,7 +245,7 @@ def read_lines(text, stop, features, grades, seen, queries, hard, state, missing
                 at += 1
                 digit = int(text[at]) - 48
             ends = is_space(text[at]) or text[at] == 10 or text[at] == 35
-            if at == state[MARK] or not ends or grade > LARGEST_GRADE:
+            if at == state[MARK] or not ends or grade > MAX_GRADE:
                 return BAD_GRADE
 
             while is_space(text[at]):

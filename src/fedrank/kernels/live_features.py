@@ -15,7 +15,7 @@ from fedrank.kernels.elementary import log, log1p
 
 (
     BM25, BM25_TITLE, BM25_BODY, ENGINE, RANK, COVERED, COVERED_TITLE, COVERED_HEAD, ALL, ALL_TITLE, RAREST,
-    RAREST_TITLE, ADJACENT, NEAR, WINDOW, FIRST, TITLE_PRECISION, LENGTH, TITLE_LENGTH, LARGEST_TF, BM25_EACH, LOG_TF,
+    RAREST_TITLE, ADJACENT, NEAR, WINDOW, FIRST, TITLE_PRECISION, LENGTH, TITLE_LENGTH, MAX_TF, BM25_EACH, LOG_TF,
     FEEDBACK, EXPANDED, LATENT, LATENT_FEEDBACK,
 ) = range(26)  # fmt: skip
 HEAD = 50  # words at the beginning of a body
@@ -177,7 +177,7 @@ def match_features(row, asked, number, idf, total, rarest, words, title, length,
     row[WINDOW] = matched / window * matched / n
     row[FIRST] = 1.0 / (1.0 + places[0] / 20.0)
     row[TITLE_PRECISION] = in_title / title if title > 0 else 0.0
-    row[LARGEST_TF] = largest / (largest + 2.0)
+    row[MAX_TF] = largest / (largest + 2.0)
     row[BM25_EACH] = bm25 / n / (bm25 / n + 2.0)
     return bm25
 

@@ -12,7 +12,7 @@ from fedrank.kernels.compile import compiled
 from fedrank.kernels.elementary import exponentials
 from fedrank.kernels.pdgd import add_clipped_gradients, pull_back, shorten
 from fedrank.kernels.rankers import add_gradients, add_scaled, copy_as_float32, score
-from fedrank.kernels.records import Bends, Candidates, Held, Steps
+from fedrank.kernels.records import Candidates, ClientArrays, Corrections, Steps
 
 
 @compiled()
@@ -81,14 +81,19 @@ def learn_list(master, weights, hidden, features, relevance, how_stepped, own):
 
 @compiled()
 def logged_clients(
-    starts, key, how_stepped, how_bent, hidden, documents, relevance, longest, holdings, first, last, updates
+    starts, key, how_stepped, how_bent, hidden, documents, relevance, longest, client_arrays, first, last, updates
 ):
     """Clients first .. last - 1 learn from the lists they hold; rows of `updates` and personal weights are theirs."""
-    steps, bends, table, held = Steps(*how_stepped), Bends(*how_bent), Candidates(*documents), Held(*holdings)
+    steps, corrections, table, held = (
+        Steps(*how_stepped),
+        Corrections(*how_bent),
+        Candidates(*documents),
+        ClientArrays(*client_arrays),
+    )
     parameters = starts.shape[1]
-    shared = parameters - bends.personal.shape[1] if len(bends.personal) > 0 else parameters
+    shared = parameters - corrections.personal.shape[1] if len(corrections.personal) > 0 else parameters
     # With clips too: a model left too long would tell that nobody clicked.
-    bent = bends.pull != 0.0 or len(bends.drifts) > 0 or steps.clip_weights > 0.0
+    bent = corrections.pull != 0.0 or len(corrections.drifts) > 0 or steps.clip_weights > 0.0
     weights = np.empty(parameters, dtype=np.float32)
     master = np.empty(parameters)
     scores = np.empty(longest, dtype=np.float32)
@@ -102,8 +107,8 @@ def logged_clients(
             weights[p] = start[p]
             master[p] = start[p]
         for p in range(shared, parameters):
-            weights[p] = bends.personal[c, p - shared]
-            master[p] = bends.personal[c, p - shared]
+            weights[p] = corrections.personal[c, p - shared]
+            master[p] = corrections.personal[c, p - shared]
         client = stream(key, held.ids[c])
         pool_start = held.pools[held.pool[c]]
         pool_size = held.pools[held.pool[c] + 1] - pool_start
@@ -112,10 +117,10 @@ def logged_clients(
             chance = stream(client, place)
             query = held.queries[pool_start + (place if len(held.at) > 0 else np.int64(uniform(chance, 0) * pool_size))]
             begin, end = table.offsets[query], table.offsets[query + 1]
-            if bends.pull != 0.0:
-                pull_back(master, start, shared, bends.pull)
-            if len(bends.drifts) > 0:
-                add_scaled(master, steps.rate, bends.drifts[c])
+            if corrections.pull != 0.0:
+                pull_back(master, start, shared, corrections.pull)
+            if len(corrections.drifts) > 0:
+                add_scaled(master, steps.rate, corrections.drifts[c])
             moved = learn_clicks(
                 master, weights, hidden, table.features, begin, end - begin, relevance[begin:end], steps, scores,
                 scales, rows, gradient,
@@ -130,4 +135,4 @@ def logged_clients(
             updates[c, p] = master[p] - start[p]
         for p in range(shared, parameters):
             updates[c, p] = 0.0
-            bends.personal[c, p - shared] = master[p]
+            corrections.personal[c, p - shared] = master[p]

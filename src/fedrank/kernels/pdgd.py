@@ -14,7 +14,18 @@ from fedrank.kernels.chance import stream, uniform
 from fedrank.kernels.compile import compiled
 from fedrank.kernels.elementary import discounts, exp, log, log1p
 from fedrank.kernels.rankers import add_gradients, add_scaled, copy_as_float32
-from fedrank.kernels.records import Bends, Candidates, Clicking, Display, Draws, Held, Page, Race, Seen, Steps
+from fedrank.kernels.records import (
+    Candidates,
+    ClickModelArrays,
+    ClientArrays,
+    ClientLabels,
+    Corrections,
+    Display,
+    Draws,
+    Page,
+    Race,
+    Steps,
+)
 from fedrank.kernels.show import (
     FAR_APART,
     SHOWN,
@@ -267,8 +278,8 @@ def learn_drawn_impression(
 
 @compiled()
 def pdgd_clients(
-    starts, key, how_stepped, how_shown, how_bent, hidden, documents, longest, holdings, views, people, draws, first,
-    last, updates, online,
+    starts, key, how_stepped, how_shown, how_bent, hidden, documents, longest, client_arrays, views, people, draws,
+    first, last, updates, online,
 ):  # fmt: skip
     """Clients first .. last - 1 search, click and learn; rows of `updates`, `online` and personal weights are theirs.
 
@@ -276,12 +287,22 @@ def pdgd_clients(
     also acts where no pair was found. A client that takes its queries in order has chance keyed by the place, however
     interactions are batched.
     """
-    steps, display, bends, table = Steps(*how_stepped), Display(*how_shown), Bends(*how_bent), Candidates(*documents)
-    held, seen, clicking, known = Held(*holdings), Seen(*views), Clicking(*people), Draws(*draws)
+    steps, display, corrections, table = (
+        Steps(*how_stepped),
+        Display(*how_shown),
+        Corrections(*how_bent),
+        Candidates(*documents),
+    )
+    held, seen, clicking, known = (
+        ClientArrays(*client_arrays),
+        ClientLabels(*views),
+        ClickModelArrays(*people),
+        Draws(*draws),
+    )
     parameters = starts.shape[1]
-    shared = parameters - bends.personal.shape[1] if len(bends.personal) > 0 else parameters
+    shared = parameters - corrections.personal.shape[1] if len(corrections.personal) > 0 else parameters
     # There is a step without a gradient. With clips too: a model left too long would tell that nobody clicked.
-    bent = bends.pull != 0.0 or len(bends.drifts) > 0 or steps.clip_weights > 0.0
+    bent = corrections.pull != 0.0 or len(corrections.drifts) > 0 or steps.clip_weights > 0.0
     weights = np.empty(parameters, dtype=np.float32)  # what scores are computed with
     master = np.empty(parameters)  # the same in double precision, so that small steps are not lost
     most = longest if display.logged else SHOWN
@@ -309,8 +330,8 @@ def pdgd_clients(
             weights[p] = start[p]
             master[p] = start[p]
         for p in range(shared, parameters):
-            weights[p] = bends.personal[c, p - shared]
-            master[p] = bends.personal[c, p - shared]
+            weights[p] = corrections.personal[c, p - shared]
+            master[p] = corrections.personal[c, p - shared]
         client = stream(key, held.ids[c])
         pool_start = held.pools[held.pool[c]]
         pool_size = held.pools[held.pool[c] + 1] - pool_start
@@ -327,16 +348,20 @@ def pdgd_clients(
             if display.logged:
                 click_what_has_a_grade(own, count, page.clicked)
             else:
-                who = clicking.user[c] if clicking.user[c] >= 0 else np.int64(uniform(chance, 1) * len(clicking.click))
+                who = (
+                    clicking.click_model[c]
+                    if clicking.click_model[c] >= 0
+                    else np.int64(uniform(chance, 1) * len(clicking.click))
+                )
                 read_and_click(
                     own, page.shown, size, clicking.click[who], clicking.stop[who], clicking.attention[who], chance,
                     page.clicked,
                 )  # fmt: skip
             quality += shown_ndcg(own, page.shown, size, seen.ideal[seen.views[c], query], discount)
-            if bends.pull != 0.0:  # before the gradient moves the weights at which both are taken
-                pull_back(master, start, shared, bends.pull)
-            if len(bends.drifts) > 0:
-                add_scaled(master, steps.rate, bends.drifts[c])
+            if corrections.pull != 0.0:  # before the gradient moves the weights at which both are taken
+                pull_back(master, start, shared, corrections.pull)
+            if len(corrections.drifts) > 0:
+                add_scaled(master, steps.rate, corrections.drifts[c])
             if len(known.scores) > 0:
                 own_draw = Draws(known.scores[begin : begin + count], known.temperature, known.keep)
                 moved = learn_drawn(
@@ -359,4 +384,4 @@ def pdgd_clients(
             updates[c, p] = master[p] - start[p]
         for p in range(shared, parameters):
             updates[c, p] = 0.0
-            bends.personal[c, p - shared] = master[p]
+            corrections.personal[c, p - shared] = master[p]

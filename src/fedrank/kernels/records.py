@@ -15,7 +15,7 @@ class Candidates(NamedTuple):
     offsets: Any  # int64 [queries + 1]
 
 
-class Held(NamedTuple):
+class ClientArrays(NamedTuple):
     """What clients hold: row c is client c."""
 
     ids: Any  # int64 [clients]
@@ -26,7 +26,7 @@ class Held(NamedTuple):
     at: Any  # int64 [clients or 0]: the place in its pool from which a client takes its queries in order
 
 
-class Seen(NamedTuple):
+class ClientLabels(NamedTuple):
     """How clients judge what they are shown."""
 
     views: Any  # int32 [clients]: which row of grades a client sees
@@ -34,16 +34,16 @@ class Seen(NamedTuple):
     ideal: Any  # float64 [views, queries]
 
 
-class Clicking(NamedTuple):
+class ClickModelArrays(NamedTuple):
     """How clients click."""
 
-    user: Any  # int32 [clients]; -1 draws a row at every interaction
+    click_model: Any  # int32 [clients]; -1 draws a row at every interaction
     click: Any  # float64 [users, grades]
     stop: Any  # float64 [users, grades]
     attention: Any  # float64 [users, 10]
 
 
-class Bends(NamedTuple):
+class Corrections(NamedTuple):
     """What bends the steps of clients besides their gradients."""
 
     pull: Any  # float: share of the way back to the start, times the rate
@@ -60,10 +60,13 @@ class Steps(NamedTuple):
     clip_gradients: Any  # float, with batch: largest norm of the gradient of one interaction; 0: any
 
 
-class Moves(NamedTuple):
+ADD, MOMENTUM, ADAM = 0, 1, 2  # kinds of server steps
+
+
+class CompiledStep(NamedTuple):
     """How the server moves its model."""
 
-    kind: Any  # int: as `rounds` counts server steps
+    kind: Any  # int: ADD, MOMENTUM or ADAM
     rate: Any  # float
     first: Any  # float: share that is kept of the direction, or of mean changes
     second: Any  # float: of mean squared changes

@@ -124,7 +124,7 @@ def trimmed_mean_of_few(updates, drop, out):
 
 
 @compiled()
-def place_of(value, ascending, count):
+def lower_bound(value, ascending, count):
     """The first of `count` ascending values that is not below `value`."""
     low, high = 0, count
     while low < high:
@@ -146,7 +146,7 @@ def is_below(a, b, count):
 
 
 @compiled()
-def peel(nearest, distances, attackers, count, chosen):
+def bulyan_choice(nearest, distances, attackers, count, chosen):
     """Bulyan's choice: Krum's winner leaves, again and again, until `count` are chosen.
 
     `nearest` holds the rows of `distances` in ascending order. Where m are attackers and k remain, a score sums
@@ -175,7 +175,7 @@ def peel(nearest, distances, attackers, count, chosen):
         left[best] = False
         for i in range(n):
             if left[i]:
-                at = place_of(distances[i, best], nearest[i], remaining)
+                at = lower_bound(distances[i, best], nearest[i], remaining)
                 for j in range(at, remaining - 1):
                     nearest[i, j] = nearest[i, j + 1]
 
@@ -255,7 +255,7 @@ def curvature(steps, bends, first, flattest, up, down):
         if not fit[k]:
             continue
         step = steps[k]
-        bend_image(step, scale, up, down, used, image)
+        curvature_product(step, scale, up, down, used, image)
         root = math.sqrt(-wide_dot(step, bends[k]))
         stretch = math.sqrt(wide_dot(step, image))
         if not (root > 0.0 and stretch > 0.0):
@@ -268,7 +268,7 @@ def curvature(steps, bends, first, flattest, up, down):
 
 
 @compiled()
-def bend_image(vector, scale, up, down, used, out):
+def curvature_product(vector, scale, up, down, used, out):
     """out = B times vector."""
     for p in range(len(vector)):
         out[p] = scale * vector[p]
@@ -280,7 +280,7 @@ def bend_image(vector, scale, up, down, used, out):
 
 
 @compiled()
-def surprises(updates, before, weights, started, rows, scale, up, down, used, out):
+def forecast_errors(updates, before, weights, started, rows, scale, up, down, used, out):
     """out[i] = distance of update i from its forecast: the client's last update, bent by the model's move since then.
 
     `before` and `started` hold last updates and the models they began from; update i belongs to their row rows[i].
@@ -297,14 +297,16 @@ def surprises(updates, before, weights, started, rows, scale, up, down, used, ou
             moved = moved or i == 0 or step != move[p]
             move[p] = step
         if moved:
-            bend_image(move, scale, up, down, used, image)
+            curvature_product(move, scale, up, down, used, image)
         for p in range(parameters):
             forecast[p] = before[row, p] - image[p]
         out[i] = math.sqrt(squared_distance(updates[i], forecast))
 
 
 @compiled()
-def note_surprises(updates, rows, weights, steps, bends, first, flattest, before, started, seen, excluded, noted):
+def record_forecast_errors(
+    updates, rows, weights, steps, bends, first, flattest, before, started, seen, excluded, noted
+):
     """Append to `noted` [clients, window] how far off each forecast was, relative to the mean; returns how many.
 
     Clients that are excluded, or here for the first time, have none. -1 if a row does not exist: nothing is written.
@@ -316,7 +318,7 @@ def note_surprises(updates, rows, weights, steps, bends, first, flattest, before
     down = np.empty(steps.shape)
     scale, used = curvature(steps, bends, first, flattest, up, down)
     distances = np.empty(len(updates))
-    surprises(updates, before, weights, started, rows, scale, up, down, used, distances)
+    forecast_errors(updates, before, weights, started, rows, scale, up, down, used, distances)
     total = 0.0
     count = 0
     for i in range(len(updates)):
@@ -334,7 +336,7 @@ def note_surprises(updates, rows, weights, steps, bends, first, flattest, before
 
 
 @compiled()
-def note_round(updates, rows, weights, excluded, rounds, last, steps, bends, before, started, seen, change):
+def record_round(updates, rows, weights, excluded, rounds, last, steps, bends, before, started, seen, change):
     """Replace `change`, last round's, by the mean of this round's updates of clients not excluded; remember the rest.
 
     `last` is the model of the last round; `steps` and `bends` [window, parameters] get what changed since.
@@ -367,7 +369,7 @@ def note_round(updates, rows, weights, excluded, rounds, last, steps, bends, bef
 
 
 @compiled()
-def mean_surprises(noted, excluded, judged, scores):
+def mean_forecast_errors(noted, excluded, judged, scores):
     """Mean of each row of `noted` that is full and not excluded; returns how many, with the rows in `judged`."""
     n, window = noted.shape
     count = 0

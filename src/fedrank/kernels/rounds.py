@@ -9,15 +9,16 @@ import numpy as np
 from fedrank.kernels.compile import compiled
 from fedrank.kernels.elementary import power
 from fedrank.kernels.pdgd import pdgd_clients
-from fedrank.kernels.records import Clicking, Held, Moves, Seen
+from fedrank.kernels.records import ADD, MOMENTUM, ClickModelArrays, ClientArrays, ClientLabels, CompiledStep
 from fedrank.kernels.sums import add_rows
-
-ADD, MOMENTUM, ADAM = 0, 1, 2  # as `federate.steps` has them, operation by operation
 
 
 @compiled()
 def step(moves, weights, change, memory, after, memory_after):
-    """The model `after` a change, and what the server step remembers then."""
+    """The model `after` a change, and what the server step remembers then.
+
+    Operation by operation the same as `fedrank.federated.server_optimizers`.
+    """
     size = len(weights)
     if moves.kind == ADD:
         for p in range(size):
@@ -39,14 +40,14 @@ def step(moves, weights, change, memory, after, memory_after):
 
 
 @compiled()
-def average(counts, updates, change):
-    """`change` = the mean of updates, each counted so often; returns whether all of them are finite."""
+def average(client_weights, updates, change):
+    """`change` = the mean of updates with these weights; returns whether all of them are finite."""
     for p in range(len(change)):
         change[p] = 0.0
-    add_rows(counts, updates, change)
-    total = 0
-    for i in range(len(counts)):
-        total += counts[i]
+    add_rows(client_weights, updates, change)
+    total = 0.0
+    for i in range(len(client_weights)):
+        total += client_weights[i]
     finite = True
     for p in range(len(change)):
         # Updates have four bytes a parameter, so that no sum of finite ones is beyond eight.
@@ -61,26 +62,32 @@ def choose(rows, held, seen, clicking, own, views, users):
     for i in range(len(rows)):
         c = rows[i]
         own.ids[i], own.pool[i], own.interactions[i] = held.ids[c], held.pool[c], held.interactions[c]
-        views[i], users[i] = seen.views[c], clicking.user[c]
+        views[i], users[i] = seen.views[c], clicking.click_model[c]
         if len(held.at) > 0:
             own.at[i] = held.at[c]
 
 
 @compiled()
 def pdgd_rounds(
-    keys, cohorts, how_stepped, how_shown, how_bent, hidden, documents, longest, holdings, views, people, draws,
-    weighted, how_moved, weights, memory, models, memories, online,
+    keys, cohorts, how_stepped, how_shown, how_bent, hidden, documents, longest, client_arrays, views, people, draws,
+    client_weights, how_moved, weights, memory, models, memories, online,
 ):  # fmt: skip
     """Clients learn by PDGD, their updates are averaged, and the server steps: a round for each of `keys`.
 
-    `cohorts` [rounds or 1, present] are the rows that take part. Fills models [rounds, parameters], memories
+    `cohorts` [rounds or 1, present] are the rows that take part, and `client_weights` [clients] weights their updates
+    in the mean. Fills models [rounds, parameters], memories
     [rounds, of the server step] and online [rounds, present]. Returns how many rounds were done: it ends before one in
     which an update is not finite.
     """
-    held, seen, clicking, moves = Held(*holdings), Seen(*views), Clicking(*people), Moves(*how_moved)
+    held, seen, clicking, moves = (
+        ClientArrays(*client_arrays),
+        ClientLabels(*views),
+        ClickModelArrays(*people),
+        CompiledStep(*how_moved),
+    )
     present, parameters = cohorts.shape[1], len(weights)
     sizes = np.empty(present, np.int64)
-    own = Held(
+    own = ClientArrays(
         np.empty(present, np.int64),
         np.empty(present, np.int32),
         sizes,
@@ -92,20 +99,22 @@ def pdgd_rounds(
     own_holdings = (own.ids, own.pool, own.interactions, own.queries, own.pools, own.at)
     own_seen = (own_views, seen.grades, seen.ideal)
     own_people = (own_users, clicking.click, clicking.stop, clicking.attention)
-    alike = np.ones(present, np.int64)
+    own_weights = np.empty(present)
     updates = np.empty((present, parameters), np.float32)
     starts = np.empty((1, parameters), np.float32)
     change = np.empty(parameters)
     for number in range(len(keys)):
         if number == 0 or len(cohorts) > 1:
             choose(cohorts[number], held, seen, clicking, own, own_views, own_users)
+            for i in range(present):
+                own_weights[i] = client_weights[cohorts[number, i]]
         for p in range(parameters):
             starts[0, p] = weights[p]
         pdgd_clients(
             starts, keys[number], how_stepped, how_shown, how_bent, hidden, documents, longest, own_holdings, own_seen,
             own_people, draws, np.int64(0), present, updates, online[number],
         )  # fmt: skip
-        if not average(sizes if weighted else alike, updates, change):
+        if not average(own_weights, updates, change):
             return number
         step(moves, weights, change, memory, models[number], memories[number])
         weights, memory = models[number], memories[number]

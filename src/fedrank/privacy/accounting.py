@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.extras import missing
+from fedrank.extras import missing_extra
 
 Floats = NDArray[np.float64]
 
@@ -23,8 +23,8 @@ LOST = 1e-40  # probability that one step of the exact convolution may cut from 
 CELLS = 2**20  # how many cells a composed privacy loss may need before it is stored more coarsely
 GRID = 1000  # values of epsilon from which a trade-off curve is built
 ORDERS = np.array([*range(2, 65), 128, 256, 512, 1024], dtype=np.float64)  # of Rényi divergences
-MOST_NOISE, MOST_LOSS, MOST_ANSWERS = 1e12, 1e100, 1_000_000  # beyond them numbers overflow, or pricing never ends
-MOST_DISTRIBUTIONS = 8  # that are composed exactly: each takes a second or so
+MAX_NOISE, MAX_LOSS, MAX_ANSWERS = 1e12, 1e100, 1_000_000  # beyond them numbers overflow, or pricing never ends
+MAX_DISTRIBUTIONS = 8  # that are composed exactly: each takes a second or so
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,15 @@ class ResponseEvent:
     def __post_init__(self) -> None:
         if not 0 < self.truth <= 1:
             raise ValueError(f"truth = {self.truth} is no chance of a true answer; use a number above 0 and up to 1")
-        if self.truth * MOST_NOISE < 1:
-            raise ValueError(f"truth = {self.truth} cannot be priced; use at least {1 / MOST_NOISE:g}")
+        if self.truth * MAX_NOISE < 1:
+            raise ValueError(f"truth = {self.truth} cannot be priced; use at least {1 / MAX_NOISE:g}")
         if self.values < 2:
             raise ValueError(f"values = {self.values} leaves nothing to answer instead of the truth; use at least 2")
         if self.answers < 1:
             raise ValueError(f"answers = {self.answers} is no release at all; use at least 1")
-        if max(self.values, self.answers) > MOST_ANSWERS:
+        if max(self.values, self.answers) > MAX_ANSWERS:
             raise ValueError(
-                f"{self.answers} answers of {self.values} values cannot be priced; use at most {MOST_ANSWERS:,} of each"
+                f"{self.answers} answers of {self.values} values cannot be priced; use at most {MAX_ANSWERS:,} of each"
             )
 
 
@@ -145,7 +145,7 @@ def _bounds_together(spent: Mapping[Event, int]) -> Iterator[_Bound]:
             ORDERS, sum((_divergences(event, times) for event, times in spent.items()), np.zeros(len(ORDERS)))
         )
     drawn = {event: times for event, times in spent.items() if isinstance(event, (GaussianEvent, LaplaceEvent))}
-    if len(drawn) == len(spent) <= MOST_DISTRIBUTIONS and any(
+    if len(drawn) == len(spent) <= MAX_DISTRIBUTIONS and any(
         event.sampling < 1 or isinstance(event, LaplaceEvent) for event in drawn
     ):
         rounds = sum(drawn.values())
@@ -210,8 +210,8 @@ def trade_off(event: Event, times: int, alphas: NDArray[Any] | Iterable[float]) 
 def _check_noise(multiplier: float, sampling: float) -> None:
     if not (multiplier > 0 and isfinite(multiplier)):
         raise ValueError(f"multiplier = {multiplier} is no noise that hides anything; use a finite number above 0")
-    if not 1 / MOST_NOISE <= multiplier <= MOST_NOISE:
-        raise ValueError(f"multiplier = {multiplier} cannot be priced; use {1 / MOST_NOISE:g} to {MOST_NOISE:g}")
+    if not 1 / MAX_NOISE <= multiplier <= MAX_NOISE:
+        raise ValueError(f"multiplier = {multiplier} cannot be priced; use {1 / MAX_NOISE:g} to {MAX_NOISE:g}")
     if not 0 < sampling <= 1:
         raise ValueError(f"sampling = {sampling} is no chance to take part; use a number above 0 and up to 1")
 
@@ -219,8 +219,8 @@ def _check_noise(multiplier: float, sampling: float) -> None:
 def _check_price(name: str, value: float) -> None:
     if not value >= 0:
         raise ValueError(f"{name} = {value} is no privacy loss; use 0 or more, or inf where nothing is promised")
-    if MOST_LOSS < value < inf:
-        raise ValueError(f"{name} = {value} promises nothing; use inf, which says so, or at most {MOST_LOSS:g}")
+    if MAX_LOSS < value < inf:
+        raise ValueError(f"{name} = {value} promises nothing; use inf, which says so, or at most {MAX_LOSS:g}")
 
 
 def _check_times(times: int) -> None:
@@ -506,7 +506,7 @@ def _single(event: GaussianEvent | LaplaceEvent, step: float) -> Any:
     try:
         package = import_module("dp_accounting.pld.privacy_loss_distribution")
     except ImportError as error:
-        raise missing(
+        raise missing_extra(
             "the price of Laplace noise and of sampled Gaussian noise needs the package dp-accounting", "privacy"
         ) from error
     gaussian = isinstance(event, GaussianEvent)

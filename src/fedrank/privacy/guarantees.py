@@ -79,23 +79,23 @@ class Guarantee:
 
 def cost_together(spent: Iterable[tuple[Guarantee, int]], delta: float) -> float:
     """What several promises cost somebody who paid each so often; infinite where one claims nothing."""
-    paid = [(promise, times) for promise, times in spent if times]
-    if any(promise.event is None for promise, _ in paid):
+    paid = [(guarantee, times) for guarantee, times in spent if times]
+    if any(guarantee.event is None for guarantee, _ in paid):
         return math.inf
     events: Counter[Event] = Counter()
-    for promise, times in paid:
-        assert promise.event is not None
-        events[promise.event] += times
-    extra = sum(times * promise.slack for promise, times in paid)  # as in `Promise.epsilon`
+    for guarantee, times in paid:
+        assert guarantee.event is not None
+        events[guarantee.event] += times
+    extra = sum(times * guarantee.slack for guarantee, times in paid)  # as in `Promise.epsilon`
     return composed(events, delta * math.exp(-extra / 2)) + extra
 
 
-def noise_for(promise: Callable[[float], Guarantee], times: int, delta: float, target: float) -> float:
+def noise_for(guarantee: Callable[[float], Guarantee], times: int, delta: float, target: float) -> float:
     """The least noise, within 0.1 %, whose promise costs at most ε = target after so many times; inf if none does."""
 
     def enough(noise: float) -> bool:
         try:
-            return promise(noise).epsilon(times, delta) <= target
+            return guarantee(noise).epsilon(times, delta) <= target
         except ValueError:  # too little or too much for a grid
             return False
 

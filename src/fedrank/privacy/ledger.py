@@ -65,7 +65,7 @@ class _Record:
     at: int  # bytes from the beginning of the file
     kind: bytes
     round: int
-    place: int
+    offset: int
     payload: bytes
 
     @property
@@ -106,9 +106,9 @@ class _Log:
         head = self.head(at)
         if head is None:
             return None
-        kind, round, place, length = head
+        kind, round, offset, length = head
         payload = _unchecked(_read(self.file, length + CRC.size))
-        return None if payload is None else _Record(at, kind, round, place, payload)
+        return None if payload is None else _Record(at, kind, round, offset, payload)
 
     def head(self, at: int) -> tuple[bytes, int, int, int] | None:
         """Kind, round, place and length of the record at an offset; None where the file does not hold all of it."""
@@ -118,8 +118,8 @@ class _Log:
         head = _unchecked(_read(self.file, HEAD.size + CRC.size))
         if head is None or len(head) < HEAD.size:
             return None
-        kind, round, place, length = HEAD.unpack(head)
-        return (kind, round, place, length) if at + _WITHOUT_PAYLOAD + length <= self.size else None
+        kind, round, offset, length = HEAD.unpack(head)
+        return (kind, round, offset, length) if at + _WITHOUT_PAYLOAD + length <= self.size else None
 
     def torn(self) -> bool:
         """Whether what lies behind `end` is a record whose writing was cut short, and nothing else.
@@ -144,11 +144,11 @@ class _Log:
         self.size = self.end
         self.sync()
 
-    def append(self, kind: bytes, round: int, place: int, payload: bytes | memoryview = b"") -> int:
+    def append(self, kind: bytes, round: int, offset: int, payload: bytes | memoryview = b"") -> int:
         """Write a record that outlives this process; whether it outlives a power cut, `sync` decides."""
         at, length, crc = self.end, len(payload), zlib.crc32(payload)
         self.file.seek(at)
-        parts = [_checked(HEAD.pack(kind, round, place, length)), payload, CRC.pack(crc)]
+        parts = [_checked(HEAD.pack(kind, round, offset, length)), payload, CRC.pack(crc)]
         if length < CHUNK:  # one call costs less than three; only large payloads cost more to copy
             parts = [b"".join(parts)]
         for part in parts:
@@ -162,12 +162,12 @@ class _Log:
     def rewrite(self, records: Iterable[tuple[int, int]]) -> list[int]:
         """Keep only the records at these (beginning, end), durably and all at once; returns where they begin now."""
         part = self.path.with_name(self.path.name + ".part")
-        places, end = [], len(self.begin)
+        offsets, end = [], len(self.begin)
         with _private(part) as new:
             new.truncate(0)
             _write(new, self.begin)
             for at, until in records:
-                places.append(end)
+                offsets.append(end)
                 self.file.seek(at)
                 for begin in range(at, until, CHUNK):
                     _write(new, _read(self.file, min(CHUNK, until - begin)))
@@ -178,7 +178,7 @@ class _Log:
         sync(self.path.parent)
         self.file = _private(self.path)
         self.end = self.size = end
-        return places
+        return offsets
 
 
 class Charges:
@@ -226,8 +226,8 @@ class Charges:
     def take(self, record: _Record) -> None:
         """Count one more record of the log."""
         if record.kind == BACK:
-            for place in np.frombuffer(record.payload, "<u8"):
-                self.take_back(int(place))
+            for offset in np.frombuffer(record.payload, "<u8"):
+                self.take_back(int(offset))
         else:
             self._charge(record, 1)
 
@@ -239,10 +239,10 @@ class Charges:
             self._counts[rows] += 1
         self._count(round, 1)
 
-    def take_back(self, place: int) -> None:
-        record = None if self._log is None else self._log.read(place)
+    def take_back(self, offset: int) -> None:
+        record = None if self._log is None else self._log.read(offset)
         if record is None:
-            raise self.untrusted(f"gives back a reservation at byte {place} that is not there")
+            raise self.untrusted(f"gives back a reservation at byte {offset} that is not there")
         self._charge(record, -1)
 
     def _charge(self, record: _Record, times: int) -> None:
@@ -264,9 +264,9 @@ class Charges:
 
     def check_all_found(self, changes: Mapping[int, int]) -> None:
         """Raise where a change has no reservation in the log; `changes`: place of the reservation -> round."""
-        for place, round in changes.items():
+        for offset, round in changes.items():
             raise self.untrusted(
-                f"does not hold the reservation of round {round}, which {CHANGED} places at byte {place}: it was "
+                f"does not hold the reservation of round {round}, which {CHANGED} places at byte {offset}: it was "
                 "shortened or exchanged"
             )
 
@@ -345,19 +345,19 @@ class Ledger:
                 f"use kept({rounds[0]}) and reserve the rounds after the last kept one"
             )
         with self._writing():
-            places = {}
+            offsets = {}
             for round in rounds:
                 rows = np.asarray(cohorts[round], np.int64)
                 # Counted first: whatever goes wrong from here on, the counters say too much rather than too little.
                 self._charges.add(round, rows)
                 if len(rows) == self.clients:
-                    places[round] = self._participants.append(ALL, round, 0)
+                    offsets[round] = self._participants.append(ALL, round, 0)
                     continue
                 mask = np.zeros(self.clients, np.bool_)
                 mask[rows] = True
-                places[round] = self._participants.append(SOME, round, 0, np.packbits(mask).data)
+                offsets[round] = self._participants.append(SOME, round, 0, np.packbits(mask).data)
             self._participants.sync()
-            self._pending.update(places)
+            self._pending.update(offsets)
             self._begun.difference_update(rounds)
             for round in [round for round in self._kept if round >= rounds[0]]:
                 del self._kept[round]
@@ -402,7 +402,7 @@ class Ledger:
             raise LedgerError(
                 f"{self._changes.path}: the change of round {round} has been damaged since it was written"
             )
-        return KeptRound(self._cohort(record.place), np.frombuffer(record.payload, "<f8").astype(np.float64))
+        return KeptRound(self._cohort(record.offset), np.frombuffer(record.payload, "<f8").astype(np.float64))
 
     def give_back(self) -> None:
         """At a clean stop: rounds reserved after the last kept one, and never begun, no longer count.
@@ -411,12 +411,12 @@ class Ledger:
         """
         unused = [r for r in self._pending if r > self._last and r not in self._begun]
         if unused:
-            places = [self._pending[round] for round in unused]
+            offsets = [self._pending[round] for round in unused]
             with self._writing():
-                self._participants.append(BACK, 0, 0, np.array(places, "<u8").data.cast("B"))
+                self._participants.append(BACK, 0, 0, np.array(offsets, "<u8").data.cast("B"))
                 self._participants.sync()
-                for place in places:
-                    self._charges.take_back(place)
+                for offset in offsets:
+                    self._charges.take_back(offset)
         self._pending.clear()
         self._begun.clear()
 
@@ -430,10 +430,10 @@ class Ledger:
         if waste < max(live, SLACK):
             return
         with self._writing():
-            old_places = sorted(self._kept.items(), key=lambda item: item[1])
-            new_places = self._changes.rewrite(place for _, place in old_places)
+            old_offsets = sorted(self._kept.items(), key=lambda item: item[1])
+            new_offsets = self._changes.rewrite(offset for _, offset in old_offsets)
             self._kept = {
-                kept: (new, new + end - at) for (kept, (at, end)), new in zip(old_places, new_places, strict=True)
+                kept: (new, new + end - at) for (kept, (at, end)), new in zip(old_offsets, new_offsets, strict=True)
             }
 
     def participations(self) -> NDArray[np.int64]:
@@ -450,7 +450,7 @@ class Ledger:
 
     def _load(self) -> None:
         """Derive the totals from the log, and find the changes that can still be used."""
-        changes = {record.place: (record.round, record.at, record.end) for record in self._changes.records()}
+        changes = {record.offset: (record.round, record.at, record.end) for record in self._changes.records()}
         if self._changes.end < self._changes.size:
             # Changes are not forced to the disk, so a power cut may lose any of them, and the later ones followed from
             # the lost one. Dropping them never says too little: what is charged stands in participants.log alone.
@@ -478,14 +478,14 @@ class Ledger:
             if not self._participants.torn():
                 raise self._charges.untrusted(f"is damaged at byte {self._participants.end}")
             self._participants.cut()
-        self._charges.check_all_found({place: round for place, (round, _, _) in changes.items()})
+        self._charges.check_all_found({offset: round for offset, (round, _, _) in changes.items()})
         # What a process that was killed left in the system's memory, and is counted now, must not vanish later.
         self._participants.sync()
 
-    def _cohort(self, place: int) -> NDArray[np.int64]:
-        record = self._participants.read(place)
+    def _cohort(self, offset: int) -> NDArray[np.int64]:
+        record = self._participants.read(offset)
         if record is None:
-            raise self._charges.untrusted(f"has been damaged at byte {place} since it was written")
+            raise self._charges.untrusted(f"has been damaged at byte {offset} since it was written")
         if record.kind == ALL:
             return np.arange(self.clients, dtype=np.int64)
         bits = np.unpackbits(np.frombuffer(record.payload, np.uint8), count=self.clients)
@@ -553,8 +553,8 @@ def _reserved_by_changes(path: Path, clients: int) -> dict[int, int]:
     found = {}
     with log.file:
         while (head := log.head(log.end)) is not None:
-            _, round, place, length = head
-            found[place] = round
+            _, round, offset, length = head
+            found[offset] = round
             log.end += _WITHOUT_PAYLOAD + length
     return found
 

@@ -33,7 +33,7 @@ from fedrank.ranking.evolution import REWARD_VALUES
 from fedrank.types import Aggregator, Change, Clip, Mechanism, Messages, Source, Trait, has_trait
 
 LARGEST = 1e30  # of a clip, of noise and of ε: far beyond any use, and products of them stay finite
-LARGEST_PROTOCOL = 200  # clients: the secure sum takes time that grows with their square
+MAX_PROTOCOL = 200  # clients: the secure sum takes time that grows with their square
 
 
 def _check_range(name: str, value: float, example: float) -> None:
@@ -43,7 +43,7 @@ def _check_range(name: str, value: float, example: float) -> None:
         )
 
 
-class Place(Protocol):
+class Placement(Protocol):
     """Where noise is added, and so who never sees an update without it."""
 
     @property
@@ -101,15 +101,16 @@ class SecureAggregation:
     def check(self, cohort: float) -> None:
         if cohort < 2:
             raise ValueError(
-                'the secure sum of a single client is its update; use at least 2 in a round, or place = "client"'
+                'the secure sum of a single client is its update; use at least 2 in a round, or placement = "client"'
             )
-        if self.sum == "protocol" and cohort > LARGEST_PROTOCOL:
+        if self.sum == "protocol" and cohort > MAX_PROTOCOL:
             raise ValueError(
                 f"the secure sum of {cohort:.0f} clients takes time that grows with their square; for more than "
-                f'{LARGEST_PROTOCOL} in a round simulate it with place = {{ name = "secure-sum", sum = "ideal" }}'
+                f"{MAX_PROTOCOL} in a round simulate it with "
+                'placement = { name = "secure-aggregation", sum = "ideal" }'
             )
 
-    def fewest(self, cohort: float) -> int:
+    def min_honest(self, cohort: float) -> int:
         """Honest clients that stay to the end, at least."""
         return max(1, math.ceil(self.honest * cohort - 1e-9))  # 0.1 x 30 is a little more than 3
 
@@ -119,7 +120,7 @@ class SecureAggregation:
 
     def opened(self, cohort: float) -> int:
         """Clients whose numbers must have come before a sum opens: so many that enough of them are honest."""
-        return self.fewest(cohort) + self.colluders(cohort)
+        return self.min_honest(cohort) + self.colluders(cohort)
 
     def threshold(self, cohort: float) -> int:
         """Clients that together can open a secret: more than those who may collude."""
@@ -141,11 +142,15 @@ class AtServer:
 class PricedMechanism(Mechanism, Protocol):
     """A mechanism that says what may be claimed for it."""
 
-    def promises(self, setting: Setting) -> list[Guarantee]:
+    def guarantees(self, setting: Setting) -> list[Guarantee]:
         """What is claimed against each of `OBSERVERS`, or that nothing can be."""
 
 
-PLACES: dict[str, type[Place]] = {"client": OnClient, "secure-sum": SecureAggregation, "server": AtServer}
+PLACEMENTS: dict[str, type[Placement]] = {
+    "client": OnClient,
+    "secure-aggregation": SecureAggregation,
+    "server": AtServer,
+}
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,9 @@ class _Noise(ABC):
 
     clip: float  # S: largest length of an update, which is shortened to it; the unit of a weight
     noise: float  # how wide the noise is (deviation, or scale of Laplace noise), in multiples of clip
-    place: Place = field(default_factory=OnClient)  # who adds it: each client, all of them in shares, or the server
+    placement: Placement = field(
+        default_factory=OnClient
+    )  # who adds it: each client, all of them in shares, or the server
     cap: int = 1  # interactions from which on a client counts fully; with fewer it counts in proportion
     unit: Literal["client", "interaction", "person"] = "client"  # what is protected; person: each one of a client's
     people: int = 1  # of unit "person": the most people of any client, by which its sum is divided; clients.people
@@ -186,16 +193,16 @@ class _Noise(ABC):
 
     @property
     def traits(self) -> frozenset[Trait]:
-        return self.place.traits | {"people"} if self.unit == "person" else self.place.traits
+        return self.placement.traits | {"people"} if self.unit == "person" else self.placement.traits
 
     @property
     def sends(self) -> str:
         """The type of what a client sends: whole grid steps where they are summed up, four bytes otherwise."""
-        return "<i8" if isinstance(self.place, SecureAggregation) else "<f4"
+        return "<i8" if isinstance(self.placement, SecureAggregation) else "<f4"
 
     @property
     def sees(self) -> str:
-        return self.place.sees_of_people if self.unit == "person" else self.place.sees
+        return self.placement.sees_of_people if self.unit == "person" else self.placement.sees
 
     def source(self) -> Source:
         return SecureSource()
@@ -204,13 +211,15 @@ class _Noise(ABC):
         """Width of the grid: the finest that four bytes a parameter, or the modulus of the sum, allow."""
         # A sum of people's contributions is exact in four bytes, too; the factor is for each having been rounded up.
         finest = finest_step(self.clip if self.people == 1 else 2 * self.people * self.clip)
-        if not isinstance(self.place, SecureAggregation):
+        if not isinstance(self.placement, SecureAggregation):
             return finest
         from fedrank.privacy import secure_aggregation
 
-        self.place.check(cohort)
-        total = self.tail * self.noise * self.clip * math.sqrt(cohort / self.place.fewest(cohort))
-        return max(finest, secure_aggregation.finest_step(int(cohort) * self.people, self.clip, total, self.place.bits))
+        self.placement.check(cohort)
+        total = self.tail * self.noise * self.clip * math.sqrt(cohort / self.placement.min_honest(cohort))
+        return max(
+            finest, secure_aggregation.finest_step(int(cohort) * self.people, self.clip, total, self.placement.bits)
+        )
 
     def reach(self, setting: Setting) -> float:
         """How far the sum moves without one client, person or interaction: the sensitivity, after rounding."""
@@ -219,7 +228,7 @@ class _Noise(ABC):
         whole = self.clip + step * spread / 2
         if self.unit == "person":
             # Somebody at several sites moves one sum several times, or several messages that carry noise of their own.
-            return whole * (self.sites ** (1 / self.norm) if isinstance(self.place, OnClient) else self.sites)
+            return whole * (self.sites ** (1 / self.norm) if isinstance(self.placement, OnClient) else self.sites)
         if self.unit == "client":
             return whole
         learner: Any = setting.learner
@@ -256,52 +265,54 @@ class _Noise(ABC):
         steps = contributions(messages.updates, weights, self.clip, self.norm, step)
         if self.unit == "person":
             messages, steps = self._added_up(messages, steps)
-        scale, place = self.noise * self.clip / step, self.place
-        if isinstance(place, OnClient):
+        scale, placement = self.noise * self.clip / step, self.placement
+        if isinstance(placement, OnClient):
             steps += self._law(scale).draw(steps.shape, source)
-        if isinstance(place, SecureAggregation):
+        if isinstance(placement, SecureAggregation):
             from fedrank.privacy.secure_aggregation import message_bytes
 
-            steps += self._share(scale, place.fewest(cohort)).draw(steps.shape, source)
-            sent, bytes_each = steps, message_bytes(int(cohort), steps.shape[1], place.bits)
+            steps += self._share(scale, placement.min_honest(cohort)).draw(steps.shape, source)
+            sent, bytes_each = steps, message_bytes(int(cohort), steps.shape[1], placement.bits)
         else:
             # An organisation whose noise is its own sends a mean over its people; a server divides the sum by all.
-            each = step / self.people if isinstance(place, OnClient) else step
+            each = step / self.people if isinstance(placement, OnClient) else step
             sent, bytes_each = (steps * each).astype(np.float32), 4 * steps.shape[1]
         # Who searched how often never leaves a client, except through its weight.
         return replace(messages, updates=sent, sizes=np.ones_like(messages.sizes), bytes_each=bytes_each)
 
     def clips(self, sizes: NDArray[np.int64], cohort: float) -> Clip | None:
-        if not isinstance(self.place, AtServer) or self.unit == "person":
+        if not isinstance(self.placement, AtServer) or self.unit == "person":
             return None
         return Clip(float(self.clip), self.norm, self.step(cohort), weights_of(sizes, self.cap))
 
     def _added_up(self, messages: Messages, steps: NDArray[np.int64]) -> tuple[Messages, NDArray[np.int64]]:
         """A row for each organisation, from one for each of its people."""
-        ids, first, place, people = np.unique(messages.ids, return_index=True, return_inverse=True, return_counts=True)
+        ids, first, placement, people = np.unique(
+            messages.ids, return_index=True, return_inverse=True, return_counts=True
+        )
         if people.max(initial=0) > self.people:
             raise ValueError(
                 f"client {ids[np.argmax(people)]} has {people.max()} people, and its sum is made for people = "
                 f"{self.people} at most; use a larger number, which is public"
             )
         total = np.zeros((len(ids), steps.shape[1]), dtype=np.int64)
-        np.add.at(total, place, steps)
+        np.add.at(total, placement, steps)
         return messages.rows(first), total
 
     def rule(self, cohort: float, source: Source) -> Aggregator:
         step = self.step(cohort)
-        if isinstance(self.place, SecureAggregation):
-            kind = _SumOfShares if self.place.sum == "ideal" else _ProtocolSum
-            return kind(self.place, step / self.people, int(cohort))
+        if isinstance(self.placement, SecureAggregation):
+            kind = _SumOfShares if self.placement.sum == "ideal" else _ProtocolSum
+            return kind(self.placement, step / self.people, int(cohort))
         return _NoisySum(step, cohort * self.people, self._law(self.noise * self.clip / step), source)
 
-    def promises(self, setting: Setting) -> list[Guarantee]:
+    def guarantees(self, setting: Setting) -> list[Guarantee]:
         cohort = setting.cohort(self)
         step, reach = self.step(cohort), self.reach(setting)
         scale = self.noise * self.clip
         unit = self._covers()
         paid: Literal["once", "participation", "round"] = "once" if self.unit == "interaction" else "participation"
-        if isinstance(self.place, OnClient):
+        if isinstance(self.placement, OnClient):
             if self.unit == "person":
                 slack = _slack(self._law(scale / step), setting.parameters * self.sites)
                 event = self._event(scale / reach)
@@ -313,15 +324,15 @@ class _Noise(ABC):
             event = self._event(scale / self.furthest(setting))
             why = f"noise is added before a message leaves, so nobody needs to be trusted; covers {unit}"
             return [Guarantee(each, event, why, paid, self.unit, "replace-one", slack) for each in OBSERVERS]
-        if isinstance(self.place, SecureAggregation):
-            fewest = self.place.fewest(cohort)
+        if isinstance(self.placement, SecureAggregation):
+            fewest = self.placement.min_honest(cohort)
             share = self._share(scale / step, fewest)
             slack = _slack(share, setting.parameters * fewest)
             event = self._event_of_shares(scale / step, reach / step, fewest, setting.parameters)
             why = (
-                f"if at most {self.place.colluders(cohort)} of {cohort:.0f} clients work with the server, it follows "
-                f"the protocol, and keys are authentic; sums of fewer than {self.place.opened(cohort)} are not opened; "
-                f"who takes part is known; covers {unit}"
+                f"if at most {self.placement.colluders(cohort)} of {cohort:.0f} clients work with the server, it "
+                f"follows the protocol, and keys are authentic; sums of fewer than {self.placement.opened(cohort)} are "
+                f"not opened; who takes part is known; covers {unit}"
             )
             return [Guarantee(each, event, why, paid, self.unit, "zero-out", slack) for each in OBSERVERS]
         slack = _slack(self._law(scale / step), setting.parameters)
@@ -440,7 +451,7 @@ class FpdgdPaper:
         )
         return replace(messages, updates=(messages.updates + (up - down)).astype(np.float32))
 
-    def promises(self, setting: Setting) -> list[Guarantee]:
+    def guarantees(self, setting: Setting) -> list[Guarantee]:
         if getattr(setting.learner, "clip_weights", 0.0) != self.clip_weights:
             raise ValueError(
                 f"the noise of fpdgd-paper is made for weights of length {self.clip_weights:g} at most "
@@ -485,7 +496,7 @@ class EsRandomisedResponse:
     ) -> Messages:
         return messages
 
-    def promises(self, setting: Setting) -> list[Guarantee]:
+    def guarantees(self, setting: Setting) -> list[Guarantee]:
         learner: Any = setting.learner
         if not has_trait(learner, "rewards") or learner.truth == 1:
             raise ValueError(
@@ -539,26 +550,26 @@ class _NoisySum:
 class _SumOfShares:
     """What a secure sum opens to the server, without the protocol."""
 
-    place: SecureAggregation
+    placement: SecureAggregation
     step: float
     cohort: int
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"sum"})
 
     @property
-    def fewest(self) -> int:
+    def min_messages(self) -> int:
         """Messages of a round below which its sum is not opened: there would be too little noise in it."""
-        return self.place.opened(self.cohort)
+        return self.placement.opened(self.cohort)
 
     def part(self, messages: Messages) -> NDArray[np.int64]:
         from fedrank.privacy.secure_aggregation import ideal_sum
 
-        return ideal_sum(messages.updates, self.place.bits)
+        return ideal_sum(messages.updates, self.placement.bits)
 
     def whole(self, total: NDArray[np.int64]) -> Change:
         from fedrank.privacy.secure_aggregation import ideal_sum
 
-        return ideal_sum(total[None, :], self.place.bits).astype(np.float64) * (self.step / self.cohort)
+        return ideal_sum(total[None, :], self.placement.bits).astype(np.float64) * (self.step / self.cohort)
 
     def __call__(self, messages: Messages) -> Change:
         return self.whole(self.part(messages))
@@ -568,16 +579,18 @@ class _SumOfShares:
 class _ProtocolSum:
     """The same by the protocol: of all clients at once, because nobody may see a sum of some of them."""
 
-    place: SecureAggregation
+    placement: SecureAggregation
     step: float
     cohort: int
 
     def __call__(self, messages: Messages) -> Change:
         from fedrank.privacy.secure_aggregation import secure_sum
 
-        threshold, fewest = self.place.threshold(self.cohort), self.place.opened(self.cohort)
+        threshold, fewest = self.placement.threshold(self.cohort), self.placement.opened(self.cohort)
         session = os.urandom(16)
-        total = secure_sum(messages.updates, self.place.bits, threshold, fewest, session=session, round=messages.round)
+        total = secure_sum(
+            messages.updates, self.placement.bits, threshold, fewest, session=session, round=messages.round
+        )
         return total.astype(np.float64) * (self.step / self.cohort)
 
 

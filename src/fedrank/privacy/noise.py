@@ -31,10 +31,10 @@ Whole = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
 SMALLEST, LARGEST = 0.5, 2.0**45  # deviation or scale, in grid steps
-MOST_SHARES = 2.0**30
+MAX_SHARES = 2.0**30
 _BLOCK = 1 << 16  # bytes of stream that are made at a time
 _CHUNK = 1 << 14  # values that are drawn at a time, so that their words stay in the processor's cache
-_LONGEST_SUM = 1 << 20  # numbers in the tables up to which the law of a difference is added up
+_MAX_SUM = 1 << 20  # numbers in the tables up to which the law of a difference is added up
 _LEAST = 2.0**-72  # probability of a cell below which the tables end and the tail begins
 _LAST = 1 << 62  # values stay below, so that a difference fits into 64 bits
 
@@ -147,10 +147,10 @@ class GridNoise:
             return self._of_sizes(sizes) * np.where(sizes > 0, 0.5, 1.0)
         # P(n) P(n + k) falls at least as exp(-2 n / scale): past the tables it is below 2^-80 of the sum.
         many = int(self.start[-1])
-        if many > _LONGEST_SUM:
+        if many > _MAX_SUM:
             raise ValueError(
                 f"{self.law} has {many} numbers in its tables, too many to add up; "
-                f"ask for a scale below {_LONGEST_SUM / 51:.0f}"
+                f"ask for a scale below {_MAX_SUM / 51:.0f}"
             )
         if not sizes.size:
             return np.empty(0)
@@ -289,8 +289,8 @@ def polya_difference(scale: float, shares: float) -> GridNoise:
     share alone protects nobody: most shares of many are 0.
     """
     _check("scale", scale)
-    if not 1 <= shares <= MOST_SHARES:
-        raise ValueError(f"shares = {shares}: the noise is split among 1 to {MOST_SHARES:.0f}; count the noisy clients")
+    if not 1 <= shares <= MAX_SHARES:
+        raise ValueError(f"shares = {shares}: the noise is split among 1 to {MAX_SHARES:.0f}; count the noisy clients")
     r = 1 / shares
     rate = 1 / Fraction(scale)
     # Gamma(k + r) / Gamma(k + 1) = x^(r - 1) (1 + second / x^2 + fourth / x^4 + ..) with x = k + r / 2 (Tricomi and

@@ -30,7 +30,7 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.files import UNFINISHED, Locked, is_locked, locked, parse_json, private_folder, read_text, write_whole
+from fedrank.files import UNFINISHED, Locked, is_locked, locked, parse_json, private_folder, read_text, write_atomic
 from fedrank.privacy.accounting import (
     ConcentratedEvent,
     Event,
@@ -59,8 +59,8 @@ SIMULATED = "simulated"  # the population of nobody: each run is priced alone
 FOLDER = "populations"  # beside the runs
 LEDGER = "ledger"  # a folder below a run, or below a run's name in a population
 PEOPLE, TERMS, FORGOTTEN, LOCK = "people.json", "terms.json", "forgotten.jsonl", "lock"
-MOST_PEOPLE = 10**8  # of a ledger: each has a counter in memory
-MOST_KINDS_OF_PEOPLE = 64  # priced one by one; more are priced as somebody who paid the most of everything
+MAX_PEOPLE = 10**8  # of a ledger: each has a counter in memory
+MAX_KINDS_OF_PEOPLE = 64  # priced one by one; more are priced as somebody who paid the most of everything
 PATIENCE = 600.0  # seconds to wait while others decide
 _NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError)  # raised by what somebody else wrote
 ANYBODY = "anybody"  # against whom something is promised that everybody sees
@@ -94,14 +94,14 @@ class LedgerTerms:
     def write(self, folder: Path) -> None:
         promises = list(map(_written, self.promises))
         content = {"format": 1, "people": self.people, "delta": self.delta, "spec": self.spec, "promises": promises}
-        write_whole(folder / TERMS, json.dumps(content, indent=1, ensure_ascii=False) + "\n", private=True)
+        write_atomic(folder / TERMS, json.dumps(content, indent=1, ensure_ascii=False) + "\n", private=True)
 
     @classmethod
     def read(cls, folder: Path) -> LedgerTerms | None:
         """What a ledger's charges cost; None where nothing has been charged yet, and the file is not written."""
         try:
             found = parse_json(read_text(folder / TERMS))
-            promises = tuple(_promise(dict(one)) for one in found["promises"])
+            promises = tuple(_guarantee(dict(one)) for one in found["promises"])
             return cls(found["people"], found["delta"], promises, _of(str, found["spec"]))
         except FileNotFoundError:
             if not is_charged(folder):
@@ -127,15 +127,15 @@ def _priced(terms: LedgerTerms) -> list[tuple[Any, ...]]:
 
 @lru_cache(maxsize=1024)
 def _promises(text: str) -> tuple[Guarantee, ...]:
-    return tuple(_promise(dict(one)) for one in parse_json(text))
+    return tuple(_guarantee(dict(one)) for one in parse_json(text))
 
 
-def _written(promise: Guarantee) -> dict[str, Any]:
-    event = promise.event
-    return asdict(promise) | {"event": None if event is None else {"name": _EVENT_NAMES[type(event)]} | asdict(event)}
+def _written(guarantee: Guarantee) -> dict[str, Any]:
+    event = guarantee.event
+    return asdict(guarantee) | {"event": None if event is None else {"name": _EVENT_NAMES[type(event)]} | asdict(event)}
 
 
-def _promise(described: dict[str, Any]) -> Guarantee:
+def _guarantee(described: dict[str, Any]) -> Guarantee:
     """A promise as `LedgerTerms.write` describes it, which may come from anybody."""
     made = Guarantee(**described | {"event": _built(described["event"])})
     hints = get_type_hints(Guarantee)
@@ -170,8 +170,8 @@ def _of(kind: type[T], value: Any) -> T:
 
 def _check_people(people: int, delta: float) -> None:
     """0 people are as many as charges name."""
-    if not 0 <= _of(int, people) <= MOST_PEOPLE:
-        raise ValueError(f"people = {people} cannot be counted; a ledger is for up to {MOST_PEOPLE:,}")
+    if not 0 <= _of(int, people) <= MAX_PEOPLE:
+        raise ValueError(f"people = {people} cannot be counted; a ledger is for up to {MAX_PEOPLE:,}")
     if not 0 <= _of(float, delta) < 1:
         raise ValueError(f"delta = {delta} is no probability below 1")
 
@@ -274,17 +274,17 @@ class Account:
             for one in promises:
                 also = [seen for seen in observers if seen not in own] if one.against == ANYBODY else []
                 times = np.full(people, all_times) if one.paid == "round" else each
-                for promise in (one, *(replace(one, against=seen) for seen in also)):
-                    paid[promise] = paid.get(promise, 0) + times
+                for guarantee in (one, *(replace(one, against=seen) for seen in also)):
+                    paid[guarantee] = paid.get(guarantee, 0) + times
         return cls(replace(terms, people=people, promises=tuple(paid)), counts, len(charges), 0, paid)
 
-    def times(self, promise: Guarantee) -> NDArray[np.int64]:
+    def times(self, guarantee: Guarantee) -> NDArray[np.int64]:
         """[people]: how often each has paid."""
-        if promise in self.paid:
-            return self.paid[promise]
-        if promise.paid == "round":
+        if guarantee in self.paid:
+            return self.paid[guarantee]
+        if guarantee.paid == "round":
             return np.full(len(self.participations), self.rounds)
-        if promise.paid == "once":
+        if guarantee.paid == "once":
             return np.minimum(1 + self.lost, self.participations)
         return self.participations
 
@@ -313,16 +313,16 @@ def spent_against(accounts: Iterable[Account], against: str, delta: float) -> fl
 def _most_spent(rows: Sequence[tuple[Account, Guarantee]], delta: float) -> float:
     times: dict[tuple[Event | None, float], NDArray[np.int64]] = {}
     kinds: dict[tuple[Event | None, float], Guarantee] = {}
-    for account, promise in rows:
-        kind = (promise.event, promise.slack)
-        kinds[kind] = promise
-        times[kind] = times.get(kind, np.zeros(len(account.participations), np.int64)) + account.times(promise)
+    for account, guarantee in rows:
+        kind = (guarantee.event, guarantee.slack)
+        kinds[kind] = guarantee
+        times[kind] = times.get(kind, np.zeros(len(account.participations), np.int64)) + account.times(guarantee)
     if any(event is None and often.any() for (event, _), often in times.items()):
         return float("inf")
     columns = np.unique(np.stack(list(times.values())), axis=1).T
     # Whoever paid at least as often for everything pays at least as much.
     columns = np.array([one for one in columns if not ((columns >= one).all(1) & (columns > one).any(1)).any()])
-    if len(columns) > MOST_KINDS_OF_PEOPLE:
+    if len(columns) > MAX_KINDS_OF_PEOPLE:
         columns = columns.max(axis=0, keepdims=True)
     return max(cost_together(zip(kinds.values(), map(int, column), strict=True), delta) for column in columns)
 
@@ -350,7 +350,7 @@ class Population:
         with asked.deciding():
             if cls.find(folder) is None:
                 content = {"format": 1, "people": people, "delta": delta, "limit": limit}
-                write_whole(folder / PEOPLE, json.dumps(content, indent=1) + "\n", private=True)
+                write_atomic(folder / PEOPLE, json.dumps(content, indent=1) + "\n", private=True)
         known = cls.read(folder)
         for name, was, now in (("clients.count", known.people, people), ("privacy.delta", known.delta, delta)):
             if was != now:
@@ -456,6 +456,12 @@ def ledger_folders(folder: Path) -> list[Path]:
     return sorted({file.parent for file in Path(folder).rglob(f"{LEDGER}*/*") if file.name in files})
 
 
+def ledger_sizes(folder: Path, but: Path) -> tuple[tuple[str, int | None], ...]:
+    """How long the log of every ledger at or below a folder is, except one: another value whenever anybody pays."""
+    logs = [(one, one / PARTICIPANTS) for one in ledger_folders(folder) if one != but]
+    return tuple((str(one), log.stat().st_size if log.exists() else None) for one, log in logs)
+
+
 def ledgers_below(folder: Path) -> list[Path]:
     """Every ledger at or below a folder that has, or should have, a price.
 
@@ -530,7 +536,7 @@ def forget_ledgers(folder: Path, because: str) -> dict[str, Any]:
     for place, record in records.items():  # before anything goes
         line = json.dumps(record, ensure_ascii=False) + "\n"
         old = read_text(place / FORGOTTEN) if (place / FORGOTTEN).exists() else ""
-        write_whole(place / FORGOTTEN, old + line, private=True)
+        write_atomic(place / FORGOTTEN, old + line, private=True)
     for ledger in found:
         delete_ledger(ledger)
     return records[folder]

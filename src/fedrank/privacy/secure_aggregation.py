@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from fedrank.extras import missing
+from fedrank.extras import missing_extra
 from fedrank.privacy import shamir
 
 if TYPE_CHECKING:
@@ -262,7 +262,7 @@ class SumClient:
         size: int,
         bits: int,
         *,
-        fewest: int = 0,  # this client opens nothing for fewer survivors, whatever the server says
+        min_survivors: int = 0,  # this client opens nothing for fewer survivors, whatever the server says
         identity: Identity | None = None,  # with one, all must have one, and the server need not be trusted
         entropy: shamir.Entropy = os.urandom,  # another source is for tests only
     ) -> None:
@@ -272,7 +272,7 @@ class SumClient:
         _check_ids([id])
         self.id = id
         self.terms = Terms(session, round, threshold, size, bits, signed=identity is not None)
-        self.fewest = max(threshold, fewest)
+        self.min_survivors = max(threshold, min_survivors)
         self.identity = identity
         self._entropy = entropy
         self._seed = shamir.random_element(entropy)
@@ -481,8 +481,10 @@ class SumClient:
             )
 
     def _check_enough(self, count: int, what: str) -> None:
-        if count < self.fewest:
-            raise TooFewClients(f"only {count} clients {what}, client {self.id} asks for {self.fewest}: it stops here")
+        if count < self.min_survivors:
+            raise TooFewClients(
+                f"only {count} clients {what}, client {self.id} asks for {self.min_survivors}: it stops here"
+            )
 
 
 class SumServer:
@@ -499,7 +501,7 @@ class SumServer:
         round: int,
         ids: Iterable[int],  # who was invited
         threshold: int,
-        fewest: int,  # the sum of fewer survivors is never opened; colluding ones count, so add them
+        min_survivors: int,  # the sum of fewer survivors is never opened; colluding ones count, so add them
         size: int,
         bits: int,
         *,
@@ -508,14 +510,14 @@ class SumServer:
         primitives()
         self.terms = Terms(session, round, threshold, size, bits, signed=identities is not None)
         self.ids = sorted(ids)
-        self.fewest = max(threshold, fewest)
+        self.min_survivors = max(threshold, min_survivors)
         _check_ids(self.ids)
         if len(set(self.ids)) != len(self.ids):
             raise ValueError("a client is invited twice: its numbers cannot be told apart; name each id once")
-        if self.fewest > len(self.ids):
+        if self.min_survivors > len(self.ids):
             raise ValueError(
-                f"threshold = {threshold} and fewest = {fewest} with {len(self.ids)} clients: no sum could ever be "
-                "opened; invite more, or lower them"
+                f"threshold = {threshold} and min_survivors = {min_survivors} with {len(self.ids)} clients: no sum "
+                "could ever be opened; invite more, or lower them"
             )
         if identities is not None:
             _check_active(threshold, len(self.ids))
@@ -720,14 +722,14 @@ class SumServer:
         store[client] = what
         return True
 
-    def _close(self, kind: str, store: Collection[int], what: str, fewest: int | None = None) -> None:
-        step, fewest = self._step(kind), self.fewest if fewest is None else fewest
+    def _close(self, kind: str, store: Collection[int], what: str, min_survivors: int | None = None) -> None:
+        step, min_survivors = self._step(kind), self.min_survivors if min_survivors is None else min_survivors
         if self._closed < step:
             raise ValueError(
                 f"step {step + 1} cannot end before step {step} has ended; call roster, routed, request, consent"
             )
-        if len(store) < fewest:
-            raise TooFewClients(f"only {len(store)} clients {what}, {fewest} are needed: nothing is opened")
+        if len(store) < min_survivors:
+            raise TooFewClients(f"only {len(store)} clients {what}, {min_survivors} are needed: nothing is opened")
         self._closed = max(self._closed, step + 1)
 
     def _step(self, kind: str) -> int:
@@ -749,7 +751,7 @@ def secure_sum(
     values: Integers,  # [clients, size]
     bits: int,
     threshold: int,
-    fewest: int = 0,
+    min_survivors: int = 0,
     dropped_after: Mapping[int, Step] | None = None,  # row -> the last step it did
     session: bytes = b"simulation",
     round: int = 0,
@@ -764,9 +766,9 @@ def secure_sum(
     last = [STEPS.index(dropped.get(row, "mask")) for row in range(count)]
     identities = new_identities(range(count)) if signed else {}
     publics = identities[0].publics if signed else None
-    server = SumServer(session, round, range(count), threshold, fewest, size, bits, identities=publics)
+    server = SumServer(session, round, range(count), threshold, min_survivors, size, bits, identities=publics)
     clients = [
-        SumClient(row, session, round, threshold, size, bits, fewest=fewest, identity=identities.get(row))
+        SumClient(row, session, round, threshold, size, bits, min_survivors=min_survivors, identity=identities.get(row))
         for row in range(count)
     ]
     for client in clients:
@@ -952,5 +954,5 @@ def primitives() -> tuple[type[HKDF], SHA256, type[ChaCha20Poly1305]]:
         from cryptography.hazmat.primitives.hashes import SHA256
         from cryptography.hazmat.primitives.kdf.hkdf import HKDF
     except ImportError as error:
-        raise missing("secure sums need the package cryptography", "privacy") from error
+        raise missing_extra("secure sums need the package cryptography", "privacy") from error
     return HKDF, SHA256(), ChaCha20Poly1305

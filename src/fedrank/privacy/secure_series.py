@@ -32,7 +32,7 @@ class SeriesClient(SumClient):
     ) -> None:
         if clients < 2:
             raise ValueError("one client alone is its own sum: nothing would be hidden; use two or more")
-        super().__init__(id, session, 0, clients, 1, bits, fewest=clients, identity=identity)
+        super().__init__(id, session, 0, clients, 1, bits, min_survivors=clients, identity=identity)
         self.clients = clients
         self._secrets: dict[int, bytes] = {}  # by other client
         self._number = 0  # of the next message, at least

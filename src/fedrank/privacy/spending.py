@@ -13,7 +13,7 @@ from fedrank.privacy.ledger import KeptRound, Ledger
 from fedrank.privacy.population import Account, BudgetSpentError, LedgerTerms, Population
 from fedrank.types import Change
 
-MOST_AHEAD = 64  # rounds noted at once: one wait for the disk, and what a crash may cost in vain
+MAX_AHEAD = 64  # rounds noted at once: one wait for the disk, and what a crash may cost in vain
 
 
 class Spending:
@@ -26,15 +26,15 @@ class Spending:
         # Rounds that a crash took were charged, too, so that a client may pay more often than there are rounds.
         most = rounds + max(self._rounds, int(self._counts.max(initial=0)))
         self._limits: list[tuple[Guarantee, int]] = []
-        for promise in promises:
-            if budget is None or promise.event is None:
+        for guarantee in promises:
+            if budget is None or guarantee.event is None:
                 continue
-            self._limits.append((promise, promise.affordable(delta, budget, most)))
+            self._limits.append((guarantee, guarantee.affordable(delta, budget, most)))
             if self._limits[-1][1] == 0:
-                cost = up(promise.epsilon(1, delta))
+                cost = up(guarantee.epsilon(1, delta))
                 raise ValueError(
                     f"a budget of ε = {budget:g} does not pay for one round, which costs {cost} "
-                    f"against the {promise.against}; use more noise, or a larger budget"
+                    f"against the {guarantee.against}; use more noise, or a larger budget"
                 )
 
     def kept(self, round: int) -> KeptRound | None:
@@ -68,12 +68,12 @@ class Spending:
         if not block:
             raise BudgetSpentError
         self.ledger.reserve(block)
-        self._ahead = min(2 * self._ahead, MOST_AHEAD)
+        self._ahead = min(2 * self._ahead, MAX_AHEAD)
         return block[round]
 
     def _can_pay(self, cohort: NDArray[np.int64], lost: int) -> bool:
         most = int(self._counts[cohort].max(initial=0)) + 1
-        return all(promise.times(most, self._rounds + 1, lost) <= limit for promise, limit in self._limits)
+        return all(guarantee.times(most, self._rounds + 1, lost) <= limit for guarantee, limit in self._limits)
 
 
 class SharedSpending(Spending):
@@ -108,7 +108,7 @@ class SharedSpending(Spending):
         for cohort in block.values():
             self._counts[cohort] += 1
         self._rounds += len(block)
-        self._ahead = min(2 * self._ahead, MOST_AHEAD)
+        self._ahead = min(2 * self._ahead, MAX_AHEAD)
         return block[round]
 
     def _refusal(self, others: list[Account], block: Mapping[int, NDArray[np.int64]], round: int) -> str | None:

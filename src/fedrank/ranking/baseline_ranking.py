@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
-from fedrank.names import nearest
+from fedrank.names import did_you_mean
 from fedrank.ranking.measures import Evaluator
 from fedrank.seeds import rng_for
 from fedrank.types import Weights
@@ -22,7 +22,7 @@ from fedrank.types import Weights
 FILE, RANDOM = "file", "random"
 GIVEN = "given"  # as a start: the model that gives the order that users have
 SHUFFLES = 100  # whose mean is the value of chance
-MOST_SCORES = 20_000_000  # of all shuffles together: many documents need fewer shuffles
+MAX_SCORES = 20_000_000  # of all shuffles together: many documents need fewer shuffles
 BM25 = ("BM25 of whole document", "BM25 of body")  # which of several, if it is there; otherwise the first
 
 _FEATURE = re.compile(r"feature (\d+)( \(.*\))?")
@@ -81,8 +81,8 @@ def _feature(order: str, data: RankingData) -> tuple[int, str]:
     numbered = _FEATURE.fullmatch(order)
     if numbered is None:
         raise ValueError(
-            f"data.given: no order {order!r}, so nothing could be compared with it{nearest(order, names)}; use 'file', "
-            f"'random', 'feature 1' to 'feature {width}', or the name of a feature"
+            f"data.given: no order {order!r}, so nothing could be compared with it{did_you_mean(order, names)}; use "
+            f"'file', 'random', 'feature 1' to 'feature {width}', or the name of a feature"
         )
     number = int(numbered[1])
     if not 1 <= number <= width:
@@ -92,7 +92,7 @@ def _feature(order: str, data: RankingData) -> tuple[int, str]:
 
 def _random(evaluator: Evaluator) -> BaselineRanking:
     documents = evaluator.data.documents
-    shuffles = int(np.clip(MOST_SCORES // max(documents, 1), 1, SHUFFLES))
+    shuffles = int(np.clip(MAX_SCORES // max(documents, 1), 1, SHUFFLES))
     rng, total = rng_for(0, "given order"), np.zeros(1)
     for _ in range(shuffles):
         total = total + evaluator.per_query_of_scores(rng.random(documents, dtype=np.float32))

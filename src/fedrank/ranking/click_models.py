@@ -7,6 +7,7 @@ P(click | grade), and after a click leaves with P(stop | grade). Results that ar
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +17,21 @@ SHOWN = 10  # results on a page
 
 @dataclass(frozen=True)
 class ClickModel:
-    """A way of clicking: tables by grade, and attention by rank.
+    """A click model describes how a simulated user reads and clicks a result list.
 
-    Cascade users give every rank attention 1 (Guo et al., WSDM 2009); position-based users never stop, and attention
-    falls with the rank. Poisoned clicks are simply a user whose table lies.
+    `click` and `stop` hold one probability per relevance grade: to click a document that was read, and to leave after
+    that click. The user reads rank i with probability (1 / i)^attention_decay. With a decay of 0 this is the cascade
+    model (Guo et al., WSDM 2009); with `stop` all 0 it is a position-based model. `make_clients` takes click
+    models as `click_model`.
+
+    >>> import fedrank as fr
+    >>> skimmer = fr.ClickModel(click=(0.05, 0.4, 0.9), stop=(0.0, 0.0, 0.5), attention_decay=1.0)
+    >>> skimmer.attention[:4].round(2).tolist()
+    [1.0, 0.5, 0.33, 0.25]
+    >>> clients = fr.make_clients(fr.synthetic("mq2007", queries=20), count=4, click_model=skimmer)
+    >>> [outcome] = fr.simulate(fr.Federation(), clients, rounds=1)
+    >>> f"nDCG@10 of the lists that users saw: {outcome.online:.3f}"
+    'nDCG@10 of the lists that users saw: 0.216'
     """
 
     click: tuple[float, ...]  # [grades]: P(click | read)
@@ -45,6 +57,24 @@ class ClickModel:
         return (1.0 / np.arange(1, SHOWN + 1)) ** self.attention_decay
 
 
+class OwnClickModel(Protocol):
+    """A click model from outside: what a user clicks of a list whose relevance labels are known."""
+
+    def __call__(self, labels: NDArray[np.int8], draws: NDArray[np.float64]) -> Any:
+        """[n]: whether each of n results is clicked, from the top; `draws` are 2 n uniform random numbers in [0, 1)."""
+
+
+def checked_clicks(model: object, clicks: Any, count: int) -> NDArray[np.bool_]:
+    """What a click model from outside returned, if it is one truth value for each result."""
+    found = np.asarray(clicks)
+    if found.shape != (count,) or found.dtype.kind not in "biu":
+        raise ValueError(
+            f"the click model {type(model).__name__} returned {found.dtype} values of shape {found.shape} for {count} "
+            f"results; return {count} truth values"
+        )
+    return found.astype(np.bool_)
+
+
 PERFECT = {2: (0.0, 1.0), 3: (0.0, 0.5, 1.0), 5: (0.0, 0.2, 0.4, 0.8, 1.0)}
 
 
@@ -56,7 +86,7 @@ def _position_based(decay: float) -> dict[int, ClickModel]:
     return {levels: ClickModel(click, _never(levels), decay) for levels, click in PERFECT.items()}
 
 
-USERS: dict[str, dict[int, ClickModel]] = {  # name -> number of grades -> tables
+CLICK_MODELS: dict[str, dict[int, ClickModel]] = {  # name -> number of grades -> tables
     "perfect": {levels: ClickModel(click, _never(levels)) for levels, click in PERFECT.items()},
     "navigational": {
         2: ClickModel((0.05, 0.95), (0.2, 0.9)),
@@ -76,7 +106,7 @@ USERS: dict[str, dict[int, ClickModel]] = {  # name -> number of grades -> table
     "position-2": _position_based(2.0),
 }
 
-USER_MEANINGS = {
+CLICK_MODEL_MEANINGS = {
     "perfect": "clicks by relevance alone and reads to the end",
     "navigational": "looks for one good result, then leaves",
     "informational": "clicks much, also what is not relevant, and reads on",
@@ -91,9 +121,9 @@ USER_MEANINGS = {
 
 def click_model_for(name: str, top_grade: int) -> ClickModel:
     """The named user's tables for a scale of grades 0 .. top_grade."""
-    if name not in USERS:
-        raise ValueError(f"no user {name!r}; there are {', '.join(USERS)}")
-    tables = USERS[name]
+    if name not in CLICK_MODELS:
+        raise ValueError(f"no click model {name!r}; there are {', '.join(CLICK_MODELS)}")
+    tables = CLICK_MODELS[name]
     if (levels := top_grade + 1) not in tables:
         raise ValueError(
             f"user {name!r} has tables for {', '.join(map(str, sorted(tables)))} grades, the data have {levels}; "

@@ -1,15 +1,15 @@
 """What would people have clicked, had another model ordered the lists of a log? With an interval, or why not.
 
-A document that the model moves from place 5 to place 1 is seen more often. By how much is what propensities say, so
-that its clicks can be counted as if it had stood there all the time (the estimator for position-based clicks of Li et
-al., KDD 2018). Three estimates:
+A document that the model moves from position 5 to position 1 is seen more often. By how much is what propensities say,
+so that its clicks can be counted as if it had stood there all the time (the estimator for position-based clicks of Li
+et al., KDD 2018). Three estimates:
 
-- *self-normalised IPS*: the clicks of a document, divided by how much its places were looked at in all, times how much
-  they would be. Weights are cut at MOST_RATIO; what is lost by that, and by documents that were never seen, is taken to
-  be like the rest.
+- *self-normalised IPS*: the clicks of a document, divided by how much its positions were looked at in all, times how
+  much they would be. Weights are cut at MAX_RATIO; what is lost by that, and by documents that were never seen, is
+  taken to be like the rest.
 - *doubly robust*: what a regression on features expects, plus the weighted difference between that and the clicks. The
   two differ where weights were cut, or where a document was never seen.
-- *plain replay*: the logged clicks, moved to their new places. Clicks follow the order that was shown, so that it
+- *plain replay*: the logged clicks, moved to their new positions. Clicks follow the order that was shown, so that it
   favours whatever resembles it. It is here because everybody computes it first.
 
 Intervals are over queries: whole queries are drawn again, and everything, also the propensities, is computed anew.
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from fedrank.ranking.propensity import (
     CERTAIN,
     GIVEN,
-    MOST_PLACES,
+    MAX_POSITIONS,
     REPEATS,
     Bias,
     NotIdentifiable,
@@ -40,13 +40,13 @@ from fedrank.ranking.propensity import (
 )
 from fedrank.types import Features
 
-MOST_RATIO = 10.0  # by which more a document can be counted as seen than it was
+MAX_RATIO = 10.0  # by which more a document can be counted as seen than it was
 FEWEST = 30.0  # queries that must be worth as much as those of the log, since they weigh differently
 UNSEEN = (
-    0.1  # share of what the model would show in places of which nothing was ever seen, beyond which nothing is said
+    0.1  # share of what the model would show in positions of which nothing was ever seen, beyond which nothing is said
 )
 
-MOST_SPREAD = 0.7  # standard error of the logarithm of a propensity, beyond which its place does not count
+MAX_SPREAD = 0.7  # standard error of the logarithm of a propensity, beyond which its position does not count
 _AT_A_TIME = 20  # repeats
 _RIDGE = 1.0
 
@@ -92,11 +92,11 @@ class ClickEstimate:
     rows: tuple[EstimateRow, ...]
     searches: int
     queries: int
-    clicks: int  # in the places that count
-    places: int  # from the top, of which propensities are known; clicks below are not counted
+    clicks: int  # in the positions that count
+    positions: int  # from the top, of which propensities are known; clicks below are not counted
     moved: float  # share of results that the model puts elsewhere
     clipped: float  # share of clicks whose weight was cut
-    unseen: float  # share of what the model would show in places of which nothing was ever seen
+    unseen: float  # share of what the model would show in positions of which nothing was ever seen
     effective: float  # queries that would be worth as much, if all weighed alike
     propensities: Propensities
     notes: tuple[str, ...] = ()
@@ -138,32 +138,32 @@ def estimate_clicks(
         raise ValueError(f"{len(scores)} scores for {len(shown)} results; give one for each")
     if not np.isfinite(scores).all():
         raise ValueError("the model gives scores that are not finite, by which nothing can be ordered")
-    place = new_places(shown, scores)
-    inside = shown.place < MOST_PLACES
+    position = new_places(shown, scores)
+    inside = shown.position < MAX_POSITIONS
     asked = shown.query[inside]
-    shown, place = _where(shown, inside), place[inside]
+    shown, position = _where(shown, inside), position[inside]
     try:
         repeated = _given(shown, by, seed) if by is not None else repeated_propensities(shown, features, bias, seed)
     except NotIdentifiable as problem:
         raise CannotTell(str(problem)) from None
-    places = _usable(repeated)
+    positions = _usable(repeated)
     if counted is not None:
         kept = counted[inside]
         if not kept.any():
             raise ValueError("no search is counted, so that nothing can be estimated; count some")
-        shown, place = ShownResults(*(column[kept] for column in vars(shown).values())), place[kept]
+        shown, position = ShownResults(*(column[kept] for column in vars(shown).values())), position[kept]
         asked = asked[kept]
-    counts = _count(shown, place, places, repeated.multiples.shape[1])
+    counts = _count(shown, position, positions, repeated.multiples.shape[1])
     if not counts.clicks.sum():
-        raise CannotTell(f"nothing was clicked in the first {places} places")
-    slope, extra = repeated.slope[:, :places], repeated.extra[:, :places]
+        raise CannotTell(f"nothing was clicked in the first {positions} positions")
+    slope, extra = repeated.slope[:, :positions], repeated.extra[:, :positions]
     expected = _regression(counts, slope[0], extra[0], features)
     ratio, seen = _ratios(counts, slope[:1])
     would = counts.there @ slope[0]
     unseen = float(would[~seen[:, 0]].sum() / would.sum())
     if unseen > UNSEEN:
         raise CannotTell(
-            f"{unseen:.0%} of what the model would show was never shown in a place of which anything is known, more "
+            f"{unseen:.0%} of what the model would show was never shown in a position of which anything is known, more "
             f"than {UNSEEN:.0%}"
         )
     worth = np.bincount(counts.query, weights=ratio[:, 0] * counts.clicks, minlength=counts.queries)
@@ -178,15 +178,15 @@ def estimate_clicks(
     rows = [
         _row(name, "clicks a list", logged, values) for name, values in zip((IPS, DOUBLY_ROBUST), both, strict=True)
     ]
-    rows.append(_replayed(shown, place, places, repeated.multiples))
-    cut = counts.clicks @ (_ratios(counts, slope[:1], cut=False)[0][:, 0] > MOST_RATIO) / counts.clicks.sum()
+    rows.append(_replayed(shown, position, positions, repeated.multiples))
+    cut = counts.clicks @ (_ratios(counts, slope[:1], cut=False)[0][:, 0] > MAX_RATIO) / counts.clicks.sum()
     return ClickEstimate(
         tuple(rows),
         searches=int(counts.searches.sum()),
         queries=len(np.unique(asked)),
         clicks=int(counts.clicks.sum()),
-        places=places,
-        moved=float(np.mean(place != shown.place)),
+        positions=positions,
+        moved=float(np.mean(position != shown.position)),
         clipped=float(cut),
         unseen=unseen,
         effective=effective,
@@ -197,21 +197,21 @@ def estimate_clicks(
 
 def new_places(shown: ShownResults, scores: NDArray[np.floating]) -> NDArray[np.int64]:
     """[results]: where the model puts each, among the documents of its list; ties stay in the order shown."""
-    order = np.lexsort((shown.place, -np.asarray(scores, np.float64), shown.search))
-    before = np.lexsort((shown.place, shown.search))
-    place = np.empty(len(shown), np.int64)
-    place[order] = shown.place[before]
-    return place
+    order = np.lexsort((shown.position, -np.asarray(scores, np.float64), shown.search))
+    before = np.lexsort((shown.position, shown.search))
+    position = np.empty(len(shown), np.int64)
+    position[order] = shown.position[before]
+    return position
 
 
 class _Counts(NamedTuple):
-    """Documents: how often they were, and would be, in each place."""
+    """Documents: how often they were, and would be, in each position."""
 
     pair: NDArray[np.int64]  # [documents]
     query: NDArray[np.int64]  # [documents], from 0 to queries - 1
-    here: NDArray[np.float64]  # [documents, places]: times shown
-    there: NDArray[np.float64]  # [documents, places]: times the model would show it
-    clicks: NDArray[np.float64]  # [documents], in these places
+    here: NDArray[np.float64]  # [documents, positions]: times shown
+    there: NDArray[np.float64]  # [documents, positions]: times the model would show it
+    clicks: NDArray[np.float64]  # [documents], in these positions
     searches: NDArray[np.float64]  # [queries]
 
     @property
@@ -221,25 +221,25 @@ class _Counts(NamedTuple):
 
 def _where(shown: ShownResults, kept: NDArray[np.bool_]) -> ShownResults:
     query, _ = numbered(shown.query[kept])
-    return ShownResults(shown.pair[kept], query, shown.place[kept], shown.clicked[kept], shown.search[kept])
+    return ShownResults(shown.pair[kept], query, shown.position[kept], shown.clicked[kept], shown.search[kept])
 
 
-def _count(shown: ShownResults, place: NDArray[np.int64], places: int, queries: int) -> _Counts:
+def _count(shown: ShownResults, position: NDArray[np.int64], positions: int, queries: int) -> _Counts:
     pair, row = np.unique(shown.pair, return_inverse=True)
     row = row.ravel()
 
     def table(where: NDArray[np.int64]) -> NDArray[np.float64]:
-        inside = where < places
-        cells = np.bincount(row[inside] * places + where[inside], minlength=len(pair) * places)
-        return cells.reshape(len(pair), places).astype(np.float64)
+        inside = where < positions
+        cells = np.bincount(row[inside] * positions + where[inside], minlength=len(pair) * positions)
+        return cells.reshape(len(pair), positions).astype(np.float64)
 
     query = np.zeros(len(pair), np.int64)
     query[row] = shown.query
-    counted = shown.clicked & (shown.place < places)
+    counted = shown.clicked & (shown.position < positions)
     clicks: NDArray[Any] = np.bincount(row, weights=counted, minlength=len(pair))
     _, first = np.unique(shown.search, return_index=True)
     searches = np.bincount(shown.query[first], minlength=queries).astype(np.float64)
-    return _Counts(pair, query, table(shown.place), table(place), clicks, searches)
+    return _Counts(pair, query, table(shown.position), table(position), clicks, searches)
 
 
 def _ratios(
@@ -248,9 +248,7 @@ def _ratios(
     """How much more each document would be seen [documents, repeats], and whether it was seen at all."""
     seen, would = counts.here @ slope.T, counts.there @ slope.T
     there = seen > 0
-    return np.minimum(
-        np.divide(would, seen, out=np.zeros_like(seen), where=there), MOST_RATIO if cut else np.inf
-    ), there
+    return np.minimum(np.divide(would, seen, out=np.zeros_like(seen), where=there), MAX_RATIO if cut else np.inf), there
 
 
 def _estimates(
@@ -291,10 +289,10 @@ def _estimates(
 
 
 def _usable(repeated: Repeated) -> int:
-    """Places from the top whose propensities are told at all; how unsure they are is in the intervals."""
+    """Positions from the top whose propensities are told at all; how unsure they are is in the intervals."""
     with np.errstate(divide="ignore", invalid="ignore"):
         spread = spread_of(np.log(repeated.slope[1:]))
-    told = np.isfinite(repeated.slope[0]) & np.isfinite(repeated.extra[0]) & (spread < MOST_SPREAD)
+    told = np.isfinite(repeated.slope[0]) & np.isfinite(repeated.extra[0]) & (spread < MAX_SPREAD)
     return int(np.argmin(told)) if not told.all() else len(told)
 
 
@@ -332,14 +330,16 @@ def _regression(
     return expected
 
 
-def _replayed(shown: ShownResults, place: NDArray[np.int64], places: int, multiples: NDArray[np.int64]) -> EstimateRow:
+def _replayed(
+    shown: ShownResults, position: NDArray[np.int64], positions: int, multiples: NDArray[np.int64]
+) -> EstimateRow:
     """The clicks, discounted by where they would be and by where they were."""
     _, first = np.unique(shown.search, return_index=True)
     queries = multiples.shape[1]
     searches = np.bincount(shown.query[first], minlength=queries).astype(np.float64)
     found = []
-    for where in (shown.place, place):
-        gains = np.where(where < places, shown.clicked / np.log2(where + 2.0), 0.0)
+    for where in (shown.position, position):
+        gains = np.where(where < positions, shown.clicked / np.log2(where + 2.0), 0.0)
         total = np.bincount(shown.query, weights=gains, minlength=queries)
         found.append(np.concatenate([[total.sum() / searches.sum()], multiples @ total / (multiples @ searches)]))
     return _row(REPLAY, "discounted clicks a list", found[0], found[1], BIASED)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
+from fedrank.ranking.impressions import learn_one_by_one
 from fedrank.ranking.loops import as_sent, by_threads, loops_of
+from fedrank.ranking.own_clicks import loop_for
 from fedrank.ranking.rankers import Linear
 from fedrank.seeds import Chance
 from fedrank.types import (
@@ -27,6 +29,10 @@ from fedrank.types import (
     Updates,
     Weights,
 )
+
+if TYPE_CHECKING:
+    from fedrank.kernels.devices import Device
+    from fedrank.ranking.cuda.evolution import EvolutionOnDevice
 
 REWARD_VALUES = 11  # of max-rr: no click, or a first click at one of ten ranks
 # All that a client sends, 16 bytes: where its noise comes from, and how well either sign of it did. Only the noise is
@@ -79,39 +85,44 @@ class Evolution:
     def __call__(
         self,
         start: Weights,
-        crowd: SimulatedClients,
+        clients: SimulatedClients,
         chance: Chance,
         correction: LocalCorrection = NO_CORRECTION,
         threads: int = 1,
     ) -> Learned:
-        self.check(crowd)
-        count, starts = len(crowd), as_sent(start)
+        self.check(clients)
+        run: Any = kernels.evolution.evolution_clients
+        if clients.own_click_models:
+            run = loop_for(run, clients) if self.chance == "independent" else None
+            if run is None:
+                return learn_one_by_one(self, start, clients, chance)
+        count, starts = len(clients), as_sent(start)
         rewards = np.empty(count)
         seeds = np.empty(count, dtype=np.uint64)
         means = np.empty((count, 2), dtype=np.float32)
-        keys, loops = keys_of(chance), loops_of(crowd)
+        keys, loops = keys_of(chance), loops_of(clients)
 
         def some(first: int, last: int, updates: Updates, online: NDArray[np.float64]) -> None:
-            kernels.evolution.evolution_clients(
+            run(
                 starts, keys, self.chance == "shared", self.deviation, self.reward == "dcg", self.truth,
-                self.ranker.hidden, loops.table, crowd.data.longest, loops.held, loops.seen, loops.clicking, first,
+                self.ranker.hidden, loops.table, clients.data.longest, loops.held, loops.seen, loops.clicking, first,
                 last, updates, online, rewards, seeds, means,
             )  # fmt: skip
 
-        updates, online = by_threads(some, start.shape[-1], crowd, threads)
+        updates, online = by_threads(some, start.shape[-1], clients, threads)
         sent = np.empty(count, dtype=MESSAGE)
         sent["seed"], sent["plus"], sent["minus"] = seeds, means[:, 0], means[:, 1]
         return Learned(updates, Observed(online, rewards), sent=sent)
 
-    def check(self, crowd: SimulatedClients) -> None:
+    def check(self, clients: SimulatedClients) -> None:
         """Refuse clients that cannot try both signs."""
-        if len(crowd.at):
+        if len(clients.at):
             raise ValueError(
                 "evolution draws its noise once a round, and clients that take their queries in order have none; "
                 "use another learner, such as pdgd"
             )
-        if (crowd.interactions == 1).any():
-            raise ValueError(_searches_once(int(crowd.ids[np.argmax(crowd.interactions == 1)])))
+        if (clients.interactions == 1).any():
+            raise ValueError(_searches_once(int(clients.ids[np.argmax(clients.interactions == 1)])))
 
     def from_impressions(
         self,
@@ -134,18 +145,23 @@ class Evolution:
         noise, weights = np.empty(len(start)), np.empty_like(start)
         kernels.chance.standard_normals(seed, noise)
         half = (count + 1) // 2
-        means = []
+        means, rewards = [], 0.0
         for numbers, sign in ((range(half), self.deviation), (range(half, count), -self.deviation)):
             kernels.evolution.shift(start, noise, sign, weights)
-            told = [self._told(impressions.best(weights, n), kernels.chance.stream(answers, n), own) for n in numbers]
             reported = 0.0
-            for reward in told:
-                reported += reward
-            means.append(reported / max(len(told), 1))
-        sent = np.array([(seed, *means)], dtype=MESSAGE)
-        return Learned(self.read(sent, len(start)), Observed(np.full(1, np.nan)), sent=sent)
+            for number in numbers:
+                impression = impressions.best(weights, number)
+                reported += self._reported(impression, kernels.chance.stream(answers, number), own)
+                rewards += self._reward(impression)
+            means.append(reported / max(len(numbers), 1))
+        sent, reward = np.array([(seed, *means)], dtype=MESSAGE), np.array([rewards / max(count, 1)])
+        return Learned(self.read(sent, len(start)), Observed(np.full(1, np.nan), reward), sent=sent)
 
-    def _told(self, impression: Impression, chance: Any, own: OwnChance) -> float:
+    def _reward(self, impression: Impression) -> float:
+        clicked, discount = impression.clicked, kernels.elementary.discounts(kernels.show.SHOWN)
+        return float(kernels.evolution.reward_of(clicked, len(clicked), discount, self.reward == "dcg"))
+
+    def _reported(self, impression: Impression, chance: Any, own: OwnChance) -> float:
         """The reward of a list as it is reported."""
         evolution, clicked = kernels.evolution, impression.clicked
         if own.source is not None and self.truth < 1:
@@ -156,6 +172,18 @@ class Evolution:
                 clicked, len(clicked), discount, self.reward == "dcg", self.truth, np.uint64(chance)
             )
         )
+
+    def on_device(self, device: Device, clients: SimulatedClients, features: str = "float32") -> EvolutionOnDevice:
+        """The learner and its clients on a graphics card."""
+        from fedrank.ranking.cuda.evolution import CrewsPlay, EvolutionOnDevice
+
+        return (CrewsPlay if self.ranker.hidden else EvolutionOnDevice)(device, self, clients)
+
+    @property
+    def not_on_device(self) -> str:
+        """Why it cannot run on a graphics card; empty if it can."""
+        problem = 'chance = "shared" is not available on a graphics card; chance = "independent" is'
+        return problem * (self.chance == "shared")
 
     def read(self, sent: NDArray[Any], parameters: int) -> Updates:
         """[messages, parameters]: the updates that messages stand for, made from them alone; what a server does."""

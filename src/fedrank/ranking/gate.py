@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Literal
 
 import numpy as np
@@ -23,12 +24,19 @@ from fedrank.types import Impression
 
 Ruling = Literal["adopt", "refuse", "undecided"]
 
-PLACES = 3  # from the top that a replay looks at; weights of longer prefixes vary too much
+POSITIONS = 3  # from the top that a replay looks at; weights of longer prefixes vary too much
 CLIP = 10.0  # largest weight of a recorded search
 FEWEST = 30  # recorded searches below which a replay says nothing
 CERTAIN = 1.96  # standard errors on either side of a replay's interval
-NEITHER, OLD, NEW = -1, 0, 1  # whose a place is
 SURE_OF_NOISE = 3.0  # standard deviations by which protected counts are taken at their worst
+
+
+class Team(IntEnum):
+    """Whose choice a position of a mixed list is."""
+
+    NEITHER = -1
+    OLD = 0
+    NEW = 1
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Replay:
-    """How the new model would have done on recorded searches: discounted clicks in the first places of a list."""
+    """How the new model would have done on recorded searches: discounted clicks in the first positions of a list."""
 
     searches: int
     effective: float  # searches that are worth as much as these, since weights differ
@@ -60,29 +68,29 @@ class Replay:
 def replay(recorded: Sequence[Replayed], scores: Sequence[NDArray[np.floating]]) -> Replay:
     """Estimate the new model's clicks from searches that another one answered; `scores` are the new model's.
 
-    Clipped and self-normalised: place i counts with the probability of the list down to it under the new model, divided
-    by that under the old. Clipping pulls towards what was shown, and so away from refusing.
+    Clipped and self-normalised: position i counts with the probability of the list down to it under the new model,
+    divided by that under the old. Clipping pulls towards what was shown, and so away from refusing.
     """
     if len(recorded) != len(scores):
         raise ValueError(
             f"{len(scores)} lists of scores for {len(recorded)} recorded searches: give the new model's scores for "
             "each search"
         )
-    weights = np.zeros((len(recorded), PLACES))
-    clicks = np.zeros((len(recorded), PLACES))
+    weights = np.zeros((len(recorded), POSITIONS))
+    clicks = np.zeros((len(recorded), POSITIONS))
     for row, (one, new) in enumerate(zip(recorded, scores, strict=True)):
-        shown, clicked = one.impression.shown[:PLACES], one.impression.clicked[:PLACES]
+        shown, clicked = one.impression.shown[:POSITIONS], one.impression.clicked[:POSITIONS]
         before = prefix_probabilities(one.impression.scores, shown, one.temperature, one.keep)
         after = prefix_probabilities(new, shown, one.temperature, one.keep)
         if before[-1] <= 0:
             continue  # cannot have been drawn so: what was recorded is of no use
         weights[row, : len(shown)] = np.minimum(after / before, CLIP)
         clicks[row, : len(shown)] = clicked
-    discounts = 1 / np.log2(np.arange(PLACES) + 2)
+    discounts = 1 / np.log2(np.arange(POSITIONS) + 2)
     totals = weights.sum(axis=0)
     there = totals > 0
-    estimate = np.divide((weights * clicks).sum(axis=0), totals, out=np.zeros(PLACES), where=there)
-    mean = np.divide(totals, max(len(recorded), 1), out=np.ones(PLACES), where=there)
+    estimate = np.divide((weights * clicks).sum(axis=0), totals, out=np.zeros(POSITIONS), where=there)
+    mean = np.divide(totals, max(len(recorded), 1), out=np.ones(POSITIONS), where=there)
     new_gain, old_gain = float(estimate @ discounts), float(clicks.mean(axis=0) @ discounts) if len(recorded) else 0.0
     # How much each search moved the difference, to first order.
     moved = (weights / mean * (clicks - estimate)) @ discounts - (clicks @ discounts - old_gain)
@@ -97,7 +105,7 @@ def replay(recorded: Sequence[Replayed], scores: Sequence[NDArray[np.floating]])
 def prefix_probabilities(
     scores: NDArray[np.floating], shown: NDArray[np.integer], temperature: float, keep: float
 ) -> NDArray[np.float64]:
-    """[places]: probability that a drawn list begins with the first 1, 2, ... of the shown documents.
+    """[positions]: probability that a drawn list begins with the first 1, 2, ... of the shown documents.
 
     The best document stays first with probability `keep`; otherwise, and behind it, documents are drawn one after the
     other with probabilities in proportion to e^(score / temperature).
@@ -108,31 +116,31 @@ def prefix_probabilities(
     left = rates.copy()
     found = np.empty(len(shown))
     so_far = 1.0
-    for place, document in enumerate(shown):
+    for position, document in enumerate(shown):
         total = left.sum()
         chance = left[document] / total if total > 0 else 0.0
-        if place == 0:
+        if position == 0:
             chance = keep * (document == best) + (1 - keep) * chance
         so_far *= chance
-        found[place] = so_far
+        found[position] = so_far
         left[document] = 0.0
     return found
 
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """A list of two models' documents, and whose choice each place was."""
+    """A list of two models' documents, and whose choice each position was."""
 
     shown: NDArray[np.int64]
-    team: NDArray[np.int8]  # [places]: OLD, NEW, or NEITHER where both chose the same
+    team: NDArray[np.int8]  # [positions] of Team; NEITHER where both chose the same
 
     def winner(self, clicked: NDArray[np.bool_]) -> int:
         """Whose documents got more clicks; NEITHER if nobody's did."""
-        new, old = (int(np.sum(clicked & (self.team == team))) for team in (NEW, OLD))
-        return NEITHER if new == old else NEW if new > old else OLD
+        new, old = (int(np.sum(clicked & (self.team == team))) for team in (Team.NEW, Team.OLD))
+        return Team.NEITHER if new == old else Team.NEW if new > old else Team.OLD
 
 
-def team_draft(old: NDArray[np.integer], new: NDArray[np.integer], places: int, rng: np.random.Generator) -> Draft:
+def team_draft(old: NDArray[np.integer], new: NDArray[np.integer], positions: int, rng: np.random.Generator) -> Draft:
     """Mix two rankings of the same documents: they choose in turn, and a coin says who goes first in each turn.
 
     Where both would choose the same document it is nobody's, and a click on it says nothing. Two equal rankings give
@@ -155,17 +163,17 @@ def team_draft(old: NDArray[np.integer], new: NDArray[np.integer], places: int, 
         shown.append(document)
         team.append(side)
 
-    while len(shown) < places:
-        wishes = choice(OLD), choice(NEW)
-        if wishes[OLD] is None and wishes[NEW] is None:
+    while len(shown) < positions:
+        wishes = choice(Team.OLD), choice(Team.NEW)
+        if wishes[Team.OLD] is None and wishes[Team.NEW] is None:
             break
-        if wishes[OLD] == wishes[NEW]:
-            place(wishes[OLD], NEITHER)  # type: ignore[arg-type]
+        if wishes[Team.OLD] == wishes[Team.NEW]:
+            place(wishes[Team.OLD], Team.NEITHER)  # type: ignore[arg-type]
             continue
         leads = int(rng.integers(2))
         for side in (leads, 1 - leads):
             wish = choice(side)
-            if wish is not None and len(shown) < places:
+            if wish is not None and len(shown) < positions:
                 place(wish, side)
     return Draft(np.array(shown, np.int64), np.array(team, np.int8))
 

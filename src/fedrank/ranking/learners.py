@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
 from fedrank.ranking.evolution import Evolution
-from fedrank.ranking.loops import as_sent, bends_of, by_threads, loops_of
+from fedrank.ranking.impressions import learn_one_by_one
+from fedrank.ranking.loops import as_sent, by_threads, corrections_of, loops_of
+from fedrank.ranking.own_clicks import loop_for
 from fedrank.ranking.rankers import Linear
 from fedrank.seeds import Chance, key_for
 from fedrank.types import (
@@ -29,6 +31,10 @@ from fedrank.types import (
     Weights,
     has_trait,
 )
+
+if TYPE_CHECKING:
+    from fedrank.kernels.devices import Device
+    from fedrank.ranking.cuda.pdgd import PdgdOnDevice
 
 _NO_DRAWS = (np.empty(0, np.float32), 1.0, 0.0)
 
@@ -77,25 +83,29 @@ class Pdgd:
     def __call__(
         self,
         start: Weights,
-        crowd: SimulatedClients,
+        clients: SimulatedClients,
         chance: Chance,
         correction: LocalCorrection = NO_CORRECTION,
         threads: int = 1,
     ) -> Learned:
-        starts, key, settings = as_sent(start), chance.key("learn"), self.compiled_settings(crowd, correction)
+        starts, key, settings = as_sent(start), chance.key("learn"), self.compiled_settings(clients, correction)
         run: Any = kernels.pdgd.pdgd_clients
+        if clients.own_click_models and self.lists == "drawn":
+            run = loop_for(run, clients)
+            if run is None:
+                return learn_one_by_one(self, start, clients, chance, correction)
 
         def some(first: int, last: int, updates: Updates, online: NDArray[np.float64]) -> None:
             run(starts, key, *settings, first, last, updates, online)
 
-        updates, online = by_threads(some, start.shape[-1], crowd, threads)
+        updates, online = by_threads(some, start.shape[-1], clients, threads)
         return Learned(updates, Observed(online), None if correction.personal is None else settings[2][2])
 
     def compiled_settings(
-        self, crowd: SimulatedClients, correction: LocalCorrection = NO_CORRECTION
+        self, clients: SimulatedClients, correction: LocalCorrection = NO_CORRECTION
     ) -> tuple[Any, ...]:
         """What compiled loops take besides a model and its chance: steps, display, bends, and so on up to draws."""
-        data, loops = crowd.data, loops_of(crowd)
+        data, loops = clients.data, loops_of(clients)
         if self.lists == "logged" and not len(data.who):
             raise ValueError(
                 f"{data.name or 'this data set'} is no search log, so that nobody was shown its lists; use data.log, "
@@ -103,8 +113,8 @@ class Pdgd:
             )
         draws = (data.drawn, *data.draw) if self.lists == "logged" and data.draw is not None else _NO_DRAWS
         return (
-            self.steps, self.display, bends_of(correction, self.rate), self.ranker.hidden, loops.table, data.longest,
-            loops.held, loops.seen, loops.clicking, draws,
+            self.steps, self.display, corrections_of(correction, self.rate), self.ranker.hidden, loops.table,
+            data.longest, loops.held, loops.seen, loops.clicking, draws,
         )  # fmt: skip
 
     def from_impressions(
@@ -123,6 +133,20 @@ class Pdgd:
             return bool(kernels.pdgd.learn_impression(master, weights, hidden, *one, display, self.steps, own))
 
         return _one_by_one(self, start, len(impressions), learn, correction)
+
+    def on_device(self, device: Device, clients: SimulatedClients, features: str = "float32") -> PdgdOnDevice:
+        """The learner and its clients on a graphics card."""
+        from fedrank.ranking.cuda.neural import NeuralOnDevice
+        from fedrank.ranking.cuda.pdgd import PdgdOnDevice
+
+        if self.ranker.hidden:
+            return NeuralOnDevice(device, self, clients)
+        return PdgdOnDevice(device, self, clients, features)
+
+    @property
+    def not_on_device(self) -> str:
+        """Why it cannot run on a graphics card; empty if it can."""
+        return 'lists = "logged" is not available on a graphics card; lists = "drawn" is' * (self.lists == "logged")
 
     @property
     def steps(self) -> tuple[float, bool, float, float]:
@@ -155,21 +179,21 @@ class LambdaRank:
     def __call__(
         self,
         start: Weights,
-        crowd: SimulatedClients,
+        clients: SimulatedClients,
         chance: Chance,
         correction: LocalCorrection = NO_CORRECTION,
         threads: int = 1,
     ) -> Learned:
-        starts, key, loops = as_sent(start), chance.key("learn"), loops_of(crowd)
+        starts, key, loops = as_sent(start), chance.key("learn"), loops_of(clients)
 
         def some(first: int, last: int, updates: Updates, online: NDArray[np.float64]) -> None:
             kernels.lambdarank.lambdarank_clients(
-                starts, key, self.rate, self.ranker.hidden, loops.table, crowd.data.longest, loops.held, loops.seen,
+                starts, key, self.rate, self.ranker.hidden, loops.table, clients.data.longest, loops.held, loops.seen,
                 first, last, updates,
             )  # fmt: skip
             online[first:last] = np.nan  # nobody is shown a list
 
-        updates, online = by_threads(some, start.shape[-1], crowd, threads)
+        updates, online = by_threads(some, start.shape[-1], clients, threads)
         return Learned(updates, Observed(online))
 
     def from_impressions(
@@ -219,24 +243,24 @@ class LoggedClicks:
     def __call__(
         self,
         start: Weights,
-        crowd: SimulatedClients,
+        clients: SimulatedClients,
         chance: Chance,
         correction: LocalCorrection = NO_CORRECTION,
         threads: int = 1,
     ) -> Learned:
-        data = crowd.data
-        starts, key, loops = as_sent(start), chance.key("learn"), loops_of(crowd)
-        relevance, bends = data.labels, bends_of(correction, self.rate)
+        data = clients.data
+        starts, key, loops = as_sent(start), chance.key("learn"), loops_of(clients)
+        relevance, corrections = data.labels, corrections_of(correction, self.rate)
 
         def some(first: int, last: int, updates: Updates, online: NDArray[np.float64]) -> None:
             kernels.logged.logged_clients(
-                starts, key, self.steps, bends, self.ranker.hidden, loops.table, relevance, data.longest, loops.held,
-                first, last, updates,
+                starts, key, self.steps, corrections, self.ranker.hidden, loops.table, relevance, data.longest,
+                loops.held, first, last, updates,
             )  # fmt: skip
             online[first:last] = np.nan  # nobody is shown another list
 
-        updates, online = by_threads(some, start.shape[-1], crowd, threads)
-        return Learned(updates, Observed(online), None if correction.personal is None else bends[2])
+        updates, online = by_threads(some, start.shape[-1], clients, threads)
+        return Learned(updates, Observed(online), None if correction.personal is None else corrections[2])
 
     def from_impressions(
         self,
@@ -267,18 +291,18 @@ def _one_by_one(
     correction: LocalCorrection,
 ) -> Learned:
     """One client's steps from `count` lists; `learn` adds the gradient of one, and says whether there was one."""
-    pdgd, bends = kernels.pdgd, kernels.records.Bends(*bends_of(correction, learner.rate))
-    shared = len(start) - (bends.personal.shape[1] if len(bends.personal) else 0)
+    pdgd, corrections = kernels.pdgd, kernels.records.Corrections(*corrections_of(correction, learner.rate))
+    shared = len(start) - (corrections.personal.shape[1] if len(corrections.personal) else 0)
     weights, master = start.copy(), start.astype(np.float64)
-    if len(bends.personal):
-        weights[shared:] = master[shared:] = bends.personal[0]
+    if len(corrections.personal):
+        weights[shared:] = master[shared:] = corrections.personal[0]
     gradient = np.empty(len(start) if learner.clip_gradients else 0)
-    bent = bends.pull != 0 or len(bends.drifts) > 0 or learner.clip_weights > 0
+    bent = corrections.pull != 0 or len(corrections.drifts) > 0 or learner.clip_weights > 0
     for number in range(count):
-        if bends.pull:
-            pdgd.pull_back(master, start, shared, bends.pull)
-        if len(bends.drifts):
-            kernels.rankers.add_scaled(master, learner.rate, bends.drifts[0])
+        if corrections.pull:
+            pdgd.pull_back(master, start, shared, corrections.pull)
+        if len(corrections.drifts):
+            kernels.rankers.add_scaled(master, learner.rate, corrections.drifts[0])
         moved = learn(master, weights, number, gradient)
         if (moved or bent) and not learner.batch:
             if learner.clip_weights > 0:
@@ -288,7 +312,7 @@ def _one_by_one(
         pdgd.shorten(master, float(learner.clip_weights))
     update = np.zeros((1, len(start)), dtype=np.float32)
     update[0, :shared] = master[:shared] - start[:shared]
-    personal = master[None, shared:] if len(bends.personal) else None
+    personal = master[None, shared:] if len(corrections.personal) else None
     return Learned(update, Observed(np.full(1, np.nan)), personal)
 
 
@@ -301,46 +325,55 @@ LEARNERS: dict[str, type[Learner]] = {
 
 
 def fine_tune(
-    learner: Learner, weights: Weights, crowd: SimulatedClients, seed: int, interactions: int, threads: int = 1
+    learner: Learner, weights: Weights, clients: SimulatedClients, seed: int, interactions: int, threads: int = 1
 ) -> Weights:
-    """[clients, parameters]: models after every client went on alone, from the global model or from its own.
+    """Continue training for each client separately, and return the models as [clients, parameters].
 
-    The baseline that every method against differing clients must beat. Steps are plain ones, of all parameters, on the
-    client's own queries; their chance is none that a round ever used.
+    `weights` is the global model, or a model for each client. Each client takes `interactions` plain steps on its own
+    queries. This is the baseline for methods that personalise models; no round of a simulation uses its random numbers.
+
+    >>> import fedrank as fr
+    >>> clients = fr.make_clients(fr.synthetic("mq2007", queries=40), count=4, partition=fr.partitions.Own())
+    >>> *_, last = fr.simulate(fr.Federation(), clients, rounds=20)
+    >>> tuned = fr.fine_tune(fr.learners.Pdgd(), last.weights, clients, seed=1, interactions=20)
+    >>> for weights in (last.weights, tuned):
+    ...     print(fr.quality_by_client(["ndcg@10"], weights, fr.rankers.Linear(), clients).round(2))
+    [[0.41 0.66 0.44 0.68]]
+    [[0.44 0.69 0.44 0.7 ]]
     """
     if interactions < 1:
         raise ValueError(f"interactions = {interactions} tunes nothing; use 1 or more")
-    longer = replace(crowd, interactions=np.full_like(crowd.interactions, interactions))
+    longer = replace(clients, interactions=np.full_like(clients.interactions, interactions))
     return weights + _plainly(learner, weights, longer, seed, "fine-tune", threads)
 
 
-def warm_up(learner: Learner, weights: Weights, crowd: SimulatedClients, seed: int, interactions: int) -> Weights:
+def warm_up(learner: Learner, weights: Weights, clients: SimulatedClients, seed: int, interactions: int) -> Weights:
     """The model that one client, with the shared queries alone, makes of `weights` before the federation begins.
 
     It clicks as the first client does.
     """
-    if not len(crowd.shared):
+    if not len(clients.shared):
         raise ValueError('there are no shared queries to warm up on; use partition = { name = "shared", ... }')
     one = replace(
-        crowd.rows(slice(0, 1)),
+        clients.rows(slice(0, 1)),
         pool=np.zeros(1, dtype=np.int32),
         interactions=np.array([interactions], dtype=np.int64),
-        queries=crowd.shared,
-        pools=np.array([0, len(crowd.shared)], dtype=np.int64),
+        queries=clients.shared,
+        pools=np.array([0, len(clients.shared)], dtype=np.int64),
     )
     moved: Weights = weights + _plainly(learner, weights, one, seed, "warm-up", 1)[0]
     return moved
 
 
 def _plainly(
-    learner: Learner, weights: Weights, crowd: SimulatedClients, seed: int, purpose: str, threads: int
+    learner: Learner, weights: Weights, clients: SimulatedClients, seed: int, purpose: str, threads: int
 ) -> Updates:
     """Updates of plain steps outside any round; their chance is none that a round ever used."""
     if has_trait(learner, "rewards"):
         raise ValueError("evolution estimates a gradient from many clients; one alone cannot go on with it; use pdgd")
     if isinstance(learner, Pdgd | LoggedClicks):
         learner = replace(learner, clip_weights=0.0, clip_gradients=0.0)
-    return learner(weights, crowd, Chance(int(key_for(seed, purpose)), 0), threads=threads).updates
+    return learner(weights, clients, Chance(int(key_for(seed, purpose)), 0), threads=threads).updates
 
 
 def _check_clips(clip_weights: float, clip_gradients: float, batch: bool) -> None:

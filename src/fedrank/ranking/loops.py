@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedrank.types import LocalCorrection, SimulatedClients, Updates, Weights
 
-SMALLEST_SHARE = 500  # interactions; a thread with less to do costs more than it saves
+MIN_SHARE = 500  # interactions; a thread with less to do costs more than it saves
 _NOTHING = np.empty((0, 0))
 
 
@@ -22,7 +22,7 @@ def as_sent(start: Weights) -> NDArray[np.float32]:
 
 
 class Loops(NamedTuple):
-    """A crowd as compiled loops take it: tuples without names, which are passed in a third of the time."""
+    """Clients as compiled loops take it: tuples without names, which are passed in a third of the time."""
 
     table: tuple[Any, ...]
     held: tuple[Any, ...]
@@ -30,21 +30,21 @@ class Loops(NamedTuple):
     clicking: tuple[Any, ...]
 
 
-def loops_of(crowd: SimulatedClients) -> Loops:
-    """Made once for a crowd, and kept with it."""
-    made = crowd.__dict__.get("_loops")
+def loops_of(clients: SimulatedClients) -> Loops:
+    """Made once for these clients, and kept with them."""
+    made = clients.__dict__.get("_loops")
     if made is None:
         made = Loops(
-            (crowd.data.features, crowd.data.offsets),
-            (crowd.ids, crowd.pool, crowd.interactions, crowd.queries, crowd.pools, crowd.at),
-            (crowd.view, crowd.grades, crowd.ideal),
-            (crowd.user, crowd.click, crowd.stop, crowd.attention),
+            (clients.data.features, clients.data.offsets),
+            (clients.ids, clients.pool, clients.interactions, clients.queries, clients.pools, clients.at),
+            (clients.view, clients.grades, clients.ideal),
+            (clients.click_model, clients.click, clients.stop, clients.attention),
         )
-        crowd.__dict__["_loops"] = made
+        clients.__dict__["_loops"] = made
     return made
 
 
-def bends_of(correction: LocalCorrection, rate: float) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
+def corrections_of(correction: LocalCorrection, rate: float) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
     """As `kernels.records.Bends`; `personal` is copied, since it is learned in place."""
     drifts = _NOTHING if correction.drifts is None else correction.drifts
     return rate * correction.pull, drifts, _NOTHING if correction.personal is None else correction.personal.copy()
@@ -53,19 +53,19 @@ def bends_of(correction: LocalCorrection, rate: float) -> tuple[float, NDArray[n
 def by_threads(
     some: Callable[[int, int, Updates, NDArray[np.float64]], None],
     parameters: int,
-    crowd: SimulatedClients,
+    clients: SimulatedClients,
     threads: int,
 ) -> tuple[Updates, NDArray[np.float64]]:
     """Let a compiled loop fill its rows of (updates, online) for ranges of clients, in threads if that pays.
 
     Rows do not depend on each other, so neither does the result on how they are shared out.
     """
-    count, sizes = len(crowd), crowd.interactions
+    count, sizes = len(clients), clients.interactions
     updates = np.empty((count, parameters), dtype=np.float32)
     online = np.empty(count)
     shares = 1
     if threads > 1:
-        shares = int(max(1, min(threads, count, sizes.sum() // SMALLEST_SHARE)))
+        shares = int(max(1, min(threads, count, sizes.sum() // MIN_SHARE)))
     if shares == 1:
         some(0, count, updates, online)
     else:

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedrank.data.ranking import RankingData
-from fedrank.names import nearest
+from fedrank.names import did_you_mean
 from fedrank.types import Grades, Offsets, Ranker, Scores, Weights
 
 Values = NDArray[np.float64]
@@ -67,11 +67,11 @@ class Measure:
 
     def __post_init__(self) -> None:
         if self.name not in MEASURES:
-            raise ValueError(f"no measure '{self.name}'{nearest(self.name, MEASURES)}; {_SYNTAX}")
+            raise ValueError(f"no measure '{self.name}'{did_you_mean(self.name, MEASURES)}; {_SYNTAX}")
         if self.empty not in EMPTY:
-            raise ValueError(f"no choice '{self.empty}'{nearest(self.empty, EMPTY)}; {_SYNTAX}")
+            raise ValueError(f"no choice '{self.empty}'{did_you_mean(self.empty, EMPTY)}; {_SYNTAX}")
         if self.by not in LABELS:
-            raise ValueError(f"no labels '{self.by}'{nearest(self.by, LABELS)}; {_SYNTAX}")
+            raise ValueError(f"no labels '{self.by}'{did_you_mean(self.by, LABELS)}; {_SYNTAX}")
         if self.cutoff is not None and self.cutoff < 1:
             raise ValueError(f"{self.name}@{self.cutoff} looks at no rank; use a cutoff of 1 or more")
         if self.name == "p" and self.cutoff is None:
@@ -95,12 +95,15 @@ _SYNTAX = (
 
 
 def measure(text: str | Measure) -> Measure:
-    """The measure that a text names.
+    """Return the measure that a text names, such as "ndcg@10", "map", "mrr@10/zero" or "ndcg@10 by union".
 
-    >>> measure("ndcg@10")
+    The part after the slash says what queries without a relevant document count as: "skip", "zero" or "one".
+
+    >>> import fedrank as fr
+    >>> fr.measure("ndcg@10")
     Measure(name='ndcg', cutoff=10, empty='skip', by='')
-    >>> str(measure("ndcg@10/zero"))
-    'ndcg@10/zero'
+    >>> fr.measure("mrr@10/zero").about
+    'reciprocal rank of the first relevant document; queries without a relevant document count as 0'
     """
     if isinstance(text, Measure):
         return text
@@ -125,9 +128,21 @@ class MeasureSettings(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """Measures models on one set of queries. Make it once, call it often: what does not depend on a model is kept.
+    """An evaluator measures rankers on the queries of one data set.
 
-    The value of a model does not depend on which models it is measured with, to the last bit.
+    Create it once and call it often: it computes everything that does not depend on a model only once. `grades`
+    replaces the relevance labels of the data, for example with those that one client sees. A call with one weight
+    vector returns the mean of each measure over queries; a call with several vectors returns [measures, models]. The
+    value of a model is the same to the last bit, whichever models are measured with it.
+
+    >>> import fedrank as fr
+    >>> train, test = (fr.synthetic("mq2007", queries=40, seed=seed) for seed in (1, 2))
+    >>> quality = fr.Evaluator(test, ["ndcg@10", "mrr@10"])
+    >>> for outcome in fr.simulate(fr.Federation(), fr.make_clients(train, count=4), rounds=40):
+    ...     if outcome.round % 20 == 0:
+    ...         print(outcome.round, quality(outcome.weights, fr.rankers.Linear()).round(3))
+    20 [0.543 0.767]
+    40 [0.545 0.776]
     """
 
     data: RankingData
@@ -308,9 +323,16 @@ def _chunks(offsets: Offsets) -> Iterator[tuple[int, int]]:
 def per_query(
     measures: Sequence[str | Measure], scores: ArrayLike, data: RankingData, grades: Grades | None = None
 ) -> Values:
-    """Values of every query: [measures, queries] for scores [documents], [measures, models, queries] for several.
+    """Return the value of each measure for each query.
 
-    NaN where the measure skips the query.
+    The result is [measures, queries] for scores [documents], and [measures, models, queries] for scores [models,
+    documents]. It is NaN if the measure skips the query. `grades` replaces the relevance labels of the data.
+
+    >>> import fedrank as fr
+    >>> data = fr.synthetic("mq2007", queries=6, seed=3)
+    >>> print(fr.per_query(["ndcg@10", "mrr"], data.features[:, 24], data).round(2))  # by BM25
+    [[ nan 0.22 0.51 0.54 0.3  0.5 ]
+     [ nan 1.   0.5  1.   0.17 0.5 ]]
     """
     return Evaluator(data, measures, grades).per_query_of_scores(scores)
 
@@ -318,7 +340,19 @@ def per_query(
 def evaluate(
     measures: Sequence[str | Measure], scores: ArrayLike, data: RankingData, grades: Grades | None = None
 ) -> Values:
-    """Averages over queries: [measures] for scores [documents], [measures, models] for scores [models, documents]."""
+    """Return the mean of each measure over the queries of `data`.
+
+    The result is [measures] for scores [documents], and [measures, models] for scores [models, documents]. `grades`
+    replaces the relevance labels of the data.
+
+    >>> import numpy as np
+    >>> import fedrank as fr
+    >>> data = fr.synthetic("mq2007", queries=20)
+    >>> data.feature_names[24], data.feature_names[19]
+    ('BM25 of whole document', 'stream length of whole document')
+    >>> fr.evaluate(["ndcg@10", "map"], np.stack([data.features[:, 24], data.features[:, 19]]), data).round(3).tolist()
+    [[0.422, 0.111], [0.465, 0.286]]
+    """
     return average(per_query(measures, scores, data, grades))
 
 

@@ -16,10 +16,11 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.data.judged_files import JudgedFileError, read_judged
 from fedrank.data.normalise import NORMALISATIONS
 from fedrank.data.ranking import RankingData
 from fedrank.display import DisplayMixin
-from fedrank.files import parse_json, read_text, write_whole
+from fedrank.files import parse_json, read_text, write_atomic
 from fedrank.ranking.rankers import RANKERS
 from fedrank.types import Ranker, Scores, Weights
 
@@ -58,21 +59,32 @@ def check_features(data: RankingData, features: int) -> None:
 
 def read_for(file: str | Path, features: int, how: str) -> RankingData:
     """A LETOR file for a model that reads so many features; a sparse one may leave out its last ones."""
-    from fedrank.data.letor import LetorError, read_letor  # compiles: reading a spec must not
-
-    read = read_letor(file, normalise=how)
+    read = read_judged(file, normalise=how)
     if read.features.shape[1] >= features:
         return read
     try:
-        return read_letor(file, normalise=how, features=features)
-    except LetorError:  # every line has fewer
+        return read_judged(file, normalise=how, features=features)
+    except JudgedFileError:  # every line has fewer
         check_features(read, features)
         raise
 
 
 @dataclass(frozen=True, repr=False)
 class Model(DisplayMixin):
-    """A ranker with its weights, and what it expects of the data."""
+    """A model is a ranker with its weights and a description of the data that it expects.
+
+    `score(data)` returns a score for each document. `weights` is one vector, or a row for each client if clients
+    trained models of their own; `score` then needs the number of a client.
+
+    >>> import numpy as np
+    >>> import fedrank as fr
+    >>> data = fr.synthetic("mq2007", queries=20)
+    >>> data.feature_names[24]
+    'BM25 of whole document'
+    >>> bm25 = fr.Model(fr.rankers.Linear(), weights=np.eye(46)[24], features=46)
+    >>> fr.evaluate(["ndcg@10"], bm25.score(data), data).round(3).tolist()
+    [0.422]
+    """
 
     ranker: Ranker
     weights: Weights  # [parameters], or [clients, parameters] where every client trained its own
@@ -116,7 +128,16 @@ def origin(notes: Mapping[str, Any]) -> str:
 
 
 def save_model(model: Model, path: str | Path) -> None:
-    """Write a ranker with its weights."""
+    """Write a ranker with its weights as a JSON file with a checksum.
+
+    >>> import fedrank as fr
+    >>> data = fr.synthetic("mq2007", queries=20)
+    >>> *_, last = fr.simulate(fr.Federation(), fr.make_clients(data, count=4), rounds=5)
+    >>> model = fr.Model(fr.rankers.Linear(), last.weights, features=46, notes={"data": data.name, "seed": 1})
+    >>> fr.save_model(model, "model.json")
+    >>> fr.load_model("model.json")
+    <Model Linear; features: 46; weights: 46; normalised: none; origin: seed 1, data synthetic-mq2007>
+    """
     name = next(name for name, kind in RANKERS.items() if kind is type(model.ranker))
     write_content(path, {"name": name, **vars(model.ranker)}, model, weights=model.weights.tolist())
 
@@ -136,7 +157,7 @@ def write_content(path: str | Path, ranker: Mapping[str, Any], model: Scorer, **
         **more,
     }
     text = json.dumps(content)
-    write_whole(path, json.dumps(content | {CHECKSUM: checksum_of(parse_json(text))}) + "\n")
+    write_atomic(path, json.dumps(content | {CHECKSUM: checksum_of(parse_json(text))}) + "\n")
 
 
 def checksum_of(content: str | Mapping[str, Any]) -> str:

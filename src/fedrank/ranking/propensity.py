@@ -1,14 +1,15 @@
-"""How much a place hides: what clicks of a log say about looking, apart from what they say about documents.
+"""How much a position hides: what clicks of a log say about looking, apart from what they say about documents.
 
-People look at the first place more often than at the tenth, so that clicks tell where a document stood as much as how
-good it is. Where documents changed places, both can be told apart: the same document for the same query, clicked less
-further down, is looked at less (intervention harvesting; Agarwal et al., WSDM 2019). Two places that shared documents
-are like two players, a click is a win, and the strengths of all places are those of Bradley and Terry; the likelihood
-of all pairs of places has the same solution. Where documents moved too little for that, the features say which
-documents are alike (regression EM; Wang et al., WSDM 2018). Where they never moved, nobody can tell.
+People look at the first position more often than at the tenth, so that clicks tell where a document stood as much as
+how good it is. Where documents changed positions, both can be told apart: the same document for the same query, clicked
+less further down, is looked at less (intervention harvesting; Agarwal et al., WSDM 2019). Two positions that shared
+documents are like two players, a click is a win, and the strengths of all positions are those of Bradley and Terry; the
+likelihood of all pairs of positions has the same solution. Where documents moved too little for that, the features say
+which documents are alike (regression EM; Wang et al., WSDM 2018). Where they never moved, nobody can tell.
 
-People may also trust what stands high and click it unread. Clicks of a place are then an affine function of relevance
-(Agarwal et al., WWW 2019), whose slope and intercept come from documents that moved, up to those of the first place.
+People may also trust what stands high and click it unread. Clicks of a position are then an affine function of
+relevance (Agarwal et al., WWW 2019), whose slope and intercept come from documents that moved, up to those of the first
+position.
 """
 
 from __future__ import annotations
@@ -27,30 +28,30 @@ Bias = Literal["position", "trust"]
 BIASES: tuple[Bias, ...] = ("position", "trust")
 SHARED, OWN = "shared", "own"  # whose clicks tell: those of all clients together, or each client's
 IN_THE_CLEAR = "shared propensities come from the clicks of all clients, as they are: no mechanism and no ε covers them"
-INTERVENTIONS, REGRESSION, GIVEN = "documents that changed places", "regression EM", "given"
+INTERVENTIONS, REGRESSION, GIVEN = "documents that changed positions", "regression EM", "given"
 
 REPEATS = 200  # of the bootstrap over queries
-MOST_GROUPS = 20_000  # of queries that it draws, so that millions of queries fit into memory
+MAX_GROUPS = 20_000  # of queries that it draws, so that millions of queries fit into memory
 CERTAIN = 1.96  # standard errors on either side of an interval
-WIDEST = 4.0  # an interval over a larger factor tells nothing of its place
-MOST_PLACES = 50  # from the top of which something is said
-ENOUGH = 0.5  # share of the clicks below the first place that must be in places of which something is known
-MOST_WEIGHT = (
-    20.0  # of a corrected click: places that are looked at less often count as if they were looked at so often
+WIDEST = 4.0  # an interval over a larger factor tells nothing of its position
+MAX_POSITIONS = 50  # from the top of which something is said
+ENOUGH = 0.5  # share of the clicks below the first position that must be in positions of which something is known
+MAX_WEIGHT = (
+    20.0  # of a corrected click: positions that are looked at less often count as if they were looked at so often
 )
 PRECISION = 0.2  # that swaps are priced for: standard error of a propensity, as a part of it
-NEARLY_ALL = 0.95  # of the clicks are in the places that swaps are priced for
+NEARLY_ALL = 0.95  # of the clicks are in the positions that swaps are priced for
 DIGITS = 6  # of propensities and their intervals: solvers differ between processors by 1e-11, results may not
 
 TRUST_NOTE = (
-    "what the first place adds by itself cannot be told from relevance; it is in the relevance of all documents alike, "
-    "which changes no order"
+    "what the first position adds by itself cannot be told from relevance; it is in the relevance of all documents "
+    "alike, which changes no order"
 )
 _EM_STEPS, _EM_REPEATS, _EM_CELLS = 500, 30, 20_000
-_EM_APART = 0.1  # by which two solutions from different beginnings may differ in any place
-_EXPLAINED = 0.5  # share of the differences between documents of one place that features must explain
-_CONTRADICTS = 3.0  # standard errors between what features and what documents that moved say of a place
-_LOOKED_AT_FOR_TRUST = 5  # places from the top
+_EM_APART = 0.1  # by which two solutions from different beginnings may differ in any position
+_EXPLAINED = 0.5  # share of the differences between documents of one position that features must explain
+_CONTRADICTS = 3.0  # standard errors between what features and what documents that moved say of a position
+_LOOKED_AT_FOR_TRUST = 5  # positions from the top
 _FARTHEST = 12.0  # logarithm of a strength, beyond which it is no number
 _RIDGE = 1e-6
 
@@ -61,7 +62,7 @@ class ShownResults:
 
     pair: NDArray[np.int64]
     query: NDArray[np.int64]
-    place: NDArray[np.int64]  # from 0
+    position: NDArray[np.int64]  # from 0
     clicked: NDArray[np.bool_]
     search: NDArray[np.int64]  # which list it is of
 
@@ -75,17 +76,17 @@ class ShownResults:
         first: NDArray[np.integer],
         query: NDArray[np.integer],
     ) -> ShownResults:
-        """From lists [searches, longest] of pairs, -1 behind the end of a shorter one; `first` are places before it."""
+        """From lists [searches, longest] of pairs, -1 behind the end of a shorter one; `first`: positions before it."""
         if lists.shape != clicks.shape or len(first) != len(lists) or len(query) != len(lists):
             raise ValueError(
-                f"lists {lists.shape}, clicks {clicks.shape}, {len(first)} first places, {len(query)} queries: all "
+                f"lists {lists.shape}, clicks {clicks.shape}, {len(first)} first positions, {len(query)} queries: all "
                 "must describe the same searches"
             )
         search, column = np.nonzero(lists >= 0)
         return ShownResults(
             pair=lists[search, column].astype(np.int64),
             query=np.asarray(query, np.int64)[search],
-            place=column + np.asarray(first, np.int64)[search],
+            position=column + np.asarray(first, np.int64)[search],
             clicked=np.asarray(clicks)[search, column] > 0,
             search=search,
         )
@@ -93,7 +94,7 @@ class ShownResults:
     def of_searches(self, which: NDArray[np.bool_]) -> ShownResults:
         """Some of the searches: [searches] says which."""
         kept = which[self.search]
-        return ShownResults(*(getattr(self, name)[kept] for name in ("pair", "query", "place", "clicked", "search")))
+        return ShownResults(*(getattr(self, name)[kept] for name in ("pair", "query", "position", "clicked", "search")))
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,23 +107,23 @@ class SwapOffer:
     searches: int  # that are needed
     clicks_lost: float  # of all of them together, at most
     share_lost: float  # of their clicks, at most
-    precision: float  # standard error of the last place's propensity, as a part of it
-    places: int  # that would be known
+    precision: float  # standard error of the last position's propensity, as a part of it
+    positions: int  # that would be known
 
     def __str__(self) -> str:
         return (
             f"random swaps of two neighbours in {self.searches:,} searches of repeated queries would tell how often "
-            f"each of {self.places} places is looked at, the last to {self.precision:.0%}, and cost people at most "
-            f"{self.clicks_lost:,.0f} clicks ({self.share_lost:.2%} of those searches' clicks)"
+            f"each of {self.positions} positions is looked at, the last to {self.precision:.0%}, and cost people at "
+            f"most {self.clicks_lost:,.0f} clicks ({self.share_lost:.2%} of those searches' clicks)"
         )
 
 
 class NotIdentifiable(ValueError):
-    """Clicks of this log do not tell documents from places."""
+    """Clicks of this log do not tell documents from positions."""
 
     def __init__(self, because: str, offer: SwapOffer | None = None) -> None:
         super().__init__(
-            f"places cannot be told from documents: {because}; nothing is corrected"
+            f"positions cannot be told from documents: {because}; nothing is corrected"
             + (f". {str(offer)[0].upper()}{str(offer)[1:]}" if offer is not None else "")
         )
         self.because, self.offer = because, offer
@@ -130,32 +131,34 @@ class NotIdentifiable(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Propensities:
-    """How often results of a place are clicked, compared with the first: slope x (rate in the first place) + extra."""
+    """Click rates of a position compared with the first: slope x (rate in the first position) + extra."""
 
-    slope: NDArray[np.float64]  # [places], 1 in the first; NaN: not known
-    extra: NDArray[np.float64]  # [places], 0 in the first; clicks that come from trust, 0 where only places count
-    low: NDArray[np.float64]  # [places]: interval of the slope
+    slope: NDArray[np.float64]  # [positions], 1 in the first; NaN: not known
+    extra: NDArray[np.float64]  # [positions], 0 in the first; clicks that come from trust, 0 where only positions count
+    low: NDArray[np.float64]  # [positions]: interval of the slope
     high: NDArray[np.float64]
     how: str  # where they come from
-    moved: int = 0  # pairs of a query and a document that changed places
+    moved: int = 0  # pairs of a query and a document that changed positions
     queries: int = 0
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.slope) or {len(self.extra), len(self.low), len(self.high)} != {len(self.slope)}:
-            raise ValueError("propensities need a slope, an extra and an interval for every place")
+            raise ValueError("propensities need a slope, an extra and an interval for every position")
         known = self.slope[self.known]
         if not len(known) or not np.all(known > 0) or not np.all(np.isfinite(self.extra[self.known])):
-            raise ValueError(f"slopes {self.slope.tolist()} divide nothing; use positive numbers, 1 in the first place")
+            raise ValueError(
+                f"slopes {self.slope.tolist()} divide nothing; use positive numbers, 1 in the first position"
+            )
 
     @property
     def known(self) -> NDArray[np.bool_]:
         return np.isfinite(self.slope)
 
-    def at(self, place: NDArray[np.integer]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """(slope, extra) of places; NaN where nothing is known."""
-        inside = np.minimum(place, len(self.slope) - 1)
-        beyond = place >= len(self.slope)
+    def at(self, position: NDArray[np.integer]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(slope, extra) of positions; NaN where nothing is known."""
+        inside = np.minimum(position, len(self.slope) - 1)
+        beyond = position >= len(self.slope)
         return np.where(beyond, np.nan, self.slope[inside]), np.where(beyond, np.nan, self.extra[inside])
 
     def as_json(self) -> dict[str, Any]:
@@ -167,7 +170,7 @@ class Propensities:
 
 
 def given_propensities(slope: Any, extra: Any = None) -> Propensities:
-    """Propensities that are known from elsewhere, such as an experiment; relative to the first place."""
+    """Propensities that are known from elsewhere, such as an experiment; relative to the first position."""
     values = np.array(slope, dtype=np.float64)
     more = np.zeros_like(values) if extra is None else np.array(extra, dtype=np.float64)
     return Propensities(values, more, values, values, GIVEN)
@@ -175,21 +178,21 @@ def given_propensities(slope: Any, extra: Any = None) -> Propensities:
 
 @dataclass(frozen=True)
 class CorrectedClicks:
-    """What would have been clicked in the first place, on average."""
+    """What would have been clicked in the first position, on average."""
 
-    relevance: NDArray[np.float32]  # [results]; NaN where the place is not known
+    relevance: NDArray[np.float32]  # [results]; NaN where the position is not known
     clipped: float  # share of clicks whose weight was cut
-    unknown: float  # share of clicks in places of which nothing is known
+    unknown: float  # share of clicks in positions of which nothing is known
 
 
-def correct(clicked: NDArray[np.bool_], place: NDArray[np.integer], by: Propensities) -> CorrectedClicks:
-    """Clicks as if everything had stood in the first place; weights are MOST_WEIGHT at most."""
-    slope, extra = by.at(place)
-    values = (clicked - extra) / np.maximum(slope, 1 / MOST_WEIGHT)
+def correct(clicked: NDArray[np.bool_], position: NDArray[np.integer], by: Propensities) -> CorrectedClicks:
+    """Clicks as if everything had stood in the first position; weights are MAX_WEIGHT at most."""
+    slope, extra = by.at(position)
+    values = (clicked - extra) / np.maximum(slope, 1 / MAX_WEIGHT)
     clicks = max(int(clicked.sum()), 1)
     return CorrectedClicks(
         values.astype(np.float32),
-        float(np.sum(clicked & (slope < 1 / MOST_WEIGHT)) / clicks),
+        float(np.sum(clicked & (slope < 1 / MAX_WEIGHT)) / clicks),
         float(np.sum(clicked & np.isnan(slope)) / clicks),
     )
 
@@ -199,14 +202,14 @@ class Repeated(NamedTuple):
 
     found: Propensities
     multiples: NDArray[np.int64]  # [repeats, queries]: how often each query counts, in the order of their numbers
-    slope: NDArray[np.float64]  # [1 + repeats, places]: as found, however unsure, then in all repeats
+    slope: NDArray[np.float64]  # [1 + repeats, positions]: as found, however unsure, then in all repeats
     extra: NDArray[np.float64]
 
 
 def propensities_of(
     shown: ShownResults, features: Features | None = None, bias: Bias = "position", seed: int = 1
 ) -> Propensities:
-    """Propensities by place from a log, by the first way that works; `NotIdentifiable` says why none does.
+    """Propensities by position from a log, by the first way that works; `NotIdentifiable` says why none does.
 
     `features` [pairs, features] are for regression EM. Intervals are over queries.
     """
@@ -224,7 +227,7 @@ def repeated_propensities(
     if not clicks:
         raise NotIdentifiable("nothing was clicked")
     if not meetings.moved:
-        raise NotIdentifiable("no document changed its place for the same query", offer_swaps(shown))
+        raise NotIdentifiable("no document changed its position for the same query", offer_swaps(shown))
     multiples = drawn_queries(meetings.queries, REPEATS, seed)
     if bias == "trust":
         return _trusting(shown, meetings, multiples)
@@ -236,7 +239,7 @@ def repeated_propensities(
     if features is not None:
         return _by_regression(shown, features, meetings, logs, seed)
     raise NotIdentifiable(
-        f"only {meetings.moved:,} documents changed places, too few for an interval within a factor of {WIDEST:g}",
+        f"only {meetings.moved:,} documents changed positions, too few for an interval within a factor of {WIDEST:g}",
         offer_swaps(shown),
     )
 
@@ -246,31 +249,31 @@ def repeated_propensities(
 
 @dataclass(frozen=True, eq=False)
 class Meetings:
-    """Pairs of places that shared a document: one row for each query and pair of places, a < b."""
+    """Pairs of positions that shared a document: one row for each query and pair of positions, a < b."""
 
     a: NDArray[np.int64]
     b: NDArray[np.int64]
     query: NDArray[np.int64]  # [rows], from 0 to queries - 1
     sums: NDArray[np.float64]  # [rows, 7]: weight; x, y, xy of click rates in a and b; the last three see `_trusting`
-    places: int
+    positions: int
     queries: int
     moved: int  # documents
 
     def clicks(self, multiples: NDArray[np.int64] | None) -> NDArray[np.float64]:
-        """[repeats, places, places]: entry (a, b) are the clicks in a, weighed, of documents that were in b, too."""
+        """[repeats, positions, positions]: entry (a, b) are the weighted clicks in a of documents also in b."""
         summed = self.summed(multiples)
-        clicks = np.zeros((len(summed), self.places, self.places))
-        a, b = np.divmod(np.arange(self.places**2), self.places)
+        clicks = np.zeros((len(summed), self.positions, self.positions))
+        a, b = np.divmod(np.arange(self.positions**2), self.positions)
         clicks[:, a, b] += summed[..., 1]
         clicks[:, b, a] += summed[..., 2]
         return clicks
 
     def summed(self, multiples: NDArray[np.int64] | None) -> NDArray[np.float64]:
-        """[repeats, places x places, 7]: sums over queries, each counted as often as `multiples` [repeats, queries]."""
+        """[repeats, positions x positions, 7]: sums over queries, each counted `multiples` [repeats, queries] times."""
         from scipy import sparse
 
-        cell = self.a * self.places + self.b
-        cells, width = self.places**2, self.sums.shape[1]
+        cell = self.a * self.positions + self.b
+        cells, width = self.positions**2, self.sums.shape[1]
         if multiples is None:
             multiples = np.ones((1, self.queries), np.int64)
         out = np.empty((len(multiples), cells, width))
@@ -281,13 +284,13 @@ class Meetings:
 
 
 def meetings_of(shown: ShownResults) -> Meetings:
-    """For every document that was in two places: click rates in both, weighed by how much the two tell together.
+    """For every document that was in two positions: click rates in both, weighed by how much the two tell together.
 
-    The weight n m / (n + m) of n times in one and m times in the other place does not depend on clicks, so that any
-    two places are compared by the same documents (the paper weighs all alike, which tells less).
+    The weight n m / (n + m) of n times in one and m times in the other position does not depend on clicks, so that any
+    two positions are compared by the same documents (the paper weighs all alike, which tells less).
     """
     cells = _cells(shown)
-    pair, place, times, clicks, query, places = (*cells.columns, cells.places)
+    pair, position, times, clicks, query, positions = (*cells.columns, cells.positions)
     left, right = _within(pair)
     n, m = times[left], times[right]
     weight = n * m / (n + m)
@@ -296,25 +299,25 @@ def meetings_of(shown: ShownResults) -> Meetings:
     twice = np.where(n > 1, weight, 0.0)
     values = np.stack([weight, weight * x, weight * y, twice, twice * x, twice * x * y, twice * squares], axis=1)
     values = np.column_stack([values, twice * y])
-    rows = (query[left] * places + place[left]) * places + place[right]
+    rows = (query[left] * positions + position[left]) * positions + position[right]
     met, of_row = np.unique(rows, return_inverse=True)
     sums: NDArray[Any] = np.stack(
         [np.bincount(of_row.ravel(), weights=column, minlength=len(met)) for column in values.T], axis=1
     )
-    rest, b = np.divmod(met, places)
-    q, a = np.divmod(rest, places)
-    return Meetings(a, b, q, sums, places, cells.queries, len(np.unique(pair[left])))
+    rest, b = np.divmod(met, positions)
+    q, a = np.divmod(rest, positions)
+    return Meetings(a, b, q, sums, positions, cells.queries, len(np.unique(pair[left])))
 
 
 class _Cells(NamedTuple):
-    """Documents in a place, one row for each, sorted by document."""
+    """Documents in a position, one row for each, sorted by document."""
 
     pair: NDArray[np.int64]
-    place: NDArray[np.int64]
+    position: NDArray[np.int64]
     times: NDArray[np.float64]  # shown
     clicks: NDArray[np.float64]
     query: NDArray[np.int64]  # from 0 to queries - 1
-    places: int
+    positions: int
     queries: int
 
     @property
@@ -323,33 +326,33 @@ class _Cells(NamedTuple):
 
     def of_queries(self, which: NDArray[np.int64]) -> _Cells:
         kept = np.isin(self.query, which)
-        pair, place, times, clicks, query = (column[kept] for column in self.columns)
-        return _Cells(pair, place, times, clicks, query, self.places, self.queries)
+        pair, position, times, clicks, query = (column[kept] for column in self.columns)
+        return _Cells(pair, position, times, clicks, query, self.positions, self.queries)
 
 
 def _cells(shown: ShownResults) -> _Cells:
-    inside = shown.place < MOST_PLACES
-    places = int(shown.place[inside].max(initial=0)) + 1
+    inside = shown.position < MAX_POSITIONS
+    positions = int(shown.position[inside].max(initial=0)) + 1
     keys, of_result, times = np.unique(
-        shown.pair[inside] * places + shown.place[inside], return_inverse=True, return_counts=True
+        shown.pair[inside] * positions + shown.position[inside], return_inverse=True, return_counts=True
     )
     clicks: NDArray[np.float64] = np.zeros(len(keys))
     clicks += np.bincount(of_result.ravel(), weights=shown.clicked[inside], minlength=len(keys))
-    pair, place = np.divmod(keys, places)
+    pair, position = np.divmod(keys, positions)
     asked = np.zeros(len(keys), np.int64)
     asked[of_result.ravel()] = shown.query[inside]
     query, queries = numbered(asked)
-    return _Cells(pair, place, times.astype(np.float64), clicks, query, places, queries)
+    return _Cells(pair, position, times.astype(np.float64), clicks, query, positions, queries)
 
 
 def numbered(query: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
     """Queries by number from 0, and how many; of very many, groups, which vary together as much as they do apart."""
     names, number = np.unique(query, return_inverse=True)
-    return number.ravel() % MOST_GROUPS, min(len(names), MOST_GROUPS)
+    return number.ravel() % MAX_GROUPS, min(len(names), MAX_GROUPS)
 
 
 def _within(pair: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """All two places of one pair; `pair` is sorted."""
+    """All two positions of one pair; `pair` is sorted."""
     left, right, step = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 1
     while True:
         first = np.flatnonzero(pair[:-step] == pair[step:])
@@ -366,22 +369,22 @@ def drawn_queries(queries: int, repeats: int, seed: int) -> NDArray[np.int64]:
 
 
 def strengths(clicks: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[repeats, places]: logarithms of propensities, 0 in the first place; NaN where no clicks tell.
+    """[repeats, positions]: logarithms of propensities, 0 in the first position; NaN where no clicks tell.
 
     Newton's method on the likelihood of Bradley and Terry: of the clicks in a and b of documents that were in both,
     the share in a is p_a / (p_a + p_b).
     """
-    repeats, places = clicks.shape[:2]
+    repeats, positions = clicks.shape[:2]
     both = clicks + clicks.transpose(0, 2, 1)
-    logs = np.zeros((repeats, places))
+    logs = np.zeros((repeats, positions))
     for _ in range(50):
         share = 1 / (1 + np.exp(logs[:, None, :] - logs[:, :, None]))  # p_a / (p_a + p_b)
         slope = (clicks - both * share).sum(axis=2)
         curve = both * share * (1 - share)
         matrix = -curve
-        matrix[:, np.arange(places), np.arange(places)] += curve.sum(axis=2) + _RIDGE
+        matrix[:, np.arange(positions), np.arange(positions)] += curve.sum(axis=2) + _RIDGE
         step = np.zeros_like(logs)
-        if places > 1:
+        if positions > 1:
             step[:, 1:] = np.linalg.solve(matrix[:, 1:, 1:], slope[:, 1:, None])[..., 0]
         logs = np.clip(logs + np.clip(step, -2, 2), -_FARTHEST, _FARTHEST)
         if np.abs(step).max() < 1e-10:
@@ -391,7 +394,7 @@ def strengths(clicks: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _reached(weight: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """[repeats, places]: which places met the first one, directly or through others."""
+    """[repeats, positions]: which positions met the first one, directly or through others."""
     reached = np.zeros(weight.shape[:2], bool)
     reached[:, 0] = True
     for _ in range(weight.shape[1]):
@@ -423,9 +426,9 @@ def spread_of(repeats: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _enough(found: Propensities, shown: ShownResults) -> bool:
-    """Whether most clicks below the first place are in places that are known."""
-    slope, _ = found.at(shown.place)
-    below = slope[shown.clicked & (shown.place > 0)]
+    """Whether most clicks below the first position are in positions that are known."""
+    slope, _ = found.at(shown.position)
+    below = slope[shown.clicked & (shown.position > 0)]
     return bool(found.known[0] and len(below) and np.isfinite(below).mean() >= ENOUGH)
 
 
@@ -433,9 +436,9 @@ def _enough(found: Propensities, shown: ShownResults) -> bool:
 
 
 def _trusting(shown: ShownResults, meetings: Meetings, multiples: NDArray[np.int64]) -> Repeated:
-    """Slopes and extras of all places from how click rates of the same documents in two places go together."""
-    slopes, extras = affine(meetings.summed(None), meetings.places)
-    more, extra = affine(meetings.summed(multiples), meetings.places)
+    """Slopes and extras of all positions from how click rates of the same documents in two positions go together."""
+    slopes, extras = affine(meetings.summed(None), meetings.positions)
+    more, extra = affine(meetings.summed(multiples), meetings.positions)
     logs = np.vstack([np.log(slopes), np.log(more)])
     found = _with_intervals(logs, meetings, INTERVENTIONS)
     unsure = spread_of(extra)
@@ -452,8 +455,8 @@ def _trusting(shown: ShownResults, meetings: Meetings, multiples: NDArray[np.int
     )
     if not _enough(made, shown):
         raise NotIdentifiable(
-            "trust needs documents that were shown at least twice in each of two places, and whose click rates there "
-            f"differ clearly; {meetings.moved:,} documents that moved do not tell slopes within a factor of "
+            "trust needs documents that were shown at least twice in each of two positions, and whose click rates "
+            f"there differ clearly; {meetings.moved:,} documents that moved do not tell slopes within a factor of "
             f'{WIDEST:g}; use bias = "position", which is wrong where people trust the top',
             offer_swaps(shown),
         )
@@ -461,36 +464,37 @@ def _trusting(shown: ShownResults, meetings: Meetings, multiples: NDArray[np.int
 
 
 def _signs_of_trust(meetings: Meetings, multiples: NDArray[np.int64]) -> tuple[str, ...]:
-    """A warning where clicks of the same documents in two places are not in proportion."""
+    """A warning where clicks of the same documents in two positions are not in proportion."""
     with np.errstate(all="ignore"):
-        _, extras = affine(meetings.summed(None), meetings.places)
-        _, repeats = affine(meetings.summed(multiples), meetings.places)
+        _, extras = affine(meetings.summed(None), meetings.positions)
+        _, repeats = affine(meetings.summed(multiples), meetings.positions)
         errors = extras[0] / spread_of(repeats)
-    for place in range(1, min(meetings.places, _LOOKED_AT_FOR_TRUST)):
-        if errors[place] < -_CONTRADICTS:
+    for position in range(1, min(meetings.positions, _LOOKED_AT_FOR_TRUST)):
+        if errors[position] < -_CONTRADICTS:
             return (
-                f"documents get fewer clicks in place {place + 1} than in proportion to the first "
-                f"({extras[0][place]:+.3f}, {-errors[place]:.0f} standard errors), as where people trust the top; "
+                f"documents get fewer clicks in position {position + 1} than in proportion to the first "
+                f"({extras[0][position]:+.3f}, {-errors[position]:.0f} standard errors), as where people trust the "
+                "top; "
                 'position-only propensities are wrong then: use bias = "trust"',
             )
     return ()
 
 
-def affine(summed: NDArray[np.float64], places: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(slopes, extras) [repeats, places] from sums over documents that were in two places, the upper one twice.
+def affine(summed: NDArray[np.float64], positions: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(slopes, extras) [repeats, positions] from sums over documents that were in two positions, the upper one twice.
 
     Rates x above and y below are noisy, so that least squares would be too flat; the noise is in the square of x
     alone, and c (c - 1) / (n (n - 1)) is a square without it.
     """
     repeats = len(summed)
-    table = summed.reshape(repeats, places, places, -1)
+    table = summed.reshape(repeats, positions, positions, -1)
     weight = table[..., 3]
     with np.errstate(divide="ignore", invalid="ignore"):
         x, y, xy, xx = (table[..., column] / weight for column in (4, 7, 5, 6))
         steep = (xy - x * y) / (xx - x * x)
     good = (weight > 0) & np.isfinite(steep) & (steep > 0)
     weight, steep, x, y = (np.where(good, values, 0.0) for values in (weight, steep, x, y))
-    # log slope_b - log slope_a = log steep, by weighted least squares over all pairs of places
+    # log slope_b - log slope_a = log steep, by weighted least squares over all pairs of positions
     logs = _levels(weight, np.where(good, np.log(np.where(good, steep, 1.0)), 0.0))
     slopes = np.where(_reached(weight + weight.transpose(0, 2, 1)), np.exp(logs), np.nan)
     # extra_b / slope_b - extra_a / slope_a = y / slope_b - x / slope_a
@@ -500,14 +504,14 @@ def affine(summed: NDArray[np.float64], places: int) -> tuple[NDArray[np.float64
 
 
 def _levels(weight: NDArray[np.float64], difference: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[repeats, places]: levels, 0 for the first, whose differences (b above a) come nearest to the given ones."""
-    repeats, places = weight.shape[:2]
+    """[repeats, positions]: levels, 0 for the first, whose differences (b above a) come nearest to the given ones."""
+    repeats, positions = weight.shape[:2]
     both = weight + weight.transpose(0, 2, 1)
     matrix = -both
-    matrix[:, np.arange(places), np.arange(places)] += both.sum(axis=2) + _RIDGE
+    matrix[:, np.arange(positions), np.arange(positions)] += both.sum(axis=2) + _RIDGE
     pulls = (weight * difference).sum(axis=1) - (weight * difference).sum(axis=2)
-    levels = np.zeros((repeats, places))
-    if places > 1:
+    levels = np.zeros((repeats, positions))
+    if positions > 1:
         levels[:, 1:] = np.linalg.solve(matrix[:, 1:, 1:], pulls[:, 1:, None])[..., 0]
     return levels
 
@@ -523,44 +527,44 @@ def _by_regression(
     if len(cells.pair) > _EM_CELLS:  # some of the queries are enough
         order = rng_for(seed, "regression EM").permutation(cells.queries)
         cells = cells.of_queries(order[: cells.queries * _EM_CELLS // len(cells.pair)])
-    pair, place, times, clicks, query, places = (*cells.columns, cells.places)
+    pair, position, times, clicks, query, positions = (*cells.columns, cells.positions)
     table = np.asarray(features[pair], np.float64)
     spread = table.std(axis=0)
     table = (table - table.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
     table = np.column_stack([np.ones(len(table)), table])
-    flat, steep = np.ones(places), 1 / np.arange(1, places + 1)
-    (one, rates), (other, _) = (regression_em(place, times, clicks, table, begin) for begin in (flat, steep))
-    seen = np.bincount(place, weights=clicks, minlength=places) > 0
+    flat, steep = np.ones(positions), 1 / np.arange(1, positions + 1)
+    (one, rates), (other, _) = (regression_em(position, times, clicks, table, begin) for begin in (flat, steep))
+    seen = np.bincount(position, weights=clicks, minlength=positions) > 0
     if np.abs(np.log(one / other))[seen].max(initial=0) > _EM_APART:
         raise NotIdentifiable(
-            f"only {meetings.moved:,} documents changed places, and their features explain clicks as well with places "
-            "that are all looked at as with places that are not",
+            f"only {meetings.moved:,} documents changed positions, and their features explain clicks as well with "
+            "positions that are all looked at as with positions that are not",
             offer_swaps(shown),
         )
-    if (share := explained(place, times, clicks, rates)) < _EXPLAINED:
+    if (share := explained(position, times, clicks, rates)) < _EXPLAINED:
         raise NotIdentifiable(
-            f"only {meetings.moved:,} documents changed places, and features explain {max(share, 0):.0%} of how "
-            f"documents of one place differ, less than {_EXPLAINED:.0%}; relevance is no function of them",
+            f"only {meetings.moved:,} documents changed positions, and features explain {max(share, 0):.0%} of how "
+            f"documents of one position differ, less than {_EXPLAINED:.0%}; relevance is no function of them",
             offer_swaps(shown),
         )
     multiples = drawn_queries(cells.queries, _EM_REPEATS, seed)
-    repeats = [regression_em(place, times * more, clicks * more, table, one)[0] for more in multiples[:, query]]
+    repeats = [regression_em(position, times * more, clicks * more, table, one)[0] for more in multiples[:, query]]
     logs = np.log(np.vstack([one, *repeats]))
-    logs[:, ~seen] = np.nan  # of a place that was never clicked every repeat says the same, and knows nothing
+    logs[:, ~seen] = np.nan  # of a position that was never clicked every repeat says the same, and knows nothing
     error = np.hypot(spread_of(logs[1:]), spread_of(harvested[1:]))
     with np.errstate(invalid="ignore"):
         apart = np.abs(logs[0] - harvested[0]) > _CONTRADICTS * error
     if np.any(apart & seen):
         raise NotIdentifiable(
-            f"{meetings.moved:,} documents that changed places contradict what features say of place "
+            f"{meetings.moved:,} documents that changed positions contradict what features say of position "
             f"{np.flatnonzero(apart & seen)[0] + 1}, so that relevance is no function of these features",
             offer_swaps(shown),
         )
     found = _with_intervals(logs, meetings, REGRESSION)
     if not _enough(found, shown):
         raise NotIdentifiable(
-            f"only {meetings.moved:,} documents changed places, and features do not tell propensities within a factor "
-            f"of {WIDEST:g}",
+            f"only {meetings.moved:,} documents changed positions, and features do not tell propensities within a "
+            f"factor of {WIDEST:g}",
             offer_swaps(shown),
         )
     note = "relevance is taken to be a function of the features; where it is not, these propensities are wrong"
@@ -568,22 +572,22 @@ def _by_regression(
 
 
 def regression_em(
-    place: NDArray[np.int64],
+    position: NDArray[np.int64],
     times: NDArray[np.float64],
     clicks: NDArray[np.float64],
     table: NDArray[np.float64],
     begin: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Propensities [places], 1 in the first place, and click rates of the rows that follow from them.
+    """Propensities [positions], 1 in the first position, and click rates of the rows that follow from them.
 
-    Rows are documents in a place, with how often they were shown and clicked.
+    Rows are documents in a position, with how often they were shown and clicked.
 
     A click was looked at and found relevant, with a probability that is logistic in the features. Regression EM climbs
     this likelihood step by step; here it is climbed along its slope, which ends in the same place, and far sooner.
     """
     from scipy.optimize import minimize
 
-    places, width = len(begin), table.shape[1]
+    positions, width = len(begin), table.shape[1]
 
     def scores(weights: NDArray[np.float64]) -> NDArray[np.float64]:
         # Not `@`: its threads wait for each other ten times as long as such small products take.
@@ -591,33 +595,34 @@ def regression_em(
         return np.clip(found, -30, 30)
 
     def cost(free: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        looked = np.exp(np.concatenate([[0.0], free[: places - 1]]))[place]
-        weights = free[places - 1 :]
+        looked = np.exp(np.concatenate([[0.0], free[: positions - 1]]))[position]
+        weights = free[positions - 1 :]
         relevant = 1 / (1 + np.exp(-scores(weights)))
         rate = np.minimum(looked * relevant, 1 - 1e-9)
         value = np.sum(clicks * np.log(rate) + (times - clicks) * np.log1p(-rate)) - np.sum(weights**2) / 2
         by_log = clicks - (times - clicks) * rate / (1 - rate)  # slope by the logarithm of the rate
-        by_place = np.bincount(place, weights=by_log, minlength=places)[1:]
+        by_position = np.bincount(position, weights=by_log, minlength=positions)[1:]
         by_weight = np.einsum("rf,r->f", table, by_log * (1 - relevant)) - weights
-        return -float(value), -np.concatenate([by_place, by_weight])
+        return -float(value), -np.concatenate([by_position, by_weight])
 
     free = np.concatenate([np.log(begin[1:]), np.zeros(width)])
-    bounds = [(-_FARTHEST, 0.0)] * (places - 1) + [(None, None)] * width
+    bounds = [(-_FARTHEST, 0.0)] * (positions - 1) + [(None, None)] * width
     found = minimize(cost, free, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": _EM_STEPS})
-    looked = np.exp(np.concatenate([[0.0], found.x[: places - 1]]))
-    return looked, looked[place] / (1 + np.exp(-scores(found.x[places - 1 :])))
+    looked = np.exp(np.concatenate([[0.0], found.x[: positions - 1]]))
+    return looked, looked[position] / (1 + np.exp(-scores(found.x[positions - 1 :])))
 
 
 def explained(
-    place: NDArray[np.int64], times: NDArray[np.float64], clicks: NDArray[np.float64], rates: NDArray[np.float64]
+    position: NDArray[np.int64], times: NDArray[np.float64], clicks: NDArray[np.float64], rates: NDArray[np.float64]
 ) -> float:
-    """Share of the differences between documents of one place, in how often they are clicked, that `rates` have, too.
+    """Share of the differences between documents of one position, in how often they are clicked, that `rates` have,
+    too.
 
     From documents that were there at least twice: c (c - 1) / (n (n - 1)) is a squared rate without noise. 0 where no
     document was.
     """
     twice = times > 1
-    where, n, c, own = place[twice], times[twice], clicks[twice], rates[twice]
+    where, n, c, own = position[twice], times[twice], clicks[twice], rates[twice]
     count = np.maximum(np.bincount(where), 1)
     mean, mean_own = (np.bincount(where, weights=values) / count for values in (c / n, own))
     all_of_it = float(np.sum(c * (c - 1) / (n * (n - 1)) - mean[where] ** 2))
@@ -629,14 +634,15 @@ def explained(
 
 
 def offer_swaps(shown: ShownResults, precision: float = PRECISION) -> SwapOffer | None:
-    """How many searches with random swaps of neighbours tell the last place's propensity so precisely; None: no clicks.
+    """How many searches with random swaps of neighbours tell the last position's propensity so precisely; None: no
+    clicks.
 
-    The last place is the one down to which nearly all clicks are.
-    Swapping places with click rates c > d costs at most (√c - √d)^2 clicks, whatever part of the difference is due to
-    places. Counts are independent, and no larger than they would be: the offer promises too little.
+    The last position is the one down to which nearly all clicks are.
+    Swapping positions with click rates c > d costs at most (√c - √d)^2 clicks, whatever part of the difference is due
+    to positions. Counts are independent, and no larger than they would be: the offer promises too little.
     """
-    lists = np.bincount(shown.place)
-    clicked = np.bincount(shown.place, weights=shown.clicked)
+    lists = np.bincount(shown.position)
+    clicked = np.bincount(shown.position, weights=shown.clicked)
     rates = clicked / np.maximum(lists, 1)
     known = int(np.argmin(rates > 0)) if np.any(rates <= 0) else len(rates)
     known = min(known, int(np.searchsorted(np.cumsum(clicked), NEARLY_ALL * clicked.sum())) + 1)
@@ -646,7 +652,7 @@ def offer_swaps(shown: ShownResults, precision: float = PRECISION) -> SwapOffer 
     above, below = rates[:-1], rates[1:]
     neighbours = known - 1
     least = np.minimum(above, below)
-    # Of n searches, n / neighbours have these two places, and half of them are swapped.
+    # Of n searches, n / neighbours have these two positions, and half of them are swapped.
     variance = neighbours * np.sum(2 / (above + below) + 1 / least)
     needed = math.ceil(variance / precision**2)
     lost = needed / 2 * np.mean((np.sqrt(above) - np.sqrt(below)) ** 2)

@@ -38,7 +38,7 @@ def raw_features(
 ) -> NDArray[np.float16]:
     """Features of all candidates as they are recorded."""
     ids = found.documents.tolist()
-    asked = vectors = None
+    query_vector = vectors = None
     if encoder is not None and ids:
         stored = dict(
             store.rows(
@@ -49,9 +49,9 @@ def raw_features(
         )
         none = bytes(2 * encoder.dimensions)
         vectors = np.array([np.frombuffer(stored.get(id, none), "<f2") for id in ids], np.float32)
-        asked = encoder([query])[0]
+        query_vector = encoder([query])[0]
     past = _past(store, terms, ids, now)
-    raw = features.raw(terms, rows, found.scores, store.statistics(), past, asked, vectors)
+    raw = features.raw(terms, rows, found.scores, store.statistics(), past, query_vector, vectors)
     return raw.astype(np.float16)
 
 

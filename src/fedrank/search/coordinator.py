@@ -27,12 +27,12 @@ from fedrank.search.impressions import LEARNER, first_weights
 START = "start.json"  # in the coordinator's home: the model that everybody begins with
 ROUNDS, CLIP = 10, 0.1
 ON_CLIENT: Mapping[str, Any] = {"name": "client"}
-SUMMED: Mapping[str, Any] = {"name": "secure-sum"}
+SUMMED: Mapping[str, Any] = {"name": "secure-aggregation"}
 SEARCHES = 30  # of each person, in a round
 TITLE = "Searches of people, learned from together; measured on a made-up collection, which none of them searches"
 
 
-def built_in(home: Path, people: int, epsilon: float, place: Mapping[str, Any] = ON_CLIENT) -> Grid[Any]:
+def built_in(home: Path, people: int, epsilon: float, placement: Mapping[str, Any] = ON_CLIENT) -> Grid[Any]:
     """The question to so many people, with as much noise as all rounds need to cost each at most this ε."""
     if not 0 < epsilon < math.inf:
         raise ValueError(f"ε = {epsilon} is no limit; give a positive number, such as 8")
@@ -50,7 +50,7 @@ def built_in(home: Path, people: int, epsilon: float, place: Mapping[str, Any] =
         "learner": {
             "name": "pdgd", "rate": LEARNER.rate, "temperature": LEARNER.temperature, "keep": LEARNER.keep,
         },
-        "mechanism": {"name": "gaussian", "clip": CLIP, "noise": 1.0, "place": dict(place)},
+        "mechanism": {"name": "gaussian", "clip": CLIP, "noise": 1.0, "placement": dict(placement)},
     }  # fmt: skip
     needed = max(noise for noises in noise_needed(read_tables(tables).base, [epsilon]).values() for noise in noises)
     if math.isinf(needed):
@@ -77,7 +77,7 @@ def aggregate(
     return do_runs(
         grid,
         runs,
-        lambda task, plan, tell: run_in_folder(shared, home, task, plan, tell, stop, patience, say=say),
+        lambda task, plan, on_progress: run_in_folder(shared, home, task, plan, on_progress, stop, patience, say=say),
         stop,
         progress,
     )
@@ -98,4 +98,10 @@ def aggregate_online(
     parties = parties_of(home)
     grid = built_in(home, max(2, len(parties)), epsilon, SUMMED)
     runs = plan_runs(grid, name, out, parties, read_federation(Path(home) / FEDERATION).name)
-    return do_runs(grid, runs, lambda task, plan, tell: run_deployed(home, task, plan, tell, stop, say), stop, progress)
+    return do_runs(
+        grid,
+        runs,
+        lambda task, plan, on_progress: run_deployed(home, task, plan, on_progress, stop, say),
+        stop,
+        progress,
+    )

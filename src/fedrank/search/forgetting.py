@@ -10,13 +10,13 @@ from fedrank.search.readers import clean
 from fedrank.search.results import ForgottenRows
 from fedrank.search.store import Store, in_parts, marks
 
-LONGEST_QUERY = 2_000  # characters
+MAX_QUERY_LENGTH = 2_000  # characters
 
 
 def forget_searches(store: Store, features: FeatureSet, query: str | None, since: int | None) -> ForgottenRows:
     """Delete the searches with this text, or all since a moment, and their clicks."""
     if query is not None:
-        text = " ".join(clean(query[:LONGEST_QUERY]).split())
+        text = " ".join(clean(query[:MAX_QUERY_LENGTH]).split())
         key = terms_key(features.query(text))
         ids = store.rows("SELECT id FROM impressions WHERE query = ? OR (terms = ? AND terms != x'')", text, key)
     else:
@@ -29,6 +29,16 @@ def forget_searches(store: Store, features: FeatureSet, query: str | None, since
         if since is not None:  # also clicks of then in older lists
             clicks += store.db.execute("DELETE FROM clicks WHERE time >= ?", (since,)).rowcount
     return ForgottenRows(0, len(ids), clicks)
+
+
+def forget_everything(store: Store) -> ForgottenRows:
+    """Delete all rows but the list of what left this device; the count of changes goes on, for the engine's index."""
+    counts = [store.count(f"SELECT count(*) FROM {table}") for table in ("documents", "impressions", "clicks")]
+    seq, journals = store.seq, store.setting("journals", "{}")
+    with store.writing():
+        store.empty({"sent", "sqlite_sequence"})
+        store.set(seq=seq, indexed=seq, journals=journals)
+    return ForgottenRows(*counts)
 
 
 def forget_document(store: Store, document: int) -> ForgottenRows:

@@ -13,17 +13,17 @@ Features are kept as 16-bit numbers, and scores are computed from these: what is
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.data.live_features import FeatureSet
+from fedrank.data.live_features import FeatureSet, ForwardRows, Usage, WordStatistics
 from fedrank.ranking.learners import Pdgd
 from fedrank.search.results import NotFound
-from fedrank.search.store import Store
+from fedrank.search.store import Store, marks
 from fedrank.types import Features, Impression, Scores
 
 KAPPA = 0.1  # probability that the first place is drawn like the others
@@ -72,7 +72,7 @@ class Recorded:
 class Clicked:
     """A click."""
 
-    place: int
+    position: int
     document: int
     time: float
     bounced: bool
@@ -151,6 +151,17 @@ def learn(master: NDArray[np.float64], one: Impression, learner: Pdgd) -> bool:
     )
 
 
+def warm_up(rows: ImpressionRows) -> None:
+    """Compile what searching and learning need, so that the first search does not wait for it."""
+    features = rows.features
+    some = ForwardRows.join([features.row("one title", f"some text {n}") for n in range(12)])
+    raw = features.raw(features.query("some text"), some, np.ones(12), WordStatistics.of(some), [Usage()] * 12)
+    scaled, weights = rows.scaled(raw.astype(np.float16)), features.start()
+    scores, shown = draw(weights.astype(np.float32), scaled, LEARNER, stream_of(1, 0))
+    draw_more(scores, shown, LEARNER, stream_of(1, 0, 2))
+    learn(weights, Impression(scaled, scores, shown, shown == shown[1]), LEARNER)
+
+
 class ImpressionRows:
     """The impressions, clicks and models in a store."""
 
@@ -179,24 +190,21 @@ class ImpressionRows:
     def add(self, one: Recorded) -> int:
         """Within a transaction; returns its id."""
         assert one.scores is not None
-        id = self.store.db.execute(
-            "INSERT INTO impressions (time, number, query, terms, filters, sort, kind, state, model, temperature, "
-            "keep, found, candidates, scores, shown, features, teams, trial) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                one.time, one.number, one.query, one.terms, one.filters, one.sort, one.kind, one.state, one.model,
-                one.temperature, one.keep, one.found, one.candidates.astype("<i8").tobytes(),
-                one.scores.astype("<f4").tobytes(), one.shown.astype("u1").tobytes(),
-                None if one.raw is None else pack_features(one.raw),
-                None if one.teams is None else one.teams.astype("i1").tobytes(), one.trial,
-            ),
-        ).lastrowid  # fmt: skip
+        blobs = {
+            "candidates": one.candidates.astype("<i8").tobytes(),
+            "scores": one.scores.astype("<f4").tobytes(),
+            "shown": one.shown.astype("u1").tobytes(),
+            "raw": None if one.raw is None else pack_features(one.raw),
+            "teams": None if one.teams is None else one.teams.astype("i1").tobytes(),
+        }
+        values = [blobs[name] if name in blobs else getattr(one, name) for name in _FIELDS]
+        id = self.store.db.execute(f"INSERT INTO impressions ({_COLUMNS}) VALUES ({marks(values)})", values).lastrowid
         return int(id or 0)
 
     def get(self, id: int) -> Recorded:
         if not 0 < id < 1 << 62:
             raise NotFound(f"no search {id}")
-        found = self.store.one(f"SELECT {_COLUMNS} FROM impressions WHERE id = ?", id)
+        found = self.store.one(f"SELECT id, {_COLUMNS} FROM impressions WHERE id = ?", id)
         if found is None:
             raise NotFound(f"no search {id}")
         return _recorded(found)
@@ -205,22 +213,33 @@ class ImpressionRows:
         rows = self.store.rows(
             "SELECT place, document, time, bounced FROM clicks WHERE impression = ? ORDER BY place", id
         )
-        return [Clicked(place, document, time, bool(bounced)) for place, document, time, bounced in rows]
+        return [Clicked(position, document, time, bool(bounced)) for position, document, time, bounced in rows]
 
-    def click(self, id: int, place: int, document: int, now: float) -> None:
+    def extend(self, id: int, shown: NDArray[np.int64]) -> None:
+        """Note that a list shows more places."""
+        with self.store.writing():
+            self.store.db.execute("UPDATE impressions SET shown = ? WHERE id = ?", (shown.astype("u1").tobytes(), id))
+
+    @property
+    def last_search(self) -> int:
+        """The number of the last search that was recorded; none that comes later has it, whatever is forgotten."""
+        found = self.store.one("SELECT seq FROM sqlite_sequence WHERE name = 'impressions'")
+        return 0 if found is None else int(found[0])
+
+    def click(self, id: int, position: int, document: int, now: float) -> None:
         """Once for each place; whoever took it back and comes again wants it after all."""
         with self.store.writing():
             self.store.db.execute(
                 "INSERT INTO clicks (impression, place, document, time) VALUES (?, ?, ?, ?) "
                 "ON CONFLICT DO UPDATE SET time = excluded.time, bounced = 0 WHERE bounced",
-                (id, place, document, now),
+                (id, position, document, now),
             )
             self.store.db.execute("UPDATE impressions SET state = 'opened' WHERE id = ? AND state = 'shown'", (id,))
 
-    def bounce(self, id: int, place: int) -> None:
+    def bounce(self, id: int, position: int) -> None:
         """Take a click back; a list without any other is as it was before."""
         with self.store.writing():
-            self.store.db.execute("UPDATE clicks SET bounced = 1 WHERE impression = ? AND place = ?", (id, place))
+            self.store.db.execute("UPDATE clicks SET bounced = 1 WHERE impression = ? AND place = ?", (id, position))
             self.store.db.execute(
                 "UPDATE impressions SET state = 'shown' WHERE id = ? AND state = 'opened' AND NOT EXISTS "
                 "(SELECT 1 FROM clicks WHERE impression = impressions.id AND NOT bounced)",
@@ -301,7 +320,7 @@ class ImpressionRows:
         if one.raw is None or one.scores is None:
             return None
         clicked = np.zeros(len(one.shown), bool)
-        clicked[[click.place for click in self.clicks(one.id) if not click.bounced]] = True
+        clicked[[click.position for click in self.clicks(one.id) if not click.bounced]] = True
         return Impression(self.scaled(one.raw), one.scores, one.shown, clicked)
 
     def scaled(self, raw: NDArray[np.float16]) -> Features:
@@ -309,10 +328,8 @@ class ImpressionRows:
 
 
 _TO_LEARN = "SELECT id FROM impressions WHERE state = 'closed' AND kind = 'pdgd' ORDER BY id"
-_COLUMNS = (
-    "id, time, number, query, terms, filters, sort, kind, state, model, temperature, keep, found, candidates, scores, "
-    "shown, features, teams, trial"
-)
+_FIELDS = tuple(field.name for field in fields(Recorded))[1:]  # all but the id
+_COLUMNS = ", ".join(_FIELDS).replace("raw", "features")
 
 
 def _recorded(row: tuple[Any, ...]) -> Recorded:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.live_features import MOST_WORDS, FeatureSet, ForwardRows, QueryTerms
-from fedrank.data.text import tokens
-from fedrank.extras import missing
+from fedrank.data.live_features import FeatureSet, ForwardRows, QueryTerms
+from fedrank.extras import missing_extra
 from fedrank.files import private_folder
 from fedrank.search.results import Filters, SearchError
 from fedrank.search.store import Store
@@ -48,7 +47,7 @@ class Engine:
         try:
             import tantivy
         except ImportError:
-            raise missing("searching needs the package tantivy", "search") from None
+            raise missing_extra("searching needs the package tantivy", "search") from None
         self._tantivy: Any = tantivy
         self.folder = folder / FOLDER
         private_folder(self.folder)
@@ -93,7 +92,7 @@ class Engine:
     def documents(self) -> int:
         return int(self._searcher.num_docs)
 
-    def follow(self, store: Store, features: FeatureSet, told: Callable[[int], None] = lambda done: None) -> int:
+    def follow(self, store: Store, features: FeatureSet, on_progress: Callable[[int], None] = lambda done: None) -> int:
         """Do what the store has and the index has not: delete, add, commit, and only then note that it is done.
 
         Doing it twice does no harm, so that a crash in between costs nothing but time. An index that is damaged is made
@@ -102,7 +101,7 @@ class Engine:
         if self.fresh:
             self._forget_what_is_done(store)
         try:
-            return self._follow(store, features, told)
+            return self._follow(store, features, on_progress)
         except (ValueError, OSError) as problem:
             if isinstance(problem, SearchError):
                 raise
@@ -112,14 +111,14 @@ class Engine:
                 ) from None
         self.make_anew()
         self._forget_what_is_done(store)
-        return self._follow(store, features, told)
+        return self._follow(store, features, on_progress)
 
     def _forget_what_is_done(self, store: Store) -> None:
         with store.writing():
             store.set(indexed=0)
         self.fresh = False
 
-    def _follow(self, store: Store, features: FeatureSet, told: Callable[[int], None]) -> int:
+    def _follow(self, store: Store, features: FeatureSet, on_progress: Callable[[int], None]) -> int:
         done = 0
         if store.indexed >= store.seq:
             return done
@@ -128,7 +127,7 @@ class Engine:
             writer.garbage_collect_files()  # a crash may have left files whose names would be used again
             while (last := store.indexed) < store.seq:
                 done += self._follow_some(writer, store, features, last)
-                told(done)
+                on_progress(done)
             writer.wait_merging_threads()
         finally:
             self.reload()
@@ -164,7 +163,7 @@ class Engine:
         self.reload()
         return len(changed)
 
-    def find(self, terms: QueryTerms, filters: Filters, by_date: bool, most: int = CANDIDATES) -> Candidacy:
+    def candidates_for(self, terms: QueryTerms, filters: Filters, by_date: bool, most: int = CANDIDATES) -> Candidacy:
         """The best candidates for the terms of a query, or the latest."""
         query = self._tantivy.Query
         schema, occur = self._index.schema, self._tantivy.Occur
@@ -212,15 +211,9 @@ def terms_of(rows: ForwardRows, number: int, text: Callable[[], str], features: 
     words = rows.words[rows.offsets[number] : rows.offsets[number + 1]]
     pieces = [_as_terms(words)]
     if rows.lengths[number] > len(words):
-        behind = tokens(text())[MOST_WORDS - int(rows.titles[number]) :]
-        for rest in _in_rows(behind):
-            pieces.append(_as_terms(features.row("", " ".join(rest)).words))
+        pieces += map(_as_terms, features.stems_behind(int(rows.titles[number]), text()))
     return " ".join(pieces)
 
 
 def _as_terms(words: NDArray[np.int32]) -> str:
     return words.astype(">u4").tobytes().hex(" ", 4)
-
-
-def _in_rows(words: Sequence[str]) -> Iterable[Sequence[str]]:
-    return (words[start : start + MOST_WORDS] for start in range(0, len(words), MOST_WORDS))

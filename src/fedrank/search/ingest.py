@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import re
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -86,36 +85,35 @@ class _Work:
 
 
 class Collector:
-    """Reads roots into a store. `turn` is held only while the store is used, so that searches go on meanwhile."""
+    """Reads roots into a store. The turn at the store is held only while it is used: searches go on meanwhile."""
 
     def __init__(
         self,
         store: Store,
         features: FeatureSet,
-        turn: threading.RLock,
         progress: Progress,
         after_batch: Callable[[], None],
     ) -> None:
-        self.store, self.features, self.turn, self.progress = store, features, turn, progress
+        self.store, self.features, self.progress = store, features, progress
         self.after_batch = after_batch
         self.counts = Collected()
         self._works: list[_Work] = []
         self._waiting = self._characters = 0  # documents in them
-        self._told = 0.0
+        self._reported = 0.0
         self._some_are_forgotten = store.count("SELECT count(*) FROM left_out") > 0
-        self._avoid = {_place(store.folder): "fedrank's own"}
+        self._avoid = {_identity(store.folder): "fedrank's own"}
 
     def collect(self, roots: Sequence[Root]) -> Collected:
         for root in roots:  # one that lies below another is not read twice
             with contextlib.suppress(OSError):
-                self._avoid.setdefault(_place(root.path), "indexed by itself")
+                self._avoid.setdefault(_identity(root.path), "indexed by itself")
         for root in roots:
             self._collect_root(root)
         self._flush()
         return self.counts
 
     def _collect_root(self, root: Root) -> None:
-        with self.turn:
+        with self.store.turn:
             known = {
                 key: (id, path, size, modified)
                 for id, key, path, size, modified in self.store.rows(
@@ -134,21 +132,21 @@ class Collector:
                     continue
                 self.counts.files += 1
                 seen.add(found.key)
-                self._tell(root)
+                self._report(root)
                 id, path, size, modified = known.get(found.key, (0, b"", UNFINISHED, 0))
                 if not id or (size, modified) != (found.size, found.modified):
                     self._read(_Work(root, found, id))
                     continue
                 self.counts.unchanged += 1
                 if path != found.path:
-                    with self.turn, self.store.writing():
+                    with self.store.writing():
                         self.store.db.execute("UPDATE files SET path = ? WHERE id = ?", (found.path, id))
         except OSError as problem:  # of the root itself: its documents stay, since a drive may only be away
             gone = isinstance(problem, FileNotFoundError)
             passed["root is not there" if gone else "root cannot be read"] += 1
             seen |= known.keys()
         self._flush()
-        with self.turn, self.store.writing():
+        with self.store.writing():
             for key in known.keys() - seen:
                 self._remove_file(known[key][0])
             self.store.db.execute("DELETE FROM passed_over WHERE root = ?", (root.id,))
@@ -180,15 +178,15 @@ class Collector:
     def _document(self, root: Root, found: FoundFile, piece: Piece) -> NewDocument:
         path = os.path.join(os.fsencode(root.path), found.path) if found.path else os.fsencode(root.path)
         shown = clean(path.decode("utf-8", "replace"))
-        place = f"{piece.where} · {shown}" if piece.kind == "mail" and piece.where else piece.where or shown
+        location = f"{piece.where} · {shown}" if piece.kind == "mail" and piece.where else piece.where or shown
         depth = piece.where.partition("://")[2].count("/") if piece.kind == "page" else found.depth
         date = piece.date or max(found.modified // 1_000_000_000, 0)
         digest = hashlib.blake2b(digest_size=16)
-        for value in (self.features.version, piece.kind, piece.title, place, piece.link, str(date), piece.text):
+        for value in (self.features.version, piece.kind, piece.title, location, piece.link, str(date), piece.text):
             digest.update(f"{len(value)} ".encode() + value.encode())
         sent = piece.kind == "mail" and _SENT.search("/".join(shown.lower().split("/")[-3:])) is not None
         return NewDocument(
-            piece.part, digest.digest(), piece.kind, piece.title, place, piece.link, date, depth, piece.sender,
+            piece.part, digest.digest(), piece.kind, piece.title, location, piece.link, date, depth, piece.sender,
             piece.text, self.features.row(piece.title, piece.text), piece.recipients if sent else (),
         )  # fmt: skip
 
@@ -196,7 +194,7 @@ class Collector:
         if not self._works:
             return
         works, self._works = self._works, [work for work in self._works if not work.finished]
-        with self.turn, self.store.writing():
+        with self.store.writing():
             known: set[int] = set()
             for work in works:
                 if work.id:
@@ -250,18 +248,17 @@ class Collector:
         if not self._some_are_forgotten:
             return False
         name = forgotten_name(os.fsencode(root.path), key, part)
-        with self.turn:
-            return self.store.one("SELECT 1 FROM left_out WHERE name = ?", name) is not None
+        return self.store.one("SELECT 1 FROM left_out WHERE name = ?", name) is not None
 
-    def _tell(self, root: Root) -> None:
+    def _report(self, root: Root) -> None:
         now = time.monotonic()
-        if now - self._told > 0.2:
-            self._told = now
+        if now - self._reported > 0.2:
+            self._reported = now
             done = self.counts.added + self.counts.changed + self._waiting
             self.progress(str(root.path), done, float("inf"), f"{self.counts.files:,} files, {done:,} documents read")
 
 
-def _place(path: Path) -> tuple[int, int]:
+def _identity(path: Path) -> tuple[int, int]:
     facts = os.stat(path)
     return facts.st_dev, facts.st_ino
 

@@ -28,15 +28,16 @@ from fedrank.deploy.folder_members import (
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.settings import SITE, read_site
 from fedrank.deploy.show import PlanView, look_at
-from fedrank.deploy.site import MODELS, Site
-from fedrank.experiments.spec.toml import shown
-from fedrank.files import private_folder, told, write_whole
+from fedrank.deploy.site import Site
+from fedrank.deploy.site_runtime import MODELS
+from fedrank.files import private_folder, told, write_atomic
 from fedrank.ranking.model import load_weights
 from fedrank.search import networked
 from fedrank.search.client import SearchClient
 from fedrank.search.networked import Server, SiteRunner
 from fedrank.search.results import SearchError
 from fedrank.search.sharing import FEDERATION, MARK, SEARCHES, Sharing, recorded
+from fedrank.toml import shown
 
 PREFIX = "file:"
 SECONDS_BETWEEN_LOOKS = 20.0
@@ -51,12 +52,12 @@ impressions = "searches"
 
 [policy]
 learners        = ["pdgd"]
-places          = ["client"]
+placements      = ["client"]
 unit            = "site"         # the site is one person, all of whose searches are protected together
 largest_epsilon = {epsilon}
 delta           = 1e-5
 most_rounds     = 1000
-fewest_sites    = 3
+min_sites       = 3
 accept          = "listed"       # take part only in what was looked at with `fedrank search join`
 """
 
@@ -125,27 +126,27 @@ def join_network(client: SearchClient, site: Path) -> None:
     """Let a site have the searches from now on; nothing leaves before it runs, no update before a plan is agreed to."""
     there = server(client, site)
     receiver = f"{there.federation} at {there.address}"
-    client.keeps_journal(site, receiver)
+    client.sent.add_journal(site, receiver)
     networked.point_at(site, recorded(client.folder).folder)
-    Sharing(receiver, client.last_search, there.epsilon, str(site)).write(client.folder)
+    Sharing(receiver, client.rows.last_search, there.epsilon, str(site)).write(client.folder)
 
 
-def ask_to_join(client: SearchClient, shared: Path, name: str, told_fingerprint: str, epsilon: float) -> str:
+def ask_to_join(client: SearchClient, shared: Path, name: str, expected_fingerprint: str, epsilon: float) -> str:
     """Ask to take part; returns the own fingerprint, for the coordinator. A name and a public key leave, no more."""
     _check_features(client)
     if not 0 < epsilon < float("inf"):
         raise SearchError(f"ε = {epsilon} is no limit; give a positive number, such as 8; nothing was sent")
     folder = private_folder(client.folder / FEDERATION)
     private_folder(recorded(client.folder).folder)
-    client.keeps_journal(folder, str(shared))
-    noted = client.note_sent(str(shared), f"asked to join as {name}: this name and a public key", len(name) + 64)
+    client.sent.add_journal(folder, str(shared))
+    noted = client.sent.note(str(shared), f"asked to join as {name}: this name and a public key", len(name) + 64)
     try:
-        own = join_folder(shared, folder, name, told_fingerprint)
+        own = join_folder(shared, folder, name, expected_fingerprint)
     except (ValueError, FileExistsError, FileNotFoundError):  # before anything is written there
-        client.was_not_sent(noted)
+        client.sent.take_back(noted)
         raise
     before = Sharing.read(client.folder)
-    after = client.last_search if before is None else before.after
+    after = client.rows.last_search if before is None else before.after
     Sharing(str(shared), after, epsilon).write(client.folder)
     return own
 
@@ -214,7 +215,7 @@ def keep_taking_part(client: SearchClient, stop: threading.Event) -> None:
                     problem = engine.problem
             except (OSError, ValueError, RuntimeError, ImportError) as found:
                 problem = told(found)
-            client.note_problem(problem)
+            client.sent.note_problem(problem)
             stop.wait(SECONDS_BETWEEN_LOOKS)
 
 
@@ -232,7 +233,7 @@ def leave(client: SearchClient, because: str = "") -> None:
     if sharing.site:
         networked.leave(Path(sharing.site), because)
     else:
-        client.note_sent(sharing.shared, "that you leave", len(because.encode()))
+        client.sent.note(sharing.shared, "that you leave", len(because.encode()))
         leave_folder(Path(sharing.shared), client.folder / FEDERATION, because)
     (client.folder / FEDERATION / MARK).unlink()
     client.record_for_sharing()
@@ -263,7 +264,7 @@ def _ready(client: SearchClient) -> tuple[Path, Path | None]:
         text = POLICY.format(
             name=shown(me.site), id=member.id, federation=shown(me.name), epsilon=float(sharing.epsilon)
         )
-        write_whole(folder / SITE, text, private=True)
+        write_atomic(folder / SITE, text, private=True)
     return folder, shared
 
 
@@ -271,8 +272,8 @@ def _try_models(client: SearchClient, folder: Path) -> None:
     """Put a model that came back on trial, unless it was, or another one is."""
     for path in sorted((folder / MODELS).glob("*/model.json")):
         origin = f"federation {read_site(folder).federation}, run {path.parent.name}"
-        if not client.on_trial and not client.knows_model(origin):
+        if not client.trials.phase and not client.trials.knows(origin):
             model = load_weights(path)
             if model.feature_names != client.features.names or model.normalised != "none":
                 raise SearchError(f"{path} is no model of {client.features.version}; it is not tried")
-            client.try_model(np.asarray(model.weights, np.float64), origin)
+            client.trials.begin(np.asarray(model.weights, np.float64), origin)

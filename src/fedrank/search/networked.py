@@ -13,13 +13,13 @@ from pathlib import Path
 
 from fedrank.deploy.consent import leave_site
 from fedrank.deploy.settings import SITE, SiteSettings, read_site
-from fedrank.experiments.spec.toml import parse_toml, shown
-from fedrank.extras import missing
-from fedrank.files import Locked, told, write_whole
+from fedrank.extras import missing_extra
+from fedrank.files import Locked, told, write_atomic
 from fedrank.search.results import SearchError
+from fedrank.toml import parse_toml, shown
 
 KIT = "kit"
-NEEDED = str(missing("taking part over a network needs an engine", "deploy"))
+NEEDED = str(missing_extra("taking part over a network needs an engine", "deploy"))
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,11 @@ def server_of(site: Path, lists: Path) -> Server:
     text = _pointing_at(site, lists)
     settings = _read(site, text)
     policy, invited = settings.policy, Invitation.read(site / INVITATION)
-    if policy.unprotected or policy.largest_epsilon is None or "server" in policy.places:
+    if policy.unprotected or policy.largest_epsilon is None or "server" in policy.placements:
         raise SearchError(
             f"{site / SITE} lets updates leave without noise, and clicks can be read from them; write unprotected = "
-            'false, largest_epsilon = 8.0 and places = ["client", "secure-sum"] below [policy]; nothing was sent'
+            'false, largest_epsilon = 8.0 and placements = ["client", "secure-aggregation"] below [policy]; nothing '
+            "was sent"
         )
     address = f"{invited.host}:{invited.port}"
     return Server(invited.federation, address, invited.fingerprint, settings.name, policy.largest_epsilon, policy.delta)
@@ -63,7 +64,7 @@ def point_at(site: Path, lists: Path) -> None:
     """Let a site learn from these lists from now on."""
     text = _pointing_at(site, lists)
     _read(site, text)
-    write_whole(site / SITE, text, private=True)
+    write_atomic(site / SITE, text, private=True)
 
 
 class SiteRunner:
@@ -136,7 +137,7 @@ def _pointing_at(site: Path, lists: Path) -> str:
 def _read(site: Path, text: str) -> SiteSettings:
     """Settings as they would be; mistakes are told before anything is written."""
     draft = site / f".{SITE}"
-    write_whole(draft, text, private=True)
+    write_atomic(draft, text, private=True)
     try:
         return read_site(draft)
     finally:

@@ -7,7 +7,7 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.ranking.gate import NEITHER, NEW, OLD, Draft
+from fedrank.ranking.gate import Draft, Team
 from fedrank.search.impressions import ImpressionRows, best_order, scores_of
 from fedrank.search.results import Week
 from fedrank.search.store import Store
@@ -27,21 +27,21 @@ def weeks(store: Store) -> tuple[Week, ...]:
         WEEK,
     )
     by_week: dict[int, list[tuple[str, int | None]]] = defaultdict(list)
-    for week, state, place in rows:
-        by_week[week].append((state, place))
+    for week, state, position in rows:
+        by_week[week].append((state, position))
     return tuple(_week(week * WEEK, by_week[week]) for week in sorted(by_week)[-WEEKS:])
 
 
 def _week(begins: int, lists: list[tuple[str, int | None]]) -> Week:
-    places = [place for _, place in lists if place is not None]
+    positions = [position for _, position in lists if position is not None]
     return Week(
         begins,
         len(lists),
-        len(places),
-        sum(place == 0 for place in places),
-        sum(place < 3 for place in places),
-        sum(state == "abandoned" for state, place in lists if place is None),
-        sum(1.0 / (place + 1) for place in places) / len(lists),
+        len(positions),
+        sum(position == 0 for position in positions),
+        sum(position < 3 for position in positions),
+        sum(state == "abandoned" for state, position in lists if position is None),
+        sum(1.0 / (position + 1) for position in positions) / len(lists),
     )
 
 
@@ -61,25 +61,25 @@ def replay(rows: ImpressionRows, weights: NDArray[np.float64]) -> dict[str, floa
     for (id,) in found:
         one = rows.get(id)
         assert one.raw is not None
-        clicked = np.array([click.place for click in rows.clicks(id) if not click.bounced])
+        clicked = np.array([click.position for click in rows.clicks(id) if not click.bounced])
         documents = one.shown[clicked]
-        places = {
+        positions = {
             "shown": clicked,
             "engine": documents,
-            "model": _places(scores_of(weights.astype(np.float32), rows.scaled(one.raw)))[documents],
+            "model": _positions(scores_of(weights.astype(np.float32), rows.scaled(one.raw)))[documents],
         }
         if one.raw[:, latent].any():
-            by_encoder = _places(one.raw[:, latent].astype(np.float32))
+            by_encoder = _positions(one.raw[:, latent].astype(np.float32))
             fused = 1 / (FUSION + np.arange(len(by_encoder))) + 1 / (FUSION + by_encoder)
-            places["engine and encoder"] = _places(fused.astype(np.float32))[documents]
-        for name, where in places.items():
+            positions["engine and encoder"] = _positions(fused.astype(np.float32))[documents]
+        for name, where in positions.items():
             gains[name].append(float(np.mean(1.0 / np.log2(where + 2.0))))
     if not found:
         return {}
     return {name: float(np.mean(values)) for name, values in gains.items() if values} | {"searches": len(found)}
 
 
-def _places(scores: Scores) -> NDArray[np.int64]:
+def _positions(scores: Scores) -> NDArray[np.int64]:
     """[candidates]: the place of each, from 0."""
     return np.argsort(best_order(scores))
 
@@ -87,16 +87,22 @@ def _places(scores: Scores) -> NDArray[np.int64]:
 def interleaved(store: Store) -> dict[str, float]:
     """Wins, losses and ties of models on trial, by clicks on the places that the two filled; with a 95 % interval."""
     wins = losses = ties = 0
-    for teams, places in store.rows(
+    for teams, positions in store.rows(
         "SELECT teams, (SELECT group_concat(place) FROM clicks WHERE impression = id AND NOT bounced) FROM impressions "
         "WHERE kind = 'interleaved' AND teams IS NOT NULL"
     ):
         clicked = np.zeros(len(teams), bool)
-        clicked[[int(place) for place in (places or "").split(",") if place and int(place) < len(teams)]] = True
+        clicked[
+            [int(position) for position in (positions or "").split(",") if position and int(position) < len(teams)]
+        ] = True
         team = np.frombuffer(teams, np.int8)
         winner = Draft(np.arange(len(team)), team).winner(clicked)
-        if (team[clicked] != NEITHER).any():
-            wins, losses, ties = wins + (winner == NEW), losses + (winner == OLD), ties + (winner == NEITHER)
+        if (team[clicked] != Team.NEITHER).any():
+            wins, losses, ties = (
+                wins + (winner == Team.NEW),
+                losses + (winner == Team.OLD),
+                ties + (winner == Team.NEITHER),
+            )
     decided = wins + losses
     if not decided + ties:
         return {}

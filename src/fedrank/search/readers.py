@@ -19,26 +19,28 @@ import logging
 import re
 import time
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import BinaryIO
 from urllib.parse import urlsplit
 from xml.parsers import expat
 
-from fedrank.extras import missing
+from fedrank.extras import missing_extra
 from fedrank.search.results import Kind
 
-LARGEST_TEXT = 1_000_000  # characters of a document that are kept
-LARGEST_PART = 32 << 20  # bytes of one message, or of one line of JSON
-LARGEST_UNPACKED = 64 << 20  # bytes of one member of an office file
-MOST_PARTS = 500  # MIME parts of a message that are looked at
-MOST_BOUNDARIES = 200  # of a message: the standard parser looks for all that are open in every line
-LONGEST_HEADER = 20_000  # characters of a header that are looked at
-LONGEST_PARAMETERS = 2_000  # of one with parameters, for which the standard parser takes the square of its length
+MAX_TEXT = 1_000_000  # characters of a document that are kept
+MAX_PART = 32 << 20  # bytes of one message, or of one line of JSON
+MAX_UNPACKED = 64 << 20  # bytes of one member of an office file
+MAX_PARTS = 500  # MIME parts of a message that are looked at
+MAX_BOUNDARIES = 200  # of a message: the standard parser looks for all that are open in every line
+MAX_HEADER_LENGTH = 20_000  # characters of a header that are looked at
+MAX_PARAMETERS_LENGTH = 2_000  # of one with parameters, for which the standard parser takes the square of its length
 DEEPEST_XML = 1_000  # elements in each other; each takes memory as long as it is open
-MOST_PAGES = 2_000  # of a PDF
-MOST_SECONDS = 10.0  # of the processor for a PDF, whose small programs may call each other without end
+MAX_PAGES = 2_000  # of a PDF
+MAX_SECONDS = 10.0  # of the processor for a PDF, whose small programs may call each other without end
 _BLANKS = re.compile(r"[ \t\f\v\r\x00]{2,}|[\t\f\v\r\x00]")  # a single one is fine, and most are
 _LINES = re.compile(r"\n\s*\n+")
 _BOUNDARY = re.compile(rb"boundary\s*=", re.IGNORECASE)
@@ -116,7 +118,7 @@ def clean(text: str) -> str:
     """Without what no page and no database takes: NUL, halves of surrogates; blanks and empty lines only once."""
     text = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
     text = _LINES.sub("\n\n", _BLANKS.sub(" ", text.replace("\r\n", "\n"))).strip()
-    return text[:LARGEST_TEXT]
+    return text[:MAX_TEXT]
 
 
 def decoded(data: bytes) -> str:
@@ -136,13 +138,24 @@ def _unescaped(text: str) -> str:
         return text
 
 
+@contextmanager
+def _or_unreadable(reason: str) -> Iterator[None]:
+    """Turn every error of a parser into `Unreadable`: parsers were not made for the files of strangers."""
+    try:
+        yield
+    except Unreadable:
+        raise
+    except Exception:
+        raise Unreadable(reason) from None
+
+
 def _one_line(text: str, most: int = 300) -> str:
     return " ".join(clean(text[: 10 * most]).split())[:most]
 
 
 def _text(data: bytes, name: str) -> Iterator[Piece]:
     ending = name.rpartition(".")[2].lower()
-    text = clean(decoded(data)[: 4 * LARGEST_TEXT])
+    text = clean(decoded(data)[: 4 * MAX_TEXT])
     if not text:
         raise Unreadable("empty")
     title = name
@@ -160,14 +173,14 @@ _INLINE = frozenset(
 def text_of_markup(source: str) -> tuple[str, str]:
     """(title, text) of HTML, in one pass: a search that found no end is not begun again."""
     pieces: list[str] = []
-    title, at, kept = "", 0, 0
-    while at < len(source) and kept < 4 * LARGEST_TEXT:  # more than is kept, since blanks go
+    title, at, length = "", 0, 0
+    while at < len(source) and length < 4 * MAX_TEXT:  # more than is kept, since blanks go
         tag = source.find("<", at)
         if tag < 0:
             pieces.append(source[at:])
             break
         pieces.append(source[at:tag])
-        kept += tag - at + 1
+        length += tag - at + 1
         if source.startswith("<!--", tag):
             end = source.find("-->", tag + 4)
             if end < 0:
@@ -217,7 +230,7 @@ _ADDED = re.compile(r'ADD_DATE="(\d{1,18})"', re.IGNORECASE)
 
 def _bookmarks(data: bytes, name: str) -> Iterator[Piece]:
     folders: list[str] = []
-    times: dict[str, int] = {}
+    key = _part_keys()
     for found in _BOOKMARK.finditer(decoded(data)):
         if found[1] is not None:
             folders = [*folders[-20:], _one_line(_unescaped(found[1]))]
@@ -230,10 +243,9 @@ def _bookmarks(data: bytes, name: str) -> Iterator[Piece]:
             if not title:
                 continue
             added = _ADDED.search(found[3])
-            times[where] = times.get(where, 0) + 1
             text = "\n".join(filter(None, [" / ".join(folders), _one_line(_unescaped(found[5] or ""), 2_000)]))
             yield Piece(
-                _key(where.encode(), times[where]), "page", title, f"{text}\n{_words_of_address(where)}".strip(),
+                key(where.encode()), "page", title, f"{text}\n{_words_of_address(where)}".strip(),
                 where, link_of(where), _moment(float(added[1])) if added else 0,
             )  # fmt: skip
 
@@ -253,7 +265,7 @@ def _words_of_address(address: str) -> str:
 
 
 def _json_lines(file: BinaryIO, size: int) -> Iterator[Piece | Unreadable]:
-    seen: dict[bytes, int] = {}
+    key = _part_keys()
     for line in _lines(file, size):
         if line is None:
             yield Unreadable("too large")
@@ -273,13 +285,10 @@ def _json_lines(file: BinaryIO, size: int) -> Iterator[Piece | Unreadable]:
             yield Unreadable("empty")
             continue
         name = _field(one, "_id", "id", "doc_id", "docid", "url").encode("utf-8", "replace") or line
-        digest = hashlib.blake2b(name, digest_size=12).digest()
-        seen[digest] = seen.get(digest, 0) + 1
         address = _one_line(_field(one, "url", "link", "where"), 2_000)
         when = _field(one, "date", "time", "timestamp")
         yield Piece(
-            _key(name, seen[digest]), "note", title or _one_line(text, 80), clean(text), address, link_of(address),
-            _date(when),
+            key(name), "note", title or _one_line(text, 80), clean(text), address, link_of(address), _date(when),
         )  # fmt: skip
 
 
@@ -317,15 +326,15 @@ def _lines(file: BinaryIO, size: int) -> Iterator[bytes | None]:
     """Lines of the first `size` bytes; None for one that is too long."""
     left = size
     while left > 0:
-        line = file.readline(min(left, LARGEST_PART + 1))
+        line = file.readline(min(left, MAX_PART + 1))
         if not line:
             return
         left -= len(line)
-        if len(line) <= LARGEST_PART:
+        if len(line) <= MAX_PART:
             yield line
             continue
         while left > 0 and not line.endswith(b"\n"):
-            line = file.readline(min(left, LARGEST_PART))
+            line = file.readline(min(left, MAX_PART))
             if not line:
                 break
             left -= len(line)
@@ -333,15 +342,13 @@ def _lines(file: BinaryIO, size: int) -> Iterator[bytes | None]:
 
 
 def _mbox(file: BinaryIO, size: int) -> Iterator[Piece | Unreadable]:
-    seen: dict[bytes, int] = {}
+    key = _part_keys()
     for message in _messages(file, size):
         if message is None:
             yield Unreadable("too large")
             continue
-        digest = hashlib.blake2b(message, digest_size=12).digest()
-        seen[digest] = seen.get(digest, 0) + 1
         try:
-            yield _message(message, _key(message, seen[digest]))
+            yield _message(message, key(message))
         except Unreadable as problem:
             yield problem
 
@@ -353,17 +360,17 @@ def _messages(file: BinaryIO, size: int) -> Iterator[bytes | None]:
     for line in _lines(file, size):
         if line is not None and empty and line.startswith(b"From "):
             if begun:
-                yield b"".join(lines) if length <= LARGEST_PART else None
+                yield b"".join(lines) if length <= MAX_PART else None
             lines, length, begun = [], 0, True
             continue
-        length += LARGEST_PART + 1 if line is None else len(line)
-        if length <= LARGEST_PART and line is not None:
+        length += MAX_PART + 1 if line is None else len(line)
+        if length <= MAX_PART and line is not None:
             lines.append(line[1:] if line.startswith(b">From ") else line)
-        elif length > LARGEST_PART:
+        elif length > MAX_PART:
             lines = []
         empty = line is not None and not line.strip()
     if begun:
-        yield b"".join(lines) if length <= LARGEST_PART else None
+        yield b"".join(lines) if length <= MAX_PART else None
 
 
 def _eml(data: bytes, name: str) -> Iterator[Piece]:
@@ -375,22 +382,20 @@ class _ShortHeaders(email.policy.Compat32):
 
     def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
         name, value = super().header_source_parse(sourcelines)
-        return name, value[: LONGEST_PARAMETERS if name.lower().startswith("content-") else LONGEST_HEADER]
+        return name, value[: MAX_PARAMETERS_LENGTH if name.lower().startswith("content-") else MAX_HEADER_LENGTH]
 
 
 def _message(data: bytes, part: str) -> Piece:
     """A mail: its subject, who wrote it to whom, and the text of its parts."""
-    if len(_BOUNDARY.findall(data)) > MOST_BOUNDARIES:
+    if len(_BOUNDARY.findall(data)) > MAX_BOUNDARIES:
         raise Unreadable("broken mail")
-    try:
+    with _or_unreadable("broken mail"):
         message = email.message_from_bytes(data, policy=_ShortHeaders())
         subject, sender = _one_line(_header(message, "Subject")), _header(message, "From")
         to = [_header(message, name) for name in ("To", "Cc")]
         texts, files = _parts_of(message)
         people = [address.lower() for _, address in email.utils.getaddresses([line[:10_000] for line in to])]
         author, address = email.utils.parseaddr(sender[:2_000])
-    except Exception:  # the parser of mails was not made for strangers; one mail must not hide others of its box
-        raise Unreadable("broken mail") from None
     text = clean("\n\n".join([*texts, *files]))
     if not subject and not text and not sender:
         raise Unreadable("broken mail")
@@ -421,7 +426,7 @@ def _parts_of(message: email.message.Message) -> tuple[list[str], list[str]]:
     files: list[str] = []
     plain = False
     for number, part in enumerate(message.walk()):
-        if number >= MOST_PARTS or sum(map(len, texts)) > LARGEST_TEXT:
+        if number >= MAX_PARTS or sum(map(len, texts)) > MAX_TEXT:
             break
         kind = part.get_content_type()
         if name := part.get_filename():
@@ -452,22 +457,17 @@ def _in_charset(data: bytes, charset: str | None) -> str:
 
 def _office(data: bytes, name: str) -> Iterator[Piece]:
     """Texts of Word, OpenDocument and PowerPoint files: XML in an archive, of which little is unpacked."""
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            ending = name.rpartition(".")[2].lower()
-            if ending == "pptx":
-                members = sorted(filter(_SLIDES.fullmatch, archive.namelist()[:10_000]), key=lambda n: (len(n), n))
-            else:
-                members = [_OFFICE[ending]]
-            texts, left = [], LARGEST_UNPACKED
-            for member in members:
-                text, used = _xml_text(archive, member, left)
-                texts.append(text)
-                left -= used
-    except Unreadable:
-        raise
-    except Exception:  # whatever an archive that is none leads to
-        raise Unreadable("broken office file") from None
+    with _or_unreadable("broken office file"), zipfile.ZipFile(io.BytesIO(data)) as archive:
+        ending = name.rpartition(".")[2].lower()
+        if ending == "pptx":
+            members = sorted(filter(_SLIDES.fullmatch, archive.namelist()[:10_000]), key=lambda n: (len(n), n))
+        else:
+            members = [_OFFICE[ending]]
+        texts, left = [], MAX_UNPACKED
+        for member in members:
+            text, used = _xml_text(archive, member, left)
+            texts.append(text)
+            left -= used
     text = clean("\n".join(texts))
     if not text:
         raise Unreadable("empty")
@@ -518,37 +518,40 @@ def _pdf(data: bytes, name: str) -> Iterator[Piece]:
     try:
         from pypdf import PdfReader  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
-        raise Unreadable(str(missing("PDF needs the package pypdf", "documents"))) from None
+        raise Unreadable(str(missing_extra("PDF needs the package pypdf", "documents"))) from None
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what is wrong with a file is counted, not printed
     began = time.thread_time()
 
     def in_time(*_: object) -> None:
-        if time.thread_time() - began > MOST_SECONDS:
+        if time.thread_time() - began > MAX_SECONDS:
             raise Unreadable("PDF that takes too long")
 
-    try:
+    with _or_unreadable("broken PDF"):
         pages: list[str] = []
         reader = PdfReader(io.BytesIO(data))
         for number, page in enumerate(reader.pages):
-            if number >= MOST_PAGES or sum(map(len, pages)) > LARGEST_TEXT:
+            if number >= MAX_PAGES or sum(map(len, pages)) > MAX_TEXT:
                 break
             in_time()
             pages.append(page.extract_text(visitor_operand_before=in_time))
         about = reader.metadata
         title = _one_line(str(about.get("/Title") or "")) if about else ""
-    except Unreadable:
-        raise
-    except Exception:  # whatever a PDF that is none leads to
-        raise Unreadable("broken PDF") from None
     text = clean("\n\n".join(pages))
     if not text:
         raise Unreadable("PDF without text")
     yield Piece("", "file", title or name, text)
 
 
-def _key(data: bytes, number: int) -> str:
-    """Names a part by what it holds, so that it is the same part when others come before it."""
-    return f"{hashlib.blake2b(data, digest_size=12).hexdigest()}-{number}"
+def _part_keys() -> Callable[[bytes], str]:
+    """A function that names a part of a file by its content; equal parts are numbered in their order."""
+    seen: Counter[bytes] = Counter()
+
+    def key(data: bytes) -> str:
+        digest = hashlib.blake2b(data, digest_size=12).digest()
+        seen[digest] += 1
+        return f"{digest.hex()}-{seen[digest]}"
+
+    return key
 
 
 READERS: dict[str, Callable[[bytes, str], Iterator[Piece]]] = {

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedrank.search import pictures
 from fedrank.search.results import Snippet
+from fedrank.web.templates import templates
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -35,26 +36,13 @@ def part(name: str) -> bytes:
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from fedrank.data.live_features import LIVE_1
 
-    environment = Environment(
-        loader=PackageLoader("fedrank", "search/pages"),
-        autoescape=True,  # titles, texts, names and queries come from anybody
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = templates("fedrank.search", "pages")
     environment.filters |= {"day": day, "moment": moment, "size": size, "marked": marked, "short": short}
     environment.globals |= {"kinds": KINDS, "orders": ORDERS, "scale": pictures.BarScale.over}
-    environment.globals |= {"week_bar": pictures.week_bar, "stack": pictures.stack, "meanings": meanings()}
+    environment.globals |= {"week_bar": pictures.week_bar, "stack": pictures.stack, "meanings": LIVE_1.meanings}
     return environment
-
-
-def meanings() -> dict[str, str]:
-    """What each feature is, in a sentence."""
-    from fedrank.data.live_features import NAMED
-
-    return {feature.name: feature.meaning for feature in NAMED}
 
 
 def day(seconds: float) -> str:

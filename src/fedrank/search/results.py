@@ -9,6 +9,7 @@ from typing import Any, Literal
 Kind = Literal["file", "mail", "page", "note"]  # a file, a mail, a bookmark, a line of JSONL
 Sort = Literal["rank", "date"]
 Order = Literal["drawn", "fixed", "engine"]  # of results: with a little chance, the model's own, the engine's
+PAGE_SIZE = 10  # results
 
 
 class SearchError(ValueError):
@@ -48,7 +49,7 @@ class Result:
     """One place of a list."""
 
     id: int  # of the document
-    place: int  # from 0, over all pages: page 2 begins at 10
+    position: int  # from 0, over all pages: page 2 begins at 10
     kind: Kind
     title: str
     where: str  # a path or an address, to be shown
@@ -106,8 +107,8 @@ class Explained:
 
     result: Result
     score: float
-    model_place: int  # from 0, in the model's own order of all candidates
-    engine_place: int  # from 0, in the engine's order
+    model_position: int  # from 0, in the model's own order of all candidates
+    engine_position: int  # from 0, in the engine's order
     causes: tuple[Cause, ...]  # largest share first, by its size
 
 

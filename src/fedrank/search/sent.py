@@ -66,5 +66,5 @@ class SentRecord:
         if joined is None:
             return ()
         count, problem = len(sharing.recorded(self.folder).numbers()), self.store.setting("federation_problem", "")
-        said = f"Shared through {joined.shared}, at most ε = {joined.epsilon:g} in all: {count:,} searches are recorded"
-        return (f"{said}. They stay here; what leaves is listed above.", *([problem] if problem else []))
+        text = f"Shared through {joined.shared}, at most ε = {joined.epsilon:g} in all: {count:,} searches are recorded"
+        return (f"{text}. They stay here; what leaves is listed above.", *([problem] if problem else []))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from fedrank.search.client import SearchClient
 from fedrank.search.sharing import Sharing
 from fedrank.search.web import make_app
-from fedrank.web.server import ended_by_signals, listening, make_server
+from fedrank.web.server import serve_page
 
 COMMAND = "fedrank search serve"
 SECONDS_BETWEEN_LOOKS = 5.0  # whether somebody joined a federation
@@ -22,10 +22,14 @@ def serve(
     ready: Callable[[str], None] = lambda link: None,
 ) -> None:
     """Serve until interrupted; `ready` is told the one-time link as soon as it can be opened."""
-    with listening(COMMAND, port) as (bound, door):
-        server = make_server(make_app(client, door, hint), door, ready)
-        with _taking_part(client), ended_by_signals():
-            server.run(sockets=[bound])
+    serve_page(
+        COMMAND,
+        lambda door: make_app(client, door, hint),
+        port,
+        ready,
+        extra="search",
+        meanwhile=_taking_part(client),
+    )
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
     FOLDER/federation/             the folder of a site (`fedrank.deploy`): key, policy, ledger, what was sent; one that
                                    takes part over a network has a folder of its own elsewhere
     FOLDER/federation/search.json  where the federation meets, and after which search sharing began
-    FOLDER/federation/searches/    recorded lists (`data/impressions.py`), from which the site answers
+    FOLDER/federation/searches/    recorded lists (`deploy/recorded_lists.py`), from which the site answers
 
 The database stays the only truth: a list is recorded when it is closed, again when a click of it is forgotten, and gone
 when its search is.
@@ -15,8 +15,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fedrank.data.impressions import RecordedFolder, RecordedList
-from fedrank.files import parse_json, private_folder, write_whole
+from fedrank.deploy.recorded_lists import RecordedFolder, RecordedList
+from fedrank.files import parse_json, private_folder, write_atomic
 from fedrank.search.impressions import ImpressionRows
 from fedrank.search.results import SearchError
 
@@ -54,7 +54,7 @@ class Sharing:
         return Path(self.site) if self.site else folder / FEDERATION
 
     def write(self, folder: Path) -> None:
-        write_whole(private_folder(folder / FEDERATION) / MARK, json.dumps(asdict(self)) + "\n", private=True)
+        write_atomic(private_folder(folder / FEDERATION) / MARK, json.dumps(asdict(self)) + "\n", private=True)
 
 
 def recorded(folder: Path) -> RecordedFolder:

@@ -15,8 +15,8 @@ from types import MappingProxyType
 
 from fedrank.search.readers import Piece, Unreadable, clean, format_of, read_pieces
 
-LARGEST_FILE = 32 << 20  # bytes of a file that is one document
-LARGEST_MANY = 1 << 30  # bytes of one with many documents, which is read bit by bit
+MAX_FILE = 32 << 20  # bytes of a file that is one document
+MAX_MANY = 1 << 30  # bytes of one with many documents, which is read bit by bit
 LATEST = 1 << 62  # nanoseconds since 1970
 DEEPEST = 60  # folders below the root; each is held open
 SKIPPED_FOLDERS = {"node_modules", "__pycache__", "site-packages", "venv"}
@@ -64,7 +64,7 @@ class FoundFile:
                 facts = os.fstat(handle)
                 if not stat.S_ISREG(facts.st_mode):
                     raise Unreadable("no file")
-                if facts.st_size > LARGEST_MANY:
+                if facts.st_size > MAX_MANY:
                     raise Unreadable("too large")
                 if facts.st_size == 0:  # also files of the system that have no size, and some of these no end
                     raise Unreadable("empty")
@@ -72,7 +72,7 @@ class FoundFile:
                 file.seek(0)
                 shown = clean(os.fsencode(name).decode("utf-8", "replace"))
                 kind = format or ("eml" if self.mail else format_of(shown, first))
-                if facts.st_size > LARGEST_FILE and kind not in ("mbox", "jsonl"):
+                if facts.st_size > MAX_FILE and kind not in ("mbox", "jsonl"):
                     raise Unreadable("too large")
                 yield from read_pieces(file, facts.st_size, shown, kind)
         except Unreadable as problem:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import threading
 import zlib
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.live_features import BUCKETS, ForwardRow, WordStatistics
+from fedrank.data.live_features import ForwardRow, WordStatistics
 from fedrank.files import private_folder
 from fedrank.search.results import SearchError
 
@@ -90,7 +91,7 @@ class NewDocument:
     digest: bytes
     kind: str
     title: str
-    place: str
+    location: str
     link: str
     date: int
     depth: int
@@ -101,11 +102,12 @@ class NewDocument:
 
 
 class Store:
-    """One connection. Whoever shares it among threads gives each its turn."""
+    """One connection. Threads that share it take turns: hold `turn` where several steps belong together."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        with told_plainly(self.folder):
+        self.turn = threading.RLock()
+        with plain_errors(self.folder):
             self._refuse_a_folder_of_others()
             private_folder(self.folder)
             path = self.folder / FILE
@@ -157,7 +159,7 @@ class Store:
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
         """One transaction: all of it or nothing."""
-        with told_plainly(self.folder):
+        with self.turn, plain_errors(self.folder):
             self.db.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -169,12 +171,12 @@ class Store:
                 raise
 
     def rows(self, statement: str, *values: Any) -> list[Any]:
-        with told_plainly(self.folder):
+        with self.turn, plain_errors(self.folder):
             return self.db.execute(statement, values).fetchall()
 
     def one(self, statement: str, *values: Any) -> Any:
         """The first row, or None."""
-        with told_plainly(self.folder):
+        with self.turn, plain_errors(self.folder):
             return self.db.execute(statement, values).fetchone()
 
     def count(self, statement: str, *values: Any) -> int:
@@ -200,7 +202,7 @@ class Store:
         """Word counts of all documents, as of now."""
         version = self._pragma("data_version")  # another value if another connection wrote
         if self._statistics is None or version != self._version:
-            frequencies = np.zeros(BUCKETS, np.int32)
+            frequencies = WordStatistics.empty().frequencies
             for page, counts in self.rows("SELECT page, counts FROM frequencies"):
                 frequencies[page * PAGE : (page + 1) * PAGE] = np.frombuffer(zlib.decompress(counts), "<i4")
             totals = (int(self.setting(name, 0)) for name in ("documents", "words", "title_words"))
@@ -229,7 +231,7 @@ class Store:
         for file, one in fresh:
             seq += 1
             values = (
-                one.digest, seq, one.kind, one.title, one.place, one.link, one.date, one.depth, one.sender,
+                one.digest, seq, one.kind, one.title, one.location, one.link, one.date, one.depth, one.sender,
             )  # fmt: skip
             document: int | None
             if (file, one.part) in known:
@@ -313,16 +315,16 @@ class Store:
         found = self.one("SELECT text FROM texts WHERE document = ?", document)
         return "" if found is None else zlib.decompress(found[0]).decode()
 
-    def empty(self, kept: Container[str]) -> None:
+    def empty(self, excepted: Container[str]) -> None:
         """Delete all rows but those of the tables that are kept, within a transaction."""
         for (table,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'"):
-            if table not in kept:
+            if table not in excepted:
                 self.db.execute(f"DELETE FROM {table}")
         self._statistics = None  # or words of documents that are gone would be counted on
 
     def sweep(self) -> None:
         """Overwrite what was deleted also in the log of transactions."""
-        with told_plainly(self.folder):
+        with plain_errors(self.folder):
             self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
@@ -342,7 +344,7 @@ def marks(values: Sequence[Any]) -> str:
 
 
 @contextlib.contextmanager
-def told_plainly(folder: Path) -> Iterator[None]:
+def plain_errors(folder: Path) -> Iterator[None]:
     """Let problems of the database and the disk be one line that says what to do."""
     try:
         yield

@@ -10,6 +10,7 @@ forgotten search leaves them right.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -36,25 +37,37 @@ class OnTrial(NamedTuple):
 class Trials:
     """The trial in a store; there is one at a time."""
 
-    def __init__(self, rows: ImpressionRows) -> None:
-        self.rows, self.store = rows, rows.store
+    def __init__(self, rows: ImpressionRows, clock: Callable[[], float]) -> None:
+        self.rows, self.store, self.clock = rows, rows.store, clock
 
     @property
     def phase(self) -> Phase:
+        """That of the model on trial; "": none is."""
         found: Phase = self.store.setting("trial_phase", "")
         return found
 
-    def begin(self, now: float, weights: NDArray[np.float64], origin: str) -> None:
-        """Put a model on trial; one that is no model of these features is refused."""
-        if self.phase:
-            raise SearchError("a model is on trial already; wait for it, or stop the trial")
-        used, _ = self.rows.model()
+    def begin(self, weights: NDArray[np.float64], origin: str) -> None:
+        """Put a new model on trial: it is used once recorded searches and the person's clicks have shown it better.
+
+        `SearchClient.status().trial` says how it does. With learning off, or in a fixed order, a trial waits. Weights
+        that are no model of these features are refused.
+        """
         size = len(self.rows.features.names)
-        if weights.shape != (size,) or not np.isfinite(weights).all():
-            raise SearchError(f"weights {weights.shape} are no model of {self.rows.features.version}: {size} numbers")
-        with self.store.writing():
-            id = self.rows.new_model(now, origin, weights)
-            self.store.set(model=used, trial=id, trial_phase="replay", trial_from=self._last())
+        with self.store.turn:
+            if self.phase:
+                raise SearchError("a model is on trial already; wait for it, or stop the trial")
+            used, _ = self.rows.model()
+            if weights.shape != (size,) or not np.isfinite(weights).all():
+                raise SearchError(
+                    f"weights {weights.shape} are no model of {self.rows.features.version}: {size} numbers"
+                )
+            with self.store.writing():
+                id = self.rows.new_model(self.clock(), origin, weights)
+                self.store.set(model=used, trial=id, trial_phase="replay", trial_from=self._last())
+
+    def knows(self, origin: str) -> bool:
+        """Whether a model of this origin was here before."""
+        return bool(self.store.count("SELECT count(*) FROM models WHERE origin = ?", origin))
 
     def stop(self, fate: str = "stopped") -> None:
         """End a trial; the model in use stays."""
@@ -82,7 +95,7 @@ class Trials:
         if model is None:
             return
         if model.phase == "replay":
-            ids = self._kept_from_learning()
+            ids = self._withheld_from_learning()
             if len(ids) < gate.FEWEST:
                 return
             replay = self._replay(ids, model)
@@ -109,7 +122,11 @@ class Trials:
         origin, fate = self.store.one("SELECT origin, fate FROM models WHERE id = ?", id)
         wins, losses = self._counts(int(id))
         return TrialNews(
-            origin, self.phase or fate, len(self._kept_from_learning()) if self.phase == "replay" else 0, wins, losses
+            origin,
+            self.phase or fate,
+            len(self._withheld_from_learning()) if self.phase == "replay" else 0,
+            wins,
+            losses,
         )
 
     def _replay(self, ids: list[int], model: OnTrial) -> gate.Replay:
@@ -123,7 +140,7 @@ class Trials:
                 scores.append(scores_of(model.weights.astype(np.float32), impression.features))
         return gate.replay(recorded, scores)
 
-    def _kept_from_learning(self) -> list[int]:
+    def _withheld_from_learning(self) -> list[int]:
         rows = self.store.rows(
             "SELECT id FROM impressions WHERE id > ? AND kind = 'pdgd' AND state IN ('closed', 'abandoned', "
             "'discarded') AND features IS NOT NULL AND length(shown) > 1 ORDER BY id",
@@ -138,9 +155,9 @@ class Trials:
             one = self.rows.get(id)
             assert one.teams is not None
             clicked = np.zeros(len(one.teams), bool)
-            clicked[[c.place for c in self.rows.clicks(id) if not c.bounced and c.place < len(clicked)]] = True
+            clicked[[c.position for c in self.rows.clicks(id) if not c.bounced and c.position < len(clicked)]] = True
             winner = gate.Draft(one.shown, one.teams).winner(clicked)
-            wins, losses = wins + (winner == gate.NEW), losses + (winner == gate.OLD)
+            wins, losses = wins + (winner == gate.Team.NEW), losses + (winner == gate.Team.OLD)
         return wins, losses
 
     def end(self, fate: str) -> None:

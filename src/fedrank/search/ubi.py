@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedrank.files import write_whole
+from fedrank.files import write_atomic
 from fedrank.search.impressions import ImpressionRows
 from fedrank.search.results import SearchError, UbiFiles
 
@@ -24,8 +24,8 @@ def export(rows: ImpressionRows, folder: str | os.PathLike[str]) -> UbiFiles:
         raise SearchError(f"{folder} is a file, so that nothing was written; name a folder")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # one that was there before stays as open as it is
     ids = [id for (id,) in rows.store.rows("SELECT id FROM impressions ORDER BY id")]
-    write_whole(folder / QUERIES, _queries(rows, ids), private=True)
-    write_whole(folder / EVENTS, _events(rows, ids), private=True)
+    write_atomic(folder / QUERIES, _queries(rows, ids), private=True)
+    write_atomic(folder / EVENTS, _events(rows, ids), private=True)
     clicks = rows.store.count("SELECT count(*) FROM clicks WHERE NOT bounced")
     return UbiFiles(str(folder / QUERIES), str(folder / EVENTS), len(ids), clicks)
 
@@ -62,7 +62,7 @@ def _events(rows: ImpressionRows, ids: list[int]) -> Iterator[str]:
                         "timestamp": _time(click.time),
                         "event_attributes": {
                             "object": {"object_id": str(click.document), "object_id_field": "id"},
-                            "position": {"ordinal": click.place + 1},
+                            "position": {"ordinal": click.position + 1},
                         },
                     }
                 )

@@ -9,24 +9,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedrank.extras import missing
+from fedrank.extras import missing_extra
 from fedrank.files import Locked
 from fedrank.progress import Progress, quiet
 from fedrank.search.client import SearchClient
+from fedrank.search.ingest import roots_of
 from fedrank.search.results import Indexed
 
 if TYPE_CHECKING:
     from watchdog.events import FileSystemEvent
 
 REST = 2.0  # seconds without a change before files are read: whoever writes one writes it in pieces
-LONGEST_WAIT = 30.0  # seconds after which they are read all the same
+MAX_WAIT = 30.0  # seconds after which they are read all the same
 # Reading a file is an event, too: had it an effect, indexing would never end.
 CHANGES = {"created", "modified", "deleted", "moved", "closed"}
 
 
 def watch(
     client: SearchClient,
-    told: Callable[[Indexed], None],
+    indexed: Callable[[Indexed], None],
     stop: threading.Event,
     rest: float = REST,
     progress: Progress = quiet,
@@ -36,7 +37,7 @@ def watch(
         from watchdog.events import FileSystemEventHandler
         from watchdog.observers import Observer
     except ImportError:
-        raise missing("watching folders needs the package watchdog", "search") from None
+        raise missing_extra("watching folders needs the package watchdog", "search") from None
 
     changed = threading.Event()
     own = str(client.folder.resolve())
@@ -48,7 +49,7 @@ def watch(
                 changed.set()
 
     observer: Any = Observer()
-    for folder, whole in _folders(client.roots):
+    for folder, whole in _folders([root.path for root in roots_of(client.store)]):
         observer.schedule(Changes(), str(folder), recursive=whole)
     observer.start()
     try:
@@ -56,7 +57,7 @@ def watch(
             if not changed.wait(0.2):
                 continue
             began = time.monotonic()
-            while changed.is_set() and time.monotonic() - began < LONGEST_WAIT and not stop.is_set():
+            while changed.is_set() and time.monotonic() - began < MAX_WAIT and not stop.is_set():
                 changed.clear()
                 stop.wait(rest)
             changed.clear()
@@ -66,7 +67,7 @@ def watch(
                 changed.set()
                 continue
             if done.added or done.changed or done.removed:
-                told(done)
+                indexed(done)
     finally:
         observer.stop()
         observer.join()

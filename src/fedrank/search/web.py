@@ -8,20 +8,20 @@ from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from urllib.parse import parse_qsl
 
-from fedrank.extras import missing
 from fedrank.search.client import SearchClient
 from fedrank.search.open_original import OpensOriginal, open_original
 from fedrank.search.render import part, render
 from fedrank.search.results import Document, Filters, Gone, Kind, NotFound, Order, SearchError, Sort
-from fedrank.web.access import ENTER, Access
-from fedrank.web.middleware import Guard, entered, in_thread, no_head, see_other
+from fedrank.web.access import Access
+from fedrank.web.local_app import LocalApp
+from fedrank.web.middleware import see_other
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp
 
-LONGEST_FORM = 1 << 20  # bytes
+MAX_FORM_LENGTH = 1 << 20  # bytes
 PART = 200_000  # characters of a document on one page
 DRAWN_CAUSES = 6
 PARTS = {"style.css": "text/css", "dwell.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -45,65 +45,28 @@ class Served(NamedTuple):
     """What every page needs."""
 
     client: SearchClient
-    door: Access
     open: OpensOriginal
     hint: str  # a sentence below the search box of the first page
 
 
 def make_app(client: SearchClient, door: Access, hint: str = "", opens: OpensOriginal = open_original) -> ASGIApp:
     """The whole page as an application that a server runs."""
-    try:
-        from starlette.applications import Starlette
-        from starlette.routing import Route
-    except ImportError:
-        raise missing("the page needs a web framework", "search") from None
-
-    served = Served(client, door, opens, hint)
-
-    def get(path: str, answer: Callable[[Served, Request], Response]) -> Route:
-        async def endpoint(request: Request) -> Response:
-            return await in_thread(answer, served, request)
-
-        return Route(path, endpoint, methods=["GET"])
-
-    def post(path: str, answer: Callable[[Served, Request, Form], Response]) -> Route:
-        async def endpoint(request: Request) -> Response:
-            form = await _form(request)
-            return await in_thread(answer, served, request, form)
-
-        return Route(path, endpoint, methods=["POST"])
-
-    app = Starlette(
-        routes=[
-            get("/", _home),
-            get(ENTER + "{token}", _enter),
-            *(get(f"/{name}", _part) for name in PARTS),
-            post("/search", _search),
-            get("/results/{impression}", _results),
-            get("/results/{impression}/why", _why),
-            get("/results/{impression}/open/{place}", _open),
-            post("/results/{impression}/bounced/{place}", _bounced),
-            get("/documents/{document}", _document),
-            post("/documents/{document}/original", _original),
-            get("/status", _status),
-            post("/learn", _learn),
-            post("/order", _order),
-            post("/forget", _forget),
-        ],
-        exception_handlers=_problems(),
+    app = LocalApp(door, Served(client, opens, hint), "search", _message)
+    for path, page in PAGES.items():
+        app.get(path, page, head=page not in (_home, _results, _why, _status))
+    for path, action in ACTIONS.items():
+        app.post(path, action, _form)
+    return app.build(
+        {
+            NotFound: lambda problem: (404, "There is no such search, place or document."),
+            Gone: lambda problem: (410, f"Too late: {problem}."),
+            SearchError: lambda problem: (400, str(problem)),
+        }
     )
-    app.router.redirect_slashes = False  # an address is ours, or there is no such page
-    return Guard(app, door)
 
 
 def _home(served: Served, request: Request) -> Response:
-    no_head(request)
     return _html("home.html", status=served.client.status(), hint=served.hint, note=_note(request))
-
-
-def _enter(served: Served, request: Request) -> Response:
-    again = f"This link was used before, or is not ours. End {served.door.command} and start it again."
-    return entered(served.door, request) or _message(401, again)
 
 
 def _part(served: Served, request: Request) -> Response:
@@ -118,7 +81,7 @@ def _search(served: Served, request: Request, form: Form) -> Response:
     if not query.strip():
         return see_other("/")
     if form.get("order"):
-        served.client.order_setting(_one_of(form["order"], Order, "an order"))
+        served.client.settings.set_order(_one_of(form["order"], Order, "an order"))
     kind = form.get("kind") or None
     filters = Filters(
         None if kind is None else _one_of(kind, Kind, "a kind"), _since(form.get("since", "")), _until(form)
@@ -128,22 +91,21 @@ def _search(served: Served, request: Request, form: Form) -> Response:
 
 
 def _results(served: Served, request: Request) -> Response:
-    no_head(request)
     shown = served.client.shown(_number(request, "impression"), _whole(request.query_params.get("page", "1")))
-    return _html("results.html", shown=shown, order=served.client.order, note=_note(request))
+    return _html("results.html", shown=shown, order=served.client.settings.order, note=_note(request))
 
 
 def _open(served: Served, request: Request) -> Response:
-    impression, place = _number(request, "impression"), _number(request, "place")
-    document = served.client.open_document(impression, place, click=request.method == "GET")
-    return _show(request, document, impression, place)
+    impression, position = _number(request, "impression"), _number(request, "place")
+    document = served.client.open_document(impression, position, click=request.method == "GET")
+    return _show(request, document, impression, position)
 
 
 def _document(served: Served, request: Request) -> Response:
-    return _show(request, served.client.document(_number(request, "document")))
+    return _show(request, served.client.pages.document(_number(request, "document")))
 
 
-def _show(request: Request, document: Document, impression: int = 0, place: int = 0) -> Response:
+def _show(request: Request, document: Document, impression: int = 0, position: int = 0) -> Response:
     """A document as text, however long: in parts."""
     parts = max(-(-len(document.text) // PART), 1)
     at = _whole(request.query_params.get("part", "1"))
@@ -151,7 +113,7 @@ def _show(request: Request, document: Document, impression: int = 0, place: int 
         raise NotFound(f"no part {at}")
     text = document.text[(at - 1) * PART : at * PART]
     return _html(
-        "document.html", document=document, text=text, part=at, parts=parts, impression=impression, place=place,
+        "document.html", document=document, text=text, part=at, parts=parts, impression=impression, position=position,
         note=_note(request),
     )  # fmt: skip
 
@@ -165,11 +127,10 @@ def _bounced(served: Served, request: Request, form: Form) -> Response:
 
 def _original(served: Served, request: Request, form: Form) -> Response:
     id = _number(request, "document")
-    return see_other(f"/documents/{id}?note={served.open(served.client.document(id).original)}")
+    return see_other(f"/documents/{id}?note={served.open(served.client.pages.document(id).original)}")
 
 
 def _why(served: Served, request: Request) -> Response:
-    no_head(request)
     impression = _number(request, "impression")
     explained = served.client.why(impression)
     shares = [cause.share for one in explained for cause in one.causes]
@@ -177,7 +138,6 @@ def _why(served: Served, request: Request) -> Response:
 
 
 def _status(served: Served, request: Request) -> Response:
-    no_head(request)
     status = served.client.status()
     changed = sorted(status.weights, key=lambda one: -abs(one.now - one.start))
     return _html("status.html", status=status, changed=changed, note=_note(request))
@@ -190,7 +150,7 @@ def _learn(served: Served, request: Request, form: Form) -> Response:
 
 
 def _order(served: Served, request: Request, form: Form) -> Response:
-    served.client.order_setting(_one_of(form.get("order", ""), Order, "an order"))
+    served.client.settings.set_order(_one_of(form.get("order", ""), Order, "an order"))
     return see_other("/status?note=order")
 
 
@@ -211,30 +171,6 @@ def _forget(served: Served, request: Request, form: Form) -> Response:
         raise SearchError("nothing was deleted: choose a day")
     gone = served.client.forget(**what)
     return see_other(f"/status?note=forgotten&n={gone.impressions}&n={gone.clicks}&n={gone.documents}")
-
-
-def _problems() -> dict[Any, Callable[[Request, Exception], Response]]:
-    """Every problem as a page of one sentence."""
-    from starlette.exceptions import HTTPException
-
-    def of_http(request: Request, problem: Exception) -> Response:
-        assert isinstance(problem, HTTPException)
-        told = {404: "There is no such page.", 405: "This cannot be asked for in this way.", 413: "That is too much."}
-        return _message(problem.status_code, told.get(problem.status_code, problem.detail))
-
-    return {
-        HTTPException: of_http,
-        NotFound: lambda request, problem: _message(404, "There is no such search, place or document."),
-        Gone: lambda request, problem: _message(410, f"Too late: {problem}."),
-        SearchError: lambda request, problem: _message(400, str(problem)),
-        OSError: lambda request, problem: _message(503, _told(problem)),
-    }
-
-
-def _told(problem: Exception) -> str:
-    from fedrank.files import told
-
-    return told(problem)
 
 
 def _html(template: str, status_code: int = 200, **values: Any) -> Response:
@@ -302,10 +238,29 @@ async def _form(request: Request) -> Form:
     body = b""
     async for chunk in request.stream():
         body += chunk
-        if len(body) > LONGEST_FORM:
+        if len(body) > MAX_FORM_LENGTH:
             raise HTTPException(413)
     try:
         pairs = parse_qsl(body.decode("ascii", "replace"), keep_blank_values=True, errors="replace", max_num_fields=50)
     except ValueError:
         raise HTTPException(413) from None
     return dict(reversed(pairs))
+
+
+PAGES: dict[str, Callable[[Served, Request], Response]] = {
+    "/": _home,
+    **{f"/{name}": _part for name in PARTS},
+    "/results/{impression}": _results,
+    "/results/{impression}/why": _why,
+    "/results/{impression}/open/{place}": _open,
+    "/documents/{document}": _document,
+    "/status": _status,
+}
+ACTIONS: dict[str, Callable[[Served, Request, Form], Response]] = {
+    "/search": _search,
+    "/results/{impression}/bounced/{place}": _bounced,
+    "/documents/{document}/original": _original,
+    "/learn": _learn,
+    "/order": _order,
+    "/forget": _forget,
+}

@@ -34,7 +34,7 @@ from fedrank.files import opened, parse_json, writing
 PLAIN, PACKED = 3, 4  # versions; 1 had no document frequencies, 2 a fingerprint of 64 bits
 FORMAT = b"fedrank sketch\n\0"
 BEGIN = struct.Struct("<16sII16s")  # format, version, bytes of the header, its checksum
-LONGEST_HEADER = 1 << 20  # bytes
+MAX_HEADER_LENGTH = 1 << 20  # bytes
 ALIGN = 64  # bytes
 GROWTH = 64  # times the size of its file that anything may take in memory
 MIDDLE = 128  # is added to packed numbers: those around 0 fit into a byte
@@ -111,7 +111,7 @@ def read_arrays(path: Path, types: Mapping[str, str]) -> tuple[dict[str, Any], d
         raise SketchFileError(
             f"{path} has version {version}, and this fedrank reads versions {PLAIN} and {PACKED}; {mend}"
         )
-    raw = data[BEGIN.size : BEGIN.size + length] if length <= LONGEST_HEADER else b""
+    raw = data[BEGIN.size : BEGIN.size + length] if length <= MAX_HEADER_LENGTH else b""
     if _digest(raw) != checksum:
         raise SketchFileError(f"{path}: the header is damaged or cut short; {_AGAIN}")
     start = -(-(BEGIN.size + length) // ALIGN) * ALIGN
@@ -158,8 +158,8 @@ def _read(
     if len(sizes) != dtype.itemsize:
         raise ValueError(f"{len(sizes)} planes for numbers of {dtype.itemsize} bytes")
     columns = np.empty((count, dtype.itemsize), np.uint8)
-    for place, length in enumerate(sizes):
-        columns[:, place] = np.frombuffer(_inflated(raw[:length], count), np.uint8)
+    for column, length in enumerate(sizes):
+        columns[:, column] = np.frombuffer(_inflated(raw[:length], count), np.uint8)
         raw = raw[length:]
     unsigned = np.dtype(f"<u{dtype.itemsize}")
     numbers = columns.reshape(-1).view(unsigned) - unsigned.type(MIDDLE)

@@ -28,12 +28,12 @@ def backgrounds(silo: Silo, partners: Sequence[Partner], terms: Sequence[str]) -
     own = {name: silo.fields[name].background(terms) for name in FIELDS}
     if not partners:
         return own
-    told = [partner.frequencies(terms) for partner in partners]
+    answered = [partner.frequencies(terms) for partner in partners]
     return {
         name: Background(
             own[name].documents + sum(partner.documents for partner in partners),
             own[name].words + sum(partner.words[name] for partner in partners),
-            own[name].frequencies + _estimate([each[name] for each in told], partners[0].kind),
+            own[name].frequencies + _estimate([each[name] for each in answered], partners[0].kind),
         )
         for name in FIELDS
     }
@@ -56,10 +56,10 @@ def matches(
     parts: list[Features] = [np.empty((0, len(FEATURE_NAMES)), np.float32)]
     whose, answers = [np.empty(0, np.int64)], 0
     for number, partner in enumerate(partners):
-        told = partner.counts(terms)
-        parts.append(features(told.held, told.lengths, about))
-        whose.append(np.full(len(told.documents), number))
-        answers += told.answers
+        answered = partner.counts(terms)
+        parts.append(features(answered.counts, answered.lengths, about))
+        whose.append(np.full(len(answered.documents), number))
+        answers += answered.answers
     rows = np.concatenate(parts)
     scores = bm25(rows)
     best = np.argsort(-scores, kind="stable")[:most]

@@ -39,9 +39,9 @@ def compact(top: ReverseTopK) -> dict[str, Part] | None:
     ties: list[list[Part]] = [[] for _ in range(ends)]
     for some in _blocks(cells):
         here = np.concatenate(list(documents[:, some]), axis=1).astype(np.int64)
-        place = _order(np.where(here < 0, here.max(initial=0) + 1, here))  # the first end of a document comes first
-        row = np.take_along_axis(here, place, axis=1)
-        value = np.take_along_axis(np.concatenate(list(values[:, some]), axis=1), place, axis=1)
+        order = _order(np.where(here < 0, here.max(initial=0) + 1, here))  # the first end of a document comes first
+        row = np.take_along_axis(here, order, axis=1)
+        value = np.take_along_axis(np.concatenate(list(values[:, some]), axis=1), order, axis=1)
         again = np.zeros(row.shape, np.bool_)
         again[:, 1:] = (row[:, 1:] == row[:, :-1]) & (row[:, 1:] >= 0)
         if np.any(value[:, 1:][again[:, 1:]] != value[:, :-1][again[:, 1:]]):
@@ -52,7 +52,7 @@ def compact(top: ReverseTopK) -> dict[str, Part] | None:
         counts.append(value[kept])
         both = np.zeros(row.shape, np.bool_)
         both[:, :-1] = again[:, 1:]
-        second = place >= documents.shape[2]
+        second = order >= documents.shape[2]
         for end, inside in enumerate((~second, second | both)[:ends]):
             last = values[end, some][np.arange(len(row)), sizes[end, some] - 1] if documents.shape[2] else held[-1]
             better = kept & ((value < last[:, None]) if end else (value > last[:, None]))
@@ -106,8 +106,8 @@ def expand(parts: Mapping[str, Part], sizes: NDArray[np.int32], rule: TopKRule, 
             rows = np.cumsum(rows, axis=1) - 1
             if rows.max(initial=0) >= LARGEST:
                 raise ValueError("a cell that names documents which are not there")
-            place = _order(value)  # stable: equal values stay in the order of rows
-            value, rows = np.take_along_axis(value, place, axis=1), np.take_along_axis(rows, place, axis=1)
+            order = _order(value)  # stable: equal values stay in the order of rows
+            value, rows = np.take_along_axis(value, order, axis=1), np.take_along_axis(rows, order, axis=1)
             better, tied = _edge(value, size)
             asked = int(np.count_nonzero(tied))
             if used + asked > len(bits):

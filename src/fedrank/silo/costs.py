@@ -15,7 +15,7 @@ from fedrank.silo.sketch import Sketcher, Sketches
 from fedrank.silo.terms import TermCounts
 from fedrank.types import Source
 
-MOST_TERMS = 200  # that are asked
+MAX_TERMS = 200  # that are asked
 _BLOCK = 512  # documents
 
 
@@ -37,15 +37,15 @@ class SketchCosts:
 
 def measure_sketches(
     counts: TermCounts,
-    asked: Sequence[str],
+    queried: Sequence[str],
     sketcher: Sketcher,
     rule: TopKRule,
     key: bytes,
     source: Source | None = None,
 ) -> SketchCosts:
-    """Ask for terms that some document holds, at most `MOST_TERMS`; others have nothing to be found."""
-    terms = [term for term in dict.fromkeys(asked) if term in counts.places and counts.holders[counts.places[term]]]
-    terms = terms[:MOST_TERMS]
+    """Ask for terms that some document holds, at most `MAX_TERMS`; others have nothing to be found."""
+    terms = [term for term in dict.fromkeys(queried) if term in counts.columns and counts.holders[counts.columns[term]]]
+    terms = terms[:MAX_TERMS]
     if not terms:
         raise ValueError("no document holds any of these terms, so that there is nothing to find; ask for others")
     hashing = sketcher.hashing(key)
@@ -54,17 +54,17 @@ def measure_sketches(
     began = time.process_time()
     built = build(_blocks(sketches), rule, sketcher.kind, sketcher.depth, sketcher.width)
     seconds = time.process_time() - began
-    truth = counts.held(terms).T
-    places = list(zip(*sketcher.places(terms, hashing), strict=True))
+    truth = counts.count_matrix(terms).T
+    term_cells = list(zip(*sketcher.locate(terms, hashing), strict=True))
 
     def ask(question: Callable[..., tuple[NDArray[Any], Any]]) -> tuple[float, float]:
-        question(*places[0])
+        question(*term_cells[0])
         times, covers = [], []
-        for (cells, signs), held in zip(places, truth, strict=True):
+        for (cells, signs), true_counts in zip(term_cells, truth, strict=True):
             start = time.perf_counter()
             found, _ = question(cells, signs)
             times.append(time.perf_counter() - start)
-            covers.append(cover_rate(found, held, rule.k))
+            covers.append(cover_rate(found, true_counts, rule.k))
         return float(np.mean(covers)), 1e3 * float(np.median(times))
 
     cover, milliseconds = ask(built.query)

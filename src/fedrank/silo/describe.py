@@ -25,7 +25,7 @@ def describe_sketch(path: str | os.PathLike[str]) -> dict[str, str]:
     delta = DELTA if ledger is None else ledger.limits.delta
     alike = ", noised alike" if file.noised else ""
     size = os.path.getsize(file.path)
-    told = {
+    description = {
         "kind": f"{sketcher.kind}, {sketcher.depth} rows of {sketcher.width} cells",
         "noise": _noise(file),
         "held by": _holder(file),
@@ -38,25 +38,25 @@ def describe_sketch(path: str | os.PathLike[str]) -> dict[str, str]:
         "size": f"{size / 1e6:,.1f} MB; the sketches of all documents would take {_full_size(file) / 1e6:,.1f} MB",
     }
     if file.removed:
-        told["document frequencies"] += f"; {file.removed:,} removed documents are counted still"
+        description["document frequencies"] += f"; {file.removed:,} removed documents are counted still"
     for name, top in file.fields.items():
-        told[f"error in {name}"] = _error(file, name)
+        description[f"error in {name}"] = _error(file, name)
         if top.holes:
             due = f"; {top.short_cells:,} ends keep fewer than K, make it anew" if top.short_cells else ""
-            told[f"holes in {name}"] = f"{top.holes:,} places left by removed documents{due}"
-    told |= _privacy(file, delta)
+            description[f"holes in {name}"] = f"{top.holes:,} places left by removed documents{due}"
+    description |= _privacy(file, delta)
     if ledger is not None:
-        told |= _spent(ledger, file.noised)
+        description |= _spent(ledger, file.noised)
     elif file.ids is not None:
-        told["spent so far"] = f"unknown: {file.path.with_suffix(SUFFIX)}, the ledger of this file, is not there"
-    return told
+        description["spent so far"] = f"unknown: {file.path.with_suffix(SUFFIX)}, the ledger of this file, is not there"
+    return description
 
 
 def describe_turn(taken: TakenTurn, partners: Sequence[KnownPartner], sketch: str | os.PathLike[str]) -> dict[str, str]:
     """What a turn was worth, what stands next to it, and all that left the organisation; `sketch` is its own."""
     model, lists = taken.model, taken.lists
     turn = model.turns[-1]
-    told = {
+    description = {
         "turn": f"{len(model.turns)}, of {turn.party}: {_count(turn.passes, 'pass')} over {lists.train.queries:,} "
         f"lists; {_count(model.passes(), 'pass')} of all parties so far",
         "lists": f"{lists.train.documents - lists.added:,} documents of yours, {lists.added:,} of partners",
@@ -64,18 +64,18 @@ def describe_turn(taken: TakenTurn, partners: Sequence[KnownPartner], sketch: st
         "the model now": f"{taken.quality:.4f}",
     }
     for other in taken.next_to:
-        told[other.name] = f"{other.quality:.4f}; the model is better on {other.better}, worse on {other.worse}"
+        description[other.name] = f"{other.quality:.4f}; the model is better on {other.better}, worse on {other.worse}"
     for one in partners:
-        told[f"from {one.owner}"] = _came(one)
+        description[f"from {one.owner}"] = _came(one)
     own = describe_sketch(sketch)
-    told["you told"] = f"what copies and answers from {sketch} tell: {own['privacy']}"
-    told["covers"] = own.get("covers", "nothing")
-    told["spent so far"] = own["spent so far"]
+    description["you told"] = f"what copies and answers from {sketch} tell: {own['privacy']}"
+    description["covers"] = own.get("covers", "nothing")
+    description["spent so far"] = own["spent so far"]
     asked = sum(one.letters for one in partners)
     words = f"; the words of your queries, which {_count(asked, 'letter')} asked about" if asked else ""
     unsaid = f"; {own['not covered']}" if "not covered" in own else ""
-    told["not covered"] = f"the weights, which tell of your queries, judgements and documents{words}{unsaid}"
-    return told
+    description["not covered"] = f"the weights, which tell of your queries, judgements and documents{words}{unsaid}"
+    return description
 
 
 def _came(one: KnownPartner) -> str:
@@ -165,7 +165,7 @@ def _spent(ledger: SiloLedger, noised: bool) -> dict[str, str]:
         words = f"ε = {up(spent)} towards all queriers together"
     else:
         words = "nothing was answered" + ("" if noised else ", and nothing can be claimed once this file leaves you")
-    told = {"spent so far": words}
+    description = {"spent so far": words}
     limits = []
     if left is not None:
         limits.append(f"ε = {down(left)} of {ledger.limits.total:g} towards all queriers together")
@@ -174,5 +174,5 @@ def _spent(ledger: SiloLedger, noised: bool) -> dict[str, str]:
             name = str(row["querier"])
             limits.append(f"ε = {down(ledger.left(name) or 0.0)} towards {name!r}")
         limits.append(f"ε = {down(ledger.left('') or 0.0)} of {ledger.limits.querier:g} towards any other querier")
-    told["budget left"] = "; ".join(limits) or "no limit was set"
-    return told
+    description["budget left"] = "; ".join(limits) or "no limit was set"
+    return description

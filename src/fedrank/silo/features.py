@@ -39,8 +39,8 @@ _REACH = {
 }
 RANGES: NDArray[np.float32] = np.array(  # [2, 16]: what is 0 and what is 1 where ranges are fixed
     [
-        [min(_REACH[kind][place], 0.0) for place in range(len(FIELDS)) for kind in KINDS],
-        [max(_REACH[kind][place], 0.0) for place in range(len(FIELDS)) for kind in KINDS],
+        [min(_REACH[kind][field], 0.0) for field in range(len(FIELDS)) for kind in KINDS],
+        [max(_REACH[kind][field], 0.0) for field in range(len(FIELDS)) for kind in KINDS],
     ],
     dtype=np.float32,
 )
@@ -97,20 +97,20 @@ def field_features(counts: Real, lengths: NDArray[Any], background: Background) 
             "give one for each pair"
         )
     length = np.maximum(np.asarray(lengths, np.float64), 0.0)[:, None]
-    held = np.clip(counts, 0.0, length)
-    share = held / np.maximum(length, 1.0)
+    clipped = np.clip(counts, 0.0, length)
+    share = clipped / np.maximum(length, 1.0)
     idf, chance = background.idf, background.chance
     relative = length / max(background.mean_length, 1e-9)
-    bm25 = idf * held * (K1 + 1) / (held + K1 * (1 - B + B * relative))
-    kept = np.maximum(held - DISCOUNT, 0.0) / np.maximum(length, 1.0)
-    absolute = np.where(length > 0, kept + DISCOUNT * chance, chance)
-    dirichlet = (held + MU * chance) / (length + MU)
+    bm25 = idf * clipped * (K1 + 1) / (clipped + K1 * (1 - B + B * relative))
+    discounted = np.maximum(clipped - DISCOUNT, 0.0) / np.maximum(length, 1.0)
+    absolute = np.where(length > 0, discounted + DISCOUNT * chance, chance)
+    dirichlet = (clipped + MU * chance) / (length + MU)
     mixed = np.where(length > 0, (1 - LAMBDA) * share + LAMBDA * chance, chance)
     return np.column_stack(
         [
             length[:, 0],
             share.sum(axis=1),
-            np.full(len(held), idf.sum()),
+            np.full(len(clipped), idf.sum()),
             (share * idf).sum(axis=1),
             bm25.sum(axis=1),
             kernels.elementary.log_each(absolute).sum(axis=1),

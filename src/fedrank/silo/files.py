@@ -31,8 +31,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.documents import Documents, is_name
+from fedrank.data.documents import Documents
 from fedrank.data.text import Tokeniser
+from fedrank.data.values import is_name
 from fedrank.files import locked
 from fedrank.silo.array_file import GROWTH, UNREADABLE, Part, SketchFileError, pack, read_arrays, write_arrays
 from fedrank.silo.compact import PARTS, compact, expand
@@ -357,8 +358,8 @@ def _reordered(file: SketchFile, order: NDArray[np.int64]) -> SketchFile:
 
 def _renumbered(top: ReverseTopK, new: NDArray[np.int32], rows: int) -> ReverseTopK:
     """The same documents under other row numbers; equal values stand in the order of the new ones."""
-    kept = top.documents >= 0
-    documents = np.where(kept, new[top.documents], np.int32(-1)) if len(new) else top.documents
+    present = top.documents >= 0
+    documents = np.where(present, new[top.documents], np.int32(-1)) if len(new) else top.documents
     moved = replace(top, documents=documents, present=np.ones(rows, dtype=np.bool_))
     if np.all(np.diff(new[new >= 0]) > 0):  # nobody overtakes anybody
         return moved
@@ -367,11 +368,11 @@ def _renumbered(top: ReverseTopK, new: NDArray[np.int32], rows: int) -> ReverseT
         best = np.abs(best)
     elif top.rule.ends == 2:
         best[1] *= -1
-    place = np.argsort(np.where(kept, (-best << 32) + documents, np.iinfo(np.int64).max), axis=-1, kind="stable")
+    order = np.argsort(np.where(present, (-best << 32) + documents, np.iinfo(np.int64).max), axis=-1, kind="stable")
     return replace(
         moved,
-        documents=np.take_along_axis(documents, place, axis=-1),
-        values=np.take_along_axis(top.values, place, axis=-1),
+        documents=np.take_along_axis(documents, order, axis=-1),
+        values=np.take_along_axis(top.values, order, axis=-1),
     )
 
 
@@ -439,8 +440,8 @@ def _from_parts(path: Path, header: Mapping[str, Any], parts: Mapping[str, Part]
         fields[name] = top
     file = SketchFile(sketcher, fields, lengths, frequencies, path, bytes.fromhex(header["fingerprint"]))
     if "ids" not in parts:
-        told = {name: value for name, value in header.items() if name != "proof"}
-        proved, proof = json.dumps(told).encode(), bytes.fromhex(header["proof"])
+        signed = {name: value for name, value in header.items() if name != "proof"}
+        proved, proof = json.dumps(signed).encode(), bytes.fromhex(header["proof"])
         names = parts["pseudonyms"]
         file = replace(file, pseudonyms=names, origin=Origin(header["from"], header["for"], proved, proof))
     else:

@@ -44,12 +44,12 @@ class Hashing:
         return hashlib.blake2b(settings, digest_size=16, key=self.key, person=b"fedrank check").digest()
 
     def cells(self, terms: Sequence[str]) -> Cells:
-        return self.places(terms)[0]
+        return self.locate(terms)[0]
 
     def signs(self, terms: Sequence[str]) -> Signs:
-        return self.places(terms)[1]
+        return self.locate(terms)[1]
 
-    def places(self, terms: Sequence[str]) -> tuple[Cells, Signs]:
+    def locate(self, terms: Sequence[str]) -> tuple[Cells, Signs]:
         """Cells and signs of terms; faster than one after the other."""
         from fedrank.kernels.sketch import hash_terms
 

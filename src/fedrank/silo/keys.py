@@ -15,7 +15,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedrank.extras import missing
+from fedrank.extras import missing_extra
 from fedrank.files import read_bytes, writing
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _x25519() -> type[X25519PrivateKey]:
     try:
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
     except ImportError as error:
-        raise missing("keys between silos need the package cryptography", "privacy") from error
+        raise missing_extra("keys between silos need the package cryptography", "privacy") from error
     return X25519PrivateKey
 
 

@@ -32,7 +32,7 @@ class Counts:
 
     documents: NDArray[Any]  # [found]: rows or pseudonyms, ascending
     lengths: Mapping[str, NDArray[Any]]  # by field, [found]: words
-    held: Mapping[str, Real]  # by field, [found, terms]: how often; 0 where a term did not find the document
+    counts: Mapping[str, Real]  # by field, [found, terms]: how often; 0 where a term did not find the document
     answers: int  # pairs of document and count that were told
 
     @staticmethod
@@ -41,13 +41,13 @@ class Counts:
         terms: int,
         lengths: Callable[[str, NDArray[Any]], NDArray[Any]],  # of a field of these documents
     ) -> Counts:
-        told = [documents for each in found.values() for documents, _ in each]
-        here = np.unique(np.concatenate(told)) if told else np.empty(0, np.int64)
-        held = {name: np.zeros((len(here), terms)) for name in FIELDS}
+        found_documents = [documents for each in found.values() for documents, _ in each]
+        here = np.unique(np.concatenate(found_documents)) if found_documents else np.empty(0, np.int64)
+        by_field = {name: np.zeros((len(here), terms)) for name in FIELDS}
         for name, each in found.items():
             for term, (documents, counts) in enumerate(each):
-                held[name][np.searchsorted(here, documents), term] = counts
-        return Counts(here, {name: lengths(name, here) for name in FIELDS}, held, sum(map(len, told)))
+                by_field[name][np.searchsorted(here, documents), term] = counts
+        return Counts(here, {name: lengths(name, here) for name in FIELDS}, by_field, sum(map(len, found_documents)))
 
 
 class Partner(Protocol):
@@ -93,15 +93,17 @@ class Exact:
         return {name: self.silo.fields[name].background(terms).frequencies[:, None] for name in FIELDS}
 
     def counts(self, terms: Sequence[str]) -> Counts:
-        found = {name: [self._best(held) for held in self.silo.fields[name].held(terms).T] for name in FIELDS}
+        found = {
+            name: [self._best(by_field) for by_field in self.silo.fields[name].count_matrix(terms).T] for name in FIELDS
+        }
         return Counts.of(found, len(terms), lambda name, documents: self.silo.fields[name].lengths[documents])
 
-    def _best(self, held: Real) -> Found:
-        rows = np.argsort(-held, kind="stable")[: min(self.k, int(np.count_nonzero(held)))]
-        return rows, held[rows]
+    def _best(self, by_field: Real) -> Found:
+        rows = np.argsort(-by_field, kind="stable")[: min(self.k, int(np.count_nonzero(by_field)))]
+        return rows, by_field[rows]
 
 
-class Places(NamedTuple):
+class TermCells(NamedTuple):
     """Where some terms are counted."""
 
     cells: Cells  # [terms, z], in the sketch of a document
@@ -125,14 +127,14 @@ class SiloSketch:
     def words(self) -> dict[str, float]:
         return {name: float(self.lengths[name].sum()) if name in self.lengths else 0.0 for name in FIELDS}
 
-    def look_up(self, at: Places, k: int | None = None) -> dict[str, list[Found]]:
+    def look_up(self, at: TermCells, k: int | None = None) -> dict[str, list[Found]]:
         """By field, for each term: rows of the documents that hold it most often, and how often."""
         return {
             name: [top.query(cells, signs, k) for cells, signs in zip(at.cells, at.signs, strict=True)]
             for name, top in self.fields.items()
         }
 
-    def frequency_rows(self, at: Places) -> dict[str, Real]:
+    def frequency_rows(self, at: TermCells) -> dict[str, Real]:
         """By field, [terms, z]: what every row of the sketch of document frequencies says."""
         rows = np.arange(self.sketcher.depth)
         return {name: (wide[rows, at.wide] * at.signs).astype(np.float64) for name, wide in self.frequencies.items()}
@@ -159,7 +161,7 @@ def sketch_fields(
     for name, counts in fields.items():
         blocks = sketcher.blocks(counts, sketcher.hashing(key), source)
         if progress is not None:
-            blocks = _told(blocks, name, len(counts), progress)
+            blocks = _with_progress(blocks, name, len(counts), progress)
         if onto is None:
             tops[name] = build(blocks, rule, sketcher.kind, sketcher.depth, sketcher.width)
         else:
@@ -168,12 +170,12 @@ def sketch_fields(
                 tops[name] = tops[name].insert(block)
         wide = sketcher.wide.sketch(counts.as_document(), sketcher.wide.hashing(key), source)[0]
         frequencies[name] = wide if onto is None else onto.frequencies[name] + wide
-        told = sketcher.told_lengths(counts, source)
-        lengths[name] = told if onto is None else np.concatenate([onto.lengths[name], told])
+        found_documents = sketcher.published_lengths(counts, source)
+        lengths[name] = found_documents if onto is None else np.concatenate([onto.lengths[name], found_documents])
     return SiloSketch(sketcher, tops, lengths, frequencies)
 
 
-def _told(blocks: Any, name: str, documents: int, progress: Progress) -> Any:
+def _with_progress(blocks: Any, name: str, documents: int, progress: Progress) -> Any:
     done = 0
     for block in blocks:
         yield block
@@ -202,19 +204,19 @@ class Sketched:
 
     def frequencies(self, terms: Sequence[str]) -> Mapping[str, Real]:
         nothing = {name: np.zeros((len(terms), 1)) for name in FIELDS}
-        return nothing | self.sketch.frequency_rows(self._places(terms))
+        return nothing | self.sketch.frequency_rows(self._locate(terms))
 
     def counts(self, terms: Sequence[str]) -> Counts:
-        return Counts.of(self.sketch.look_up(self._places(terms)), len(terms), self.sketch.lengths_of)
+        return Counts.of(self.sketch.look_up(self._locate(terms)), len(terms), self.sketch.lengths_of)
 
-    def _places(self, terms: Sequence[str]) -> Places:
-        return places(terms, self.sketch.sketcher, *self._hashings)
+    def _locate(self, terms: Sequence[str]) -> TermCells:
+        return locate(terms, self.sketch.sketcher, *self._hashings)
 
     @cached_property
     def _hashings(self) -> tuple[Hashing, Hashing]:
         return self.sketch.sketcher.hashing(self.key), self.sketch.sketcher.wide.hashing(self.key)
 
 
-def places(terms: Sequence[str], sketcher: Sketcher, hashing: Hashing, wide: Hashing) -> Places:
+def locate(terms: Sequence[str], sketcher: Sketcher, hashing: Hashing, wide: Hashing) -> TermCells:
     """Where terms are counted in both kinds of sketches."""
-    return Places(*sketcher.places(terms, hashing), sketcher.wide.places(terms, wide)[0])
+    return TermCells(*sketcher.locate(terms, hashing), sketcher.wide.locate(terms, wide)[0])

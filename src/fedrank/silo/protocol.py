@@ -33,7 +33,7 @@ from fedrank.data.text import Tokeniser
 from fedrank.silo.features import FIELDS, Real
 from fedrank.silo.files import SketchFile
 from fedrank.silo.letters import LONGEST, Party, seal, unseal
-from fedrank.silo.partners import Counts, Found, Places, places
+from fedrank.silo.partners import Counts, Found, TermCells, locate
 from fedrank.silo.remote_counts import noised_counts, published_answers
 from fedrank.silo.sketch import KINDS, Sketcher, Sketches
 from fedrank.silo.spending import SiloLedger
@@ -41,7 +41,7 @@ from fedrank.types import Source
 from fedrank.wire import Refused
 
 NOISES = ("sketch", "lookup", "paper")
-MOST_TERMS = 4000  # of a question, decoys included
+MAX_TERMS = 4000  # of a question, decoys included
 QUESTION = struct.Struct("<16s16sBIHIH32s")  # id, fingerprint of the key, kind, width, rows, k, terms, tokeniser
 ANSWER = struct.Struct("<16sBBHBIIB")  # id, status, noise, terms, fields, documents, of these told about, lengths told
 FIELD = struct.Struct("<dHH")  # words, rows of frequencies, numbers for each count
@@ -53,7 +53,7 @@ class Declined(ValueError):
 
 
 @dataclass(frozen=True)
-class Asked:
+class SentQuestion:
     """A question on its way, and what its sender must know to read the answer."""
 
     letter: bytes = field(repr=False)
@@ -70,34 +70,38 @@ class Answered:
     """A silo that answered by letter: a partner to train with, for the terms that it was asked about."""
 
     owner: str
-    asked: Asked
+    question: SentQuestion
     kind: str
     documents: int  # that it holds
     words: Mapping[str, float]
-    told: Mapping[str, Mapping[str, tuple[Found, Real]]]  # by field and term: documents best first; frequencies [rows]
+    results: Mapping[
+        str, Mapping[str, tuple[Found, Real]]
+    ]  # by field and term: documents best first; frequencies [rows]
     names: NDArray[np.uint64]  # pseudonyms, ascending
     lengths: Mapping[str, NDArray[np.int64]] | None  # by field, [names]: words; None: not published
 
     def found(self, term: str, name: str = "body") -> Found:
         """Documents that hold a term most often, best first, and how often."""
-        return self._told(name, term)[0]
+        return self._result(name, term)[0]
 
     def frequencies(self, terms: Sequence[str]) -> Mapping[str, Real]:
         nothing = np.zeros((len(terms), 1))
         return {
-            name: np.array([self._told(name, term)[1] for term in terms]) if name in self.told and terms else nothing
+            name: np.array([self._result(name, term)[1] for term in terms])
+            if name in self.results and terms
+            else nothing
             for name in FIELDS
         }
 
     def counts(self, terms: Sequence[str]) -> Counts:
         return Counts.of(
-            {name: [self.found(term, name) for term in terms] for name in self.told}, len(terms), self._lengths_of
+            {name: [self.found(term, name) for term in terms] for name in self.results}, len(terms), self._lengths_of
         )
 
-    def _told(self, name: str, term: str) -> tuple[Found, Real]:
-        if term not in self.told[name]:
+    def _result(self, name: str, term: str) -> tuple[Found, Real]:
+        if term not in self.results[name]:
             raise ValueError(f"{self.owner} was not asked about {term!r}; ask again, with all queries")
-        return self.told[name][term]
+        return self.results[name][term]
 
     def _lengths_of(self, name: str, documents: NDArray[Any]) -> NDArray[np.int64]:
         if self.lengths is None:
@@ -166,17 +170,17 @@ def ask(
     *,
     k: int = 0,  # documents for each term; 0: as many as the owner keeps
     decoys: Sequence[str] = (),
-) -> Asked:
+) -> SentQuestion:
     """A question about terms, hidden among decoys (`choose_decoys`), for one owner."""
     real = list(dict.fromkeys(terms))
     if not real:
         raise ValueError("a query without words: there is nothing to ask; leave it out")
     both = list(dict.fromkeys([*real, *decoys]))
-    if len(both) > MOST_TERMS:
-        raise ValueError(f"{len(both)} terms and decoys in one question; ask for at most {MOST_TERMS} at a time")
+    if len(both) > MAX_TERMS:
+        raise ValueError(f"{len(both)} terms and decoys in one question; ask for at most {MAX_TERMS} at a time")
     SystemRandom().shuffle(both)
     hashing = sketcher.hashing(key)
-    at = places(both, sketcher, hashing, sketcher.wide.hashing(key))
+    at = locate(both, sketcher, hashing, sketcher.wide.hashing(key))
     name = os.urandom(16)
     settings = (
         KINDS.index(sketcher.kind),
@@ -189,22 +193,22 @@ def ask(
     head = QUESTION.pack(name, hashing.fingerprint, *settings)
     bits = np.packbits(at.signs > 0)
     content = head + at.cells.astype("<u4").tobytes() + at.wide.astype("<u2").tobytes() + bits.tobytes()
-    known = {term: place for place, term in enumerate(both) if term in set(real)}
+    known = {term: index for index, term in enumerate(both) if term in set(real)}
     letter = seal(content, "question", me, owner)
-    return Asked(letter, name, owner, sketcher, hashing.fingerprint, known, at.signs)
+    return SentQuestion(letter, name, owner, sketcher, hashing.fingerprint, known, at.signs)
 
 
-def ask_all(queries: Sequence[str], owner: str, me: Party, sketcher: Sketcher, key: bytes) -> list[Asked]:
+def ask_all(queries: Sequence[str], owner: str, me: Party, sketcher: Sketcher, key: bytes) -> list[SentQuestion]:
     """Questions about all words of some queries, in as few letters as they fit into."""
     terms = words_of(queries, sketcher.tokeniser)
     if not terms:
         raise ValueError("queries without words: there is nothing to ask; give some")
     room = LONGEST["question"] * 7 // 8 - QUESTION.size  # padding takes at most an eighth
-    most = min(MOST_TERMS, room // (sketcher.depth * 6 + sketcher.depth // 8 + 1))
+    most = min(MAX_TERMS, room // (sketcher.depth * 6 + sketcher.depth // 8 + 1))
     return [ask(terms[at : at + most], owner, me, sketcher, key) for at in range(0, len(terms), most)]
 
 
-def recall(letter: bytes, me: Party, key: bytes, queries: Sequence[str]) -> Asked:
+def recall(letter: bytes, me: Party, key: bytes, queries: Sequence[str]) -> SentQuestion:
     """A question that we sent, from its letter: which words of these queries it asked about."""
     owner, content = unseal(letter, "question", me, own=True)
     question = _read_question(content, "you")
@@ -213,11 +217,11 @@ def recall(letter: bytes, me: Party, key: bytes, queries: Sequence[str]) -> Aske
     if hashing.fingerprint != question.fingerprint:
         raise ValueError("the question was asked with another key than the one you give; give that key")
     terms = words_of(queries, sketcher.tokeniser)
-    cells, _ = sketcher.places(terms, hashing)
-    place_of = {row.tobytes(): place for place, row in enumerate(question.at.cells)}
-    found = {term: place_of.get(row.tobytes()) for term, row in zip(terms, cells, strict=True)}
-    known = {term: place for term, place in found.items() if place is not None}
-    return Asked(letter, content[:16], owner, sketcher, question.fingerprint, known, question.at.signs)
+    cells, _ = sketcher.locate(terms, hashing)
+    index_of = {row.tobytes(): index for index, row in enumerate(question.at.cells)}
+    found = {term: index_of.get(row.tobytes()) for term, row in zip(terms, cells, strict=True)}
+    known = {term: index for term, index in found.items() if index is not None}
+    return SentQuestion(letter, content[:16], owner, sketcher, question.fingerprint, known, question.at.signs)
 
 
 def words_of(queries: Sequence[str], tokeniser: Tokeniser) -> list[str]:
@@ -249,30 +253,32 @@ def answer(letter: bytes, owner: Owner) -> bytes:
 def _written(name: bytes, owner: Owner, querier: str, question: _Question) -> bytes:
     """The content of an answer: documents that are told about, and for each field what its terms found."""
     at, file, exact = question.at, owner.file, owner.noise != "sketch"
-    told: Mapping[str, Sequence[tuple[NDArray[Any], NDArray[Any]]]]
+    results: Mapping[str, Sequence[tuple[NDArray[Any], NDArray[Any]]]]
     if exact:
         rows_of, names = file, file.pseudonyms_for(querier)
-        asked = list(zip(at.cells, at.signs, strict=True))
-        told = {each: [_noised(owner, each, *term, names, question.k) for term in asked] for each in file.fields}
+        signed_cells = list(zip(at.cells, at.signs, strict=True))
+        results = {
+            each: [_noised(owner, each, *term, names, question.k) for term in signed_cells] for each in file.fields
+        }
     else:
         rows_of = owner.copy(querier)
         assert rows_of.pseudonyms is not None
         names = rows_of.pseudonyms
-        told = {
+        results = {
             each: [(rows, counts[:, None]) for rows, counts in terms]
             for each, terms in rows_of.look_up(at, question.k or None).items()
         }
-    found = [rows for each in told.values() for rows, _ in each]
+    found = [rows for each in results.values() for rows, _ in each]
     chosen = np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
     chosen = chosen[np.argsort(names[chosen])]
-    place = np.zeros(len(file), np.int64)
-    place[chosen] = np.arange(len(chosen))
+    index = np.zeros(len(file), np.int64)
+    index[chosen] = np.arange(len(chosen))
     with_lengths = not exact or file.sketcher.exact_lengths
-    fields = sum(1 << FIELDS.index(each) for each in told)
+    fields = sum(1 << FIELDS.index(each) for each in results)
     status = ANSWERED, NOISES.index(owner.noise), len(at.cells)
     parts = [ANSWER.pack(name, *status, fields, len(file), len(chosen), with_lengths)]
     parts.append(names[chosen].astype("<u8").tobytes())
-    for each, terms in told.items():
+    for each, terms in results.items():
         rows = _frequencies(owner, each, at)
         words = rows_of.words[each] if with_lengths else 0.0
         numbers = file.sketcher.depth if owner.noise == "paper" else 1
@@ -280,15 +286,15 @@ def _written(name: bytes, owner: Owner, querier: str, question: _Question) -> by
         if with_lengths:
             parts.append(rows_of.lengths[each][chosen].astype("<i4").tobytes())
         parts.append(np.array([len(rows) for rows, _ in terms], dtype="<u4").tobytes())
-        parts += [place[rows].astype("<u4").tobytes() for rows, _ in terms]
+        parts += [index[rows].astype("<u4").tobytes() for rows, _ in terms]
         parts += [values.astype("<f4").tobytes() for _, values in terms]
     return b"".join(parts)
 
 
-def read_answer(letter: bytes, asked: Asked, me: Party) -> Answered:
+def read_answer(letter: bytes, question: SentQuestion, me: Party) -> Answered:
     """What an owner said to our question; what it said about decoys is dropped. A refusal is an error, `Declined`."""
     owner, content = unseal(letter, "answer", me)
-    if owner != asked.owner or content[:16] != asked.id:
+    if owner != question.owner or content[:16] != question.id:
         raise Refused(f"an answer of {owner!r} to another question; the relay mixed letters up, or repeats them")
     reader = _Reader(content, owner)
     _, status, noise, terms, fields, documents, many, with_lengths = reader.take(ANSWER)
@@ -297,43 +303,45 @@ def read_answer(letter: bytes, asked: Asked, me: Party) -> Answered:
         raise Declined(f"{owner} refuses: {''.join(char if char.isprintable() else ' ' for char in why)}")
     if status != ANSWERED or noise >= len(NOISES) or not fields & 1 or fields >> len(FIELDS):
         raise Refused(f"an answer of {owner!r} of an unknown kind ({status}, {noise}); is its fedrank newer? update")
-    if terms != len(asked.signs):
-        raise Refused(f"an answer of {owner!r} about {terms} terms, and {len(asked.signs)} were asked about")
+    if terms != len(question.signs):
+        raise Refused(f"an answer of {owner!r} about {terms} terms, and {len(question.signs)} were asked about")
     names = reader.array("<u8", many).astype(np.uint64)
     if many > documents or np.any(names[1:] <= names[:-1]):
         raise Refused(f"an answer of {owner!r} that names a document twice, or more than it holds; ask again")
-    numbers = asked.sketcher.depth if NOISES[noise] == "paper" else 1
+    numbers = question.sketcher.depth if NOISES[noise] == "paper" else 1
     words, lengths = dict.fromkeys(FIELDS, 0.0), {}
-    told: dict[str, dict[str, tuple[Found, Real]]] = {}
-    for name in (each for place, each in enumerate(FIELDS) if fields >> place & 1):
+    results: dict[str, dict[str, tuple[Found, Real]]] = {}
+    for name in (each for index, each in enumerate(FIELDS) if fields >> index & 1):
         words[name], rows, sent = reader.take(FIELD)
-        if rows not in (1, asked.sketcher.depth) or sent != numbers:
+        if rows not in (1, question.sketcher.depth) or sent != numbers:
             raise Refused(f"an answer of {owner!r} for {rows} and {sent} rows, and {numbers} were asked for")
         frequencies = reader.array("<f8", terms * rows).reshape(terms, rows)
         if with_lengths:
             lengths[name] = reader.array("<i4", many).astype(np.int64)
         sizes = reader.array("<u4", terms).astype(np.int64)
-        place = reader.array("<u4", int(sizes.sum()))
-        values = reader.array("<f4", len(place) * numbers).astype(np.float64).reshape(-1, numbers)
-        if not all(np.isfinite(each).all() for each in (words[name], frequencies, values)) or np.any(place >= many):
+        index = reader.array("<u4", int(sizes.sum()))
+        values = reader.array("<f4", len(index) * numbers).astype(np.float64).reshape(-1, numbers)
+        if not all(np.isfinite(each).all() for each in (words[name], frequencies, values)) or np.any(index >= many):
             raise Refused(f"an answer of {owner!r} with a count that is no number, or of no document; ask again")
         ends = np.cumsum(sizes)
-        told[name] = {}
-        for term, at in asked.terms.items():
+        results[name] = {}
+        for term, at in question.terms.items():
             here = slice(ends[at] - sizes[at], ends[at])
-            signs = asked.signs[at] if numbers > 1 else np.ones(1, np.int8)
-            held = asked.sketcher.estimate(values[here], signs)
-            told[name][term] = (names[place[here]], held), frequencies[at]
-    return Answered(owner, asked, asked.sketcher.kind, documents, words, told, names, lengths if with_lengths else None)
+            signs = question.signs[at] if numbers > 1 else np.ones(1, np.int8)
+            held = question.sketcher.estimate(values[here], signs)
+            results[name][term] = (names[index[here]], held), frequencies[at]
+    return Answered(
+        owner, question, question.sketcher.kind, documents, words, results, names, lengths if with_lengths else None
+    )
 
 
-def find_question(letter: bytes, asked: Sequence[Asked], me: Party) -> Asked:
+def find_question(letter: bytes, question: Sequence[SentQuestion], me: Party) -> SentQuestion:
     """Which of our questions a letter answers."""
     owner, content = unseal(letter, "answer", me)
-    for one in asked:
+    for one in question:
         if (owner, content[:16]) == (one.owner, one.id):
             return one
-    raise Refused(f"an answer of {owner} to none of the {len(asked)} questions that you give; give that one, too")
+    raise Refused(f"an answer of {owner} to none of the {len(question)} questions that you give; give that one, too")
 
 
 def joined(parts: Sequence[Answered]) -> Answered:
@@ -345,10 +353,12 @@ def joined(parts: Sequence[Answered]) -> Answered:
     names, at = np.unique(np.concatenate([part.names for part in parts]), return_index=True)
     lengths = None
     if all(part.lengths is not None for part in parts):
-        tables = {name: [part.lengths[name] for part in parts if part.lengths] for name in first.told}
+        tables = {name: [part.lengths[name] for part in parts if part.lengths] for name in first.results}
         lengths = {name: np.concatenate(table)[at] for name, table in tables.items()}
-    told = {name: {term: value for part in parts for term, value in part.told[name].items()} for name in first.told}
-    return replace(first, told=told, names=names, lengths=lengths)
+    results = {
+        name: {term: value for part in parts for term, value in part.results[name].items()} for name in first.results
+    }
+    return replace(first, results=results, names=names, lengths=lengths)
 
 
 def choose_decoys(terms: Sequence[str], many: int, dictionary: Sequence[str], secret: bytes) -> list[str]:
@@ -380,19 +390,19 @@ def _noised(
     assert owner.sketches is not None
     sketcher = owner.file.sketcher
     values = owner.sketches[name][:, np.arange(sketcher.depth), cells]
-    told: Any
+    results: Any
     if owner.noise == "lookup":
         counts = noised_counts(sketcher.estimate(values, signs), owner.epsilon, sketcher.exact_lengths, source)
-        told = counts[:, None]
+        results = counts[:, None]
     else:
-        told = published_answers(values, owner.epsilon, source)
-        counts = sketcher.estimate(told, signs)
+        results = published_answers(values, owner.epsilon, source)
+        counts = sketcher.estimate(results, signs)
     # The order is that of noised counts, and then of pseudonyms: it tells nothing that they do not.
     rows = np.lexsort((names, -counts))[: k or owner.file.fields[name].rule.k]
-    return rows, told[rows]
+    return rows, results[rows]
 
 
-def _frequencies(owner: Owner, name: str, at: Places) -> Real:
+def _frequencies(owner: Owner, name: str, at: TermCells) -> Real:
     """[terms, rows]: as the file has them, or with noise where the file has none and we claim some."""
     rows = owner.file.frequency_rows(at)[name]
     if owner.noise != "lookup" or owner.file.noised:
@@ -409,15 +419,15 @@ class _Question:
     sketcher: Sketcher  # without noise
     fingerprint: bytes
     k: int
-    at: Places
+    at: TermCells
 
 
 def _read_question(content: bytes, sender: str) -> _Question:
     """What is asked; a question of nonsense is a ValueError that says why."""
     reader = _Reader(content, sender)
     _, fingerprint, kind, width, depth, k, terms, tokeniser = reader.take(QUESTION)
-    if kind >= len(KINDS) or terms > MOST_TERMS:
-        raise Refused(f"a question of kind {kind} about {terms} terms; ask for up to {MOST_TERMS}")
+    if kind >= len(KINDS) or terms > MAX_TERMS:
+        raise Refused(f"a question of kind {kind} about {terms} terms; ask for up to {MAX_TERMS}")
     named = Tokeniser.named(tokeniser.rstrip(b"\0").decode(errors="replace"))
     sketcher = Sketcher(KINDS[kind], width, depth, named)
     cells = reader.array("<u4", terms * depth).astype(np.int64).reshape(terms, depth)
@@ -426,7 +436,7 @@ def _read_question(content: bytes, sender: str) -> _Question:
     if np.any(cells >= width) or np.any(wide >= sketcher.wide.width):
         raise Refused(f"a cell beyond the {width} or {sketcher.wide.width} of a row; ask again")
     signs = (2 * bits.astype(np.int8) - 1).reshape(terms, depth)
-    return _Question(sketcher, fingerprint, k, Places(cells.astype(np.int32), signs, wide.astype(np.int32)))
+    return _Question(sketcher, fingerprint, k, TermCells(cells.astype(np.int32), signs, wide.astype(np.int32)))
 
 
 def _check_question(question: _Question, owner: Owner) -> None:

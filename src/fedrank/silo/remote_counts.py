@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from fedrank.seeds import rng_for
 from fedrank.silo.features import FIELDS, Real
-from fedrank.silo.hashing import Hashing
-from fedrank.silo.partners import Counts, Found, Places, SiloSketch, places
+from fedrank.silo.partners import Counts, Found, Sketched
 from fedrank.silo.rtk import NONE, ReverseTopK
 from fedrank.silo.sketch import Sketcher
 from fedrank.silo.terms import TermCounts
@@ -73,40 +72,26 @@ def true_rows(term: str, rows: int, depth: int, seed: int) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True, eq=False)
-class CountQuery:
+class CountQuery(Sketched):
     """A silo that answers about the documents it kept in the cells of a term, row by row, as the paper has it.
 
     Its cells may be noised already; with `epsilon` every document gets one draw more, in all rows the same.
     """
 
-    sketch: SiloSketch
-    key: bytes = field(repr=False)
     rows: int  # z1: rows that ask for the term itself; what others say is dropped
     epsilon: float | None = None  # of the published noise; None: none
     seed: int = 1  # of the rows
     source: Source | None = field(default=None, repr=False)  # of noise; another than the system's is for tests
 
-    @property
-    def kind(self) -> str:
-        return self.sketch.sketcher.kind
-
-    @property
-    def documents(self) -> int:
-        return len(self.sketch)
-
-    @cached_property
-    def words(self) -> Mapping[str, float]:
-        return self.sketch.words
-
     def frequencies(self, terms: Sequence[str]) -> Mapping[str, Real]:
-        told = self.sketch.frequency_rows(self._places(terms))
+        frequencies = self.sketch.frequency_rows(self._locate(terms))
         rows = np.array([self._rows(term) for term in terms], np.int64).reshape(len(terms), self.rows)
         nothing = {name: np.zeros((len(terms), self.rows)) for name in FIELDS}
         # The same rows for all silos, so that sums over them are sums of one row.
-        return nothing | {name: np.take_along_axis(every, rows, axis=1) for name, every in told.items()}
+        return nothing | {name: np.take_along_axis(every, rows, axis=1) for name, every in frequencies.items()}
 
     def counts(self, terms: Sequence[str]) -> Counts:
-        at = self._places(terms)
+        at = self._locate(terms)
         found = {
             name: [self._best(top, *each) for each in zip(terms, at.cells, at.signs, strict=True)]
             for name, top in self.sketch.fields.items()
@@ -120,16 +105,16 @@ class CountQuery:
         end = np.where(signs < 0, top.rule.ends - 1, 0)
         documents, values = top.documents[end, row, cells], top.values[end, row, cells]  # [z1, slots]
         there = documents >= 0
-        place = np.zeros(len(top.present), np.int64)
-        place[documents[there]] = 1
-        here = np.flatnonzero(place)
-        place[here] = np.arange(len(here))
-        told, missing = np.zeros((len(here), len(row))), np.ones((len(here), len(row)), bool)
-        at = place[documents[there]], np.nonzero(there)[0]
-        told[at], missing[at] = values[there], False
+        position = np.zeros(len(top.present), np.int64)
+        position[documents[there]] = 1
+        here = np.flatnonzero(position)
+        position[here] = np.arange(len(here))
+        frequencies, missing = np.zeros((len(here), len(row))), np.ones((len(here), len(row)), bool)
+        at = position[documents[there]], np.nonzero(there)[0]
+        frequencies[at], missing[at] = values[there], False
         if self.epsilon is not None:
-            told = published_answers(told, self.epsilon, self._source)
-        signed = told * signs
+            frequencies = published_answers(frequencies, self.epsilon, self._source)
+        signed = frequencies * signs
         if top.rule.missing == "absent":
             signed[missing] = np.nan
         else:
@@ -147,13 +132,6 @@ class CountQuery:
 
     def _rows(self, term: str) -> NDArray[np.int64]:
         return true_rows(term, self.rows, self.sketch.sketcher.depth, self.seed)
-
-    def _places(self, terms: Sequence[str]) -> Places:
-        return places(terms, self.sketch.sketcher, *self._hashings)
-
-    @cached_property
-    def _hashings(self) -> tuple[Hashing, Hashing]:
-        return self.sketch.sketcher.hashing(self.key), self.sketch.sketcher.wide.hashing(self.key)
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,15 +162,15 @@ class RemoteCounts:
         return {name: float(self.fields[name].lengths.sum()) if name in self.fields else 0.0 for name in FIELDS}
 
     def frequencies(self, terms: Sequence[str]) -> Mapping[str, Real]:
-        cells, signs = self.sketcher.wide.places(terms, self.sketcher.wide.hashing(self.key))
+        cells, signs = self.sketcher.wide.locate(terms, self.sketcher.wide.hashing(self.key))
         found = {name: np.zeros((len(terms), 1)) for name in FIELDS}
         for name, wide in self._wide.items():
-            told = self.sketcher.estimate(wide[np.arange(self.sketcher.depth), cells], signs)
-            found[name] = self._noised(told)[:, None]
+            frequencies = self.sketcher.estimate(wide[np.arange(self.sketcher.depth), cells], signs)
+            found[name] = self._noised(frequencies)[:, None]
         return found
 
     def counts(self, terms: Sequence[str]) -> Counts:
-        cells, signs = self.sketcher.places(terms, self.sketcher.hashing(self.key))
+        cells, signs = self.sketcher.locate(terms, self.sketcher.hashing(self.key))
         found = {name: [self._best(name, *each) for each in zip(cells, signs, strict=True)] for name in self.fields}
         return Counts.of(found, len(terms), self._lengths_of)
 
@@ -200,16 +178,16 @@ class RemoteCounts:
         """[documents, z]: what the sketches of all documents hold in these cells, without making the sketches."""
         from scipy.sparse import csr_matrix
 
-        of_terms, signs, held = self._counted[name]
+        of_terms, signs, matrix = self._counted[name]
         terms, rows = np.nonzero(of_terms == cells)
         shape = (len(of_terms), self.sketcher.depth)
         chosen = csr_matrix((signs[terms, rows].astype(np.int64), (terms, rows)), shape=shape)
-        return np.asarray((held @ chosen).todense())
+        return np.asarray((matrix @ chosen).todense())
 
     def _best(self, name: str, cells: NDArray[Any], signs: NDArray[Any]) -> Found:
-        told = self._noised(self.sketcher.estimate(self.values(name, cells), signs))
-        best = np.argsort(-told, kind="stable")[: self.k]
-        return best, told[best]
+        frequencies = self._noised(self.sketcher.estimate(self.values(name, cells), signs))
+        best = np.argsort(-frequencies, kind="stable")[: self.k]
+        return best, frequencies[best]
 
     def _noised(self, counts: Real) -> Real:
         return noised_counts(counts, self.epsilon, self.sketcher.exact_lengths, self._source)
@@ -234,6 +212,6 @@ class RemoteCounts:
         made = {}
         for name, one in self.fields.items():
             shape = (len(one), len(one.vocabulary))
-            held = csr_matrix((one.counts.astype(np.int64), one.terms, one.offsets), shape=shape)
-            made[name] = (*self.sketcher.places(one.vocabulary, self.sketcher.hashing(self.key)), held)
+            matrix = csr_matrix((one.counts.astype(np.int64), one.terms, one.offsets), shape=shape)
+            made[name] = (*self.sketcher.locate(one.vocabulary, self.sketcher.hashing(self.key)), matrix)
         return made

@@ -145,7 +145,7 @@ class ReverseTopK:
     def query(self, cells: NDArray[Any], signs: NDArray[Any], k: int | None = None) -> tuple[Rows, Estimates]:
         """The documents that hold a term most often, and how often, best first; equal counts in the order of rows.
 
-        `cells` and `signs` [z] are those of the term (`Sketcher.places`). At most k, and only those with an estimate
+        `cells` and `signs` [z] are those of the term (`Sketcher.locate`). At most k, and only those with an estimate
         above 0: for a term that nobody holds there is nothing to find.
         """
         from fedrank.kernels.sketch import query_top
@@ -225,11 +225,11 @@ def cover_rate(found: NDArray[Any], counts: NDArray[Any], k: int) -> float:
     Documents that tie with the last place are as good as it. Where fewer than k hold the term, there are as many
     places as hold it, and 1 is returned where none does.
     """
-    places = min(k, int(np.count_nonzero(counts > 0)))
-    if places == 0:
+    best = min(k, int(np.count_nonzero(counts > 0)))
+    if best == 0:
         return 1.0
-    last = np.partition(counts, -places)[-places]
-    return float(np.count_nonzero(counts[found[:k]] >= last) / places)
+    last = np.partition(counts, -best)[-best]
+    return float(np.count_nonzero(counts[found[:k]] >= last) / best)
 
 
 def _place(cells: NDArray[Any], signs: NDArray[Any], depth: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -237,17 +237,17 @@ def _place(cells: NDArray[Any], signs: NDArray[Any], depth: int, width: int) -> 
     if cells.shape != (depth,) or signs.shape != (depth,):
         raise ValueError(f"cells {cells.shape} and signs {signs.shape} of a term; this sketch has {depth} rows")
     if cells.min() < 0 or cells.max() >= width or not np.all(np.abs(signs) == 1):
-        raise ValueError(f"a cell outside 0 .. {width - 1} or a sign that is not 1 or -1; use `Sketcher.places`")
+        raise ValueError(f"a cell outside 0 .. {width - 1} or a sign that is not 1 or -1; use `Sketcher.locate`")
     return cells, signs
 
 
 def _with_slots(top: ReverseTopK, slots: int) -> ReverseTopK:
     """A copy with so many places in every end of a cell."""
-    kept = min(slots, top.documents.shape[3])
+    filled = min(slots, top.documents.shape[3])
     documents = np.full((*top.sizes.shape, slots), -1, dtype=np.int32)
-    documents[..., :kept] = top.documents[..., :kept]
+    documents[..., :filled] = top.documents[..., :filled]
     values = np.zeros((*top.sizes.shape, slots), dtype=np.int32)
-    values[..., :kept] = top.values[..., :kept]
+    values[..., :filled] = top.values[..., :filled]
     return replace(top, documents=documents, values=values, sizes=np.array(top.sizes), lost=np.array(top.lost))
 
 

@@ -69,12 +69,23 @@ class Silo:
 
 
 def make_silos(collection: Collection, rule: SilosRule, tokeniser: Tokeniser, seed: int) -> list[Silo]:
-    """Spread a collection over organisations.
+    """Distribute a collection over organisations (silos), and return them.
 
-    A query's candidates are the first 100 documents of its silo by query likelihood (a search engine over titles and
-    bodies, with the statistics of the whole collection) and 40 others drawn at random. With labels = "ranks" that order
-    is the truth, as in the paper, where it was that of MS MARCO's engine. Queries without a relevant candidate are left
-    out. Silos that do not take part have no queries to train on.
+    `rule` says how many silos there are and how documents are divided, and `tokeniser` splits texts into terms.
+
+    The candidates of a query are the first 100 documents of its silo by query likelihood (on titles and bodies, with
+    the statistics of the whole collection) and 40 other documents, drawn at random. With labels = "ranks", this order
+    is the truth, as in the paper, which used the order of MS MARCO's engine. Queries without a relevant candidate are
+    left out. Silos that do not take part have no training queries.
+
+    >>> import fedrank as fr
+    >>> from fedrank.data.text import Tokeniser
+    >>> from fedrank.silo.silos import SilosRule
+    >>> collection = fr.load_collection("synthetic-silos")
+    >>> for silo in fr.make_silos(collection, SilosRule(count=2, queries=10), Tokeniser(), seed=1):
+    ...     print(silo.documents, len(silo.train), len(silo.test))
+    600 10 30
+    600 10 30
     """
     texts = {"body": collection.documents.text, "title": collection.documents.title}
     whole = {field: TermCounts.of(texts[field], tokeniser) for field in FIELDS}
@@ -83,7 +94,7 @@ def make_silos(collection: Collection, rule: SilosRule, tokeniser: Tokeniser, se
     )
     chances = np.bincount(both.terms, both.counts, len(both.vocabulary)) / max(both.lengths.sum(), 1.0)
     home = _homes(whole["body"], rule, seed)
-    asked = [tuple(dict.fromkeys(tokeniser(text))) for text in collection.queries]
+    terms = [tuple(dict.fromkeys(tokeniser(text))) for text in collection.queries]
     owners = _owners(collection, home, rule, seed)
     silos = []
     for number in range(rule.parts):
@@ -92,15 +103,15 @@ def make_silos(collection: Collection, rule: SilosRule, tokeniser: Tokeniser, se
         engine = _Engine(both.rows(rows), chances)
         train: list[SiloQuery] = []
         test: list[SiloQuery] = []
-        for place, query in enumerate(owners[number]):
-            kept, most = (test, None) if place % TEST_EVERY == 1 else (train, rule.queries)
-            if len(kept) == most or (outside and kept is train):
+        for position, query in enumerate(owners[number]):
+            chosen, most = (test, None) if position % TEST_EVERY == 1 else (train, rule.queries)
+            if len(chosen) == most or (outside and chosen is train):
                 continue
-            order = engine.ranked(asked[query])
+            order = engine.ranked(terms[query])
             candidates = _candidates(order, len(rows), rng_for(seed, "candidates", query))
             grades = _grades(collection, query, rows, order, rule.labels)[candidates]
             if grades.any():
-                kept.append(SiloQuery(collection.query_ids[query], asked[query], candidates, grades))
+                chosen.append(SiloQuery(collection.query_ids[query], terms[query], candidates, grades))
         if not (train or outside) or not test:
             raise ValueError(
                 f"silo {number} of {rule.parts} has {len(rows)} documents, which answer {len(train)} queries to train "
@@ -118,14 +129,14 @@ class _Engine:
     own: TermCounts  # titles and bodies together
     chances: Real  # [terms]: share of each among all words of the collection
 
-    def ranked(self, asked: tuple[str, ...]) -> Rows:
+    def ranked(self, terms: tuple[str, ...]) -> Rows:
         """The documents that hold a term, best first; equal ones in the order of the collection."""
-        known = tuple(term for term in asked if term in self.own.places)
-        held = self.own.held(known)
-        expected = MU * self.chances[[self.own.places[term] for term in known]]
+        known = tuple(term for term in terms if term in self.own.columns)
+        counts = self.own.count_matrix(known)
+        expected = MU * self.chances[[self.own.columns[term] for term in known]]
         log1p = kernels.elementary.log1p_each
-        scores = log1p(held / expected).sum(axis=1) - len(known) * log1p(self.own.lengths / MU)
-        matching = np.flatnonzero(held.any(axis=1))
+        scores = log1p(counts / expected).sum(axis=1) - len(known) * log1p(self.own.lengths / MU)
+        matching = np.flatnonzero(counts.any(axis=1))
         return matching[np.argsort(-scores[matching], kind="stable")]
 
 
@@ -153,8 +164,8 @@ def _owners(collection: Collection, home: NDArray[np.int64], rule: SilosRule, se
     """Queries of every silo in random order: dealt at random, or where most of the relevant documents lie."""
     order = rng_for(seed, "queries of silos").permutation(len(collection.queries))
     owners: list[list[int]] = [[] for _ in range(rule.parts)]
-    for place, query in enumerate(order.tolist()):
-        number = place % rule.parts
+    for position, query in enumerate(order.tolist()):
+        number = position % rule.parts
         if rule.split == "topics":
             judged, grades = collection.judgements(query)
             found = np.bincount(home[judged], weights=grades, minlength=rule.parts)
@@ -181,12 +192,12 @@ def _topics(body: TermCounts, rng: np.random.Generator) -> Real:
 
     documents, terms = len(body), max(len(body.vocabulary), 1)
     entries = body.counts.astype(np.float64), body.terms, body.offsets
-    held = csr_matrix(entries, shape=(documents, terms)).tocsc()
-    holders = np.diff(held.indptr)
+    counts = csr_matrix(entries, shape=(documents, terms)).tocsc()
+    holders = np.diff(counts.indptr)
     idf = kernels.elementary.log_each(documents / np.maximum(holders, 1))
-    held.data = kernels.elementary.log1p_each(held.data) * np.repeat(idf, holders)
+    counts.data = kernels.elementary.log1p_each(counts.data) * np.repeat(idf, holders)
     size = min(_DIMENSIONS, min(documents, terms) - 1)
-    left, strength, _ = svds(held, k=size, v0=rng.standard_normal(min(documents, terms)))
+    left, strength, _ = svds(counts, k=size, v0=rng.standard_normal(min(documents, terms)))
     # The last bits of a decomposition depend on the processor: they must not decide between documents that are alike.
     return np.round(_unit(left * strength), 9)
 

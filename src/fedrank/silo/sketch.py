@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, inf, isfinite, sqrt
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.text import Tokeniser
 from fedrank.privacy.accounting import GaussianEvent, epsilon
+from fedrank.privacy.guarantees import Guarantee
 from fedrank.silo.hashing import Cells, Hashing, Signs
 from fedrank.silo.terms import TermCounts
 from fedrank.types import Source
@@ -86,10 +87,10 @@ class Sketcher:
     def hashing(self, key: bytes) -> Hashing:
         return Hashing(key, self.width, self.depth)
 
-    def places(self, terms: Sequence[str], hashing: Hashing) -> tuple[Cells, Signs]:
+    def locate(self, terms: Sequence[str], hashing: Hashing) -> tuple[Cells, Signs]:
         """Cells and signs [terms, z] under which terms are counted here; Count-Min has no signs but 1."""
         self._check(hashing)
-        cells, signs = hashing.places(terms)
+        cells, signs = hashing.locate(terms)
         return cells, np.ones_like(signs) if self.kind == "count-min" else signs
 
     def term_counts(self, texts: Iterable[str]) -> TermCounts:
@@ -114,7 +115,7 @@ class Sketcher:
 
         if len(counts) and counts.lengths.max() >= LONGEST:
             raise ValueError(f"a document of {counts.lengths.max()} terms; sketches count up to {LONGEST}: split it")
-        cells, signs = self.places(counts.vocabulary, hashing)
+        cells, signs = self.locate(counts.vocabulary, hashing)
         law = rounded_gaussian(self.deviation) if self.noise else None
         source = source or SecureSource()
         step = max(1, BLOCK // (self.depth * self.width))
@@ -132,7 +133,7 @@ class Sketcher:
         found: NDArray[np.float64] = signed.min(axis=-1) if self.kind == "count-min" else np.median(signed, axis=-1)
         return found
 
-    def told_lengths(self, counts: TermCounts, source: Source | None = None) -> NDArray[np.int64]:
+    def published_lengths(self, counts: TermCounts, source: Source | None = None) -> NDArray[np.int64]:
         """[documents]: lengths as others shall see them, exact or noised."""
         if self.exact_lengths or not self.noise:
             return counts.lengths
@@ -147,6 +148,13 @@ class Sketcher:
         if self.multiplier is None:
             return inf
         return epsilon(GaussianEvent(self.multiplier / occurrences), 1, delta) + SLACK
+
+    def guarantee(
+        self, against: str, because: str, paid: Literal["participation", "round", "once"] = "participation"
+    ) -> Guarantee:
+        """What is claimed for one occurrence of a term that was sketched; nothing without noise."""
+        event = None if self.multiplier is None else GaussianEvent(self.multiplier)
+        return Guarantee(against, event, because, paid, "occurrence", slack=SLACK)
 
     def error_chance(self, error: float, length: float, squares: float) -> float:
         """How likely an estimate is off by more than `error`, at most.

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 
-from fedrank.files import opened, parse_json, private_folder, write_whole
+from fedrank.files import opened, parse_json, private_folder, write_atomic
 from fedrank.privacy.accounting import GaussianEvent, PureEvent
 from fedrank.privacy.guarantees import Guarantee, up
 from fedrank.privacy.ledger import LedgerError, is_charged
@@ -38,7 +38,7 @@ from fedrank.silo.sketch import SLACK
 
 SUFFIX = ".spending"  # of the ledger that lies beside a sketch
 LIMITS = "limits.json"
-LARGEST_BUDGET = 1e9  # ε
+MAX_BUDGET = 1e9  # ε
 TOGETHER = "all queriers together"
 QUERIER = "querier "  # and its name
 
@@ -55,9 +55,9 @@ class Limits:
         for name, value in (("querier", self.querier), ("total", self.total)):
             if value is not None and not value > 0:
                 raise ValueError(f"a budget of ε = {value} ({name}) allows no answer at all; use a number above 0")
-            if value is not None and value > LARGEST_BUDGET:
+            if value is not None and value > MAX_BUDGET:
                 raise ValueError(
-                    f"a budget of ε = {value} ({name}) limits nothing; use at most {LARGEST_BUDGET:g}, or none"
+                    f"a budget of ε = {value} ({name}) limits nothing; use at most {MAX_BUDGET:g}, or none"
                 )
         if not 0 < self.delta < 1:
             raise ValueError(f"delta = {self.delta} is no chance of failure; use a small number, such as 1e-5")
@@ -225,7 +225,7 @@ class SiloLedger:
         text = json.dumps({"owner": self.owner} | asdict(self.limits), ensure_ascii=False) + "\n"
         path = self.path / LIMITS
         if not path.exists() or path.read_bytes() != text.encode():
-            write_whole(path, text, private=True)
+            write_atomic(path, text, private=True)
 
 
 def is_ledger(path: Path) -> bool:

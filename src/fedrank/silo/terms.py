@@ -56,9 +56,9 @@ class TermCounts:
         return sums
 
     @cached_property
-    def places(self) -> dict[str, int]:
+    def columns(self) -> dict[str, int]:
         """Where a term stands in the vocabulary."""
-        return {term: place for place, term in enumerate(self.vocabulary)}
+        return {term: column for column, term in enumerate(self.vocabulary)}
 
     @cached_property
     def holders(self) -> NDArray[np.int64]:
@@ -72,19 +72,19 @@ class TermCounts:
         documents = np.repeat(np.arange(len(self)), np.diff(self.offsets))
         return np.concatenate([[0], np.cumsum(self.holders)]), documents[order], self.counts[order]
 
-    def held(self, terms: Sequence[str]) -> Real:
+    def count_matrix(self, terms: Sequence[str]) -> Real:
         """[documents, terms]: how often each document holds each of these terms."""
         begins, documents, counts = self._by_term
         out = np.zeros((len(self), len(terms)))
         for column, term in enumerate(terms):
-            if (place := self.places.get(term)) is not None:
-                here = slice(begins[place], begins[place + 1])
+            if (index := self.columns.get(term)) is not None:
+                here = slice(begins[index], begins[index + 1])
                 out[documents[here], column] = counts[here]
         return out
 
     def background(self, terms: Sequence[str]) -> Background:
         """What all documents say about these terms."""
-        known = [self.holders[self.places[term]] if term in self.places else 0 for term in terms]
+        known = [self.holders[self.columns[term]] if term in self.columns else 0 for term in terms]
         return Background(len(self), float(self.lengths.sum()), np.array(known, dtype=np.float64))
 
     def rows(self, rows: Rows) -> TermCounts:

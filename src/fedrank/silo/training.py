@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
+from fedrank.data.collection import Collection
 from fedrank.data.ranking import RankingData
+from fedrank.data.text import Tokeniser
 from fedrank.federated.aggregators import Mean
 from fedrank.seeds import rng_for
 from fedrank.silo.augment import backgrounds, bm25, matches
@@ -23,7 +25,7 @@ from fedrank.silo.features import FEATURE_NAMES, FIELDS, Background, Normalisati
 from fedrank.silo.partners import Exact, Partner, Sketched, sketch_fields
 from fedrank.silo.remote_counts import CountQuery, RemoteCounts
 from fedrank.silo.rtk import PUBLISHED, TopKRule
-from fedrank.silo.silos import Silo, SiloQuery
+from fedrank.silo.silos import Silo, SiloQuery, SilosRule, make_silos
 from fedrank.silo.sketch import Sketcher
 from fedrank.types import Features, Grades, Messages, Source, Weights
 
@@ -301,6 +303,12 @@ class SiloLists:
     answers: int
 
 
+def own_lists(collection: Collection, seed: int, top: int, how: Normalisation) -> SiloLists:
+    """Lists of one organisation by itself, with all documents and queries of a collection."""
+    (silo,) = make_silos(collection, SilosRule(1), Tokeniser(), seed)
+    return silo_lists(silo, (), 0, top, how=how)
+
+
 def silo_lists(
     silo: Silo,
     partners: Sequence[Partner],
@@ -393,7 +401,7 @@ def _top_grade(silos: Sequence[Silo]) -> int:
 
 
 def _own(silo: Silo, query: SiloQuery, about: dict[str, Background]) -> Features:
-    counts = {field: silo.fields[field].held(query.terms)[query.candidates] for field in FIELDS}
+    counts = {field: silo.fields[field].count_matrix(query.terms)[query.candidates] for field in FIELDS}
     lengths = {field: silo.fields[field].lengths[query.candidates] for field in FIELDS}
     return features(counts, lengths, about)
 

@@ -40,7 +40,7 @@ from fedrank.silo.training import PARAMETERS, Local, SiloLists, silo_lists
 from fedrank.types import Weights
 
 LARGEST = 1e6  # of a weight
-MOST_PASSES = 10_000  # of all turns together: every party trains as long alone, to compare
+MAX_PASSES = 10_000  # of all turns together: every party trains as long alone, to compare
 MEASURE = "ndcg@10"
 
 
@@ -77,7 +77,7 @@ class Agreement:
         if self.normalise not in get_args(Normalisation):
             raise ValueError(f"normalise = {self.normalise!r}; use {' or '.join(map(repr, get_args(Normalisation)))}")
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """As it travels; what there was no choice about in the first version is left out where it is as it was."""
         usual = {"normalise": "query"}
         return {name: value for name, value in asdict(self).items() if usual.get(name) != value}
@@ -103,8 +103,8 @@ class TravellingModel:
         for turn in self.turns:
             if turn.party not in self.agreement.parties or type(turn.passes) is not int or turn.passes < 1:
                 raise ValueError(f"a turn of {turn.party!r} with {turn.passes!r} passes; ask for it again")
-        if self.passes() > MOST_PASSES:
-            raise ValueError(f"{self.passes():,} passes, and a model can have {MOST_PASSES:,}; begin a new one")
+        if self.passes() > MAX_PASSES:
+            raise ValueError(f"{self.passes():,} passes, and a model can have {MAX_PASSES:,}; begin a new one")
         if not (np.isfinite(self.weights).all() and np.abs(self.weights).max() <= LARGEST):
             raise ValueError(f"a weight beyond {LARGEST:,.0f}; ask for the model again, or use a smaller rate")
 
@@ -177,7 +177,7 @@ def load_partners(
     for owner, parts in letters.items():
         if owner in known:
             raise ValueError(f"a sketch and letters of {owner}; give one or the other")
-        question = parts[0].asked
+        question = parts[0].question
         known[owner] = KnownPartner(owner, joined(parts), question.sketcher, question.fingerprint, len(parts))
     for name, one in known.items():
         if not one.partner.documents:
@@ -218,8 +218,8 @@ def take_turn(
     passes: int = 1,
 ) -> TakenTurn:
     """Train a model on own lists, with documents of partners among them, and see what it is worth at home."""
-    if not 1 <= passes <= MOST_PASSES:
-        raise ValueError(f"passes = {passes} is out of range; use 1 to {MOST_PASSES:,}")
+    if not 1 <= passes <= MAX_PASSES:
+        raise ValueError(f"passes = {passes} is out of range; use 1 to {MAX_PASSES:,}")
     if not partners:
         raise ValueError("no partner, so that this would be training alone; give the sketch of another organisation")
     chosen = {name: value for name, value in (chosen or {}).items() if value is not None}
@@ -325,7 +325,7 @@ def turn_file(folder: str | Path, model: TravellingModel | None) -> Path:
 def save_turn(model: TravellingModel, path: str | Path) -> None:
     """Write a model, whole or not at all, as `model.json`, which every command of fedrank reads."""
     notes: dict[str, Any] = {
-        **model.agreement.told(),
+        **model.agreement.as_dict(),
         "bias": float(model.weights[-1]),
         "turns": [asdict(turn) for turn in model.turns],
         "checksum": _checksum(model),
@@ -384,8 +384,8 @@ def _travelling(model: Model) -> TravellingModel:
     bias, turns, checksum = float(notes.pop("bias")), notes.pop("turns"), notes.pop("checksum")
     if {"normalise", *notes} != {field.name for field in fields(Agreement)}:
         raise ValueError("its notes are of another version of fedrank; let all use the same")
-    if not isinstance(turns, list) or not 1 <= len(turns) <= MOST_PASSES or not isfinite(bias):
-        raise ValueError(f"no list of 1 to {MOST_PASSES:,} turns, or a bias of {bias}; ask for it again")
+    if not isinstance(turns, list) or not 1 <= len(turns) <= MAX_PASSES or not isfinite(bias):
+        raise ValueError(f"no list of 1 to {MAX_PASSES:,} turns, or a bias of {bias}; ask for it again")
     agreement = Agreement(**{**notes, "parties": tuple(notes["parties"])})
     ranges = ranges_of(agreement.normalise)
     if model.normalised != ("query" if ranges is None else "global") or not np.array_equal(model.ranges, ranges):  # type: ignore[arg-type]
@@ -401,5 +401,5 @@ def _travelling(model: Model) -> TravellingModel:
 
 
 def _checksum(model: TravellingModel) -> str:
-    told = [model.weights.tolist(), model.agreement.told(), [asdict(turn) for turn in model.turns]]
-    return hashlib.blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=16).hexdigest()
+    as_dict = [model.weights.tolist(), model.agreement.as_dict(), [asdict(turn) for turn in model.turns]]
+    return hashlib.blake2b(json.dumps(as_dict, sort_keys=True).encode(), digest_size=16).hexdigest()

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.wire import Refused
+
 Reals = NDArray[np.float64]
 
 ZERO = float(np.float32(1e-35))  # LightGBM takes values from -ZERO to ZERO for zero
 UNDER_ZERO = float(np.nextafter(-ZERO, -np.inf))
 NAN_IS_MISSING, NOTHING_IS_MISSING, ZERO_IS_MISSING, BY_CATEGORY = range(4)  # kinds of splits
-SMALLEST_SHARE = 50_000  # documents; a thread with less to do costs more than it saves
+MIN_SHARE = 50_000  # documents; a thread with less to do costs more than it saves
 
 # Lines of a tree that matter to nobody's score, and of what they hold one each.
 _OF_SPLITS = ("split_gain", "internal_value", "internal_weight", "internal_count")
@@ -85,7 +87,7 @@ class Trees:
         def some(first: int, last: int) -> None:
             add_trees(features, first, last, scores, plain, *arrays)
 
-        parts = max(1, min(threads, len(features) // SMALLEST_SHARE))
+        parts = max(1, min(threads, len(features) // MIN_SHARE))
         if parts == 1:
             return some(0, len(features))
         limits = np.linspace(0, len(features), parts + 1).astype(int)
@@ -251,3 +253,29 @@ def _column(lines: dict[str, str], key: str, count: int, low: int | None = None,
     if low is not None and not np.all((values >= low) & (values <= high) & (values % 1 == 0)):
         raise ValueError(f"its {key} holds numbers that are not whole, or not from {low} to {high}")
     return values
+
+
+_LINE = re.compile(r"[a-z_]+=[-+.0-9eE ]*")  # of a tree: a name, and numbers
+
+
+def checked_trees(pieces: Sequence[bytes], features: int, leaves: int) -> tuple[str, ...]:
+    """Trees that came from elsewhere, as they stand in text models; what none of our boosters grows is `Refused`."""
+    trees = []
+    for number, piece in enumerate(pieces):
+        try:
+            text = piece.decode("ascii")
+            if not all(map(_LINE.fullmatch, text.split("\n"))):
+                raise ValueError("a line of it is no name with numbers")
+            tree = Trees.read([text])
+        except ValueError as problem:
+            raise Refused(f"tree {number + 1} of its forest cannot be read: {problem}") from None
+        if tree.reaches > features:
+            raise Refused(f"tree {number + 1} of its forest reads feature {tree.reaches}, and there are {features}")
+        if len(tree.value) > leaves:
+            raise Refused(f"tree {number + 1} of its forest has {len(tree.value)} leaves, and at most {leaves} may be")
+        if tree.is_linear.any() or (tree.kind == BY_CATEGORY).any():
+            raise Refused(f"tree {number + 1} of its forest has leaves or splits of a kind that nobody grows here")
+        trees.append(text)
+    if not trees:
+        raise Refused("its forest has no tree")
+    return tuple(trees)

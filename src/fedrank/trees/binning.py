@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
-from fedrank.files import read_text, write_whole
+from fedrank.files import read_text, write_atomic
 from fedrank.seeds import rng_for
 from fedrank.trees.arrays import UNDER_ZERO, ZERO
 
 Reals = NDArray[np.float64]
 
 FORMAT = "fedrank bin edges, version 1"
-MOST_BINS = 256  # a bin is a byte
+MAX_BINS = 256  # a bin is a byte
 GRID = (-20, 27)  # powers of two between which the universal grid is fine
 SAMPLED = 200_000  # documents from which edges are made; LightGBM takes as many
 
@@ -39,9 +39,9 @@ class Edges:
         if not self.values:
             raise ValueError("edges of no feature: there is nothing to split by; give those of every feature")
         for feature, edges in enumerate(self.values, start=1):
-            if len(edges) >= MOST_BINS:
+            if len(edges) >= MAX_BINS:
                 raise ValueError(
-                    f"feature {feature} has {len(edges)} edges and so {len(edges) + 1} bins; use at most {MOST_BINS}"
+                    f"feature {feature} has {len(edges)} edges and so {len(edges) + 1} bins; use at most {MAX_BINS}"
                 )
             if not np.isfinite(edges).all() or np.any(np.diff(edges) <= 0):
                 raise ValueError(f"the edges of feature {feature} are not finite and rising; sort them, each once")
@@ -63,7 +63,7 @@ class Edges:
     @cached_property
     def table(self) -> Reals:
         """[features, 256]: infinite beyond the end."""
-        table = np.full((self.features, MOST_BINS), np.inf)
+        table = np.full((self.features, MAX_BINS), np.inf)
         for feature, edges in enumerate(self.values):
             table[feature, : len(edges)] = edges
         return table
@@ -77,7 +77,7 @@ class Edges:
 
     def save(self, path: str | Path) -> None:
         """Write a file that all can agree on."""
-        write_whole(Path(path), json.dumps({"format": FORMAT, "edges": self.values}) + "\n")
+        write_atomic(Path(path), json.dumps({"format": FORMAT, "edges": self.values}) + "\n")
 
     @staticmethod
     def load(path: str | Path) -> Edges:
@@ -202,5 +202,5 @@ def put_in_bins(data: RankingData, edges: Edges) -> Binned:
 
 
 def _check_bins(bins: int) -> None:
-    if not 2 <= bins <= MOST_BINS:
-        raise ValueError(f"bins = {bins}: a feature has 2 to {MOST_BINS} of them; 255 is usual, 63 is smaller to send")
+    if not 2 <= bins <= MAX_BINS:
+        raise ValueError(f"bins = {bins}: a feature has 2 to {MAX_BINS} of them; 255 is usual, 63 is smaller to send")

@@ -18,8 +18,8 @@ from fedrank.data.ranking import RankingData
 from fedrank.ranking.measures import Evaluator, average
 from fedrank.seeds import key_for, rng_for
 from fedrank.trees.arrays import Trees
-from fedrank.trees.forest import Forest, planted
-from fedrank.trees.lightgbm_training import STUMP, Plot, Reals
+from fedrank.trees.forest import Forest, make_forest
+from fedrank.trees.lightgbm_training import STUMP, LightGbmTrainer, Reals
 
 MEASURE = "ndcg@10"  # by which training stops
 Rows = NDArray[np.bool_]  # [documents]: whether a tree is grown on it
@@ -98,7 +98,7 @@ class Lambdamart:
         """Grow the whole forest; with validation queries, cut back to its best size."""
         steps = list(self.grow(train, validation, seed, threads))
         best = best_size([step.validation for step in steps])
-        return planted([step.tree for step in steps[:best]], train)
+        return make_forest([step.tree for step in steps[:best]], train)
 
     def grow(
         self,
@@ -106,7 +106,7 @@ class Lambdamart:
         validation: RankingData | None,
         seed: int,
         threads: int = 1,
-        past: Past = Past(),  # noqa: B008 (frozen)
+        past: Past = Past(),
     ) -> Iterator[Step]:
         """The forest tree by tree; a resumed one goes on with the tree after its past."""
         self.check(train)
@@ -120,23 +120,23 @@ class Lambdamart:
             tree.add(train.features, scores, threads)
             if judge is not None:
                 judge.add(tree, threads)
-        plot, more, rows = Plot(train, self.engine(seed, threads)), None, None
+        trainer, more, rows = LightGbmTrainer(train, self.engine(seed, threads)), None, None
         for number in range(known, self.trees):
             choice = self.choice(number, train, scores, seed)
             if choice is not None or more is None:
                 rows = self.standing(train) if choice is None else choice
-                more = plot.trees(scores, rows)
+                more = trainer.trees(scores, rows)
             text = next(more)
             if text is None:
                 if number == 0:
                     raise NothingToSplit(
                         f"no split improves on giving all documents of {train.name or 'the training set'} the same "
                         f"score; lower min_data_in_leaf = {self.min_data_in_leaf} or min_sum_hessian = "
-                        f"{self.min_sum_hessian}, or look whether the features tell documents apart"
+                        f"{self.min_sum_hessian}, or check whether the features separate documents"
                     )
                 if not self.is_random():
                     return
-                more, text = plot.trees(scores, rows), STUMP
+                more, text = trainer.trees(scores, rows), STUMP
             tree = Trees.read([text])
             tree.add(train.features, scores, threads)
             quality = float("nan") if judge is None else judge.add(tree, threads)
@@ -148,7 +148,7 @@ class Lambdamart:
                 return
 
     def is_over(self, curve: list[float]) -> bool:
-        """Whether the last `patience` trees brought nothing."""
+        """Whether the last `patience` trees improved nothing."""
         return bool(self.patience and len(curve) - best_size(curve) >= self.patience)
 
     def engine(self, seed: int, threads: int) -> dict[str, Any]:
@@ -196,16 +196,19 @@ class Lambdamart:
 
 @dataclass(frozen=True)
 class _Sampling(Lambdamart):
-    """What those have in common that grow trees on some of the rows."""
+    """Boosters that grow trees on some of the rows."""
 
     purpose: ClassVar[str]  # of the random numbers that choose rows: part of every result, so it never changes
 
     every: int = 1  # trees between two choices of rows; the first so many trees see all rows
+    keep: float = 0.25  # share of the rows
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.every < 1:
             raise ValueError(f"every = {self.every} never chooses rows; use 1 or more")
+        if not 0 < self.keep <= 1:
+            raise ValueError(f"keep = {self.keep} is no share; use more than 0 and at most 1, such as 0.01 for 1 %")
 
     def choice(self, number: int, train: RankingData, scores: Reals, seed: int) -> Rows | None:
         """At every `every`-th tree but the first."""
@@ -226,7 +229,27 @@ class _Sampling(Lambdamart):
 
 
 @dataclass(frozen=True)
-class Selgb(_Sampling):
+class _NegativeSampling(_Sampling):
+    """Trees on all relevant documents and some of the others."""
+
+    min_negatives: int = 1  # irrelevant documents that a query keeps in any case; a share of a short list would be none
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_negatives < 0:
+            raise ValueError(f"min_negatives = {self.min_negatives} is no number of documents; use 0 or more")
+
+    def check(self, train: RankingData) -> None:
+        negatives = np.add.reduceat(train.grades < 1, train.offsets[:-1], dtype=np.int64)
+        if self.min_negatives == 0 and np.floor(self.keep * negatives.max() + 0.5) < 1:
+            raise ValueError(
+                f"keep = {self.keep} of at most {negatives.max():,} irrelevant documents a query keeps none; use "
+                f"min_negatives = 1 or more, or keep = {1 / max(int(negatives.max()), 1):.2g} or more"
+            )
+
+
+@dataclass(frozen=True)
+class Selgb(_NegativeSampling):
     """Trees on the relevant documents and the hardest others, those ranked highest so far (SelGB).
 
     Lucchese et al., SIGIR 2018.
@@ -235,24 +258,16 @@ class Selgb(_Sampling):
     purpose: ClassVar[str] = "selgb"
 
     keep: float = 0.01  # p: share of a query's irrelevant documents that is kept
-    least: int = 1  # irrelevant documents that a query keeps in any case; a share of a short list would be none
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_keep(self.keep, self.least)
-
-    def check(self, train: RankingData) -> None:
-        _check_keeps_something(self.keep, self.least, train)
 
     def chosen(self, train: RankingData, scores: Reals, rng: np.random.Generator) -> Rows:
-        return _best_negatives(train, scores.astype(np.float32), self.keep, self.least)
+        return _best_negatives(train, scores.astype(np.float32), self.keep, self.min_negatives)
 
     def is_random(self) -> bool:
         return False
 
 
 @dataclass(frozen=True)
-class Negsgb(_Sampling):
+class Negsgb(_NegativeSampling):
     """Trees on the relevant documents and a random share of each query's others (NegSGB).
 
     Lucchese et al., SIGIR 2018.
@@ -261,17 +276,9 @@ class Negsgb(_Sampling):
     purpose: ClassVar[str] = "negsgb"
 
     keep: float = 0.25  # share of a query's irrelevant documents that is kept
-    least: int = 1  # irrelevant documents that a query keeps in any case
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_keep(self.keep, self.least)
-
-    def check(self, train: RankingData) -> None:
-        _check_keeps_something(self.keep, self.least, train)
 
     def chosen(self, train: RankingData, scores: Reals, rng: np.random.Generator) -> Rows:
-        return _best_negatives(train, rng.random(train.documents, dtype=np.float32), self.keep, self.least)
+        return _best_negatives(train, rng.random(train.documents, dtype=np.float32), self.keep, self.min_negatives)
 
 
 @dataclass(frozen=True)
@@ -281,10 +288,6 @@ class Sgb(_Sampling):
     purpose: ClassVar[str] = "sgb"
 
     keep: float = 0.25  # share of the documents
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_keep(self.keep, 0)
 
     def chosen(self, train: RankingData, scores: Reals, rng: np.random.Generator) -> Rows:
         return _drawn(train.documents, self.keep, rng)
@@ -297,10 +300,6 @@ class Bagging(_Sampling):
     purpose: ClassVar[str] = "bagging"
 
     keep: float = 0.5  # share of the queries
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_keep(self.keep, 0)
 
     def chosen(self, train: RankingData, scores: Reals, rng: np.random.Generator) -> Rows:
         rows: Rows = np.repeat(_drawn(train.queries, self.keep, rng), np.diff(train.offsets))
@@ -364,8 +363,8 @@ class Goss(Lambdamart):
 class Grower(Lambdamart):
     """LambdaMART in compiled loops of fedrank's own: what several can grow together, in fixed point and without loss.
 
-    Gradients are those of LightGBM's lambdarank, rounded to whole numbers before they are added up, so that a forest
-    does not depend on who held which queries.
+    Gradients are those of LightGBM's lambdarank, rounded to whole numbers before they are added up: a forest does
+    not depend on which client has which queries.
     """
 
     bins: int = 255  # of a feature, at most
@@ -374,18 +373,13 @@ class Grower(Lambdamart):
     feature_share: float = 1.0  # of the features, drawn for every tree
     query_share: float = 1.0  # of the queries, drawn for every tree
     fraction: int = 20  # bits after the point of gradients and hessians
-    lambda_norm: bool = True  # pairs count less the further apart they are, queries less the more pairs they have
-    lambda_truncation: int = 30  # of a pair, the better placed document is among the first so many
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 2 <= self.bins <= 256:
             raise ValueError(f"bins = {self.bins}: a feature has 2 to 256 of them; 255 is usual")
-        if self.depth < 0 or not 0 <= self.l2 < np.inf or self.lambda_truncation < 1:
-            raise ValueError(
-                f"depth = {self.depth}, l2 = {self.l2}, lambda_truncation = {self.lambda_truncation}: give at least 0, "
-                "0 and 1"
-            )
+        if self.depth < 0 or not 0 <= self.l2 < np.inf:
+            raise ValueError(f"depth = {self.depth}, l2 = {self.l2}: give at least 0")
         for name, share in (("feature_share", self.feature_share), ("query_share", self.query_share)):
             if not 0 < share <= 1:
                 raise ValueError(f"{name} = {share} is no share; use more than 0 and at most 1")
@@ -398,37 +392,16 @@ class Grower(Lambdamart):
         validation: RankingData | None,
         seed: int,
         threads: int = 1,
-        past: Past = Past(),  # noqa: B008 (frozen)
+        past: Past = Past(),
     ) -> Iterator[Step]:
-        from fedrank.trees.growing_loop import grow_alone
+        from fedrank.trees.growing import grow_alone
 
         return grow_alone(self, train, validation, seed, past)
 
 
 @dataclass(frozen=True)
-class SelectiveGrower(Grower):
+class SelectiveGrower(Selgb, Grower):
     """SelGB in compiled loops of fedrank's own, which copy no rows."""
-
-    keep: float = 0.01  # p: share of a query's irrelevant documents that is kept
-    least: int = 1  # irrelevant documents that a query keeps in any case
-    every: int = 1  # trees between two choices of rows; the first so many trees see all rows
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_keep(self.keep, self.least)
-        if self.every < 1:
-            raise ValueError(f"every = {self.every} never chooses rows; use 1 or more")
-
-    def check(self, train: RankingData) -> None:
-        _check_keeps_something(self.keep, self.least, train)
-
-    def choice(self, number: int, train: RankingData, scores: Reals, seed: int) -> Rows | None:
-        if number == 0 or number % self.every:
-            return None
-        return _best_negatives(train, scores.astype(np.float32), self.keep, self.least)
-
-    def restart(self, number: int) -> int:
-        return number // self.every * self.every
 
 
 BOOSTERS: dict[str, type] = {
@@ -462,6 +435,11 @@ def shortened(data: RankingData, kept: Rows) -> RankingData:
     )
 
 
+def usable_validation(data: RankingData | None) -> RankingData | None:
+    """Validation data, unless nothing in them is relevant: then they cannot say when to stop."""
+    return data if data is not None and np.any(data.grades > 0) else None
+
+
 class _Judge:
     """nDCG@10 of a growing forest: only the new tree is applied, never the whole forest."""
 
@@ -469,7 +447,7 @@ class _Judge:
         self.evaluator, self.scores = Evaluator(data, [MEASURE]), np.zeros(data.documents)
         if not (data.grades > 0).any():
             raise ValueError(
-                f"{data.name or 'the validation set'} has no relevant document, so that nothing tells when to stop; "
+                f"{data.name or 'the validation set'} has no relevant document to decide when to stop; "
                 "give other validation queries, or none"
             )
 
@@ -478,11 +456,11 @@ class _Judge:
         return float(average(self.evaluator.per_query_of_scores(self.scores))[0])
 
 
-def _best_negatives(train: RankingData, scores: NDArray[np.float32], share: float, least: int) -> Rows:
+def _best_negatives(train: RankingData, scores: NDArray[np.float32], share: float, min_negatives: int) -> Rows:
     from fedrank.kernels.trees import best_negatives
 
     kept = np.empty(train.documents, dtype=np.bool_)
-    best_negatives(scores.view(np.int32), train.grades, train.offsets, share, least, kept)
+    best_negatives(scores.view(np.int32), train.grades, train.offsets, share, min_negatives, kept)
     return kept
 
 
@@ -491,19 +469,3 @@ def _drawn(count: int, share: float, rng: np.random.Generator) -> Rows:
     kept = np.zeros(count, dtype=np.bool_)
     kept[rng.choice(count, max(1, round(share * count)), replace=False, shuffle=False)] = True
     return kept
-
-
-def _check_keep(keep: float, least: int) -> None:
-    if not 0 < keep <= 1:
-        raise ValueError(f"keep = {keep} is no share; use more than 0 and at most 1, such as 0.01 for 1 %")
-    if least < 0:
-        raise ValueError(f"least = {least} is no number of documents; use 0 or more")
-
-
-def _check_keeps_something(keep: float, least: int, train: RankingData) -> None:
-    negatives = np.add.reduceat(train.grades < 1, train.offsets[:-1], dtype=np.int64)
-    if least == 0 and np.floor(keep * negatives.max() + 0.5) < 1:
-        raise ValueError(
-            f"keep = {keep} of at most {negatives.max():,} irrelevant documents a query keeps none; use least = 1 or "
-            f"more, or keep = {1 / max(int(negatives.max()), 1):.2g} or more"
-        )

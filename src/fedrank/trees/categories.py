@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
 from fedrank.files import read_text
-from fedrank.names import nearest
+from fedrank.names import did_you_mean
 
-MOST_CATEGORIES = 1_000  # more values are measurements rather than categories
+MAX_CATEGORIES = 1_000  # more values are measurements rather than categories
 _UNKNOWN = -1  # category of a document that has none
 
 Counts = NDArray[np.int64]
@@ -107,7 +107,7 @@ def _of_feature(column: int, bins: int, parts: Sequence[RankingData]) -> Tallies
         names = ("lowest", *(f"from {edge:g}" for edge in edges))
         return Tallies(names, lambda data: np.searchsorted(edges, data.features[:, column], side="right"))
     values = np.unique(np.concatenate([np.unique(part.features[:, column]) for part in parts]))
-    if len(values) > MOST_CATEGORIES:
+    if len(values) > MAX_CATEGORIES:
         raise ValueError(
             f"feature {column + 1} has {len(values):,} values, too many for categories; give bins, such as bins = 4"
         )
@@ -183,5 +183,5 @@ def _read_categories(file: str) -> dict[tuple[str, str], str]:
 
 def place_of(name: str, names: Sequence[str], by: str) -> int:
     if name not in names:
-        raise ValueError(f"no category {name!r} in {by}{nearest(name, names)}")
+        raise ValueError(f"no category {name!r} in {by}{did_you_mean(name, names)}")
     return names.index(name)

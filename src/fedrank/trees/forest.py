@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
 from fedrank.display import DisplayMixin
-from fedrank.extras import missing
-from fedrank.files import is_plain, read_text, write_whole
+from fedrank.extras import missing_extra
+from fedrank.files import is_plain, read_text, write_atomic
 from fedrank.ranking.model import (
     CHECKSUM,
     FOREST,
@@ -45,13 +45,26 @@ def lightgbm() -> Any:
     try:
         import lightgbm as engine
     except ImportError:
-        raise missing("trees need LightGBM", "trees") from None
+        raise missing_extra("trees need LightGBM", "trees") from None
     return engine
 
 
 @dataclass(frozen=True, repr=False)
 class Forest(DisplayMixin):
-    """Regression trees whose outputs add up to a document's score."""
+    """A forest is a sum of regression trees, stored as a text model of LightGBM.
+
+    Boosters return forests, and `load_model` reads them. `score(data)` returns a score for each document, and
+    `truncated(n)` returns the forest of the first n trees.
+
+    >>> import fedrank as fr
+    >>> train, test = (fr.synthetic("mq2007", queries=40, seed=seed) for seed in (1, 2))
+    >>> forest = fr.boosters.Grower(trees=5, leaves=4)(train)
+    >>> for size in (1, 5):
+    ...     scores = forest.truncated(size).score(test)
+    ...     print(size, fr.evaluate(["ndcg@10"], scores, test).round(3))
+    1 [0.421]
+    5 [0.531]
+    """
 
     text: str  # LightGBM's text format
     normalised: str = "none"  # how the features were normalised that it was trained on
@@ -131,6 +144,17 @@ def fitting(data: RankingData, features: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(data.features, dtype=np.float32)
 
 
+def importance(forest: Forest) -> NDArray[np.float64]:
+    """[features]: the gains of all splits at each feature together, as LightGBM's importance by gain."""
+    total = np.zeros(forest.features)
+    for tree in forest.trees:
+        lines = dict(line.split("=", 1) for line in tree.splitlines() if "=" in line)
+        features = [int(feature) for feature in lines["split_feature"].split()]
+        gains = [float(gain) for gain in lines["split_gain"].split()]
+        np.add.at(total, features, gains)
+    return total
+
+
 def joined(text: str, trees: Sequence[str]) -> str:
     """A LightGBM text with the header of another one and these trees.
 
@@ -144,17 +168,18 @@ def joined(text: str, trees: Sequence[str]) -> str:
     return f"{head}\ntree_sizes={sizes}\n\n{''.join(blocks)}{END}\n{tail}"
 
 
-def planted(trees: Sequence[str], data: RankingData, notes: dict[str, Any] | None = None) -> Forest:
-    """A forest of trees, as they stand in text models, that were grown on these data."""
-    low = np.fmin.reduce(data.features, axis=0, dtype=np.float64)
-    high = np.fmax.reduce(data.features, axis=0, dtype=np.float64)
+def make_forest(
+    trees: Sequence[str], data: RankingData, notes: dict[str, Any] | None = None, with_ranges: bool = True
+) -> Forest:
+    """A forest of trees in LightGBM's format, for features as some data have them.
+
+    Its header has the least and greatest values of the features, unless the trees were grown elsewhere.
+    """
+    low = high = np.zeros(data.features.shape[1])
+    if with_ranges:
+        low = np.fmin.reduce(data.features, axis=0, dtype=np.float64)
+        high = np.fmax.reduce(data.features, axis=0, dtype=np.float64)
     return Forest(_text(trees, low, high), data.normalised, data.feature_names, notes or {}, data.ranges)
-
-
-def transplanted(trees: Sequence[str], like: RankingData, notes: dict[str, Any]) -> Forest:
-    """A forest of trees that were grown elsewhere, on features as some data have them; nobody tells their ranges."""
-    unknown = np.zeros(like.features.shape[1])
-    return Forest(_text(trees, unknown, unknown), like.normalised, like.feature_names, notes, like.ranges)
 
 
 def _text(trees: Sequence[str], low: NDArray[np.float64], high: NDArray[np.float64]) -> str:
@@ -187,7 +212,7 @@ def save_forest(forest: Forest, path: str | Path) -> None:
 def write_text(forest: Forest, path: Path) -> None:
     """Write the trees as LightGBM reads them, with a line for us that says what they were."""
     end = forest.text.index(f"\n{END}") + 1 + len(END)
-    write_whole(path, f"{forest.text[:end]}\n{SEAL}{checksum_of(forest.text)}{forest.text[end:]}")
+    write_atomic(path, f"{forest.text[:end]}\n{SEAL}{checksum_of(forest.text)}{forest.text[end:]}")
 
 
 def load_forest(path: Path, content: Mapping[str, Any] | None, tell: Tell) -> Forest:

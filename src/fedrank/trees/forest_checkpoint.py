@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from fedrank.data.ranking import RankingData
-from fedrank.trees.boosters import Booster, Past, Step, best_size
-from fedrank.trees.forest import Forest, planted
+from fedrank.trees.boosters import Booster, Past, Step, best_size, usable_validation
+from fedrank.trees.forest import Forest, make_forest
 
 Settings = Callable[[Booster, RankingData, RankingData | None, int, int], Booster]
 
@@ -62,7 +62,7 @@ class ForestCheckpoint:
     def __call__(
         self, train: RankingData, validation: RankingData | None = None, seed: int = 0, threads: int = 1
     ) -> Forest:
-        booster = self.booster
+        booster, validation = self.booster, usable_validation(validation)
         if self.settings is not None:
             booster = self.settings(booster, train, validation, seed, threads)
 
@@ -71,7 +71,7 @@ class ForestCheckpoint:
             for step in booster.grow(train, validation, seed, threads, behind):
                 yield [step.tree], step.validation
 
-        return planted(self.take_up(rounds).best, train)
+        return make_forest(self.take_up(rounds).best, train)
 
     def take_up(self, rounds: Callable[[Grown], Iterator[tuple[Sequence[str], float]]]) -> Grown:
         """Grow the next forest; `rounds` gives those after the ones there are: new trees, and nDCG@10 with them."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedrank.data.ranking import RankingData
 from fedrank.files import UNFINISHED as PART
-from fedrank.files import parse_json, read_text, write_whole
+from fedrank.files import parse_json, read_text, write_atomic
 from fedrank.privacy.ledger import Ledger
 from fedrank.privacy.population import LEDGER
 from fedrank.ranking.measures import evaluate
@@ -22,11 +22,10 @@ from fedrank.trees.binning import FORMAT as EDGE_FORMAT
 from fedrank.trees.binning import Edges, grid_edges
 from fedrank.trees.boosters import Grower, Past, best_size
 from fedrank.trees.forest import Forest, save_forest
-from fedrank.trees.growing_protocol import GrowPlan, TreeClient, TreeServer, forest_from
-from fedrank.trees.histograms import AskedHere
+from fedrank.trees.growing import GrowPlan
+from fedrank.trees.growing_protocol import TreeClient, TreeServer, forest_from, in_process
 from fedrank.trees.model_files import load_model
-from fedrank.trees.private_edges import EdgeNoise, estimated_edges
-from fedrank.trees.together import useful
+from fedrank.trees.noise import EdgeNoise, estimated_edges
 
 UNFINISHED = "growing.json"  # the forest so far
 EDGES = "edges.json"  # bin edges, where noise was spent on them
@@ -67,7 +66,7 @@ def grow_files(
     rules: Grower,
     validation: Sequence[str | Path] = (),  # one for each silo, or none
     test: Sequence[str | Path] = (),
-    edges: str | Path | None = None,  # a file that everybody agreed on; None: a grid that fits all numbers
+    edges: str | Path | None = None,  # a file that all agreed on; None: a grid that fits all numbers
     secure: bool = False,
     seed: int = 1,
     tell: Callable[[int, float], None] = lambda trees, quality: None,  # after every tree
@@ -77,12 +76,15 @@ def grow_files(
 ) -> GrownFile:
     """Grow one forest through messages as bytes; a stopped one goes on after its last tree."""
     if len(silos) < 2:
-        raise ValueError(f"{len(silos)} silo is nobody to grow together with; name two or more, or use `trees train`")
+        raise ValueError(
+            f"growing together needs two or more silos (got {len(silos)}); name more, or use `trees train`"
+        )
     if len(validation) not in (0, len(silos)):
         raise ValueError(f"{len(validation)} validation files for {len(silos)} silos; give one for each, or none")
     train = _read(silos)
     features = train[0].features.shape[1]
-    judged = [useful(read_for(path, features, "none")) for path in validation] or [None] * len(train)
+    judged: Sequence[RankingData | None] = [read_for(path, features, "none") for path in validation]
+    judged = judged or [None] * len(train)
     tests = {str(path): read_for(path, features, "none") for path in test}
     folder, files = Path(out), [*silos, *validation]
     if edges is not None and edge_noise is not None:
@@ -105,10 +107,10 @@ def grow_files(
         number: TreeClient(number, plan, own, check)
         for number, (own, check) in enumerate(zip(train, judged, strict=True))
     }
-    server = TreeServer(plan, AskedHere(clients))
+    server = TreeServer(plan, in_process(clients))
     trees, curve = list(past.trees), list(past.validation)
     folder.mkdir(parents=True, exist_ok=True)
-    for text, quality in server.forest(past):
+    for text, quality in server.forest(past.trees, past.validation):
         trees.append(text)
         curve.append(quality)
         _keep(folder, name, trees, curve)
@@ -117,7 +119,7 @@ def grow_files(
     forest = forest_from(trees[:best], train[0], plan)
     save_forest(forest, folder / "model.json")
     finish(folder, priced)
-    write_whole(
+    write_atomic(
         folder / FINISHED, json.dumps({"format": FORMAT, "version": 1, "of": origin, "trees": len(trees)}) + "\n"
     )
     (folder / UNFINISHED).unlink(missing_ok=True)  # the last step; a killed process does it when it is given again
@@ -173,7 +175,7 @@ def _widened(path: str | Path, data: RankingData, features: int) -> RankingData:
         return read_for(path, features, "none")
     except ValueError:
         raise ValueError(
-            f"{path} has {data.features.shape[1]} features and another silo {features}; those who grow together need "
+            f"{path} has {data.features.shape[1]} features and another silo {features}; growing together needs "
             "the same features, in the same order"
         ) from None
 
@@ -189,7 +191,7 @@ def _name(settings: bytes, files: Sequence[str | Path]) -> str:
 def _keep(folder: Path, name: str, trees: Sequence[str], curve: Sequence[float]) -> None:
     known = [None if quality != quality else quality for quality in curve]  # JSON has no NaN
     content = {"format": FORMAT, "version": 1, "of": name, "trees": list(trees), "validation": known}
-    write_whole(folder / UNFINISHED, json.dumps(content))
+    write_atomic(folder / UNFINISHED, json.dumps(content))
 
 
 def _check_folder(folder: Path) -> None:
@@ -205,7 +207,7 @@ def _check_folder(folder: Path) -> None:
 def _estimated(
     folder: Path, train: Sequence[RankingData], noise: EdgeNoise, bins: int, secure: bool, files: Sequence[str | Path]
 ) -> tuple[Edges, PricedEdges]:
-    """Edges on which noise was spent: charged before anything is counted, and kept, so that they are paid for once."""
+    """Edges on which noise was spent: charged before anything is counted, and stored, so they are paid for once."""
     settings = json.dumps({**asdict(noise), "bins": bins, "secure": secure}, sort_keys=True)
     name, path = _name(settings.encode(), files), folder / EDGES
     with Ledger.open(folder / LEDGER, len(train)) as ledger:
@@ -213,14 +215,14 @@ def _estimated(
             ledger.reserve({1: np.arange(len(train))})
             ledger.begun(1)
             edges = estimated_edges(train, noise, bins, secure)
-            write_whole(path, json.dumps({"format": EDGE_FORMAT, "edges": edges.values, "of": name}) + "\n")
+            write_atomic(path, json.dumps({"format": EDGE_FORMAT, "edges": edges.values, "of": name}) + "\n")
         times = ledger.rounds()
     if parse_json(read_text(path)).get("of") != name:
         raise ValueError(
             f"the edges in {folder} were estimated with other settings or of other files, and have been paid for; name "
             "another folder, or use the same"
         )
-    cost = noise.promise(train[0].features.shape[1]).epsilon(times, DELTA)
+    cost = noise.guarantee(train[0].features.shape[1]).epsilon(times, DELTA)
     return Edges.load(path), PricedEdges(noise.unit, times, DELTA, cost)
 
 

@@ -1,118 +1,103 @@
-"""Growing one forest between machines: a server half that decides, a client half that holds rows, bytes between them.
+"""Growing one forest between machines: a server that decides, clients that have rows, bytes between them.
 
     server                              client
-    plan: rules, edges, seed      ->    join: rows, or a refusal
-    past: the forest so far       ->    known
-    keys (secure sum only)        ->    advertisement
+    plan: edges                   ->    join: rows, or a refusal
+    past: trees                   ->    known
+    keys (secure aggregation)     ->    advertisement
     begin: tree, roster           ->    histogram of the root
     cut: leaf, feature, bin       ->    histogram of the smaller leaf
     look: leaf                    ->    its histogram (after a drop-out)
     show: leaves, features        ->    their histograms (where `begin` and `cut` are answered with votes)
     end: values of leaves         ->    quality on its validation queries
 
-Messages are numbered within an attempt at a tree. A client answers the next one, and the last one again with the same
-bytes; all others are refused. What a message may be is known before it is read.
+Kinds of messages begin with "grow-". Messages are numbered within an attempt at a tree. A client answers the next one,
+and the last one again with the same bytes; all others are refused. What a message may be is known before it is read.
+Bare histograms are not private. Secure aggregation shows the server only their sum.
 
-Bare histograms are not private. A secure sum shows the server their sum alone.
+Under noise, kinds begin with "noised-", and one message replaces those from `begin` on:
+
+    ask: all splits, number       ->    sums: histograms of leaves or their sums, with the noise of the client
+
+A client needs no more than the trees so far to answer it, and repeats its bytes where the message is the same. Another
+message with the same number is refused, unless it is a new attempt, whose noise is new and paid for. Without secure
+aggregation every client adds all of the noise; with it, a share. The number of rows and the quality are not released.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
 from fedrank.privacy.secure_aggregation import Identity
 from fedrank.trees.arrays import Trees
-from fedrank.trees.binning import Edges
-from fedrank.trees.boosters import Grower, Past, SelectiveGrower
-from fedrank.trees.cuts import LeafCut, Reals
-from fedrank.trees.drawing import drawn_features
-from fedrank.trees.forest import Forest, transplanted
-from fedrank.trees.growing_loop import DroppedOut, grow_forest
-from fedrank.trees.histogram_messages import Integers, Layout, check_histogram, decode, encode
-from fedrank.trees.row_store import RowStore
-from fedrank.trees.split_finder import Packed, Wish
-from fedrank.trees.voting import Ballots, Voter, Votes, check_votes, decode_named, encode_named
+from fedrank.trees.boosters import Past
+from fedrank.trees.forest import Forest, make_forest
+from fedrank.trees.growing import DroppedOut, GrowPlan, grow_forest
+from fedrank.trees.noise import Whole
+from fedrank.trees.releases import (
+    MAX_ROWS,
+    NUMBER,
+    HistogramRelease,
+    Layout,
+    NoisedRelease,
+    Own,
+    Release,
+    Total,
+    VoteRelease,
+    decode_named,
+    encode_named,
+)
+from fedrank.trees.row_store import PrivateRowStore, Voter, Votes
+from fedrank.trees.split_finder import LeafSplit, Packed, Reals, Wish
+from fedrank.types import Source
 from fedrank.wire import Label, Part, Refused, Value, label_of, pack, unpack
 
-VERSION = 2  # of these messages
-MOST_ROWS = 2**40
-MOST_TEXT = 2**31  # bytes of a forest
+MAX_TEXT = 2**31  # bytes of a forest
 ADVERTISEMENT, ROSTER = 1024, 2**26  # bytes at most
-NUMBER = Part("<i8", 1)
 HALF = 22  # bits in the lower half of a quality, which as a whole is too wide for narrow secure sums
-_RULES = {Grower: "Grower", SelectiveGrower: "SelectiveGrower"}  # in the name of a run: never rename a text
-Read = TypeVar("Read")
-Ask = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]  # requests by client -> answers of those who answered
+NUMBERS_OF_A_SPLIT = 3  # under noise: leaf, feature, bin; the new leaf is the next one
+Ask = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]  # requests by client -> the answers that came
+Sent = tuple[str, dict[str, Value]]  # kind and parts of a message
 
 
 @dataclass(frozen=True)
-class GrowPlan:
-    """What all who grow a forest together agree on."""
+class ReleaseRequest:
+    """A request for a release with noise."""
 
-    rules: Grower
-    edges: Edges
-    seed: int
-    clients: tuple[int, ...]
-    secure: bool = False  # whether the server sees sums of histograms alone
-    bits: int = 62  # of a secure sum
-    dropouts: Literal["again", "continue"] = "again"  # what becomes of a tree in which somebody drops out
-    vote: int = 0  # for how many features of a leaf each votes, before histograms of some are sent; 0: all are sent
+    tree: int
+    attempt: int
+    number: int  # within the tree
+    release: int  # within the forest, from 0
+    splits: bytes  # of the tree so far
+    roster: bytes
 
-    def __post_init__(self) -> None:
-        if not self.clients or len(set(self.clients)) != len(self.clients) or min(self.clients) < 0:
-            raise ValueError(f"clients {self.clients}: give each a number of its own, from 0")
-        if self.secure and len(self.clients) < 2:
-            raise ValueError("one client alone is its own sum: a secure sum hides nothing; use two or more clients")
-        if self.secure and self.dropouts != "again":
-            raise ValueError(
-                'dropouts = "continue" shows under a secure sum what the one held who is gone; use "again"'
+    @classmethod
+    def read(cls, plan: GrowPlan, content: bytes) -> ReleaseRequest | None:
+        """What a message requests; None: nothing that has noise."""
+        label, noise = label_of(content), plan.noise
+        if noise is None or label.kind != "noised-ask":
+            return None
+        most = 4 * NUMBERS_OF_A_SPLIT * (2**noise.depth - 1)
+        parts = {"number": NUMBER, "cuts": Part("|S", most), "roster": Part("|S", ROSTER)}
+        found = unpack(content, Label("noised-ask", plan.run, label.round, label.attempt), parts)[1]
+        number = int(found["number"][0])
+        if not (0 <= label.round < plan.rules.trees and 0 <= number < noise.releases):
+            raise Refused(
+                f"release {number} of tree {label.round} is requested, and there are {noise.releases} of each of "
+                f"{plan.rules.trees} trees"
             )
-        if self.vote < 0:
-            raise ValueError(f"vote = {self.vote} is no number of features; use 1 or more, or 0 to send all features")
-        if self.vote and self.dropouts != "again":
-            raise ValueError(
-                f'vote = {self.vote}, dropouts = "continue": leaves would be counted anew without those who voted; use '
-                '"again", or vote = 0'
-            )
-
-    @property
-    def run(self) -> bytes:
-        """16 bytes that name what was agreed on, so that nothing of another agreement fits."""
-        agreed = asdict(self.rules) | {"rules": _RULES[type(self.rules)], "seed": self.seed, "version": VERSION}
-        agreed |= {"clients": self.clients, "secure": self.secure, "bits": self.bits, "dropouts": self.dropouts}
-        agreed |= {"vote": self.vote}
-        content = json.dumps(agreed, sort_keys=True).encode() + self.edges.digest
-        return hashlib.blake2b(content, digest_size=16).digest()
-
-    def layout(self, tree: int, shift: int) -> Layout:
-        """The bins of a tree's histograms."""
-        drawn = drawn_features(self.edges.features, self.rules.feature_share, self.seed, tree)
-        return Layout(self.edges, drawn, shift)
-
-    @property
-    def elects(self) -> bool:
-        """Whether there are votes: everybody would vote for all features otherwise."""
-        drawn = drawn_features(self.edges.features, self.rules.feature_share, self.seed, 0)
-        return 0 < self.vote < len(drawn)
-
-    def session(self, tree: int, attempt: int) -> bytes:
-        """Names one series of secure sums."""
-        return self.run + tree.to_bytes(8, "little") + attempt.to_bytes(8, "little")
+        release = label.round * noise.releases + number
+        return cls(label.round, label.attempt, number, release, found["cuts"], found["roster"])
 
 
 class TreeClient:
-    """The half that holds rows: `answer` takes the server's bytes and gives its own.
+    """The client's half: `answer` takes the server's bytes and returns its own.
 
-    `Refused` means that a message did not fit and nothing was done or given away.
+    `Refused` means that a message did not fit; nothing was done or sent.
     """
 
     def __init__(
@@ -121,38 +106,40 @@ class TreeClient:
         plan: GrowPlan,
         train: RankingData,
         validation: RankingData | None = None,
-        identity: Identity | None = None,  # under a secure sum, so that the server need not be trusted with keys
+        identity: Identity | None = None,  # under secure aggregation; without it the server must be trusted with keys
+        attempts: Callable[[int], int] = lambda release: -1,  # the last that was answered before, with noise; -1: none
+        source: Source | None = None,  # of noise; None: the system's
     ) -> None:
         if id not in plan.clients:
-            raise ValueError(f"client {id} is none of those who agreed, {plan.clients}")
-        self.id, self.plan, self.identity = id, plan, identity
-        self.holder = RowStore(train, plan.edges, plan.rules, plan.seed, validation)
-        self.trees = 0  # that it knows
+            raise ValueError(f"client {id} is not in the plan, whose clients are {plan.clients}")
+        self.id, self.plan, self.identity, self._attempts = id, plan, identity, attempts
+        self.store = plan.store(train, validation, source)
+        self.trees = 0  # that it has
+        self._series: Any = None
+        self._last: tuple[bytes, bytes] | None = None  # the last message, and the answer to it
+        self._answered: dict[int, int] = {}  # by release with noise: the last attempt
         self._tree: tuple[int, int] | None = None  # the tree that grows, and the attempt
         self._number = 0  # of the next message
         self._leaves = 0
         self._layout: Layout | None = None
-        self._series: Any = None
-        self._voter = Voter(self.holder, plan.vote, len(plan.clients)) if plan.elects else None
-        self._shown: tuple[int, ...] = ()  # leaves that were voted for, until their histograms are asked for
-        self._last: tuple[bytes, bytes] | None = None  # what was asked last, and the answer
+        self._voter = Voter(self.store, plan.vote, len(plan.clients)) if plan.elects else None
+        self._voted: tuple[int, ...] = ()  # leaves that were voted for, until their histograms are requested
+        steps = {"plan": self._join, "past": self._take_past, "keys": self._advertise}
+        if plan.noise is not None:
+            steps |= {"ask": self._release}
+        else:
+            steps |= {"begin": self._begin, "cut": self._cut, "look": self._look, "end": self._end, "show": self._show}
+        self._steps = {_kind(plan, name): step for name, step in steps.items()}
 
     def answer(self, content: bytes) -> bytes:
         """The answer to a message of the server."""
         if self._last is not None and content == self._last[0]:
             return self._last[1]
         label = label_of(content)
-        steps = {
-            "grow-plan": self._join, "grow-past": self._take_past, "grow-keys": self._advertise,
-            "grow-begin": self._begin, "grow-cut": self._cut, "grow-look": self._look, "grow-end": self._end,
-            "grow-show": self._show,
-        }  # fmt: skip
-        if label.kind not in steps:
-            raise Refused(f"a message of kind {label.kind!r} is none of growing; known are {', '.join(steps)}")
-        kind, parts = steps[label.kind](content, label)
-        if kind in ("grow-counts", "grow-votes"):
-            self._number += 1
-        own = Label(kind, self.plan.run, label.round, label.attempt, self.id)
+        if label.kind not in self._steps:
+            raise Refused(f"a message of kind {label.kind!r} is none of growing; known are {', '.join(self._steps)}")
+        kind, parts = self._steps[label.kind](content, label)
+        own = Label(_kind(self.plan, kind), self.plan.run, label.round, label.attempt, self.id)
         self._last = content, pack(own, parts)
         return self._last[1]
 
@@ -160,171 +147,235 @@ class TreeClient:
         expected = Label(label.kind, self.plan.run, label.round, label.attempt)
         return unpack(content, expected, parts)[1]
 
-    def _join(self, content: bytes, label: Label) -> tuple[str, dict[str, Value]]:
-        said = self._open(content, label, {"features": NUMBER, "edges": Part("|S", 16)})
-        own = self.plan.edges
-        if said["features"][0] != own.features or said["edges"] != own.digest:
-            raise Refused(
-                f"the server has bin edges of {said['features'][0]} features that are not those of client {self.id}, "
-                f"of {own.features}; agree on one file"
-            )
-        return "grow-join", {"rows": np.array([self.holder.train.documents])}
+    def _join(self, content: bytes, label: Label) -> Sent:
+        own, noised = self.plan.edges, self.plan.noise is not None
+        expected = {} if noised else {"features": NUMBER}
+        found = self._open(content, label, {**expected, "edges": Part("|S", 16)})
+        if found["edges"] != own.digest or found.get("features", [own.features])[0] != own.features:
+            raise Refused(f"the server has other bin edges than client {self.id}, of other features; agree on one file")
+        return "join", {} if noised else {"rows": np.array([self.store.train.documents])}
 
-    def _take_past(self, content: bytes, label: Label) -> tuple[str, dict[str, Value]]:
-        said = self._open(content, label, {"trees": Part("|S", MOST_TEXT)})
-        texts = [text for text in said["trees"].decode("ascii", "replace").split("\n\n") if text]
+    def _take_past(self, content: bytes, label: Label) -> Sent:
+        noised = self.plan.noise is not None
+        expected = {"first": NUMBER} if noised else {}
+        found = self._open(content, label, {**expected, "trees": Part("|S", MAX_TEXT)})
+        first = int(found["first"][0]) if noised else 0
+        if first not in (0, self.trees):
+            raise Refused(f"trees from {first} on came, and client {self.id} has {self.trees}; send all of them")
+        texts = [text for text in found["trees"].decode("ascii", "replace").split("\n\n") if text]
         trees = [Trees.read([text]) for text in texts]
         if any(tree.reaches > self.plan.edges.features for tree in trees):
             raise Refused(f"a tree of the past reads more than the {self.plan.edges.features} features that there are")
-        self.holder.forget()
+        if first == 0:
+            self.store.forget()
         for tree in trees:
-            self.holder.add(tree)
-        self.trees, self._tree = len(trees), None
-        return "grow-known", {"trees": np.array([self.trees])}
+            self.store.add(tree)
+        self.trees, self._tree = first + len(trees), None
+        known: dict[str, Value] = {"trees": np.array([self.trees])}
+        if self.plan.noise is not None:
+            release = self.trees * self.plan.noise.releases
+            known["attempt"] = np.array([max(self._attempts(release), self._answered.get(release, -1))])
+        return "known", known
 
-    def _advertise(self, content: bytes, label: Label) -> tuple[str, dict[str, Value]]:
+    def _advertise(self, content: bytes, label: Label) -> Sent:
         from fedrank.privacy.secure_series import SeriesClient
 
         self._open(content, label, {})
         if not self.plan.secure:
-            raise Refused("a secure sum was not agreed on; nobody needs keys")
-        self._next_attempt(label)
+            raise Refused("a secure sum was not agreed on, so keys are not needed")
+        if self.plan.noise is None:
+            self._check_attempt(label)
         session = self.plan.session(label.round, label.attempt)
         self._series = SeriesClient(self.id, session, len(self.plan.clients), self.plan.bits, self.identity)
         self._tree, self._layout = None, None
-        return "grow-keyed", {"keys": self._series.advertise()}
+        return "keyed", {"keys": self._series.advertise()}
 
-    def _begin(self, content: bytes, label: Label) -> tuple[str, dict[str, Value]]:
-        said = self._open(content, label, {"shift": NUMBER, "roster": Part("|S", ROSTER)})
-        shift = int(said["shift"][0])
-        if not self.holder.train.documents.bit_length() <= shift <= MOST_ROWS.bit_length():
-            raise Refused(
-                f"{shift} bits are no room for the rows of all; they are announced, and counted by the server"
-            )
-        self._next_attempt(label)
+    def _meet(self, tree: int, attempt: int, roster: bytes, first: bool = True) -> None:
+        """Take the keys of the others, before anything is masked."""
+        if not self.plan.secure:
+            if roster:
+                raise Refused("a roster came, and a secure sum was not agreed on")
+            return
+        if self._series is None or self._series.terms.session != self.plan.session(tree, attempt):
+            raise Refused(f"tree {tree} is begun without new keys; request them first")
+        if first:
+            try:
+                self._series.meet(roster)
+            except ValueError as problem:
+                raise Refused(str(problem)) from None  # it speaks of keys, never of data
+
+    def _sent(self, release: Release[Own, Total], found: Own) -> Sent:
+        """What was found, as it leaves."""
+        self._number = release.number + 1
         if self.plan.secure:
-            if self._series is None or self._series.terms.session != self.plan.session(label.round, label.attempt):
-                raise Refused(f"tree {label.round} is begun without new keys; ask for them first")
-            self._series.meet(said["roster"])
-        elif said["roster"]:
-            raise Refused("a roster came, and a secure sum was not agreed on")
+            return release.kind, {"masked": self._series.masked(release.number, release.numbers(found))}
+        return release.kind, release.encode(found)
+
+    # Without noise
+
+    def _begin(self, content: bytes, label: Label) -> Sent:
+        found = self._open(content, label, {"shift": NUMBER, "roster": Part("|S", ROSTER)})
+        shift = int(found["shift"][0])
+        if not self.store.train.documents.bit_length() <= shift <= MAX_ROWS.bit_length():
+            raise Refused(f"{shift} bits do not fit the rows of all clients, which are announced and counted before")
+        self._check_attempt(label)
+        self._meet(label.round, label.attempt, found["roster"])
         self._tree, self._number, self._leaves = (label.round, label.attempt), 0, 1
         self._layout = self.plan.layout(label.round, shift)
-        if self._voter is not None:
-            return self._voted(self._voter.begin(label.round, shift), (0,))
-        return self._told(self.holder.begin(label.round, shift), 0)
+        self.store.begin(label.round, shift)
+        return self._votes((0,)) if self._voter is not None else self._histogram(0)
 
-    def _cut(self, content: bytes, label: Label) -> tuple[str, dict[str, Value]]:
-        said = self._numbered(content, label, {"cut": Part("<i4", 5)})
-        cut = LeafCut(*said["cut"].tolist())
+    def _cut(self, content: bytes, label: Label) -> Sent:
+        found = self._numbered(content, label, {"cut": Part("<i4", 5)})
+        split = LeafSplit(*found["cut"].tolist())
         assert self._layout is not None
-        fits = 0 <= cut.leaf < self._leaves == cut.new < self.plan.rules.leaves and cut.feature in self._layout.features
-        if not (fits and 0 <= cut.bin < self.plan.edges.counts[cut.feature] and cut.wanted in (-1, cut.leaf, cut.new)):
-            raise Refused(f"{cut} cuts nothing of a tree with {self._leaves} leaves by features that were drawn")
+        plan, wanted = self.plan, (-1, split.leaf, split.new)
+        fits = (
+            0 <= split.leaf < self._leaves == split.new < plan.rules.leaves and split.feature in self._layout.features
+        )
+        if not (fits and 0 <= split.bin < plan.edges.counts[split.feature] and split.wanted in wanted):
+            raise Refused(f"{split} splits nothing of a tree with {self._leaves} leaves by features that were drawn")
         self._leaves += 1
-        if cut.wanted < 0:
-            self.holder.cut(cut)
+        self.store.split(split)
+        if split.wanted < 0:
             self._number += 1
-            return "grow-cut-done", {"number": np.array([self._number])}
-        if self._voter is not None:
-            return self._voted(self._voter.cut(cut), (cut.leaf, cut.new))
-        return self._told(self.holder.divided(cut), cut.wanted)
+            return "cut-done", {"number": np.array([self._number])}
+        return self._votes((split.leaf, split.new)) if self._voter is not None else self._histogram(split.wanted)
 
-    def _show(self, content: bytes, label: Label) -> tuple[str, dict[str, Value]]:
-        """Histograms of elected features, once, of the leaves that were voted for last."""
-        if self._voter is None or not self._shown:
-            raise Refused("histograms of some features are asked for, and nobody has voted; ask for votes first")
-        assert self._layout is not None
-        features, leaves = self._layout.features, self._shown
-        most = len(leaves) * -(-len(features) // 8)
-        said = self._numbered(content, label, {"features": Part("|S", most)})
-        named = decode_named(said["features"], len(leaves), len(features), 2 * self.plan.vote * len(leaves))
-        layouts = [self._layout.of(features[one]) for one in named]
-        self._shown = ()
-        counted = [self._voter.histogram(leaf) for leaf in leaves]
-        if self.plan.secure:
-            values = [layout.spread(packed).reshape(-1) for packed, layout in zip(counted, layouts, strict=True)]
-            return "grow-counts", {"masked": self._series.masked(self._number, np.concatenate(values))}
-        parts: dict[str, Value] = {"number": np.array([self._number])}
-        parts["rows"] = np.array([self.holder.rows_in(leaf) for leaf in leaves])
-        for place, (packed, layout) in enumerate(zip(counted, layouts, strict=True)):
-            parts[f"counts {place}"] = encode(packed, layout) if layout.bins else b""
-        return "grow-counts", parts
-
-    def _voted(self, ballots: Ballots, leaves: tuple[int, ...]) -> tuple[str, dict[str, Value]]:
-        self._shown = leaves
-        if self.plan.secure:
-            masked = self._series.masked(self._number, ballots.astype(np.int64).reshape(-1))
-            return "grow-votes", {"masked": masked}
-        return "grow-votes", {"number": np.array([self._number]), "votes": encode_named(ballots)}
-
-    def _look(self, content: bytes, label: Label) -> tuple[str, dict[str, Value]]:
+    def _look(self, content: bytes, label: Label) -> Sent:
         leaf = int(self._numbered(content, label, {"leaf": NUMBER})["leaf"][0])
         if self.plan.dropouts != "continue":
             raise Refused("leaves were looked at again where a tree is begun again; that was not agreed on")
         if not 0 <= leaf < self._leaves:
             raise Refused(f"there is no leaf {leaf} in a tree of {self._leaves} leaves")
-        return self._told(self.holder.histogram(leaf), leaf)
+        return self._histogram(leaf)
 
-    def _end(self, content: bytes, label: Label) -> tuple[str, dict[str, Value]]:
-        said = self._numbered(content, label, {"values": Part("<f8", self._leaves)})
-        self.holder.end(said["values"])
+    def _show(self, content: bytes, label: Label) -> Sent:
+        """Histograms of elected features, once, of the leaves that were voted for last."""
+        if self._voter is None or not self._voted:
+            raise Refused("histograms of some features are requested before a vote; request votes first")
+        assert self._layout is not None
+        features, leaves = self._layout.features, self._voted
+        most = len(leaves) * -(-len(features) // 8)
+        found = self._numbered(content, label, {"features": Part("|S", most)})
+        named = decode_named(found["features"], len(leaves), len(features), 2 * self.plan.vote * len(leaves))
+        self._voted = ()
+        release = HistogramRelease(self._number, tuple(self._layout.of(features[one]) for one in named), elected=True)
+        return self._sent(release, [(self.store.rows_in(leaf), self._voter.histogram(leaf)) for leaf in leaves])
+
+    def _end(self, content: bytes, label: Label) -> Sent:
+        found = self._numbered(content, label, {"values": Part("<f8", self._leaves)})
+        self.store.end(found["values"])
         self.trees, self._tree = self.trees + 1, None
-        total, counted = self.holder.quality()
+        total, counted = self.store.quality()
         if self.plan.secure:
-            found = np.array([total >> HALF, total & (1 << HALF) - 1, counted])
-            return "grow-quality", {"masked": self._series.masked(self._number, found)}
-        return "grow-quality", {"quality": np.array([total, counted])}
+            parts = np.array([total >> HALF, total & (1 << HALF) - 1, counted])
+            return "quality", {"masked": self._series.masked(self._number, parts)}
+        return "quality", {"quality": np.array([total, counted])}
 
-    def _next_attempt(self, label: Label) -> None:
-        if label.round != self.trees:
-            raise Refused(
-                f"tree {label.round} is asked for and client {self.id} knows {self.trees} trees; send it the forest so "
-                "far"
-            )
+    def _histogram(self, leaf: int) -> Sent:
+        assert self._layout is not None
+        release = HistogramRelease(self._number, (self._layout,))
+        return self._sent(release, [(self.store.rows_in(leaf), self.store.histogram(leaf))])
+
+    def _votes(self, leaves: tuple[int, ...]) -> Sent:
+        assert self._layout is not None
+        assert self._voter is not None
+        self._voted = leaves
+        release = VoteRelease(self._number, len(leaves), len(self._layout.features), self.plan.vote)
+        return self._sent(release, self._voter.ballots(leaves))
+
+    def _check_attempt(self, label: Label) -> None:
+        self._check_tree(label.round)
         if self._tree is not None and label.attempt <= self._tree[1]:
             raise Refused(
                 f"attempt {label.attempt} at tree {label.round} is over, {self._tree[1]} was the last; replayed"
             )
 
+    def _check_tree(self, tree: int) -> None:
+        if tree != self.trees:
+            raise Refused(
+                f"tree {tree} is requested and client {self.id} knows {self.trees} trees; send it the forest so far"
+            )
+
     def _numbered(self, content: bytes, label: Label, parts: Mapping[str, Part]) -> dict[str, Any]:
         if (label.round, label.attempt) != self._tree:
             raise Refused(f"attempt {label.attempt} at tree {label.round} is not the one that grows: {self._tree}")
-        said = self._open(content, label, {"number": NUMBER, **parts})
-        if said["number"][0] != self._number:
+        found = self._open(content, label, {"number": NUMBER, **parts})
+        if found["number"][0] != self._number:
             raise Refused(
-                f"message {said['number'][0]} of a tree came, expected was {self._number}: replayed, or too early"
+                f"message {found['number'][0]} of a tree came, expected was {self._number}: replayed, or too early"
             )
-        return said
+        return found
 
-    def _told(self, packed: Packed, leaf: int) -> tuple[str, dict[str, Value]]:
-        assert self._layout is not None
-        if self.plan.secure:
-            values = self._layout.spread(packed).reshape(-1)
-            return "grow-counts", {"masked": self._series.masked(self._number, values)}
-        number, rows = np.array([self._number]), np.array([self.holder.rows_in(leaf)])
-        return "grow-counts", {"number": number, "rows": rows, "counts": encode(packed, self._layout)}
+    # With noise
+
+    def _release(self, content: bytes, label: Label) -> Sent:
+        request, store = ReleaseRequest.read(self.plan, content), self.store
+        assert request is not None
+        assert isinstance(store, PrivateRowStore)
+        self._check_tree(request.tree)
+        if request.attempt <= self._answered.get(request.release, -1):
+            raise Refused(
+                f"release {request.number} of tree {request.tree} was answered in attempt {request.attempt} or later, "
+                "and is not answered twice with other noise; begin a new attempt"
+            )
+        splits = self._read_splits(request)
+        self._meet(request.tree, request.attempt, request.roster, request.number == 0)
+        store.begin(request.tree, 0)
+        for split in splits:
+            store.split(split)
+        found = store.released(request.number)
+        self._answered[request.release] = request.attempt
+        return self._sent(NoisedRelease(request.number, found.shape, len(self.plan.clients)), found)
+
+    def _read_splits(self, request: ReleaseRequest) -> list[LeafSplit]:
+        edges, noise = self.plan.edges, self.plan.noise
+        assert noise is not None
+        expected = noise.leaves(request.number) - 1
+        if len(request.splits) != 4 * NUMBERS_OF_A_SPLIT * expected:
+            raise Refused(
+                f"release {request.number} of a tree follows {expected} splits, and {len(request.splits)} bytes came"
+            )
+        splits = []
+        table = np.frombuffer(request.splits, "<i4").reshape(-1, NUMBERS_OF_A_SPLIT).tolist()
+        for place, (leaf, feature, bin) in enumerate(table):
+            if not (0 <= leaf <= place and 0 <= feature < edges.features and 0 <= bin < edges.counts[feature]):
+                raise Refused(f"split {place} (leaf {leaf}, feature {feature}, bin {bin}) splits nothing of its tree")
+            splits.append(LeafSplit(leaf, place + 1, feature, bin))
+        return splits
 
 
 class TreeServer:
-    """The half that decides, and asks clients for sums: a `Gathering` of `growth.py`.
+    """The server's half, which decides: a `ClientGroup` of growing.py.
 
-    `refused` says who sent what does not fit; they are out of that tree, as are those who do not answer.
+    `refused` says which clients sent what does not fit; they are out of that tree, as are those that do not answer.
     """
 
-    def __init__(self, plan: GrowPlan, ask: Ask, identities: Mapping[int, bytes] | None = None) -> None:
-        self.plan, self.ask, self.identities = plan, ask, identities
-        self.dropouts, self.vote = plan.dropouts, plan.vote
+    def __init__(
+        self,
+        plan: GrowPlan,
+        ask: Ask,
+        identities: Mapping[int, bytes] | None = None,
+        charge: Callable[[int], None] = lambda tree: None,  # called before clients release anything of a tree
+    ) -> None:
+        self.plan, self.ask, self.identities, self.charge = plan, ask, identities, charge
         self.announced: dict[int, int] = {}  # rows of each client
         self.refused: dict[int, str] = {}
         self.bytes_up, self.bytes_down = 0, 0
+        self.releases = 0  # with noise that were requested: each is paid for, whether it came or not
         self._texts: list[str] = []
-        self._behind: set[int] = set()  # clients that lack trees
+        self._known: dict[int, int] = {}  # by client: trees that it has
+        self._attempts: dict[int, int] = {}  # by client, with noise: the last at the next tree that it answered
         self._present: list[int] = []
-        self._out: set[int] = set()  # who sent something in this tree that does not fit
-        self._tree, self._attempt, self._number = 0, 0, 0
+        self._out: set[int] = set()  # clients that sent something in this tree that does not fit
+        self._tree, self._attempt, self._number = 0 if plan.noise is None else -1, 0, 0
         self._rows: dict[int, dict[int, int]] = {}  # by client and leaf, as far as known
-        self._parts: tuple[int, ...] = ()  # leaves that were voted for last
+        self._pending: tuple[str, dict[str, Value]] | None = None  # a message that the next release answers
+        self._split: LeafSplit | None = None  # the last one
+        self._voted: tuple[int, ...] = ()  # leaves that were voted for last
+        self._splits: list[LeafSplit] = []  # of a tree with noise
+        self._roster = b""
         self._layout: Layout | None = None
         self._series: Any = None
 
@@ -332,257 +383,240 @@ class TreeServer:
     def rows(self) -> int:
         return sum(self.announced.values())
 
-    def forest(self, past: Past = Past()) -> Iterator[tuple[str, float]]:  # noqa: B008 (frozen)
-        """Trees, each with nDCG@10 on the clients' validation queries; goes on after those of the past."""
-        self.join()
-        self._texts, self._behind = list(past.trees), set(self.plan.clients)
-        for text, quality in grow_forest(self, self.plan.rules, self.plan.edges, self.plan.seed, past):
+    @property
+    def present(self) -> int:
+        return len(self._present)
+
+    def forest(self, trees: Sequence[str] = (), validation: Sequence[float] = ()) -> Iterator[tuple[str, float]]:
+        """Trees, each with nDCG@10 on the clients' validation queries; continues after those that were grown before."""
+        self._join()
+        self._texts, self._known = list(trees), {}
+        for text, quality in grow_forest(self, Past(tuple(trees), tuple(validation))):
             self._texts.append(text)
             yield text, quality
 
-    def join(self) -> None:
-        """Ask everybody who agreed how many rows they have."""
-        edges = self.plan.edges
-        said = self._asked(
-            "grow-plan", self.plan.clients, {"features": np.array([edges.features]), "edges": edges.digest},
-            "grow-join", {"rows": NUMBER}, tree=0,
-        )  # fmt: skip
-        for client, parts in said.items():
-            rows = int(parts["rows"][0])
-            if not 0 < rows <= MOST_ROWS:
-                self._refuse(client, f"it announced {rows} rows")
-                continue
-            self.announced[client] = rows
-        missing = sorted(set(self.plan.clients) - set(self.announced))
-        if missing:
-            why = "; ".join(f"client {client}: {self.refused.get(client, 'no answer')}" for client in missing)
-            raise ValueError(f"not all who agreed joined: {why}; ask them, or agree with the others on a new plan")
-
-    def begin(self, tree: int, shift: int) -> Packed:
-        return self._sum("grow-begin", self._begun(tree, shift), leaf=0)
-
-    def begin_with_votes(self, tree: int, shift: int) -> Votes:
-        return self._votes("grow-begin", self._begun(tree, shift), (0,))
-
-    def _begun(self, tree: int, shift: int) -> dict[str, Value]:
-        """Gather all who are there for one more attempt at a tree; what they are told."""
-        if tree != self._tree:
+    def begin(self, tree: int, shift: int) -> None:
+        noised = self.plan.noise is not None
+        again = tree == self._tree
+        if not again:
             self._attempt, self._out = -1, set()
-        self._attempt += 1
-        self._tree, self._number = tree, 0
-        self._hand_out_past()
-        self._layout = self.plan.layout(tree, shift)
-        roster = self._exchange_keys() if self.plan.secure else b""
+        self._tree, self._number, self._splits = tree, 0, []
+        if not noised:
+            self._attempt += 1
+        self._hand_out(self.plan.clients)
+        self._present = [client for client in self.plan.clients if self._known.get(client) == len(self._texts)]
+        away = sorted(set(self.plan.clients) - set(self._present))
+        if not self._present or (self.plan.secure and away):
+            raise ValueError(
+                f"clients {away} are away; the {len(self._texts)} trees so far stay, continue when "
+                f"{'all are' if self.plan.secure else 'one is'} there"
+            )
+        if noised:
+            last = max(self._attempts.get(client, -1) for client in self._present)
+            # Without masks the last attempt can be requested again, and costs nothing where requests are the same.
+            self._attempt = max(self._attempt, last) + 1 if again or self.plan.secure else max(last, 0)
+        self.charge(tree)
+        self._roster = self._exchange_keys() if self.plan.secure else b""
         self._rows = {client: {} for client in self._present}
-        return {"shift": np.array([shift]), "roster": roster}
+        self._layout, self._split = self.plan.layout(tree, shift), None
+        self._pending = "begin", {"shift": np.array([shift]), "roster": self._roster}
 
-    def cut(self, cut: LeafCut) -> Packed | None:
-        numbers = _numbers(cut)
-        if cut.wanted >= 0:
-            return self._sum("grow-cut", {"cut": numbers}, cut.wanted, cut)
-        parts = {"number": np.array([self._number]), "cut": numbers}
-        said = self._asked("grow-cut", self._present, parts, "grow-cut-done", {"number": NUMBER})
+    def split(self, split: LeafSplit) -> None:
+        if self.plan.noise is not None:
+            self._splits.append(split)
+            return
+        self._split = split
+        numbers = np.array([split.leaf, split.new, split.feature, split.bin, split.wanted], dtype=np.int32)
+        parts: dict[str, Value] = {"number": np.array([self._number]), "cut": numbers}
+        if split.wanted >= 0:
+            self._pending = "cut", parts
+            return
+        found = self._asked("cut", self._present, parts, "cut-done", {"number": NUMBER})
         self._number += 1
-        self._keep(said)
-        return None
+        self._keep(found)
 
-    def cut_with_votes(self, cut: LeafCut) -> Votes:
-        return self._votes("grow-cut", {"cut": _numbers(cut)}, (cut.leaf, cut.new))
-
-    def show(self, wishes: Sequence[Wish]) -> list[Packed]:
+    def histogram(self, leaf: int) -> Packed:
         assert self._layout is not None
-        drawn, asked = self._layout.features, dict(wishes)
-        named = np.array([np.isin(drawn, asked.get(leaf, drawn[:0])) for leaf in self._parts])
-        layouts = [self._layout.of(drawn[one]) for one in named]
-        sizes = [3 * layout.bins for layout in layouts]
-        expected = {"number": NUMBER, "rows": Part("<i8", len(layouts))}
-        expected |= {f"counts {place}": Part("|S", layout.most_bytes) for place, layout in enumerate(layouts)}
-        if self.plan.secure:
-            expected = {"masked": Part("|S", 1024 + 8 * sum(sizes))}
-        parts: dict[str, Value] = {"number": np.array([self._number]), "features": encode_named(named)}
-        said = self._asked("grow-show", self._present, parts, "grow-counts", expected)
-        number, self._number = self._number, self._number + 1
-        if self.plan.secure:
-            self._keep(said)
-            values = self._opened(number, layouts, {client: one["masked"] for client, one in said.items()})
-            found = [layout.pack(one) for layout, one in zip(layouts, values, strict=True)]
-        else:
-            shown = self._checked(said, lambda client, one: self._shown(client, one, number, layouts))
-            found = [np.sum(each, axis=0) for each in zip(*shown.values(), strict=True)]
-        return [found[self._parts.index(leaf)] for leaf, _ in wishes]
+        kind, parts = self._pending or ("look", {"number": np.array([self._number]), "leaf": np.array([leaf])})
+        split = self._split if kind == "cut" else None
+        release = HistogramRelease(self._number, (self._layout,), rows=self.rows)
 
-    def look(self, leaf: int) -> Packed:
-        return self._sum("grow-look", {"leaf": np.array([leaf])}, leaf)
+        def read(client: int, found: dict[str, Any]) -> list[Packed]:
+            before = self._check_rows(client, (leaf,), leaf if split is None else split.leaf, found["rows"].tolist())
+            if split is not None:
+                self._rows[client][split.new if leaf == split.leaf else split.leaf] = before - self._rows[client][leaf]
+            return release.decode(found)
+
+        return self._sum(kind, parts, release, read)[0]
+
+    def votes(self, leaves: tuple[int, ...]) -> Votes:
+        assert self._layout is not None
+        assert self._pending is not None
+        self._voted = leaves
+        features = len(self._layout.features)
+        release = VoteRelease(self._number, len(leaves), features, self.plan.vote, len(self._present))
+        return self._sum(*self._pending, release)
+
+    def elected(self, wishes: Sequence[Wish]) -> list[Packed]:
+        assert self._layout is not None
+        drawn, wanted, leaves = self._layout.features, dict(wishes), self._voted
+        named = np.array([np.isin(drawn, wanted.get(leaf, drawn[:0])) for leaf in leaves])
+        layouts = tuple(self._layout.of(drawn[one]) for one in named)
+        release = HistogramRelease(self._number, layouts, elected=True, rows=self.rows)
+
+        def read(client: int, found: dict[str, Any]) -> list[Packed]:
+            self._check_rows(client, leaves, leaves[0], found["rows"].tolist())
+            return release.decode(found)
+
+        parts: dict[str, Value] = {"number": np.array([self._number]), "features": encode_named(named)}
+        histograms = self._sum("show", parts, release, read)
+        return [histograms[leaves.index(leaf)] for leaf, _ in wishes]
+
+    def noised(self, number: int) -> Whole:
+        noise, edges = self.plan.noise, self.plan.edges
+        assert noise is not None
+        shape = (2,) if noise.is_last(number) else (edges.features, edges.bins, 2)
+        table = np.array([[split.leaf, split.feature, split.bin] for split in self._splits], "<i4")
+        parts: dict[str, Value] = {"number": np.array([number]), "cuts": table.tobytes()}
+        parts["roster"] = self._roster if number == 0 else b""
+        self.releases += 1
+        return self._sum("ask", parts, NoisedRelease(number, (noise.leaves(number), *shape), len(self.plan.clients)))
 
     def end(self, values: Reals) -> tuple[int, int]:
+        if self.plan.noise is not None:
+            return 0, 0  # clients get the tree with the next one
         parts = {"number": np.array([self._number]), "values": values}
         expected = {"masked": Part("|S", 4096)} if self.plan.secure else {"quality": Part("<i8", 2)}
-        said = self._asked("grow-end", self._present, parts, "grow-quality", expected)
-        self._behind |= set(self.plan.clients) - set(said)
-        if not self.plan.secure:
-            for client in [client for client, one in said.items() if np.any(one["quality"] < 0)]:
-                self._refuse(client, "it has a negative quality")
-                del said[client]
-            total, counted = np.sum([one["quality"] for one in said.values()], axis=0) if said else (0, 0)
-            return int(total), int(counted)
-        if set(said) != set(self.plan.clients):
-            return 0, 0  # the tree stands; how good it is stays unknown, because not all told their part
-        high, low, counted = self._series.sum(self._number, 3, {client: one["masked"] for client, one in said.items()})
-        return (int(high) << HALF) + int(low), int(counted)
+        found = self._asked("end", self._present, parts, "quality", expected)
+        self._known = dict.fromkeys(found, len(self._texts) + 1)
+        if self.plan.secure:
+            if set(found) != set(self.plan.clients):
+                return 0, 0  # the tree stands; its quality stays unknown, because not all sent their part
+            masked = {client: one["masked"] for client, one in found.items()}
+            high, low, counted = self._series.sum(self._number, 3, masked)
+            return (int(high) << HALF) + int(low), int(counted)
+        for client in [client for client, one in found.items() if np.any(one["quality"] < 0)]:
+            self._refuse(client, "it has a negative quality")
+            del found[client]
+        total, counted = np.sum([one["quality"] for one in found.values()], axis=0) if found else (0, 0)
+        return int(total), int(counted)
 
-    def _hand_out_past(self) -> None:
-        """Everybody begins with the same forest; who does not answer is not in this tree."""
-        self._present = [client for client in self.plan.clients if client not in self._behind]
-        late = sorted(self._behind - self._out)
-        if late:
-            text = "\n\n".join(self._texts).encode()
-            expected = {"trees": NUMBER}
-            said = self._asked("grow-past", late, {"trees": text}, "grow-known", expected)
-            right = {client for client, one in said.items() if one["trees"][0] == len(self._texts)}
-            self._behind -= right
-            self._present = sorted({*self._present, *right})
-        if not self._present or (self.plan.secure and len(self._present) < len(self.plan.clients)):
-            away = sorted(set(self.plan.clients) - set(self._present))
+    def _join(self) -> None:
+        """All clients must have the same edges; without noise they announce how many rows they have."""
+        edges, noised = self.plan.edges, self.plan.noise is not None
+        parts: dict[str, Value] = {} if noised else {"features": np.array([edges.features])}
+        expected = {} if noised else {"rows": NUMBER}
+        where, parts = (0, 0), parts | {"edges": edges.digest}
+        joined = self._asked("plan", self.plan.clients, parts, "join", expected, where)
+        if not noised:
+            for client, found in joined.items():
+                if not 0 < (rows := int(found["rows"][0])) <= MAX_ROWS:
+                    self._refuse(client, f"it announced {rows} rows")
+                    continue
+                self.announced[client] = rows
+        if missing := sorted(set(self.plan.clients) - set(joined if noised else self.announced)):
+            why = "; ".join(f"client {client}: {self.refused.get(client, 'no answer')}" for client in missing)
             raise ValueError(
-                f"clients {away} are away; the {len(self._texts)} trees so far stay, go on when "
-                f"{'all are' if self.plan.secure else 'somebody is'} there"
+                f"not all clients of the plan joined: {why}; ask them, or agree with the others on a new plan"
             )
+
+    def _hand_out(self, clients: Sequence[int]) -> None:
+        """Send every client the trees that it lacks; without noise, all of them."""
+        noised, groups = self.plan.noise is not None, dict[int, list[int]]()
+        for client in clients:
+            if self._known.get(client) != len(self._texts) and client not in self._out:
+                groups.setdefault(self._known.get(client, 0) if noised else 0, []).append(client)
+        for first, group in groups.items():
+            parts: dict[str, Value] = {"first": np.array([first])} if noised else {}
+            parts["trees"] = "\n\n".join(self._texts[first:]).encode()
+            expected = {"trees": NUMBER, "attempt": NUMBER} if noised else {"trees": NUMBER}
+            where = self._tree, 0 if noised else self._attempt
+            found = self._asked("past", group, parts, "known", expected, where)
+            for client in group:
+                self._known.pop(client, None)  # a client that does not answer gets all of them, the next time
+            for client, one in found.items():
+                self._known[client] = int(one["trees"][0])
+                if noised:
+                    self._attempts[client] = int(one["attempt"][0])
 
     def _exchange_keys(self) -> bytes:
         from fedrank.privacy.secure_series import SeriesServer
 
         session = self.plan.session(self._tree, self._attempt)
         self._series = SeriesServer(session, self.plan.clients, self.plan.bits, self.identities)
-        said = self._asked("grow-keys", self._present, {}, "grow-keyed", {"keys": Part("|S", ADVERTISEMENT)})
-        for client, parts in said.items():
-            try:
-                self._series.receive_advertisement(parts["keys"])
-            except ValueError as problem:
-                self._refuse(client, str(problem))
-        self._keep({client: parts for client, parts in said.items() if client not in self._series.left_out})
+        found = self._asked("keys", self._present, {}, "keyed", {"keys": Part("|S", ADVERTISEMENT)})
+        self._checked(found, lambda client, one: self._series.receive_advertisement(one["keys"]))
         return bytes(self._series.roster())
 
-    def _sum(self, kind: str, parts: dict[str, Value], leaf: int, cut: LeafCut | None = None) -> Packed:
-        """What all say of a leaf, added up."""
-        assert self._layout is not None
-        layout, numbered = self._layout, {} if kind == "grow-begin" else {"number": np.array([self._number])}
-        bins = 3 * layout.bins
-        expected = {"number": NUMBER, "rows": NUMBER, "counts": Part("|S", layout.most_bytes)}
-        if self.plan.secure:
-            expected = {"masked": Part("|S", 1024 + 8 * bins)}
-        said = self._asked(kind, self._present, numbered | parts, "grow-counts", expected)
-        number, self._number = self._number, self._number + 1
-        if self.plan.secure:
-            self._keep(said)
-            [values] = self._opened(number, [layout], {client: one["masked"] for client, one in said.items()})
-            return layout.pack(values)
-        histograms = self._checked(said, lambda client, one: self._histogram(client, one, number, leaf, cut))
-        return np.sum(list(histograms.values()), axis=0) if len(histograms) > 1 else next(iter(histograms.values()))
-
-    def _votes(self, kind: str, parts: dict[str, Value], leaves: tuple[int, ...]) -> Votes:
-        """[leaves, features]: how many vote for each."""
-        assert self._layout is not None
-        self._parts, features = leaves, len(self._layout.features)
-        numbered = {} if kind == "grow-begin" else {"number": np.array([self._number])}
-        size, vote = len(leaves) * features, self.plan.vote
-        expected = {"number": NUMBER, "votes": Part("|S", len(leaves) * -(-features // 8))}
-        if self.plan.secure:
-            expected = {"masked": Part("|S", 1024 + 8 * size)}
-        said = self._asked(kind, self._present, numbered | parts, "grow-votes", expected)
-        number, self._number = self._number, self._number + 1
-        if self.plan.secure:
-            self._keep(said)
-            with self._adding_up():
-                votes = self._series.sum(number, size, {client: one["masked"] for client, one in said.items()})
-                votes = votes.reshape(len(leaves), features)
-                check_votes(votes, vote, len(self._present))
-            return np.asarray(votes)
-
-        def ballot(client: int, one: dict[str, Any]) -> Ballots:
-            _check_number(one, number)
-            named = decode_named(one["votes"], len(leaves), features, vote * len(leaves))
-            check_votes(named.astype(np.int64), vote, 1)
-            return named
-
-        return np.asarray(np.sum(list(self._checked(said, ballot).values()), axis=0))
-
-    def _shown(self, client: int, said: dict[str, Any], number: int, layouts: Sequence[Layout]) -> list[Packed]:
-        _check_number(said, number)
-        known, rows = self._rows[client], said["rows"].tolist()
-        before = known.get(self._parts[0], self.announced[client])
-        whole = sum(rows) == before if self._parts[0] in known else sum(rows) <= before
-        if min(rows) < 0 or not whole:
-            raise Refused(f"it has {rows} rows in leaves {list(self._parts)}, where it announced {before:,}")
-        histograms = [
-            decode(said[f"counts {place}"], layout, rows[place]) if layout.bins else layout.pack(np.zeros((3, 0), int))
-            for place, layout in enumerate(layouts)
-        ]
-        known.update(zip(self._parts, rows, strict=True))
-        return histograms
-
-    def _histogram(self, client: int, said: dict[str, Any], number: int, leaf: int, cut: LeafCut | None) -> Packed:
-        assert self._layout is not None
-        _check_number(said, number)
-        known, rows = self._rows[client], int(said["rows"][0])
-        most = known.get(leaf if cut is None else cut.leaf, self.announced[client])
-        if not 0 <= rows <= most:
-            raise Refused(f"it has {rows:,} rows in leaf {leaf}, where it announced {most:,}")
-        histogram = decode(said["counts"], self._layout, rows)
-        known[leaf] = rows
-        if cut is not None:
-            known[cut.new if leaf == cut.leaf else cut.leaf] = most - rows
-        return histogram
-
-    def _opened(self, number: int, layouts: Sequence[Layout], masked: Mapping[int, bytes]) -> list[Integers]:
-        """The sums of all in a message with a histogram, or several."""
-        sizes = [3 * layout.bins for layout in layouts]
-        with self._adding_up():
-            values = self._series.sum(number, sum(sizes), masked)
-            found = [part.reshape(3, -1) for part in np.split(values, np.cumsum(sizes)[:-1])]
-            for one, layout in zip(found, layouts, strict=True):
-                if not layout.bins:
-                    continue
-                rows = int(one[2, : layout.edges.counts[layout.features[0]] + 1].sum())
-                if rows > self.rows:
-                    raise Refused(f"the sum has {rows:,} rows, and {self.rows:,} were announced")
-                check_histogram(one, layout, rows)
-        return found
-
-    @contextmanager
-    def _adding_up(self) -> Iterator[None]:
+    def _sum(
+        self,
+        kind: str,
+        parts: Mapping[str, Value],
+        release: Release[Any, Total],
+        read: Callable[[int, dict[str, Any]], Total] | None = None,  # the release of one client; None: as it decodes
+    ) -> Total:
+        """What all clients release, added up."""
+        self._pending = None
+        secure = self.plan.secure
+        expected = {"masked": Part("|S", 1024 + 8 * release.size)} if secure else release.parts
+        found = self._asked(kind, self._present, parts, release.kind, expected)
+        missing = [client for client in self._present if client not in found and client not in self._out]
+        if missing and self.plan.noise is not None and not secure:
+            # A client that was restarted lacks only the trees so far; a new attempt would be new noise for all.
+            for client in missing:
+                self._known.pop(client, None)
+            self._hand_out(missing)
+            found |= self._asked(kind, missing, parts, release.kind, expected)
+        self._number = release.number + 1
+        if not secure:
+            decode = read or (lambda client, one: release.decode(one))
+            return release.add(list(self._checked(found, decode).values()))
+        self._keep(found)
         try:
-            yield
+            masked = {client: one["masked"] for client, one in found.items()}
+            return release.total(np.asarray(self._series.sum(release.number, release.size, masked)))
         except ValueError as problem:
             raise ValueError(
-                f"what clients sent for tree {self._tree} does not add up: {problem}; under a secure sum nobody can "
-                "tell who it was; the forest so far stays"
+                f"what clients sent for tree {self._tree} does not add up: {problem}; a secure sum does "
+                "not show which client it was; the forest so far stays"
             ) from None
 
+    def _check_rows(self, client: int, leaves: tuple[int, ...], parent: int, rows: list[int]) -> int:
+        """Refuse numbers of rows in leaves that were not in their parent; how many were there."""
+        known = self._rows[client]
+        before = known.get(parent, self.announced[client])
+        whole = sum(rows) == before if len(leaves) > 1 else sum(rows) <= before
+        if min(rows) < 0 or not whole:
+            raise Refused(f"it has {rows} rows in leaves {list(leaves)}, where it announced {before:,}")
+        known.update(zip(leaves, rows, strict=True))
+        return before
+
     def _checked(
-        self, said: Mapping[int, dict[str, Any]], read: Callable[[int, dict[str, Any]], Read]
-    ) -> dict[int, Read]:
-        """What was said by those who said what fits; the others are refused."""
-        found = {}
-        for client, one in said.items():
+        self, found: Mapping[int, dict[str, Any]], read: Callable[[int, dict[str, Any]], Total]
+    ) -> dict[int, Total]:
+        """What clients sent; those that sent what does not fit are refused."""
+        fitting = {}
+        for client, one in found.items():
             try:
-                found[client] = read(client, one)
-            except Refused as problem:
+                fitting[client] = read(client, one)
+            except ValueError as problem:
                 self._refuse(client, str(problem))
-        self._keep(found)
-        return found
+        self._keep(fitting)
+        return fitting
 
     def _refuse(self, client: int, why: str) -> None:
         self.refused[client] = why
         self._out.add(client)
 
-    def _keep(self, said: Mapping[int, Any]) -> None:
-        """Go on with those who answered; DroppedOut where somebody did not."""
-        gone = [client for client in self._present if client not in said]
+    def _keep(self, found: Mapping[int, Any]) -> None:
+        """Go on with the clients that answered; DroppedOut where one did not."""
+        gone = [client for client in self._present if client not in found]
         if not gone:
             return
-        self._present = [client for client in self._present if client in said]
-        self._behind |= set(gone)
-        if not self._present:
+        self._present = [client for client in self._present if client in found]
+        for client in gone:
+            self._known.pop(client, None)
+        if not self._present and self.plan.dropouts == "continue":
             raise ValueError(f"all clients dropped out of tree {self._tree}; the forest so far stays")
         raise DroppedOut(", ".join(map(str, gone)))
 
@@ -593,35 +627,47 @@ class TreeServer:
         parts: Mapping[str, Value],
         answer: str,
         expected: Mapping[str, Part],
-        tree: int | None = None,
+        where: tuple[int, int] | None = None,  # tree and attempt; None: those that grow
     ) -> dict[int, dict[str, Any]]:
-        """What those said whose answers fit."""
-        label = Label(kind, self.plan.run, self._tree if tree is None else tree, self._attempt)
-        content = pack(label, parts)
-        said: dict[int, dict[str, Any]] = {}
-        answers = self.ask(dict.fromkeys(clients, content))
+        """The answers that fit, by client."""
+        tree, attempt = (self._tree, self._attempt) if where is None else where
+        run = self.plan.run
+        content = pack(Label(_kind(self.plan, kind), run, tree, attempt), parts)
+        answers = self.ask(dict.fromkeys(clients, content)) if clients else {}
         self.bytes_down += len(content) * len(clients)
+        found: dict[int, dict[str, Any]] = {}
         for client in clients:
             if client not in answers:
                 continue
             self.bytes_up += len(answers[client])
             try:
-                wanted = Label(answer, self.plan.run, label.round, label.attempt, client)
-                said[client] = unpack(answers[client], wanted, expected)[1]
+                wanted = Label(_kind(self.plan, answer), run, tree, attempt, client)
+                found[client] = unpack(answers[client], wanted, expected)[1]
             except Refused as problem:
                 self._refuse(client, str(problem))
-        return said
+        return found
 
 
-def _numbers(cut: LeafCut) -> NDArray[np.int32]:
-    return np.array([cut.leaf, cut.new, cut.feature, cut.bin, cut.wanted], dtype=np.int32)
+def _kind(plan: GrowPlan, name: str) -> str:
+    """What a message is called on the wire."""
+    return f"{'grow' if plan.noise is None else 'noised'}-{name}"
 
 
-def _check_number(said: Mapping[str, Any], number: int) -> None:
-    if said["number"][0] != number:
-        raise Refused(f"histogram {said['number'][0]} came, expected was {number}: replayed, or too early")
+def in_process(clients: Mapping[int, TreeClient]) -> Ask:
+    """Clients in this process, called through bytes; one that refuses is as one that does not answer."""
+
+    def ask(requests: Mapping[int, bytes]) -> dict[int, bytes]:
+        answers = {}
+        for client, content in requests.items():
+            try:
+                answers[client] = clients[client].answer(content)
+            except Refused:
+                continue
+        return answers
+
+    return ask
 
 
 def forest_from(texts: Sequence[str], like: RankingData, plan: GrowPlan) -> Forest:
     """A forest of trees that were grown together, for data like these; it knows no ranges of features."""
-    return transplanted(texts, like, {"clients": list(plan.clients), "secure sum": plan.secure})
+    return make_forest(texts, like, {"clients": list(plan.clients), "secure sum": plan.secure}, with_ranges=False)

@@ -1,40 +1,34 @@
 """One forest that clients grow together from histograms: the very trees of pooled data, for all of them.
 
-It is not private in its bare form. Histograms of few rows tell grades (`fedrank audit` shows it), and the server sees
+It is not private in its bare form. Histograms of few rows reveal grades (`fedrank audit` shows it), and the server sees
 those of every client; under a secure sum it sees the sum of all.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
 from fedrank.data.ranking import RankingData
 from fedrank.ranking.model import Scorer
-from fedrank.trees.arrays import Trees
 from fedrank.trees.binning import Edges, bounded_edges, grid_edges, quantile_edges
 from fedrank.trees.boosters import Booster, Grower, Lambdamart, Past
-from fedrank.trees.forest import planted, transplanted
+from fedrank.trees.forest import make_forest
 from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown
-from fedrank.trees.growing_loop import Here, grow_forest
-from fedrank.trees.growing_protocol import GrowPlan, TreeClient, TreeServer
-from fedrank.trees.private_edges import EdgeNoise, estimated_edges
-from fedrank.trees.private_growing import PrivateRowStore, TreeNoise, grow_private
-from fedrank.trees.private_protocol import NoisedClient, NoisedPlan, NoisedServer
-from fedrank.trees.row_store import RowStore
+from fedrank.trees.growing import GrowPlan, LocalClients, grow_forest
+from fedrank.trees.growing_protocol import TreeClient, TreeServer, in_process
+from fedrank.trees.noise import EdgeNoise, TreeNoise, estimated_edges
 from fedrank.trees.splits import Portion
-from fedrank.trees.together import useful
-from fedrank.wire import Refused
 
 
 @dataclass(frozen=True)
 class Histograms:
     """All clients grow one forest, the one that pooled data would grow: histograms of gradients travel and add up.
 
-    Bin edges are a grid that fits all numbers and tells nothing of the data; at equal distances between known bounds;
-    from a file that everybody agreed on; or, as a ceiling that nobody reaches where data must stay, of pooled data.
+    Bin edges are a grid that fits all numbers and does not depend on the data; at equal distances between known bounds;
+    from a file that all clients agreed on; or of pooled data, as a ceiling that cannot be reached where data must stay.
     Or they are estimated, and paid for, by noised counts in the cells of that grid, or between these bounds.
     """
 
@@ -43,7 +37,7 @@ class Histograms:
     edge_rows: int = 100  # that all rows of a unit count for at most, for noised edges
     low: float = 0.0  # bounds of all features, for edges = "bounded" and "noised-bounded"
     high: float = 1.0
-    file: str = ""  # of edges that everybody agreed on, for edges = "file"
+    file: str = ""  # of edges that all clients agreed on, for edges = "file"
     vote: int = 0  # each votes for so many features of a leaf, and twice as many are sent; 0: all are sent
     secure: bool = False  # the server sees the sum of histograms and no client's own
     bits: Literal[32, 62] = 62  # of a number under a secure sum; 32 make half the bytes, where sums fit them
@@ -65,7 +59,7 @@ class Histograms:
             raise ValueError(f"vote = {self.vote} is no number of features; use 1 or more, or 0 to send all features")
         if self.vote and self.private != "no":
             raise ValueError(
-                f'vote = {self.vote}: votes have no noise, and would tell what private = "{self.private}" hides; use 0'
+                f'vote = {self.vote}: votes have no noise and reveal what private = "{self.private}" hides; use 0'
             )
         if self.bits != 62 and self.private != "no":
             raise ValueError(f"bits = {self.bits}: noise may not fit, and would come out wrong; use 62")
@@ -81,29 +75,38 @@ class Histograms:
     def __call__(
         self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
     ) -> tuple[Scorer, ...]:
-        forestry = booster if isinstance(booster, ForestCheckpoint) else ForestCheckpoint(booster)
-        rules = rules_of(forestry.booster)
+        checkpoint = booster if isinstance(booster, ForestCheckpoint) else ForestCheckpoint(booster)
+        rules = self.rules(checkpoint.booster)
 
         def rounds(past: Grown) -> Iterator[tuple[list[str], float]]:
-            edges = self._edges(portions, rules, past, forestry)
-            plan = self.plan(rules, edges, seed, range(len(portions)))
-            if isinstance(plan, NoisedPlan):
-                return _noised(portions, plan, past, forestry)
-            return _rounds(portions, plan, past)
+            edges = self._edges(portions, rules, past, checkpoint)
+            return _rounds(portions, self.plan(rules, edges, seed, range(len(portions))), past, checkpoint)
 
-        grown = forestry.take_up(rounds)
+        grown = checkpoint.take_up(rounds)
         notes = {"clients": [portion.name for portion in portions], "grown by": "histograms"}
         if self.private != "no":  # ranges of features in a header would be values of rows, without noise
-            return (transplanted(grown.best, portions[0].train, notes),) * len(portions)
+            return (make_forest(grown.best, portions[0].train, notes, with_ranges=False),) * len(portions)
         # The ranges of features in the header are those of the first client alone.
-        return (planted(grown.best, portions[0].train, notes),) * len(portions)
+        return (make_forest(grown.best, portions[0].train, notes),) * len(portions)
+
+    @staticmethod
+    def rules(booster: Booster) -> Grower:
+        """The settings of a booster for growing together."""
+        if type(booster) is Grower:
+            return booster
+        if type(booster) is Lambdamart:
+            known = {field.name for field in fields(Grower)}
+            return Grower(**{f.name: getattr(booster, f.name) for f in fields(booster) if f.name in known})
+        raise ValueError(
+            f"a shared forest grows on all rows of a client, not as {type(booster).__name__.lower()} chooses them; use "
+            'booster = "grower" or "lambdamart"'
+        )
 
     def plan(self, rules: Grower, edges: Edges, seed: int, clients: Iterable[int]) -> GrowPlan:
         """What these clients agree on."""
         numbers = tuple(clients)
-        if (noise := self.tree_noise(len(numbers))) is not None:
-            return NoisedPlan(rules, edges, seed, numbers, self.secure, noise=noise)
-        return GrowPlan(rules, edges, seed, numbers, self.secure, self.bits, vote=self.vote)
+        noise = self.tree_noise(len(numbers))
+        return GrowPlan(rules, edges, seed, numbers, self.secure, self.bits, vote=self.vote, noise=noise)
 
     def tree_noise(self, clients: int = 1) -> TreeNoise | None:
         """How noise is added; None: not at all, and nothing can be claimed."""
@@ -122,13 +125,13 @@ class Histograms:
     def _shares(self, clients: int) -> int:
         return max(1, math.ceil(self.honest * clients - 1e-9)) if self.secure else 1
 
-    def _edges(self, portions: Sequence[Portion], rules: Grower, past: Grown, forestry: ForestCheckpoint) -> Edges:
+    def _edges(self, portions: Sequence[Portion], rules: Grower, past: Grown, checkpoint: ForestCheckpoint) -> Edges:
         """The edges of a forest; those that noise was spent on are kept with its trees."""
         train = [portion.train for portion in portions]
         if self.edge_noise() is None:
             return self.edges_for(train, rules.bins)
         if past.edges is None:
-            forestry.charge(len(portions), edges_round(rules))
+            checkpoint.charge(len(portions), edges_round(rules))
             past.edges = [list(edges) for edges in self.edges_for(train, rules.bins).values]
         return Edges(tuple(map(tuple, past.edges)))
 
@@ -156,74 +159,22 @@ def edges_round(rules: Grower) -> int:
     return rules.trees + 1
 
 
-def rules_of(booster: Booster) -> Grower:
-    """The settings of a booster for growing together."""
-    if type(booster) is Grower:
-        return booster
-    if type(booster) is Lambdamart:
-        known = {field.name for field in fields(Grower)}
-        return Grower(**{f.name: getattr(booster, f.name) for f in fields(booster) if f.name in known})
-    raise ValueError(
-        f"a shared forest grows on all rows of a client, not as {type(booster).__name__.lower()} chooses them; use "
-        'booster = "grower" or "lambdamart"'
-    )
-
-
-def _rounds(portions: Sequence[Portion], plan: GrowPlan, past: Grown) -> Iterator[tuple[list[str], float]]:
-    """The trees after those that are past, one a round."""
-    behind = Past(past.all, tuple(past.validation))
-    if plan.secure:
-        clients = {
-            number: TreeClient(number, plan, portion.train, useful(portion.validation))
-            for number, portion in enumerate(portions)
-        }
-        trees = TreeServer(plan, AskedHere(clients)).forest(behind)
-    else:
-        holders = [
-            RowStore(portion.train, plan.edges, plan.rules, plan.seed, useful(portion.validation))
-            for portion in portions
-        ]
-        for holder in holders:
-            for text in behind.trees:
-                holder.add(Trees.read([text]))
-        trees = grow_forest(Here(holders, plan.vote), plan.rules, plan.edges, plan.seed, behind)
-    for text, quality in trees:
-        yield [text], quality
-
-
-def _noised(
-    portions: Sequence[Portion], plan: NoisedPlan, past: Grown, forestry: ForestCheckpoint
+def _rounds(
+    portions: Sequence[Portion], plan: GrowPlan, past: Grown, checkpoint: ForestCheckpoint
 ) -> Iterator[tuple[list[str], float]]:
-    """The same under noise; nobody tells how good the forest is."""
+    """The trees after those of the past, one a round."""
 
     def charge(tree: int) -> None:
-        forestry.charge(len(portions), tree + 1)
+        if plan.noise is not None:
+            checkpoint.charge(len(portions), tree + 1)
 
+    rows = [(portion.train, portion.validation) for portion in portions]
     if plan.secure:
-        clients = {number: NoisedClient(number, plan, portion.train) for number, portion in enumerate(portions)}
-        trees = NoisedServer(plan, AskedHere(clients), charge=charge).forest(past.all)
+        clients = {number: TreeClient(number, plan, *one) for number, one in enumerate(rows)}
+        trees = TreeServer(plan, in_process(clients), charge=charge).forest(past.all, past.validation)
     else:
-        holders = [PrivateRowStore(portion.train, plan.edges, plan.rules, plan.noise) for portion in portions]
-        for holder in holders:
-            for text in past.all:
-                holder.add(Trees.read([text]))
-        trees = grow_private(holders, plan.rules, plan.edges, plan.noise, plan.seed, len(past.all), charge)
-    for text in trees:
-        yield [text], float("nan")
-
-
-class AskedHere:
-    """Clients in this process, asked through bytes; who refuses is as one who does not answer."""
-
-    def __init__(self, clients: Mapping[int, TreeClient] | Mapping[int, NoisedClient]) -> None:
-        self.clients = clients
-        self.refusals: dict[int, str] = {}  # by client
-
-    def __call__(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
-        answers = {}
-        for client, content in requests.items():
-            try:
-                answers[client] = self.clients[client].answer(content)
-            except Refused as problem:
-                self.refusals[client] = str(problem)
-        return answers
+        local = LocalClients(plan, [plan.store(*one) for one in rows], charge)
+        local.add(past.all)
+        trees = grow_forest(local, Past(past.all, tuple(past.validation)))
+    for text, quality in trees:
+        yield [text], quality

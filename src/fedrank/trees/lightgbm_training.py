@@ -18,11 +18,11 @@ from fedrank.data.ranking import RankingData
 from fedrank.trees.forest import END, lightgbm
 
 Reals = NDArray[np.float64]
-MOST_DOCUMENTS = 10_000  # of a query, in LightGBM's lambdarank
+MAX_DOCUMENTS = 10_000  # of a query, in LightGBM's lambdarank
 TOP_GRADE = 30  # highest grade that it has a gain for
 FEW = 0.1  # share of the rows below which LightGBM's copy by rows costs more time than it saves; trees are the same
 
-# What a tree is called that could not split its rows: everybody is in its only leaf, which adds nothing.
+# A tree that could not split its rows: all are in its only leaf, which adds nothing.
 STUMP = "\n".join(
     ["num_leaves=1", "num_cat=0"]
     + [f"{key}=" for key in ("split_feature", "split_gain", "threshold", "decision_type", "left_child", "right_child")]
@@ -32,8 +32,8 @@ STUMP = "\n".join(
 
 
 @dataclass
-class Plot:
-    """Training data as LightGBM holds it, on which trees grow one after the other."""
+class LightGbmTrainer:
+    """Training data in LightGBM's form, on which trees grow one after the other."""
 
     data: RankingData
     settings: dict[str, Any]  # LightGBM's parameters
@@ -76,10 +76,10 @@ class Plot:
 def check_trainable(data: RankingData) -> None:
     """Refuse data that LightGBM cannot learn a ranking from."""
     named = data.name or "the training set"
-    if data.longest > MOST_DOCUMENTS:
+    if data.longest > MAX_DOCUMENTS:
         query = data.query_ids[int(np.diff(data.offsets).argmax())]
         raise ValueError(
-            f"query {query} of {named} has {data.longest:,} documents, and LightGBM ranks at most {MOST_DOCUMENTS:,}; "
+            f"query {query} of {named} has {data.longest:,} documents, and LightGBM ranks at most {MAX_DOCUMENTS:,}; "
             "keep its best candidates"
         )
     if data.grades.max() > TOP_GRADE or data.grades.min() < 0:
@@ -91,6 +91,6 @@ def check_trainable(data: RankingData) -> None:
     highest = np.maximum.reduceat(data.grades, data.offsets[:-1])
     if not np.any(lowest < highest):
         raise ValueError(
-            f"no query of {named} has documents of different grades, so that no order is better than another; train on "
+            f"no query of {named} has documents of different grades, and no order is better than another; train on "
             "queries with relevant and irrelevant documents"
         )

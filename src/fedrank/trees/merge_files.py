@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
-from fedrank.names import nearest
+from fedrank.names import did_you_mean
 from fedrank.ranking.measures import per_query
 from fedrank.ranking.model import Scorer, Tell, read_for, unheard
 from fedrank.trees.mergers import Stacking, WeightedSum
@@ -53,7 +53,7 @@ def merge_models(
     With a split, model i is that of client i, and all are measured on the test queries of every client.
     """
     if method not in METHODS:
-        raise ValueError(f"no method {method!r}{nearest(method, METHODS)}")
+        raise ValueError(f"no method {method!r}{did_you_mean(method, METHODS)}")
     if len(models) < 2:
         raise ValueError(f"{len(models)} model is nothing to merge; give two or more")
     folder = new_folder(out)

@@ -21,7 +21,19 @@ DEEPEST = 16  # mixtures of mixtures; merging makes one or two
 
 
 def load_model(path: str | Path, tell: Tell = unheard) -> Scorer:
-    """Read `model.json`, the model of a run folder, or a text model of LightGBM; `tell` hears what is worth knowing."""
+    """Read a model from `model.json`, a run folder, or a text model of LightGBM.
+
+    The result has `score(data)`, whatever kind of model the file holds. `tell` is called with remarks about the file,
+    for example that it has no checksum.
+
+    >>> import numpy as np
+    >>> import fedrank as fr
+    >>> fr.save_model(fr.Model(fr.rankers.Linear(), weights=np.ones(46), features=46), "model.json")
+    >>> model = fr.load_model("model.json")
+    >>> data = fr.synthetic("mq2007", queries=20)
+    >>> fr.evaluate(["ndcg@10"], model.score(data), data).round(3).tolist()
+    [0.377]
+    """
     return _load(Path(path), tell, set(), 0)
 
 

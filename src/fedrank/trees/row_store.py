@@ -1,24 +1,33 @@
-"""The half of growing that holds rows: gradients, histograms of leaves, and which row lies where.
+"""The rows of one client while a forest grows: gradients, histograms of leaves, and which row is in which leaf.
 
-It is told where to split and never decides it. What it gives away are histograms: for every bin of every feature the
-sums of gradients and hessians and the number of rows. They are not private: see docs/how-to-grow-trees-together.md.
+A server decides where leaves are split. A `RowStore` releases histograms: for every bin of every feature the sums of
+gradients and hessians and the number of rows. They are not private: see docs/how-to-grow-trees-together.md. What a
+`PrivateRowStore` releases has noise, and no numbers of rows.
 """
 
 from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
+from fedrank.privacy.noise import SecureSource
 from fedrank.ranking.measures import Evaluator
+from fedrank.seeds import key_for, rng_for
 from fedrank.trees.arrays import Trees
 from fedrank.trees.binning import Edges, put_in_bins
 from fedrank.trees.boosters import MEASURE, Grower, Rows
-from fedrank.trees.cuts import LeafCut, walk_of
-from fedrank.trees.drawing import drawn_features, drawn_queries, numbers_of
+from fedrank.trees.noise import TreeNoise, Whole, clip_units, units_of
+from fedrank.trees.split_finder import Features, LeafSplit, Packed, walk_of
+from fedrank.types import Source
 
-Packed = NDArray[np.int64]  # [words, 8 x 256, 2]: a histogram as kernels/grow.py counts it
-PARTS = 2.0**42  # nDCG of a query is counted in whole parts, so that its sum does not depend on who adds up
+Ballots = NDArray[np.bool_]  # [leaves, features by which a tree may split]: whether each has the vote of a client
+Votes = NDArray[np.int64]  # the same, counted
+PARTS = 2.0**42  # nDCG of a query is counted in whole parts: the order of addition does not change their sum
 
 
 class RowStore:
@@ -39,57 +48,51 @@ class RowStore:
         self._rows, self._spare = np.empty(0, np.int32), np.empty(train.documents, np.int32)
         self._grades = np.ascontiguousarray(train.grades, np.int8)
         self._starts, self._counts = np.zeros(rules.leaves, np.int64), np.zeros(rules.leaves, np.int64)
-        self._words = np.arange(self.binned.words.shape[1])  # those with features by which the tree may split
-        self._cuts: list[LeafCut] = []
+        self.features, self.shift = np.arange(edges.features), 0  # by which the tree may split; bits of a row count
+        self._words = np.unique(self.features // 8)  # those with such features
+        self._splits: list[LeafSplit] = []
         self._whole = True  # whether the tree is grown on all rows
         self._judge = None if validation is None else Evaluator(validation, [MEASURE])
         self._judged = None if validation is None else put_in_bins(validation, edges).bytes
         self._seen = np.zeros(0 if validation is None else validation.documents)
         self._ids = numbers_of(train.query_ids)
 
-    def begin(self, tree: int, shift: int, kept: Rows | None = None) -> Packed:
-        """Gradients for one more tree, on all rows or those kept; the histogram of its root."""
-        self._cuts, self._whole = [], kept is None and self.rules.query_share == 1.0
+    def begin(self, tree: int, shift: int, kept: Rows | None = None) -> None:
+        """Compute gradients for one more tree, on all rows or those kept, which are all in its root."""
+        self._splits, self._whole = [], kept is None and self.rules.query_share == 1.0
         if kept is not None and self.rules.query_share < 1.0:
             kept = kept & self._drawn(tree)
         self._rows = self._chosen(tree, kept)
-        features = drawn_features(self.edges.features, self.rules.feature_share, self.seed, tree)
-        self._words = np.unique(features // 8)
+        self.features = drawn_features(self.edges.features, self.rules.feature_share, self.seed, tree)
+        self._words, self.shift = np.unique(self.features // 8), shift
         self._starts[:], self._counts[:] = 0, 0
         self._counts[0] = len(self._rows)
-        self._weigh(shift, kept)
-        return self.histogram(0)
+        self._weigh(kept)
 
-    def cut(self, cut: LeafCut) -> None:
+    def split(self, split: LeafSplit) -> None:
         """Divide a leaf."""
         from fedrank.kernels.grow import divide_rows
 
-        start, count = self._starts[cut.leaf], self._counts[cut.leaf]
-        column = self.binned.columns[cut.feature]
-        left = divide_rows(column, self._rows[start : start + count], cut.bin, self._spare)
-        self._counts[cut.leaf] = left
-        self._starts[cut.new], self._counts[cut.new] = start + left, count - left
-        self._cuts.append(cut)
-
-    def divided(self, cut: LeafCut) -> Packed:
-        """Divide a leaf; the histogram that was asked for."""
-        self.cut(cut)
-        return self.histogram(cut.wanted)
+        start, count = self._starts[split.leaf], self._counts[split.leaf]
+        left = divide_rows(self.binned.columns[split.feature], self._rows_of(split.leaf), split.bin, self._spare)
+        self._counts[split.leaf] = left
+        self._starts[split.new], self._counts[split.new] = start + left, count - left
+        self._splits.append(split)
 
     def rows_in(self, leaf: int) -> int:
-        """How many lie in a leaf."""
+        """How many are in a leaf."""
         return int(self._counts[leaf])
 
     def end(self, values: NDArray[np.float64]) -> None:
-        """Add what the leaves say to the scores of all rows."""
+        """Add the values of leaves to the scores of all rows."""
         from fedrank.kernels.grow import add_by_bins, add_leaves
 
         if self._whole:
             add_leaves(self._rows, self._starts, self._counts, values, self.scores)
         else:
-            add_by_bins(self.binned.bytes, *walk_of(self._cuts), values, self.scores)
+            add_by_bins(self.binned.bytes, *walk_of(self._splits), values, self.scores)
         if self._judge is not None:
-            add_by_bins(self._judged, *walk_of(self._cuts), values, self._seen)
+            add_by_bins(self._judged, *walk_of(self._splits), values, self._seen)
 
     def forget(self) -> None:
         """Begin with no trees at all."""
@@ -110,13 +113,16 @@ class RowStore:
         return int(np.rint(counted * PARTS).astype(np.int64).sum()), len(counted)
 
     def histogram(self, leaf: int) -> Packed:
+        """Gradients, hessians and numbers of rows by bin."""
         from fedrank.kernels.grow import BINS, add_histogram
 
         packed = np.zeros((self.binned.words.shape[1], 8 * BINS, 2), np.int64)
-        start = self._starts[leaf]
-        rows = self._rows[start : start + self._counts[leaf]]
-        add_histogram(self.binned.words, self._words, rows, self._pairs, packed)
+        add_histogram(self.binned.words, self._words, self._rows_of(leaf), self._pairs, packed)
         return packed
+
+    def _rows_of(self, leaf: int) -> NDArray[np.int32]:
+        start = self._starts[leaf]
+        return self._rows[start : start + self._counts[leaf]]
 
     def _chosen(self, tree: int, kept: Rows | None) -> NDArray[np.int32]:
         if kept is not None:
@@ -130,28 +136,33 @@ class RowStore:
         queries = drawn_queries(self._ids, self.rules.query_share, self.seed, tree)
         return np.asarray(np.repeat(queries, np.diff(self.train.offsets)))
 
-    def _weigh(self, shift: int, kept: Rows | None) -> None:
+    def _weigh(self, kept: Rows | None) -> None:
         """Gradients and hessians of the chosen rows as whole numbers."""
-        from fedrank.kernels.grow import lambda_gradients, pack_pairs
+        from fedrank.kernels.grow import pack_pairs
 
-        rules, scale, rows = self.rules, 2.0**self.rules.fraction, self._rows
+        scale, rows = 2.0**self.rules.fraction, self._rows
         if kept is None:
-            # Queries are weighed whole, so that it does no harm to weigh those that are not in the sample, too.
-            queries = np.arange(self.train.queries)
-            if not self._whole:
-                queries = np.unique(np.searchsorted(self.train.offsets, rows, side="right") - 1)
-            lambda_gradients(
-                self.scores, self.scores.astype(np.float32).view(np.int32), self._grades, self.train.offsets, queries,
-                rules.lambda_norm, rules.lambda_truncation, self._gradients, self._hessians,
-            )  # fmt: skip
+            self._weigh_queries()
         else:
             self._weigh_some(kept)
-        size, weight = pack_pairs(self._gradients, self._hessians, rows, scale, shift, self._pairs)
-        if max(size, weight << shift) >= 2**61 or len(rows) >> shift:
+        size, weight = pack_pairs(self._gradients, self._hessians, rows, scale, self.shift, self._pairs)
+        if max(size, weight << self.shift) >= 2**61 or len(rows) >> self.shift:
             raise ValueError(
-                f"gradients of {len(rows):,} rows in steps of 2^-{rules.fraction} do not fit 64 bits; use a smaller "
-                "fraction"
+                f"gradients of {len(rows):,} rows in steps of 2^-{self.rules.fraction} do not fit 64 bits; use a "
+                "smaller fraction"
             )
+
+    def _weigh_queries(self) -> None:
+        """Gradients of whole queries; those of queries outside the sample do no harm."""
+        from fedrank.kernels.grow import lambda_gradients
+
+        queries = np.arange(self.train.queries)
+        if not self._whole:
+            queries = np.unique(np.searchsorted(self.train.offsets, self._rows, side="right") - 1)
+        lambda_gradients(
+            self.scores, self.scores.astype(np.float32).view(np.int32), self._grades, self.train.offsets, queries,
+            self.rules.lambda_norm, self.rules.lambda_truncation, self._gradients, self._hessians,
+        )  # fmt: skip
 
     def _weigh_some(self, kept: Rows) -> None:
         """Gradients among the kept rows alone: pairs with others do not count."""
@@ -167,3 +178,130 @@ class RowStore:
             self.rules.lambda_norm, self.rules.lambda_truncation, gradients, hessians,
         )  # fmt: skip
         self._gradients[rows], self._hessians[rows] = gradients, hessians
+
+
+class PrivateRowStore(RowStore):
+    """Rows on which trees grow under noise, all of them in every tree: nothing leaves but noised sums."""
+
+    def __init__(
+        self, train: RankingData, edges: Edges, rules: Grower, noise: TreeNoise, source: Source | None = None
+    ) -> None:
+        if rules.fraction > 24:
+            raise ValueError(f"fraction = {rules.fraction}: gradients that are clipped to a bound fit 24 bits or fewer")
+        every = replace(rules, leaves=2**noise.depth, query_share=1.0, feature_share=1.0)
+        super().__init__(train, edges, every, seed=0)
+        self.noise, self.unit = noise, 2.0**-rules.fraction
+        self.source = SecureSource() if source is None else source
+        self._units = units_of(train, noise.unit)
+
+    def released(self, number: int) -> Whole:
+        """A release of a tree, with noise: histograms of all its leaves, or at last only their sums [leaves, 2]."""
+        leaves = range(self.noise.leaves(number))
+        if self.noise.is_last(number):
+            return self._noised(np.array([self._pairs[self._rows_of(leaf)].sum(axis=0) for leaf in leaves]), 1)
+        features, bins = self.edges.features, self.edges.bins
+        found = np.empty((len(leaves), features, bins, 2), np.int64)
+        for leaf in leaves:
+            packed = self.histogram(leaf)
+            found[leaf] = packed.reshape(8 * len(packed), -1, 2)[:features, :bins]
+        return self._noised(found, features)
+
+    def _weigh(self, kept: Rows | None) -> None:
+        """Gradients and hessians, those of every unit clipped to its bound."""
+        self._weigh_queries()
+        for column, values in enumerate((self._gradients, self._hessians)):
+            # Trees come from a server, and sums of its leaves may overflow: NaN would pass the clipping.
+            whole = np.rint(np.nan_to_num(values, posinf=0.0, neginf=0.0) / self.unit).astype(np.int64)
+            self._pairs[:, column] = clip_units(whole, self._units, self.noise.bounds(self.unit)[column])
+
+    def _noised(self, found: Whole, cells: int) -> Whole:
+        for column, law in enumerate(self.noise.laws(cells, self.unit)):
+            found[..., column] += law.draw(found.shape[:-1], self.source)
+        return found
+
+
+class Voter:
+    """A client that votes for the features that gain most on its own rows, before histograms of some are added up.
+
+    As in LightGBM's voting parallel (Meng et al., NIPS 2016). Each votes for `vote` features of a leaf, and the
+    2 x `vote` with most votes are elected; of equals, the first. Votes are ones and zeros: all clients count alike, and
+    votes add up under secure aggregation, too. A client keeps the histograms of its leaves until they are requested.
+    """
+
+    def __init__(self, store: RowStore, vote: int, clients: int) -> None:
+        self.store, self.vote, self.clients = store, vote, clients
+        self._own: dict[int, Packed] = {}  # by leaf
+
+    def ballots(self, leaves: tuple[int, ...]) -> Ballots:
+        """[leaves, features]: its votes for the root of a tree, or for both parts of a leaf that was divided."""
+        if leaves == (0,):
+            self._own = {0: self.store.histogram(0)}
+        else:
+            whole = self._own.pop(leaves[0])
+            smaller, larger = sorted(leaves, key=self.store.rows_in)
+            self._own[smaller] = self.store.histogram(smaller)
+            self._own[larger] = np.subtract(whole, self._own[smaller], out=whole)
+        return np.stack([self._ballot(leaf) for leaf in leaves])
+
+    def histogram(self, leaf: int) -> Packed:
+        """Of a leaf that it has voted for."""
+        return self._own[leaf]
+
+    def _ballot(self, leaf: int) -> NDArray[np.bool_]:
+        """Its features that gain most, where there is any gain; of equals the first.
+
+        The limits of a leaf are for all clients together; one client requires its part of them.
+        """
+        from fedrank.kernels.grow import split_gains
+
+        rules = self.store.rules
+        gains = split_gains(
+            self._own[leaf], self.store.shift, self.store.features, self.store.edges.counts, 2.0**-rules.fraction,
+            max(1, rules.min_data_in_leaf // self.clients), rules.min_sum_hessian / self.clients, rules.l2,
+        )  # fmt: skip
+        best = np.argsort(-gains, kind="stable")[: self.vote]
+        ballot = np.zeros(len(gains), np.bool_)
+        ballot[best[gains[best] > 0]] = True
+        return ballot
+
+
+def elected(votes: NDArray[np.int64], features: Features, vote: int) -> Features:
+    """Of these features, the 2 x `vote` with most votes; of equals the first.
+
+    >>> elected(np.array([1, 0, 3, 1, 1]), np.array([2, 4, 5, 7, 9]), 1).tolist()
+    [2, 5]
+    """
+    return np.asarray(np.sort(features[np.argsort(-votes, kind="stable")[: 2 * vote]]))
+
+
+def elected_for_root(stores: Sequence[RowStore], vote: int, shift: int, tree: int = 0) -> Features:
+    """The features of which a server sees histograms first."""
+    for store in stores:
+        store.begin(tree, shift)
+    ballots = [Voter(store, vote, len(stores)).ballots((0,))[0] for store in stores]
+    return elected(np.sum(ballots, axis=0), stores[0].features, vote)
+
+
+def drawn_queries(ids: NDArray[np.uint64], share: float, seed: int, tree: int) -> NDArray[np.bool_]:
+    """Which queries a tree is grown on: each by its own number, whichever client has it."""
+    with np.errstate(over="ignore"):
+        mixed = ids ^ key_for(seed, "queries of a tree", tree)
+        # The finaliser of SplitMix64: every bit of the result depends on every bit of the number.
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+    return np.asarray(mixed.astype(np.float64) < share * 2.0**64)
+
+
+def drawn_features(features: int, share: float, seed: int, tree: int) -> NDArray[np.int64]:
+    """Those by which a tree may split, in order: at least one."""
+    if share == 1.0:
+        return np.arange(features)
+    count = max(1, round(share * features))
+    return np.sort(rng_for(seed, "features of a tree", tree).choice(features, count, replace=False, shuffle=False))
+
+
+def numbers_of(queries: Iterable[str]) -> NDArray[np.uint64]:
+    """A number for every query that depends on nothing but its id."""
+    digests = [hashlib.blake2b(str(query).encode(), digest_size=8).digest() for query in queries]
+    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)

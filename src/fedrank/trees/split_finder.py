@@ -1,6 +1,7 @@
-"""The half of growing that decides: from histograms that add up, the best split of every leaf, one tree at a time.
+"""Where trees are split: the best split of every leaf from histograms that add up, and a tree as its splits.
 
-It holds no rows. Whoever asks for histograms adds up those of all holders, in the open or under a secure sum.
+`SplitFinder` has no rows. It takes histograms that were added up over all clients, in the open or under secure
+aggregation, and decides.
 """
 
 from __future__ import annotations
@@ -13,11 +14,105 @@ from numpy.typing import NDArray
 
 from fedrank.trees.binning import Edges
 from fedrank.trees.boosters import Grower
-from fedrank.trees.cuts import LeafCut, Parted, Reals, Sums, text_of
 
+Reals = NDArray[np.float64]
 Packed = NDArray[np.int64]  # [words, 8 x 256, 2]: a histogram as kernels/grow.py counts it
 Features = NDArray[np.int64]  # in order
-Wish = tuple[int, Features]  # a leaf, and the features whose histograms are asked for
+Wish = tuple[int, Features]  # a leaf, and the features whose histograms are requested
+
+
+@dataclass(frozen=True)
+class LeafSplit:
+    """Where a leaf is split: rows in bins up to `bin` stay in it, the others go to a new leaf."""
+
+    leaf: int
+    new: int  # number of the new leaf
+    feature: int
+    bin: int
+    wanted: int = -1  # the leaf whose histogram is requested, the smaller of both; -1: of none
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums of a leaf, in units of fixed point, and its number of rows."""
+
+    gradient: int
+    hessian: int
+    rows: int
+
+    def __sub__(self, other: Sums) -> Sums:
+        return Sums(self.gradient - other.gradient, self.hessian - other.hessian, self.rows - other.rows)
+
+    def value(self, unit: float, l2: float) -> float:
+        """Newton's step: by how much the scores of its rows should change."""
+        return -self.gradient * unit / (self.hessian * unit + l2) if self.hessian * unit + l2 > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class MadeSplit:
+    """A split that was made: its gain, and the sums of the leaf before."""
+
+    split: LeafSplit
+    gain: float
+    before: Sums
+
+
+def children_of(splits: Sequence[LeafSplit]) -> NDArray[np.int32]:
+    """[splits, 2]: left and right; a child below 0 is the leaf ~child."""
+    child = np.empty((len(splits), 2), np.int32)
+    place: dict[int, tuple[int, int]] = {}  # where the number of a leaf stands
+    for number, split in enumerate(splits):
+        if split.leaf in place:
+            child[place[split.leaf]] = number
+        child[number] = ~split.leaf, ~split.new
+        place[split.leaf], place[split.new] = (number, 0), (number, 1)
+    return child
+
+
+def walk_of(splits: Sequence[LeafSplit]) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]]:
+    """Features, limits and children, by which a row in bins finds its leaf."""
+    features = np.array([split.feature for split in splits], dtype=np.int32)
+    limits = np.array([split.bin for split in splits], dtype=np.uint8)
+    return features, limits, children_of(splits)
+
+
+@dataclass(frozen=True)
+class GrownTree:
+    """A tree as the splits that made it, one leaf after the other."""
+
+    splits: Sequence[MadeSplit]
+    leaves: Sequence[Sums]
+    values: Reals  # [leaves]: what each adds to the scores of its rows
+    # Its histograms stay until the next tree is grown: memory that is freed at once goes back to the system, and new
+    # memory costs a tenth of the time.
+    finder: SplitFinder | None = None
+
+    def text(self, edges: Edges, unit: float) -> str:
+        """The tree in LightGBM's format."""
+        if not self.splits:
+            raise ValueError("a tree without a split has no text; stop growing before it")
+        splits = [one.split for one in self.splits]
+        child = children_of(splits)
+        # 2: nothing is known to be missing, as LightGBM writes it; what is not a number counts as 0.
+        lines = {
+            "num_leaves": [len(self.values)],
+            "num_cat": [0],
+            "split_feature": [split.feature for split in splits],
+            "split_gain": [one.gain for one in self.splits],
+            "threshold": [edges.values[split.feature][split.bin] for split in splits],
+            "decision_type": [2] * len(splits),
+            "left_child": child[:, 0].tolist(),
+            "right_child": child[:, 1].tolist(),
+            "leaf_value": self.values.tolist(),
+            "leaf_weight": [sums.hessian * unit for sums in self.leaves],
+            "leaf_count": [sums.rows for sums in self.leaves],
+            "internal_value": [one.before.value(unit, 0.0) for one in self.splits],
+            "internal_weight": [one.before.hessian * unit for one in self.splits],
+            "internal_count": [one.before.rows for one in self.splits],
+            "is_linear": [0],
+            "shrinkage": [1],
+        }
+        return "\n".join(f"{key}={' '.join(map(repr, numbers))}" for key, numbers in lines.items())
 
 
 @dataclass
@@ -25,7 +120,7 @@ class _Leaf:
     sums: Sums
     depth: int
     histogram: Packed | None = None  # None: it will not be split
-    features: Features | None = None  # that its histogram knows
+    features: Features | None = None  # that its histogram has
     gain: float = 0.0  # of its best split; 0: there is none
     feature: int = -1
     bin: int = -1
@@ -33,20 +128,20 @@ class _Leaf:
 
 
 class SplitFinder:
-    """A tree that grows leaf by leaf: `cut` says where, `take` learns what is in the new leaves."""
+    """A tree that grows leaf by leaf: `next_split` says where, `take` gets the histogram of a new leaf."""
 
     def __init__(self, rules: Grower, edges: Edges, features: Features, shift: int, root: Packed) -> None:
         from fedrank.kernels.grow import totals_of
 
         self.rules, self.edges, self.features, self.shift = rules, edges, features, shift
         self.unit = 2.0**-rules.fraction
-        self.parted: list[Parted] = []
-        self._rest: Packed | None = None  # histogram of the leaf that was cut last
-        self._known = features  # that it knows
+        self.splits: list[MadeSplit] = []
+        self._rest: Packed | None = None  # histogram of the leaf that was split last
+        self.known = features  # those that it has
         self.leaves = [_Leaf(Sums(*map(int, totals_of(root, shift, features[0]))), 0)]
         self._consider(self.leaves[0], root, features)
 
-    def cut(self) -> LeafCut | None:
+    def next_split(self) -> LeafSplit | None:
         """The split that gains most, of all leaves; None when the tree is grown."""
         gains = [leaf.gain for leaf in self.leaves]
         best = int(np.argmax(gains))
@@ -59,61 +154,49 @@ class SplitFinder:
         wanted = -1
         if new + 1 < self.rules.leaves and any(map(self._may_split, parts)):
             wanted = best if leaf.left.rows <= right.rows else new
-        cut = LeafCut(best, new, leaf.feature, leaf.bin, wanted)
-        self.parted.append(Parted(cut, leaf.gain, leaf.sums))
+        split = LeafSplit(best, new, leaf.feature, leaf.bin, wanted)
+        self.splits.append(MadeSplit(split, leaf.gain, leaf.sums))
         assert leaf.features is not None
-        self._rest, self._known = leaf.histogram, leaf.features
+        self._rest, self.known = leaf.histogram, leaf.features
         self.leaves[best] = parts[0]
         self.leaves.append(parts[1])
-        return cut
-
-    def take(self, smaller: Packed | None) -> None:
-        """What was asked for by the last cut; the larger leaf holds the rest of what was there before."""
-        cut = self.parted[-1].cut
-        if cut.wanted < 0:
-            return
-        assert smaller is not None
-        assert self._rest is not None
-        np.subtract(self._rest, smaller, out=self._rest)
-        self._consider(self.leaves[cut.wanted], smaller, self._known)
-        self._consider(self.leaves[_other(cut)], self._rest, self._known)
-        self._rest = None
+        return split
 
     def wishes(self, elected: Sequence[Features]) -> list[Wish]:
-        """Which histograms the last cut needs, where these features were elected for the leaf and the new one.
+        """Which histograms the last split needs, where these features were elected for the leaf and the new one.
 
-        Of features that are known of the leaf before, the smaller part is enough: the larger one holds the rest.
+        Of features that are known of the leaf before, the smaller part is enough: the larger one has the rest.
         """
-        cut = self.parted[-1].cut
-        chosen = dict(zip((cut.leaf, cut.new), elected, strict=True))
+        split = self.splits[-1].split
+        chosen = dict(zip((split.leaf, split.new), elected, strict=True))
         for leaf in chosen:
             if not self._may_split(self.leaves[leaf]):
                 chosen[leaf] = chosen[leaf][:0]
-        larger = chosen[_other(cut)]
-        smaller = np.union1d(chosen[cut.wanted], np.intersect1d(larger, self._known))
-        asked = [(cut.wanted, smaller), (_other(cut), np.setdiff1d(larger, self._known))]
-        return [(leaf, features) for leaf, features in asked if len(features)]
+        larger = chosen[_other(split)]
+        smaller = np.union1d(chosen[split.wanted], np.intersect1d(larger, self.known))
+        wishes = [(split.wanted, smaller), (_other(split), np.setdiff1d(larger, self.known))]
+        return [(leaf, features) for leaf, features in wishes if len(features)]
 
-    def take_some(self, wishes: Sequence[Wish], histograms: Sequence[Packed]) -> None:
-        """What was wished for: histograms that know some of the features."""
+    def take(self, wishes: Sequence[Wish], histograms: Sequence[Packed]) -> None:
+        """What was requested after the last split; the larger leaf has the rest of what was there before."""
         from fedrank.kernels.grow import BINS
 
-        cut, known = self.parted[-1].cut, self._known
+        split, known = self.splits[-1].split, self.known
         assert self._rest is not None
         larger, known_of_larger = self._rest, known[:0]
         self._rest = None
         for (leaf, features), histogram in zip(wishes, histograms, strict=True):
-            if leaf == cut.wanted:
+            if leaf == split.wanted:
                 np.subtract(larger, histogram, out=larger)
-                known_of_larger = np.intersect1d(known, features)
+                known_of_larger = known if features is known else np.intersect1d(known, features)
                 self._consider(self.leaves[leaf], histogram, features)
             else:
                 larger.reshape(-1, BINS, 2)[features] = histogram.reshape(-1, BINS, 2)[features]
                 known_of_larger = np.union1d(known_of_larger, features)
-        self._consider(self.leaves[_other(cut)], larger, known_of_larger)
+        self._consider(self.leaves[_other(split)], larger, known_of_larger)
 
     def recount(self, histograms: Sequence[Packed]) -> None:
-        """Go on with what these hold, one for every leaf: somebody whose rows were counted is gone."""
+        """Continue with these histograms, one for every leaf, after a client dropped out whose rows were counted."""
         from fedrank.kernels.grow import totals_of
 
         self.leaves = [
@@ -123,13 +206,11 @@ class SplitFinder:
         for leaf, histogram in zip(self.leaves, histograms, strict=True):
             self._consider(leaf, histogram, self.features)
 
-    def values(self) -> Reals:
-        """[leaves]: what each adds to the scores of its rows."""
-        return np.array([self.rules.rate * leaf.sums.value(self.unit, self.rules.l2) for leaf in self.leaves])
-
-    def text(self) -> str:
-        """As LightGBM writes it."""
-        return text_of(self.parted, [leaf.sums for leaf in self.leaves], self.values(), self.edges, self.unit)
+    def tree(self) -> GrownTree:
+        """The tree as it stands."""
+        sums = [leaf.sums for leaf in self.leaves]
+        values = [self.rules.rate * one.value(self.unit, self.rules.l2) for one in sums]
+        return GrownTree(self.splits, sums, np.array(values), self)
 
     def _may_split(self, leaf: _Leaf) -> bool:
         deep = self.rules.depth and leaf.depth >= self.rules.depth
@@ -150,6 +231,6 @@ class SplitFinder:
             leaf.features, leaf.left = features, Sums(*map(int, left))
 
 
-def _other(cut: LeafCut) -> int:
-    """The larger part of a leaf that was cut."""
-    return cut.new if cut.wanted == cut.leaf else cut.leaf
+def _other(split: LeafSplit) -> int:
+    """The larger part of a leaf that was split."""
+    return split.new if split.wanted == split.leaf else split.leaf

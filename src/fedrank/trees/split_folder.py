@@ -17,8 +17,8 @@ from fedrank.data.catalog import CATALOG, Fold, load, load_files
 from fedrank.data.letor import letor_lines
 from fedrank.data.ranking import RankingData
 from fedrank.federated.heterogeneity import ClientDistance, differences
-from fedrank.files import parse_json, read_text, write_whole
-from fedrank.names import nearest
+from fedrank.files import parse_json, read_text, write_atomic
+from fedrank.names import did_you_mean
 from fedrank.seeds import rng_for
 from fedrank.trees.splits import SPLITS, Categories, Dealt, Portion, Splitter, Topics, as_clients
 
@@ -57,7 +57,7 @@ def splitter_for(
         ("merge", merge, ("remaining", "validation")),
     ):
         if value not in known:
-            raise ValueError(f"no {name} {value!r}{nearest(value, known)}")
+            raise ValueError(f"no {name} {value!r}{did_you_mean(value, known)}")
     settings: dict[str, Any] = {"rule": rule, "rest": rest, "merge": merge}
     return Categories(by, tuple(categories), clients, bins=bins, **settings)
 
@@ -84,7 +84,7 @@ def split_data(
         place.mkdir(parents=True)
         held = {part: getattr(portion, part) for part in PARTS if getattr(portion, part) is not None}
         for part, queries in held.items():
-            write_whole(place / f"{part}.txt", letor_lines(queries))
+            write_atomic(place / f"{part}.txt", letor_lines(queries))
         clients.append({"name": portion.name, "folder": place.name, **{p: sizes(q) for p, q in held.items()}})
     content = {
         "format": FORMAT,
@@ -97,7 +97,7 @@ def split_data(
         "clients": clients,
         "distances": [asdict(one) for one in found.distances],
     }
-    write_whole(folder / "split.json", json.dumps(content, indent=1) + "\n")  # last: it makes the folder a split
+    write_atomic(folder / "split.json", json.dumps(content, indent=1) + "\n")  # last: it makes the folder a split
     return SplitMade(folder, portions, found.distances)
 
 
@@ -114,7 +114,7 @@ def _read_fold(data: str, fold: int, validation: str | Path | None, test: str | 
     if validation is not None or test is not None:
         raise ValueError(f"{data} is no file, so that validation and test files go with nothing; name a file to split")
     if data not in CATALOG:
-        raise FileNotFoundError(f"no file and no data set {data!r}{nearest(data, CATALOG)}")
+        raise FileNotFoundError(f"no file and no data set {data!r}{did_you_mean(data, CATALOG)}")
     return load(data, fold, normalise=CATALOG[data].normalise_trees)
 
 

@@ -6,13 +6,14 @@ is tried next depends on the trials that were completed and on the seed, not on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from fedrank.data.ranking import RankingData
-from fedrank.extras import missing
+from fedrank.extras import missing_extra
 from fedrank.seeds import key_for
 from fedrank.trees.boosters import Booster, Lambdamart, NothingToSplit, best_size
 
@@ -71,48 +72,28 @@ def tune(
     """The booster with the best of the settings that were tried, and all that were."""
     if not isinstance(booster, Lambdamart):
         raise ValueError("tune: only fedrank's own boosters have settings that Optuna knows; set tune = 0")
-    engine = optuna()
-    before = engine.logging.get_verbosity()
-    engine.logging.set_verbosity(engine.logging.WARNING)
-    try:
-        return _tune(engine, booster, train, validation, trials, Path(study), seed, threads, tell, turn)
-    finally:
-        engine.logging.set_verbosity(before)
-
-
-def _tune(
-    optuna: Any,
-    booster: Lambdamart,
-    train: RankingData,
-    validation: RankingData,
-    trials: int,
-    file: Path,
-    seed: int,
-    threads: int,
-    tell: Callable[[int, BoosterTrial], None],
-    turn: Callable[[], None],
-) -> tuple[Lambdamart, list[BoosterTrial]]:
     if trials < 1:
-        raise ValueError(f"{trials} trials choose nothing; ask for 1 or more")
-    study = optuna.create_study(
-        storage=f"sqlite:///{file.resolve()}", study_name=NAME, direction="maximize", load_if_exists=True
-    )
-    for left in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):  # by a process that was stopped
-        study.tell(left.number, state=optuna.trial.TrialState.FAIL)
-    while len(done := _done(optuna, study)) < trials:
-        study.sampler = optuna.samplers.TPESampler(seed=int(key_for(seed, "tune", len(done))) % 2**32)
-        asked = study.ask()
-        curve: list[float] = []
-        try:
-            for step in replace(booster, **_suggested(asked)).grow(train, validation, seed, threads):
-                curve.append(step.validation)
-                turn()
-        except NothingToSplit:  # a setting like any other, only a bad one
-            curve = []
-        asked.set_user_attr("trees", best_size(curve))
-        study.tell(asked, max(curve, default=0.0))
-        done = _done(optuna, study)
-        tell(len(done), best_of(done))
+        raise ValueError(f"trials must be at least 1 (got {trials})")
+    with _quiet(optuna()) as engine:
+        kept = engine.create_study(
+            storage=f"sqlite:///{Path(study).resolve()}", study_name=NAME, direction="maximize", load_if_exists=True
+        )
+        for left in kept.get_trials(states=[engine.trial.TrialState.RUNNING]):  # by a process that was stopped
+            kept.tell(left.number, state=engine.trial.TrialState.FAIL)
+        while len(done := _done(engine, kept)) < trials:
+            kept.sampler = engine.samplers.TPESampler(seed=int(key_for(seed, "tune", len(done))) % 2**32)
+            trial = kept.ask()
+            curve: list[float] = []
+            try:
+                for step in replace(booster, **_suggested(trial)).grow(train, validation, seed, threads):
+                    curve.append(step.validation)
+                    turn()
+            except NothingToSplit:  # a setting like any other, only a bad one
+                curve = []
+            trial.set_user_attr("trees", best_size(curve))
+            kept.tell(trial, max(curve, default=0.0))
+            done = _done(engine, kept)
+            tell(len(done), best_of(done))
     best = best_of(done)
     if best.trees == 0:
         raise NothingToSplit(
@@ -137,8 +118,19 @@ def _suggested(trial: Any) -> dict[str, Any]:
     }
 
 
-def _done(optuna: Any, study: Any) -> list[BoosterTrial]:
-    complete = study.get_trials(states=[optuna.trial.TrialState.COMPLETE])
+@contextmanager
+def _quiet(engine: Any) -> Iterator[Any]:
+    """Optuna, with warnings only."""
+    before = engine.logging.get_verbosity()
+    engine.logging.set_verbosity(engine.logging.WARNING)
+    try:
+        yield engine
+    finally:
+        engine.logging.set_verbosity(before)
+
+
+def _done(engine: Any, study: Any) -> list[BoosterTrial]:
+    complete = study.get_trials(states=[engine.trial.TrialState.COMPLETE])
     return [BoosterTrial(dict(one.params), float(one.value), int(one.user_attrs["trees"])) for one in complete]
 
 
@@ -147,5 +139,5 @@ def optuna() -> Any:
     try:
         import optuna as engine
     except ImportError:
-        raise missing("tuning needs Optuna", "trees") from None
+        raise missing_extra("tuning needs Optuna", "trees") from None
     return engine

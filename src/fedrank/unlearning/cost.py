@@ -95,17 +95,17 @@ class _Counted:
     def __call__(
         self,
         start: Weights,
-        crowd: SimulatedClients,
+        clients: SimulatedClients,
         chance: Chance,
         correction: LocalCorrection = NO_CORRECTION,
         threads: int = 1,
     ) -> Learned:
-        learned = self.federation.learner(start, crowd, chance, correction, threads)
-        if len(crowd) and crowd.ids[0] != SERVER:  # a server that searches by itself sends nothing
+        learned = self.federation.learner(start, clients, chance, correction, threads)
+        if len(clients) and clients.ids[0] != SERVER:  # a server that searches by itself sends nothing
             model = 4 * self.federation.sent(start.shape[-1])
-            self.searches += int(crowd.interactions.sum())
-            self.up += len(crowd) * (model if learned.sent is None else learned.sent.dtype.itemsize)
-            self.down += len(crowd) * model * (2 if has_trait(self.federation.local, "common") else 1)
+            self.searches += int(clients.interactions.sum())
+            self.up += len(clients) * (model if learned.sent is None else learned.sent.dtype.itemsize)
+            self.down += len(clients) * model * (2 if has_trait(self.federation.local, "common") else 1)
         return learned
 
     def from_impressions(

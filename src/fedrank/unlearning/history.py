@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
-from fedrank.files import for_owner, is_plain, parse_json, private_folder, read_bytes, sync, write_whole
+from fedrank.files import for_owner, is_plain, parse_json, private_folder, read_bytes, sync, write_atomic
 from fedrank.types import Messages, Updates, Weights
 
 FORMAT = 1
@@ -413,7 +413,7 @@ def _write_index(folder: Path, index: _Index) -> None:
     lines = ",\n".join("  " + json.dumps(vars(chunk)) for chunk in index.chunks)
     text = json.dumps(settings, indent=1)[:-2] + ',\n "chunks": [' + ("\n" + lines + "\n " if lines else "") + "]\n}\n"
     sync(folder)
-    write_whole(folder / INDEX, text, private=True)
+    write_atomic(folder / INDEX, text, private=True)
 
 
 def _sweep(folder: Path, index: _Index) -> None:

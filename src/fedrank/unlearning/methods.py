@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from fedrank import kernels
 from fedrank.federated.aggregators import Mean
 from fedrank.federated.federation import Federation
-from fedrank.federated.round import Journal, JournalEntry, federated_round, first_state, simulate
+from fedrank.federated.round import Journal, JournalEntry, first_state
 from fedrank.federated.server import State
+from fedrank.federated.simulation import federated_round, simulate
 from fedrank.seeds import Chance, key_for
 from fedrank.types import (
     NO_CORRECTION,
@@ -42,7 +43,9 @@ SERVER = -1  # the id under which a server learns from queries of its own (aggre
 SHORTER_THAN_ANY = 1e-60  # update but zero: the smallest float32 is 1.4e-45
 
 Went = Callable[[int, int], None]  # told after every round: (rounds done, rounds in all)
-Booking = Callable[[Sequence[int]], Journal]  # for the rounds to come: notes who is asked, by rows of those who stay
+JournalFactory = Callable[
+    [Sequence[int]], Journal
+]  # for the rounds to come: notes who is asked, by rows of those who stay
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Case:
     memory: Memory = None  # [clients, m]: what clients kept after the last round
     points: int = 20  # how many models of the way are kept in the curve
     threads: int = 1
-    booking: Booking | None = None  # None: nobody books what is asked of clients
+    journal_for: JournalFactory | None = None  # None: nobody books what is asked of clients
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "leaving", tuple(sorted({int(client) for client in self.leaving})))
@@ -125,7 +128,7 @@ class Case:
             )
         return history
 
-    def somebody(self, method: str) -> None:
+    def check_leaving(self, method: str) -> None:
         """Refuse to change a model that nobody asked to change."""
         if not self.leaving:
             raise ValueError(
@@ -134,15 +137,15 @@ class Case:
 
     def asked_again(self, method: str, protected: bool = True) -> None:
         """Refuse what would ask clients for messages that no ledger books, or that are not protected like the run's."""
-        if self.federation.mechanism is not None and (self.booking is None or not protected):
+        if self.federation.mechanism is not None and (self.journal_for is None or not protected):
             raise ValueError(
                 f"{method} asks the remaining clients for more messages, and this run protects every one of them at a "
                 'price that unlearning cannot book; use "fed-remove", or run the experiment without the leaving clients'
             )
 
-    def booked(self, rounds: Sequence[int]) -> Journal | None:
+    def journal(self, rounds: Sequence[int]) -> Journal | None:
         """Who notes what is asked of those who stay in these rounds."""
-        return None if self.booking is None else self.booking(rounds)
+        return None if self.journal_for is None else self.journal_for(rounds)
 
     def plain(self, method: str) -> None:
         """Refuse learners whose clients keep something between rounds: it is in no recorded update."""
@@ -212,7 +215,7 @@ class FedEraser:
         _at_least_one("steps", self.steps)
 
     def __call__(self, case: Case, progress: Went | None = None) -> Unlearned:
-        case.somebody("fed-eraser")
+        case.check_leaving("fed-eraser")
         case.plain("fed-eraser")
         history = case.recorded("fed-eraser")
         case.asked_again("fed-eraser")
@@ -225,7 +228,7 @@ class FedEraser:
         cohort.book(case, {number: ids for number, ids, _ in history.lengths()})
         for number, ids, lengths in history.lengths():
             if cohort.takes_part(ids):
-                learner.lengths[cohort.present] = lengths[cohort.places]
+                learner.lengths[cohort.present] = lengths[cohort.rows]
                 before = replace(state, round=number - 1)
                 outcome = federated_round(federation, before, shorter, seed, memory, case.threads, journal=cohort)
                 state, memory = outcome.state, outcome.memory
@@ -281,7 +284,7 @@ class FineTune:
         _at_least_one("rounds", self.rounds)
 
     def __call__(self, case: Case, progress: Went | None = None) -> Unlearned:
-        case.somebody("fine-tune")
+        case.check_leaving("fine-tune")
         case.asked_again("fine-tune")
         return _train(case, *_final_state(case), self.rounds, progress)
 
@@ -307,7 +310,7 @@ class GradientAscent:
             raise ValueError(f"radius = {self.radius} leaves no room to climb; use a positive number such as 0.2")
 
     def __call__(self, case: Case, progress: Went | None = None) -> Unlearned:
-        case.somebody("gradient-ascent")
+        case.check_leaving("gradient-ascent")
         case.asked_again("gradient-ascent", protected=False)
         case.plain("gradient-ascent")
         remaining = case.remaining
@@ -318,9 +321,9 @@ class GradientAscent:
             NO_CORRECTION if local is None else local.correction(None, None),
         )
 
-        def mean(weights: Weights, crowd: SimulatedClients, chance: Chance) -> Change:
-            updates = learner(weights, crowd, chance, correction, case.threads).updates
-            return Mean()(Messages(updates, crowd.interactions, crowd.ids, weights))
+        def mean(weights: Weights, clients: SimulatedClients, chance: Chance) -> Change:
+            updates = learner(weights, clients, chance, correction, case.threads).updates
+            return Mean()(Messages(updates, clients.interactions, clients.ids, weights))
 
         reference = final.weights + mean(final.weights, remaining, chance)
         farthest = self.radius * kernels.sums.length(reference)
@@ -379,51 +382,62 @@ class _Cohort:
     clients: SimulatedClients  # who stay
     ids: NDArray[np.int64] | None = None  # of the recorded round
     present: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # rows of `clients`
-    places: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # their rows in that round
+    rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # their rows in that round
     change: Change = field(default_factory=lambda: np.zeros(0))  # of the last repeated round
-    booked: Journal | None = None  # who notes it, where those who stay are asked again
+    journal: Journal | None = None  # who notes it, where those who stay are asked again
 
     def book(self, case: Case, recorded: Mapping[int, NDArray[np.int64]]) -> None:
         """Let all recorded rounds, each with the ids of its clients, be booked where somebody books."""
         asked = [round for round, ids in recorded.items() if self.takes_part(ids)]
-        self._recorded, self.booked = recorded, case.booked(asked)
+        self._recorded, self.journal = recorded, case.journal(asked)
 
     def takes_part(self, ids: NDArray[np.int64]) -> bool:
         """Turn to a round of these clients; whether anybody of those who stay was there."""
         if self.ids is None or len(ids) != len(self.ids) or (ids != self.ids).any():  # mostly the same as before
             self.present = np.flatnonzero(np.isin(self.clients.ids, ids))
-            self.ids, self.places = ids, _places(ids, self.clients.ids[self.present])
+            self.ids, self.rows = ids, _rows_of(ids, self.clients.ids[self.present])
         return len(self.present) > 0
 
     def kept(self, round: int) -> JournalEntry | None:
-        return None if self.booked is None else self.booked.kept(round)
+        return None if self.journal is None else self.journal.kept(round)
 
     def cohort(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
-        return self.present if self.booked is None else self.booked.cohort(round, self._present_in)
+        return self.present if self.journal is None else self.journal.cohort(round, self._present_in)
 
     def _present_in(self, round: int) -> NDArray[np.int64]:
         return np.flatnonzero(np.isin(self.clients.ids, self._recorded[round]))
 
     def keep(self, round: int, change: Change) -> None:
         self.change = change
-        if self.booked is not None:
-            self.booked.keep(round, change)
+        if self.journal is not None:
+            self.journal.keep(round, change)
 
 
 @dataclass
-class _Calibrated:
-    """A learner whose updates get the lengths of stored ones, and count as much as those did."""
+class _FromHistory:
+    """A learner whose updates depend on the history of a run; subclasses say how."""
 
     learner: Learner
+
+    @property
+    def ranker(self) -> Ranker:
+        return self.learner.ranker
+
+    def from_impressions(
+        self, start: Any, impressions: Impressions, own: OwnChance, correction: LocalCorrection = NO_CORRECTION
+    ) -> Learned:
+        raise TypeError("a history belongs to a whole table of clients, not to one of them")
+
+
+@dataclass
+class _Calibrated(_FromHistory):
+    """A learner whose updates get the lengths of stored ones, and count as much as those did."""
+
     clients: SimulatedClients  # who stay, with the interactions that they had
     lengths: NDArray[np.float64] = field(init=False)  # [clients]
 
     def __post_init__(self) -> None:
         self.lengths = np.zeros(len(self.clients))
-
-    @property
-    def ranker(self) -> Ranker:
-        return self.learner.ranker
 
     @property
     def traits(self) -> Any:
@@ -432,63 +446,40 @@ class _Calibrated:
     def __call__(
         self,
         start: Weights,
-        crowd: SimulatedClients,
+        clients: SimulatedClients,
         chance: Chance,
         correction: LocalCorrection = NO_CORRECTION,
         threads: int = 1,
     ) -> Learned:
-        if crowd.ids[0] == SERVER:
+        if clients.ids[0] == SERVER:
             honest = np.argmin(self.clients.malicious)  # as many interactions as in the run: nobody had to send them
-            server = replace(crowd, interactions=self.clients.interactions[honest, None])
+            server = replace(clients, interactions=self.clients.interactions[honest, None])
             return self.learner(start, server, chance, correction, threads)
-        learned = self.learner(start, crowd, chance, correction, threads)
-        rows = slice(None) if len(crowd) == len(self.clients) else _places(self.clients.ids, crowd.ids)
+        learned = self.learner(start, clients, chance, correction, threads)
+        rows = slice(None) if len(clients) == len(self.clients) else _rows_of(self.clients.ids, clients.ids)
         sizes = self.clients.interactions[rows]
         return learned._replace(updates=rescaled(learned.updates, self.lengths[rows]), sizes=sizes)
 
-    def from_impressions(
-        self,
-        start: NDArray[np.float32],
-        impressions: Impressions,
-        own: OwnChance,
-        correction: LocalCorrection = NO_CORRECTION,
-    ) -> Learned:
-        raise TypeError("stored lengths belong to a whole table of clients, not to one of them")
-
 
 @dataclass
-class _Recorded:
+class _Recorded(_FromHistory):
     """A learner that learns nothing: clients send what they sent before."""
 
-    learner: Learner
     stored: Stored | None = None
-
-    @property
-    def ranker(self) -> Ranker:
-        return self.learner.ranker
 
     def __call__(
         self,
         start: Weights,
-        crowd: SimulatedClients,
+        clients: SimulatedClients,
         chance: Chance,
         correction: LocalCorrection = NO_CORRECTION,
         threads: int = 1,
     ) -> Learned:
-        if crowd.ids[0] == SERVER:
-            return self.learner(start, crowd, chance, correction, threads)
+        if clients.ids[0] == SERVER:
+            return self.learner(start, clients, chance, correction, threads)
         assert self.stored is not None
-        updates = self.stored.updates[_places(self.stored.ids, crowd.ids)]
-        return Learned(updates, Observed(np.zeros(len(crowd))))
-
-    def from_impressions(
-        self,
-        start: NDArray[np.float32],
-        impressions: Impressions,
-        own: OwnChance,
-        correction: LocalCorrection = NO_CORRECTION,
-    ) -> Learned:
-        raise TypeError("a recorded client learns nothing; its updates are in the history")
+        updates = self.stored.updates[_rows_of(self.stored.ids, clients.ids)]
+        return Learned(updates, Observed(np.zeros(len(clients))))
 
 
 def rescaled(updates: Updates, lengths: NDArray[np.float64]) -> Updates:
@@ -501,7 +492,7 @@ def rescaled(updates: Updates, lengths: NDArray[np.float64]) -> Updates:
 def _train(case: Case, state: State, memory: Memory, rounds: int, progress: Went | None, spent: int = 0) -> Unlearned:
     """Plain rounds with those who remain."""
     way, last = _Way(case.points, rounds, progress, interactions=spent), state.round + rounds
-    journal = case.booked(range(state.round + 1, last + 1))
+    journal = case.journal(range(state.round + 1, last + 1))
     for outcome in simulate(
         case.without, case.remaining, last, case.seed, state=state, memory=memory, threads=case.threads, journal=journal
     ):
@@ -526,7 +517,7 @@ def _final_state(case: Case) -> tuple[State, Memory]:
     return state, memory
 
 
-def _places(all_ids: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int64]:
+def _rows_of(all_ids: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int64]:
     """Where these ids are among all, in whatever order."""
     order = np.argsort(all_ids)
     return order[np.searchsorted(all_ids, ids, sorter=order)]

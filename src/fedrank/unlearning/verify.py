@@ -149,8 +149,8 @@ def retrain(
     models, watch = [], Watch()
     for i, seed in enumerate(seeds, 1):
         again = replace(case, seed=seed, first=first(seed), points=1)
-        told = by_rounds(progress, f"{label}, retraining {i} of {len(seeds)}")
-        models.append(Retrain()(again, told).weights)
+        notify = by_rounds(progress, f"{label}, retraining {i} of {len(seeds)}")
+        models.append(Retrain()(again, notify).weights)
     return Retrained(seeds, np.stack(models), watch.passed[1] / len(seeds))
 
 

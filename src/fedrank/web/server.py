@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from fedrank.extras import missing
+from fedrank.extras import missing_extra
 from fedrank.web.access import Access
 
 if TYPE_CHECKING:
@@ -20,6 +20,22 @@ if TYPE_CHECKING:
 
 _TWO_HOSTS = b"421: this page has one Host\n"
 _NO_REQUEST = b"400: this is no request\n"
+
+
+def serve_page(
+    command: str,
+    make_app: Callable[[Access], ASGIApp],
+    port: int = 0,
+    ready: Callable[[str], None] = lambda link: None,
+    *,
+    extra: str,  # of fedrank, which has the packages that a server needs
+    meanwhile: contextlib.AbstractContextManager[None] | None = None,
+) -> None:
+    """Serve a page until interrupted; `ready` is told the one-time link as soon as it can be opened."""
+    with listening(command, port) as (bound, door):
+        server = make_server(make_app(door), door, ready, extra)
+        with meanwhile or contextlib.nullcontext(), ended_by_signals():
+            server.run(sockets=[bound])
 
 
 @contextlib.contextmanager
@@ -41,7 +57,7 @@ def make_server(app: ASGIApp, door: Access, ready: Callable[[str], None], extra:
     try:
         import uvicorn
     except ImportError:
-        raise missing("the page needs a web server", extra) from None
+        raise missing_extra("the page needs a web server", extra) from None
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -128,7 +128,7 @@ def write_experiment(out: Path, text: str = "", experiment: str = "robust") -> P
         'kind = "federated"\ntitle = "Do robust aggregators cost ranking quality?"\nrounds = 40\nevaluate_every = 2\n'
         'measures = ["ndcg@10", "mrr@10"]\nseeds = [1, 2, 3]\n'
         + text
-        + '\n[data]\nname = "mq2008"\nfolds = [1, 2]\n\n[clients]\ncount = 10\nuser = "informational"\n'
+        + '\n[data]\nname = "mq2008"\nfolds = [1, 2]\n\n[clients]\ncount = 10\nclick_model = "informational"\n'
         'interactions = 5\n\n[learner]\nname = "pdgd"\nranker = { name = "linear" }\nrate = 0.1\n'
         '\n[aggregator]\nname = "mean"\n'
     )

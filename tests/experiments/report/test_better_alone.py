@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedrank.experiments.report.analysis import find
+from fedrank.experiments.report.analysis import analyse
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.grid import read_tables
@@ -31,7 +31,7 @@ def notes(tmp_path_factory):
         },
     }
     run_experiment(read_tables(tables), "test", folder)
-    [found] = find(load_runs(folder))
+    [found] = analyse(load_runs(folder))
     return [note for note in found.notes if "do not federate" in note]
 
 

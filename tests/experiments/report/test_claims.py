@@ -34,8 +34,8 @@ def test_a_claim_holds_if_the_interval_lies_above_zero() -> None:
     half = float(stats.t.isf(0.025, FREEDOM)) * 0.02
     assert found.verdict == HOLDS
     assert (found.low, found.high) == pytest.approx((0.11 - half, 0.11 + half))
-    assert found.difference == 0.11
-    assert found.scope == "on this data set"
+    assert found.contrast.difference == 0.11
+    assert found.contrast.scope == "on this data set"
     assert judge(stated(-0.11, 0.02)).verdict == FAILS
 
 
@@ -62,9 +62,9 @@ def test_alike_means_inside_the_margin() -> None:
     found = judge(stated(0.0, 0.05, 0.02))
     assert found.verdict == OPEN
     assert found.power == 0.0  # an interval of this width never fits
-    assert "power 0.00 to show them alike" in found.why
-    assert found.why.endswith("would show it")
-    assert judge(stated(0.05, 0.02, 0.02)).why.endswith("would show the opposite")
+    assert "power 0.00 to show them alike" in found.reason
+    assert found.reason.endswith("would show it")
+    assert judge(stated(0.05, 0.02, 0.02)).reason.endswith("would show the opposite")
 
 
 @given(st.lists(st.tuples(st.floats(-0.1, 0.1), st.floats(0.001, 0.1)), min_size=1, max_size=6))
@@ -89,10 +89,10 @@ def test_claims_of_one_experiment_share_the_level() -> None:
 
 
 def test_a_claim_that_nobody_tested_costs_the_others_nothing() -> None:
-    nobody = Stated("a and b", "ndcg@10", Contrast(why="no repeat of both variants is finished"))
+    nobody = Stated("a and b", "ndcg@10", Contrast(reason="no repeat of both variants is finished"))
     verdicts = judge_all([stated(0.03, clear_at(0.04, 0.03)), *[nobody] * 5])
     assert [one.verdict for one in verdicts] == [HOLDS, *[UNTESTED] * 5]
-    untold = Stated("a and b", "ndcg@10", Contrast(0.5, repeats=1, why="one training of each"))
+    untold = Stated("a and b", "ndcg@10", Contrast(0.5, repeats=1, reason="one training of each"))
     assert [one.verdict for one in judge_all([stated(0.03, clear_at(0.04, 0.03)), untold])] == [HOLDS, OPEN]
 
 
@@ -101,33 +101,33 @@ def test_what_cannot_be_told_says_which_power_it_had_and_what_would_tell() -> No
     limit = float(stats.t.isf(0.025, FREEDOM))
     power = float(stats.nct.sf(limit, FREEDOM, 0.01 / 0.02) + stats.nct.cdf(-limit, FREEDOM, 0.01 / 0.02))
     assert found.power == pytest.approx(power, abs=1e-4)
-    assert f"power {power:.2f} for 0.01, the smallest of interest" in found.why
+    assert f"power {power:.2f} for 0.01, the smallest of interest" in found.reason
     wanted = math.ceil(2 * (0.02 / (0.02 / (1.959964 + 0.841621))) ** 2)
-    assert f"about {wanted} repeats instead of 2 would show it" in found.why
-    assert "would show the opposite" in judge(stated(-0.02, 0.02)).why
+    assert f"about {wanted} repeats instead of 2 would show it" in found.reason
+    assert "would show the opposite" in judge(stated(-0.02, 0.02)).reason
     reported = judge(stated(0.02, 0.02, reported=0.05))
     assert reported.power > found.power
-    assert "for 0.05, the paper's difference" in reported.why
-    assert "more than 1,000 repeats" in judge(stated(0.0001, 0.02)).why
+    assert "for 0.05, the paper's difference" in reported.reason
+    assert "more than 1,000 repeats" in judge(stated(0.0001, 0.02)).reason
 
 
 def test_repeats_do_not_help_where_queries_are_too_few() -> None:
     found = judge(stated(0.02, 0.02, floor=0.019))
-    assert "more repeats would not show it: the data set has no more than 13 queries" in found.why
+    assert "more repeats would not show it: the data set has no more than 13 queries" in found.reason
 
 
 def test_a_design_that_cannot_tell_says_so() -> None:
-    found = judge(Stated("a and b", "online", Contrast(0.5, unit="folds", counted=1, repeats=5, why="one fold")))
-    assert (found.verdict, found.why, found.power) == (OPEN, "this design cannot tell: one fold", 0.0)
-    lucky = Contrast(0.5, unit="folds", counted=1, repeats=5, why="one fold", luck=0.1)
+    found = judge(Stated("a and b", "online", Contrast(0.5, unit="folds", counted=1, repeats=5, reason="one fold")))
+    assert (found.verdict, found.reason, found.power) == (OPEN, "this design cannot tell: one fold", 0.0)
+    lucky = Contrast(0.5, unit="folds", counted=1, repeats=5, reason="one fold", luck=0.1)
     half = float(stats.t.isf(0.025, 4)) * 0.1
     told = f"on exactly these, 5 repeats put it between {0.5 - half:+.4g} and {0.5 + half:+.4g}"
-    assert judge(Stated("a and b", "online", lucky)).why == f"this design cannot tell: one fold; {told}"
+    assert judge(Stated("a and b", "online", lucky)).reason == f"this design cannot tell: one fold; {told}"
 
 
 def test_in_general_it_takes_data_sets() -> None:
     over = Contrast(0.02, 0.02, 3, "data sets", 4, 20, 0.04)
-    assert "data sets instead of 4 would show it" in judge(Stated("a and b", "ndcg@10", over)).why
+    assert "data sets instead of 4 would show it" in judge(Stated("a and b", "ndcg@10", over)).reason
 
 
 @pytest.mark.parametrize(

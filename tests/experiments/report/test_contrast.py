@@ -110,7 +110,7 @@ def test_one_training_of_many_queries_is_the_t_test_over_queries() -> None:
     assert found.effect == pytest.approx(values.mean() / values.std(ddof=1))
     alone = by_queries(np.array([values.mean()]), np.array([1]), [ids], [values])
     assert not alone.tested
-    assert "several seeds" in alone.why
+    assert "several seeds" in alone.reason
 
 
 def test_a_handful_of_seeds_stays_a_handful_however_many_queries_there_are() -> None:
@@ -134,7 +134,7 @@ def test_random_splits_are_corrected_as_nadeau_and_bengio_have_it() -> None:
     assert found.error == pytest.approx(finals.std(ddof=1) * math.sqrt(1 / 4 + 0.25))
     assert (found.freedom, found.unit, found.counted) == (3, "splits", 4)
     assert found.p == pytest.approx(2 * stats.t.sf(0.03 / found.error, 3))
-    assert "at least 3 seeds" in by_splits(finals[:2], 0.25).why
+    assert "at least 3 seeds" in by_splits(finals[:2], 0.25).reason
     assert not by_splits(finals, math.nan).tested
 
 
@@ -177,7 +177,7 @@ def test_folds_by_hand() -> None:
     assert (found.counted, found.repeats, found.unit) == (3, 6, "folds")
     few = by_folds(np.array([0.1, 0.1, 0.1]), np.array([1, 1, 2]))
     assert not few.tested
-    assert "2 folds cannot stand for other queries" in few.why
+    assert "2 folds cannot stand for other queries" in few.reason
     assert few.luck == pytest.approx(0.0, abs=1e-12)
 
 
@@ -189,7 +189,7 @@ def test_in_general_means_over_data_sets() -> None:
     for few in ([0.1], [0.1, 0.2]):
         verdict = judge(Stated("a beats b", "ndcg@10", across(few)))
         assert verdict.verdict == OPEN
-        assert verdict.why.startswith("this design cannot tell: ")
+        assert verdict.reason.startswith("this design cannot tell: ")
         assert verdict.power == 0.0
 
 
@@ -214,13 +214,13 @@ def test_what_is_counted_follows_from_the_runs() -> None:
     same = {(1, seed): {"a": 0.5, "b": 0.1 * seed, "c": 0.3} for seed in (1, 2, 3)}
     lower = {repeat: {query: value - 0.1 for query, value in each.items()} for repeat, each in same.items()}
     assert contrast(variant("x", same), variant("y", lower), "ndcg@10").unit == "queries"
-    assert "they are known of runs" in contrast(variant("x", same), variant("y", lower), "online").why
+    assert "they are known of runs" in contrast(variant("x", same), variant("y", lower), "online").reason
     moved = {(1, seed): {f"{seed}": 0.5, "b": 0.1 * seed, "c": 0.3} for seed in (1, 2, 3)}
     less = {repeat: {query: value / 2 for query, value in each.items()} for repeat, each in moved.items()}
     found = contrast(variant("x", moved), variant("y", less), "ndcg@10")
     assert (found.unit, found.counted) == ("splits", 3)
     others = contrast(variant("x", same), variant("y", moved), "ndcg@10")
-    assert others.why == "they were tested on different queries"
+    assert others.reason == "they were tested on different queries"
     assert contrast(variant("x", same), variant("y", {(2, 1): {"a": 0.1}}), "ndcg@10").repeats == 0
 
 

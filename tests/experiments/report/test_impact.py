@@ -19,7 +19,7 @@ from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.source import read_spec
 from tests.made_up import made_up_shown
 
-USERS = [0, 1, 2, 0, 1, 2, 0, 1] * 4
+CLICK_MODELS = [0, 1, 2, 0, 1, 2, 0, 1] * 4
 SPEC = """\
 title = "Clicks of a shop"
 rounds = 3
@@ -37,7 +37,7 @@ PROTECTED = '[mechanism]\nname = "gaussian"\nclip = 1.0\nnoise = 2.0\n[privacy]\
 
 @pytest.fixture
 def spec(tmp_path):
-    log = made_up_shown(tmp_path / "log", USERS, unit="browser").folder
+    log = made_up_shown(tmp_path / "log", CLICK_MODELS, unit="browser").folder
 
     def write(more=""):
         path = tmp_path / "shop.toml"

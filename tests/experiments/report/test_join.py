@@ -11,11 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from fedrank.cli import app
-from fedrank.experiments.report.analysis import find
+from fedrank.experiments.report.analysis import analyse
 from fedrank.experiments.report.by_query import by_query, queries_section, tally
+from fedrank.experiments.report.formatting import number, signed
 from fedrank.experiments.report.join import join
 from fedrank.experiments.report.sections import Interactive
-from fedrank.experiments.report.tables import asked_rows, final_table, number, signed
+from fedrank.experiments.report.tables import final_table, settings_rows
 from fedrank.experiments.report.write import write_report
 from fedrank.experiments.runner.runs import Runs, load_runs
 from tests.experiments.report.made_up_runs import write_experiment, write_run
@@ -36,19 +37,19 @@ def two(out: Path, **second: object) -> Path:
 
 def test_one_table_with_all_variants_and_tests_over_shared_repeats(tmp_path: Path) -> None:
     runs = load_runs(two(tmp_path))
-    (joined,) = join(find(runs))
+    (joined,) = join(analyse(runs))
     assert [variant.name for variant in joined.variants] == ["one/mean", "one/krum", "two/median"]
     assert [variant.label for variant in joined.variants] == ["one: mean", "one: krum", "two: median"]
     table = final_table(joined)
     assert list(table.header[:3]) == ["experiment", "variant", "repeats"]
-    assert [[str(cell) for cell in row[:2]] for row in table.rows] == [
+    assert [[str(cell) for cell in row[:2]] for row in table.cells] == [
         ["one", "mean (baseline)"],
         ["one", "krum"],
         ["two", "median"],
     ]
     comparison = joined.comparisons["ndcg@10"]["two/median"]
-    ours = {run.seed: run.final("ndcg@10") for run in runs if run.variant == "median"}
-    theirs = {run.seed: run.final("ndcg@10") for run in runs if run.variant == "mean"}
+    ours = {run.seed: run.final_value("ndcg@10") for run in runs if run.variant == "median"}
+    theirs = {run.seed: run.final_value("ndcg@10") for run in runs if run.variant == "mean"}
     expected = np.mean([ours[2] - theirs[2], ours[3] - theirs[3]])
     assert comparison.contrast.repeats == 2
     assert comparison.contrast.difference == pytest.approx(expected)
@@ -72,10 +73,10 @@ def test_the_report_is_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["two/median", "median", "two: median"])
 def test_the_baseline_may_be_of_any_experiment(tmp_path: Path, name: str) -> None:
-    found = find(load_runs(two(tmp_path)))
+    found = analyse(load_runs(two(tmp_path)))
     (joined,) = join(found, name)
     assert joined.baseline is not None
-    assert (joined.baseline.name, joined.baseline_why) == ("two/median", "as chosen")
+    assert (joined.baseline.name, joined.baseline_reason) == ("two/median", "as chosen")
 
 
 def test_a_baseline_that_nobody_has_is_refused(tmp_path: Path) -> None:
@@ -97,30 +98,30 @@ def same_name(out: Path) -> Runs:
 def test_a_baseline_among_experiments_of_one_name(tmp_path: Path) -> None:
     runs = same_name(tmp_path)
     for given in ("there/mine/median", f"{tmp_path}/there/mine/median", f"{tmp_path}/./there/mine/median"):
-        (joined,) = join(find(runs, given), given)
+        (joined,) = join(analyse(runs, given), given)
         assert joined.baseline is not None
-        assert (joined.baseline.name, joined.baseline_why) == ("there/mine/median", "as chosen"), given
+        assert (joined.baseline.name, joined.baseline_reason) == ("there/mine/median", "as chosen"), given
     with pytest.raises(
         ValueError, match=r"2 experiments have a variant 'mine/median'; .*/here/mine/median or .*/there/"
     ):
-        find(runs, "mine/median")
+        analyse(runs, "mine/median")
     with pytest.raises(ValueError, match="no variant 'elsewhere/mine/median'"):
-        find(runs, "elsewhere/mine/median")
+        analyse(runs, "elsewhere/mine/median")
 
 
 @pytest.mark.parametrize("name", ["mine/median", "here/mine/median"])
 def test_a_baseline_of_one_experiment_may_be_named_with_its_folder(tmp_path: Path, name: str) -> None:
     same_name(tmp_path)
-    (found,) = find(load_runs(tmp_path / "here"), name)
+    (found,) = analyse(load_runs(tmp_path / "here"), name)
     assert found.baseline is not None
-    assert (found.baseline.name, found.baseline_why) == ("median", "as chosen")
+    assert (found.baseline.name, found.baseline_reason) == ("median", "as chosen")
 
 
 def test_sums_over_other_numbers_of_rounds_are_not_compared(tmp_path: Path) -> None:
     for name, rounds in (("short", 20), ("long", 40)):
         for seed in (1, 2, 3):
             write_run(tmp_path, name, seed=seed, rounds=rounds, round=rounds)
-    (joined,) = join(find(load_runs(tmp_path)))
+    (joined,) = join(analyse(load_runs(tmp_path)))
     assert "online" in joined.columns
     assert "online_sum" not in joined.columns
     assert any("differ in their rounds" in note for note in joined.notes)
@@ -129,7 +130,7 @@ def test_sums_over_other_numbers_of_rounds_are_not_compared(tmp_path: Path) -> N
 def test_one_repeat_is_not_said_to_be_tested(tmp_path: Path) -> None:
     write_run(tmp_path, "one", "mean")
     write_run(tmp_path, "one", "median")
-    (found,) = find(load_runs(tmp_path))
+    (found,) = analyse(load_runs(tmp_path))
     assert not any("▲" in note for note in final_table(found).notes)
     (why,) = [note for note in found.notes if "No test of ndcg@10" in note]
     assert "one training of each: its luck cannot be told from the method; use several seeds" in why
@@ -139,14 +140,14 @@ def test_one_repeat_is_not_said_to_be_tested(tmp_path: Path) -> None:
     "other", [{"queries": 31}, {"measures": ("map",)}, {"data": {"name": "mq2007", "test_queries": 30}}]
 )
 def test_what_was_tested_on_something_else_stays_apart(tmp_path: Path, other: dict[str, object]) -> None:
-    assert len(join(find(load_runs(two(tmp_path, **other))))) == 2
+    assert len(join(analyse(load_runs(two(tmp_path, **other))))) == 2
 
 
 def test_other_seeds_stand_in_one_table_without_a_test(tmp_path: Path) -> None:
     for name, seeds in (("one", (1, 2, 3)), ("two", (4, 5, 6))):
         for seed in seeds:
             write_run(tmp_path, name, seed=seed)
-    (joined,) = join(find(load_runs(tmp_path)))
+    (joined,) = join(analyse(load_runs(tmp_path)))
     assert np.isnan(joined.comparisons["ndcg@10"]["two/only"].p)
     assert any("against the baseline, no repeat of both variants is finished" in note for note in joined.notes)
 
@@ -163,7 +164,7 @@ def test_the_command_writes_one_report_and_its_figures(tmp_path: Path) -> None:
 
 
 def test_a_measure_that_only_one_has_is_left_out_and_named(tmp_path: Path) -> None:
-    (joined,) = join(find(load_runs(two(tmp_path, measures=("ndcg@10", "map")))))
+    (joined,) = join(analyse(load_runs(two(tmp_path, measures=("ndcg@10", "map")))))
     assert joined.measures == ("ndcg@10",)
     assert any("left out: map, mrr@10" in note for note in joined.notes)
 
@@ -172,7 +173,7 @@ def test_experiments_of_one_name_are_told_apart_by_their_folders(tmp_path: Path)
     for place, level in (("monday", 0.4), ("friday", 0.5)):
         for seed in (1, 2, 3):
             write_run(tmp_path / place, "same", seed=seed, level=level)
-    (joined,) = join(find(load_runs(tmp_path)))
+    (joined,) = join(analyse(load_runs(tmp_path)))
     assert [variant.label for variant in joined.variants] == ["friday/same", "monday/same"]
 
 
@@ -191,7 +192,7 @@ def test_queries_by_hand(tmp_path: Path) -> None:
             folder = write_run(tmp_path, variant=variant, seed=seed, measures=("map",), queries=3)
             lines = [f"{1000 + i},{value + (seed - 1.5) * 0.02}" for i, value in enumerate(values)]
             (folder / "queries.csv").write_text("query,map\n" + "\n".join(lines) + "\n")
-    (findings,) = find(load_runs(tmp_path))
+    (findings,) = analyse(load_runs(tmp_path))
     table = by_query(findings.variants, "map")
     assert table.names == ("1000", "1001", "1002")
     assert table.values.tolist() == [[0.5, 0.25, 0.1], [0.1, 0.3, 0.1]]
@@ -200,8 +201,8 @@ def test_queries_by_hand(tmp_path: Path) -> None:
     (section,) = queries_section(findings)
     (shown,) = [part for part in section.parts if isinstance(part, Interactive)]
     counted, named = shown.still
-    assert [[str(cell) for cell in row] for row in counted.rows] == [["b", "1", "1", "1"]]
-    assert [[str(cell) for cell in row] for row in named.rows] == [
+    assert [[str(cell) for cell in row] for row in counted.cells] == [["b", "1", "1", "1"]]
+    assert [[str(cell) for cell in row] for row in named.cells] == [
         ["1001", "0.3000", "0.2500", "+0.0500"],
         ["1000", "0.1000", "0.5000", "-0.4000"],
     ]
@@ -211,7 +212,7 @@ def test_queries_by_hand(tmp_path: Path) -> None:
 
 def test_one_variant_has_nobody_to_be_compared_with(tmp_path: Path) -> None:
     write_run(tmp_path)
-    (findings,) = find(load_runs(tmp_path))
+    (findings,) = analyse(load_runs(tmp_path))
     assert queries_section(findings) == []
 
 
@@ -227,8 +228,8 @@ def test_zero_has_no_sign() -> None:
 
 def test_settings_that_have_their_default_are_not_listed(tmp_path: Path) -> None:
     two(tmp_path)
-    rows = dict(asked_rows(find(load_runs(tmp_path))[0]))
-    assert rows["clients"] == "count = 10, user = informational"  # and not 5 interactions, which is the default
+    rows = dict(settings_rows(analyse(load_runs(tmp_path))[0]))
+    assert rows["clients"] == "count = 10, click_model = informational"  # and not 5 interactions, which is the default
     assert rows["learner"] == "pdgd"
     assert "server" not in rows
     assert "rounds" in rows

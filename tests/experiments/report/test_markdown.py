@@ -9,7 +9,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 from fedrank.experiments.report.markdown import markdown
-from fedrank.experiments.report.sections import Cell, Listing, Pairs, Points, Section, Span, Table, say
+from fedrank.experiments.report.sections import Cell, Listing, Pairs, Points, Section, Span, Table, paragraph
 
 ODD = [
     "# no heading",
@@ -42,7 +42,7 @@ def words(rendering: str) -> str:
 @pytest.mark.parametrize("text", ODD)
 def test_text_stays_text(text):
     one_line = " ".join(text.split())
-    for part in (say(text), say(text, tone="warn"), Points((text,)), Section(text)):
+    for part in (paragraph(text), paragraph(text, tone="warn"), Points((text,)), Section(text)):
         page = rendered(markdown([part]))
         assert words(page) == one_line
         tags = set(re.findall(r"<(\w+)", page))
@@ -56,7 +56,7 @@ def test_text_stays_text(text):
 
 @pytest.mark.parametrize("text", ODD)
 def test_a_listing_ends_where_it_ends(text):
-    page = rendered(markdown([Listing(text), say("behind")]))
+    page = rendered(markdown([Listing(text), paragraph("behind")]))
     assert words(page) == f"{text}\n\nbehind"
     assert page.endswith("<p>behind</p>\n")
 
@@ -64,7 +64,7 @@ def test_a_listing_ends_where_it_ends(text):
 @pytest.mark.parametrize("text", ODD)
 def test_words_may_lead_somewhere_and_stay_words(text):
     one_line = " ".join(text.split())
-    page = rendered(markdown([say(text, " see ", Span(text, link="more.md#there"), ".")]))
+    page = rendered(markdown([paragraph(text, " see ", Span(text, link="more.md#there"), ".")]))
     assert words(page) == f"{one_line} see {one_line}."
     assert re.findall(r'<a href="([^"]*)"', page) == ["more.md#there"]
     assert set(re.findall(r"<(\w+)", page)) <= {"p", "a"}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedrank.experiments.report.analysis import Analysis, find
+from fedrank.experiments.report.analysis import Analysis, analyse
 from fedrank.experiments.report.compose import brief, whole
 from fedrank.experiments.report.tables import final_table, headline, nothing_table
 from fedrank.experiments.report.terminal import show
@@ -29,7 +29,7 @@ lower  = "nothing"
 
 
 def findings(folder: Path, **more: object) -> Analysis:
-    [found] = find(load_runs(folder), **more)  # type: ignore[arg-type]
+    [found] = analyse(load_runs(folder), **more)  # type: ignore[arg-type]
     return found
 
 
@@ -48,7 +48,7 @@ def two(tmp_path: Path) -> Path:
 
 def test_the_table_has_a_row_for_doing_nothing(two: Path) -> None:
     found = findings(two)
-    *learned, last = final_table(found).rows
+    *learned, last = final_table(found).cells
     assert len(learned) == 2
     assert last[0].text == "do nothing"
     assert last[1].text == "6"
@@ -68,7 +68,7 @@ def test_a_model_below_it_is_named_at_the_top_and_on_the_terminal(two: Path) -> 
     first = whole(findings(two)).parts[1]
     assert getattr(first, "tone", "") == "warn"
     assert first.text.startswith("Worse than doing nothing")  # type: ignore[union-attr]
-    verdicts = {row[0].text: row[-1].text for row in nothing_table(findings(two), "ndcg@10").rows}
+    verdicts = {row[0].text: row[-1].text for row in nothing_table(findings(two), "ndcg@10").cells}
     assert verdicts == {"mean (baseline)": "better", "krum": "worse"}
 
 
@@ -119,11 +119,11 @@ def test_it_is_a_level_line_in_every_curve(two: Path) -> None:
 def test_claims_and_the_baseline_can_speak_of_it(two: Path) -> None:
     [claim] = findings(two).claims
     assert claim.verdict == "does not hold"
-    assert claim.difference == pytest.approx(-0.05, abs=0.03)
+    assert claim.contrast.difference == pytest.approx(-0.05, abs=0.03)
     found = findings(two, baseline="nothing")
     assert found.baseline is found.nothing[0].values
     assert set(found.comparisons["ndcg@10"]) == {variant.name for variant in found.variants}
-    assert final_table(found).rows[-1][0].text == "do nothing (baseline)"
+    assert final_table(found).cells[-1][0].text == "do nothing (baseline)"
     assert write_report(load_runs(two), two / "report.html", "nothing").exists()
 
 
@@ -149,7 +149,7 @@ def test_older_folders_are_reported_as_before(tmp_path: Path) -> None:
     write_grid(tmp_path, {"aggregator.name": ["mean", "krum"]}, [0.5, 0.4])
     found = findings(tmp_path)
     assert found.nothing == ()
-    assert len(final_table(found).rows) == 2
+    assert len(final_table(found).cells) == 2
     assert "nothing" not in said(tmp_path)
     assert "no variant 'nothing'" not in " ".join(findings(tmp_path, baseline="nothing").notes)
     assert "was not measured by these runs" in " ".join(findings(tmp_path, baseline="nothing").notes)

@@ -47,7 +47,7 @@ def test_final_values_are_points_and_means(runs):
     assert [text.get_text() for text in axis.get_yticklabels()] == ["krum", "mean"]
     drawn = [sorted(np.asarray(line.get_xdata(), float)) for line in axis.get_lines()]
     for variant in ("krum", "mean"):
-        values = sorted(run.final("mrr@10") for run in runs.filter(variant=variant))
+        values = sorted(run.final_value("mrr@10") for run in runs.filter(variant=variant))
         assert any(np.array_equal(line, values) for line in drawn)
         assert any(len(line) == 1 and np.isclose(line[0], np.mean(values)) for line in drawn)
 
@@ -67,12 +67,12 @@ def test_weights_of_runs_and_of_a_model(runs):
 
 def test_clients_show_what_they_hold():
     fold = fr.load("synthetic-mq2007")
-    crowd = fr.make_clients(fold.train, 4, partition=fr.partitions.Own())
-    above, below = fr.plot.clients(crowd).axes
-    assert [bar.get_height() for bar in above.patches] == np.diff(crowd.pools).tolist()
+    clients = fr.make_clients(fold.train, 4, partition=fr.partitions.Own())
+    above, below = fr.plot.clients(clients).axes
+    assert [bar.get_height() for bar in above.patches] == np.diff(clients.pools).tolist()
     heights = np.array([bar.get_height() for bar in below.patches]).reshape(-1, 4)  # [grades, clients]
     assert np.allclose(heights.sum(axis=0), 1)
-    client = crowd.data.select(crowd.queries[: crowd.pools[1]])
+    client = clients.data.select(clients.queries[: clients.pools[1]])
     assert np.isclose(heights[0, 0], np.mean(client.grades == 0))
 
 

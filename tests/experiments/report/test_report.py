@@ -13,11 +13,12 @@ import pytest
 from rich.console import Console
 
 from fedrank.experiments.report import figures
-from fedrank.experiments.report.analysis import find
-from fedrank.experiments.report.compose import brief, conventions
+from fedrank.experiments.report.analysis import analyse
+from fedrank.experiments.report.compose import brief, conventions, draw_curves
+from fedrank.experiments.report.formatting import amount
 from fedrank.experiments.report.run_values import running_mean
 from fedrank.experiments.report.statistics import holm
-from fedrank.experiments.report.tables import amount, final_table
+from fedrank.experiments.report.tables import final_table
 from fedrank.experiments.report.terminal import show
 from fedrank.experiments.report.write import write_report
 from fedrank.experiments.runner.runs import Runs, load_runs
@@ -106,15 +107,15 @@ def test_the_same_runs_give_the_same_page(tmp_path: Path) -> None:
 
 def test_comparisons_are_of_the_queries_of_shared_repeats(tmp_path: Path) -> None:
     runs = two_variants(tmp_path)
-    (found,) = find(runs)
+    (found,) = analyse(runs)
     assert found.baseline is not None
     assert found.baseline.label == "mean"
     assert found.best.label == "mean"
     ours = found.comparisons["ndcg@10"]["aggregator.name=krum"]
     repeats = [(fold, seed) for fold in (1, 2) for seed in (1, 2, 3)]
     by = {(run.settings["aggregator.name"], run.repeat): run for run in runs}
-    krum = [by["krum", repeat].final("ndcg@10") for repeat in repeats]
-    mean = [by["mean", repeat].final("ndcg@10") for repeat in repeats]
+    krum = [by["krum", repeat].final_value("ndcg@10") for repeat in repeats]
+    mean = [by["mean", repeat].final_value("ndcg@10") for repeat in repeats]
     assert ours.contrast.repeats == 6
     assert ours.contrast.difference == pytest.approx(np.mean(krum) - np.mean(mean))
     assert ours.verdict == "worse"
@@ -133,7 +134,7 @@ def test_comparisons_are_of_the_queries_of_shared_repeats(tmp_path: Path) -> Non
 
 def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path) -> None:
     write_grid(tmp_path, {"clients.count": [1, 2, 3]}, [0.45, 0.446, 0.447])
-    (found,) = find(load_runs(tmp_path))
+    (found,) = analyse(load_runs(tmp_path))
     for comparison in found.comparisons["mrr@10"].values():
         assert comparison.comparisons == 2
     raw = [comparison.contrast.p for comparison in found.comparisons["mrr@10"].values()]
@@ -145,7 +146,7 @@ def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path) -> None:
 def test_only_shared_repeats_are_paired_and_that_is_said(tmp_path: Path) -> None:
     write_grid(tmp_path, {"clients.count": [1, 2]}, [0.45], folds=(1,), seeds=(1, 2, 3))
     write_run(tmp_path, variant="clients.count=2", settings={"clients.count": 2}, seed=4, level=0.9)
-    (found,) = find(load_runs(tmp_path))
+    (found,) = analyse(load_runs(tmp_path))
     comparison = found.comparisons["ndcg@10"]["clients.count=2"]
     assert comparison.contrast.repeats == 3
     assert abs(comparison.contrast.difference) < 0.1
@@ -153,7 +154,7 @@ def test_only_shared_repeats_are_paired_and_that_is_said(tmp_path: Path) -> None
 
 
 def test_published_values_and_their_verdicts(tmp_path: Path) -> None:
-    (found,) = find(two_variants(tmp_path))
+    (found,) = analyse(two_variants(tmp_path))
     quality, online = found.published
     assert quality.variant.label == "mean"
     assert quality.verdict == "within"
@@ -168,15 +169,15 @@ def test_the_baseline_is_named_or_told(tmp_path: Path) -> None:
     vary = {"aggregator.name": ["mean", "krum", "median"]}
     write_grid(tmp_path, vary, [0.45], folds=(1,), seeds=(1, 2), top='baseline = "aggregator.name=krum"\n')
     runs = load_runs(tmp_path)
-    (found,) = find(runs)
+    (found,) = analyse(runs)
     assert found.baseline is not None
     assert found.baseline.label == "krum"
     assert [variant.label for variant in found.variants] == ["mean", "krum", "median"]  # as asked, not as sorted
-    (chosen,) = find(runs, baseline="median")
+    (chosen,) = analyse(runs, baseline="median")
     assert chosen.baseline is not None
     assert chosen.baseline.label == "median"
     with pytest.raises(ValueError, match="no variant 'kurm'"):
-        find(runs, baseline="kurm")
+        analyse(runs, baseline="kurm")
 
 
 @pytest.mark.long
@@ -194,7 +195,7 @@ def test_unfinished_runs_are_listed_and_not_counted(tmp_path: Path) -> None:
     assert "3 updates are not finite (round 12, client 4)" in text
     assert "1 of 13 runs is not finished" in text
     assert "without a finished run are not reported on: other, 3 runs, the first of them only fold 1 seed 1: " in text
-    (found,) = find(runs)
+    (found,) = analyse(runs)
     assert [len(variant.repeats) for variant in found.variants] == [6, 6]
 
 
@@ -202,9 +203,9 @@ def test_damage_found_late_does_not_stop_a_report(tmp_path: Path) -> None:
     two_variants(tmp_path)
     file = tmp_path / "robust/aggregator.name=krum/fold-1-seed-1/rounds.csv"
     file.write_text(file.read_text().replace("\n7,", "\n7,oops,"))
-    (found,) = find(load_runs(tmp_path))
+    (found,) = analyse(load_runs(tmp_path))
     assert [run.status for run in found.unfinished] == ["broken"]
-    krum = next(row for row in final_table(found).rows if row[0].text == "krum")
+    krum = next(row for row in final_table(found).cells if row[0].text == "krum")
     assert krum[1].text == "5 of 6"
 
 
@@ -239,7 +240,7 @@ def test_every_convention_is_said_once_and_where_runs_differ(tmp_path: Path) -> 
     gain, first, second = "gain 2^grade - 1", "MRR@10 of any relevant document", "of grade 2 alone"
     for seed, mrr in ((1, first), (2, first), (3, second)):
         write_run(tmp_path, seed=seed, conventions={"ndcg@10": gain, "mrr@10": mrr})
-    [findings] = find(load_runs(tmp_path))
+    [findings] = analyse(load_runs(tmp_path))
     [said] = conventions(findings).parts
     differ = " (Not all runs used this convention: their values are not comparable.)"
     assert said.points[:3] == (f"ndcg@10: {gain}", first + differ, f"mrr@10: {second}{differ}")
@@ -286,7 +287,7 @@ def test_csv_holds_the_numbers(tmp_path: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(file.read_text())))
     assert len(rows) == 2 * 4
     krum = next(row for row in rows if row["aggregator.name"] == "krum" and row["column"] == "ndcg@10")
-    values = [run.final("ndcg@10") for run in runs.filter(**{"aggregator.name": "krum"})]
+    values = [run.final_value("ndcg@10") for run in runs.filter(**{"aggregator.name": "krum"})]
     assert float(krum["mean"]) == pytest.approx(np.mean(values))
     assert float(krum["sd"]) == pytest.approx(np.std(values, ddof=1))
     assert krum["repeats"] == "6"
@@ -295,7 +296,7 @@ def test_csv_holds_the_numbers(tmp_path: Path) -> None:
     assert (krum["unit"], krum["counted"], krum["comparisons"]) == ("queries", "29", "1")
     mean = next(row for row in rows if row["aggregator.name"] == "mean" and row["column"] == "ndcg@10")
     assert (mean["p"], mean["published"]) == ("", "0.45")
-    assert float(mean["published_z"]) == pytest.approx(find(runs)[0].published[0].z, rel=1e-4)
+    assert float(mean["published_z"]) == pytest.approx(analyse(runs)[0].published[0].z, rel=1e-4)
 
 
 def test_markdown_has_tables(tmp_path: Path) -> None:
@@ -318,17 +319,17 @@ def test_the_terminal_shows_the_same_table(tmp_path: Path) -> None:
 def test_many_variants_are_split_by_a_setting(tmp_path: Path) -> None:
     vary = {"aggregator.name": ["mean", "krum", "median"], "clients.malicious": [0, 1, 2, 3, 4]}
     write_grid(tmp_path, vary, [0.45], folds=(1,), seeds=(1,))
-    (found,) = find(load_runs(tmp_path))
+    (found,) = analyse(load_runs(tmp_path))
     panels = figures.split(found)
     assert [title for title, _ in panels] == ["aggregator = mean", "aggregator = krum", "aggregator = median"]
     assert [label for label, _ in panels[1][1]] == [f"clients.malicious = {i}" for i in range(5)]
-    assert "aggregator = krum" in figures.curves(found, "ndcg@10", "ndcg@10")
+    assert "aggregator = krum" in draw_curves(found, "ndcg@10")
 
 
 def test_many_named_variants_are_split_in_order(tmp_path: Path) -> None:
     for i in range(20):
         write_run(tmp_path, variant=f"idea-{i}", queries=2)
-    (found,) = find(load_runs(tmp_path))
+    (found,) = analyse(load_runs(tmp_path))
     panels = figures.split(found)
     assert all(len(lines) <= figures.TOGETHER for _, lines in panels)
     assert [variant.name for _, lines in panels for _, variant in lines] == [f"idea-{i}" for i in range(20)]
@@ -357,6 +358,6 @@ def test_different_test_queries_are_pointed_out(tmp_path: Path) -> None:
     for seed in (1, 2):
         write_run(tmp_path, variant="a", seed=seed, queries=10)
         write_run(tmp_path, variant="b", seed=seed, queries=12)
-    (found,) = find(load_runs(tmp_path))
+    (found,) = analyse(load_runs(tmp_path))
     assert any("different queries" in note for note in found.notes)
     assert np.isnan(found.comparisons["ndcg@10"]["b"].p)

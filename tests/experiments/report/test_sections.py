@@ -21,7 +21,7 @@ from fedrank.experiments.report.sections import (
     Section,
     Span,
     Table,
-    say,
+    paragraph,
 )
 from fedrank.experiments.report.terminal import show
 
@@ -43,9 +43,9 @@ def sections(draw=drawn) -> list[Section]:
         [[Cell("mean (baseline)"), Cell("0.5", strong=True, hint="of two")], [Cell(BAD), Cell("0.4", mark="▼")]],
         notes=["Bold: highest."],
     )
-    code = say("Type ", Span(LONG, "code"), ", not ", Span("that", "strong"), ".")
+    code = paragraph("Type ", Span(LONG, "code"), ", not ", Span("that", "strong"), ".")
     parts = (
-        say("It works.", tone="lead"),
+        paragraph("It works.", tone="lead"),
         code,
         Points(("first point", "second point")),
         Pairs((("data", "mq2008"),)),
@@ -96,7 +96,7 @@ def test_a_page_runs_the_script_it_comes_with_and_no_other():
     plain = page("A report", sections())
     assert "<script" not in plain
     assert allowed(plain) == ["default-src 'none'"]
-    curves = Interactive("curves", lambda: {"title": "</script><script>alert(1)"}, (say("a curve"),))
+    curves = Interactive("curves", lambda: {"title": "</script><script>alert(1)"}, (paragraph("a curve"),))
     lively = page("A report", [*sections(), Section("Curves", (Section("Inner", (curves,)),))])
     [script] = re.findall(r"<script>(.*?)</script>", lively, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

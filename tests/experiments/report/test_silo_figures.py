@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from fedrank.experiments.report.analysis import find
+from fedrank.experiments.report.analysis import analyse
 from fedrank.experiments.report.sections import Drawing, Table
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.source import read_spec
-from fedrank.papers.figures import drawings
+from fedrank_papers.figures import drawings
 
 pytestmark = pytest.mark.long
 
@@ -28,10 +28,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 def test_costs_of_sketches_are_shown_with_the_experiment(runs: Path) -> None:
-    [found] = find(load_runs(runs))
+    [found] = analyse(load_runs(runs))
     parts = list(drawings("cs-f-ltr/fig-4", found))
     [table] = [part for part in parts if isinstance(part, Table)]
-    rows = {row[0].text: [float(cell.text) for cell in row[1:]] for row in table.rows}
+    rows = {row[0].text: [float(cell.text) for cell in row[1:]] for row in table.cells}
     assert {"default", "alpha-1", "w-50", "printed"} <= set(rows)
     assert rows["alpha-1"][4] < rows["default"][4], "fewer documents of a cell, fewer megabytes"
     assert all(0 < row[0] <= 1 for row in rows.values())
@@ -44,5 +44,5 @@ def test_costs_of_sketches_are_shown_with_the_experiment(runs: Path) -> None:
 
 def test_runs_that_measured_nothing_show_nothing(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs, tmp_path / "fig-4", ignore=shutil.ignore_patterns("sketches.json"))
-    [found] = find(load_runs(tmp_path / "fig-4"))
+    [found] = analyse(load_runs(tmp_path / "fig-4"))
     assert not [part for part in drawings("cs-f-ltr/fig-4", found) if isinstance(part, Table)]

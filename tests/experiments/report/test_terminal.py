@@ -7,10 +7,10 @@ import io
 import pytest
 from rich.console import Console
 
-from fedrank.cli.shared import say
+from fedrank.cli.shared import print_line
 from fedrank.experiments.report import terminal
 from fedrank.experiments.report.sections import Cell, Listing, Pairs, Points, Section, Table
-from fedrank.experiments.report.sections import say as paragraph
+from fedrank.experiments.report.sections import paragraph as paragraph
 
 ODD = ["1:x:2", "[red]no[/red] [link=https://example.org]markup", "a\\[b] :warning:"]
 
@@ -27,8 +27,8 @@ def printed(to: Console) -> str:
 @pytest.mark.parametrize("text", ODD)
 def test_no_markup_and_no_emoji(text):
     to = console()
-    say(to, f"failed {text}")
-    say(to, f"failed {text}", style="red")
+    print_line(to, f"failed {text}")
+    print_line(to, f"failed {text}", style="red")
     assert printed(to) == f"failed {text}\n" * 2
     table = Table([text, "n"], [[Cell(text), Cell(text)]], notes=[text])
     parts = (paragraph(text), Points((text,)), Pairs(((text, text),)), table, Listing(text))
@@ -40,7 +40,7 @@ def test_no_markup_and_no_emoji(text):
 def test_nothing_that_a_terminal_obeys():
     text = "a\x1b[2J\x1b]0;title\x07b\x9b1mc"
     to = console()
-    say(to, text)
+    print_line(to, text)
     terminal.show([Section(text, (paragraph(text), Table([text], [[Cell(text)]])))], to)
     assert printed(to).count("a\\x1b[2J\\x1b]0;title\\x07b\\x9b1mc") == 5
     assert not set(printed(to)) & {"\x1b", "\x07", "\x9b"}

@@ -62,7 +62,7 @@ seeds = [1]
 """
 PRIVATE = """
 population = "town"
-mechanism = { name = "gaussian", clip = 1.0, noise = 30.0, place = "server" }
+mechanism = { name = "gaussian", clip = 1.0, noise = 30.0, placement = "server" }
 privacy = { budget = 8.0 }
 """
 SILO = """
@@ -147,7 +147,7 @@ def there(out: Path) -> None:
     assert not odd, f"these files are missing, or too many: {sorted(map(str, odd))}"
 
 
-GROW = "trees grow --silo train.txt --silo vali.txt --trees 2 --leaves 6 --least 3 --out OUT/forest"
+GROW = "trees grow --silo train.txt --silo vali.txt --trees 2 --leaves 6 --min-data-in-leaf 3 --out OUT/forest"
 CASES = {
     "run": Case("run plain.toml --workers 1 --out OUT", specs),
     "private": Case("run private.toml --workers 1 --out OUT", specs, check=charged),

@@ -18,12 +18,12 @@ from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.source import read_experiment
 from tests.made_up import made_up_log
 
-USERS = np.random.default_rng(3).choice(5, size=150, p=[0.4, 0.3, 0.15, 0.1, 0.05]).tolist()
+CLICK_MODELS = np.random.default_rng(3).choice(5, size=150, p=[0.4, 0.3, 0.15, 0.1, 0.05]).tolist()
 
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
-    return made_up_log(tmp_path_factory.mktemp("data") / "log", USERS)
+    return made_up_log(tmp_path_factory.mktemp("data") / "log", CLICK_MODELS)
 
 
 def tables(log, **changes):
@@ -41,13 +41,13 @@ def tables(log, **changes):
 
 def batches(count=5, interactions=3):
     """Of the training entries, the first 120 of 150."""
-    return (np.bincount(USERS[:120], minlength=count) // interactions).tolist()
+    return (np.bincount(CLICK_MODELS[:120], minlength=count) // interactions).tolist()
 
 
 def sums_of(size=3, interactions=3):
     """What clients that wait for each other send together: of every sum, the updates of each user in it."""
     sums, waiting, searched = [], {}, dict.fromkeys(range(5), 0)
-    for user in USERS[:120]:
+    for user in CLICK_MODELS[:120]:
         searched[user] += 1
         if searched[user] % interactions == 0:
             waiting[user] = waiting.get(user, 0) + 1
@@ -124,7 +124,7 @@ def test_the_figure_of_the_paper_runs(log, tmp_path):
     assert pooled.queries.tolist() == list(range(120)), "one client, everything in order of time"
     for users, dealt in (("sync-users", "sync-IID"), ("async-users", "async-IID")):
         sizes = [np.diff(clients_of(asked_of[name], 1, 1).pools).tolist() for name in (users, dealt)]
-        assert sizes[0] == sizes[1] == sorted(np.bincount(USERS[:120]).tolist(), reverse=True)
+        assert sizes[0] == sizes[1] == sorted(np.bincount(CLICK_MODELS[:120]).tolist(), reverse=True)
 
 
 def test_what_calms_it_runs(log, tmp_path):
@@ -172,7 +172,7 @@ def test_every_client_pays_by_its_arrivals(log, tmp_path):
 def test_in_a_secure_sum_every_client_pays_by_the_sums_it_is_in(log, tmp_path, how):
     if how == "protocol":
         pytest.importorskip("cryptography")
-    secure = GAUSSIAN | {"place": {"name": "secure-sum", "sum": how}}
+    secure = GAUSSIAN | {"placement": {"name": "secure-aggregation", "sum": how}}
     asked = read_tables(tables(log, mechanism=secure, arrival=WAITING))
     task = only(asked, tmp_path)
     assert perform(task) == "finished", (task.folder / "run.json").read_text()
@@ -186,13 +186,13 @@ def test_in_a_secure_sum_every_client_pays_by_the_sums_it_is_in(log, tmp_path, h
     assert server["epsilon"] == planned(asked.base)[0].total
     # Shares of the noise add up to 20 if two of the three clients are honest; one client moves the sum by 1.
     exact = 1.0**2 / (2 * 20.0**2)
-    assert planned(asked.base)[0].promise.event.rho == pytest.approx(exact, rel=1e-3)
+    assert planned(asked.base)[0].guarantee.event.rho == pytest.approx(exact, rel=1e-3)
     assert "of 3 clients work with the server" in server["because"]
     assert any("times are not protected" in line for line in card["not_covered"])
 
 
 def test_a_budget_ends_a_run_of_secure_sums(log, tmp_path):
-    secure = {"mechanism": GAUSSIAN | {"place": {"name": "secure-sum", "sum": "ideal"}}, "arrival": WAITING}
+    secure = {"mechanism": GAUSSIAN | {"placement": {"name": "secure-aggregation", "sum": "ideal"}}, "arrival": WAITING}
     budget = 0.999 * planned(read_tables(tables(log, **secure)).base)[0].total
     task = only(read_tables(tables(log, **secure, privacy={"budget": budget})), tmp_path)
     assert perform(task) == "finished"
@@ -222,24 +222,24 @@ def test_a_budget_ends_a_run(log, tmp_path):
 def test_noise_that_was_sent_is_used_again(log, tmp_path, monkeypatch):
     """A crash between two checkpoints: rounds that were sent come from the ledger, and are not sent again."""
     task = only(read_tables(tables(log, mechanism=GAUSSIAN)), tmp_path)
-    real, seen = run_module.record, []
+    real, seen = run_module.FederatedRun.add, []
 
-    def crash(outcome, writer, evaluate):
+    def crash(run, outcome, ends):
         seen.append(outcome.weights.copy())
         if outcome.round == 9:
             raise KeyboardInterrupt
-        real(outcome, writer, evaluate)
+        real(run, outcome, ends)
 
-    monkeypatch.setattr(run_module, "record", crash)
+    monkeypatch.setattr(run_module.FederatedRun, "add", crash)
     with pytest.raises(KeyboardInterrupt):
         perform(task)
     again = []
 
-    def watch(outcome, writer, evaluate):
+    def watch(run, outcome, ends):
         again.append(outcome.weights.copy())
-        real(outcome, writer, evaluate)
+        real(run, outcome, ends)
 
-    monkeypatch.setattr(run_module, "record", watch)
+    monkeypatch.setattr(run_module.FederatedRun, "add", watch)
     assert perform(task) == "finished"
     assert np.array_equal(again[:9], seen)
     card = json.loads((task.folder / "privacy.json").read_text())
@@ -271,26 +271,32 @@ def test_noise_that_was_sent_is_used_again(log, tmp_path, monkeypatch):
             "attack: clients that attack out of step",
         ),
         ({"record_every": 5}, "record_every: updates that arrive out of step"),
-        ({"mechanism": GAUSSIAN | {"place": {"name": "secure-sum"}}}, "mechanism: there is no round whose sum"),
-        ({"mechanism": GAUSSIAN | {"place": {"name": "server"}}}, "mechanism: there is no round whose sum"),
+        (
+            {"mechanism": GAUSSIAN | {"placement": {"name": "secure-aggregation"}}},
+            "mechanism: there is no round whose sum",
+        ),
+        ({"mechanism": GAUSSIAN | {"placement": {"name": "server"}}}, "mechanism: there is no round whose sum"),
         (
             {"mechanism": FPDGD, "learner": {"name": "pdgd", "clip_weights": 1.5}},
             "for comparison alone, fpdgd-paper with shares",
         ),
         (
-            {"mechanism": GAUSSIAN | {"place": {"name": "server"}}, "arrival": WAITING},
+            {"mechanism": GAUSSIAN | {"placement": {"name": "server"}}, "arrival": WAITING},
             "mechanism: there is no round whose sum",
         ),
         (
-            {"mechanism": GAUSSIAN | {"place": {"name": "secure-sum"}}, "arrival": {"name": "fedbuff"}},
-            'or a secure sum with arrival = { name = "fedbuff", wait = true }',
+            {"mechanism": GAUSSIAN | {"placement": {"name": "secure-aggregation"}}, "arrival": {"name": "fedbuff"}},
+            'or secure aggregation with arrival = { name = "fedbuff", wait = true }',
         ),
         (
-            {"mechanism": GAUSSIAN | {"place": {"name": "secure-sum"}}, "arrival": WAITING | {"size": 1}},
+            {"mechanism": GAUSSIAN | {"placement": {"name": "secure-aggregation"}}, "arrival": WAITING | {"size": 1}},
             "mechanism: the secure sum of a single client is its update",
         ),
         (
-            {"mechanism": GAUSSIAN | {"place": {"name": "secure-sum"}}, "arrival": WAITING | {"receive": False}},
+            {
+                "mechanism": GAUSSIAN | {"placement": {"name": "secure-aggregation"}},
+                "arrival": WAITING | {"receive": False},
+            },
             "arrival.receive: false lets",
         ),
         (
@@ -300,7 +306,7 @@ def test_noise_that_was_sent_is_used_again(log, tmp_path, monkeypatch):
         (
             {
                 "learner": {"name": "pdgd", "lists": "logged"},
-                "clients": {"count": 5, "partition": "users", "user": "navigational"},
+                "clients": {"count": 5, "partition": "users", "click_model": "navigational"},
             },
             'learner.lists: "logged" takes clicks from the log',
         ),
@@ -331,9 +337,9 @@ def test_published_noise_comes_one_by_one_where_its_shares_are_named_and_promise
 
 def test_a_search_that_is_taken_up_once_is_paid_once(log):
     asked = read_tables(tables(log, learner=LOGGED, mechanism=GAUSSIAN | {"unit": "interaction"}))
-    assert {(row.promise.paid, row.times) for row in planned(asked.base)} == {("once", 1)}
+    assert {(row.guarantee.paid, row.times) for row in planned(asked.base)} == {("once", 1)}
     every_time = read_tables(tables(log, kind="federated", learner=LOGGED, mechanism=GAUSSIAN))
-    assert {(row.promise.paid, row.times) for row in planned(every_time.base)} == {("participation", 1000)}
+    assert {(row.guarantee.paid, row.times) for row in planned(every_time.base)} == {("participation", 1000)}
 
 
 @pytest.mark.parametrize(

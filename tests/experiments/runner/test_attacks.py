@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from fedrank.attacks.poison import Fang, Promote
-from fedrank.experiments.report.analysis import find
+from fedrank.experiments.report.analysis import analyse
 from fedrank.experiments.report.compose import brief
 from fedrank.experiments.report.tables import robustness_table
 from fedrank.experiments.report.terminal import show
@@ -26,11 +26,11 @@ from fedrank.experiments.runner.writer import Task
 from fedrank.experiments.spec.experiment import SpecError, to_toml
 from fedrank.experiments.spec.families import describe
 from fedrank.experiments.spec.grid import read_tables
-from fedrank.experiments.spec.source import builtin_names, read_experiment
+from fedrank.experiments.spec.source import builtin_specs, read_experiment
 from fedrank.federated.aggregators import Mean
 from fedrank.federated.federation import Federation
 from fedrank.federated.robust import Krum, Median, MultiKrum, TrimmedMean
-from fedrank.federated.round import simulate
+from fedrank.federated.simulation import simulate
 from fedrank.ranking.rankers import Linear, Mlp
 from fedrank.unlearning.history import History
 from tests.experiments.report.made_up_runs import write_experiment, write_run
@@ -43,7 +43,7 @@ def spec(**changes):
         "rounds": 12,
         "evaluate_every": 5,
         "data": {"name": "synthetic-mq2007"},
-        "clients": {"count": 6, "interactions": 2, "user": "navigational", "malicious": 2},
+        "clients": {"count": 6, "interactions": 2, "click_model": "navigational", "malicious": 2},
         "learner": {"name": "pdgd"},
         "attack": {"name": "noise", "scale": 3.0},
     }
@@ -87,7 +87,10 @@ def history_bytes(folder):
         ({"attack": {"scale": 2.0}}, "attack.name: is missing"),
         ({"attack": {"name": "noise", "scale": -1.0}}, "attack: scale = -1.0 attacks nobody"),
         ({"attack": {"name": "noise", "size": 1.0}}, "attack.size: no such setting of noise"),
-        ({"attack": {"name": "poisoned-clicks", "user": "x"}}, "attack: no user 'x'; `fedrank methods user` lists"),
+        (
+            {"attack": {"name": "poisoned-clicks", "click_model": "x"}},
+            "attack: no click model 'x'; `fedrank methods click-model` lists",
+        ),
         ({"clients": {"count": 6, "malicious": 3}}, "clients.malicious: 3 of 6 clients decide as they like"),
         ({"clients": {"count": 6, "malicious": -1}}, "clients.malicious: -1 cannot be used; give 0 or more"),
         (
@@ -104,22 +107,32 @@ def history_bytes(folder):
         ),
         ({"aggregator": {"name": "krum", "attackers": 0.5}}, "aggregator: attackers = 0.5"),
         (
-            {"attack": "poisoned-clicks", "clients": {"count": 6, "malicious": 1, "user_per": "interaction"}},
-            'clients.user_per: "interaction" would let honest clients click as malicious ones',
+            {"attack": "poisoned-clicks", "clients": {"count": 6, "malicious": 1, "click_model_per": "interaction"}},
+            'clients.click_model_per: "interaction" would let honest clients click as malicious ones',
         ),
         (
             {
                 "attack": None,
                 "clients": {"count": 6},
                 "record_every": 2,
-                "mechanism": {"name": "gaussian", "clip": 1.0, "noise": 1.0, "place": {"name": "secure-sum"}},
+                "mechanism": {
+                    "name": "gaussian",
+                    "clip": 1.0,
+                    "noise": 1.0,
+                    "placement": {"name": "secure-aggregation"},
+                },
             },
             "record_every: nobody can record single updates under a secure sum",
         ),
         (
             {
                 "aggregator": "krum",
-                "mechanism": {"name": "gaussian", "clip": 1.0, "noise": 1.0, "place": {"name": "secure-sum"}},
+                "mechanism": {
+                    "name": "gaussian",
+                    "clip": 1.0,
+                    "noise": 1.0,
+                    "placement": {"name": "secure-aggregation"},
+                },
             },
             "Krum must see single updates, and this mechanism protects nothing but their sum",
         ),
@@ -183,18 +196,18 @@ def test_varied_rules_are_attacked_each_by_its_own_fang():
 def test_the_malicious_click_as_the_attack_says_and_others_as_before():
     some = clients_of(read_tables(spec(attack="poisoned-clicks")).base, 1, 1)
     assert some.malicious.tolist() == [True] * 2 + [False] * 4
-    assert [some.user_names[user] for user in some.user] == ["poison"] * 2 + ["navigational"] * 4
+    assert [some.click_model_names[user] for user in some.click_model] == ["poison"] * 2 + ["navigational"] * 4
     noisy = clients_of(read_tables(spec()).base, 1, 1)
-    assert [noisy.user_names[user] for user in noisy.user] == ["navigational"] * 6
-    told = clients_of(read_tables(spec(attack={"name": "poisoned-clicks", "user": "informational"})).base, 1, 1)
-    assert told.user_names[told.user[0]] == "informational"
+    assert [noisy.click_model_names[user] for user in noisy.click_model] == ["navigational"] * 6
+    told = clients_of(read_tables(spec(attack={"name": "poisoned-clicks", "click_model": "informational"})).base, 1, 1)
+    assert told.click_model_names[told.click_model[0]] == "informational"
 
 
 # What runs leave behind
 
 
 def test_an_attack_without_malicious_clients_changes_no_byte(tmp_path):
-    few = {"count": 6, "interactions": 2, "user": "navigational"}
+    few = {"count": 6, "interactions": 2, "click_model": "navigational"}
     plain = one_task(tmp_path / "plain", attack=None, clients=few)
     quiet = one_task(tmp_path / "quiet", attack="poisoned-clicks", clients=few)
     loud = one_task(tmp_path / "loud", attack="poisoned-clicks")
@@ -343,13 +356,13 @@ def attacked(out, name, quality, rule="mean", attack=None, malicious=0, settings
 
 
 def table_of(out):
-    [found] = find(load_runs(out))
+    [found] = analyse(load_runs(out))
     table = robustness_table(found)
     return None if table is None else (table.header, [[str(cell) for cell in row] for row in table.rows])
 
 
 FLIP = '{ name = "sign-flip", scale = 3.0 }'
-CLICKS = '{ name = "poisoned-clicks", user = "poison" }'
+CLICKS = '{ name = "poisoned-clicks", click_model = "poison" }'
 
 
 def test_the_table_by_hand(tmp_path):
@@ -382,10 +395,10 @@ def test_the_table_is_not_shown_when_nobody_attacks(tmp_path):
 def test_only_an_attack_that_nobody_makes_is_worth_a_note(tmp_path):
     write_experiment(tmp_path)
     attacked(tmp_path, "mean", 0.5)
-    [found] = find(load_runs(tmp_path))
+    [found] = analyse(load_runs(tmp_path))
     assert not any("malicious" in note for note in found.notes)
     attacked(tmp_path, "attacked", 0.5, attack=FLIP, malicious=1)
-    [found] = find(load_runs(tmp_path))
+    [found] = analyse(load_runs(tmp_path))
     assert not any("malicious" in note for note in found.notes)
 
 
@@ -545,15 +558,15 @@ def test_fedrank_run_prints_the_table(tmp_path, monkeypatch):
     assert "2 of 6" in done.output
 
 
-ATTACKED = [name for name in builtin_names() if name.startswith("thesis/fig-5")]
+ATTACKED = [name for name in builtin_specs() if name.startswith("thesis/fig-5")]
 
 
 @pytest.mark.parametrize("name", ATTACKED)
 def test_built_in_attacks_compare_with_no_attack(name):
     """Every rule under attack has its run without, with the same users."""
     variants = [variant.experiment for variant in read_experiment(name).variants]
-    quiet = {(describe(one.aggregator)["name"], one.clients.user) for one in variants if not _attacked(one)}
-    loud = {(describe(one.aggregator)["name"], one.clients.user) for one in variants if _attacked(one)}
+    quiet = {(describe(one.aggregator)["name"], one.clients.click_model) for one in variants if not _attacked(one)}
+    loud = {(describe(one.aggregator)["name"], one.clients.click_model) for one in variants if _attacked(one)}
     assert loud <= quiet
     assert len(loud) == 5 * len({user for _, user in loud})
 
@@ -569,7 +582,7 @@ def test_every_variant_of_built_in_attacks_works_for_two_rounds(name):
     changed = set()
     for variant in read_experiment(name, ["data.name=synthetic-mq2007", "data.folds=[1]"]).variants:
         one = variant.experiment
-        if one.clients.user != "navigational":
+        if one.clients.click_model != "navigational":
             continue
         last = list(simulate(one.federation(_attacked(one)), clients_of(one, 1, 1), 2))[-1]
         assert np.isfinite(last.weights).all()

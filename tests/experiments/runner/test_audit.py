@@ -26,7 +26,7 @@ def spec(**changes):
         {
             "rounds": 10,
             "data": {"name": "synthetic-mq2007"},
-            "clients": {"count": 20, "interactions": 2, "user": "informational"},
+            "clients": {"count": 20, "interactions": 2, "click_model": "informational"},
             "learner": {"name": "pdgd"},
         }
         | changes
@@ -71,7 +71,7 @@ def test_without_a_mechanism_clicks_are_read_and_nothing_is_promised(tmp_path):
 
 @pytest.mark.long
 def test_a_correct_mechanism_is_not_shown_broken_where_the_control_is_caught(tmp_path):
-    mechanism = {"name": "laplace", "clip": 0.1, "noise": 0.5, "place": {"name": "server"}}
+    mechanism = {"name": "laplace", "clip": 0.1, "noise": 0.5, "placement": {"name": "server"}}
     grid = spec(mechanism=mechanism)
     found = attacked(grid, runs=3000)
     assert verdicts(found) == {

@@ -19,7 +19,7 @@ from fedrank.data.letor import letor_lines
 from fedrank.data.logs import load_log
 from fedrank.data.synthetic_log import synthetic_log
 from fedrank.data.synthetic_text import synthetic_collection
-from fedrank.experiments.runner.cards import ISSUER, log_card, merged_card, read_card, sketch_card, write_beside
+from fedrank.experiments.runner.cards import ISSUER, log_card, merged_card, read_card, sketch_card, write_card_for
 from fedrank.experiments.runner.folder import Card, Receipt
 from fedrank.experiments.runner.perform import perform
 from fedrank.experiments.runner.runs import load_runs
@@ -30,7 +30,7 @@ from fedrank.experiments.spec.grid import read_tables
 from fedrank.unlearning.methods import Unlearner
 from tests.made_up import made_up_data, made_up_shown
 
-GAUSSIAN = {"name": "gaussian", "clip": 1.0, "noise": 3.0, "place": "client"}
+GAUSSIAN = {"name": "gaussian", "clip": 1.0, "noise": 3.0, "placement": "client"}
 FEDERATED = {
     "rounds": 4,
     "data": {"name": "synthetic-mq2007"},
@@ -223,7 +223,7 @@ def test_a_sketch_has_a_card(tmp_path):
     file = tmp_path / "own.sketch"
     key = new_key(tmp_path / "key")
     sketch_collection(documents, key, Sketcher(width=32, depth=5, noise=1.0), file)
-    beside = write_beside(sketch_card(file), file)
+    beside = write_card_for(sketch_card(file), file)
     assert beside.name == "own.sketch.privacy.json"
     card = json.loads(beside.read_text())
     assert (next(iter(card)), card["what"]) == ("what", "sketch file")

@@ -14,7 +14,7 @@ from fedrank.experiments.report import client_figures
 from fedrank.experiments.report.client_figures import draw_clients
 from fedrank.experiments.report.command_output import about_clients
 from fedrank.experiments.report.terminal import show
-from fedrank.experiments.runner.client_summary import MOST_VARIANTS, describe_clients
+from fedrank.experiments.runner.client_summary import MAX_VARIANTS, describe_clients
 from fedrank.experiments.runner.data import clients_of
 from fedrank.experiments.spec.grid import read_tables
 from tests import needs
@@ -34,7 +34,7 @@ def spec(tmp_path_factory):
         tables = {
             "rounds": 1,
             "data": {"train": str(file), "test": str(file)},
-            "clients": {"count": 3, "user": ["perfect", "poison"], "interactions": [1, 4]},
+            "clients": {"count": 3, "click_model": ["perfect", "poison"], "interactions": [1, 4]},
             "learner": {"name": "pdgd"},
             "seeds": [7, 8],
         }
@@ -89,7 +89,7 @@ def test_at_most_eight_groups(spec):
         vary={"clients.partition.concentration": [float(c) for c in range(1, 11)]},
     )
     found = describe_clients(many)
-    assert (len(found.groups), found.left_out) == (MOST_VARIANTS, 10 - MOST_VARIANTS)
+    assert (len(found.groups), found.left_out) == (MAX_VARIANTS, 10 - MAX_VARIANTS)
     assert "2 more kinds of clients are not shown" in printed(found)
 
 
@@ -101,8 +101,8 @@ def test_table_names_every_client_and_measure(who):
     labels = who.groups[1].found
     for c in range(3):
         counts = [f"{n:,}" for n in (labels.queries[c], labels.without[c], labels.documents[c], *labels.grades[c])]
-        user = ["perfect", "poison", "perfect"][c]
-        row = [str(c), *counts, str([1, 4, 1][c]), f"{labels.from_all[c]:.3f}", user]
+        click_model = ["perfect", "poison", "perfect"][c]
+        row = [str(c), *counts, str([1, 4, 1][c]), f"{labels.from_all[c]:.3f}", click_model]
         assert row in [line.split() for line in text.splitlines()]
     for one in labels.distances:
         assert any(line.startswith(one.name) and f"{one.mean_by_chance:.3f}" in line for line in text.splitlines())
@@ -125,7 +125,7 @@ def test_one_client_has_no_pairs(spec):
 
 
 def test_a_user_that_all_share_is_named_once_and_the_table_stays_narrow(spec):
-    text = printed(describe_clients(spec(clients={"count": 1, "user": "informational"})), width=80)
+    text = printed(describe_clients(spec(clients={"count": 1, "click_model": "informational"})), width=80)
     assert text.count("informational") == 1
     assert re.search(r"^1 client, partition .*, user informational$", text, re.MULTILINE)
     assert "…" not in text

@@ -41,8 +41,8 @@ def said(grid):
     ],
 )
 def test_what_leaves_a_silo_and_what_is_claimed_for_it(method, claimed):
-    promises = [each.promise for each in leaving(silos(method))]
-    assert [None if promise is None else round(promise.epsilon, 1) for promise in promises] == claimed
+    promises = [each.guarantee for each in leaving(silos(method))]
+    assert [None if guarantee is None else round(guarantee.epsilon, 1) for guarantee in promises] == claimed
 
 
 def test_sketches_cost_what_their_sketcher_says_and_noise_keeps_a_target():
@@ -114,7 +114,7 @@ def test_numbers_of_silos_for_a_file():
     assert variant["variant"] == "only"
     assert list(variant["epsilon_by_occurrences"]) == ["1", "2", "5", "10"]
     assert variant["epsilon_by_occurrences"]["1"] == pytest.approx(6.59, abs=0.02)
-    assert variant["leaves"][0]["promise"]["paid_per"] == "once"
+    assert variant["leaves"][0]["guarantee"]["paid_per"] == "once"
     [noise] = variant["noise_for_targets"]
     louder = read_tables(SILOS | {"method": {"name": "local-plus", "noise": noise}}).base
     assert cost_of_words(louder)[1] == pytest.approx(2.0, abs=0.01)

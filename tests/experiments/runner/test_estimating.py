@@ -1,4 +1,4 @@
-"""`fedrank estimate` and `fedrank logs places`: from files to an answer, or to why there is none."""
+"""`fedrank estimate` and `fedrank logs propensities`: from files to an answer, or to why there is none."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_all_numbers_as_json(files):
     found = json.loads(done.stdout)
     rows = {row["name"]: row for row in found["rows"]}
     truth = simulate_shown(TRUTH, 8000, popularity=0.2)
-    true = truth.clicks_a_list(TRUTH.features @ TRUTH.best, places=found["places"])
+    true = truth.clicks_a_list(TRUTH.features @ TRUTH.best, positions=found["positions"])
     assert rows["doubly robust"]["model"]["low"] <= true <= rows["doubly robust"]["model"]["high"]
     assert found["propensities"]["slope"][0] == 1
     same = estimate_model(files / "model.json", files / "log")
@@ -77,7 +77,7 @@ def test_why_it_cannot_be_told(files, tmp_path):
     done = run("estimate", files / "model.json", "--log", files / "static")
     assert done.exit_code == 1
     said = " ".join(done.output.split())
-    assert "What users would have clicked cannot be told from this log, because places cannot be told" in said
+    assert "What users would have clicked cannot be told from this log, because positions cannot be told" in said
     assert "Random swaps of two neighbours in" in said
     done = run("estimate", files / "model.json", "--log", files / "static", "--json")
     assert (done.exit_code, list(json.loads(done.stdout))) == (1, ["cannot"])
@@ -101,15 +101,15 @@ def test_why_it_cannot_be_told(files, tmp_path):
 
 @pytest.mark.long
 def test_places_and_their_file(files, tmp_path):
-    done = run("logs", "places", files / "log", "--out", tmp_path / "places.json")
+    done = run("logs", "propensities", files / "log", "--out", tmp_path / "positions.json")
     assert done.exit_code == 0, done.output
-    assert "compared with place 1" in " ".join(done.output.split())
-    by = read_propensities(tmp_path / "places.json")
+    assert "compared with position 1" in " ".join(done.output.split())
+    by = read_propensities(tmp_path / "positions.json")
     assert by.slope[1] == pytest.approx(0.5, rel=0.2)
-    given = estimate_model(files / "model.json", files / "log", propensities=tmp_path / "places.json")
+    given = estimate_model(files / "model.json", files / "log", propensities=tmp_path / "positions.json")
     assert given.propensities.how == "given"
-    done = run("logs", "places", files / "static")
+    done = run("logs", "propensities", files / "static")
     assert done.exit_code == 1
-    assert "Places cannot be told from documents: no document changed its place" in " ".join(done.output.split())
-    done = run("logs", "places", files / "log", "--bias", "trust")
+    assert "Positions cannot be told from documents: no document changed its position" in " ".join(done.output.split())
+    done = run("logs", "propensities", files / "log", "--bias", "trust")
     assert "clicks by trust" in " ".join(done.output.split()) or done.exit_code == 1

@@ -165,8 +165,8 @@ def test_secure_sums_are_not_begun_without_their_package(tmp_path, monkeypatch, 
     """What only computes the sum needs no cipher."""
     monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers.aead", None)
     primitives.cache_clear()
-    place = {"name": "secure-sum", "sum": sum}
-    changes = {"mechanism": {"name": "gaussian", "clip": 1.0, "noise": 1.0, "place": place}}
+    place = {"name": "secure-aggregation", "sum": sum}
+    changes = {"mechanism": {"name": "gaussian", "clip": 1.0, "noise": 1.0, "placement": place}}
     if sum == "ideal":
         assert not failed(tmp_path, **changes)
     else:

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from fedrank.experiments.report.command_output import about_runs
-from fedrank.experiments.report.tables import duration
+from fedrank.experiments.report.formatting import duration
 from fedrank.experiments.report.terminal import show
 from fedrank.experiments.runner.runs import Runs, clean, load_runs
 from tests.experiments.report.made_up_runs import write_experiment, write_grid, write_run
@@ -29,17 +29,17 @@ def test_final_is_the_mean_of_the_last_ten_evaluations(tmp_path: Path) -> None:
     online = [r / 100 for r in range(1, 25)]
     folder = write_run(tmp_path, rounds=24, offline=offline, online=online)
     (run,) = load_runs(folder)
-    assert run.final("ndcg@10") == pytest.approx(sum(range(6, 25, 2)) / 10)
-    assert run.final("online") == pytest.approx(sum(range(6, 25, 2)) / 10 / 100)
+    assert run.final_value("ndcg@10") == pytest.approx(sum(range(6, 25, 2)) / 10)
+    assert run.final_value("online") == pytest.approx(sum(range(6, 25, 2)) / 10 / 100)
     assert isnan(run.rounds["ndcg@10"][0])
     assert run.measures == ("ndcg@10", "mrr@10")
     with pytest.raises(KeyError, match="no column 'ndcg'"):
-        run.final("ndcg")
+        run.final_value("ndcg")
 
 
 def test_fewer_evaluations_than_ten_all_count(tmp_path: Path) -> None:
     folder = write_run(tmp_path, rounds=3, every=1, offline=[0.1, 0.2, 0.6])
-    assert load_runs(folder)[0].final("ndcg@10") == pytest.approx((0.1 + 0.2 + 0.6) / 3)
+    assert load_runs(folder)[0].final_value("ndcg@10") == pytest.approx((0.1 + 0.2 + 0.6) / 3)
 
 
 def test_online_sum_by_hand(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_filter_group_and_table(tmp_path: Path) -> None:
     rows = runs.table()
     assert len(rows) == 8
     assert rows[0]["aggregator.name"] == "krum"
-    assert rows[0]["ndcg@10"] == runs[0].final("ndcg@10")
+    assert rows[0]["ndcg@10"] == runs[0].final_value("ndcg@10")
     assert rows[0]["online_sum"] == runs[0].online_sum()
     assert "8 finished" in repr(runs)
     assert "aggregator.name=krum: 4 of 4 finished" in repr(runs)

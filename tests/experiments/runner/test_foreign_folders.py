@@ -253,7 +253,7 @@ def places(table, above=()):
 @pytest.mark.long
 @pytest.mark.parametrize("paper", [CARD, RECEIPT], ids=["card", "receipt"])
 def test_a_card_or_receipt_says_what_it_should_or_its_run_is_left_out(theirs, paper):
-    from fedrank.experiments.report.analysis import find
+    from fedrank.experiments.report.analysis import analyse
     from fedrank.experiments.report.tables import privacy_lines, privacy_table, unlearned_table
 
     paper.write(Path(RUN))
@@ -273,7 +273,7 @@ def test_a_card_or_receipt_says_what_it_should_or_its_run_is_left_out(theirs, pa
                 table[place[-1]] = odd
             file.write_text(json.dumps(content), encoding="utf-8")
             try:
-                [found] = find(load_runs("runs"))
+                [found] = analyse(load_runs("runs"))
             except ValueError as problem:
                 assert "none of 1 runs is finished" in str(problem)  # noqa: PT017
                 left_out += 1
@@ -282,7 +282,7 @@ def test_a_card_or_receipt_says_what_it_should_or_its_run_is_left_out(theirs, pa
                 show(found)
     assert left_out > 100
     file.write_text(before, encoding="utf-8")
-    [found] = find(load_runs("runs"))
+    [found] = analyse(load_runs("runs"))
     assert len(found.runs.finished) == 1
 
 

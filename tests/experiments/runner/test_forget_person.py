@@ -32,7 +32,7 @@ from fedrank.privacy.guarantees import up
 from tests.made_up import made_up_shown
 
 # Of 40 entries the last eight are for the test: user 3 is only there, user 4 only in the first ones.
-USERS = [0, 1, 2, 0, 1, 2, 4, 0] * 4 + [3, 0, 1, 3, 2, 0, 1, 3]
+CLICK_MODELS = [0, 1, 2, 0, 1, 2, 4, 0] * 4 + [3, 0, 1, 3, 2, 0, 1, 3]
 
 SPEC = """\
 title = "Users of a log"
@@ -50,7 +50,7 @@ name = "pdgd"
 
 @pytest.fixture
 def log(tmp_path):
-    return made_up_shown(tmp_path / "log", USERS).folder
+    return made_up_shown(tmp_path / "log", CLICK_MODELS).folder
 
 
 def run(log, name, count=4, more="", out="runs"):
@@ -81,7 +81,7 @@ def test_who_learned_from_whom(log):
 
 
 def test_runs_on_other_data_are_no_concern(log, tmp_path):
-    other = made_up_shown(tmp_path / "other", USERS).folder
+    other = made_up_shown(tmp_path / "other", CLICK_MODELS).folder
     run(other, "elsewhere")
     assert plan_forgetting("user0", log, [tmp_path / "runs"]).runs == ()
 
@@ -136,12 +136,12 @@ def test_the_receipt_says_what_is_left_and_under_which_epsilon(log, tmp_path):
     assert "protected nobody from whoever ran it" in claims
     assert "nothing can be claimed that would hide it" in told["summary"]
     assert str(open_run / "only" / "fold-1-seed-1") in told["summary"]
-    assert told["removed"]["entries"] == USERS.count(1)
+    assert told["removed"]["entries"] == CLICK_MODELS.count(1)
     assert len(told["removed"]["first"]) == len("2024-10-04"), "a second would tell whose rows they were"
     assert told["files"] == {FACTS: sha256(log / FACTS)}
     assert (log / f"forgotten-{told['number']}.json").read_text() == path.read_text()
     assert load_log(log).facts["forgotten"] == [
-        {"entries": USERS.count(1), "when": told["issued"], "receipt": told["number"]}
+        {"entries": CLICK_MODELS.count(1), "when": told["issued"], "receipt": told["number"]}
     ]
     assert read_card(log).data == "log"
     assert read_card(log).files == {FACTS: sha256(log / FACTS)}
@@ -202,7 +202,7 @@ def test_what_a_command_that_was_killed_left_goes_when_it_is_given_again(log, fe
     code, out, err = fedrank("forget-person", "user1", "--data", named, "--yes")
     assert code == 2
     assert "What a command that was stopped had left" in out
-    assert "1 were forgotten there before, of which forgotten-*.json there tell" in err
+    assert "1 were forgotten there before, see forgotten-*.json there" in err
     assert not old.exists()
     assert not kept.exists()
 
@@ -212,8 +212,8 @@ def test_the_next_run_learns_from_what_is_left(log):
     before = load_fold(data, 1)
     forget_person("user1", log, [log.parent / "runs"])
     after = load_fold(data, 1)
-    assert before.train.queries + before.test.queries == len(USERS)
-    assert after.train.queries + after.test.queries == len(USERS) - USERS.count(1)
+    assert before.train.queries + before.test.queries == len(CLICK_MODELS)
+    assert after.train.queries + after.test.queries == len(CLICK_MODELS) - CLICK_MODELS.count(1)
 
 
 def test_a_receipt_replaces_nothing(log, tmp_path):
@@ -224,7 +224,7 @@ def test_a_receipt_replaces_nothing(log, tmp_path):
 
 
 def test_browsers_are_not_people(tmp_path):
-    folder = made_up_shown(tmp_path / "log", USERS, unit="browser").folder
+    folder = made_up_shown(tmp_path / "log", CLICK_MODELS, unit="browser").folder
     receipt, _ = forget_person("user1", folder)
     assert "lists of one browser" in receipt.summary
     assert "the log knows browsers, not people" in receipt.not_covered[0]
@@ -260,5 +260,5 @@ def test_the_command(log, fedrank):
     assert "user1" not in load_log(log).users
     code, out, err = fedrank("forget-person", "user1", "--data", log, "--yes")
     assert (code, out) == (2, "")
-    assert "nobody in" in err
+    assert "no user of" in err
     assert "Traceback" not in err

@@ -44,9 +44,9 @@ def test_final_values_are_those_of_the_runs(runs, without_pandas):
     assert [*rows[0]] == [*WHO, "measure", "value"]
     for run in runs.finished:
         own = {row["measure"]: row["value"] for row in rows if (row["variant"], row["seed"]) == (run.variant, run.seed)}
-        assert own == run.finals
+        assert own == run.final_values
     assert {row["seed"] for row in rows} == {1, 2}  # what is not finished does not count
-    assert len(rows) == sum(len(run.finals) for run in runs.finished)
+    assert len(rows) == sum(len(run.final_values) for run in runs.finished)
 
 
 def test_curves_hold_every_evaluation_once(runs, without_pandas):
@@ -95,4 +95,4 @@ def test_real_pandas_takes_the_rows(runs):
     frame = runs.final()
     assert isinstance(frame, pandas.DataFrame)
     wide = frame.pivot_table(index=["variant", "seed"], columns="measure", values="value")
-    assert wide.loc[("krum", 1), "ndcg@10"] == runs[0].final("ndcg@10")
+    assert wide.loc[("krum", 1), "ndcg@10"] == runs[0].final_value("ndcg@10")

@@ -182,7 +182,7 @@ def test_a_failure_that_cannot_be_written_is_told_by_its_first_cause(tmp_path, s
     def fails(experiment: Any, writer: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(RunWriter, "know", full)
+    monkeypatch.setattr(RunWriter, "update_facts", full)
     monkeypatch.setattr("fedrank.experiments.runner.federated.perform_federated", fails)
     results = run_experiment(grid, "full", tmp_path)
     [(task, reason)] = results.failed

@@ -19,7 +19,7 @@ SMALL = [
     "evaluate_every=30",
     "seeds=[1]",
     'vary.learner.ranker.name=["linear"]',
-    'vary.clients.user=["perfect"]',
+    'vary.clients.click_model=["perfect"]',
     "data.name=synthetic-intents",
 ]
 

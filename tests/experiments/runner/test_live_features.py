@@ -30,7 +30,7 @@ parts = 3
 [clients]
 count = 3
 interactions = 5
-user = "navigational"
+click_model = "navigational"
 partition = { name = "users" }
 
 [learner]

@@ -20,7 +20,7 @@ from fedrank.privacy.noise import SecureSource
 from fedrank.unlearning.methods import Retrain
 
 PERSON = {"name": "gaussian", "clip": 0.15, "noise": 8.5, "unit": "person"}
-SUM = PERSON | {"place": {"name": "secure-sum", "honest": 0.75}}
+SUM = PERSON | {"placement": {"name": "secure-aggregation", "honest": 0.75}}
 
 
 def tables(**changes):
@@ -83,7 +83,7 @@ def test_three_runs_of_the_hospitals_on_the_same_people_cost_no_more_than_4():
     asked = {variant.name: variant.experiment for variant in grid.variants if variant.experiment.mechanism is not None}
     assert {name: one.mechanism.unit for name, one in asked.items()} == {
         "noise-by-hospital": "person",
-        "secure-sum": "person",
+        "secure-aggregation": "person",
         "trusted-server": "person",
         "whole-hospitals": "client",
     }

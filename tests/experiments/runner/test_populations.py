@@ -15,7 +15,7 @@ from fedrank.cli import main
 from fedrank.experiments.report.compose import brief
 from fedrank.experiments.report.terminal import show
 from fedrank.experiments.runner.perform import perform
-from fedrank.experiments.runner.privacy import promises_of, prospect
+from fedrank.experiments.runner.privacy import budget_forecast, guarantees_of
 from fedrank.experiments.runner.runs import clean, load_runs
 from fedrank.experiments.runner.schedule import plan, run_experiment
 from fedrank.experiments.runner.tune import tune
@@ -32,10 +32,10 @@ from fedrank.privacy.spending import Spending
 from fedrank.unlearning.methods import FedEraser, FedRemove, FineTune, GradientAscent, Retrain
 
 ROUNDS = 12
-CENTRAL = {"name": "gaussian", "clip": 1.0, "noise": 3.0, "place": "server"}
-LOCAL = CENTRAL | {"place": "client"}
-IDEAL_SUM = CENTRAL | {"place": {"name": "secure-sum", "sum": "ideal"}}
-PROTOCOL = CENTRAL | {"place": {"name": "secure-sum"}}
+CENTRAL = {"name": "gaussian", "clip": 1.0, "noise": 3.0, "placement": "server"}
+LOCAL = CENTRAL | {"placement": "client"}
+IDEAL_SUM = CENTRAL | {"placement": {"name": "secure-aggregation", "sum": "ideal"}}
+PROTOCOL = CENTRAL | {"placement": {"name": "secure-aggregation"}}
 # What may be read by others: that a run exists, what was asked, the model, and what may be claimed for it.
 FOR_ALL = {"spec.toml", "run.json", "timing.csv", "model.json", "privacy.json", "receipt.json", "experiment.toml"}
 
@@ -57,7 +57,7 @@ def facts(task, name="run.json"):
 
 
 def budget_for(rounds, **changes):
-    return promises_of(grid(**changes).base)[-1].epsilon(rounds, 1e-5) + 1e-3
+    return guarantees_of(grid(**changes).base)[-1].epsilon(rounds, 1e-5) + 1e-3
 
 
 class Killed(BaseException):
@@ -247,12 +247,12 @@ def test_variants_with_other_noise_share_the_limit(tmp_path):
     assert spent == pytest.approx(budget_for(15) - 1e-3, rel=1e-6)
 
 
-@pytest.mark.parametrize("place", ["client", "server", {"name": "secure-sum", "sum": "ideal"}])
+@pytest.mark.parametrize("place", ["client", "server", {"name": "secure-aggregation", "sum": "ideal"}])
 def test_people_in_organisations_add_up_over_runs_and_are_refused_at_the_limit(tmp_path, place):
     """A row of the ledger is a site, and each of its people pays whenever the site takes part."""
     people = {
         "clients": {"count": 3, "interactions": 2, "people": 5, "partition": {"name": "own"}},
-        "mechanism": {"name": "gaussian", "clip": 1.0, "noise": 9.0, "unit": "person", "place": place},
+        "mechanism": {"name": "gaussian", "clip": 1.0, "noise": 9.0, "unit": "person", "placement": place},
     }
     budget = budget_for(18, **people)
     spec = grid(seeds=[1, 2, 3], population="patients", privacy={"budget": budget}, **people)
@@ -262,7 +262,7 @@ def test_people_in_organisations_add_up_over_runs_and_are_refused_at_the_limit(t
     population = Population.read(tmp_path / "populations" / "patients")
     spent = spent_together(population.accounts(), 1e-5)["public"]
     assert budget - 2e-3 < spent <= budget
-    assert promises_of(spec.base)[-1].unit == "person"
+    assert guarantees_of(spec.base)[-1].unit == "person"
 
 
 def test_what_protects_another_unit_is_refused_since_its_price_cannot_be_added(tmp_path):
@@ -336,7 +336,7 @@ def refused(tmp_path, fedrank, spec, message):
     code, said = fedrank("ledger", "show", tmp_path)
     assert (code, message in said) == (2, True), said
     with pytest.raises(LedgerError, match=message):
-        prospect(spec.base, tmp_path)
+        budget_forecast(spec.base, tmp_path)
     [(_, reason)] = run_experiment(spec, "other", tmp_path).failed
     assert message in reason
 
@@ -384,14 +384,14 @@ def test_an_interrupted_run_is_a_record_too(tmp_path, monkeypatch):
     (own / "changes.log").unlink()
     os.truncate(own / "participants.log", 32)
     with pytest.raises(LedgerError, match=r"records \d+ rounds .* say 0"):
-        prospect(spec.base, tmp_path)
+        budget_forecast(spec.base, tmp_path)
 
 
 def test_a_run_folder_that_was_moved_is_known_by_its_spec(tmp_path, fedrank):
     spec, _, ledger = spent_run(tmp_path)
     (tmp_path / "test").rename(tmp_path / "moved")
     assert fedrank("ledger", "show", tmp_path)[0] == 0
-    assert prospect(spec.base, tmp_path).runs == 1
+    assert budget_forecast(spec.base, tmp_path).runs == 1
     cut(ledger, 5)
     assert fedrank("ledger", "show", tmp_path)[0] == 2
 
@@ -419,7 +419,7 @@ def test_the_ledger_of_a_forest_is_named_without_a_price(tmp_path, fedrank):
 
 def trained(tmp_path, rounds, **changes):
     """A run on a town whose limit pays for so many rounds, and the town."""
-    limit = promises_of(grid(mechanism=LOCAL).base)[-1].epsilon(rounds, 1e-5) + 1e-3
+    limit = guarantees_of(grid(mechanism=LOCAL).base)[-1].epsilon(rounds, 1e-5) + 1e-3
     spec = grid(population="town", privacy={"budget": limit}, mechanism=LOCAL, record_every=2, **changes)
     [task] = plan(spec, "test", tmp_path / "runs")
     assert perform(task) == "finished"
@@ -443,7 +443,7 @@ def test_what_unlearning_asks_of_people_is_charged_to_them(tmp_path, method, rou
     [done] = unlearn_runs([task.folder], [2], method, tmp_path / out)
     assert charged(town) == [ROUNDS + rounds] * 2 + [ROUNDS] + [ROUNDS + rounds] * 3, "who left is asked for nothing"
     card = json.loads((done.folder / "privacy.json").read_text())
-    cost = promises_of(grid(mechanism=LOCAL).base)[0].epsilon(ROUNDS + rounds, 1e-5)
+    cost = guarantees_of(grid(mechanism=LOCAL).base)[0].epsilon(ROUNDS + rounds, 1e-5)
     assert [row["epsilon"] for row in card["promises"]] == [pytest.approx(cost)] * 3
     assert (card["rounds_charged"], card["participations_charged"]) == (ROUNDS + rounds, ROUNDS + rounds)
     assert card["promises"][0]["times"] == ROUNDS + rounds
@@ -460,7 +460,7 @@ def test_a_second_request_is_charged_on_top(tmp_path):
     card = json.loads((second.folder / "privacy.json").read_text())
     assert card["participations_charged"] == ROUNDS + 7
     assert card["promises"][0]["epsilon"] == pytest.approx(
-        promises_of(grid(mechanism=LOCAL).base)[0].epsilon(ROUNDS + 7, 1e-5)
+        guarantees_of(grid(mechanism=LOCAL).base)[0].epsilon(ROUNDS + 7, 1e-5)
     )
 
 
@@ -577,14 +577,14 @@ def asked(fedrank, tmp_path, spec, *more):
 @pytest.mark.long
 def test_what_a_run_would_cost_people_next_to_what_they_spent(tmp_path, fedrank):
     spec = grid(population="town", privacy={"budget": budget_for(30)}, seeds=[1])
-    promise = promises_of(spec.base)[-1]
+    guarantee = guarantees_of(spec.base)[-1]
     code, said = asked(fedrank, tmp_path, spec)
     assert code == 0
     assert "Population 'town', no run yet: at most" in said
     assert not (tmp_path / "runs").exists(), "looking begins nothing"
     assert len(run_experiment(spec, "test", tmp_path / "runs").finished) == 1
-    found = prospect(spec.base, tmp_path / "runs")
-    alone, both = promise.epsilon(ROUNDS, 1e-5), promise.epsilon(2 * ROUNDS, 1e-5)
+    found = budget_forecast(spec.base, tmp_path / "runs")
+    alone, both = guarantee.epsilon(ROUNDS, 1e-5), guarantee.epsilon(2 * ROUNDS, 1e-5)
     assert found.spent == found.alone == {"other clients": alone, "public": alone}
     assert found.after == {"other clients": pytest.approx(both), "public": pytest.approx(both)}
     assert found.left["public"] == pytest.approx(budget_for(30) - alone)
@@ -645,14 +645,14 @@ def test_simulated_runs_are_priced_alone_and_a_line_says_what_all_would_cost(tmp
 
     spec = grid(seeds=[1, 2, 3], privacy={"budget": budget_for(20)})
     assert len(run_experiment(spec, "test", tmp_path).finished) == 3
-    alone = promises_of(spec.base)[-1].epsilon(12, 1e-5)
+    alone = guarantees_of(spec.base)[-1].epsilon(12, 1e-5)
     runs = load_runs(tmp_path)
     assert all(run.card.promises[-1].epsilon == pytest.approx(alone) for run in runs)
     with open(os.devnull, "w") as nowhere:
         console = Console(record=True, width=400, file=nowhere)
         show(brief(runs), console)
     text = console.export_text()
-    together = promises_of(spec.base)[-1].epsilon(36, 1e-5)
+    together = guarantees_of(spec.base)[-1].epsilon(36, 1e-5)
     assert "all 3 runs together would cost" in text
     assert f"ε = {together:.1f}"[:6] in text
 
@@ -709,12 +709,12 @@ def test_after_a_kill_all_that_may_have_been_sent_is_charged_and_what_was_kept_i
     assert all(kept)
     assert rounds >= after + 1
     models = []
-    monkeypatch.setattr("fedrank.experiments.runner.federated.record", _watching(models))
+    monkeypatch.setattr("fedrank.experiments.runner.federated.FederatedRun.add", _watching(models))
     assert perform(task) == "finished"
     card = facts(task, "privacy.json")
     assert card["rounds_charged"] == ROUNDS + rounds - (after + 1)
     assert card["participations_charged"] >= charged.max()
-    expected = promises_of(task.experiment)[-1].epsilon(card["rounds_charged"], 1e-5)
+    expected = guarantees_of(task.experiment)[-1].epsilon(card["rounds_charged"], 1e-5)
     assert card["promises"][-1]["epsilon"] == pytest.approx(expected)
     model = np.zeros(46)
     for weights, old in zip(models, kept, strict=False):
@@ -743,11 +743,13 @@ def test_a_limit_of_people_holds_across_kills(tmp_path, monkeypatch, mechanism):
 
 
 def _watching(models):
-    from fedrank.experiments.runner.federated import record
+    from fedrank.experiments.runner.federated import FederatedRun
 
-    def watching(outcome, writer, evaluate):
+    add = FederatedRun.add
+
+    def watching(self, outcome, ends):
         models.append(outcome.state.weights.copy())
-        record(outcome, writer, evaluate=evaluate)
+        add(self, outcome, ends)
 
     return watching
 

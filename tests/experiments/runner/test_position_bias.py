@@ -1,4 +1,4 @@
-"""Runs on clicks that are corrected for their places: specs, clients, sites, bytes."""
+"""Runs on clicks that are corrected for their positions: specs, clients, sites, bytes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_corrected_beats_naive_beats_nothing(log, tmp_path):
     assert quality["shared"] > quality["naive"] + 0.01
     shared = next(tmp_path.rglob("shared/*/run.json"))
     told = " ".join(json.loads(shared.read_text())["notes"])
-    assert "clicks are corrected by propensities (documents that changed places): clicks compared" in told
+    assert "clicks are corrected by propensities (documents that changed positions): clicks compared" in told
     assert "no mechanism and no ε covers them" in told
     assert "which follow the order that was shown" in told
     assert json.loads(shared.read_text())["conventions"]["do nothing"] == "the order that users have: logged order"
@@ -111,12 +111,12 @@ def test_bytes_do_not_depend_on_threads_or_stops(log, tmp_path, kind, monkeypatc
 @pytest.mark.long
 def test_own_propensities_are_those_of_each_client(log):
     asked = read_tables(tables(log, {"propensities": "own"})).base
-    crowd = clients_of(asked, 1, 1)
-    data, whole = crowd.data, load_log(log)
-    queries = crowd.queries[crowd.pools[2] : crowd.pools[3]]
+    clients = clients_of(asked, 1, 1)
+    data, whole = clients.data, load_log(log)
+    queries = clients.queries[clients.pools[2] : clients.pools[3]]
     by = positions_of_log(whole, "position", data.query_ids[queries].astype(np.int64))
     rows = slice(data.offsets[queries[7]], data.offsets[queries[7] + 1])
-    expected = correct(data.grades[rows] > 0, data.place[rows], by).relevance
+    expected = correct(data.grades[rows] > 0, data.position[rows], by).relevance
     assert np.array_equal(data.relevance[rows], expected, equal_nan=True)
     shared = load_fold(replace(asked.data, propensities="shared"), 1).train
     assert not np.array_equal(shared.relevance[rows], data.relevance[rows], equal_nan=True)
@@ -126,8 +126,8 @@ def test_own_propensities_are_those_of_each_client(log):
 def test_people_of_an_organisation_learn_from_corrected_clicks_too(log):
     base = read_tables(tables(log)).base
     train = load_fold(base.data, 1).train
-    crowd = corrected_clients(make_clients(train, 2, partition=Users(), people=3), load_log(log), "position")
-    assert len(crowd.people.data.relevance) == train.documents
+    clients = corrected_clients(make_clients(train, 2, partition=Users(), people=3), load_log(log), "position")
+    assert len(clients.people.data.relevance) == train.documents
 
 
 def test_clients_that_share_queries_or_know_too_little_are_told(log):
@@ -140,27 +140,27 @@ def test_clients_that_share_queries_or_know_too_little_are_told(log):
 
 
 def test_where_nothing_moved_no_model_is_made(static, tmp_path):
-    with pytest.raises(ValueError, match="no document changed its place for the same query; nothing is corrected"):
+    with pytest.raises(ValueError, match="no document changed its position for the same query; nothing is corrected"):
         run_experiment(read_tables(tables(static, {"propensities": "shared"})), "x", tmp_path)
     assert not list(tmp_path.rglob("model.json"))
 
 
 def test_propensities_of_a_file(log, tmp_path):
-    (tmp_path / "places.json").write_text('{"slope": [1, 0.5, 0.25, null], "extra": [0, 0.01, 0, null]}')
+    (tmp_path / "positions.json").write_text('{"slope": [1, 0.5, 0.25, null], "extra": [0, 0.01, 0, null]}')
     text = (
-        f'rounds = 3\n[data]\nlog = "{log}"\nnormalise = "none"\npropensities = "places.json"\n[clients]\ncount = 2\n'
-        'partition = { name = "users" }\n[learner]\nname = "logged-clicks"\n'
+        f'rounds = 3\n[data]\nlog = "{log}"\nnormalise = "none"\npropensities = "positions.json"\n[clients]\ncount = '
+        '2\npartition = { name = "users" }\n[learner]\nname = "logged-clicks"\n'
     )
     (tmp_path / "spec.toml").write_text(text)
     asked = read_experiment(tmp_path / "spec.toml").base
     train = load_fold(asked.data, 1).train
-    clicked = (train.grades > 0) & (train.place == 1)
+    clicked = (train.grades > 0) & (train.position == 1)
     assert train.relevance[clicked] == pytest.approx(0.99 / 0.5)
-    assert np.isnan(train.relevance[train.place >= 3]).all()
+    assert np.isnan(train.relevance[train.position >= 3]).all()
     for wrong, says in (
         ("[]", 'it has no list "slope"'),
         ('{"slope": [1, "x"]}', "'x' is no number"),
-        ('{"slope": [1, 0.5], "extra": [0]}', '"slope" has 2 places, "extra" 1'),
+        ('{"slope": [1, 0.5], "extra": [0]}', '"slope" has 2 positions, "extra" 1'),
         ('{"slope": [1, -1]}', "divide nothing"),
         ("{", "cannot be read as propensities"),
     ):
@@ -181,7 +181,7 @@ def test_made_up_lists_have_no_places(tmp_path):
         ({"propensities": "shared"}, {"learner": {"name": "pdgd", "lists": "logged"}}, "this learner does not weigh"),
         ({"propensities": "nowhere.json"}, {}, "'nowhere.json' is no file; use"),
         ({"bias": "trust"}, {}, "data.bias: 'trust' corrects nothing by itself"),
-        ({}, {"clients": {"count": 2, "user": "navigational"}}, "learner: it takes clicks from the log"),
+        ({}, {"clients": {"count": 2, "click_model": "navigational"}}, "learner: it takes clicks from the log"),
     ],
 )
 def test_what_does_not_go_together_is_told(log, data, changes, says):
@@ -208,10 +208,10 @@ def test_a_site_corrects_by_its_own_log(log, static, tmp_path):
         data={"log": str(static), "normalise": "none", "propensities": "own"},
     )
     assert str(static) not in plan.spec
-    crowd = open_data_source(tmp_path, site_settings(policy, data), plan).crowd
-    assert len(crowd.data.relevance) == crowd.data.documents
-    with pytest.raises(NotIdentifiable, match="no document changed its place"):
-        open_data_source(tmp_path, site_settings(policy, SiteData(log=str(static), normalise="none")), plan)
+    clients = open_data_source(site_settings(policy, data), plan).clients
+    assert len(clients.data.relevance) == clients.data.documents
+    with pytest.raises(NotIdentifiable, match="no document changed its position"):
+        open_data_source(site_settings(policy, SiteData(log=str(static), normalise="none")), plan)
     made_up = load_share(SiteData(log=str(made_up_log(tmp_path / "log", [0, 1, 0]))))
     assert any("lists of this site's log were made up" in line for line in differences(made_up, plan))
     shared = read_tables(tables(log, {"propensities": "shared"}, clients={"count": 2})).base
@@ -222,7 +222,7 @@ def test_trust_is_corrected_where_it_is_asked_for(tmp_path):
     simulate_shown(LEARN, 30_000, people=4, browsing=Browsing(1.0, 0.4)).write(tmp_path / "log")
     asked = read_tables(tables(tmp_path / "log", {"propensities": "shared", "bias": "trust"})).base
     train = load_fold(asked.data, 1).train
-    unclicked = train.relevance[(train.grades == 0) & (train.place == 1)]
+    unclicked = train.relevance[(train.grades == 0) & (train.position == 1)]
     assert np.all(unclicked > 0.05), "of what is not trusted, a click less says less"
 
 

@@ -18,9 +18,9 @@ from scipy import stats
 from fedrank.cli import main
 from fedrank.experiments.report.command_output import about_privacy
 from fedrank.experiments.report.terminal import show
-from fedrank.experiments.runner.federated import record
+from fedrank.experiments.runner.federated import FederatedRun
 from fedrank.experiments.runner.perform import perform
-from fedrank.experiments.runner.privacy import card, enough, noise_needed, planned, promises_of, setting_of
+from fedrank.experiments.runner.privacy import card, enough, guarantees_of, noise_needed, planned, setting_of
 from fedrank.experiments.runner.schedule import plan
 from fedrank.experiments.runner.writer import RunWriter, Task
 from fedrank.experiments.spec.experiment import to_toml
@@ -32,9 +32,9 @@ from fedrank.trees.model_files import load_model
 from tests.made_up import made_up_shown
 
 ROUNDS = 30
-CENTRAL = {"name": "gaussian", "clip": 1.0, "noise": 3.0, "place": "server"}
-LOCAL = {"name": "gaussian", "clip": 1.0, "noise": 6.0, "place": "client"}
-SUM = {"name": "gaussian", "clip": 1.0, "noise": 3.0, "place": {"name": "secure-sum", "sum": "ideal"}}
+CENTRAL = {"name": "gaussian", "clip": 1.0, "noise": 3.0, "placement": "server"}
+LOCAL = {"name": "gaussian", "clip": 1.0, "noise": 6.0, "placement": "client"}
+SUM = {"name": "gaussian", "clip": 1.0, "noise": 3.0, "placement": {"name": "secure-aggregation", "sum": "ideal"}}
 PAPER = {"name": "fpdgd-paper", "epsilon": 1.2}
 
 
@@ -114,10 +114,10 @@ def test_a_card_says_what_was_spent(tmp_path, mechanism):
     card = facts(task, "privacy.json")
     assert (card["rounds_charged"], card["participations_charged"]) == (ROUNDS, ROUNDS)
     assert card["mechanism"]["name"] == "gaussian"
-    priced = promises_of(task.experiment)
+    priced = guarantees_of(task.experiment)
     assert [row["against"] for row in card["promises"]] == ["server", "other clients", "public"]
-    for row, promise in zip(card["promises"], priced, strict=True):
-        cost = promise.epsilon(ROUNDS, 1e-5)
+    for row, guarantee in zip(card["promises"], priced, strict=True):
+        cost = guarantee.epsilon(ROUNDS, 1e-5)
         assert row["epsilon"] == (None if math.isinf(cost) else pytest.approx(cost))
         assert row["delta"] == 1e-5
     assert (card["promises"][0]["epsilon"] is None) == (mechanism is CENTRAL)
@@ -162,7 +162,7 @@ def test_stopping_and_resuming_costs_nothing(tmp_path, mechanism, monkeypatch):
 )  # under a secure sum: tests/experiments/runner/test_populations.py
 @pytest.mark.parametrize("after", [0, 1, 4, 11])
 def test_after_a_kill_everything_that_may_have_been_sent_is_charged(tmp_path, monkeypatch, place, after):
-    mechanism = CENTRAL | {"place": place}
+    mechanism = CENTRAL | {"placement": place}
     task = one_task(tmp_path, mechanism=mechanism, clients={"count": 6, "interactions": 2, "participation": 0.5})
     kill_after(monkeypatch, after, task)
     with Ledger.open(task.folder / "ledger", 6) as ledger:
@@ -170,13 +170,13 @@ def test_after_a_kill_everything_that_may_have_been_sent_is_charged(tmp_path, mo
         kept = [ledger.kept(round) for round in range(1, after + 2)]
     assert rounds >= after + 1
     assert all(kept)  # the round that died had been noised, and is not asked for again
-    used = []
+    used, add = [], FederatedRun.add
 
-    def watching(outcome, writer, evaluate):
+    def watching(self, outcome, ends):
         used.append(outcome.state.weights.copy())
-        record(outcome, writer, evaluate)
+        add(self, outcome, ends)
 
-    monkeypatch.setattr("fedrank.experiments.runner.federated.record", watching)
+    monkeypatch.setattr(FederatedRun, "add", watching)
     assert perform(task) == "finished"
     card = facts(task, "privacy.json")
     assert card["rounds_charged"] >= ROUNDS + rounds - (after + 1)
@@ -200,8 +200,8 @@ def test_a_kill_during_a_round_costs_it_twice(tmp_path, monkeypatch):
     assert perform(task) == "finished"
     card = facts(task, "privacy.json")
     assert (card["rounds_charged"], card["participations_charged"]) == (ROUNDS + 1, ROUNDS + 1)
-    promise = promises_of(task.experiment)[-1]
-    assert card["promises"][-1]["epsilon"] == pytest.approx(promise.epsilon(ROUNDS + 1, 1e-5))
+    guarantee = guarantees_of(task.experiment)[-1]
+    assert card["promises"][-1]["epsilon"] == pytest.approx(guarantee.epsilon(ROUNDS + 1, 1e-5))
 
 
 def test_an_interaction_in_a_round_that_was_lost_pays_twice(tmp_path, monkeypatch):
@@ -215,15 +215,15 @@ def test_an_interaction_in_a_round_that_was_lost_pays_twice(tmp_path, monkeypatc
     assert perform(task) == "finished"
     row = facts(task, "privacy.json")["promises"][-1]
     assert (row["times"], row["unit"]) == (2, "interaction")
-    assert row["epsilon"] == pytest.approx(promises_of(task.experiment)[-1].epsilon(2, 1e-5))
+    assert row["epsilon"] == pytest.approx(guarantees_of(task.experiment)[-1].epsilon(2, 1e-5))
     assert "paid 2 times" in facts(task, "privacy.json")["summary"]
 
 
 @pytest.mark.parametrize("place", ["server", "client"])
 def test_a_run_stops_where_its_budget_ends(tmp_path, place):
-    mechanism = CENTRAL | {"place": place}
-    promise = promises_of(experiment(mechanism=mechanism))[-1]
-    budget = promise.epsilon(12, 1e-5) + 1e-3
+    mechanism = CENTRAL | {"placement": place}
+    guarantee = guarantees_of(experiment(mechanism=mechanism))[-1]
+    budget = guarantee.epsilon(12, 1e-5) + 1e-3
     task = one_task(tmp_path, mechanism=mechanism, privacy={"budget": budget})
     assert perform(task) == "finished"
     run = facts(task)
@@ -231,15 +231,15 @@ def test_a_run_stops_where_its_budget_ends(tmp_path, place):
     assert any("privacy budget" in note and "round 12 of 30" in note for note in run["notes"])
     card = facts(task, "privacy.json")
     assert card["rounds_charged"] == 12
-    assert promise.epsilon(12, 1e-5) == pytest.approx(card["promises"][-1]["epsilon"])
-    assert card["promises"][-1]["epsilon"] <= budget < promise.epsilon(13, 1e-5)
+    assert guarantee.epsilon(12, 1e-5) == pytest.approx(card["promises"][-1]["epsilon"])
+    assert card["promises"][-1]["epsilon"] <= budget < guarantee.epsilon(13, 1e-5)
     assert np.isfinite(load_model(task.folder).weights).all()
     rows = list(csv.DictReader((task.folder / "rounds.csv").read_text().splitlines()))
     assert [int(row["round"]) for row in rows] == list(range(1, 13))
 
 
 def test_the_model_that_a_budget_leaves_is_judged(tmp_path):
-    budget = promises_of(experiment())[-1].epsilon(12, 1e-5) + 1e-3
+    budget = guarantees_of(experiment())[-1].epsilon(12, 1e-5) + 1e-3
     task = one_task(tmp_path, privacy={"budget": budget})
     assert perform(task) == "finished"
     rows = list(csv.DictReader((task.folder / "rounds.csv").read_text().splitlines()))
@@ -247,8 +247,8 @@ def test_the_model_that_a_budget_leaves_is_judged(tmp_path):
 
 
 def test_a_budget_holds_across_kills(tmp_path, monkeypatch):
-    promise = promises_of(experiment())[-1]
-    budget = promise.epsilon(12, 1e-5) + 1e-3
+    guarantee = guarantees_of(experiment())[-1]
+    budget = guarantee.epsilon(12, 1e-5) + 1e-3
     task = one_task(tmp_path, privacy={"budget": budget})
     for after in (2, 3, 1):
         kill_after(monkeypatch, after, task)
@@ -260,8 +260,8 @@ def test_a_budget_holds_across_kills(tmp_path, monkeypatch):
 
 
 def test_a_budget_spent_in_vain_fails_with_a_reason(tmp_path, monkeypatch):
-    promise = promises_of(experiment())[-1]
-    task = one_task(tmp_path, privacy={"budget": promise.epsilon(1, 1e-5) + 1e-3})
+    guarantee = guarantees_of(experiment())[-1]
+    task = one_task(tmp_path, privacy={"budget": guarantee.epsilon(1, 1e-5) + 1e-3})
     kill_in_the_first_round(monkeypatch, task)
     assert perform(task) == "failed"
     assert "no model" in facts(task)["error"]["message"]
@@ -402,14 +402,14 @@ def test_a_target_must_be_positive(fedrank):
     ("changes", "problem"),
     [
         ({"aggregator": {"name": "none"}}, "protects nothing"),
-        ({"mechanism": SUM | {"place": "secure-sum"}, "clients": {"count": 201}}, 'sum = "ideal"'),
+        ({"mechanism": SUM | {"placement": "secure-aggregation"}, "clients": {"count": 201}}, 'sum = "ideal"'),
         ({"mechanism": SUM, "clients": {"count": 1}}, "single client"),
         ({"mechanism": CENTRAL | {"unit": "interaction"}}, "clip_gradients"),
         ({"mechanism": CENTRAL | {"unit": "day"}}, "unit"),
         ({"mechanism": PAPER}, r"learner.clip_weights = 1\.5"),
         ({"mechanism": {"name": "es-randomised-response"}}, "evolution"),
         ({"mechanism": None, "privacy": {"budget": 8.0}}, "without a mechanism"),
-        ({"mechanism": CENTRAL | {"place": "moon"}}, "moon"),
+        ({"mechanism": CENTRAL | {"placement": "moon"}}, "moon"),
         ({"mechanism": {"name": "gaussian", "clip": 1.0}}, "noise"),
         ({"mechanism": CENTRAL | {"noise": 0.0}}, "noise = 0"),
         ({"privacy": {"budget": -1.0}}, "budget"),
@@ -439,7 +439,7 @@ def test_a_spec_survives_a_file(mechanism):
 
 def test_a_budget_that_will_end_a_run_is_announced(tmp_path):
     asked = experiment(mechanism=LOCAL, rounds=100)
-    price = promises_of(asked)[0].epsilon(7, 1e-5)
+    price = guarantees_of(asked)[0].epsilon(7, 1e-5)
     out, quiet = (Console(file=io.StringIO(), width=200) for _ in range(2))
     for console, budget in ((out, price + 1e-6), (quiet, 1e6)):
         limited = dataclasses.replace(asked, privacy=PrivacySpec(budget=budget))

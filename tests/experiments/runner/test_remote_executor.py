@@ -17,7 +17,7 @@ import pytest
 import fedrank.experiments.runner.writer as writer
 from fedrank import __version__
 from fedrank.experiments.runner import executors, remote_executor, remote_task
-from fedrank.experiments.runner.executors import SubmititExecutor, engine, sbatch_options
+from fedrank.experiments.runner.executors import SubmititExecutor, open_executor, sbatch_options
 from fedrank.experiments.runner.folder import CHECKPOINT
 from fedrank.experiments.runner.remote_executor import send
 from fedrank.experiments.runner.remote_task import SENT, announce, do_remote_task, remote_task_of
@@ -95,7 +95,7 @@ class Heard:
         self.losses.append(reason)
 
 
-def one_errand(out: Path, **changes) -> remote_task.RemoteTask:
+def one_remote_task(out: Path, **changes) -> remote_task.RemoteTask:
     [task] = plan(asked(seeds=[1]), "test", out)
     home = task.folder.parents[1]
     home.mkdir(parents=True)
@@ -204,7 +204,7 @@ def test_a_worker_without_fedrank_is_told_as_such(tmp_path):
 
 
 def test_another_version_of_fedrank_is_refused(tmp_path):
-    told = json.loads(one_errand(tmp_path).text())
+    told = json.loads(one_remote_task(tmp_path).text())
     status, reason = do_remote_task(json.dumps(told | {"fedrank": "9.9.9", "new key": 1}))
     assert status == "refused"
     assert f"has fedrank {__version__}, and these runs were sent by fedrank 9.9.9" in reason
@@ -212,7 +212,7 @@ def test_another_version_of_fedrank_is_refused(tmp_path):
 
 
 def test_a_folder_that_a_worker_does_not_see_is_refused(tmp_path):
-    made = one_errand(tmp_path / "shared")
+    made = one_remote_task(tmp_path / "shared")
     for elsewhere_ in ({"folder": str(tmp_path / "not-there")}, {"token": "of a copy"}):
         status, reason = do_remote_task(remote_task.RemoteTask(**vars(made) | elsewhere_).text())
         assert status == "refused"
@@ -222,13 +222,13 @@ def test_a_folder_that_a_worker_does_not_see_is_refused(tmp_path):
     assert not list(tmp_path.rglob("run.json"))
 
 
-def test_a_text_that_is_no_errand_is_refused_by_name(tmp_path):
-    told = json.loads(one_errand(tmp_path / "shared").text())
+def test_a_text_that_is_no_remote_task_is_refused_by_name(tmp_path):
+    told = json.loads(one_remote_task(tmp_path / "shared").text())
     lacking = {name: value for name, value in told.items() if name != "token"}
     for text, said in {
         "no JSON": "Expecting value",
         "[" * 100_000: "nested too deeply",
-        "[1]": "an errand",
+        "[1]": "a remote task",
         json.dumps(lacking): "'token' is missing",
         json.dumps(told | {"shell": "ls"}): "'shell' is not known",
         json.dumps(told | {"folder": 3}): "folder",
@@ -259,7 +259,7 @@ def test_a_file_that_was_not_written_by_us_asks_for_nothing(tmp_path):
 
 
 def test_data_that_a_worker_does_not_find_or_has_otherwise_are_refused(tmp_path):
-    made = one_errand(tmp_path / "a")
+    made = one_remote_task(tmp_path / "a")
     gone = made.spec.replace('name = "synthetic-mq2007"', 'train = "/no/such/train.txt"\ntest = "/no/such/test.txt"')
     status, reason = do_remote_task(remote_task.RemoteTask(**vars(made) | {"spec": gone}).text())
     assert (status, "/no/such/train.txt" in reason) == ("refused", True)
@@ -280,7 +280,7 @@ def test_an_unknown_device_is_refused_here_and_a_missing_card_there(tmp_path):
     with pytest.raises(ValueError, match="no device 'cdua'"):
         run_experiment(asked(), "test", tmp_path, device="cdua", executor=Here())
     for device in ("cuda", "cuda-float16"):
-        made = one_errand(tmp_path / device, device=device)
+        made = one_remote_task(tmp_path / device, device=device)
         status, reason = do_remote_task(made.text())
         if status == "finished":
             needs.skip("system", "a graphics card was found, and the test needs a machine without one")
@@ -311,7 +311,7 @@ def test_a_signal_that_time_is_over_ends_a_run_at_its_round(tmp_path):
 @pytest.mark.usefixtures("hurried")
 def test_a_run_that_somebody_else_works_on_is_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(remote_task, "SECONDS_FOR_LOCK", 0.1)
-    made = one_errand(tmp_path)
+    made = one_remote_task(tmp_path)
     folder = Path(made.folder) / made.run
     with locked(folder / LOCK, "it"):
         status, reason = do_remote_task(made.text())
@@ -356,7 +356,7 @@ def dask():
 def test_dask_gives_the_same_bytes_though_a_worker_is_killed(tmp_path, dask, long_alone):
     address = dask.scheduler_address.replace("tcp", "dask")
     killed: list[int] = []
-    with engine(address, tmp_path / "test") as (executor, about):
+    with open_executor(address, tmp_path / "test") as (executor, about):
         assert about.endswith("which has 2 workers")
         executor._client.run(hurry)
         threading.Thread(target=kill_one, args=(tmp_path, killed), daemon=True).start()
@@ -376,7 +376,7 @@ def test_submitit_gives_the_same_bytes_though_a_job_is_killed(tmp_path, long_alo
     jobs.update_parameters(timeout_min=5)
     killed: list[int] = []
     hurried = jobs.submit
-    jobs.submit = lambda fn, *args: hurried(hurried_errand, *args)
+    jobs.submit = lambda fn, *args: hurried(hurried_remote_task, *args)
     with SubmititExecutor(jobs) as executor:
         threading.Thread(target=kill_one, args=(tmp_path, killed), daemon=True).start()
         results = run_experiment(asked(rounds=LONG, seeds=[1]), "test", tmp_path, executor=executor)
@@ -386,7 +386,7 @@ def test_submitit_gives_the_same_bytes_though_a_job_is_killed(tmp_path, long_alo
     assert files == long_alone[name]
 
 
-def hurried_errand(text: str) -> tuple[str, str]:
+def hurried_remote_task(text: str) -> tuple[str, str]:
     hurry()
     return do_remote_task(text)
 
@@ -418,7 +418,7 @@ def test_slurm_is_asked_for_a_job_each(tmp_path, monkeypatch):
     run_experiment(asked(seeds=[1]), "test", tmp_path / "alone")
     out = tmp_path / "slurm"
     options = ["partition=short", "mem=2G"]
-    with engine("slurm", out / "test", options, threads=2, device="cuda-float16") as (executor, about):
+    with open_executor("slurm", out / "test", options, threads=2, device="cuda-float16") as (executor, about):
         assert "a job each" in about
         results = run_experiment(asked(seeds=[1]), "test", out, executor=executor)
     assert len(results.finished) == 1
@@ -436,7 +436,7 @@ def test_slurm_is_asked_for_a_job_each(tmp_path, monkeypatch):
 
 
 def bad(on: str, **options) -> str:
-    with pytest.raises((ValueError, OSError, ImportError)) as problem, engine(on, Path("runs/x"), **options):
+    with pytest.raises((ValueError, OSError, ImportError)) as problem, open_executor(on, Path("runs/x"), **options):
         pass
     return str(problem.value)
 

@@ -37,7 +37,7 @@ def tables(**changes):
         "evaluate_every": 7,
         "measures": ["ndcg@10", "mrr@10"],
         "data": {"name": "synthetic-mq2007"},
-        "clients": {"count": 4, "interactions": 3, "user": "navigational"},
+        "clients": {"count": 4, "interactions": 3, "click_model": "navigational"},
         "learner": {"name": "pdgd"},
     }
     return base | changes
@@ -55,7 +55,7 @@ def content(folder) -> dict[str, bytes]:
 def test_a_run_writes_what_it_promises(tmp_path):
     task = one_task(tmp_path)
     news = []
-    assert perform(task, tell=news.append) == "finished"
+    assert perform(task, on_progress=news.append) == "finished"
     rows = list(csv.DictReader((task.folder / "rounds.csv").read_text().splitlines()))
     assert [int(row["round"]) for row in rows] == list(range(1, 61))
     assert [int(row["round"]) for row in rows if row["ndcg@10"]] == [7, 14, 21, 28, 35, 42, 49, 56, 60]
@@ -157,7 +157,7 @@ def test_many_rounds_at_once_write_the_same_bytes_and_can_be_stopped(tmp_path, m
     whole, parts = one_task(tmp_path / "whole", **methods), one_task(tmp_path / "parts", **methods)
     assert perform(whole) == "finished"
     monkeypatch.setattr("fedrank.experiments.runner.writer.SECONDS_BETWEEN_NEWS", 0.0)
-    monkeypatch.setattr("fedrank.federated.round.ENOUGH_ROUNDS", 1)
+    monkeypatch.setattr("fedrank.federated.backends.ENOUGH_ROUNDS", 1)
     stopped = []
     for rounds in (1, 5, 19):  # in the middle of what one call did
         calls = iter([False] * (rounds - 1) + [True])
@@ -454,4 +454,4 @@ def test_a_learner_that_serves_nobody_has_no_online_quality(tmp_path):
     assert perform(task) == "finished"
     [run] = load_runs(task.folder)
     assert np.isnan(run.rounds["online"]).all()
-    assert np.isfinite(run.final("ndcg@10"))
+    assert np.isfinite(run.final_value("ndcg@10"))

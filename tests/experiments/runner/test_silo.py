@@ -20,8 +20,8 @@ from fedrank.experiments.runner.writer import Task
 from fedrank.experiments.spec.grid import read_tables
 from fedrank.silo.features import FEATURE_NAMES, RANGES
 from fedrank.silo.training import LocalPlus
-from fedrank.trees.engine_rules import engine_scores
 from fedrank.trees.export import ENGINES, export, plain_scores, probes, take_apart
+from fedrank.trees.export.engine_rules import engine_scores
 from fedrank.trees.model_files import load_model
 
 SKETCH = {"width": 128, "depth": 5, "k": 6}
@@ -183,8 +183,8 @@ def test_the_card_claims_what_noise_pays_for(collection: Path, tmp_path: Path) -
         done = task(spec(collection, method, rounds=1), tmp_path / key)
         assert perform(done) == "finished"
         cards[key] = json.loads((done.folder / "privacy.json").read_text())
-    (promise,) = cards["noised"]["promises"]
-    assert 2.5 < promise["epsilon"] < 3.5, "two Gaussians of multiplier 2 at 1e-5"
+    (guarantee,) = cards["noised"]["promises"]
+    assert 2.5 < guarantee["epsilon"] < 3.5, "two Gaussians of multiplier 2 at 1e-5"
     assert any("weights" in text for text in cards["noised"]["not_covered"])
     for key in ("alone", "plain", "global"):
         assert cards[key]["mechanism"] is None
@@ -202,9 +202,9 @@ def test_the_card_of_answers_counts_every_number_that_is_told(collection: Path, 
     silos = silo_run.silos_of(asked.base, 1)
     told = [2 * sum(len(q.terms) for q in silo.train) + sum(len(q.terms) for q in silo.test) for silo in silos]
     card = json.loads((done.folder / "privacy.json").read_text())
-    (promise,) = card["promises"]
-    assert promise["times"] == sum(told) - min(told)
-    assert promise["epsilon"] == pytest.approx(0.5 * promise["times"])
+    (guarantee,) = card["promises"]
+    assert guarantee["times"] == sum(told) - min(told)
+    assert guarantee["epsilon"] == pytest.approx(0.5 * guarantee["times"])
     assert card["mechanism"]["name"] == "lookup"
     assert "Every answer is noised" in card["summary"]
 

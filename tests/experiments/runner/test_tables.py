@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedrank.experiments.report.analysis import find
+from fedrank.experiments.report.analysis import analyse
 from fedrank.experiments.report.write import numbers
 from fedrank.experiments.runner.folder import table
 from fedrank.experiments.runner.runs import load_runs
@@ -37,7 +37,7 @@ def test_values_per_query_and_reports_quote_alike(tmp_path):
     variant = 'a "b", c'
     write_run(tmp_path, variant=variant, settings={'key, "x"': "line\nbreak"})
     write_experiment(tmp_path)
-    header, *rows = list(csv.reader(io.StringIO(numbers(find(load_runs(tmp_path))), newline=""), strict=True))
+    header, *rows = list(csv.reader(io.StringIO(numbers(analyse(load_runs(tmp_path))), newline=""), strict=True))
     assert {len(row) for row in rows} == {len(header)}
     assert {row[header.index("variant")] for row in rows} == {variant}
     assert 'key, "x"' in header
@@ -107,16 +107,16 @@ def test_a_row_that_is_being_written_does_not_count_yet(tmp_path, cut):
     file.write_bytes(file.read_bytes()[:-cut])
     [run] = load_runs(folder)
     np.testing.assert_equal({name: column.tolist() for name, column in run.rounds.items()}, rounds)
-    assert run.so_far == (run.measures[0], run.final(run.measures[0]))
+    assert run.latest_value == (run.measures[0], run.final_value(run.measures[0]))
 
 
 @pytest.mark.parametrize(("rounds", "every"), [(3, 1), (40, 2), (40, 50), (3000, 1), (3000, 200)])
 def test_quality_so_far_is_read_from_the_end(tmp_path, rounds, every):
     folder = write_run(tmp_path, rounds=rounds, every=every)
     [run] = load_runs(folder)
-    column, value = run.so_far
+    column, value = run.latest_value
     assert column == "ndcg@10"
-    np.testing.assert_equal(value, run.final(column))
+    np.testing.assert_equal(value, run.final_value(column))
 
 
 def test_a_file_that_changes_between_two_readings_is_read_anew_even_if_the_clock_jumped_back(tmp_path):
@@ -143,7 +143,7 @@ def test_a_folder_deleted_while_a_report_is_written_is_left_out(tmp_path):
     write_run(tmp_path, seed=2)
     runs = load_runs(tmp_path)
     shutil.rmtree(gone)
-    [findings] = find(runs)
+    [findings] = analyse(runs)
     assert [run.status for run in findings.runs] == ["broken", "finished"]
     assert findings.unfinished[0].reason == f"{gone / 'rounds.csv'}: No such file or directory"
 

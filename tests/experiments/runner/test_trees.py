@@ -130,7 +130,7 @@ def test_merged_models_have_no_sizes(files):
 def test_a_finished_run_says_everything(tmp_path, files):
     task = task_of(tmp_path / "run", files)
     news = []
-    assert perform(task, tell=news.append) == "finished"
+    assert perform(task, on_progress=news.append) == "finished"
     facts = json.loads((task.folder / "run.json").read_text())
     curve = [float(value) for value in columns(task.folder / "validation.csv")["ndcg@10"]]
     size = int(np.argmax(curve)) + 1
@@ -425,7 +425,7 @@ def test_a_forest_grows_from_the_clicks_of_a_search_log(tmp_path):
     assert run.data["train_queries"] == 320
     assert run.data["top_grade"] == 1
     quality = evaluate_model(run.path, str(tmp_path / "log"), ["ndcg@10"])
-    assert average(quality.values)[0] == pytest.approx(run.final("ndcg@10"))
+    assert average(quality.values)[0] == pytest.approx(run.final_value("ndcg@10"))
     with pytest.raises(SpecError, match=r"data\.propensities: trees take clicks of a log for grades and weigh none"):
         read_tables(asked | {"data": asked["data"] | {"propensities": "shared"}})
     with pytest.raises(SpecError, match="tune: a log has no validation queries to tune on"):
@@ -451,11 +451,11 @@ def test_a_forest_that_is_grown_under_noise_is_charged_tree_by_tree(tmp_path, fi
     task = merging(tmp_path, files, merge=merge, booster=booster)
     assert perform(task) == "finished", (task.folder / "run.json").read_text()
     card = json.loads((task.folder / "privacy.json").read_text())
-    [promise] = card["promises"]
-    assert card["rounds_charged"] == promise["times"] == 4
-    assert promise["unit"] == "query"
-    assert 0 < promise["epsilon"] < 10
-    assert "never for one row" in promise["because"]
+    [guarantee] = card["promises"]
+    assert card["rounds_charged"] == guarantee["times"] == 4
+    assert guarantee["unit"] == "query"
+    assert 0 < guarantee["epsilon"] < 10
+    assert "never for one row" in guarantee["because"]
     with Ledger.open(task.folder / "ledger", 2) as ledger:
         assert ledger.rounds() == 4
         assert ledger.participations().tolist() == [4, 4]
@@ -476,6 +476,6 @@ def test_estimated_edges_are_paid_for_in_the_ledger_of_the_run(tmp_path, files, 
         assert card["promises"] == []
         assert "Nothing can be claimed. Bin edges alone cost ε = " in card["summary"]
     else:  # a fifth release, with the same noise
-        [promise] = card["promises"]
-        assert promise["times"] == 5
-        assert 4 * promise["epsilon_each_time"] > promise["epsilon"] > promise["epsilon_each_time"]
+        [guarantee] = card["promises"]
+        assert guarantee["times"] == 5
+        assert 4 * guarantee["epsilon_each_time"] > guarantee["epsilon"] > guarantee["epsilon_each_time"]

@@ -38,7 +38,7 @@ def test_the_best_on_validation_is_chosen_for_every_variant(tmp_path):
     runs = load_runs(tmp_path)
     for row in tried:
         name = f"{row.variant},learner.rate={row.settings['learner.rate']}"
-        finals = [run.final("ndcg@10") for run in runs if run.variant == name]
+        finals = [run.final_value("ndcg@10") for run in runs if run.variant == name]
         assert row.quality == pytest.approx(np.mean(finals))
     for variant in ("plain", "batch"):
         qualities = {row.settings["learner.rate"]: row.quality for row in tried if row.variant == variant}
@@ -108,7 +108,7 @@ def test_a_choice_at_the_end_of_the_grid_is_told_and_spread_is_shown(tmp_path):
     end = "largest value that was tried, and a larger" if chosen.settings["learner.rate"] == 0.1 else "smallest"
     assert len(chosen.edges) == 1  # one value, or true and false, have no end
     assert end in chosen.edges[0]
-    finals = [run.final("ndcg@10") for run in load_runs(tmp_path) if run.settings["learner.rate"] == 0.1]
+    finals = [run.final_value("ndcg@10") for run in load_runs(tmp_path) if run.settings["learner.rate"] == 0.1]
     [row] = [row for row in tried if row.settings["learner.rate"] == 0.1]
     assert row.spread == pytest.approx(np.std(finals, ddof=1))
     to = Console(file=io.StringIO(), width=120)

@@ -25,7 +25,7 @@ from fedrank.experiments.spec.families import build
 from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.source import read_spec
 from fedrank.federated.federation import Federation
-from fedrank.federated.round import simulate
+from fedrank.federated.simulation import simulate
 from fedrank.ranking.learners import warm_up
 from fedrank.ranking.measures import Evaluator
 from fedrank.trees.model_files import load_model
@@ -51,7 +51,7 @@ def tables(**changes) -> dict:
         "evaluate_every": 7,
         "measures": ["ndcg@10", "mrr@10"],
         "data": {"name": "synthetic-mq2007"},
-        "clients": {"count": 4, "interactions": 3, "user": "navigational"},
+        "clients": {"count": 4, "interactions": 3, "click_model": "navigational"},
         "learner": {"name": "pdgd"},
     }
     return base | changes
@@ -305,11 +305,11 @@ def test_protected_runs_are_not_taken_apart(tmp_path):
     pytest.importorskip("dp_accounting")
     noise = {"name": "gaussian", "clip": 1.0, "noise": 1.0}
     for place, message in (
-        ("secure-sum", "nobody but the clients ever saw single"),
+        ("secure-aggregation", "nobody but the clients ever saw single"),
         ("server", "would be unprotected"),
     ):
-        changes = {"mechanism": noise | {"place": {"name": place}}, "attack": None, "clients": {"count": 12}}
-        if place == "secure-sum":
+        changes = {"mechanism": noise | {"placement": {"name": place}}, "attack": None, "clients": {"count": 12}}
+        if place == "secure-aggregation":
             changes["record_every"] = 0
         run = finished(tmp_path / place, rounds=2, **changes)
         for method in (Retrain(), FedRemove()):
@@ -318,7 +318,7 @@ def test_protected_runs_are_not_taken_apart(tmp_path):
     run = finished(
         tmp_path / "local",
         rounds=2,
-        mechanism=noise | {"place": {"name": "client"}},
+        mechanism=noise | {"placement": {"name": "client"}},
         attack=None,
         clients={"count": 3},
     )
@@ -369,7 +369,7 @@ def test_personal_models_stay_personal(tmp_path):
 def test_a_warm_up_is_not_done_by_who_leaves(tmp_path):
     """Where training began is part of what a client taught, if its clicks made it."""
     partition = {"name": "shared", "partition": {"name": "own"}, "share": 0.1, "warm_up": 20}
-    clients = {"count": 4, "interactions": 3, "user": ["perfect", "navigational"], "partition": partition}
+    clients = {"count": 4, "interactions": 3, "click_model": ["perfect", "navigational"], "partition": partition}
     run = finished(tmp_path, rounds=3, attack=None, clients=clients)
     [done] = unlearn_runs([run], [0], Retrain(), tmp_path)
     asked = read_tables(tables(clients=clients)).base

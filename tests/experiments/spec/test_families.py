@@ -18,12 +18,12 @@ from fedrank.experiments.report.terminal import show
 from fedrank.experiments.spec import families
 from fedrank.experiments.spec.families import FAMILIES, build, describe, name_of
 from fedrank.experiments.spec.listing import LISTS, methods, search
-from fedrank.experiments.spec.toml import write_toml
-from fedrank.experiments.spec.values import checked
 from fedrank.federated.aggregators import Mean
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.rankers import RANKERS, Linear, Mlp
+from fedrank.toml import write_toml
 from fedrank.types import Aggregator, Learner, Ranker
+from fedrank.value_checks import checked
 
 RANKER_NAMES = ", ".join(f'"{name}"' for name in RANKERS)
 ENTRIES = [
@@ -258,7 +258,7 @@ class TestCodeOutsideThePackage:
             (
                 "no_lab.ideas:X",
                 "a.name: 'no_lab.ideas:X' cannot be imported (No module named 'no_lab'); "
-                "put its folder on PYTHONPATH, such as PYTHONPATH=. fedrank ...",
+                "put the file beside the specification, or its folder on PYTHONPATH",
             ),
             (
                 "outside_lab.no:X",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import tomllib
-from importlib import resources
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from fedrank.experiments.spec.blank import BEGINNINGS, NEEDED, SCHEMA, blank_spe
 from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.kinds import KINDS
 from fedrank.experiments.spec.schema import schema_text
-from fedrank.experiments.spec.source import builtin_names
+from fedrank.experiments.spec.source import builtin_specs
 
 TYPES = {"object": dict, "array": list, "string": str, "boolean": bool}
 BOUNDS = {
@@ -111,10 +110,9 @@ def _without_what_is_off(text: str) -> str:
     return re.sub(r"^# \[.*\]\n(# .*\n)*", "", text, flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", builtin_names())
+@pytest.mark.parametrize("name", builtin_specs())
 def test_specs_that_come_with_fedrank_fit_the_schema(name):
-    file = resources.files("fedrank").joinpath("papers", *f"{name}.toml".split("/"))
-    assert fits(tomllib.loads(file.read_text(encoding="utf-8")), WHOLE)
+    assert fits(tomllib.loads(builtin_specs()[name].read_text(encoding="utf-8")), WHOLE)
 
 
 @pytest.mark.parametrize(

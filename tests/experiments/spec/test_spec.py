@@ -23,11 +23,11 @@ from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.experiment import SpecError, to_toml
 from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.sections import DataSpec
-from fedrank.experiments.spec.source import builtin_names, read_experiment, read_spec
-from fedrank.experiments.spec.toml import parse_override, put
+from fedrank.experiments.spec.source import builtin_specs, read_experiment, read_spec
 from fedrank.federated.aggregators import Apart
-from fedrank.ranking.click_models import USERS, ClickModel
+from fedrank.ranking.click_models import CLICK_MODELS, ClickModel
 from fedrank.ranking.learners import LambdaRank, Pdgd
+from fedrank.toml import parse_override, put
 from fedrank.trees.split_folder import letor_lines
 from tests import needs
 from tests.made_up import made_up_log
@@ -89,21 +89,21 @@ MISTAKES = [
         "measures: 'ndcg@10 by union' needs judgements by intent, which these data do not have; leave it out, or use "
         'data.name = "synthetic-intents"',
     ),
-    ("clients.user=perfekt", "clients.user: no 'perfekt'; did you mean \"perfect\"?"),
-    ('clients.user=["perfect", "poisson"]', "clients.user: no 'poisson'; did you mean \"poison\"?"),
-    ('clients.user=["perfect", 3]', "clients.user[1]: 3 cannot be used; give text in quotes"),
+    ("clients.click_model=perfekt", "clients.click_model: no 'perfekt'; did you mean \"perfect\"?"),
+    ('clients.click_model=["perfect", "poisson"]', "clients.click_model: no 'poisson'; did you mean \"poison\"?"),
+    ('clients.click_model=["perfect", 3]', "clients.click_model[1]: 3 cannot be used; give text in quotes"),
     (
-        "clients.user={click=[0.0, 1.0]}",
-        "clients.user: { click = [0.0, 1.0] } is no user; write { click = [...], stop = [...] }, a probability for "
-        "each grade, and perhaps attention_decay = 1.0",
+        "clients.click_model={click=[0.0, 1.0]}",
+        "clients.click_model: { click = [0.0, 1.0] } is not a click model; write { click = [...], stop = [...] }, a "
+        'probability for each grade, and perhaps attention_decay = 1.0, or { name = "module:Class" } for your own',
     ),
     (
-        "clients.user={click=[0.0, 1.0], stop=[0.0]}",
-        "clients.user: 2 click and 1 stop probabilities; give one of each per grade",
+        "clients.click_model={click=[0.0, 1.0], stop=[0.0]}",
+        "clients.click_model: 2 click and 1 stop probabilities; give one of each per grade",
     ),
     (
-        "clients.user={click=[0.0, 'a'], stop=[0.0, 0.0]}",
-        'clients.user.click[1]: "a" cannot be used; give a number',
+        "clients.click_model={click=[0.0, 'a'], stop=[0.0, 0.0]}",
+        'clients.click_model.click[1]: "a" cannot be used; give a number',
     ),
     ("clients.interactions=[5, 0]", "clients.interactions[1]: 0 cannot be used; give 1 or more"),
     ("clients.participation=0", "clients.participation: 0 cannot be used; give more than 0"),
@@ -155,14 +155,14 @@ def test_a_mistake_names_its_place_its_value_and_the_remedy(override, message):
 
 def test_all_mistakes_are_reported_together():
     found = problems(
-        "rounds=x", "kindd=3", "data.name=foo", "clients.count=0", "clients.user=bob", "learner.rat=3",
+        "rounds=x", "kindd=3", "data.name=foo", "clients.count=0", "clients.click_model=bob", "learner.rat=3",
         "learner.ranker=mpl", 'measures=["ndgc"]', "vary.titel=['a', 'b']", "variants.v.sedes=[1]", "baseline=w",
     )  # fmt: skip
     places = [
         "rounds",
         "data.name",
         "clients.count",
-        "clients.user",
+        "clients.click_model",
         "learner.rat",
         "learner.ranker.name",
         "measures[0]",
@@ -217,17 +217,17 @@ def test_whole_numbers_are_fine_where_numbers_are_asked_for():
 
 
 def test_users_by_name_as_a_list_and_as_own_tables():
-    assert read_tables(tables("clients.user=poison")).base.clients.users == ["poison"]
-    everybody = read_tables(SMALL | {"clients": {"count": 3, "user": list(USERS)}})
-    assert everybody.base.clients.users == list(USERS)
-    own = read_tables(tables("clients.user={click=[0, 0.5, 1], stop=[0, 0, 1], attention_decay=1}"))
-    assert own.base.clients.users == [ClickModel((0.0, 0.5, 1.0), (0.0, 0.0, 1.0), 1.0)]
+    assert read_tables(tables("clients.click_model=poison")).base.clients.click_models == ["poison"]
+    everybody = read_tables(SMALL | {"clients": {"count": 3, "click_model": list(CLICK_MODELS)}})
+    assert everybody.base.clients.click_models == list(CLICK_MODELS)
+    own = read_tables(tables("clients.click_model={click=[0, 0.5, 1], stop=[0, 0, 1], attention_decay=1}"))
+    assert own.base.clients.click_models == [ClickModel((0.0, 0.5, 1.0), (0.0, 0.0, 1.0), 1.0)]
 
 
 def test_variants_times_combinations():
     experiment = read_tables(
         tables(
-            "clients.user=perfect",
+            "clients.click_model=perfect",
             'variants={one={"clients.count"=1}, two={clients={count=2}}}',
             "vary.learner.rate=[0.1, 1]",
             'vary.aggregator=[{name="mean", weighted=false}, "none"]',
@@ -251,10 +251,12 @@ def test_variants_times_combinations():
 def test_a_change_of_a_user_replaces_its_tables_and_one_of_data_does_not():
     own = {"click": [0.0, 0.0, 1.0], "stop": [0.0, 0.0, 0.0]}
     experiment = read_tables(
-        tables("data.folds=[1, 2]", variants={"own": {"clients": {"user": own}, "data": {"name": "synthetic-mslr"}}})
+        tables(
+            "data.folds=[1, 2]", variants={"own": {"clients": {"click_model": own}, "data": {"name": "synthetic-mslr"}}}
+        )
     )
     [variant] = experiment.variants
-    assert variant.experiment.clients.user == own
+    assert variant.experiment.clients.click_model == own
     assert (variant.experiment.data.name, variant.experiment.data.folds) == ("synthetic-mslr", (1, 2))
 
 
@@ -289,7 +291,7 @@ def test_folder_names_are_unique_safe_and_stable(given_names):
     assert names_of(*given_names) == found
 
 
-@pytest.mark.parametrize("name", builtin_names())
+@pytest.mark.parametrize("name", builtin_specs())
 def test_built_in_specs_survive_toml_and_back(name):
     experiment = read_spec(name)
     assert read_tables(tomllib.loads(experiment.toml())) == experiment
@@ -323,9 +325,9 @@ made_up = st.fixed_dictionaries(
         "clients": st.fixed_dictionaries(
             {"count": st.integers(1, 10**6)},
             optional={
-                "user": st.one_of(
-                    st.sampled_from(list(USERS)),
-                    st.lists(st.sampled_from(list(USERS)), min_size=1, max_size=3),
+                "click_model": st.one_of(
+                    st.sampled_from(list(CLICK_MODELS)),
+                    st.lists(st.sampled_from(list(CLICK_MODELS)), min_size=1, max_size=3),
                     st.fixed_dictionaries({"click": probabilities, "stop": probabilities}),
                 ),
                 "interactions": st.one_of(st.integers(1, 9), st.lists(st.integers(1, 9), min_size=1, max_size=3)),
@@ -397,7 +399,7 @@ def test_overrides_of_what_is_varied_need_no_quotes(tmp_path):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    names = ", ".join(builtin_names())
+    names = ", ".join(builtin_specs())
     missing = tmp_path / "no.toml"
     assert said(missing) == f"no spec at {missing}; give a TOML file, or one of {names}"
     assert said(tmp_path) == f"{tmp_path} is a folder; give a TOML file, or one of {names}"
@@ -414,7 +416,7 @@ def test_files_that_cannot_be_read(tmp_path):
 
 
 def test_mistakes_name_the_file_and_what_was_set(tmp_path):
-    file = write(tmp_path / "my.toml", SPEC + "clients.user = 'bob'\n")
+    file = write(tmp_path / "my.toml", SPEC + "clients.click_model = 'bob'\n")
     first = said(file, "rounds=0").splitlines()
     assert [line.partition(": ")[0] for line in first] == [str(file)] * 2
     assert said(file, "rounds") == "'rounds' sets nothing; write key=value, such as rounds=100"
@@ -465,7 +467,7 @@ def short_lists(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", builtin_names())
+@pytest.mark.parametrize("name", builtin_specs())
 def test_every_built_in_spec_runs_for_two_rounds(name, tmp_path):
     asked = read_spec(name, quick=bool(read_spec(name).about.quick))  # small forms need no data of ours
     for i, variant in enumerate(asked.variants[:2]):
@@ -521,8 +523,8 @@ def test_spec_errors_survive_a_trip_between_processes():
 
 def test_named_variants_that_vary_keep_their_names(tmp_path):
     names = [variant.settings for variant in read_experiment("thesis/mq2008-fpdgd").variants]
-    assert names[0] == {"variants": "fpdgd", "clients.user": "perfect"}
-    assert names[-1] == {"variants": "pdgd", "clients.user": "informational"}
+    assert names[0] == {"variants": "fpdgd", "clients.click_model": "perfect"}
+    assert names[-1] == {"variants": "pdgd", "clients.click_model": "informational"}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fedrank.experiments.runner.runs import load_runs
-from fedrank.experiments.watch.state import LONGEST_LOG, Watched, charts, log_of
+from fedrank.experiments.watch.state import MAX_LOG_LENGTH, Watched, charts, log_of
 from tests.experiments.report.made_up_runs import write_run
 from tests.experiments.watch.served import BAD, WatchedPage, finish, grow, running, served, write_folders
 
@@ -108,9 +108,9 @@ def test_numbers_that_are_none_do_not_end_the_page(tmp_path: Path) -> None:
 def test_of_a_log_the_end_is_shown_and_nothing_that_lies_elsewhere(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "runs", status="failed")
     (run,) = load_runs(tmp_path / "runs")
-    (folder / "traceback.txt").write_bytes(b"\xff" * 3 * LONGEST_LOG + b"\nKeyError: 1\n")
+    (folder / "traceback.txt").write_bytes(b"\xff" * 3 * MAX_LOG_LENGTH + b"\nKeyError: 1\n")
     assert log_of(run).endswith("KeyError: 1\n")
-    assert len(log_of(run)) == LONGEST_LOG
+    assert len(log_of(run)) == MAX_LOG_LENGTH
     (folder / "traceback.txt").unlink()
     (tmp_path / "elsewhere").write_text("secret")
     (folder / "traceback.txt").symlink_to(tmp_path / "elsewhere")

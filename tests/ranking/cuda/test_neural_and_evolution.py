@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import fedrank as fr
-from fedrank.federated.round import simulate
+from fedrank.federated.simulation import simulate
 from fedrank.kernels.devices import FAST_MEMORY, Device, DeviceError, Processor
 from fedrank.privacy.mechanisms import AtServer
 from fedrank.privacy.noise import SecureSource
 from fedrank.ranking.cuda import neural
-from fedrank.ranking.cuda.choice import find_device_learner, there, why_not
+from fedrank.ranking.cuda.choice import find_device_learner, why_not
 from fedrank.seeds import Chance
 from fedrank.types import NO_CORRECTION, Learner, LocalCorrection
 from tests.ranking.cuda.test_twins import problem
@@ -41,13 +41,13 @@ LEARNERS: dict[str, dict[str, Any]] = {
 def alike(
     machine: Device,
     learner: Learner,
-    crowd: Any,
+    clients: Any,
     start: Any,
     chance: Chance,
     correction: LocalCorrection = NO_CORRECTION,
 ) -> None:
-    expected = learner(start, crowd, chance, correction)
-    found = there(machine, learner, crowd).learned(start, chance, None, correction)
+    expected = learner(start, clients, chance, correction)
+    found = learner.on_device(machine, clients).learned(start, chance, None, correction)
     assert np.array_equal(expected.observed.online, found.observed.online)
     assert np.array_equal(expected.updates, found.updates, equal_nan=True)
     if expected.sent is not None:
@@ -66,17 +66,19 @@ def start_of(ranker: Any, features: int, seed: int) -> Any:
 def test_neural_twin_gives_the_same_bits(machine: Processor, ranker: Any, settings: dict[str, Any]) -> None:
     learner = fr.learners.Pdgd(ranker, **{"rate": 0.3, **settings})
     for seed, (features, longest) in enumerate([(5, 7), (46, 41), (9, 200)]):
-        crowd = fr.make_clients(problem(seed, features, longest), count=4, user="informational", interactions=4)
-        alike(machine, learner, crowd, start_of(ranker, features, seed), Chance(seed, 5))
+        clients = fr.make_clients(
+            problem(seed, features, longest), count=4, click_model="informational", interactions=4
+        )
+        alike(machine, learner, clients, start_of(ranker, features, seed), Chance(seed, 5))
 
 
 def test_models_too_large_for_any_fast_memory(machine: Processor) -> None:
     ranker, features = fr.rankers.Mlp(hidden=40), 1500
     assert neural.crew_room(features, 40, 20) > FAST_MEMORY
-    crowd = fr.make_clients(problem(2, features, 20), count=2, user="informational", interactions=2)
+    clients = fr.make_clients(problem(2, features, 20), count=2, click_model="informational", interactions=2)
     start = start_of(ranker, features, 1)
     for learner in (fr.learners.Pdgd(ranker), fr.learners.Evolution(ranker)):
-        alike(machine, learner, crowd, start, Chance(1, 1))
+        alike(machine, learner, clients, start, Chance(1, 1))
 
 
 @pytest.mark.parametrize("rate", [1e-38, 1e-42, 1e-50])
@@ -85,20 +87,20 @@ def test_steps_from_zero_that_are_next_to_nothing(machine: Processor, rate: floa
     ranker, features = fr.rankers.Mlp(hidden=4), 6
     start = start_of(ranker, features, 1)
     start[: 4 * 3] = 0.0  # all weights of three features
-    crowd = fr.make_clients(problem(2, features, 40), count=20, user="informational", interactions=6)
+    clients = fr.make_clients(problem(2, features, 40), count=20, click_model="informational", interactions=6)
     learner = fr.learners.Pdgd(ranker, rate=rate)
-    expected = learner(start, crowd, Chance(1, 1)).updates
-    found = there(machine, learner, crowd).learned(start, Chance(1, 1), None, NO_CORRECTION).updates
+    expected = learner(start, clients, Chance(1, 1)).updates
+    found = learner.on_device(machine, clients).learned(start, Chance(1, 1), None, NO_CORRECTION).updates
     assert np.allclose(found, expected, rtol=1e-6, atol=1e-37)
 
 
 def test_neural_twin_bends_as_the_loop_does(machine: Processor) -> None:
     ranker = fr.rankers.Mlp(hidden=6)
-    crowd = fr.make_clients(problem(1, 12, 40), count=5, user="informational", interactions=5)
+    clients = fr.make_clients(problem(1, 12, 40), count=5, click_model="informational", interactions=5)
     rng = np.random.default_rng(1)
     start = start_of(ranker, 12, 1)
     correction = LocalCorrection(pull=0.3, drifts=rng.normal(size=(5, len(start))))
-    alike(machine, fr.learners.Pdgd(ranker, rate=0.2), crowd, start, Chance(1, 1), correction)
+    alike(machine, fr.learners.Pdgd(ranker, rate=0.2), clients, start, Chance(1, 1), correction)
 
 
 @pytest.mark.parametrize("settings", [{}, {"reward": "dcg"}, {"truth": 0.6}, {"deviation": 1.0}])
@@ -106,8 +108,10 @@ def test_neural_twin_bends_as_the_loop_does(machine: Processor) -> None:
 def test_evolution_twin_gives_the_same_bits(machine: Processor, ranker: Any, settings: dict[str, Any]) -> None:
     learner = fr.learners.Evolution(ranker, **settings)
     for seed, (features, longest) in enumerate([(5, 7), (8, 33), (46, 41), (13, 150)]):
-        crowd = fr.make_clients(problem(seed, features, longest), count=9, user="informational", interactions=5)
-        alike(machine, learner, crowd, ranker.first(features, np.random.default_rng(seed)), Chance(seed, 5))
+        clients = fr.make_clients(
+            problem(seed, features, longest), count=9, click_model="informational", interactions=5
+        )
+        alike(machine, learner, clients, ranker.first(features, np.random.default_rng(seed)), Chance(seed, 5))
 
 
 @pytest.mark.parametrize("ranker", [fr.rankers.Linear(), fr.rankers.Relu(4)])
@@ -115,10 +119,10 @@ def test_lists_with_ties_and_with_no_numbers(machine: Processor, ranker: Any) ->
     data = problem(3, 6, 60)
     data.features[:] = np.round(data.features)  # few different scores
     data.features[5:9] = np.nan
-    crowd = fr.make_clients(data, count=20, user="navigational", interactions=4)
+    clients = fr.make_clients(data, count=20, click_model="navigational", interactions=4)
     start = np.zeros(ranker.size(6))
-    alike(machine, fr.learners.Evolution(ranker, deviation=1e-30), crowd, start, Chance(1, 1))
-    alike(machine, fr.learners.Evolution(ranker, deviation=1e30), crowd, start, Chance(1, 1))
+    alike(machine, fr.learners.Evolution(ranker, deviation=1e-30), clients, start, Chance(1, 1))
+    alike(machine, fr.learners.Evolution(ranker, deviation=1e30), clients, start, Chance(1, 1))
 
 
 @pytest.mark.parametrize("participation", [1.0, 0.4])
@@ -137,10 +141,10 @@ def test_rounds_on_a_machine_are_those_of_the_processor(
     rule: Any,
     participation: float,
 ) -> None:
-    crowd = fr.make_clients(problem(3, 12, 40), count=10, user="informational", interactions=4)
+    clients = fr.make_clients(problem(3, 12, 40), count=10, click_model="informational", interactions=4)
     federation = fr.Federation(learner, rule, participation=participation)
-    far = list(simulate(federation, crowd, 3, seed=4, device=machine))
-    for one, other in zip(simulate(federation, crowd, 3, seed=4), far, strict=True):
+    far = list(simulate(federation, clients, 3, seed=4, device=machine))
+    for one, other in zip(simulate(federation, clients, 3, seed=4), far, strict=True):
         assert np.array_equal(one.weights, other.weights)
         assert (one.online, one.reward, one.bytes_up) == (other.online, other.reward, other.bytes_up)
 
@@ -153,13 +157,13 @@ def test_a_trusted_server_clips_there_as_it_does_here(
     learner: Learner,
     mechanism: Any,
 ) -> None:
-    monkeypatch.setattr("fedrank.federated.round.DEVICE_BYTES", 4 * 12 * 9)
-    crowd = fr.make_clients(problem(3, 12, 40), count=20, user="informational", interactions=[2, 5])
-    trusted = mechanism(clip=0.5, noise=0.3, place=AtServer(), cap=4)
+    monkeypatch.setattr("fedrank.federated.cuda_backend.DEVICE_BYTES", 4 * 12 * 9)
+    clients = fr.make_clients(problem(3, 12, 40), count=20, click_model="informational", interactions=[2, 5])
+    trusted = mechanism(clip=0.5, noise=0.3, placement=AtServer(), cap=4)
     federation = fr.Federation(learner, mechanism=trusted, participation=0.7)
-    assert learner(start_of(learner.ranker, 12, 1), crowd, Chance(4, 1)).updates.max() > 0.5  # some are shortened
+    assert learner(start_of(learner.ranker, 12, 1), clients, Chance(4, 1)).updates.max() > 0.5  # some are shortened
     here, far = (
-        list(simulate(federation, crowd, 4, seed=4, noise=SecureSource(bytes(32)), device=device))
+        list(simulate(federation, clients, 4, seed=4, noise=SecureSource(bytes(32)), device=device))
         for device in ("cpu", machine)
     )
     for one, other in zip(here, far, strict=True):
@@ -168,19 +172,19 @@ def test_a_trusted_server_clips_there_as_it_does_here(
 
 
 def test_what_has_no_twin_is_named(machine: Processor) -> None:
-    crowd = fr.make_clients(problem(1, 12, 40), count=3, user="informational", interactions=5)
+    clients = fr.make_clients(problem(1, 12, 40), count=3, click_model="informational", interactions=5)
     shared = fr.learners.Evolution(chance="shared")
-    assert "shared" in why_not(shared, crowd)
-    with pytest.raises(DeviceError, match='chance = "shared" has no twin'):
-        find_device_learner(machine, shared, crowd)
-    assert find_device_learner("auto", shared, crowd) is None
-    assert "LambdaRank" in why_not(fr.learners.LambdaRank(), crowd)
+    assert "shared" in why_not(shared, clients)
+    with pytest.raises(DeviceError, match='chance = "shared" is not available'):
+        find_device_learner(machine, shared, clients)
+    assert find_device_learner("auto", shared, clients) is None
+    assert "LambdaRank" in why_not(fr.learners.LambdaRank(), clients)
 
 
 def test_who_searches_once_is_refused_there_too(machine: Processor) -> None:
-    crowd = fr.make_clients(problem(1, 12, 40), count=3, user="informational", interactions=1)
+    clients = fr.make_clients(problem(1, 12, 40), count=3, click_model="informational", interactions=1)
     with pytest.raises(ValueError, match="searches once a round"):
-        find_device_learner(machine, fr.learners.Evolution(), crowd)
+        find_device_learner(machine, fr.learners.Evolution(), clients)
 
 
 def test_crews_have_room_for_what_they_hold() -> None:

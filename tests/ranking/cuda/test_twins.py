@@ -16,7 +16,8 @@ from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.source import read_spec
 from fedrank.federated.multi_round import MultiRound
-from fedrank.federated.round import first_state, simulate
+from fedrank.federated.round import first_state
+from fedrank.federated.simulation import simulate
 from fedrank.kernels.devices import DeviceError, Processor
 from fedrank.ranking.cuda import pdgd
 from fedrank.ranking.cuda.choice import find_device_learner, why_not
@@ -61,30 +62,32 @@ LEARNERS = {
 def test_twin_gives_the_same_bits(machine: Processor, settings: dict[str, float], shape: tuple[int, int]) -> None:
     features, longest = shape
     learner = fr.learners.Pdgd(**{"rate": 0.1, **settings})  # type: ignore[arg-type]
-    for seed, user in enumerate(("perfect", "navigational", "informational")):
-        crowd = fr.make_clients(problem(seed, features, longest), count=15, user=user, interactions=6, seed=seed)
+    for seed, click_model in enumerate(("perfect", "navigational", "informational")):
+        clients = fr.make_clients(
+            problem(seed, features, longest), count=15, click_model=click_model, interactions=6, seed=seed
+        )
         start = np.random.default_rng(seed).normal(size=features) * 0.3
-        expected = learner(start, crowd, Chance(seed, 5))
-        updates, online = PdgdOnDevice(machine, learner, crowd).learn(start, Chance(seed, 5))
+        expected = learner(start, clients, Chance(seed, 5))
+        updates, online = PdgdOnDevice(machine, learner, clients).learn(start, Chance(seed, 5))
         assert np.array_equal(expected.updates, updates, equal_nan=True)
         assert np.array_equal(expected.observed.online, online)
 
 
 def test_twin_bends_as_the_loop_does(machine: Processor) -> None:
-    crowd = fr.make_clients(problem(1, 12, 40), count=9, user="informational", interactions=5)
+    clients = fr.make_clients(problem(1, 12, 40), count=9, click_model="informational", interactions=5)
     rng = np.random.default_rng(1)
     start, learner = rng.normal(size=12), fr.learners.Pdgd(rate=0.2)
     correction = LocalCorrection(pull=0.3, drifts=rng.normal(size=(9, 12)).astype(np.float64))
-    expected = learner(start, crowd, Chance(1, 1), correction)
-    updates, _ = PdgdOnDevice(machine, learner, crowd).learn(start, Chance(1, 1), None, correction)
+    expected = learner(start, clients, Chance(1, 1), correction)
+    updates, _ = PdgdOnDevice(machine, learner, clients).learn(start, Chance(1, 1), None, correction)
     assert np.array_equal(expected.updates, updates)
 
 
 def test_some_clients_learn_as_they_do_among_all(machine: Processor) -> None:
-    crowd = fr.make_clients(problem(2, 12, 40), count=20, user="informational", interactions=5)
+    clients = fr.make_clients(problem(2, 12, 40), count=20, click_model="informational", interactions=5)
     learner, start, some = fr.learners.Pdgd(rate=0.2), np.zeros(12), np.array([3, 4, 11, 19])
-    expected = learner(start, crowd.rows(some), Chance(1, 1))
-    updates, online = PdgdOnDevice(machine, learner, crowd).learn(start, Chance(1, 1), some)
+    expected = learner(start, clients.rows(some), Chance(1, 1))
+    updates, online = PdgdOnDevice(machine, learner, clients).learn(start, Chance(1, 1), some)
     assert np.array_equal(expected.updates, updates)
     assert np.array_equal(expected.observed.online, online)
 
@@ -100,19 +103,19 @@ def test_some_clients_learn_as_they_do_among_all(machine: Processor) -> None:
     ],
 )
 def test_rounds_on_a_machine_are_those_of_the_processor(machine: Processor, rule: object, participation: float) -> None:
-    crowd = fr.make_clients(problem(3, 12, 40), count=20, user="informational", interactions=5)
+    clients = fr.make_clients(problem(3, 12, 40), count=20, click_model="informational", interactions=5)
     federation = fr.Federation(fr.learners.Pdgd(rate=0.2), rule, participation=participation)  # type: ignore[arg-type]
-    there = list(simulate(federation, crowd, 6, seed=4, device=machine))
-    for one, other in zip(simulate(federation, crowd, 6, seed=4), there, strict=True):
+    there = list(simulate(federation, clients, 6, seed=4, device=machine))
+    for one, other in zip(simulate(federation, clients, 6, seed=4), there, strict=True):
         assert np.array_equal(one.weights, other.weights)
         assert (one.online, one.interactions, one.bytes_up) == (other.online, other.interactions, other.bytes_up)
 
 
 def test_a_sum_in_parts_is_added_up_in_the_same_parts(machine: Processor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedrank.federated.round.CHUNK_BYTES", 4 * 12 * 7)
-    crowd = fr.make_clients(problem(3, 12, 40), count=20, user="informational", interactions=5)
+    monkeypatch.setattr("fedrank.federated.backends.CHUNK_BYTES", 4 * 12 * 7)
+    clients = fr.make_clients(problem(3, 12, 40), count=20, click_model="informational", interactions=5)
     federation = fr.Federation(fr.learners.Pdgd(rate=0.2))
-    (one,), (other,) = (list(simulate(federation, crowd, 1, device=device)) for device in ("cpu", machine))
+    (one,), (other,) = (list(simulate(federation, clients, 1, device=device)) for device in ("cpu", machine))
     assert np.array_equal(one.weights, other.weights)
     assert one.online == other.online
 
@@ -151,20 +154,20 @@ def test_documents_lie_tightly_and_in_pairs(half: bool) -> None:
 def test_features_in_two_bytes_give_what_rounded_features_give(machine: Processor, shape: tuple[int, int]) -> None:
     data = problem(7, *shape)
     rounded = replace(data, features=data.features.astype(np.float16).astype(np.float32))
-    crowd, expected_crowd = (
-        fr.make_clients(each, count=15, user="informational", interactions=6, seed=2) for each in (data, rounded)
+    clients, expected_crowd = (
+        fr.make_clients(each, count=15, click_model="informational", interactions=6, seed=2) for each in (data, rounded)
     )
     start = np.random.default_rng(1).normal(size=shape[0]) * 0.3
     for learner in (fr.learners.Pdgd(rate=0.1), fr.learners.Pdgd(rate=0.1, keep=0.5, clip_weights=2.0)):
         expected = learner(start, expected_crowd, Chance(1, 5))
-        there = PdgdOnDevice(machine, learner, crowd, "float16")
+        there = PdgdOnDevice(machine, learner, clients, "float16")
         updates, online = there.learn(start, Chance(1, 5))
         assert np.array_equal(expected.updates, updates)
         assert np.array_equal(expected.observed.online, online)
         federation = fr.Federation(learner)
-        ahead = MultiRound.of(there, federation, crowd, 3, weighted=True)
+        ahead = MultiRound.of(there, federation, clients, 3, weighted=True)
         assert ahead is not None
-        state, _ = first_state(federation, crowd, 3, start)
+        state, _ = first_state(federation, clients, 3, start)
         found = ahead(state, 4, lambda number: np.arange(15))
         for one, (after, *_) in zip(simulate(federation, expected_crowd, 4, 3, start=start), found, strict=True):
             assert np.array_equal(one.weights, after.weights)
@@ -173,11 +176,11 @@ def test_features_in_two_bytes_give_what_rounded_features_give(machine: Processo
 def test_features_that_two_bytes_cannot_hold_are_refused(machine: Processor) -> None:
     data = problem(7, 5, 7)
     data.features[3, 2] = 1e6
-    crowd = fr.make_clients(data, count=2, user="informational", interactions=6, seed=2)
+    clients = fr.make_clients(data, count=2, click_model="informational", interactions=6, seed=2)
     with pytest.raises(DeviceError, match=r"1e\+06, and float16 ends at 65504; normalise"):
-        PdgdOnDevice(machine, fr.learners.Pdgd(), crowd, "float16")
+        PdgdOnDevice(machine, fr.learners.Pdgd(), clients, "float16")
     with pytest.raises(ValueError, match=r"no features 'float8'.*float16"):
-        PdgdOnDevice(machine, fr.learners.Pdgd(), crowd, "float8")
+        PdgdOnDevice(machine, fr.learners.Pdgd(), clients, "float8")
 
 
 @pytest.mark.parametrize(
@@ -192,21 +195,21 @@ def test_data_that_do_not_fit_are_refused_before_they_are_copied(
 ) -> None:
     data = problem(7, 30, 20)  # about 200 documents: 48 and 24 thousand bytes
     monkeypatch.setattr(type(machine), "free", lambda self: free)
-    crowd = fr.make_clients(data, count=2, user="informational", interactions=6, seed=2)
+    clients = fr.make_clients(data, count=2, click_model="informational", interactions=6, seed=2)
     with pytest.raises(DeviceError, match=said):
-        PdgdOnDevice(machine, fr.learners.Pdgd(), crowd)
+        PdgdOnDevice(machine, fr.learners.Pdgd(), clients)
 
 
 def test_what_has_no_twin_is_named(machine: Processor) -> None:
-    crowd = fr.make_clients(problem(1, 12, 40), count=3, user="informational", interactions=5)
+    clients = fr.make_clients(problem(1, 12, 40), count=3, click_model="informational", interactions=5)
     graded = fr.learners.LambdaRank()
-    assert "LambdaRank" in why_not(graded, crowd)
-    with pytest.raises(DeviceError, match="LambdaRank has no twin"):
-        find_device_learner(machine, graded, crowd)
-    assert find_device_learner("auto", graded, crowd) is None
-    assert find_device_learner("cpu", graded, crowd) is None
+    assert "LambdaRank" in why_not(graded, clients)
+    with pytest.raises(DeviceError, match="LambdaRank has no version"):
+        find_device_learner(machine, graded, clients)
+    assert find_device_learner("auto", graded, clients) is None
+    assert find_device_learner("cpu", graded, clients) is None
     with pytest.raises(ValueError, match="no device 'tpu'"):
-        find_device_learner("tpu", graded, crowd)
+        find_device_learner("tpu", graded, clients)
 
 
 def test_lists_have_one_length_everywhere() -> None:
@@ -219,7 +222,7 @@ def test_a_run_on_a_machine_writes_the_same_rows_and_says_where(
     monkeypatch.setattr("fedrank.ranking.cuda.choice.card", lambda: machine)
     (tmp_path / "spec.toml").write_text(
         'rounds = 4\nmeasures = ["ndcg@10"]\nlearner = "pdgd"\naggregator = "mean"\n[data]\nname = "synthetic-mq2007"\n'
-        'folds = [1]\n[clients]\ncount = 5\nuser = "navigational"\ninteractions = 3\n',
+        'folds = [1]\n[clients]\ncount = 5\nclick_model = "navigational"\ninteractions = 3\n',
         encoding="utf-8",
     )
     grid = read_spec(tmp_path / "spec.toml")
@@ -234,7 +237,7 @@ def test_a_run_on_a_machine_writes_the_same_rows_and_says_where(
 
 SPEC = (
     'rounds = 6\nmeasures = ["ndcg@10"]\nlearner = "pdgd"\naggregator = "median"\n[data]\nname = "synthetic-mq2007"\n'
-    'folds = [1]\n[clients]\ncount = 5\nuser = "navigational"\ninteractions = 3\n'
+    'folds = [1]\n[clients]\ncount = 5\nclick_model = "navigational"\ninteractions = 3\n'
 )
 
 

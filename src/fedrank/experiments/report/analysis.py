@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +13,21 @@ import numpy as np
 
 from fedrank.experiments.report.claims import Stated, Verdict, judge_all
 from fedrank.experiments.report.contrast import Contrast, contrast
+from fedrank.experiments.report.formatting import heading
 from fedrank.experiments.report.published_values import PublishedComparison, reproduced
 from fedrank.experiments.report.run_values import Repeat, RunValues, Threat, VariantRuns, read_run
 from fedrank.experiments.report.statistics import LEVEL, holm
 from fedrank.experiments.runner.folder import LAST
 from fedrank.experiments.runner.runs import DISCOUNT, Run, Runs
-from fedrank.experiments.spec.grid import NOTHING, About, Claim, Grid, Published, read_tables
+from fedrank.experiments.spec.grid import NOTHING, About, Grid, Published, read_tables
 from fedrank.experiments.spec.kinds import KINDS
-from fedrank.experiments.spec.toml import parse_toml, readable
 from fedrank.files import read_text, told
-from fedrank.names import nearest
+from fedrank.names import did_you_mean
 from fedrank.ranking.measures import average
+from fedrank.toml import parse_toml, readable
 from fedrank.types import has_trait
 
-HEADINGS = {
-    "online": "online nDCG@10",
-    "online_sum": "online, discounted sum",
-    "interactions": "interactions",
-    "bytes_up": "sent by clients",
-    "bytes_down": "sent to clients",
-    "seconds": "time",
-    "cpu_seconds": "processor time",
-}
-MOST_NAMED = 4  # variants of one warning
+MAX_NAMED = 4  # variants of one warning
 FEWEST = 3  # repeats for a band: the interval of two is twelve times as wide as their standard error
 
 
@@ -87,16 +79,14 @@ class Analysis:
     measures: tuple[str, ...]
     variants: tuple[VariantRuns, ...]
     baseline: VariantRuns | None
-    baseline_why: str
-    comparisons: dict[str, dict[str, Comparison]]  # column -> variant name -> comparison
-    published: tuple[PublishedComparison, ...]
-    claims: tuple[Verdict, ...]
+    baseline_reason: str  # why this one
     runs: Runs  # all of them, finished or not
     expected: int | None  # repeats asked of every variant
-    notes: tuple[str, ...]
-    nothing: tuple[
-        BaselineResult, ...
-    ] = ()  # one, or several where variants differ in their data; none in older folders
+    nothing: tuple[BaselineResult, ...]  # one, or several where variants differ in their data; none in older folders
+    comparisons: dict[str, dict[str, Comparison]] = field(default_factory=dict)  # column -> variant name -> comparison
+    published: tuple[PublishedComparison, ...] = ()
+    claims: tuple[Verdict, ...] = ()
+    notes: tuple[str, ...] = ()
     parts: tuple[Analysis, ...] = ()  # the experiments that are compared here; none where it is one
 
     @property
@@ -142,7 +132,8 @@ class Analysis:
 
     @property
     def best(self) -> VariantRuns:
-        return max(self.variants, key=lambda variant: _or_least(variant.summary(self.main).mean))
+        means = [variant.summary(self.main).mean for variant in self.variants]
+        return self.variants[max(range(len(means)), key=lambda i: -math.inf if math.isnan(means[i]) else means[i])]
 
     @property
     def rows(self) -> tuple[VariantRuns, ...]:
@@ -158,7 +149,7 @@ class Analysis:
         return Runs(tuple(run for run in self.runs if run.status != "finished"))
 
 
-def find(runs: Runs, baseline: str | None = None) -> list[Analysis]:
+def analyse(runs: Runs, baseline: str | None = None) -> list[Analysis]:
     """One entry for each experiment with a finished run; ValueError if there is none."""
     readings: dict[Path, RunValues] = {}
     each = []
@@ -184,7 +175,7 @@ def find(runs: Runs, baseline: str | None = None) -> list[Analysis]:
     groups = [group for group in checked.group("folder").values() if len(group.finished)]
     if baseline is not None and baseline != NOTHING:
         _check_baseline(baseline, checked, groups)
-    return [_find(group, readings, baseline) for group in groups]
+    return [_analyse(group, readings, baseline) for group in groups]
 
 
 def _check_baseline(baseline: str, runs: Runs, groups: Sequence[Runs]) -> None:
@@ -194,19 +185,19 @@ def _check_baseline(baseline: str, runs: Runs, groups: Sequence[Runs]) -> None:
         known = " or ".join(f"{folder}/{label}" for folder, label in meant.items())
         raise ValueError(f"{len(meant)} experiments have a variant {baseline!r}; say which one is meant: {known}")
     if not meant and baseline not in names and not any(baseline in _labels(group) for group in groups):
-        raise ValueError(f"no variant {baseline!r} to compare with{nearest(baseline, names)}")
+        raise ValueError(f"no variant {baseline!r} to compare with{did_you_mean(baseline, names)}")
 
 
 def is_of(wanted: str, runs: Runs, variant: str) -> bool:
     """Whether EXPERIMENT/VARIANT or FOLDER/VARIANT names this variant; of a folder its end is enough."""
     if not wanted.endswith(f"/{variant}"):
         return False
-    place = Path(wanted.removesuffix(f"/{variant}"))
+    position = Path(wanted.removesuffix(f"/{variant}"))
     folder = runs[0].folder.resolve()
     return (
-        place == Path(runs[0].experiment)
-        or folder.parts[-len(place.parts) :] == place.parts
-        or place.resolve() == folder
+        position == Path(runs[0].experiment)
+        or folder.parts[-len(position.parts) :] == position.parts
+        or position.resolve() == folder
     )
 
 
@@ -224,25 +215,25 @@ def other_data(finished: Runs) -> list[str]:
     ]
 
 
-def _find(runs: Runs, readings: Mapping[Path, RunValues], baseline: str | None) -> Analysis:
+def _analyse(runs: Runs, readings: Mapping[Path, RunValues], baseline: str | None) -> Analysis:
     first = runs.finished[0]
-    grid, text, notes = _asked(first)
+    grid, text, notes = _read_grid(first)
     labels = {name: label for label, name in _labels(runs).items()}
     groups = runs.finished.group("variant")
     names = [] if grid is None else grid.names  # variants appear in the order in which they were asked for
-    places = {name: place for place, name in enumerate(names)}
+    positions = {name: position for position, name in enumerate(names)}
     variants = tuple(
         VariantRuns(name, labels[name], group[0].settings, {run.repeat: readings[run.path] for run in group})
-        for (name,), group in sorted(groups.items(), key=lambda item: places.get(item[0][0], len(names)))
+        for (name,), group in sorted(groups.items(), key=lambda item: positions.get(item[0][0], len(names)))
     )
     recorded = dict.fromkeys(name for run in runs.finished for name in readings[run.path].values)
     measures = tuple(name for name in recorded if name not in ("online", "online_sum"))
-    nothing = nothing_beside(variants, measures)
+    nothing = baseline_results(variants, measures)
     named = None if grid is None else grid.about.baseline
     own = next((name for name, label in labels.items() if is_of(baseline or "", runs, label)), baseline)
-    chosen, why = _baseline(variants, nothing, own, named, labels)
-    if chosen is None and why:
-        notes.append(why)
+    chosen, reason = _baseline(variants, nothing, own, named, labels)
+    if chosen is None and reason:
+        notes.append(reason)
     threats = [variant.threat for variant in variants if variant.threat is not None]
     if any(threat.attack for threat in threats) and not any(threat.malicious for threat in threats):
         notes.append("An attack is set, but nobody is malicious, so nobody attacked; set clients.malicious.")
@@ -256,7 +247,7 @@ def _find(runs: Runs, readings: Mapping[Path, RunValues], baseline: str | None) 
             "Variants have different numbers of finished repeats, so their means cover different folds and seeds; "
             "differences from the baseline use only the repeats that both have."
         )
-    findings = Analysis(
+    analysis = Analysis(
         name=first.experiment,
         title=(grid and grid.title) or first.title or first.experiment,
         folder=first.folder,
@@ -265,29 +256,25 @@ def _find(runs: Runs, readings: Mapping[Path, RunValues], baseline: str | None) 
         measures=measures,
         variants=variants,
         baseline=chosen,
-        baseline_why=why,
-        comparisons={},
-        published=(),
-        claims=(),
+        baseline_reason=reason,
         runs=runs,
-        expected=_expected(grid),
-        notes=(),
+        expected=None if grid is None or "data.name" in grid.about.vary else len(grid.repeats()),
         nothing=nothing,
     )
-    comparisons = {column: compare(findings, column) for column in findings.columns} if chosen else {}
-    notes += untested(findings, comparisons)
-    published = _published(findings, notes)
-    notes += _better_alone(findings)
+    comparisons = {column: compare(analysis, column) for column in analysis.columns} if chosen else {}
+    notes += untested(analysis, comparisons)
+    published = _published(analysis, notes)
+    notes += _better_alone(analysis)
     return replace(
-        findings,
+        analysis,
         comparisons=comparisons,
         published=published,
-        claims=_claims(findings),
+        claims=_claims(analysis),
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def _asked(run: Run) -> tuple[Grid[Any] | None, str, list[str]]:
+def _read_grid(run: Run) -> tuple[Grid[Any] | None, str, list[str]]:
     """What the runs were made for: as it lies next to them, or as one of them says."""
     for file in (run.folder / "experiment.toml", run.path / "spec.toml"):
         if file.exists():
@@ -295,8 +282,8 @@ def _asked(run: Run) -> tuple[Grid[Any] | None, str, list[str]]:
                 text = read_text(file)
                 return read_tables(parse_toml(text), here=False), text, []
             except ValueError as problem:
-                why = "; ".join(str(problem).splitlines())
-                return None, "", [f"{file} cannot be read, so what was asked is known from the runs alone: {why}"]
+                reason = "; ".join(str(problem).splitlines())
+                return None, "", [f"{file} cannot be read, so what was asked is known from the runs alone: {reason}"]
     return None, "", ["There is no experiment.toml next to the runs: what was asked is known from the runs alone."]
 
 
@@ -320,7 +307,7 @@ def _labels(runs: Runs) -> dict[str, str]:
     return {label: name for name, label in labels.items()}
 
 
-def nothing_beside(variants: Sequence[VariantRuns], measures: Sequence[str]) -> tuple[BaselineResult, ...]:
+def baseline_results(variants: Sequence[VariantRuns], measures: Sequence[str]) -> tuple[BaselineResult, ...]:
     """What users have without learning: one for all variants that were tested on the same queries in the same order."""
     groups: list[tuple[dict[Repeat, RunValues], list[VariantRuns]]] = []
     for variant in variants:
@@ -342,26 +329,20 @@ def nothing_beside(variants: Sequence[VariantRuns], measures: Sequence[str]) -> 
         name, label = (f" (as for {members[0].name})", f" (as for {members[0].label})") if several else ("", "")
         values = VariantRuns(f"{NOTHING}{name}", f"do nothing{label}", {}, dict(sorted(repeats.items())))
         columns = [column for column in measures if all(column in reading.values for reading in repeats.values())]
-        made.append(BaselineResult(order, values, {column: _beside(values, members, column) for column in columns}))
+        # One model may be judged by its queries here, since it is what users would get.
+        comparisons = {
+            column: _corrected({each.name: contrast(each, values, column, single=True) for each in members})
+            for column in columns
+        }
+        made.append(BaselineResult(order, values, comparisons))
     return tuple(made)
 
 
 def _without_model(reading: RunValues) -> RunValues:
     """The same run as if nobody had learned."""
     values = {name: average(per_query).item() for name, per_query in reading.nothing.items()}
-    return RunValues(
-        values,
-        {},
-        1,
-        {},
-        reading.query_ids,
-        reading.nothing,
-        {},
-        None,
-        (),
-        given=reading.given,
-        nothing=reading.nothing,
-    )
+    queries, given = reading.nothing, reading.given
+    return RunValues(values, query_ids=reading.query_ids, queries=queries, given=given, nothing=queries)
 
 
 def _same(one: RunValues, other: RunValues) -> bool:
@@ -372,28 +353,23 @@ def _same(one: RunValues, other: RunValues) -> bool:
     )
 
 
-def _beside(nothing: VariantRuns, variants: Sequence[VariantRuns], column: str) -> dict[str, Comparison]:
-    """Every variant against doing nothing; one model may be judged by its queries, since it is what users would get."""
-    return _corrected({variant.name: contrast(variant, nothing, column, single=True) for variant in variants})
-
-
-def below_nothing(findings: Analysis) -> list[str]:
+def below_nothing(analysis: Analysis) -> list[str]:
     """A warning for models that rank worse than what users have without them."""
-    lines, told = [], set[str]()
-    labels = {variant.name: variant.label for variant in findings.variants}
-    for column in findings.measures:
-        for each in findings.nothing:
-            below = [name for name in each.below(column) if name not in told]
-            told.update(below)
+    lines, reported = [], set[str]()
+    labels = {variant.name: variant.label for variant in analysis.variants}
+    for column in analysis.measures:
+        for each in analysis.nothing:
+            below = [name for name in each.below(column) if name not in reported]
+            reported.update(below)
             if not below:
                 continue
             found = each.comparisons[column]
             texts = [
                 f"{labels[name]} by {-found[name].contrast.difference:.4f} (p {'<' if found[name].p < 0.001 else '='} "
                 f"{max(found[name].p, 0.001):.3f} over {found[name].contrast.counted:,} {found[name].contrast.unit})"
-                for name in below[:MOST_NAMED]
+                for name in below[:MAX_NAMED]
             ]
-            more = f", and {len(below) - MOST_NAMED} more" if len(below) > MOST_NAMED else ""
+            more = f", and {len(below) - MAX_NAMED} more" if len(below) > MAX_NAMED else ""
             lines.append(
                 f"Worse than doing nothing: in {column}, what users have without learning ({each.order}) is "
                 f"significantly better than {', '.join(texts)}{more}."
@@ -411,12 +387,12 @@ def _baseline(
     choices = [*variants, *(each.values for each in nothing)]
     if len(variants) < 2 and NOTHING not in (wanted, named):
         return None, ""
-    for name, why in ((wanted, "as chosen"), (named, "as the experiment says")):
+    for name, reason in ((wanted, "as chosen"), (named, "as the experiment says")):
         if not name:
             continue
         for variant in choices:
             if name in (variant.name, variant.label):
-                return variant, why
+                return variant, reason
         if name == NOTHING:
             few = "was not measured by these runs" if not nothing else "differs between the variants"
             return None, f"What users have without learning {few}, so nothing is compared with it."
@@ -430,30 +406,30 @@ def _baseline(
     return variants[0], "the first variant, because no baseline was named"
 
 
-def compare(findings: Analysis, column: str) -> dict[str, Comparison]:
+def compare(analysis: Analysis, column: str) -> dict[str, Comparison]:
     """Every variant against the baseline in one column."""
-    base = findings.baseline
+    base = analysis.baseline
     assert base is not None
-    others = [variant for variant in findings.variants if variant is not base and _has(variant, column)]
+    others = [variant for variant in analysis.variants if variant is not base and _has(variant, column)]
     if not others or not _has(base, column):
         return {}
-    single = findings.kind == "trees"  # forests are grown with little luck, so one of them can stand for itself
+    single = analysis.kind == "trees"  # forests are grown with little luck, so one of them can stand for itself
     return _corrected({variant.name: contrast(variant, base, column, single) for variant in others})
 
 
-def untested(findings: Analysis, comparisons: Mapping[str, Mapping[str, Comparison]]) -> list[str]:
+def untested(analysis: Analysis, comparisons: Mapping[str, Mapping[str, Comparison]]) -> list[str]:
     """What could not be tested, and why."""
-    labels = {variant.name: variant.label for variant in findings.variants}
+    labels = {variant.name: variant.label for variant in analysis.variants}
     reasons: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for column, found in comparisons.items():
         for name, comparison in found.items():
-            if comparison.contrast.why:
-                which, columns = reasons.setdefault(comparison.contrast.why, ({}, {}))
+            if comparison.contrast.reason:
+                which, columns = reasons.setdefault(comparison.contrast.reason, ({}, {}))
                 which[labels[name]] = columns[column] = None
     return [
-        f"No test of {', '.join(HEADINGS.get(column, column) for column in columns)}: "
-        f"{f'{len(which)} variants' if len(which) > MOST_NAMED else '; '.join(which)} against the baseline, {why}."
-        for why, (which, columns) in reasons.items()
+        f"No test of {', '.join(heading(column) for column in columns)}: "
+        f"{f'{len(which)} variants' if len(which) > MAX_NAMED else '; '.join(which)} against the baseline, {reason}."
+        for reason, (which, columns) in reasons.items()
     ]
 
 
@@ -462,16 +438,16 @@ def _has(variant: VariantRuns, column: str) -> bool:
     return any(not math.isnan(value) for value in variant.values(column).values())
 
 
-def _better_alone(findings: Analysis) -> list[str]:
+def _better_alone(analysis: Analysis) -> list[str]:
     """Which variants spend privacy on a model that is worse than what clients learn where nothing leaves them."""
-    if findings.grid is None:
+    if analysis.grid is None:
         return []
-    asked = {each.name: each.experiment for each in findings.grid.variants}
+    asked = {each.name: each.experiment for each in analysis.grid.variants}
     apart = [
-        each for each in findings.variants if has_trait(getattr(asked.get(each.name), "aggregator", None), "apart")
+        each for each in analysis.variants if has_trait(getattr(asked.get(each.name), "aggregator", None), "apart")
     ]
-    protected = [each for each in findings.variants if each.is_protected]
-    column, found = findings.main, []
+    protected = [each for each in analysis.variants if each.is_protected]
+    column, found = analysis.main, []
     for variant, alone in itertools.product(protected, apart):
         test = contrast(variant, alone, column)
         if test.p * len(protected) * len(apart) < LEVEL and test.difference < 0:
@@ -483,14 +459,14 @@ def _better_alone(findings: Analysis) -> list[str]:
     return found
 
 
-def _published(findings: Analysis, notes: list[str]) -> tuple[PublishedComparison, ...]:
+def _published(analysis: Analysis, notes: list[str]) -> tuple[PublishedComparison, ...]:
     values = []
-    for row in findings.about.published:
+    for row in analysis.about.published:
         column = column_of(row)
-        variant: VariantRuns | None = findings.baseline or findings.variants[0]
+        variant: VariantRuns | None = analysis.baseline or analysis.variants[0]
         if row.variant is not None:
-            variant = next((each for each in findings.variants if row.variant in (each.name, each.label)), None)
-        if variant is None or column not in findings.columns:
+            variant = next((each for each in analysis.variants if row.variant in (each.name, each.label)), None)
+        if variant is None or column not in analysis.columns:
             what = f"variant {row.variant!r}" if variant is None else f"measure {column!r}"
             notes.append(f"A published value of {row.value:g} has no counterpart: no finished run has the {what}.")
             continue
@@ -503,32 +479,28 @@ def column_of(row: Published) -> str:
     return "online_sum" if row.measure == "online" and row.value > 1 else row.measure
 
 
-def _claims(findings: Analysis) -> tuple[Verdict, ...]:
-    named = {variant.name: variant for variant in findings.variants}
+def _claims(analysis: Analysis) -> tuple[Verdict, ...]:
+    named = {variant.name: variant for variant in analysis.variants}
 
-    def spoken_of(name: str, other: str) -> VariantRuns | None:
+    def variant_named(name: str, other: str) -> VariantRuns | None:
         if name == NOTHING and name not in named and other in named:
-            beside = findings.nothing_for(named[other])
+            beside = analysis.nothing_for(named[other])
             return None if beside is None else beside.values
         return named.get(name)
 
     stated = []
-    for claim in findings.about.claims:
-        column = claim.measure or findings.main
-        higher, lower = spoken_of(claim.higher, claim.lower), spoken_of(claim.lower, claim.higher)
-        found = Contrast(why="no repeat of both variants is finished")
+    for claim in analysis.about.claims:
+        column = claim.measure or analysis.main
+        higher, lower = variant_named(claim.higher, claim.lower), variant_named(claim.lower, claim.higher)
+        found = Contrast(reason="no repeat of both variants is finished")
         if higher is not None and lower is not None:
-            found = contrast(higher, lower, column, single=findings.kind == "trees")
-        if reason := next((run.not_testable for run in findings.runs.finished if _speaks_against(run, claim)), None):
-            found = Contrast(why=f"not testable: {reason}")
-        reported = claim.difference or _as_published(findings.about.published, claim.higher, claim.lower, column)
-        stated.append(Stated(claim.says, column, found, claim.within, reported, scale_of(findings, column)))
+            found = contrast(higher, lower, column, single=analysis.kind == "trees")
+        reasons = (run.not_testable for run in analysis.runs.finished if run.variant in (claim.higher, claim.lower))
+        if reason := next(filter(None, reasons), None):
+            found = Contrast(reason=f"not testable: {reason}")
+        reported = claim.difference or _as_published(analysis.about.published, claim.higher, claim.lower, column)
+        stated.append(Stated(claim.says, column, found, claim.within, reported, scale_of(analysis, column)))
     return judge_all(stated)
-
-
-def _speaks_against(run: Run, claim: Claim) -> bool:
-    """Whether a run of one of the variants says of itself that it cannot be judged by."""
-    return run.not_testable is not None and run.variant in (claim.higher, claim.lower)
 
 
 def _as_published(rows: Sequence[Published], higher: str, lower: str, column: str) -> float | None:
@@ -537,25 +509,19 @@ def _as_published(rows: Sequence[Published], higher: str, lower: str, column: st
     return values[higher] - values[lower] if {higher, lower} <= values.keys() else None
 
 
-def scale_of(findings: Analysis, column: str) -> float:
+def scale_of(analysis: Analysis, column: str) -> float:
     """The highest value that a column can have."""
     if column != "online_sum":
         return 1.0
-    rounds = max((run.asked or run.round for run in findings.runs.finished), default=1)
+    rounds = max((run.asked or run.round for run in analysis.runs.finished), default=1)
     return (1 - DISCOUNT**rounds) / (1 - DISCOUNT)
 
 
-def _expected(grid: Grid[Any] | None) -> int | None:
-    if grid is None or "data.name" in grid.about.vary:
-        return None
-    return len(grid.repeats())
-
-
-def what_final_means(findings: Analysis) -> list[str]:
+def what_final_means(analysis: Analysis) -> list[str]:
     """Sentences that hold for every report, and those on online quality and comparisons where there are any."""
-    behind = {run.behind_final for run in findings.runs.finished}
+    behind = {run.behind_final for run in analysis.runs.finished}
     sentences = ["A final value is that of a run's last model." if behind == {1} else _FINAL]
-    if findings.served:
+    if analysis.served:
         sentences += [
             "Online is the mean online nDCG@10 in the same rounds.",
             f"The discounted online sum adds {DISCOUNT}^(r - 1) x the online nDCG@10 of round r over all rounds; lists "
@@ -566,7 +532,7 @@ def what_final_means(findings: Analysis) -> list[str]:
         "intervals by Student's t over repeats, which share their data: they tell how repeats vary, and no more.",
     ]
     tests = [RULE, "Effects are differences in standard deviations of what is counted (Cohen's d)."]
-    return sentences if findings.baseline is None and not findings.claims else sentences + tests
+    return sentences if analysis.baseline is None and not analysis.claims else sentences + tests
 
 
 RULE = (
@@ -579,7 +545,3 @@ RULE = (
     "data sets."
 )
 _FINAL = f"A final value is the mean of the last {LAST} offline evaluations of a run (all of them if there were fewer)."
-
-
-def _or_least(value: float) -> float:
-    return -math.inf if math.isnan(value) else value

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.experiments.report.analysis import Analysis
+from fedrank.experiments.report.formatting import heading, number, signed
 from fedrank.experiments.report.run_values import Repeat, VariantRuns
-from fedrank.experiments.report.sections import Cell, Interactive, Part, Section, Table, say
-from fedrank.experiments.report.tables import heading, number, signed
+from fedrank.experiments.report.sections import Cell, Interactive, Part, Section, Table, paragraph
 
 STEPS = 10_000  # values are compared as they are shown, with four digits
 NAMED = 5  # queries at either end
@@ -50,10 +50,10 @@ def by_query(rows: Sequence[VariantRuns], column: str) -> QueryTable:
         ids = np.unique(np.concatenate([reading.query_ids for _, reading in readings]))
         sums, counts = np.zeros((len(rows), len(ids))), np.zeros((len(rows), len(ids)))
         for i, reading in readings:
-            values, places = reading.queries[column], np.searchsorted(ids, reading.query_ids)
+            values, positions = reading.queries[column], np.searchsorted(ids, reading.query_ids)
             known = ~np.isnan(values)
-            sums[i, places[known]] += values[known]
-            counts[i, places[known]] += 1
+            sums[i, positions[known]] += values[known]
+            counts[i, positions[known]] += 1
         means = np.full(sums.shape, np.nan)
         np.divide(sums, counts, out=means, where=counts > 0)
         names += [f"{id} (fold {fold})" if len(folds) > 1 else str(id) for id in ids]
@@ -82,33 +82,33 @@ def tally(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> QueryTally:
     return QueryTally(won, lost, int(known.sum()) - won - lost, order, difference)
 
 
-def queries_section(findings: Analysis) -> list[Section]:
+def queries_section(analysis: Analysis) -> list[Section]:
     """Won and lost queries of every variant, and which they are; none where there are not two to compare."""
-    rows, column = _compared(findings), findings.main
-    if len(rows) < 2 or column not in findings.measures:
+    rows, column = _compared(analysis), analysis.main
+    if len(rows) < 2 or column not in analysis.measures:
         return []
     table = by_query(rows, column)
     if not len(table.names):
         return []
-    base = next((i for i, row in enumerate(rows) if row is findings.baseline), None)
+    base = next((i for i, row in enumerate(rows) if row is analysis.baseline), None)
     second = len(rows) - 1 if base is None else base
     means = [math.nan if i == second else row.summary(column).mean for i, row in enumerate(rows)]
     first = int(np.nanargmax(means)) if not np.isnan(means).all() else 0
-    about = say(
+    about = paragraph(
         f"{heading(column)} of the last models, mean over the repeats that all have, to four digits. Queries that a "
         "measure skips are left out. Single queries differ by luck as well: a list of them is a place to look, and no "
         "finding."
     )
     still: tuple[Part, ...] = (_tally_table(rows, table, second), _named_table(rows, table, column, first, second))
-    shown = Interactive("queries", lambda: _data(findings, rows, first, second), still)
+    shown = Interactive("queries", lambda: _data(analysis, rows, first, second), still)
     return [Section("Query by query", (about, shown))]
 
 
-def _compared(findings: Analysis) -> list[VariantRuns]:
+def _compared(analysis: Analysis) -> list[VariantRuns]:
     """Variants that were measured by query, and doing nothing where it is one for all."""
-    column = findings.main
-    rows = [row for row in findings.rows if any(column in reading.queries for reading in row.repeats.values())]
-    return rows if _shared(rows, column) else [row for row in rows if row in findings.variants]
+    column = analysis.main
+    rows = [row for row in analysis.rows if any(column in reading.queries for reading in row.repeats.values())]
+    return rows if _shared(rows, column) else [row for row in rows if row in analysis.variants]
 
 
 def _tally_table(rows: Sequence[VariantRuns], table: QueryTable, against: int) -> Table:
@@ -117,7 +117,7 @@ def _tally_table(rows: Sequence[VariantRuns], table: QueryTable, against: int) -
         if i == against:
             continue
         found = tally(table.values[i], table.values[against])
-        lines.append([Cell(row.label), *(Cell(f"{count:,}") for count in (found.won, found.lost, found.equal))])
+        lines.append([row.label, *(f"{count:,}" for count in (found.won, found.lost, found.equal))])
     return Table([f"against {rows[against].label}", "queries won", "lost", "equal"], lines)
 
 
@@ -127,8 +127,8 @@ def _named_table(rows: Sequence[VariantRuns], table: QueryTable, column: str, fi
     lost = [query for query in found.order[-NAMED:] if found.difference[query] < 0]
     lines = [
         [
-            Cell(table.names[query]),
-            *(Cell(number(column, float(table.values[i, query]))) for i in (first, second)),
+            table.names[query],
+            *(number(column, float(table.values[i, query])) for i in (first, second)),
             Cell(signed(column, float(found.difference[query])), tone="better" if query in won else "worse"),
         ]
         for query in (*won, *lost)
@@ -137,13 +137,13 @@ def _named_table(rows: Sequence[VariantRuns], table: QueryTable, column: str, fi
     return Table(["query", rows[first].label, rows[second].label, "difference"], lines, 1, [note])
 
 
-def _data(findings: Analysis, rows: Sequence[VariantRuns], first: int, second: int) -> Mapping[str, Any]:
+def _data(analysis: Analysis, rows: Sequence[VariantRuns], first: int, second: int) -> Mapping[str, Any]:
     """All that a reader may ask for, as whole numbers of 1/10,000; fewer measures where a page would become slow."""
     measures: list[str] = []
     values: list[list[list[int | None]]] = []
     names: tuple[str, ...] | None = None
     size = 0
-    for column in findings.measures:
+    for column in analysis.measures:
         table = by_query(rows, column)
         names = names or table.names
         size += table.values.size

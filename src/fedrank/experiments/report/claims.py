@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedrank.experiments.report.contrast import Contrast
 from fedrank.experiments.report.statistics import LEVEL, t_quantile
@@ -35,45 +35,18 @@ class Stated:
         return SMALL * self.scale
 
 
-@dataclass(frozen=True)
-class Verdict:
+@dataclass(frozen=True, kw_only=True)
+class Verdict(Stated):
     """A claim and what the runs say about it."""
 
-    claim: Stated
     verdict: str  # HOLDS, FAILS, OPEN or UNTESTED
     level: float = LEVEL  # at which it was judged: its share of LEVEL
     low: float = math.nan  # confidence interval of the difference at that level
     high: float = math.nan
     sought: float = math.nan  # the difference that power is for: the paper's, or the smallest of interest
     power: float = math.nan  # of the design, for that difference
-    why: str = ""
-    outlook: str = ""  # where it cannot be told: what more repeats would show; part of why
-
-    @property
-    def says(self) -> str:
-        return self.claim.says
-
-    @property
-    def column(self) -> str:
-        return self.claim.column
-
-    @property
-    def contrast(self) -> Contrast:
-        return self.claim.contrast
-
-    @property
-    def scope(self) -> str:
-        return self.contrast.scope
-
-    @property
-    def difference(self) -> float:
-        """Mean of the variant said to be higher minus the other one."""
-        return self.contrast.difference
-
-    @property
-    def pairs(self) -> int:
-        """Repeats that both variants have."""
-        return self.contrast.repeats
+    reason: str = ""  # why the verdict is not clear
+    outlook: str = ""  # where it is OPEN: what more repeats would show; part of the reason
 
 
 def judge_all(claims: Sequence[Stated]) -> tuple[Verdict, ...]:
@@ -103,19 +76,20 @@ def judge(claim: Stated, level: float = LEVEL) -> Verdict:
     power = found.power(sought, level) if within is None else found.power_alike(within, level)
     low, high = found.interval(level)
     if found.repeats == 0 and not found.counted:
-        return Verdict(claim, UNTESTED, level, why=found.why)
+        return Verdict(**vars(claim), verdict=UNTESTED, level=level, reason=found.reason)
     if not found.tested:
-        why = f"{CANNOT}: {found.why}{_on_these_queries(found)}"
-        return Verdict(claim, OPEN, level, sought=sought, power=0.0, why=why)
+        reason = f"{CANNOT}: {found.reason}{_on_these_queries(found)}"
+        return Verdict(**vars(claim), verdict=OPEN, level=level, sought=sought, power=0.0, reason=reason)
     if within is not None:
         verdict = HOLDS if -within < low and high < within else FAILS if low > within or high < -within else OPEN
     else:
         small = low > -claim.small and high < claim.small
         verdict = HOLDS if low > 0 else FAILS if high < 0 or small else OPEN
+    judged = Verdict(**vars(claim), verdict=verdict, level=level, low=low, high=high, sought=sought, power=power)
     if verdict != OPEN:
-        return Verdict(claim, verdict, level, low, high, sought, power)
+        return judged
     outlook = _needed(claim, level)
-    return Verdict(claim, verdict, level, low, high, sought, power, f"{_could(claim, power)}; {outlook}", outlook)
+    return replace(judged, reason=f"{_could(claim, power)}; {outlook}", outlook=outlook)
 
 
 def _on_these_queries(found: Contrast) -> str:
@@ -159,15 +133,15 @@ def _needed(claim: Stated, level: float) -> str:
     found, within = claim.contrast, claim.within
     distance = abs(found.difference) if within is None else abs(within - abs(found.difference))
     against = found.difference < 0 if within is None else abs(found.difference) > within
-    told = "the opposite" if against else "it"
+    opposite = "the opposite" if against else "it"
     error = distance / float(ndtri(1 - level / 2) + ndtri(ENOUGH))
     if error <= found.floor:
         share = f"{found.unit} of one data set share their queries"
-        because = f"the data set has no more than {found.counted:,} queries" if found.unit == "queries" else share
-        return f"more repeats would not show {told}: {because}"
+        reason = f"the data set has no more than {found.counted:,} queries" if found.unit == "queries" else share
+        return f"more repeats would not show {opposite}: {reason}"
     count, what = (found.counted, "data sets") if found.unit == "data sets" else (found.repeats, "repeats")
     luck, room = count * (found.error**2 - found.floor**2), error**2 - found.floor**2
     if luck > MOST * room:
-        return f"more than {MOST:,} {what} would be needed to show {told}"
+        return f"more than {MOST:,} {what} would be needed to show {opposite}"
     wanted = max(math.ceil(luck / room), count + 1)
-    return f"about {wanted:,} {what} instead of {count:,} would show {told}"
+    return f"about {wanted:,} {what} instead of {count:,} would show {opposite}"

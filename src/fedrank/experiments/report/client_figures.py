@@ -8,7 +8,6 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib import colormaps
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -17,39 +16,40 @@ from fedrank.experiments.runner.client_summary import ClientSummary, Group
 from fedrank.federated.heterogeneity import Differences
 
 
-def draw_clients(who: ClientSummary, path: str | Path) -> None:
+@mpl.rc_context(LOOK)
+def draw_clients(summary: ClientSummary, path: str | Path) -> None:
     """Draw the shares of grades of clients, and how different each two of them are; the file's ending is its format."""
-    with mpl.rc_context(LOOK):
-        heights = [max(1.6, 0.24 * len(group.found.compared)) + 1.0 for group in who.groups]
-        figure = Figure(figsize=(11.0, sum(heights) + 0.6), layout="constrained")
-        FigureCanvasAgg(figure)
-        plain(figure.suptitle(f"Who holds what: {who.data}, fold {who.fold}, seed {who.seed}", x=0.01, ha="left"))
-        parts = figure.subfigures(len(who.groups), 1, squeeze=False, height_ratios=heights)[:, 0]
-        for part, group in zip(parts, who.groups, strict=True):
-            _draw_group(part, group)
-        save_picture(figure, path)
+    heights = [max(1.6, 0.24 * len(group.found.compared)) + 1.0 for group in summary.groups]
+    figure = Figure(figsize=(11.0, sum(heights) + 0.6), layout="constrained")
+    plain(
+        figure.suptitle(f"Who holds what: {summary.data}, fold {summary.fold}, seed {summary.seed}", x=0.01, ha="left")
+    )
+    parts = figure.subfigures(len(summary.groups), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for part, group in zip(parts, summary.groups, strict=True):
+        _draw_group(part, group)
+    save_picture(figure, path)
 
 
 def _draw_group(part: Any, group: Group) -> None:
-    held = group.found
+    differences = group.found
     plain(part.suptitle(_cut(f"{group.title}: {group.how}", 150), x=0.01, ha="left", fontsize=9, fontweight="bold"))
     bars, left, right = part.subplots(1, 3, width_ratios=(1.7, 1, 1))
-    _bars(bars, held)
-    names = held.compared
-    grades = next(one for one in held.distances if one.name == "grades, from all")
-    _heat(left, held.grade_pairs, names, "Difference in grades", f"from all: {_against(grades)}")
-    judged = held.judgement_pairs.any()
+    _bars(bars, differences)
+    names = differences.compared
+    grades = next(one for one in differences.distances if one.name == "grades, from all")
+    _heat(left, differences.grade_pairs, names, "Difference in grades", f"from all: {_against(grades)}")
+    judged = differences.judgement_pairs.any()
     wanted = "judged differently" if judged else "queries in common"
-    other = next(one for one in held.distances if one.name == wanted)
-    table = held.judgement_pairs if judged else held.query_pairs
+    other = next(one for one in differences.distances if one.name == wanted)
+    table = differences.judgement_pairs if judged else differences.query_pairs
     image = _heat(right, table, names, wanted.capitalize(), f"pairs: {_against(other)}")
     part.colorbar(image, ax=[left, right], shrink=0.8, aspect=18, pad=0.02, ticks=(0, 0.5, 1)).outline.set_visible(
         False
     )
 
 
-def _bars(axis: Any, held: Differences) -> None:
-    rows, shares = np.arange(len(held.compared)), held.shares[held.compared]
+def _bars(axis: Any, differences: Differences) -> None:
+    rows, shares = np.arange(len(differences.compared)), differences.shares[differences.compared]
     levels = shares.shape[1]
     relevant = colormaps["viridis_r"](np.linspace(0.12, 0.95, max(levels - 1, 1)))
     before = np.zeros(len(rows))
@@ -57,12 +57,14 @@ def _bars(axis: Any, held: Differences) -> None:
         colour = "#dde2e8" if grade == 0 else relevant[grade - 1]
         axis.barh(rows, shares[:, grade], left=before, color=colour, height=0.8, label=f"grade {grade}", lw=0)
         before += shares[:, grade]
-    for row, c in zip(rows, held.compared.tolist(), strict=True):
-        axis.text(1.015, row, f"{held.queries[c]:,} q, {held.documents[c]:,} d", va="center", fontsize=7.5)
+    for row, c in zip(rows, differences.compared.tolist(), strict=True):
+        axis.text(
+            1.015, row, f"{differences.queries[c]:,} q, {differences.documents[c]:,} d", va="center", fontsize=7.5
+        )
     axis.set_xlim(0, 1.34)
     axis.set_ylim(len(rows) - 0.5, -0.5)
     axis.set_xticks([])
-    axis.set_yticks(*_ticks(held.compared))
+    axis.set_yticks(*_ticks(differences.compared))
     axis.set_ylabel("client")
     axis.tick_params(length=0)
     axis.grid(False)
@@ -95,8 +97,8 @@ def _heat(axis: Any, table: NDArray[np.float64], names: NDArray[np.int64], title
 
 
 def _ticks(names: NDArray[np.int64]) -> tuple[list[int], list[str]]:
-    places = list(range(0, len(names), max(1, -(-len(names) // 20))))
-    return places, [str(names[place]) for place in places]
+    positions = list(range(0, len(names), max(1, -(-len(names) // 20))))
+    return positions, [str(names[position]) for position in positions]
 
 
 def _against(distance: Any) -> str:

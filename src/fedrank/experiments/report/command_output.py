@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrank.experiments.report.sections import Cell, Part, Section, Span, Table, Tone, say
+from fedrank.experiments.report.formatting import duration
+from fedrank.experiments.report.sections import Cell, Part, Row, Section, Span, Table, Tone, paragraph
 from fedrank.experiments.report.statistics import randomisation_test
-from fedrank.experiments.report.tables import duration
 from fedrank.experiments.runner.disclosures import budget_line, cost_of_words, leaving, sketch_noise_needed
 from fedrank.experiments.runner.failures import alike, several
 from fedrank.experiments.runner.folder import Receipt, paid_for
 from fedrank.experiments.runner.privacy import (
     TARGETS,
     UNPROTECTED,
+    BudgetForecast,
     Price,
-    Prospect,
-    alike_rows,
+    budget_forecast,
     budget_lines,
     enough,
     noise_needed,
     planned,
-    prospect,
+    prices_by_observer,
 )
 from fedrank.experiments.runner.recorded_charges import check_recorded
 from fedrank.experiments.runner.runs import Run, Runs
@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from fedrank.trees.split_folder import SplitMade
 
 ALONE = "Nothing leaves a client: each learns alone."
-MOST_ROWS = 20  # clients in a table
+MAX_ROWS = 20  # clients in a table
 STATUS: dict[str, Tone] = {
     "finished": "better",
     "running": "name",
@@ -83,30 +83,34 @@ VERDICTS: dict[str, Tone] = {"VIOLATED": "worse", "READ": "worse", "NOT SHOWN": 
 def about_runs(runs: Runs) -> list[Section]:
     """One line for each run: where it stands, what it reached, how long it took."""
     if not len(runs):
-        return [Section("", (say("No runs here. Start one with ", Span("fedrank run EXPERIMENT.toml", "code"), "."),))]
+        return [
+            Section("", (paragraph("No runs here. Start one with ", Span("fedrank run EXPERIMENT.toml", "code"), "."),))
+        ]
     sections = []
     for (_, name), group in runs.group("folder", "experiment").items():
-        rows = [
+        rows: list[Row] = [
             [
-                *map(Cell, (run.variant, str(run.fold), str(run.seed))),
+                run.variant,
+                str(run.fold),
+                str(run.seed),
                 Cell(run.status, tone=STATUS[run.status]),
-                Cell(f"{run.round:,} / {run.asked:,}" if run.asked else "-"),
-                Cell(_or_dash(_quality_so_far, run)),
-                Cell(_or_dash(lambda run: duration(run.seconds), run)),
+                f"{run.round:,} / {run.asked:,}" if run.asked else "-",
+                _or_dash(_latest_quality, run),
+                _or_dash(lambda run: duration(run.seconds), run),
             ]
             for run in group
         ]
         table = Table(["variant", "fold", "seed", "status", "round", "quality", "time"], rows, 4)
         reasons = [
-            say(f"{several(some)}: {some[0].reason}", tone="quiet")
+            paragraph(f"{several(some)}: {some[0].reason}", tone="quiet")
             for some in alike(run for run in group if run.status in ("failed", "broken"))
         ]
         sections.append(Section(name, (table, *reasons)))
     return sections
 
 
-def _quality_so_far(run: Run) -> str:
-    column, value = run.so_far
+def _latest_quality(run: Run) -> str:
+    column, value = run.latest_value
     return "-" if np.isnan(value) else f"{column} {value:.4f}"
 
 
@@ -122,15 +126,15 @@ def about_methods(methods: Sequence[ListedMethod]) -> list[Section]:
     """Methods with their settings, by family."""
     sections = []
     for family in dict.fromkeys(method.family for method in methods):
-        rows = []
+        rows: list[Row] = []
         for method in methods:
             if method.family != family:
                 continue
-            rows.append([Cell(method.name, tone="name"), Cell(method.meaning)])
+            rows.append([Cell(method.name, tone="name"), method.meaning])
             for setting in method.settings:
                 default = f" = {setting.default}" if setting.default else ""
                 comment = f"  # {setting.comment}" if setting.comment else ""
-                rows.append([Cell(""), Cell(f"{setting.name}: {setting.kind}{default}{comment}", tone="quiet")])
+                rows.append(["", Cell(f"{setting.name}: {setting.kind}{default}{comment}", tone="quiet")])
         sections.append(Section(family, (Table(["name", "meaning"], rows, 2, whole=0, bare=True),)))
     return sections
 
@@ -172,54 +176,54 @@ def _what_matters(spec: Any) -> str:
 
 def _spending(spec: FederatedExperiment, targets: Sequence[float], home: Path, runs: int) -> Iterable[Part]:
     if has_trait(spec.aggregator, "apart"):
-        yield say(ALONE)
+        yield paragraph(ALONE)
         return
     if spec.mechanism is None:
-        yield say(UNPROTECTED)
+        yield paragraph(UNPROTECTED)
         return
     sees = spec.mechanism.sees
     prices = planned(spec)
-    yield say(f"{sees[0].upper()}{sees[1:]}.")
+    yield paragraph(f"{sees[0].upper()}{sees[1:]}.")
     if spec.data.propensities == SHARED:
-        yield say(f"Not covered: {IN_THE_CLEAR}.", tone="warn")
+        yield paragraph(f"Not covered: {IN_THE_CLEAR}.", tone="warn")
     yield from about_prices(prices)
-    if people := prospect(spec, home):
+    if people := budget_forecast(spec, home):
         if not home.is_dir():
             elsewhere = "if runs went elsewhere, name their folder with --runs"
-            yield say(f"There is no folder {home}, so that no run is counted; {elsewhere}.", tone="warn")
+            yield paragraph(f"There is no folder {home}, so that no run is counted; {elsewhere}.", tone="warn")
         yield from _of_people(people, runs)
     else:
-        yield from (say(line, tone="warn") for line in budget_lines(prices, spec.privacy.budget))
+        yield from (paragraph(line, tone="warn") for line in budget_lines(prices, spec.privacy.budget))
     if needed := noise_needed(spec, targets):
         have = getattr(spec.mechanism, "noise", math.nan)
-        yield say(f"Noise for a target ε in total, in multiples of clip (this spec has {have:g}):")
+        yield paragraph(f"Noise for a target ε in total, in multiples of clip (this spec has {have:g}):")
         rows = [
-            [Cell(against), *(Cell("none" if math.isinf(value) else enough(value)) for value in values)]
+            [against, *("none" if math.isinf(value) else enough(value) for value in values)]
             for against, values in needed.items()
         ]
         yield Table(["against", *(f"ε = {target:g}" for target in targets)], rows)
 
 
-def _of_people(found: Prospect, runs: int) -> Iterable[Part]:
+def _of_people(found: BudgetForecast, runs: int) -> Iterable[Part]:
     """What named people have spent, and what one of these runs would add."""
-
-    def cell(costs: Mapping[str, float], against: str) -> Cell:
-        cost = costs.get(against, 0.0)
-        return Cell("none" if math.isinf(cost) else up(cost))
-
     had = "no run yet" if not found.runs else "1 run so far" if found.runs == 1 else f"{found.runs:,} runs so far"
-    yield say(f"Population {found.name!r}, {had}: at most ε = {found.limit:g} at δ = {found.delta:g} over all runs.")
+    yield paragraph(
+        f"Population {found.name!r}, {had}: at most ε = {found.limit:g} at δ = {found.delta:g} over all runs."
+    )
+    costs = (found.spent, found.alone, found.after)
     rows = [
-        [Cell(against), cell(found.spent, against), cell(found.alone, against), cell(found.after, against), Cell(left)]
-        for against, left in ((against, down(left)) for against, left in found.left.items())
+        [against, *(_epsilon(each.get(against, 0.0)) for each in costs), down(left)]
+        for against, left in found.left.items()
     ]
     yield Table(["against", "ε spent", "ε of this run", "ε after it", "ε left before it"], rows)
     each = f" This spec has {runs:,} such runs, and each adds to it." if runs > 1 else ""
-    yield say(f"Runs are composed first and priced then: together they cost less than the sum.{each}", tone="quiet")
+    yield paragraph(
+        f"Runs are composed first and priced then: together they cost less than the sum.{each}", tone="quiet"
+    )
     if found.refusal and not found.paid:
-        yield say(f"Not one round of this run is paid for: {found.refusal}. It will be refused.", tone="warn")
+        yield paragraph(f"Not one round of this run is paid for: {found.refusal}. It will be refused.", tone="warn")
     elif found.refusal:
-        yield say(
+        yield paragraph(
             f"What is left pays for {found.paid:,} of {found.rounds:,} rounds: the run will stop by itself then.",
             tone="warn",
         )
@@ -229,21 +233,21 @@ def _leaving(spec: SiloExperiment | TreesExperiment, targets: Sequence[float]) -
     """What leaves organisations, what that costs, and which noise would cost less."""
     leaves = leaving(spec)
     if not leaves:
-        yield say("Nothing leaves anybody: each learns alone.")
+        yield paragraph("Nothing leaves anybody: each learns alone.")
         return
     rows = []
     for each in leaves:
         cells = ("none", "")
-        if each.promise is not None and each.promise.epsilon is not None:
-            cells = (up(each.promise.epsilon), f"{each.promise.delta:g}")
-        rows.append([Cell(each.what), Cell(each.to), *map(Cell, cells)])
+        if each.guarantee is not None and each.guarantee.epsilon is not None:
+            cells = (up(each.guarantee.epsilon), f"{each.guarantee.delta:g}")
+        rows.append([each.what, each.to, *cells])
     yield Table(["leaves", "to", "ε", "δ"], rows, 2)
     for each in leaves:
-        if each.promise is None:
-            yield say(f"Nothing can be claimed for {each.what.partition(':')[0]}: {each.because}.", tone="quiet")
+        if each.guarantee is None:
+            yield paragraph(f"Nothing can be claimed for {each.what.partition(':')[0]}: {each.because}.", tone="quiet")
         else:
-            protects = f"{each.promise.unit}; {each.promise.neighbours}"
-            yield say(f"ε is for {protects}, paid {each.promise.often}: {each.because}.", tone="quiet")
+            protects = f"{each.guarantee.unit}; {each.guarantee.neighbours}"
+            yield paragraph(f"ε is for {protects}, paid {each.guarantee.often}: {each.because}.", tone="quiet")
     if isinstance(spec, SiloExperiment):
         yield from _of_sketches(spec, targets)
 
@@ -251,23 +255,24 @@ def _leaving(spec: SiloExperiment | TreesExperiment, targets: Sequence[float]) -
 def _of_sketches(spec: SiloExperiment, targets: Sequence[float]) -> Iterable[Part]:
     if costs := cost_of_words(spec):
         header = ["a word that stands in a document", *("once" if often == 1 else f"{often} times" for often in costs)]
-        yield Table(header, [[Cell("ε"), *(Cell(up(cost)) for cost in costs.values())]])
-        needed = [Cell("none" if math.isinf(noise) else enough(noise)) for noise in sketch_noise_needed(spec, targets)]
+        yield Table(header, [["ε", *(up(cost) for cost in costs.values())]])
+        needed = ["none" if math.isinf(noise) else enough(noise) for noise in sketch_noise_needed(spec, targets)]
         have = getattr(spec.method, "noise", math.nan)
-        yield say(f"Noise of sketches for a target ε of one occurrence of a word (this spec has {have:g}):")
-        yield Table(["noise", *(f"ε = {target:g}" for target in targets)], [[Cell("σ1"), *needed]])
-        yield say(
+        yield paragraph(f"Noise of sketches for a target ε of one occurrence of a word (this spec has {have:g}):")
+        yield Table(["noise", *(f"ε = {target:g}" for target in targets)], [["σ1", *needed]])
+        yield paragraph(
             'Letters that answer from a noised sketch cost nothing on top. With noise = "lookup", which is drawn for '
             "every answer, each term that is answered costs again, and the owner's ledger counts it.",
             tone="quiet",
         )
     if line := budget_line(spec):
-        yield say(line, tone="warn")
+        yield paragraph(line, tone="warn")
 
 
 def about_ledgers(folders: Sequence[Path]) -> list[Section]:
     """What the ledgers below some folders say, and what they come to together."""
-    rows, accounts, parts = [], [], []
+    rows: list[Row] = []
+    accounts, parts = [], []
     for folder in folders:
         _check_populations(folder)
         for ledger in ledgers_below(folder):
@@ -280,23 +285,23 @@ def about_ledgers(folders: Sequence[Path]) -> list[Section]:
             documents = any(one.unit == "occurrence" for one in account.terms.promises)
             people = f"{account.terms.people:,}{' documents' if documents else ''}"
             cells = (people, f"{account.rounds:,}", f"{most:,}", _dearest(spent))
-            rows.append([Cell(str(ledger.parent), tone="name"), *map(Cell, cells)])
+            rows.append([Cell(str(ledger.parent), tone="name"), *cells])
         parts += [
-            say(f"{folder}: forgotten on {one['forgotten'][:10]}, because {one['because']}", tone="warn")
+            paragraph(f"{folder}: forgotten on {one['forgotten'][:10]}, because {one['because']}", tone="warn")
             for one in forgotten(folder)
         ]
         parts += [
-            say(f"{ledger} has no terms.json, which would say what its charges cost: see privacy.json of its run")
+            paragraph(f"{ledger} has no terms.json, which would say what its charges cost: see privacy.json of its run")
             for ledger in sorted({*ledger_folders(folder)} - {*ledgers_below(folder)})
         ]
     if not rows:
-        return [Section("", (say("No ledgers here."), *parts))]
+        return [Section("", (paragraph("No ledgers here."), *parts))]
     table = Table(["ledger of", "people", "rounds", "most often", "ε of this run"], rows)
     kinds = {(account.terms.people, one.unit) for account in accounts for one in account.terms.promises}
     if len(kinds) == 1:
         delta = min(account.terms.delta for account in accounts)
         spent = spent_together(accounts, delta)
-        parts.append(say(f"If all of these are the same people: {_dearest(spent)} at δ = {delta:g}."))
+        parts.append(paragraph(f"If all of these are the same people: {_dearest(spent)} at δ = {delta:g}."))
     return [Section("", (table, *parts))]
 
 
@@ -314,22 +319,26 @@ def _dearest(spent: Mapping[str, float]) -> str:
     """What was spent against whom."""
     costs: dict[str, list[str]] = {}
     for against, cost in spent.items():
-        costs.setdefault("none" if math.isinf(cost) else up(cost), []).append(against)
+        costs.setdefault(_epsilon(cost), []).append(against)
     return "; ".join(f"{cost} against {', '.join(whom)}" for cost, whom in costs.items()) or "nothing is promised"
+
+
+def _epsilon(cost: float) -> str:
+    return "none" if math.isinf(cost) else up(cost)
 
 
 def about_prices(prices: Sequence[Price]) -> list[Part]:
     """What is claimed, and why."""
     rows, reasons = [], []
-    for against, price in alike_rows(prices).items():
-        promise, nothing = price.promise, math.isinf(price.total)
+    for against, price in prices_by_observer(prices).items():
+        guarantee, nothing = price.guarantee, math.isinf(price.total)
         cells = ("nothing", "none", "", "none", "")
         if not nothing:
-            often = paid_for(promise.paid, price.times)
-            cells = (f"one {promise.unit}", up(price.each), often, up(price.total), f"{price.delta:g}")
-        rows.append([Cell(against), *map(Cell, cells)])
+            often = paid_for(guarantee.paid, price.times)
+            cells = (f"one {guarantee.unit}", up(price.each), often, up(price.total), f"{price.delta:g}")
+        rows.append([against, *cells])
         verb = "Nothing can be claimed" if nothing else "Holds"
-        reasons.append(say(f"{verb} against {against}: {promise.because}.", tone="quiet"))
+        reasons.append(paragraph(f"{verb} against {against}: {guarantee.because}.", tone="quiet"))
     return [Table(["against", "protects", "ε each time", "for", "ε in total", "δ"], rows, 2), *reasons]
 
 
@@ -339,14 +348,14 @@ def about_audit(findings: Sequence[Finding], grid: Grid[Any]) -> list[Section]:
     for variant in grid.variants:
         mine = [each for each in findings if each.variant == variant.name]
         sentences = [
-            say(
+            paragraph(
                 f"{each.attacked[0].upper()}{each.attacked[1:]}: {each.sentence[0].lower()}{each.sentence[1:]}",
                 tone="quiet",
             )
             for each in mine
         ]
         title = variant.name if len(grid.variants) > 1 else ""
-        sections.append(Section(title, (say(_attacked(variant.experiment)), findings_table(mine), *sentences)))
+        sections.append(Section(title, (paragraph(_attacked(variant.experiment)), findings_table(mine), *sentences)))
     return sections
 
 
@@ -364,9 +373,12 @@ def _attacked(spec: Any) -> str:
 
 def findings_table(findings: Sequence[Finding]) -> Table:
     """What became of some attacks."""
-    rows = [
+    rows: list[Row] = [
         [
-            *map(Cell, (each.attacked, each.promised, each.shown, each.guessed)),
+            each.attacked,
+            each.promised,
+            each.shown,
+            each.guessed,
             Cell(each.verdict, tone=VERDICTS.get(each.verdict, "")),
         ]
         for each in findings
@@ -387,11 +399,11 @@ def _forgotten(result: Forgotten) -> Section:
         cost += f", {100 * paid['share_of_retraining']:.1f} % of retraining"
     cost += f"; {paid['cpu_seconds']:.2f} s of processor time"
     cost += "" if retrained is None else f", retraining took {retrained:.2f} s"
-    parts: list[Part] = [say(receipt.sentence), say(cost), _before_and_after(receipt)]
+    parts: list[Part] = [paragraph(receipt.sentence), paragraph(cost), _before_and_after(receipt)]
     if receipt.is_verified:
-        parts.append(say(_verdict(receipt.verified)))
-    parts += [say("purged ", Span(line, "code"), tone="quiet") for line in receipt.purged]
-    parts.append(say("New run: ", Span(str(result.folder), "code")))
+        parts.append(paragraph(_verdict(receipt.verified)))
+    parts += [paragraph("purged ", Span(line, "code"), tone="quiet") for line in receipt.purged]
+    parts.append(paragraph("New run: ", Span(str(result.folder), "code")))
     title = f"{result.folder.parent.name}, fold {parent.fold}, seed {parent.seed}"
     return Section(title + (" (done before)" if result.skipped else ""), tuple(parts))
 
@@ -409,7 +421,7 @@ def _before_and_after(receipt: Receipt) -> Table:
         if receipt.is_verified:
             apart = receipt.verified[distance] or {}
             values += [apart.get(key) for key in distances]
-        rows.append([Cell(model), *(Cell("-" if value is None else f"{value:.4f}") for value in values)])
+        rows.append([model, *("-" if value is None else f"{value:.4f}" for value in values)])
     return Table(["model", *receipt.quality, *(distances.values() if receipt.is_verified else ())], rows)
 
 
@@ -426,59 +438,65 @@ def _verdict(verified: Mapping[str, Any]) -> str:
     return f"{text} By {out} the unlearned model lies farther out than all of them: not within their spread."
 
 
-def about_clients(who: ClientSummary) -> list[Section]:
+def about_clients(summary: ClientSummary) -> list[Section]:
     """What clients hold, and how different they are."""
     from fedrank.experiments.runner.client_summary import MEANINGS
 
     meanings = [f"{name}: {meaning}" for name, meaning in MEANINGS.items()]
     meanings.append("by chance: the same if everybody's share were drawn at random from what all hold")
-    last: list[Part] = [say(line, tone="quiet") for line in meanings]
-    if who.left_out:
-        more = f"{who.left_out} more kinds of clients are not shown; use --set to describe one of them"
-        last.append(say(more, tone="warn"))
-    first = Section("", (say(f"{who.data}, fold {who.fold}, seed {who.seed}"),))
-    return [first, *map(_group, who.groups), Section("", tuple(last))]
+    last: list[Part] = [paragraph(line, tone="quiet") for line in meanings]
+    if summary.left_out:
+        more = f"{summary.left_out} more kinds of clients are not shown; use --set to describe one of them"
+        last.append(paragraph(more, tone="warn"))
+    first = Section("", (paragraph(f"{summary.data}, fold {summary.fold}, seed {summary.seed}"),))
+    return [first, *map(_group, summary.groups), Section("", tuple(last))]
 
 
 def _group(group: Group) -> Section:
-    held = group.found
-    alike = len(set(held.users)) == 1  # then one word says it, and the table fits a narrow terminal
-    grades = [f"grade {grade}" for grade in range(held.grades.shape[1])]
+    differences = group.found
+    alike = len(set(differences.users)) == 1  # then one word says it, and the table fits a narrow terminal
+    grades = [f"grade {grade}" for grade in range(differences.grades.shape[1])]
     header = ["client", "queries", "no relevant", "documents", *grades, "searches", "from all", *["user"] * (not alike)]
     rows, before = [], -1
-    for c in _first_and_last(len(held.queries)):
+    for c in _first_and_last(len(differences.queries)):
         if c > before + 1:
-            rows.append([Cell("…"), *[Cell("")] * (len(header) - 1)])
-        counts = (held.queries[c], held.without[c], held.documents[c], *held.grades[c], held.interactions[c])
-        texts = [str(c), *(f"{count:,}" for count in counts), f"{held.from_all[c]:.3f}"]
-        rows.append([*map(Cell, texts), *([] if alike else [Cell(held.users[c])])])
+            rows.append(["…", *[""] * (len(header) - 1)])
+        counts = (
+            differences.queries[c],
+            differences.without[c],
+            differences.documents[c],
+            *differences.grades[c],
+            differences.interactions[c],
+        )
+        texts = [str(c), *(f"{count:,}" for count in counts), f"{differences.from_all[c]:.3f}"]
+        rows.append([*texts, *([] if alike else [differences.users[c]])])
         before = c
     apart = []
-    for one in held.distances:
+    for one in differences.distances:
         values = (one.mean, one.most, one.mean_by_chance, one.most_by_chance)
-        apart.append([Cell(one.name), *(Cell("-" if np.isnan(value) else f"{value:.3f}") for value in values)])
-    how = f"{group.how}, user {held.users[0]}" if alike else group.how
+        apart.append([one.name, *("-" if np.isnan(value) else f"{value:.3f}" for value in values)])
+    how = f"{group.how}, user {differences.users[0]}" if alike else group.how
     different = Table(["how different", "mean", "most", "by chance", "most by chance"], apart)
-    return Section(group.title, (say(how, tone="quiet"), Table(header, rows), Section("", (different,))))
+    return Section(group.title, (paragraph(how, tone="quiet"), Table(header, rows), Section("", (different,))))
 
 
 def _first_and_last(count: int) -> Sequence[int]:
-    return range(count) if count <= MOST_ROWS else (*range(MOST_ROWS - 1), count - 1)
+    return range(count) if count <= MAX_ROWS else (*range(MAX_ROWS - 1), count - 1)
 
 
 def about_tuning(tried: Sequence[Tried], column: str) -> list[Section]:
     """All that was tried, with what was chosen."""
-    rows = []
+    rows: list[Row] = []
     for one in tried:
         setting = ", ".join(f"{key} = {value}" for key, value in one.settings.items())
         spread = "" if math.isnan(one.spread) else f" ± {one.spread:.4f}"
         quality = "failed" if one.quality == -math.inf else f"{one.quality:.4f}{spread}"
         chosen = "  <- chosen" if one.chosen else ""
-        cells = [Cell(setting + chosen, strong=one.chosen), Cell(quality, strong=one.chosen), Cell(str(one.repeats))]
-        rows.append([Cell(one.variant), *cells])
+        marked = [Cell(setting + chosen, strong=one.chosen), Cell(quality, strong=one.chosen)]
+        rows.append([one.variant, *marked, str(one.repeats)])
     notes = ["±: standard deviation over repeats."] if any(not math.isnan(one.spread) for one in tried) else []
     table = Table(["variant", "setting", f"{column}, validation", "repeats"], rows, 2, notes)
-    warnings = [say(f"{one.variant}: {edge}", tone="warn") for one in tried for edge in one.edges]
+    warnings = [paragraph(f"{one.variant}: {edge}", tone="warn") for one in tried for edge in one.edges]
     return [Section("", (table, *warnings))]
 
 
@@ -495,7 +513,7 @@ def about_quality(quality: Quality) -> list[Section]:
             str(skipped),
             parsed.about,
         )
-        rows.append([*map(Cell, cells)])
+        rows.append([*cells])
     return [Section("", (Table(["measure", "mean", "queries", "skipped", "meaning"], rows),))]
 
 
@@ -510,14 +528,17 @@ def about_split(made: SplitMade) -> list[Section]:
             queries = getattr(portion, part)
             if queries is not None:
                 client = f"{number}: {portion.name}" if part == PARTS[0] else ""
-                rows.append([Cell(client), Cell(part), *(Cell(f"{size:,}") for size in sizes(queries).values())])
-    held = Table(["client", "set", "queries", "documents", "relevant"], rows, 2)
+                rows.append([client, part, *(f"{size:,}" for size in sizes(queries).values())])
+    differences = Table(["client", "set", "queries", "documents", "relevant"], rows, 2)
     apart = [
-        [*map(Cell, (one.name, f"{one.mean:.3f}", f"{one.mean_by_chance:.3f}", MEANINGS[one.name]))]
+        [*(one.name, f"{one.mean:.3f}", f"{one.mean_by_chance:.3f}", MEANINGS[one.name])]
         for one in made.distances[:2]  # no query has two owners, and grades are the same for all
     ]
     different = Table(["how different", "mean", "by chance", "meaning"], apart)
-    return [Section("", (held,)), Section("", (different, say("written to ", Span(str(made.folder), "code"))))]
+    return [
+        Section("", (differences,)),
+        Section("", (different, paragraph("written to ", Span(str(made.folder), "code")))),
+    ]
 
 
 def about_merged(made: Sequence[MergedFile]) -> list[Section]:
@@ -530,17 +551,21 @@ def about_merged(made: Sequence[MergedFile]) -> list[Section]:
         for name, values in one.values.items():
             parts = values.shape[1] - 1
             compared = randomisation_test(values[0, :parts], values[0, parts])
-            for place in range(parts + 1):
-                label = "merged" if place == parts else f"model {place + 1}" + (" (own)" if place == one.own else "")
-                cells = [f"{value:.4f}" for value in average(values[:, place])]
-                p = "" if place == parts else f"{compared[place]:.4f}"
-                rows.append([*map(Cell, (name if place == 0 else "", label, *cells, p))])
+            for position in range(parts + 1):
+                label = (
+                    "merged"
+                    if position == parts
+                    else f"model {position + 1}" + (" (own)" if position == one.own else "")
+                )
+                cells = [f"{value:.4f}" for value in average(values[:, position])]
+                p = "" if position == parts else f"{compared[position]:.4f}"
+                rows.append([*(name if position == 0 else "", label, *cells, p)])
         table = Table(["queries", "model", *COLUMNS, f"p ({COLUMNS[0]})"], rows, 2)
-        written = say("written to ", Span(str(one.file), "code"))
+        written = paragraph("written to ", Span(str(one.file), "code"))
         sections.append(Section(f"{one.client or 'merged model'}: {_made_of(one.model)}", (table, written)))
     last = (
-        say("p: randomisation test over queries, each model against the merged one", tone="quiet"),
-        say("on the merge set, weights and stacked models look better than they are", tone="quiet"),
+        paragraph("p: randomisation test over queries, each model against the merged one", tone="quiet"),
+        paragraph("on the merge set, weights and stacked models look better than they are", tone="quiet"),
     )
     return [*sections, Section("", last)]
 
@@ -558,46 +583,48 @@ def _made_of(model: Scorer) -> str:
 
 def about_grown(made: GrownFile) -> list[Section]:
     """Who grew a forest, what it took, and how well it ranks."""
-    rows = [[Cell(name), Cell(f"{data.queries:,}"), Cell(f"{data.documents:,}")] for name, data in made.silos.items()]
-    who = Table(["silo", "queries", "documents"], rows, 1)
+    rows = [[name, f"{data.queries:,}", f"{data.documents:,}"] for name, data in made.silos.items()]
+    summary = Table(["silo", "queries", "documents"], rows, 1)
     size = len(made.forest)
-    said = [say(f"{size:,} trees" + (f", the best of {made.grown:,}" if size < made.grown else ""))]
+    paragraphs = [paragraph(f"{size:,} trees" + (f", the best of {made.grown:,}" if size < made.grown else ""))]
     if made.finished_before:
-        said.append(say("already finished: nothing was done", tone="quiet"))
+        paragraphs.append(paragraph("already finished: nothing was done", tone="quiet"))
     else:
         if made.resumed:
-            said.append(say(f"{made.resumed:,} of them were there before", tone="quiet"))
+            paragraphs.append(paragraph(f"{made.resumed:,} of them were there before", tone="quiet"))
         fresh = max(made.grown - made.resumed, 1) * len(made.silos)
-        said.append(say(f"{made.bytes_up / fresh / 1e6:.2f} MB a tree and client went up"))
-    said += [say(f"nDCG@10 {value:.4f} on ", Span(name, "code")) for name, value in made.test.items()]
-    said.append(say("histograms of few rows tell grades: this is not private by itself", tone="quiet"))
-    said.append(say("written to ", Span(str(made.file), "code")))
-    return [Section("one forest, grown together", (who, *said))]
+        paragraphs.append(paragraph(f"{made.bytes_up / fresh / 1e6:.2f} MB a tree and client went up"))
+    paragraphs += [paragraph(f"nDCG@10 {value:.4f} on ", Span(name, "code")) for name, value in made.test.items()]
+    paragraphs.append(paragraph("histograms of few rows tell grades: this is not private by itself", tone="quiet"))
+    paragraphs.append(paragraph("written to ", Span(str(made.file), "code")))
+    return [Section("one forest, grown together", (summary, *paragraphs))]
 
 
 def about_catalog(
     available: Sequence[tuple[DataSet, Any]], collections: Sequence[tuple[str, Path | None]] = ()
 ) -> list[Section]:
     """The catalog of data sets, and where each lies or can be got; and text collections that are here."""
-    rows, places = [], []
+    rows, positions = [], []
     for entry, folder in available:
         counts = (f"{count:,}" if count else "" for count in (entry.queries, entry.documents))
         built_in = entry.layout == "built-in"
         here = "built in" if built_in else "no" if folder is None else "yes"
         texts = (entry.name, *counts, str(entry.features), f"0-{entry.grades - 1}", str(entry.folds))
-        rows.append([*map(Cell, texts), Cell(here)])
+        rows.append([*texts, here])
         if not built_in:
-            place = "; ".join(filter(None, (entry.publisher, entry.licence))) if folder is None else str(folder)
-            places.append(say(Span(entry.name, "strong"), ": ", Span(place, "code")))  # an address that can be copied
+            position = "; ".join(filter(None, (entry.publisher, entry.licence))) if folder is None else str(folder)
+            positions.append(
+                paragraph(Span(entry.name, "strong"), ": ", Span(position, "code"))
+            )  # an address that can be copied
     table = Table(["name", "queries", "documents", "features", "grades", "folds", "here"], rows, whole=0)
-    where = say("Where they lie, or where to get them:", tone="quiet")
+    where = paragraph("Where they lie, or where to get them:", tone="quiet")
     named = [
-        say(Span(name, "strong"), ": ", "built in" if folder is None else Span(str(folder), "code"))
+        paragraph(Span(name, "strong"), ": ", "built in" if folder is None else Span(str(folder), "code"))
         for name, folder in collections
     ]
     over = 'for data.collection, and for kind = "silo"'
     of_texts = [Section("Text collections", tuple(named), over)] if named else []
-    return [Section("", (table,)), *of_texts, Section("", (where, *places))]
+    return [Section("", (table,)), *of_texts, Section("", (where, *positions))]
 
 
 def about_checks(checks: Sequence[FileCheck]) -> list[Section]:
@@ -607,12 +634,12 @@ def about_checks(checks: Sequence[FileCheck]) -> list[Section]:
     names = short_names([check.path for check in checks])
     rows = [
         [
-            Cell(names[check.path]),
-            *map(Cell, (f"{check.queries:,}", f"{check.documents:,}", f"{check.features:,}")),
-            Cell(f"{check.fewest} / {check.median:g} / {check.most}"),
-            Cell("  ".join(f"{count:,}" for count in check.grades)),
-            Cell(f"{check.zeros:.0%}"),
-            Cell("0 .. 1" if check.looks_normalised else "raw"),
+            names[check.path],
+            *(f"{check.queries:,}", f"{check.documents:,}", f"{check.features:,}"),
+            f"{check.fewest} / {check.median:g} / {check.most}",
+            "  ".join(f"{count:,}" for count in check.grades),
+            f"{check.zeros:.0%}",
+            "0 .. 1" if check.looks_normalised else "raw",
         ]
         for check in checks
         if check.sound
@@ -623,9 +650,9 @@ def about_checks(checks: Sequence[FileCheck]) -> list[Section]:
         parts.append(Table([*header, "values"], rows, notes=["docs per query: fewest / median / most"]))
     for check in checks:
         if check.error:
-            parts.append(say(Span("unsound ", "strong"), Span(check.error, "code"), tone="worse"))
+            parts.append(paragraph(Span("unsound ", "strong"), Span(check.error, "code"), tone="worse"))
         elif check.oddities:
-            parts.append(Section(names[check.path], tuple(say(f"  - {oddity}") for oddity in check.oddities)))
+            parts.append(Section(names[check.path], tuple(paragraph(f"  - {oddity}") for oddity in check.oddities)))
     return [Section("", tuple(parts))]
 
 
@@ -638,7 +665,7 @@ def about_sketch(description: Mapping[str, str]) -> list[Section]:
 def about_log(log: LogDescription) -> list[Section]:
     """What a search log is like, in numbers."""
     rows = [(name, text, "") for name, text in _log_rows(log)]
-    return [Section(log.name, tuple(map(say, log.notes))), Section("", (_named(rows),))]
+    return [Section(log.name, tuple(map(paragraph, log.notes))), Section("", (_named(rows),))]
 
 
 def _named(rows: Sequence[tuple[str, str, Tone]]) -> Table:
@@ -691,13 +718,13 @@ def _log_rows(log: LogDescription) -> list[tuple[str, str]]:
 def _shown_rows(shown: ShownDescription) -> list[tuple[str, str]]:
     """What is only known of lists as they were shown."""
     low, middle, high = shown.lengths
-    places = [
+    positions = [
         f"{clicked / often:.1%}" for clicked, often in zip(shown.clicked_at, shown.shown_at, strict=True) if often
     ]
     rows = [
         ("lists as shown", f"{low:,} to {high:,} documents, median {middle:,}; {shown.later_pages:,} of later pages"),
         ("without a click", f"{shown.unclicked:.1%} of the lists"),
-        ("clicked by place", ", ".join(places[:10]) + (", ..." if len(places) > 10 else "")),
+        ("clicked by position", ", ".join(positions[:10]) + (", ..." if len(positions) > 10 else "")),
     ]
     if not np.isnan(shown.dwell):
         rows.append(("time on a document", f"median {shown.dwell:,.0f} s where it is known"))

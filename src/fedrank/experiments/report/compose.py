@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.experiments.report.analysis import FEWEST, Analysis, below_nothing, find, what_final_means
+from fedrank.display import number
+from fedrank.experiments.report.analysis import FEWEST, Analysis, analyse, below_nothing, what_final_means
 from fedrank.experiments.report.by_query import queries_section
+from fedrank.experiments.report.formatting import heading
 from fedrank.experiments.report.run_values import VariantRuns
 from fedrank.experiments.report.sections import (
     Drawing,
@@ -24,16 +26,14 @@ from fedrank.experiments.report.sections import (
     Section,
     Span,
     Table,
-    say,
+    paragraph,
 )
 from fedrank.experiments.report.tables import (
-    asked_rows,
     claims_table,
     clients_table,
     comparison_table,
     cost_table,
     final_table,
-    heading,
     headline,
     interval_table,
     nothing_table,
@@ -43,6 +43,7 @@ from fedrank.experiments.report.tables import (
     provenance_rows,
     published_table,
     robustness_table,
+    settings_rows,
     unfinished_table,
     unlearned_table,
 )
@@ -51,55 +52,57 @@ from fedrank.experiments.runner.folder import LAST
 from fedrank.experiments.runner.runs import Runs
 
 
-def whole(findings: Analysis, anchor: str = "") -> Section:
+def whole(analysis: Analysis, anchor: str = "") -> Section:
     """All that a report says about one experiment."""
-    over = f"{findings.kind} experiment · {findings.name}" if findings.kind else findings.name
-    first: list[Part] = [say(headline(findings), tone="lead"), *_below(findings), *warnings(findings)]
-    count = len(findings.unfinished)
+    over = f"{analysis.kind} experiment · {analysis.name}" if analysis.kind else analysis.name
+    first: list[Part] = [paragraph(headline(analysis), tone="lead"), *_below(analysis), *warnings(analysis)]
+    count = len(analysis.unfinished)
     if count:
-        runs = f"{count} of {len(findings.runs)} runs {'is' if count == 1 else 'are'}"
-        first.append(say(f"{runs} not finished and not counted; see “Unfinished runs” below.", tone="warn"))
-    return Section(findings.title, (*first, *_sections(findings)), over, anchor)
+        runs = f"{count} of {len(analysis.runs)} runs {'is' if count == 1 else 'are'}"
+        first.append(paragraph(f"{runs} not finished and not counted; see “Unfinished runs” below.", tone="warn"))
+    return Section(analysis.title, (*first, *_sections(analysis)), over, anchor)
 
 
 def brief(runs: Runs, baseline: str | None = None) -> list[Section]:
     """What a terminal shows after a run: the final table of each experiment, and what must not be overlooked."""
     if not len(runs.finished):
-        return [Section("", (say(f"No finished run among {len(runs)}."),))]
-    return [_brief(findings) for findings in find(runs, baseline)]
+        return [Section("", (paragraph(f"No finished run among {len(runs)}."),))]
+    return [_brief(analysis) for analysis in analyse(runs, baseline)]
 
 
-def _brief(findings: Analysis) -> Section:
-    parts: list[Part] = [final_table(findings), *_below(findings)]
-    parts += [replace(note, tone="quiet") for note in warnings(findings)]
-    if findings.claims:
-        parts.append(Section("Does it hold?", (replace(claims_table(findings), notes=()),)))
-    parts += _with_table("Under attack", robustness_table(findings))
-    if (promoted := promotion_table(findings)) is not None:
+def _brief(analysis: Analysis) -> Section:
+    parts: list[Part] = [final_table(analysis), *_below(analysis)]
+    parts += [replace(note, tone="quiet") for note in warnings(analysis)]
+    if analysis.claims:
+        parts.append(Section("Does it hold?", (replace(claims_table(analysis), notes=()),)))
+    parts += _with_table("Under attack", robustness_table(analysis))
+    if (promoted := promotion_table(analysis)) is not None:
         parts.append(Section("Promoted", (replace(promoted, notes=()),)))
-    parts += map(say, privacy_lines(findings))
-    if len(findings.unfinished):
-        parts.append(say(f"{len(findings.unfinished)} of {len(findings.runs)} runs are not finished and not counted:"))
-        for some in alike(findings.unfinished):
-            parts.append(say(f"  {several(some)}: {some[0].status}, {some[0].reason}", tone="warn"))
-    return Section(findings.title, tuple(parts))
+    parts += map(paragraph, privacy_lines(analysis))
+    if len(analysis.unfinished):
+        parts.append(
+            paragraph(f"{len(analysis.unfinished)} of {len(analysis.runs)} runs are not finished and not counted:")
+        )
+        for some in alike(analysis.unfinished):
+            parts.append(paragraph(f"  {several(some)}: {some[0].status}, {some[0].reason}", tone="warn"))
+    return Section(analysis.title, tuple(parts))
 
 
-def warnings(findings: Analysis) -> list[Paragraph]:
+def warnings(analysis: Analysis) -> list[Paragraph]:
     """What to keep in mind."""
-    return [say(note, tone="warn") for note in findings.notes]
+    return [paragraph(note, tone="warn") for note in analysis.notes]
 
 
-def _below(findings: Analysis) -> list[Paragraph]:
+def _below(analysis: Analysis) -> list[Paragraph]:
     """Models that should not be used: what users have without them is better."""
-    return [say(line, tone="warn") for line in below_nothing(findings)]
+    return [paragraph(line, tone="warn") for line in below_nothing(analysis)]
 
 
-def conventions(findings: Analysis) -> Section:
+def conventions(analysis: Analysis) -> Section:
     """How each number was measured."""
-    finished = findings.runs.finished
+    finished = analysis.runs.finished
     sentences: list[str] = []
-    for name in (*findings.measures, *{key: None for run in finished for key in run.conventions}):
+    for name in (*analysis.measures, *{key: None for run in finished for key in run.conventions}):
         meanings = dict.fromkeys(run.conventions[name] for run in finished if name in run.conventions)
         for meaning in meanings:
             if (name, meaning) == ("final", f"mean of the last {LAST} evaluations"):
@@ -109,55 +112,55 @@ def conventions(findings: Analysis) -> Section:
                 text += " (Not all runs used this convention: their values are not comparable.)"
             if text not in sentences:
                 sentences.append(text)
-    sentences += what_final_means(findings)
+    sentences += what_final_means(analysis)
     sentences += dict.fromkeys(note for run in finished for note in run.notes)
     return Section("How it was measured", (Points(tuple(sentences)),))
 
 
-def _sections(findings: Analysis) -> Iterator[Section]:
+def _sections(analysis: Analysis) -> Iterator[Section]:
     """In the order in which they are read."""
-    yield _asked(findings)
-    intervals = tuple(Section(heading(column), (interval_table(findings, column),)) for column in findings.columns)
+    yield _settings_section(analysis)
+    intervals = tuple(Section(heading(column), (interval_table(analysis, column),)) for column in analysis.columns)
     folded = Section("Confidence intervals and ranges", intervals, folded=True)
-    yield Section("Final quality", (final_table(findings), folded))
-    if findings.nothing:
-        yield _against_nothing(findings)
-    if findings.baseline is not None:
-        yield _against_the_baseline(findings)
-    yield from _with_table("Does it hold?", claims_table(findings) if findings.claims else None)
-    yield from _with_table("Published and measured", published_table(findings) if findings.published else None)
-    if charts := curve_drawings(findings):
+    yield Section("Final quality", (final_table(analysis), folded))
+    if analysis.nothing:
+        yield _against_nothing(analysis)
+    if analysis.baseline is not None:
+        yield _against_the_baseline(analysis)
+    yield from _with_table("Does it hold?", claims_table(analysis) if analysis.claims else None)
+    yield from _with_table("Published and measured", published_table(analysis) if analysis.published else None)
+    if charts := curve_drawings(analysis):
         lively = tuple(
-            Interactive("curves", partial(curve_data, findings, column), (charts[column],)) for column in charts
+            Interactive("curves", partial(curve_data, analysis, column), (charts[column],)) for column in charts
         )
         yield Section("Learning curves", lively)
-    yield from queries_section(findings)
-    yield from _with_table("Under attack", robustness_table(findings))
-    yield from _with_table("Unlearned", unlearned_table(findings))
-    yield from _with_table("Promoted", promotion_table(findings))
-    yield from _with_table("Whom it serves", clients_table(findings))
-    yield from _privacy(findings)
-    yield Section("Cost", (cost_table(findings),))
-    yield from _weights(findings)
-    yield conventions(findings)
-    if len(findings.unfinished):
-        left_out = say("These are left out of every table and chart above.")
-        yield Section("Unfinished runs", (left_out, unfinished_table(findings.unfinished)))
-    yield _provenance(findings)
+    yield from queries_section(analysis)
+    yield from _with_table("Under attack", robustness_table(analysis))
+    yield from _with_table("Unlearned", unlearned_table(analysis))
+    yield from _with_table("Promoted", promotion_table(analysis))
+    yield from _with_table("Whom it serves", clients_table(analysis))
+    yield from _privacy(analysis)
+    yield Section("Cost", (cost_table(analysis),))
+    yield from _weights(analysis)
+    yield conventions(analysis)
+    if len(analysis.unfinished):
+        left_out = paragraph("These are left out of every table and chart above.")
+        yield Section("Unfinished runs", (left_out, unfinished_table(analysis.unfinished)))
+    yield _provenance(analysis)
 
 
-def _asked(findings: Analysis) -> Section:
-    note = say(
+def _settings_section(analysis: Analysis) -> Section:
+    note = paragraph(
         "Settings that have their default are not listed; the experiment in full is under “Provenance”.", tone="note"
     )
-    if not findings.parts:
-        return Section("What was asked", (Pairs(tuple(asked_rows(findings))), note))
-    about = say(
+    if not analysis.parts:
+        return Section("What was asked", (Pairs(tuple(settings_rows(analysis))), note))
+    about = paragraph(
         "These experiments were tested on the same queries, so their variants stand in one table. Values are compared "
         "over the folds and seeds that two variants share; what else differs between experiments is said here, and "
         "nothing corrects for it."
     )
-    each = [Section(f"{part.name}: {part.title}", (Pairs(tuple(asked_rows(part))),)) for part in findings.parts]
+    each = [Section(f"{part.name}: {part.title}", (Pairs(tuple(settings_rows(part))),)) for part in analysis.parts]
     return Section("What was asked", (about, *each, note))
 
 
@@ -165,32 +168,32 @@ def _with_table(name: str, table: Table | None) -> list[Section]:
     return [] if table is None else [Section(name, (table,))]
 
 
-def _against_nothing(findings: Analysis) -> Section:
-    orders = ", ".join(dict.fromkeys(nothing.order for nothing in findings.nothing))
-    about = say(
+def _against_nothing(analysis: Analysis) -> Section:
+    orders = ", ".join(dict.fromkeys(nothing.order for nothing in analysis.nothing))
+    about = paragraph(
         "What users have without learning: ",
         Span(orders, "strong"),
         ". Differences are of final values, tested as all others are, and corrected for the variants (Holm). One model "
         "may stand for itself here, since it is what users would get: then another seed may give something else.",
     )
-    columns = [name for name in findings.measures if any(name in nothing.comparisons for nothing in findings.nothing)]
-    tables = [Section(heading(column), (nothing_table(findings, column),)) for column in columns]
+    columns = [name for name in analysis.measures if any(name in nothing.comparisons for nothing in analysis.nothing)]
+    tables = [Section(heading(column), (nothing_table(analysis, column),)) for column in columns]
     more = [Section("The same for the other measures", tuple(tables[1:]), folded=True)] if tables[1:] else []
     return Section("Against doing nothing", (about, tables[0], *more))
 
 
-def _against_the_baseline(findings: Analysis) -> Section:
-    assert findings.baseline is not None
-    first, *rest = findings.columns
-    count = sum(found.contrast.tested for found in findings.comparisons[first].values())
-    about = say(
+def _against_the_baseline(analysis: Analysis) -> Section:
+    assert analysis.baseline is not None
+    first, *rest = analysis.columns
+    count = sum(found.contrast.tested for found in analysis.comparisons[first].values())
+    about = paragraph(
         "Baseline: ",
-        Span(findings.baseline.label, "strong"),
-        f" ({findings.baseline_why}). The difference is the variant minus the baseline, over the folds and seeds that "
-        f"both finished; p is corrected for the {count} comparison{'s' if count != 1 else ''} that could be tested "
-        "(Holm). All of it is about this data set.",
+        Span(analysis.baseline.label, "strong"),
+        f" ({analysis.baseline_reason}). The difference is the variant minus the baseline, over the folds and seeds "
+        f"that both finished; p is corrected for the {number(count, 'comparison')} that could be tested (Holm). "
+        "All of it is about this data set.",
     )
-    tables = [Section(heading(column), (comparison_table(findings, column),)) for column in findings.columns]
+    tables = [Section(heading(column), (comparison_table(analysis, column),)) for column in analysis.columns]
     parts: list[Part] = [about, tables[0]]
     if rest:
         names = ", ".join(heading(column) for column in rest)
@@ -198,19 +201,19 @@ def _against_the_baseline(findings: Analysis) -> Section:
     return Section("Against the baseline", tuple(parts))
 
 
-def curve_drawings(findings: Analysis) -> dict[str, Drawing]:
+def curve_drawings(analysis: Analysis) -> dict[str, Drawing]:
     """A chart of every column that has learning curves."""
-    charts, trees = {}, findings.kind == "trees"
-    if any(len(variant.repeats) >= FEWEST for variant in findings.variants):
+    charts, trees = {}, analysis.kind == "trees"
+    if any(len(variant.repeats) >= FEWEST for variant in analysis.variants):
         band = " Bands: 95% confidence interval of the mean over repeats."
     else:
         band = f" No bands: they need at least {FEWEST} repeats."
-    for column in (*findings.measures, "online"):
-        drawn = [curve for variant in findings.variants if (curve := variant.curve(column)) is not None]
+    for column in (*analysis.measures, "online"):
+        drawn = [curve for variant in analysis.variants if (curve := variant.curve(column)) is not None]
         if not drawn or (trees and all(len(curve.rounds) == 1 for curve in drawn)):  # models were merged once
             continue
         name, windows = heading(column), sorted({curve.window for curve in drawn})
-        text = f"{name} by {findings.axis}, mean over repeats.{band}"
+        text = f"{name} by {analysis.axis}, mean over repeats.{band}"
         if column == "online" and windows == [1]:
             text += " Not smoothed."
         elif column == "online":
@@ -220,18 +223,18 @@ def curve_drawings(findings: Analysis) -> dict[str, Drawing]:
             text += " A line ends with the smallest forest of its repeats."
         else:
             text += " Measured on the test queries, after aggregation."
-        if findings.nothing and column in findings.measures:
+        if analysis.nothing and column in analysis.measures:
             text += " Level lines: what users have without learning."
-        charts[column] = Drawing(partial(_draw_curves, findings, column), text)
+        charts[column] = Drawing(partial(draw_curves, analysis, column), text)
     return charts
 
 
-def curve_data(findings: Analysis, column: str) -> dict[str, Any]:
+def curve_data(analysis: Analysis, column: str) -> dict[str, Any]:
     """The same chart as numbers, for a page that lets its reader look closer."""
     from fedrank.experiments.report.figures import line_look
 
     lines = []
-    for i, variant in enumerate(findings.variants):
+    for i, variant in enumerate(analysis.variants):
         curve = variant.curve(column)
         if curve is None:
             continue
@@ -248,76 +251,77 @@ def curve_data(findings: Analysis, column: str) -> dict[str, Any]:
         )
     levels = [
         {"name": f"{each.values.label}: {each.order}", "value": each.values.summary(column).mean}
-        for each in findings.nothing
+        for each in analysis.nothing
         if column in each.comparisons
     ]
-    return {"title": heading(column), "axis": findings.axis, "lines": lines, "levels": levels}
+    return {"title": heading(column), "axis": analysis.axis, "lines": lines, "levels": levels}
 
 
 def _short(values: NDArray[np.float64]) -> list[float]:
     return [round(value, 5) for value in values.tolist()]
 
 
-def _privacy(findings: Analysis) -> list[Section]:
-    table = privacy_table(findings)
+def _privacy(analysis: Analysis) -> list[Section]:
+    table = privacy_table(analysis)
     if table is not None:
         return _with_table("Privacy", table)
-    card = next((card for variant in findings.variants if (card := variant.card) is not None), None)
+    card = next((card for variant in analysis.variants if (card := variant.card) is not None), None)
     if card is None:
         return []
     summary, _, rest = card.summary.partition(" Not covered: ")
-    listed: tuple[Part, ...] = (say("Not covered:"), Points(card.not_covered)) if rest else ()
-    return [Section("Privacy", (say(summary), *listed))]
+    listed: tuple[Part, ...] = (paragraph("Not covered:"), Points(card.not_covered)) if rest else ()
+    return [Section("Privacy", (paragraph(summary), *listed))]
 
 
-def _weights(findings: Analysis) -> list[Section]:
-    wanted = [findings.best] if findings.baseline in (None, findings.best) else [findings.best, findings.baseline]
+def _weights(analysis: Analysis) -> list[Section]:
+    wanted = [analysis.best] if analysis.baseline in (None, analysis.best) else [analysis.best, analysis.baseline]
     shown = [variant for variant in wanted if variant is not None and variant.weights() is not None]
     if not shown:
         return []
     text = "Features with the largest mean weight, whatever its sign; lines show one standard deviation over repeats."
-    if len(findings.variants) > 1:
-        roles = [f"{v.label} ({'highest quality' if v is findings.best else 'baseline'})" for v in shown]
+    if len(analysis.variants) > 1:
+        roles = [f"{v.label} ({'highest quality' if v is analysis.best else 'baseline'})" for v in shown]
         text += f" Shown: {'; '.join(roles)}."
     text += " Blue raises a document's score, orange lowers it."
-    if any(run.data.get("normalised") == "none" for run in findings.runs.finished):
+    if any(run.data.get("normalised") == "none" for run in analysis.runs.finished):
         text += " Features were not normalised by fedrank: compare weights only if they share a scale."
     return [Section("What the linear model learned", (Drawing(partial(_draw_weights, shown), text),))]
 
 
-def _draw_curves(findings: Analysis, column: str) -> str:
-    from fedrank.experiments.report.figures import curves  # matplotlib takes its time
+def draw_curves(analysis: Analysis, column: str) -> str:
+    """The learning curves of one column as SVG."""
+    from fedrank.experiments.report.figures import as_svg, curves_figure  # matplotlib takes its time
 
-    return curves(findings, column, heading(column))
+    return as_svg(curves_figure(analysis, column, heading(column)))
 
 
 def _draw_weights(variants: Sequence[VariantRuns]) -> str:
-    from fedrank.experiments.report.figures import weight_bars
+    from fedrank.experiments.report.figures import as_svg, weights_figure
 
-    return weight_bars(variants)
+    return as_svg(weights_figure(variants))
 
 
-def _provenance(findings: Analysis) -> Section:
-    versions = ", ".join(sorted({run.version for run in findings.runs.finished if run.version})) or "unknown"
-    repeats = sum(len(variant.repeats) for variant in findings.variants)
-    parts: list[Part] = [say(f"fedrank {versions}, {repeats} finished run{'s' if repeats != 1 else ''}.")]
-    if origin := provenance_rows(findings.runs.finished):
+def _provenance(analysis: Analysis) -> Section:
+    versions = ", ".join(sorted({run.version for run in analysis.runs.finished if run.version})) or "unknown"
+    repeats = sum(len(variant.repeats) for variant in analysis.variants)
+    parts: list[Part] = [paragraph(f"fedrank {versions}, {repeats} finished run{'s' if repeats != 1 else ''}.")]
+    if origin := provenance_rows(analysis.runs.finished):
         parts.append(Pairs(tuple(origin)))
-    for one in findings.parts or (findings,):
+    for one in analysis.parts or (analysis,):
         if one.text:
-            which = f"The experiment {one.name} in full" if findings.parts else "The experiment in full"
+            which = f"The experiment {one.name} in full" if analysis.parts else "The experiment in full"
             parts.append(Section(which, (Listing(one.text, "toml"),), folded=True))
     return Section("Provenance", tuple(parts))
 
 
 def left_out(runs: Runs, reported: Sequence[Analysis]) -> str:
     """Experiments without a single finished run have no section, but are not passed over in silence."""
-    folders = {findings.folder for findings in reported}
+    folders = {analysis.folder for analysis in reported}
     missing = [run for run in runs if run.folder not in folders]
     if not missing:
         return ""
     groups = [some for own in Runs(tuple(missing)).group("folder").values() for some in alike(own)]
-    said = (f"{some[0].experiment}, {several(some)}: {some[0].status}, {some[0].reason}" for some in groups[:20])
-    reasons = "; ".join(said)
+    text = (f"{some[0].experiment}, {several(some)}: {some[0].status}, {some[0].reason}" for some in groups[:20])
+    reasons = "; ".join(text)
     more = f"; and {len(groups) - 20} more" if len(groups) > 20 else ""
     return f"Experiments without a finished run are not reported on: {reasons}{more}."

@@ -40,7 +40,7 @@ class Contrast:
     repeats: int = 0  # runs that both have
     spread: float = math.nan  # standard deviation of what is counted
     floor: float = 0.0  # what the error would be after ever so many repeats
-    why: str = ""  # why there is no test; empty if there is one
+    reason: str = ""  # why there is no test; empty if there is one
     luck: float = math.nan  # where there is no test: standard error over repeats, which is for exactly these queries
 
     @property
@@ -101,14 +101,14 @@ def contrast(ours: VariantRuns, theirs: VariantRuns, column: str, single: bool =
         repeat for repeat in ours.repeats if repeat in theirs.repeats and not _unknown(ours, theirs, repeat, column)
     ]
     if not shared:
-        return Contrast(why="no repeat of both variants is finished")
+        return Contrast(reason="no repeat of both variants is finished")
     finals = np.array([_final(ours, theirs, repeat, column) for repeat in shared])
     pairs = [(ours.repeats[repeat], theirs.repeats[repeat]) for repeat in shared]
     folds = np.array([fold for fold, _ in shared])
     if any(column not in reading.queries for pair in pairs for reading in pair):
         return by_folds(finals, folds)
     if any(not np.array_equal(one.query_ids, other.query_ids) for one, other in pairs):
-        return Contrast(float(finals.mean()), repeats=len(finals), why="they were tested on different queries")
+        return Contrast(float(finals.mean()), repeats=len(finals), reason="they were tested on different queries")
     if _is_split(folds, [one.query_ids for one, _ in pairs]):
         return by_splits(finals, float(np.mean([one.test_share for one, _ in pairs])))
     found = [_known(one, other, column) for one, other in pairs]
@@ -153,13 +153,13 @@ def by_queries(
     seed, luck is taken from the spread between runs.
     """
     runs, mean = len(finals), float(finals.mean())
-    queries, place = np.unique(np.concatenate(ids), return_inverse=True)
+    queries, position = np.unique(np.concatenate(ids), return_inverse=True)
     n = len(queries)
     if n < 2:
-        return Contrast(mean, unit="queries", counted=n, repeats=runs, why="fewer than two queries are measured")
+        return Contrast(mean, unit="queries", counted=n, repeats=runs, reason="fewer than two queries are measured")
     run = np.repeat(np.arange(runs), [len(each) for each in ids])
     shape = n, runs
-    flat, everything = place * runs + run, np.concatenate(values)
+    flat, everything = position * runs + run, np.concatenate(values)
     sums = np.bincount(flat, everything, minlength=n * runs).reshape(shape).astype(np.float64)
     counts = np.bincount(flat, minlength=n * runs).reshape(shape).astype(np.float64)
     moved = _resampled(sums, counts)  # [draws, runs]: how far each run's mean moves with the queries drawn
@@ -178,7 +178,7 @@ def by_queries(
     elif single:
         error2, luck, luck_freedom = over_queries, 0.0, 1
     else:
-        return Contrast(mean, unit="queries", counted=n, repeats=runs, spread=spread, why=ONE_TRAINING)
+        return Contrast(mean, unit="queries", counted=n, repeats=runs, spread=spread, reason=ONE_TRAINING)
     parts = over_queries**2 / (n - 1) + luck**2 / luck_freedom
     freedom = error2**2 / parts if parts > 0 else float(n - 1)
     if luck > over_queries:  # Satterthwaite is too hopeful where most of the error rests on a few seeds
@@ -234,11 +234,11 @@ def by_splits(finals: NDArray[np.float64], test_share: float) -> Contrast:
     """
     runs, mean = len(finals), float(finals.mean())
     if runs < FEWEST:
-        why = f"{_few(runs, 'random split')} of the queries: their spread says nothing; use at least {FEWEST} seeds"
-        return Contrast(mean, unit="splits", counted=runs, repeats=runs, why=why)
+        reason = f"{_few(runs, 'random split')} of the queries: their spread says nothing; use at least {FEWEST} seeds"
+        return Contrast(mean, unit="splits", counted=runs, repeats=runs, reason=reason)
     if math.isnan(test_share):
-        why = "how many queries were trained on is not known, so that splits cannot be corrected for what they share"
-        return Contrast(mean, unit="splits", counted=runs, repeats=runs, why=why)
+        reason = "how many queries were trained on is not known, so that splits cannot be corrected for what they share"
+        return Contrast(mean, unit="splits", counted=runs, repeats=runs, reason=reason)
     spread = float(finals.std(ddof=1))
     error = spread * math.sqrt(1 / runs + test_share)
     return Contrast(mean, error, runs - 1, "splits", runs, runs, spread, spread * math.sqrt(test_share))
@@ -251,17 +251,17 @@ def by_folds(finals: NDArray[np.float64], folds: NDArray[np.int64]) -> Contrast:
     s² (1 / J + ρ / (1 - ρ)), as in Nadeau and Bengio (2003), and s² has fewer degrees of freedom than J - 1. What seeds
     of one fold differ by is luck, which folds do not share.
     """
-    names, place = np.unique(folds, return_inverse=True)
+    names, position = np.unique(folds, return_inverse=True)
     count, runs, mean = len(names), len(finals), float(finals.mean())
     if count < FEWEST:
-        why = f"they are known of runs, not of queries, and {_few(count, 'fold')} cannot stand for other queries"
+        reason = f"they are known of runs, not of queries, and {_few(count, 'fold')} cannot stand for other queries"
         luck = float(finals.std(ddof=1)) / math.sqrt(runs) if runs >= 2 else math.nan
-        return Contrast(mean, unit="folds", counted=count, repeats=runs, why=why, luck=luck)
-    each = np.bincount(place)
-    means = np.bincount(place, finals) / each
+        return Contrast(mean, unit="folds", counted=count, repeats=runs, reason=reason, luck=luck)
+    each = np.bincount(position)
+    means = np.bincount(position, finals) / each
     variance, common, luck = float(means.var(ddof=1)), SHARED / (1 - SHARED), 0.0
     if each.min() >= 2:
-        luck = float(np.mean([finals[place == fold].var(ddof=1) / each[fold] for fold in range(count)]))
+        luck = float(np.mean([finals[position == fold].var(ddof=1) / each[fold] for fold in range(count)]))
     shared = common * max(0.0, variance - luck)
     error, freedom = math.sqrt(variance / count + shared), FREE * (count - 1)
     return Contrast(float(means.mean()), error, freedom, "folds", count, runs, math.sqrt(variance), math.sqrt(shared))
@@ -272,8 +272,8 @@ def across(differences: Sequence[float], repeats: int = 0) -> Contrast:
     known = np.array([value for value in differences if not math.isnan(value)])
     count, mean = len(known), float(known.mean()) if len(known) else math.nan
     if count < FEWEST:
-        why = f"{_few(count, 'data set')} cannot stand for others; at least {FEWEST} are needed"
-        return Contrast(mean, unit="data sets", counted=count, repeats=repeats, why=why)
+        reason = f"{_few(count, 'data set')} cannot stand for others; at least {FEWEST} are needed"
+        return Contrast(mean, unit="data sets", counted=count, repeats=repeats, reason=reason)
     spread = float(known.std(ddof=1))
     return Contrast(mean, spread / math.sqrt(count), count - 1, "data sets", count, repeats, spread)
 

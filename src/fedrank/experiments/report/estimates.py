@@ -1,4 +1,4 @@
-"""What people would have clicked, and what a log tells of places: tables and a picture."""
+"""What people would have clicked, and what a log tells of positions: tables and a picture."""
 
 from __future__ import annotations
 
@@ -7,74 +7,74 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedrank.experiments.report.figures import COLOURS, LOOK, QUIET, save_picture
-from fedrank.experiments.report.sections import Cell, Points, Section, Table, say
-from fedrank.experiments.report.tables import signed
+from fedrank.experiments.report.formatting import signed
+from fedrank.experiments.report.sections import Cell, Points, Row, Section, Table, paragraph
 from fedrank.ranking.estimate import ClickEstimate, Interval
 from fedrank.ranking.propensity import Propensities, ShownResults
 
 
 def about_estimate(found: ClickEstimate) -> list[Section]:
     """The estimates, and how far they can be believed."""
-    rows = [
+    rows: list[Row] = [
         [
             Cell(row.name, tone="warn" if row.note else ""),
-            Cell(row.unit),
-            Cell(f"{row.logged:.4f}"),
-            Cell(f"{row.model.value:.4f}"),
-            Cell(_between(row.model)),
-            Cell(signed("", row.difference.value)),
-            Cell(_between(row.difference, "+")),
+            row.unit,
+            f"{row.logged:.4f}",
+            f"{row.model.value:.4f}",
+            _between(row.model),
+            signed("", row.difference.value),
+            _between(row.difference, "+"),
         ]
         for row in found.rows
     ]
     headings = ["estimate", "unit", "logged order", "model", "95 % interval", "difference", "95 % interval"]
     points = [
         f"{found.searches:,} lists of {found.queries:,} queries, worth those of {found.effective:,.0f} queries that "
-        f"weigh alike; {found.clicks:,} clicks in the first {found.places} places; intervals are over queries",
+        f"weigh alike; {found.clicks:,} clicks in the first {found.positions} positions; intervals are over queries",
         f"propensities from {found.propensities.how}; {found.clipped:.1%} of clicks had their weight cut, "
-        f"{found.unseen:.1%} of what the model would show was never seen in a known place",
+        f"{found.unseen:.1%} of what the model would show was never seen in a known position",
         f"the model puts {found.moved:.0%} of all results elsewhere in their list; it orders what was shown, and finds "
         "nothing new",
         *(f"{row.name} is {row.note}" for row in found.rows if row.note),
         *found.notes,
     ]
     verdict = found.verdict
-    return [Section("", (say(verdict[0].upper() + verdict[1:] + "."), Table(headings, rows), Points(tuple(points))))]
+    return [
+        Section("", (paragraph(verdict[0].upper() + verdict[1:] + "."), Table(headings, rows), Points(tuple(points))))
+    ]
 
 
-def about_places(by: Propensities, shown: ShownResults) -> list[Section]:
-    """How often each place is looked at, compared with the first."""
-    lists, clicks = (np.bincount(shown.place, weights=weights) for weights in (None, shown.clicked))
+def about_positions(by: Propensities, shown: ShownResults) -> list[Section]:
+    """How often each position is looked at, compared with the first."""
+    lists, clicks = (np.bincount(shown.position, weights=weights) for weights in (None, shown.clicked))
     rows = []
-    for place in range(len(by.slope)):
-        known = bool(by.known[place])
-        cells = [str(place + 1), f"{clicks[place] / max(lists[place], 1):.4f}"]
-        cells += [f"{by.slope[place]:.3f}" if known else "not known"]
-        cells += [f"{by.low[place]:.3f} to {by.high[place]:.3f}" if known and place else ""]
-        cells += [signed("", by.extra[place]) if known else ""] if by.extra[by.known].any() else []
-        rows.append([*map(Cell, cells)])
-    headings = ["place", "click rate", "compared with place 1", "95 % interval"]
+    for position in range(len(by.slope)):
+        known = bool(by.known[position])
+        cells = [str(position + 1), f"{clicks[position] / max(lists[position], 1):.4f}"]
+        cells += [f"{by.slope[position]:.3f}" if known else "not known"]
+        cells += [f"{by.low[position]:.3f} to {by.high[position]:.3f}" if known and position else ""]
+        cells += [signed("", by.extra[position]) if known else ""] if by.extra[by.known].any() else []
+        rows.append([*cells])
+    headings = ["position", "click rate", "compared with position 1", "95 % interval"]
     headings += ["clicks by trust"] if by.extra[by.known].any() else []
     note = (
-        f"From {by.how}: {by.moved:,} pairs of a query and a document were shown in several places. The click rate is "
-        "of whatever stood there; the comparison is of the same documents."
+        f"From {by.how}: {by.moved:,} pairs of a query and a document were shown in several positions. The click rate "
+        "is of whatever stood there; the comparison is of the same documents."
     )
-    return [Section("", (Table(headings, rows), say(note), *([Points(by.notes)] if by.notes else [])))]
+    return [Section("", (Table(headings, rows), paragraph(note), *([Points(by.notes)] if by.notes else [])))]
 
 
+@mpl.rc_context(LOOK)
 def draw_estimate(found: ClickEstimate, path: str | Path) -> None:
-    """Differences to the logged order with their intervals, and propensities by place; the ending is the format."""
-    with mpl.rc_context(LOOK):
-        figure = Figure(figsize=(9.5, 3.4), layout="constrained")
-        FigureCanvasAgg(figure)
-        left, right = figure.subplots(1, 2, width_ratios=(1.3, 1))
-        _draw_differences(left, found)
-        _draw_places(right, found.propensities)
-        save_picture(figure, path)
+    """Differences to the logged order with their intervals, and propensities by position; the ending is the format."""
+    figure = Figure(figsize=(9.5, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1.3, 1))
+    _draw_differences(left, found)
+    _draw_positions(right, found.propensities)
+    save_picture(figure, path)
 
 
 def _draw_differences(axis: Any, found: ClickEstimate) -> None:
@@ -92,13 +92,13 @@ def _draw_differences(axis: Any, found: ClickEstimate) -> None:
     axis.set_title("What people would have clicked, 95 % intervals over queries", loc="left", fontsize=9.5)
 
 
-def _draw_places(axis: Any, by: Propensities) -> None:
-    places = np.flatnonzero(by.known)
-    axis.fill_between(places + 1, by.low[places], by.high[places], color=COLOURS[0], alpha=0.2, lw=0)
-    axis.plot(places + 1, by.slope[places], "o-", color=COLOURS[0], ms=3.5, lw=1.2)
+def _draw_positions(axis: Any, by: Propensities) -> None:
+    positions = np.flatnonzero(by.known)
+    axis.fill_between(positions + 1, by.low[positions], by.high[positions], color=COLOURS[0], alpha=0.2, lw=0)
+    axis.plot(positions + 1, by.slope[positions], "o-", color=COLOURS[0], ms=3.5, lw=1.2)
     axis.set_ylim(0, None)
-    axis.set_xlabel("place")
-    axis.set_title("Clicks compared with the first place", loc="left", fontsize=9.5)
+    axis.set_xlabel("position")
+    axis.set_title("Clicks compared with the first position", loc="left", fontsize=9.5)
 
 
 def _between(one: Interval, sign: str = "") -> str:

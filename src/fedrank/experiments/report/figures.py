@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from fedrank.experiments.report.analysis import FEWEST, Analysis
 from fedrank.experiments.report.run_values import VariantRuns
-from fedrank.experiments.spec.toml import readable
-from fedrank.files import write_whole
+from fedrank.files import write_atomic
+from fedrank.toml import readable
 
 # Okabe and Ito's colours without yellow, which vanishes on white; styles keep eight lines apart in grey print.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#333333", "#882255")
@@ -67,101 +67,89 @@ def save_picture(figure: Figure, path: str | Path, **settings: Any) -> None:
     """Write a figure as a whole file, in the format that its ending names; PNG if it has none."""
     content = io.BytesIO()
     figure.savefig(content, format=Path(path).suffix[1:] or "png", dpi=150, **settings)
-    write_whole(path, content.getvalue())
+    write_atomic(path, content.getvalue())
 
 
 Panel = tuple[str, list[tuple[str, VariantRuns]]]  # title, lines with their labels
 
 
-def curves(findings: Analysis, column: str, title: str) -> str:
-    """The figure of `curves_figure` as SVG."""
-    with mpl.rc_context(LOOK):
-        return as_svg(curves_figure(findings, column, title))
-
-
-def curves_figure(findings: Analysis, column: str, title: str) -> Picture:
+@mpl.rc_context(LOOK)
+def curves_figure(analysis: Analysis, column: str, title: str) -> Picture:
     """One column by round or tree: a line per variant with a 95% band, in several panels where variants are many."""
-    with mpl.rc_context(LOOK):
-        panels = split(findings)
-        across = min(len(panels), 2 if len(panels) in (2, 4) else 3)
-        down = -(-len(panels) // across)
-        size = (10.2, 3.7) if len(panels) == 1 else (10.2, 2.8 * down + 0.6)
-        figure = Picture(figsize=size, layout="constrained")
-        axes = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
-        labels = list(dict.fromkeys(label for _, lines in panels for label, _ in lines))
-        together = len(labels) <= TOGETHER  # one legend for all panels
-        handles: dict[str, Any] = {}
-        protected = any(variant.is_protected for variant in findings.variants)
-        for axis, (name, lines) in zip(axes, panels, strict=False):
-            own: dict[str, Any] = {}
-            base = findings.baseline
-            if len(panels) > 1 and base is not None and all(variant is not base for _, variant in lines):
-                own |= draw_line(axis, base, column, f"baseline: {base.label}", QUIET, ":", band=False)
-            for i, (label, variant) in enumerate(lines):
-                place = labels.index(label) if together else i
-                claim = f" ({variant.card.claim if variant.card else 'no ε'})" if protected else ""
-                own |= draw_line(axis, variant, column, label + claim, COLOURS[place], STYLES[place])
-            for nothing in findings.nothing:
-                if any(variant.name in nothing.comparisons.get(column, {}) for _, variant in lines):
-                    level, label = nothing.values.summary(column).mean, f"{nothing.values.label}: {nothing.order}"
-                    own[label] = axis.axhline(level, color=INK, ls=(0, (1, 1.5)), lw=1.3)
-            if name:
-                plain(axis.set_title(wrapped(name, 44), loc="left", color=INK))
-            if not together:
-                legend(axis, own, 26, loc="lower right", fontsize=7.5, labelspacing=0.25)
-            handles |= own
-        axes[0].set_ylim(*_heights(findings, column))
-        for i, axis in enumerate(axes):
-            axis.set_visible(i < len(panels))
-            # The last row may be short: the panels above its gaps carry the round numbers then.
-            lowest = i + across >= len(panels)
-            axis.tick_params(labelbottom=lowest, length=3)
-            if lowest:
-                axis.set_xlabel(findings.axis)
-            if i % across == 0:
-                plain(axis.set_ylabel(title))
-        if together and len(handles) > 1:
-            if len(panels) > 1 or max(map(len, handles)) > 60:
-                legend(figure, handles, 44, loc="outside lower center", ncols=min(len(handles), 3))
-            else:
-                legend(figure, handles, 30, loc="outside right center")
-        return figure
+    panels = split(analysis)
+    across = min(len(panels), 2 if len(panels) in (2, 4) else 3)
+    down = -(-len(panels) // across)
+    size = (10.2, 3.7) if len(panels) == 1 else (10.2, 2.8 * down + 0.6)
+    figure = Picture(figsize=size, layout="constrained")
+    axes = figure.subplots(down, across, sharex=True, sharey=True, squeeze=False).ravel()
+    labels = list(dict.fromkeys(label for _, lines in panels for label, _ in lines))
+    together = len(labels) <= TOGETHER  # one legend for all panels
+    handles: dict[str, Any] = {}
+    protected = any(variant.is_protected for variant in analysis.variants)
+    for axis, (name, lines) in zip(axes, panels, strict=False):
+        own: dict[str, Any] = {}
+        base = analysis.baseline
+        if len(panels) > 1 and base is not None and all(variant is not base for _, variant in lines):
+            own |= draw_line(axis, base, column, f"baseline: {base.label}", QUIET, ":", band=False)
+        for i, (label, variant) in enumerate(lines):
+            position = labels.index(label) if together else i
+            claim = f" ({variant.card.claim if variant.card else 'no ε'})" if protected else ""
+            own |= draw_line(axis, variant, column, label + claim, COLOURS[position], STYLES[position])
+        for nothing in analysis.nothing:
+            if any(variant.name in nothing.comparisons.get(column, {}) for _, variant in lines):
+                level, label = nothing.values.summary(column).mean, f"{nothing.values.label}: {nothing.order}"
+                own[label] = axis.axhline(level, color=INK, ls=(0, (1, 1.5)), lw=1.3)
+        if name:
+            plain(axis.set_title(wrapped(name, 44), loc="left", color=INK))
+        if not together:
+            legend(axis, own, 26, loc="lower right", fontsize=7.5, labelspacing=0.25)
+        handles |= own
+    axes[0].set_ylim(*_heights(analysis, column))
+    for i, axis in enumerate(axes):
+        axis.set_visible(i < len(panels))
+        # The last row may be short: the panels above its gaps carry the round numbers then.
+        lowest = i + across >= len(panels)
+        axis.tick_params(labelbottom=lowest, length=3)
+        if lowest:
+            axis.set_xlabel(analysis.axis)
+        if i % across == 0:
+            plain(axis.set_ylabel(title))
+    if together and len(handles) > 1:
+        if len(panels) > 1 or max(map(len, handles)) > 60:
+            legend(figure, handles, 44, loc="outside lower center", ncols=min(len(handles), 3))
+        else:
+            legend(figure, handles, 30, loc="outside right center")
+    return figure
 
 
-def line_look(place: int) -> dict[str, str]:
+def line_look(position: int) -> dict[str, str]:
     """Colour and dashes of a line on a page that draws it itself."""
-    return {"colour": COLOURS[place % len(COLOURS)], "dash": DASHES[place // len(COLOURS) % len(DASHES)]}
+    return {"colour": COLOURS[position % len(COLOURS)], "dash": DASHES[position // len(COLOURS) % len(DASHES)]}
 
 
-def weight_bars(variants: Sequence[VariantRuns], top: int = 12) -> str:
-    """The figure of `weights_figure` as SVG."""
-    with mpl.rc_context(LOOK):
-        return as_svg(weights_figure(variants, top))
-
-
+@mpl.rc_context(LOOK)
 def weights_figure(variants: Sequence[VariantRuns], top: int = 12) -> Picture:
     """The features that weigh most in the linear models of some variants: mean over repeats, with one sd."""
-    with mpl.rc_context(LOOK):
-        shown = [(variant, variant.weights()) for variant in variants]
-        most = max(min(top, weights.shape[1]) for _, weights in shown if weights is not None)
-        figure = Picture(figsize=(5.1 * len(shown) if len(shown) > 1 else 7.0, 0.27 * most + 0.9), layout="constrained")
-        for axis, (variant, weights) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
-            assert weights is not None
-            order, mean, sd = heaviest(weights, top)
-            names = next(iter(variant.repeats.values())).feature_names
-            places = np.arange(len(order))[::-1]
-            colours = [COLOURS[0] if value >= 0 else COLOURS[1] for value in mean[order]]
-            errors = None if np.isnan(sd).any() else sd[order]
-            axis.barh(places, mean[order], xerr=errors, color=colours, height=0.66, ecolor=INK, error_kw={"lw": 0.9})
-            axis.axvline(0, color=QUIET, lw=0.8)
-            axis.set_yticks(places, [_shown(textwrap.shorten(names[i] or "-", 34, placeholder="…")) for i in order])
-            for text in axis.get_yticklabels():
-                plain(text)
-            axis.tick_params(axis="y", length=0)
-            axis.grid(False, axis="y")
-            axis.set_xlabel("weight")
-            plain(axis.set_title(wrapped(variant.label, 40), loc="left"))
-        return figure
+    shown = [(variant, variant.weights()) for variant in variants]
+    most = max(min(top, weights.shape[1]) for _, weights in shown if weights is not None)
+    figure = Picture(figsize=(5.1 * len(shown) if len(shown) > 1 else 7.0, 0.27 * most + 0.9), layout="constrained")
+    for axis, (variant, weights) in zip(figure.subplots(1, len(shown), squeeze=False)[0], shown, strict=True):
+        assert weights is not None
+        order, mean, sd = heaviest(weights, top)
+        names = next(iter(variant.repeats.values())).feature_names
+        positions = np.arange(len(order))[::-1]
+        colours = [COLOURS[0] if value >= 0 else COLOURS[1] for value in mean[order]]
+        errors = None if np.isnan(sd).any() else sd[order]
+        axis.barh(positions, mean[order], xerr=errors, color=colours, height=0.66, ecolor=INK, error_kw={"lw": 0.9})
+        axis.axvline(0, color=QUIET, lw=0.8)
+        axis.set_yticks(positions, [_shown(textwrap.shorten(names[i] or "-", 34, placeholder="…")) for i in order])
+        for text in axis.get_yticklabels():
+            plain(text)
+        axis.tick_params(axis="y", length=0)
+        axis.grid(False, axis="y")
+        axis.set_xlabel("weight")
+        plain(axis.set_title(wrapped(variant.label, 40), loc="left"))
+    return figure
 
 
 def heaviest(
@@ -173,14 +161,14 @@ def heaviest(
     return np.argsort(-np.abs(mean), kind="stable")[:top], mean, sd
 
 
-def split(findings: Analysis) -> list[Panel]:
+def split(analysis: Analysis) -> list[Panel]:
     """Variants in panels of at most eight lines: by the value of a varied setting if possible, else in order."""
-    variants = list(findings.variants)
+    variants = list(analysis.variants)
     if len(variants) <= TOGETHER:
         return [("", [(variant.label, variant) for variant in variants])]
     keys = list(variants[0].settings)
     if (
-        not findings.parts
+        not analysis.parts
         and len(keys) > 1
         and all(list(variant.settings) == keys and "=" in variant.name for variant in variants)
     ):
@@ -212,11 +200,11 @@ def draw_line(
     return {label: handle}
 
 
-def _heights(findings: Analysis, column: str) -> tuple[float, float]:
+def _heights(analysis: Analysis, column: str) -> tuple[float, float]:
     """Limits that show every line and every band whole."""
-    drawn = [curve for variant in findings.variants if (curve := variant.curve(column)) is not None and len(curve.mean)]
+    drawn = [curve for variant in analysis.variants if (curve := variant.curve(column)) is not None and len(curve.mean)]
     # A column such as rewards, of which doing nothing has none, has no level either.
-    levels = [nothing.values.summary(column).mean for nothing in findings.nothing if column in nothing.comparisons]
+    levels = [nothing.values.summary(column).mean for nothing in analysis.nothing if column in nothing.comparisons]
     halves = [curve.half if curve.repeats >= FEWEST else np.zeros(1) for curve in drawn]
     low = min([*levels, *(float((curve.mean - half).min()) for curve, half in zip(drawn, halves, strict=True))])
     high = max([*levels, *(float((curve.mean + half).max()) for curve, half in zip(drawn, halves, strict=True))])
@@ -242,7 +230,9 @@ def wrapped(text: str, width: int) -> str:
     return "\n".join(textwrap.wrap(text, width)) or text
 
 
+@mpl.rc_context(LOOK)
 def as_svg(figure: Figure) -> str:
+    """The figure as SVG text; several of them can stand on one page."""
     FigureCanvasSVG(figure)
     file = io.StringIO()
     with warnings.catch_warnings():

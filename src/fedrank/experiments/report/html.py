@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from fedrank.experiments.report.sections import Drawing, Interactive, Part, Section
+from fedrank.web.templates import script_json, templates
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -53,25 +53,9 @@ def _is_lively(part: Part) -> bool:
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("fedrank.experiments.report"),
-        autoescape=True,  # names and notes come from files
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"drawing": _drawing, "data": _data}
+    environment = templates("fedrank.experiments.report", "templates")
+    environment.filters |= {"drawing": _drawing, "data": lambda part: script_json(part.data())}
     return environment
-
-
-def _data(part: Interactive) -> Markup:
-    """What the script reads: JSON in which nothing can end the element that it stands in."""
-    from markupsafe import Markup
-
-    text = json.dumps(part.data(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def _drawing(figure: Drawing) -> Markup:

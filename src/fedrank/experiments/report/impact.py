@@ -15,7 +15,7 @@ from fedrank import __version__
 from fedrank.data.describe_log import date_of
 from fedrank.data.logs import SearchLog, load_log
 from fedrank.experiments.report.command_output import about_privacy
-from fedrank.experiments.report.sections import Cell, Paragraph, Part, Points, Section, Span, Table, say
+from fedrank.experiments.report.sections import Paragraph, Part, Points, Section, Span, Table, paragraph
 from fedrank.experiments.runner.cards import about_population, log_card, read_card
 from fedrank.experiments.runner.folder import DEPLOYED_RUN, Card
 from fedrank.experiments.runner.runs import Run, load_runs
@@ -83,8 +83,8 @@ def impact(assessed: Assessed, home: Path = Path("runs")) -> list[Section]:
         Section(
             f"Data protection impact assessment: {assessed.grid.title}",
             (
-                say(DISCLAIMER, tone="warn"),
-                say(f"Begun on {now()[:10]} with fedrank {__version__} from {assessed.source}."),
+                paragraph(DISCLAIMER, tone="warn"),
+                paragraph(f"Begun on {now()[:10]} with fedrank {__version__} from {assessed.source}."),
                 _fill("controller, or joint controllers and their arrangement (Article 26); data protection officer"),
                 _fill("who wrote this, who was asked, and which version of the processing it is about"),
                 _processing(assessed, log),
@@ -102,7 +102,7 @@ def impact(assessed: Assessed, home: Path = Path("runs")) -> list[Section]:
 
 
 def _fill(what: str) -> Paragraph:
-    return say(Span(TO_FILL_IN, style="strong"), f"{what}.")
+    return paragraph(Span(TO_FILL_IN, style="strong"), f"{what}.")
 
 
 def _log(assessed: Assessed) -> SearchLog | None:
@@ -128,7 +128,9 @@ def _processing(assessed: Assessed, log: SearchLog | None) -> Section:
     if log is not None:
         parts.append(_table("what the data set says", _of_log(log)))
         if log.unit == "browser":
-            parts.append(say("Its users are browsers, not people: one person may be several, and several may be one."))
+            parts.append(
+                paragraph("Its users are browsers, not people: one person may be several, and several may be one.")
+            )
     parts += [
         _fill("purposes, and the legitimate interest where that is the basis (Article 35(7)(a))"),
         _fill(
@@ -165,10 +167,10 @@ def _of_log(log: SearchLog) -> list[tuple[str, str]]:
 def _leaving(assessed: Assessed) -> Section:
     parts: list[Part] = []
     for run, card in assessed.cards:
-        said = NOT_SAID if card is None else f"{card.who_sees_what}; {card.kept_updates or 'no update is kept'}"
-        parts.append(say(Span(run.label, style="strong"), f": {said}."))
+        text = NOT_SAID if card is None else f"{card.who_sees_what}; {card.kept_updates or 'no update is kept'}"
+        parts.append(paragraph(Span(run.label, style="strong"), f": {text}."))
     if not assessed.cards:
-        parts.append(say("Nothing has run yet. What would leave, and to whom, stands under 4."))
+        parts.append(paragraph("Nothing has run yet. What would leave, and to whom, stands under 4."))
     parts.append(_fill("what else leaves: logs of services, metrics, backups, support"))
     return Section("2. What leaves people's devices or organisations, and who sees it", tuple(parts))
 
@@ -190,18 +192,20 @@ def _promises(assessed: Assessed, home: Path) -> Section:
     parts: list[Part] = []
     for run, card in assessed.cards:
         if card is None:
-            parts.append(say(Span(run.label, style="strong"), ": it has no privacy card, so nothing can be claimed."))
+            parts.append(
+                paragraph(Span(run.label, style="strong"), ": it has no privacy card, so nothing can be claimed.")
+            )
             continue
         summary, _, _ = card.summary.partition(" Not covered: ")  # which has a section of its own
-        parts.append(say(Span(run.label, style="strong"), f": {summary}"))
+        parts.append(paragraph(Span(run.label, style="strong"), f": {summary}"))
         if card.promises:
             parts.append(_paid(card))
         if card.population is not None:
-            parts.append(say(about_population(card.population)))
+            parts.append(paragraph(about_population(card.population)))
         elif card.budget is not None:
-            parts.append(say(f"The run was to stop at ε = {card.budget:g}."))
+            parts.append(paragraph(f"The run was to stop at ε = {card.budget:g}."))
     if not assessed.cards:
-        parts.append(say("Planned, before anything has run:"))
+        parts.append(paragraph("Planned, before anything has run:"))
         parts += [part for section in about_privacy(assessed.grid, home=home) for part in _with_heading(section)]
     parts.append(_fill("whether this ε is acceptable for these people, and who decided that"))
     return Section("4. What is promised to people, and what it has cost", tuple(parts))
@@ -209,18 +213,18 @@ def _promises(assessed: Assessed, home: Path) -> Section:
 
 def _with_heading(section: Section) -> Iterable[Part]:
     if section.heading:
-        yield say(Span(section.heading, style="strong"))
+        yield paragraph(Span(section.heading, style="strong"))
     yield from section.parts
 
 
 def _paid(card: Card) -> Table:
     rows = [
         [
-            Cell(paid.against),
-            Cell("nothing can be claimed" if paid.epsilon is None else up(paid.epsilon)),
-            Cell(f"{paid.delta:g}"),
-            Cell(paid.unit),
-            Cell(paid.often),
+            paid.against,
+            "nothing can be claimed" if paid.epsilon is None else up(paid.epsilon),
+            f"{paid.delta:g}",
+            paid.unit,
+            paid.often,
         ]
         for paid in card.promises
     ]
@@ -232,15 +236,12 @@ def _not_covered(assessed: Assessed, log: SearchLog | None) -> Section:
     if log is not None:
         cards.append(read_card(log.folder) or log_card(log))
     points = dict.fromkeys(point for card in cards for point in card.not_covered)
-    said: list[Part] = [Points(tuple(points))] if points else [say("No card says anything yet.")]
-    return Section("5. What is not covered", (*said, _fill("what of this matters here, and what is done about it")))
+    text: list[Part] = [Points(tuple(points))] if points else [paragraph("No card says anything yet.")]
+    return Section("5. What is not covered", (*text, _fill("what of this matters here, and what is done about it")))
 
 
 def _risks(assessed: Assessed, log: SearchLog | None) -> Section:
-    rows = [
-        [Cell(risk), Cell(_recorded(about, assessed, log)), Cell(TO_FILL_IN.strip()), Cell(TO_FILL_IN.strip())]
-        for risk, about in RISKS
-    ]
+    rows = [[risk, _recorded(about, assessed, log), TO_FILL_IN.strip(), TO_FILL_IN.strip()] for risk, about in RISKS]
     table = Table(["risk to people", "what files say of it", "how likely, how severe", "what is done"], rows, 4)
     return Section("6. Risks", (table, _fill("risks of this service that are not in the table")))
 
@@ -255,20 +256,20 @@ def _recorded(about: str, assessed: Assessed, log: SearchLog | None) -> str:
         return NOT_SAID if log is None else (read_card(log.folder) or log_card(log)).who_sees_what
     if about == "unit":
         units = dict.fromkeys(paid.unit for card in cards for paid in card.promises)
-        said = [f"ε is for {unit}" for unit in units]
-        return "; ".join([*said, *([f"users of the data set are {log.unit}s"] if log is not None else [])]) or NOT_SAID
+        text = [f"ε is for {unit}" for unit in units]
+        return "; ".join([*text, *([f"users of the data set are {log.unit}s"] if log is not None else [])]) or NOT_SAID
     if about == "kept":
-        kept = dict.fromkeys(card.kept_updates or "no update is kept" for card in cards)
-        return "; ".join(kept) or NOT_SAID
+        recorded = dict.fromkeys(card.kept_updates or "no update is kept" for card in cards)
+        return "; ".join(recorded) or NOT_SAID
     return NOT_SAID
 
 
 def _measures(assessed: Assessed, log: SearchLog | None) -> Section:
     each = (_protection(variant.experiment) for variant in assessed.grid.variants)
     points = list(dict.fromkeys(point for one in each for point in one))
-    kept = [run.label for run, _ in assessed.cards if history_of(run.path) is not None]
-    if kept:
-        points.append(f"runs with updates in history/: {', '.join(kept)}")
+    recorded = [run.label for run, _ in assessed.cards if history_of(run.path) is not None]
+    if recorded:
+        points.append(f"runs with updates in history/: {', '.join(recorded)}")
     if log is not None:
         settings = log.facts.get("settings", {})
         points.append(f"retention when the data set was built: {settings.get('keep_days') or 'no limit'}")
@@ -306,9 +307,9 @@ def _rights(assessed: Assessed, log: SearchLog | None) -> Section:
     parts: list[Part] = []
     if log is not None:
         gone = len(log.facts.get("forgotten", ()))
-        parts.append(say(f"Requests to be forgotten that the data set has carried out: {gone:,}."))
+        parts.append(paragraph(f"Requests to be forgotten that the data set has carried out: {gone:,}."))
         parts.append(
-            say(
+            paragraph(
                 "Erasure: ",
                 Span(f"fedrank forget-person ID --data {log.folder}", style="code"),
                 " removes a person's rows and names the runs whose models learned from them. It changes no model; the "
@@ -316,7 +317,7 @@ def _rights(assessed: Assessed, log: SearchLog | None) -> Section:
             )
         )
     if any(run.unlearned is not None for run, _ in assessed.cards):
-        parts.append(say("Among these runs are some that clients were unlearned from; their receipts say how."))
+        parts.append(paragraph("Among these runs are some that clients were unlearned from; their receipts say how."))
     parts += [
         _fill("how a person learns the id under which the log knows them, without being identified further"),
         _fill("access, rectification, objection, and complaints: who answers, and within which time"),
@@ -337,4 +338,4 @@ def _decision() -> Section:
 
 
 def _table(what: str, rows: Sequence[tuple[str, str]]) -> Table:
-    return Table([what, "meaning"], [[Cell(name), Cell(text)] for name, text in rows], 2)
+    return Table([what, "meaning"], [[name, text] for name, text in rows], 2)

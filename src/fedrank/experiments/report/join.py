@@ -5,28 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.experiments.report.analysis import Analysis, compare, is_of, nothing_beside, other_data, untested
+from fedrank.experiments.report.analysis import Analysis, baseline_results, compare, is_of, other_data, untested
 from fedrank.experiments.report.run_values import Repeat, VariantRuns
 from fedrank.experiments.runner.runs import Runs
 from fedrank.experiments.spec.grid import NOTHING
 
-MOST_NAMED = 4  # experiments in a title
+MAX_NAMED = 4  # experiments in a title
 
 
 def join(reported: Sequence[Analysis], baseline: str | None = None) -> list[Analysis]:
     """The same findings, where those that can be compared are one. What they do not share is left out of it."""
     groups: list[list[Analysis]] = []
-    for findings in reported:
-        group = next((group for group in groups if all(_fit(one, findings) for one in group)), None)
+    for analysis in reported:
+        group = next((group for group in groups if all(_fit(one, analysis) for one in group)), None)
         if group is None:
-            groups.append([findings])
+            groups.append([analysis])
         else:
-            group.append(findings)
+            group.append(analysis)
     return [group[0] if len(group) == 1 else _joined(group, baseline) for group in groups]
 
 
@@ -43,20 +42,18 @@ def _fit(one: Analysis, other: Analysis) -> bool:
     return bool(shared) and all(np.array_equal(ours[first], theirs[second]) for first, second in shared)
 
 
-def _tested_on(findings: Analysis) -> dict[Repeat, NDArray[np.str_]]:
-    return {repeat: reading.query_ids for variant in findings.variants for repeat, reading in variant.repeats.items()}
+def _tested_on(analysis: Analysis) -> dict[Repeat, NDArray[np.str_]]:
+    return {repeat: reading.query_ids for variant in analysis.variants for repeat, reading in variant.repeats.items()}
 
 
 def _joined(parts: Sequence[Analysis], baseline: str | None) -> Analysis:
-    names = _names(parts)
-    variants = tuple(
-        _as_of(name, variant) for name, part in zip(names, parts, strict=True) for variant in part.variants
-    )
+    parts = [replace(part, name=name) for part, name in zip(parts, _names(parts), strict=True)]
+    variants = tuple(_as_of(part.name, variant) for part in parts for variant in part.variants)
     measures = tuple(column for column in parts[0].measures if all(column in part.measures for part in parts))
-    nothing = nothing_beside(variants, measures)
-    chosen, why = _baseline(parts, names, variants, baseline)
+    nothing = baseline_results(variants, measures)
+    chosen, reason = _baseline(parts, variants, baseline)
     if baseline == NOTHING and len(nothing) == 1:
-        chosen, why = nothing[0].values, "as chosen"
+        chosen, reason = nothing[0].values, "as chosen"
     notes: list[str] = []
     if unshared := sorted({column for part in parts for column in part.measures} - {*measures}):
         notes.append(f"Not measured by all of these experiments, and left out: {', '.join(unshared)}.")
@@ -64,14 +61,11 @@ def _joined(parts: Sequence[Analysis], baseline: str | None) -> Analysis:
         notes.append(
             "Experiments differ in their rounds: sums over rounds are left out, and final values are not of one age."
         )
-    runs = [
-        replace(run, variant=f"{name}/{run.variant}")
-        for name, part in zip(names, parts, strict=True)
-        for run in part.runs
-    ]
-    notes += other_data(Runs(tuple(runs)).finished)
-    listed = ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) <= MOST_NAMED else f"{len(names)} experiments"
-    findings = Analysis(
+    runs = Runs(tuple(replace(run, variant=f"{part.name}/{run.variant}") for part in parts for run in part.runs))
+    notes += other_data(runs.finished)
+    names = [part.name for part in parts]
+    listed = ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) <= MAX_NAMED else f"{len(names)} experiments"
+    analysis = Analysis(
         name=", ".join(names),
         title=f"{listed}, compared",
         folder=parts[0].folder,
@@ -80,34 +74,25 @@ def _joined(parts: Sequence[Analysis], baseline: str | None) -> Analysis:
         measures=measures,
         variants=variants,
         baseline=chosen,
-        baseline_why=why,
-        comparisons={},
-        published=(),
-        claims=tuple(
-            replace(claim, claim=replace(claim.claim, says=f"{name}: {claim.says}"))
-            for name, part in zip(names, parts, strict=True)
-            for claim in part.claims
-        ),
-        runs=Runs(tuple(runs)),
-        expected=parts[0].expected if all(one.expected == two.expected for one, two in pairwise(parts)) else None,
-        notes=(),
+        baseline_reason=reason,
+        claims=tuple(replace(claim, says=f"{part.name}: {claim.says}") for part in parts for claim in part.claims),
+        runs=runs,
+        expected=parts[0].expected if len({part.expected for part in parts}) == 1 else None,
         nothing=nothing,
-        parts=tuple(replace(part, name=name) for name, part in zip(names, parts, strict=True)),
+        parts=tuple(parts),
     )
     known = {variant.name: variant for variant in variants}
     published = tuple(
-        replace(entry, variant=known.get(f"{name}/{entry.variant.name}", entry.variant))
-        for name, part in zip(names, parts, strict=True)
+        replace(entry, variant=known.get(f"{part.name}/{entry.variant.name}", entry.variant))
+        for part in parts
         for entry in part.published
-        if entry.column in findings.columns
+        if entry.column in analysis.columns
     )
-    compared = {column: compare(findings, column) for column in findings.columns}
-    notes += untested(findings, compared)
+    compared = {column: compare(analysis, column) for column in analysis.columns}
+    notes += untested(analysis, compared)
     # What holds of a comparison within one experiment has been said already where it holds of all.
-    notes += [
-        f"{name}: {note}" for name, part in zip(names, parts, strict=True) for note in part.notes if note not in notes
-    ]
-    return replace(findings, comparisons=compared, published=published, notes=tuple(dict.fromkeys(notes)))
+    notes += [f"{part.name}: {note}" for part in parts for note in part.notes if note not in notes]
+    return replace(analysis, comparisons=compared, published=published, notes=tuple(dict.fromkeys(notes)))
 
 
 def _names(parts: Sequence[Analysis]) -> list[str]:
@@ -126,20 +111,19 @@ def _as_of(name: str, variant: VariantRuns) -> VariantRuns:
 
 
 def _baseline(
-    parts: Sequence[Analysis], names: Sequence[str], variants: Sequence[VariantRuns], wanted: str | None
+    parts: Sequence[Analysis], variants: Sequence[VariantRuns], wanted: str | None
 ) -> tuple[VariantRuns, str]:
-    """The variant that was asked for, or the baseline of the first experiment that has one."""
-    runs = {name: part.runs for name, part in zip(names, parts, strict=True)}
+    """The requested variant, or the baseline of the first experiment that has one."""
+    runs = {part.name: part.runs for part in parts}
     for variant in variants:
-        if wanted is None:
-            break
-        own = variant.name.removeprefix(f"{variant.experiment}/")
-        exact = wanted in (variant.name, variant.label, own, variant.own_label)
-        if exact or any(is_of(wanted, runs[variant.experiment], name) for name in (own, variant.own_label)):
+        own = variant.name.removeprefix(f"{variant.experiment}/"), variant.own_label
+        if wanted in (variant.name, variant.label, *own):
             return variant, "as chosen"
-    for name, part in zip(names, parts, strict=True):
+        if wanted and any(is_of(wanted, runs[variant.experiment], name) for name in own):
+            return variant, "as chosen"
+    for part in parts:
         if part.baseline is not None:
             for variant in variants:
-                if variant.name == f"{name}/{part.baseline.name}":
-                    return variant, f"the baseline of {name}"
+                if variant.name == f"{part.name}/{part.baseline.name}":
+                    return variant, f"the baseline of {part.name}"
     return variants[0], "the first variant, because no baseline was named"

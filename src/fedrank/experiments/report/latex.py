@@ -49,7 +49,7 @@ def latex(table: Table, caption: str, label: str) -> str:
         r"    \toprule",
         f"    {_row([escaped(name) for name in table.header])}",
     ]
-    lines += [r"    \midrule", *(f"    {_row([_cell(cell) for cell in row])}" for row in table.rows)]
+    lines += [r"    \midrule", *(f"    {_row([_cell(cell) for cell in row])}" for row in table.cells)]
     lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
     return "\n".join(lines) + "\n"
 

@@ -8,35 +8,33 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy.special import zeta
 
 from fedrank.data.describe_log import LogDescription, ShownDescription, date_of
 from fedrank.experiments.report.figures import COLOURS, LOOK, plain, save_picture
 
-MOST_REASONS = 10  # that are drawn
+MAX_REASONS = 10  # that are drawn
 
 
+@mpl.rc_context(LOOK)
 def draw_log(log: LogDescription, path: str | Path) -> None:
     """Draw users by clicks, days of the most active users, and their differences; the file's ending is its format.
 
-    Of lists as they were shown, a second row has clicks by place, what was left out, and who clicks most.
+    Of lists as they were shown, a second row has clicks by position, what was left out, and who clicks most.
     """
-    with mpl.rc_context(LOOK):
-        rows = 1 if log.shown is None else 2
-        figure = Figure(figsize=(12.5, 3.9 * rows), layout="constrained")
-        FigureCanvasAgg(figure)
-        panels = figure.subplots(rows, 3, width_ratios=(1, 1.25, 1.05), squeeze=False)
-        users, days, differences = panels[0]
-        _draw_users(users, log)
-        _draw_days(days, log)
-        _draw_differences(figure, differences, log)
-        if log.shown is not None:
-            _draw_places(panels[1, 0], log.shown)
-            _draw_lost(panels[1, 1], log.shown)
-            _draw_shares(panels[1, 2], log.shown)
-        save_picture(figure, path)
+    rows = 1 if log.shown is None else 2
+    figure = Figure(figsize=(12.5, 3.9 * rows), layout="constrained")
+    panels = figure.subplots(rows, 3, width_ratios=(1, 1.25, 1.05), squeeze=False)
+    users, days, differences = panels[0]
+    _draw_users(users, log)
+    _draw_days(days, log)
+    _draw_differences(figure, differences, log)
+    if log.shown is not None:
+        _draw_positions(panels[1, 0], log.shown)
+        _draw_lost(panels[1, 1], log.shown)
+        _draw_shares(panels[1, 2], log.shown)
+    save_picture(figure, path)
 
 
 def _draw_users(axis: Any, log: LogDescription) -> None:
@@ -65,7 +63,7 @@ def _draw_days(axis: Any, log: LogDescription) -> None:
     rows, columns = np.nonzero(log.days)
     sizes = log.days[rows, columns]
     axis.scatter(columns, rows, s=160 * sizes / max(1, sizes.max()) + 2, color=COLOURS[0], alpha=0.7, lw=0)
-    axis.set_yticks(range(len(log.drawn)), _places(log.drawn))
+    axis.set_yticks(range(len(log.drawn)), _positions(log.drawn))
     axis.set_ylim(len(log.drawn) - 0.5, -0.5)
     axis.set_xlabel(f"days since {date_of(log.first)[:10]}")
     axis.set_title(
@@ -76,7 +74,7 @@ def _draw_days(axis: Any, log: LogDescription) -> None:
 
 def _draw_differences(figure: Any, axis: Any, log: LogDescription) -> None:
     image = axis.imshow(log.distances, cmap="Blues", vmin=0)
-    names = _places(log.compared)
+    names = _positions(log.compared)
     axis.set_xticks(range(len(names)), names, rotation=90)
     axis.set_yticks(range(len(names)), names)
     axis.tick_params(length=0)
@@ -88,15 +86,17 @@ def _draw_differences(figure: Any, axis: Any, log: LogDescription) -> None:
     _plain_labels(axis)
 
 
-def _draw_places(axis: Any, shown: ShownDescription) -> None:
-    """How often what stands at a place is clicked; where few lists reach, nothing is drawn."""
+def _draw_positions(axis: Any, shown: ShownDescription) -> None:
+    """How often what stands at a position is clicked; where few lists reach, nothing is drawn."""
     often = shown.shown_at >= max(1, shown.shown_at.max(initial=0) // 100)
-    places = np.flatnonzero(often)
-    axis.plot(places + 1, shown.clicked_at[places] / shown.shown_at[places], "o-", color=COLOURS[0], ms=3, lw=1.2)
+    positions = np.flatnonzero(often)
+    axis.plot(
+        positions + 1, shown.clicked_at[positions] / shown.shown_at[positions], "o-", color=COLOURS[0], ms=3, lw=1.2
+    )
     axis.set_ylim(bottom=0)
-    axis.set_xlabel("place")
+    axis.set_xlabel("position")
     axis.set_ylabel("clicks per document shown")
-    axis.set_title(f"Clicks by place\n{shown.unclicked:.0%} of the lists have none", loc="left", fontsize=9.5)
+    axis.set_title(f"Clicks by position\n{shown.unclicked:.0%} of the lists have none", loc="left", fontsize=9.5)
 
 
 def _draw_lost(axis: Any, shown: ShownDescription) -> None:
@@ -104,12 +104,12 @@ def _draw_lost(axis: Any, shown: ShownDescription) -> None:
     lost = [(n, f"{reason} (rows)", COLOURS[0]) for reason, n in shown.left_out.items()]
     lost += [(one["lists"], f"{rule} (lists)", COLOURS[1]) for rule, one in shown.capped.items()]
     lost += [(n, reason, COLOURS[2]) for reason, n in shown.noticed.items()]
-    lost = sorted(lost, reverse=True)[:MOST_REASONS]
+    lost = sorted(lost, reverse=True)[:MAX_REASONS]
     axis.barh(range(len(lost)), [n for n, _, _ in lost], color=[colour for _, _, colour in lost], height=0.25)
     axis.set_yticks([])
-    for place, (n, reason, _) in enumerate(lost):
+    for position, (n, reason, _) in enumerate(lost):
         text = axis.annotate(
-            f"{n:,} {reason}", (0, place - 0.15), (1, 0), textcoords="offset points", va="bottom", fontsize=7
+            f"{n:,} {reason}", (0, position - 0.15), (1, 0), textcoords="offset points", va="bottom", fontsize=7
         )
         plain(text)
     axis.set_ylim(max(len(lost), 5) - 0.5, -0.7)
@@ -136,6 +136,6 @@ def _plain_labels(axis: Any) -> None:
         plain(text)
 
 
-def _places(users: Sequence[str]) -> list[str]:
-    """Users by their place, the most active first: a picture is passed on, and shows no user ids."""
-    return [str(place) for place in range(1, len(users) + 1)]
+def _positions(users: Sequence[str]) -> list[str]:
+    """Users by their position, the most active first: a picture is passed on, and shows no user ids."""
+    return [str(position) for position in range(1, len(users) + 1)]

@@ -1,7 +1,14 @@
-"""Pictures for notebooks and papers: runs, models and clients in, a Matplotlib figure out.
+"""Figures for notebooks and papers: functions that take runs, models or clients, and return a Matplotlib figure.
 
-`fedrank.plot.curves(runs).savefig("curves.pdf")`. A notebook shows a figure that ends a cell. Matplotlib is imported
-when the first one is drawn.
+A notebook shows a figure that ends a cell. Matplotlib is imported when the first figure is drawn.
+
+>>> import fedrank as fr
+>>> data = fr.synthetic("mq2007", queries=20)
+>>> clients = fr.make_clients(data, count=4, partition=fr.partitions.Dirichlet(concentration=0.5))
+>>> figure = fr.plot.clients(clients)
+>>> [axes.get_ylabel() for axes in figure.axes]
+['queries', 'share of documents']
+>>> figure.savefig("clients.png")
 """
 
 from __future__ import annotations
@@ -11,12 +18,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrank.experiments.report.analysis import Analysis, find
+from fedrank.experiments.report.analysis import Analysis, analyse
+from fedrank.experiments.report.formatting import heading
 from fedrank.experiments.report.join import join
 from fedrank.experiments.report.run_values import RunValues, VariantRuns
-from fedrank.experiments.report.tables import heading
 from fedrank.experiments.runner.runs import Run, Runs
-from fedrank.names import nearest
+from fedrank.names import did_you_mean
 from fedrank.ranking.model import Model
 from fedrank.types import SimulatedClients
 
@@ -38,18 +45,18 @@ def curves(runs: Runs | Run, column: str | None = None) -> Picture:
     """
     from fedrank.experiments.report.figures import curves_figure
 
-    findings = _found(runs)
-    chosen = _column(column, [*findings.measures, *["online"] * findings.served])
-    return curves_figure(findings, chosen, heading(chosen))
+    analysis = _found(runs)
+    chosen = _column(column, [*analysis.measures, *["online"] * analysis.served])
+    return curves_figure(analysis, chosen, heading(chosen))
 
 
 def final(runs: Runs | Run, column: str | None = None) -> Picture:
     """The final value of one column: a point for each repeat, and the mean of each variant with its 95% interval."""
     from fedrank.experiments.report.plot_figures import final_figure
 
-    findings = _found(runs)
-    chosen = _column(column, findings.columns)
-    return final_figure(findings, chosen, heading(chosen))
+    analysis = _found(runs)
+    chosen = _column(column, analysis.columns)
+    return final_figure(analysis, chosen, heading(chosen))
 
 
 def weights(models: Runs | Run | Model, top: int = 12) -> Picture:
@@ -66,33 +73,32 @@ def weights(models: Runs | Run | Model, top: int = 12) -> Picture:
     return weights_figure(shown, top)
 
 
-def clients(crowd: SimulatedClients) -> Picture:
+def clients(simulated: SimulatedClients) -> Picture:
     """How many queries each client holds, and how many of its documents have each grade."""
     from fedrank.experiments.report.plot_figures import clients_figure
 
-    data = crowd.data
-    shares = np.zeros((len(crowd), data.top_grade + 1))
-    for row in range(len(crowd)):
-        queries = crowd.queries[crowd.pools[crowd.pool[row]] : crowd.pools[crowd.pool[row] + 1]]
-        places = np.concatenate([np.arange(data.offsets[query], data.offsets[query + 1]) for query in queries])
-        shares[row] = np.bincount(crowd.grades[crowd.view[row], places], minlength=data.top_grade + 1)
-    return clients_figure(np.diff(crowd.pools)[crowd.pool], shares / shares.sum(axis=1, keepdims=True))
+    data = simulated.data
+    shares = np.zeros((len(simulated), data.top_grade + 1))
+    for row in range(len(simulated)):
+        queries = simulated.queries[simulated.pools[simulated.pool[row]] : simulated.pools[simulated.pool[row] + 1]]
+        positions = np.concatenate([np.arange(data.offsets[query], data.offsets[query + 1]) for query in queries])
+        shares[row] = np.bincount(simulated.grades[simulated.view[row], positions], minlength=data.top_grade + 1)
+    return clients_figure(np.diff(simulated.pools)[simulated.pool], shares / shares.sum(axis=1, keepdims=True))
 
 
 def _alone(model: Model) -> VariantRuns:
     """A model that no run is known of, as if it were the only repeat of a variant."""
     names = model.feature_names or tuple(f"feature {i + 1}" for i in range(model.features))
-    nobody = np.array([], dtype=np.str_)
-    return VariantRuns("", "", {}, {(1, 1): RunValues({}, {}, 1, {}, nobody, {}, {}, model.weights, names)})
+    return VariantRuns("", "", {}, {(1, 1): RunValues({}, weights=model.weights, feature_names=names)})
 
 
 def _found(runs: Runs | Run) -> Analysis:
     """What finished runs of one experiment come to, or of several that were tested on the same queries."""
     if not isinstance(runs, Runs | Run):
         raise TypeError(f"{runs!r} is no run that was read; give what fedrank.load_runs(folder) returns")
-    reported = join(find(Runs((runs,)) if isinstance(runs, Run) else runs))
+    reported = join(analyse(Runs((runs,)) if isinstance(runs, Run) else runs))
     if len(reported) > 1:
-        names = "; ".join(findings.name for findings in reported)
+        names = "; ".join(analysis.name for analysis in reported)
         first = [*dict.fromkeys(run.experiment for run in reported[0].runs)]
         raise ValueError(
             f"these are experiments that were not tested on the same queries ({names}), which one picture mixes up; "
@@ -105,5 +111,5 @@ def _column(column: str | None, known: Sequence[str]) -> str:
     if column is None:
         return known[0]
     if column not in known:
-        raise ValueError(f"no column {column!r}{nearest(column, known)}")
+        raise ValueError(f"no column {column!r}{did_you_mean(column, known)}")
     return column

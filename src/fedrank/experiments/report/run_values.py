@@ -18,9 +18,9 @@ from fedrank.experiments.runner.runs import Run
 from fedrank.experiments.spec.experiment import Experiment
 from fedrank.experiments.spec.families import describe
 from fedrank.experiments.spec.federated import FederatedExperiment
-from fedrank.experiments.spec.toml import TomlTable
 from fedrank.federated.aggregators import Mean
 from fedrank.files import read_text
+from fedrank.toml import TomlTable
 
 POINTS = 240  # of a drawn curve; more cannot be seen
 REPEATED = re.compile(r"^(?:folds|seeds) = \[\d+\]$", re.MULTILINE)  # which repeat of a variant a spec is
@@ -57,14 +57,14 @@ class RunValues:
     """What a report keeps of one run: little enough that a thousand runs fit into memory."""
 
     values: dict[str, float]
-    curves: dict[str, Line]
-    window: int
-    costs: dict[str, float]
-    query_ids: NDArray[np.str_]
-    queries: dict[str, NDArray[np.float64]]
-    clients: dict[str, NDArray[np.float64]]  # measure -> [clients], on their own queries; empty where all are alike
-    weights: NDArray[np.float64] | None  # of a linear model
-    feature_names: tuple[str, ...]
+    curves: dict[str, Line] = field(default_factory=dict)
+    window: int = 1  # rounds of the running mean of online quality
+    costs: dict[str, float] = field(default_factory=dict)
+    query_ids: NDArray[np.str_] = field(default_factory=lambda: np.array([], dtype=np.str_))
+    queries: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    clients: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # measure -> [clients]; empty: all are alike
+    weights: NDArray[np.float64] | None = None  # of a linear model
+    feature_names: tuple[str, ...] = ()
     card: Card | None = None  # what may be claimed for its model
     threat: Threat | None = None  # who attacked, and what defended
     receipt: Receipt | None = None  # of unlearning
@@ -116,10 +116,10 @@ class VariantRuns:
         window = next(iter(self.repeats.values())).window if column == "online" else 1
         counted = [reading.interactions for reading in self.repeats.values() if column in reading.curves]
         known = [line for line in counted if line is not None]
-        brought = None
+        interactions = None
         if known and len(known) == len(counted):
-            brought = np.mean([np.interp(rounds, *line) for line in known], axis=0)
-        return Curve(rounds, values.mean(axis=0), half_width(values), len(lines), window, brought)
+            interactions = np.mean([np.interp(rounds, *line) for line in known], axis=0)
+        return Curve(rounds, values.mean(axis=0), half_width(values), len(lines), window, interactions)
 
     def weights(self) -> NDArray[np.float64] | None:
         """[repeats, features] of linear models; None where there are none, or of different lengths."""
@@ -144,6 +144,8 @@ class VariantRuns:
 def read_run(run: Run, threats: dict[str, Threat | None]) -> RunValues:
     """What a report keeps of a run; `threats` remembers those of specs that were read before."""
     rounds, measures = run.rounds, run.measures
+    if not np.isfinite(rounds["round"]).all() or (np.diff(rounds["round"]) <= 0).any():
+        raise ValueError("rounds.csv has rounds that do not increase")
     number = rounds["round"].astype(np.int64)
     curves: dict[str, Line] = {}
     for name in measures:
@@ -158,10 +160,10 @@ def read_run(run: Run, threats: dict[str, Threat | None]) -> RunValues:
         rows = thinned(len(served))
         curves["online"] = number[served][rows], running_mean(rounds["online"][served], window)[rows]
     drawn = np.unique(np.concatenate([np.empty(0, np.int64), *(line[0] for line in curves.values())]))
-    brought = rounds.get("interactions")
+    interactions = rounds.get("interactions")
     counted = None
-    if brought is not None and len(drawn) and np.isfinite(brought).all():
-        counted = drawn, brought[np.searchsorted(number, drawn)]
+    if interactions is not None and len(drawn) and np.isfinite(interactions).all():
+        counted = drawn, interactions[np.searchsorted(number, drawn)]
     by_query = run.queries if (run.path / "queries.csv").exists() else (np.array([], dtype=np.str_), {})
     weights, names = _linear(run.model)
     threat, problem = None, ""
@@ -170,7 +172,7 @@ def read_run(run: Run, threats: dict[str, Threat | None]) -> RunValues:
     except (OSError, ValueError) as unreadable:
         problem = "; ".join(str(unreadable).splitlines())
     return RunValues(
-        run.finals,
+        run.final_values,
         curves,
         window,
         run.costs,

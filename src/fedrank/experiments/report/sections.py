@@ -35,7 +35,7 @@ class Paragraph:
         return "".join(span.text for span in self.spans)
 
 
-def say(*parts: str | Span, tone: Tone = "") -> Paragraph:
+def paragraph(*parts: str | Span, tone: Tone = "") -> Paragraph:
     """A paragraph of plain words, and of some that stand out."""
     return Paragraph(tuple(Span(part) if isinstance(part, str) else part for part in parts), tone)
 
@@ -72,6 +72,9 @@ class Cell:
         return f"{self.text} {self.mark}" if self.mark else self.text
 
 
+Row = Sequence[str | Cell]
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows under their headings, and what to know about them."""
@@ -79,11 +82,15 @@ class Table:
     shape: ClassVar[str] = "table"
 
     header: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Row]
     words: int = 1  # leading columns that hold words; the others hold numbers
     notes: Sequence[str] = ()
     whole: int | None = None  # the column whose words are to be typed, so that they must not be broken
     bare: bool = False  # the headings would say nothing, and are left out where a table can do without
+
+    @property
+    def cells(self) -> list[list[Cell]]:
+        return [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in self.rows]
 
     def is_words(self, column: int) -> bool:
         return column < self.words or self.header[column] in ("verdict", "reason", "meaning")

@@ -9,12 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from fedrank.experiments.report.analysis import HEADINGS, Analysis
+from fedrank.display import number as count
+from fedrank.experiments.report.analysis import Analysis
 from fedrank.experiments.report.claims import CANNOT, FAILS, HOLDS, OPEN, SMALL, UNTESTED, Verdict
+from fedrank.experiments.report.formatting import (
+    amount,
+    effect_size,
+    heading,
+    interval,
+    mean_interval,
+    number,
+    probability,
+    signed,
+    spread,
+)
 from fedrank.experiments.report.published_values import OUTSIDE, WITHIN, PublishedComparison
 from fedrank.experiments.report.run_values import Threat, VariantRuns
-from fedrank.experiments.report.sections import Cell, Table
-from fedrank.experiments.report.statistics import LEVEL, Summary, summarise
+from fedrank.experiments.report.sections import Cell, Row, Table
+from fedrank.experiments.report.statistics import LEVEL, summarise
 from fedrank.experiments.runner.cards import about_population
 from fedrank.experiments.runner.folder import Card, Json
 from fedrank.experiments.runner.privacy import together
@@ -22,14 +34,12 @@ from fedrank.experiments.runner.runs import COUNTED, TIMED, Runs
 from fedrank.experiments.spec.experiment import to_tables
 from fedrank.experiments.spec.families import ExternalMethod, default_of, is_required
 from fedrank.experiments.spec.grid import Grid
-from fedrank.experiments.spec.toml import TomlTable, readable
 from fedrank.privacy.guarantees import up
+from fedrank.toml import TomlTable, readable
 
 ABOUT_CLIENTS = ("queries", "interactions")  # columns of clients.csv that are no quality
 
-
-def heading(column: str) -> str:
-    return HEADINGS.get(column, column)
+Rows = list[tuple[VariantRuns, Row]]
 
 
 def provenance_rows(finished: Runs) -> list[tuple[str, str]]:
@@ -53,128 +63,118 @@ def _each(values: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(filter(None, values)))
 
 
-def final_table(findings: Analysis, columns: Sequence[str] | None = None) -> Table:
+def final_table(analysis: Analysis, columns: Sequence[str] | None = None) -> Table:
     """Final quality of each variant; ▲ and ▼ mark significant differences from the baseline."""
-    columns = findings.columns if columns is None else columns
-    names, words = _variant_columns(findings)
-    best = {column: _best(findings, column) for column in columns}
-    several = len(findings.variants) + len(findings.nothing) > 1
-    rows = []
-    for variant in findings.variants:
+    columns = analysis.columns if columns is None else columns
+    best = {column: _best(analysis, column) for column in columns}
+    several = len(analysis.rows) > 1
+    rows: Rows = []
+    for variant in analysis.variants:
         n = len(variant.repeats)
-        short = findings.expected is not None and n < findings.expected
-        repeats = Cell(f"{n} of {findings.expected}" if short else str(n), tone="worse" if short else "")
-        row = [*_variant_cells(findings, variant, words), repeats]
+        short = analysis.expected is not None and n < analysis.expected
+        cells = [Cell(f"{n} of {analysis.expected}" if short else str(n), tone="worse" if short else "")]
         for column in columns:
             summary = variant.summary(column)
             hint = f"95% interval {number(column, summary.low)} to {number(column, summary.high)}" if n > 1 else ""
-            row.append(
-                Cell(
-                    spread(column, summary),
-                    strong=several and variant.name in best[column],
-                    hint=hint,
-                    mark=mark_of(findings, variant, column),
-                )
-            )
-        rows.append(row)
-    for nothing in findings.nothing:
+            strong = several and variant.name in best[column]
+            cells.append(Cell(spread(column, summary), strong, hint, mark=mark_of(analysis, variant, column)))
+        rows.append((variant, cells))
+    for nothing in analysis.nothing:
         values = nothing.values
-        row = [*_variant_cells(findings, values, words), Cell(str(len(values.repeats)))]
+        room = None if analysis.baseline is None else ""  # an empty mark keeps digits below digits
+        cells = [Cell(str(len(values.repeats)))]
         for column in columns:
             strong = several and values.name in best[column]
-            room = None if findings.baseline is None else ""  # the room of a mark, so that digits stand below digits
-            row.append(Cell(spread(column, values.summary(column)), strong, tone="quiet", mark=room))
-        rows.append(row)
-    notes = []
-    if several:
-        notes.append("Bold: highest mean of its column.")
-    notes += final_notes(findings)
-    return Table([*names, "repeats", *(heading(column) for column in columns)], rows, len(names), notes)
+            cells.append(Cell(spread(column, values.summary(column)), strong, tone="quiet", mark=room))
+        rows.append((values, cells))
+    notes = ["Bold: highest mean of its column."] if several else []
+    header = ["repeats", *map(heading, columns)]
+    return _variant_table(analysis, header, rows, notes=[*notes, *final_notes(analysis)])
 
 
-def mark_of(findings: Analysis, variant: VariantRuns, column: str) -> str | None:
+def mark_of(analysis: Analysis, variant: VariantRuns, column: str) -> str | None:
     """▲ or ▼ for a significant difference from the baseline, empty for none, None where there is no baseline."""
-    if findings.baseline is None:
+    if analysis.baseline is None:
         return None
-    comparison = findings.comparisons.get(column, {}).get(variant.name)
+    comparison = analysis.comparisons.get(column, {}).get(variant.name)
     return {"better": "▲", "worse": "▼", "": ""}[comparison.verdict if comparison else ""]
 
 
-def final_notes(findings: Analysis) -> list[str]:
+def final_notes(analysis: Analysis) -> list[str]:
     """What doing nothing is, and what marks mean."""
     notes = []
-    if findings.nothing:
-        orders = ", ".join(dict.fromkeys(nothing.order for nothing in findings.nothing))
+    if analysis.nothing:
+        orders = ", ".join(dict.fromkeys(nothing.order for nothing in analysis.nothing))
         notes.append(f"Do nothing: the order that users have without learning ({orders}).")
-    if findings.baseline is not None and findings.is_tested:
+    if analysis.baseline is not None and analysis.is_tested:
         notes.append(
-            f"▲ ▼: significantly above or below the baseline, {findings.baseline.label} ({findings.baseline_why}): "
-            f"corrected p < {LEVEL:g}, {_compared(findings)}."
+            f"▲ ▼: significantly above or below the baseline, {analysis.baseline.label} ({analysis.baseline_reason}): "
+            f"corrected p < {LEVEL:g}, {_compared(analysis)}."
         )
     return notes
 
 
-def interval_table(findings: Analysis, column: str) -> Table:
+def interval_table(analysis: Analysis, column: str) -> Table:
     """Mean with its confidence interval and range."""
-    names, words = _variant_columns(findings)
-    rows = []
-    for variant in findings.rows:
+    rows: Rows = []
+    for variant in analysis.rows:
         summary = variant.summary(column)
         values = (summary.mean, summary.sd, summary.low, summary.high, summary.smallest, summary.largest)
-        rows.append([*_variant_cells(findings, variant, words), *(Cell(number(column, value)) for value in values)])
-    return Table([*names, "mean", "sd", "95% from", "to", "lowest", "highest"], rows, len(names))
+        rows.append((variant, [number(column, value) for value in values]))
+    return _variant_table(analysis, ["mean", "sd", "95% from", "to", "lowest", "highest"], rows)
 
 
-def comparison_table(findings: Analysis, column: str) -> Table:
+def comparison_table(analysis: Analysis, column: str) -> Table:
     """Each variant against the baseline in one column."""
-    names, words = _variant_columns(findings)
-    rows = []
-    for variant in findings.variants:
-        comparison = findings.comparisons.get(column, {}).get(variant.name)
+    rows: Rows = []
+    for variant in analysis.variants:
+        comparison = analysis.comparisons.get(column, {}).get(variant.name)
         if comparison is None:
             continue
-        found = comparison.contrast
-        rows.append(
-            [
-                *_variant_cells(findings, variant, words),
-                Cell(signed(column, found.difference), tone=comparison.verdict, hint=found.why),
-                Cell(interval(column, *found.interval())),
-                Cell(probability(comparison.p), hint=f"uncorrected p {probability(found.p)}", tone=comparison.verdict),
-                Cell(effect_size(found.effect)),
-                Cell(str(found.repeats)),
-                Cell(f"{found.counted:,} {found.unit}" if found.tested else "-", hint=found.why),
-            ]
-        )
-    header = [*names, "difference", "95% interval", "p, corrected", "effect (d)", "repeats", "tested over"]
-    return Table(header, rows, len(names))
+        found, tone = comparison.contrast, comparison.verdict
+        cells: Row = [
+            Cell(signed(column, found.difference), tone=tone, hint=found.reason),
+            interval(column, *found.interval()),
+            Cell(probability(comparison.p), tone=tone, hint=f"uncorrected p {probability(found.p)}"),
+            effect_size(found.effect),
+            str(found.repeats),
+            Cell(f"{found.counted:,} {found.unit}" if found.tested else "-", hint=found.reason),
+        ]
+        rows.append((variant, cells))
+    header = ["difference", "95% interval", "p, corrected", "effect (d)", "repeats", "tested over"]
+    return _variant_table(analysis, header, rows)
 
 
-def nothing_table(findings: Analysis, column: str) -> Table:
+def nothing_table(analysis: Analysis, column: str) -> Table:
     """Each variant against what users have without it."""
-    names, words = _variant_columns(findings)
-    several, rows = len(findings.nothing) > 1, []
-    for nothing in findings.nothing:
-        for variant in findings.variants:
+    several = len(analysis.nothing) > 1
+    rows: Rows = []
+    for nothing in analysis.nothing:
+        for variant in analysis.variants:
             found = nothing.comparisons.get(column, {}).get(variant.name)
             if found is None:
                 continue
-            test = found.contrast
-            verdict = found.verdict or ("cannot be told" if test.tested else f"not tested: {test.why}")
-            row = [*_variant_cells(findings, variant, words), *([Cell(nothing.order)] if several else [])]
-            row += [Cell(signed(column, test.difference), tone=found.verdict), Cell(interval(column, *test.interval()))]
-            row += [Cell(f"{test.counted:,} {test.unit}"), Cell(probability(found.p))]
-            rows.append([*row, Cell(verdict, tone=found.verdict or "quiet")])
-    header = [*names, *(["order"] if several else []), "difference", "95% interval", "tested over", "p, corrected"]
-    header.append("verdict")
-    return Table(header, rows, len(names) + several)
+            test, tone = found.contrast, found.verdict
+            verdict = tone or ("cannot be told" if test.tested else f"not tested: {test.reason}")
+            cells: Row = [
+                *([nothing.order] if several else []),
+                Cell(signed(column, test.difference), tone=tone),
+                interval(column, *test.interval()),
+                f"{test.counted:,} {test.unit}",
+                probability(found.p),
+                Cell(verdict, tone=tone or "quiet"),
+            ]
+            rows.append((variant, cells))
+    header = [*(["order"] if several else []), "difference", "95% interval", "tested over", "p, corrected", "verdict"]
+    return _variant_table(analysis, header, rows, words=int(several))
 
 
-def published_table(findings: Analysis) -> Table:
+def published_table(analysis: Analysis) -> Table:
     """Values from papers next to ours."""
-    rows = []
-    for entry in findings.published:
-        texts = (entry.variant.label, heading(entry.column), entry.source, *published_cells(entry))
-        rows.append([*map(Cell, texts), Cell(entry.verdict, tone=published_tone(entry.verdict), hint=entry.how)])
+    rows: list[Row] = []
+    for entry in analysis.published:
+        verdict = Cell(entry.verdict, tone=published_tone(entry.verdict), hint=entry.how)
+        rows.append([entry.variant.label, heading(entry.column), entry.source, *published_cells(entry), verdict])
     header = ["variant", "measure", "source", *PUBLISHED, "verdict"]
     return Table(header, rows, 3, [PUBLISHED_RULE])
 
@@ -195,7 +195,7 @@ def published_cells(entry: PublishedComparison) -> tuple[str, ...]:
     return (
         value if entry.spread is None else f"{value} ± {number(column, entry.spread)}",
         spread(column, ours),
-        of_mean(column, ours),
+        mean_interval(column, ours),
         str(ours.n),
         signed(column, entry.difference),
         interval(column, *entry.interval),
@@ -207,18 +207,25 @@ def published_tone(verdict: str) -> str:
     return {WITHIN: "better", OUTSIDE: "worse"}.get(verdict, "quiet")
 
 
-def claims_table(findings: Analysis) -> Table:
+def claims_table(analysis: Analysis) -> Table:
     """What the paper found, and whether it holds here."""
-    rows = []
-    for claim in findings.claims:
-        verdict = told_verdict(claim)
-        texts = (heading(claim.column), with_interval(claim), effect_size(claim.contrast.effect, 1), tested_over(claim))
-        cells = [Cell(claim.says), Cell(verdict, tone=TONES[claim.verdict]), *map(Cell, texts)]
-        rows.append([*cells, Cell(str(claim.pairs)), Cell(power(claim))])
-    tested = sum(claim.contrast.tested for claim in findings.claims)
+    rows: list[Row] = [
+        [
+            claim.says,
+            Cell(verdict_text(claim), tone=TONES[claim.verdict]),
+            heading(claim.column),
+            with_interval(claim),
+            effect_size(claim.contrast.effect, 1),
+            tested_over(claim),
+            str(claim.contrast.repeats),
+            power(claim),
+        ]
+        for claim in analysis.claims
+    ]
+    tested = sum(claim.contrast.tested for claim in analysis.claims)
     note = (
         f"On this data set, by the rule of all tables. Difference with a confidence interval at the level {LEVEL:g} "
-        f"that {_count(tested, 'tested claim')} of the experiment share{'s' if tested == 1 else ''} (Holm). A claim "
+        f"that {count(tested, 'tested claim')} of the experiment share{'s' if tested == 1 else ''} (Holm). A claim "
         f"that something is better holds above 0, and does not hold below 0 or within a hundredth (±{SMALL:g} of a "
         "measure that ends at 1); a claim that two are alike holds inside its margin. Power: how likely the design "
         "would have shown the difference that the paper reports, or a hundredth."
@@ -230,11 +237,11 @@ def claims_table(findings: Analysis) -> Table:
 TONES = {HOLDS: "better", FAILS: "worse", OPEN: "quiet", UNTESTED: "quiet"}
 
 
-def told_verdict(claim: Verdict) -> str:
-    """A verdict, and why it is not clearer; a design that could not have told anything says just that."""
-    if not claim.why or claim.why.startswith(CANNOT):
-        return claim.why or claim.verdict
-    return f"{claim.verdict}: {claim.why}"
+def verdict_text(claim: Verdict) -> str:
+    """The verdict, and the reason where it is not clear; only the reason where the design could not decide."""
+    if not claim.reason or claim.reason.startswith(CANNOT):
+        return claim.reason or claim.verdict
+    return f"{claim.verdict}: {claim.reason}"
 
 
 class Footnotes:
@@ -245,11 +252,11 @@ class Footnotes:
 
     def short(self, claim: Verdict) -> str:
         """A verdict with the mark of its reason; the power of the design has a column of its own."""
-        if not claim.why:
+        if not claim.reason:
             return claim.verdict
-        reason = (claim.outlook or claim.why).removeprefix(f"{CANNOT}: ")
+        reason = (claim.outlook or claim.reason).removeprefix(f"{CANNOT}: ")
         mark = self._marks.setdefault(reason, f"({len(self._marks) + 1})")
-        return f"{CANNOT if claim.why.startswith(CANNOT) else claim.verdict} {mark}"
+        return f"{CANNOT if claim.reason.startswith(CANNOT) else claim.verdict} {mark}"
 
     @property
     def notes(self) -> list[str]:
@@ -258,9 +265,8 @@ class Footnotes:
 
 def with_interval(claim: Verdict) -> str:
     """A difference and its confidence interval."""
-    difference = signed(claim.column, claim.difference)
     known = "" if math.isnan(claim.low) else f" ({interval(claim.column, claim.low, claim.high)})"
-    return f"{difference}{known}"
+    return f"{signed(claim.column, claim.contrast.difference)}{known}"
 
 
 def tested_over(claim: Verdict) -> str:
@@ -278,105 +284,92 @@ def power(claim: Verdict) -> str:
     return f"{claim.power:.2f} for {number(claim.column, claim.sought)}"
 
 
-def _compared(findings: Analysis) -> str:
+def _compared(analysis: Analysis) -> str:
     """How many comparisons a table corrects for, and over what they were made."""
-    main = findings.comparisons.get(findings.main, {}).values()
-    counts = sorted({found.comparisons for column in findings.comparisons.values() for found in column.values()})
+    main = analysis.comparisons.get(analysis.main, {}).values()
+    counts = sorted({found.comparisons for column in analysis.comparisons.values() for found in column.values()})
     units = list(dict.fromkeys(found.contrast.unit for found in main if found.contrast.tested))
     made = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) if counts else "0"
-    over = f"; {heading(findings.main)} is tested over {' and '.join(units)}" if units else ""
+    over = f"; {heading(analysis.main)} is tested over {' and '.join(units)}" if units else ""
     return f"{made} comparison{'' if made == '1' else 's'} in a column (Holm){over}"
 
 
-def clients_table(findings: Analysis) -> Table | None:
+def clients_table(analysis: Analysis) -> Table | None:
     """How well the final models serve clients, from the average one to the worst; None where all are alike."""
-    if findings.kind == "trees":
-        return _merged_table(findings)
-    names, words = _variant_columns(findings)
-    rows = []
-    for variant in findings.variants:
+    if analysis.kind == "trees":
+        return _merged_table(analysis)
+    rows: Rows = []
+    for variant in analysis.variants:
         readings = [reading.clients for reading in variant.repeats.values() if reading.clients]
         for column in dict.fromkeys(name for reading in readings for name in reading if name not in ABOUT_CLIENTS):
             values = [reading[column][~np.isnan(reading[column])] for reading in readings if column in reading]
             values = [each for each in values if len(each)]
-            if not values:
-                continue
-            shown = (
-                float(np.mean([each.mean() for each in values])),
-                float(np.mean([np.percentile(each, 10) for each in values])),
-                float(np.mean([each.min() for each in values])),
-            )
-            cells = [Cell(column), Cell(str(max(map(len, values)))), *(Cell(f"{value:.4f}") for value in shown)]
-            rows.append([*_variant_cells(findings, variant, words), *cells])
+            if values:
+                lowest = (np.mean, lambda each: np.percentile(each, 10), np.min)
+                means = [f"{np.mean([statistic(each) for each in values]):.4f}" for statistic in lowest]
+                rows.append((variant, [column, str(max(map(len, values))), *means]))
     if not rows:
         return None
-    if findings.kind == "silo":
+    note = (
+        "Each client's final model on the queries that it searches with, by its own grades; means over repeats. "
+        "They learned from these queries: compare variants here, not with the tables above."
+    )
+    if analysis.kind == "silo":
         note = "Each client's final model on its own test queries; means over repeats."
-    else:
-        note = (
-            "Each client's final model on the queries that it searches with, by its own grades; means over repeats. "
-            "They learned from these queries: compare variants here, not with the tables above."
-        )
-    return Table([*names, "measure", "clients", "mean", "10th percentile", "worst"], rows, len(names) + 1, [note])
+    return _variant_table(analysis, ["measure", "clients", "mean", "10th percentile", "worst"], rows, 1, [note])
 
 
-def _merged_table(findings: Analysis) -> Table | None:
+def _merged_table(analysis: Analysis) -> Table | None:
     """Every client before and after merging: who gains, and who loses."""
-    names, words = _variant_columns(findings)
     columns = [f"{where} {when}" for where in ("own", "others", "all") for when in ("before", "after")]
-    rows = []
-    for variant in findings.variants:
+    rows: Rows = []
+    for variant in analysis.variants:
         readings = [reading.clients for reading in variant.repeats.values() if reading.clients]
-        for measure in findings.measures if readings else ():
+        for measure in analysis.measures if readings else ():
             tables = [np.array([reading[f"{measure} {column}"] for column in columns]) for reading in readings]
             for client in range(min(table.shape[1] for table in tables)):
                 values = np.array([table[:, client] for table in tables]).T  # [columns, repeats]
                 means = [float(known.mean()) if len(known := row[~np.isnan(row)]) else math.nan for row in values]
-                cells = [Cell(measure), Cell(str(client + 1)), *(Cell(number(measure, mean)) for mean in means)]
-                rows.append([*_variant_cells(findings, variant, words), *cells])
+                rows.append((variant, [measure, str(client + 1), *(number(measure, mean) for mean in means)]))
     if not rows:
         return None
     note = (
         "Each client's model as it trained it (before) and as it became (after), on test queries of its own kind, of "
         "the other clients' kinds, and on all of them; means over repeats."
     )
-    return Table([*names, "measure", "client", *columns], rows, len(names) + 2, [note])
+    return _variant_table(analysis, ["measure", "client", *columns], rows, 2, [note])
 
 
-def cost_table(findings: Analysis) -> Table:
+def cost_table(analysis: Analysis) -> Table:
     """What a run of each variant cost, on average over repeats."""
-    names, words = _variant_columns(findings)
-    rows = []
     # Nobody searches while trees grow, and what travels is not counted.
-    costs = [name for name in (*COUNTED, *TIMED) if findings.kind != "trees" or name.endswith("seconds")]
-    for variant in findings.variants:
-        cells = [Cell(amount(name, variant.cost(name))) for name in costs]
-        rows.append([*_variant_cells(findings, variant, words), *cells])
+    costs = [name for name in (*COUNTED, *TIMED) if analysis.kind != "trees" or name.endswith("seconds")]
+    rows: Rows = [(each, [amount(name, each.cost(name)) for name in costs]) for each in analysis.variants]
     note = "Means over repeats, each for a whole run. Times depend on the machine and on what else it was doing."
-    return Table([*names, *(heading(name) for name in costs)], rows, len(names), [note])
+    return _variant_table(analysis, [*map(heading, costs)], rows, notes=[note])
 
 
 def unfinished_table(runs: Runs) -> Table:
     """Runs that no table counts, each with its reason."""
-    rows = [
+    rows: list[Row] = [
         [
-            Cell(run.variant),
-            Cell(f"fold {run.fold}, seed {run.seed}"),
+            run.variant,
+            f"fold {run.fold}, seed {run.seed}",
             Cell(run.status, tone="worse" if run.status in ("failed", "broken") else ""),
-            Cell(f"{run.round:,} of {run.asked:,}" if run.asked else "-"),
-            Cell(run.reason),
+            f"{run.round:,} of {run.asked:,}" if run.asked else "-",
+            run.reason,
         ]
         for run in runs
     ]
     return Table(["variant", "repeat", "status", "rounds", "reason"], rows, 5)
 
 
-def robustness_table(findings: Analysis) -> Table | None:
+def robustness_table(analysis: Analysis) -> Table | None:
     """Quality without attack next to quality under attack, rule by rule; None where nobody attacks.
 
     A row is a rule and an attack, everything else being the same.
     """
-    threats = [(variant, variant.threat) for variant in findings.variants]
+    threats = [(variant, variant.threat) for variant in analysis.variants]
     known = [(variant, threat) for variant, threat in threats if threat is not None]
     if not any(threat.malicious for _, threat in known):
         return None
@@ -387,7 +380,7 @@ def robustness_table(findings: Analysis) -> Table | None:
     settings: dict[str, dict[str, object]] = {}
     for variant, threat in known:
         settings[threat.rest] = variant.settings
-        rule, mean = _called(threat.rule, named), variant.summary(findings.main).mean
+        rule, mean = _called(threat.rule, named), variant.summary(analysis.main).mean
         if not threat.malicious:
             quiet[rule, threat.rest] = mean
             labels.setdefault((threat.rest, rule, "none"), variant.label)
@@ -406,29 +399,28 @@ def robustness_table(findings: Analysis) -> Table | None:
     rows = []
     for (rest, rule, attack), values in sorted(cells.items(), key=lambda item: order.index(item[0][0])):
         before, plain = quiet.get((rule, rest), math.nan), quiet.get(("mean", rest), math.nan)
-        row = [Cell(labels.get((rest, rule, attack), ""))] if alike else []
-        row += [Cell(text) for text in words[rest, rule, attack]]
-        row.append(Cell(number(findings.main, before)))
-        row.append(Cell("" if rule == "mean" or math.isnan(before - plain) else signed(findings.main, before - plain)))
+        row = [labels.get((rest, rule, attack), "")] if alike else []
+        row += [*words[rest, rule, attack], number(analysis.main, before)]
+        row.append("" if rule == "mean" or math.isnan(before - plain) else signed(analysis.main, before - plain))
         for share in shares:
             value = values.get(share, math.nan)
-            lost = f" ({signed(findings.main, value - before)})" if not math.isnan(value - before) else ""
-            row.append(Cell("" if math.isnan(value) else f"{number(findings.main, value)}{lost}"))
+            lost = f" ({signed(analysis.main, value - before)})" if not math.isnan(value - before) else ""
+            row.append("" if math.isnan(value) else f"{number(analysis.main, value)}{lost}")
         rows.append(row)
     header = [*(["such as"] if alike else []), *varied, "rule", "attack", "no attack", "defence alone"]
     header += [f"{malicious} of {count}" for malicious, count in shares]
     note = (
-        f"Mean {heading(findings.main)}; in brackets, what the attack took from the same rule without attack. "
+        f"Mean {heading(analysis.main)}; in brackets, what the attack took from the same rule without attack. "
         "“Defence alone”: the rule against the mean when nobody attacks."
     )
     return Table(header, rows, len(header) - len(shares) - 2, [note])
 
 
-def unlearned_table(findings: Analysis) -> Table | None:
+def unlearned_table(analysis: Analysis) -> Table | None:
     """Quality before and after unlearning, what it cost, and how near it came; None where nobody was forgotten."""
-    names, words = _variant_columns(findings)
-    rows, main = [], findings.main
-    for variant in findings.variants:
+    main = analysis.main
+    rows: Rows = []
+    for variant in analysis.variants:
         receipts = [reading.receipt for reading in variant.repeats.values() if reading.receipt]
         qualities = [receipt.quality[main] for receipt in receipts if main in receipt.quality]
         qualities = [one for one in qualities if None not in (one["parent"], one["unlearned"])]
@@ -437,36 +429,32 @@ def unlearned_table(findings: Analysis) -> Table | None:
         shares = [share for one in receipts if (share := one.cost["share_of_retraining"]) is not None]
         near = [receipt.verified["within_spread"] for receipt in receipts if "within_spread" in receipt.verified]
         before, after = (summarise([quality[when] for quality in qualities]) for when in ("parent", "unlearned"))
-        cells = [spread(main, before), spread(main, after), of_mean(main, after)]
+        cells = [str(len(qualities)), spread(main, before), spread(main, after), mean_interval(main, after)]
         cells.append(f"{np.mean(shares):.2f}" if shares else "unknown")
         cells.append(f"{sum(one is True for one in near)} of {len(near)}" if near else "not verified")
-        rows.append([*_variant_cells(findings, variant, words), Cell(str(len(qualities))), *map(Cell, cells)])
+        rows.append((variant, cells))
     if not rows:
         return None
-    header = [*names, "repeats", "parent", "unlearned", "95% of its mean", "steps, of retraining"]
+    header = ["repeats", "parent", "unlearned", "95% of its mean", "steps, of retraining"]
     header.append("within the spread of retrained")
     note = (
         f"{heading(main)} of the last models. Only retraining is exact; quality that returns proves no forgetting, and "
         "a wide spread is easily kept."
     )
-    return Table(header, rows, len(names), [note])
+    return _variant_table(analysis, header, rows, notes=[note])
 
 
-def promotion_table(findings: Analysis) -> Table | None:
+def promotion_table(analysis: Analysis) -> Table | None:
     """How many of the documents that an attack promotes reach the top ten; None where nothing is promoted."""
-    names, words = _variant_columns(findings)
-    rows = []
-    for variant in findings.variants:
+    rows: Rows = []
+    for variant in analysis.variants:
         reached = [reading.promotion for reading in variant.repeats.values() if reading.promotion is not None]
         if reached:
             promoted = summarise(reached)
-            rows.append(
-                [*_variant_cells(findings, variant, words), Cell(str(promoted.n)), Cell(spread("promotion", promoted))]
-            )
-    if not rows:
-        return None
+            rows.append((variant, [str(promoted.n), spread("promotion", promoted)]))
     note = "Compare with the same rule without attack: some of these documents deserve their place."
-    return Table([*names, "repeats", "promoted documents in the top ten"], rows, len(names), [note])
+    header = ["repeats", "promoted documents in the top ten"]
+    return _variant_table(analysis, header, rows, notes=[note]) if rows else None
 
 
 def _is_threat(setting: str) -> bool:
@@ -496,21 +484,15 @@ def _called(method: TomlTable, named: set[str]) -> str:
     return ", ".join([str(method.get("name", "none")), *texts])
 
 
-def privacy_table(findings: Analysis) -> Table | None:
+def privacy_table(analysis: Analysis) -> Table | None:
     """What may be claimed for each variant's model, against whom; None where nothing was protected."""
-    if not any(variant.is_protected for variant in findings.variants):
+    if not any(variant.is_protected for variant in analysis.variants):
         return None
-    names, words = _variant_columns(findings)
-    rows = []
-    cards = [card for variant in findings.variants if (card := variant.card) is not None]
-    for variant in findings.variants:
-        if variant.card is None:
-            continue
-        first = _variant_cells(findings, variant, words)
-        rows += [[*first, *map(Cell, cells)] for cells in _claimed(variant.card)]
+    cards = [(variant, card) for variant in analysis.variants if (card := variant.card) is not None]
+    rows: Rows = [(variant, cells) for variant, card in cards for cells in _claimed(card)]
     about = "What is stated is what the client that took part most often has spent."
-    notes = [*dict.fromkeys(card.summary for card in cards), about, *_together(findings)]
-    return Table([*names, "mechanism", "against", "ε", "δ", "for"], rows, len(names) + 2, notes)
+    notes = [*dict.fromkeys(card.summary for _, card in cards), about, *_together(analysis)]
+    return _variant_table(analysis, ["mechanism", "against", "ε", "δ", "for"], rows, 2, notes)
 
 
 def _claimed(card: Card) -> list[tuple[str, ...]]:
@@ -526,16 +508,16 @@ def _claimed(card: Card) -> list[tuple[str, ...]]:
     ]
 
 
-def _together(findings: Analysis) -> list[str]:
+def _together(analysis: Analysis) -> list[str]:
     """What the runs of an experiment would cost the same people together, where each is priced alone."""
-    line = together(findings.runs)
+    line = together(analysis.runs)
     return [] if line is None else [f"{line}."]
 
 
-def privacy_lines(findings: Analysis) -> list[str]:
+def privacy_lines(analysis: Analysis) -> list[str]:
     """What each protected variant has spent, and where a budget ended a run, a line each."""
     by_text: dict[str, list[str]] = {}
-    for variant in findings.variants:
+    for variant in analysis.variants:
         card = variant.card
         if card is None or card.mechanism is None:
             continue
@@ -551,13 +533,13 @@ def privacy_lines(findings: Analysis) -> list[str]:
     for text, labels in by_text.items():
         lines.append(f"{labels[0]}{f' and {len(labels) - 1} more' if len(labels) > 1 else ''}: {text}")
     lines += [
-        f"{run.label}: {note}" for run in findings.runs.finished for note in run.notes if "privacy budget" in note
+        f"{run.label}: {note}" for run in analysis.runs.finished for note in run.notes if "privacy budget" in note
     ]
-    populations = {card.population["name"]: card.population for card in _cards(findings) if card.population}
-    return [*lines, *map(about_population, populations.values()), *_together(findings)]
+    populations = {card.population["name"]: card.population for card in _cards(analysis) if card.population}
+    return [*lines, *map(about_population, populations.values()), *_together(analysis)]
 
 
-def _cards(findings: Analysis) -> list[Card]:
+def _cards(analysis: Analysis) -> list[Card]:
     """Of all repeats; those of a population in the order in which they count ever more."""
 
     def counted(card: Card) -> tuple[int, int, float]:
@@ -565,14 +547,14 @@ def _cards(findings: Analysis) -> list[Card]:
         spent = (math.inf if cost is None else cost for cost in people["epsilon"].values())
         return len(people["forgotten"]), people["runs"], max(spent, default=0.0)
 
-    cards = [reading.card for variant in findings.variants for reading in variant.repeats.values() if reading.card]
+    cards = [reading.card for variant in analysis.variants for reading in variant.repeats.values() if reading.card]
     return sorted(cards, key=counted)
 
 
-def asked_rows(findings: Analysis) -> list[tuple[str, str]]:
+def settings_rows(analysis: Analysis) -> list[tuple[str, str]]:
     """What was asked, one line per part of the experiment; settings that have their default are left out."""
-    facts, about = findings.runs.finished[0].data, findings.about
-    tables = {} if findings.grid is None else _as_asked(findings.grid)
+    facts, about = analysis.runs.finished[0].data, analysis.about
+    tables = {} if analysis.grid is None else _common_settings(analysis.grid)
     first = ("data", "clients", "learner", "attack", "mechanism", "aggregator", "server", "rounds")
     rows = []
     for key in [*(key for key in first if key in tables), *(key for key in tables if key not in first)]:
@@ -584,14 +566,14 @@ def asked_rows(findings: Analysis) -> list[tuple[str, str]]:
     varies += [", ".join(about.variants)] if about.variants else []
     if varies:
         rows.append(("varies", "; ".join(varies)))
-    folds = sorted({run.fold for run in findings.runs})
-    seeds = sorted({run.seed for run in findings.runs})
-    each = "" if findings.expected is None else f", {findings.expected} for each variant"
-    rows.append(("repeats", f"{_count(len(folds), 'fold')} x {_count(len(seeds), 'seed')}{each}"))
+    folds = sorted({run.fold for run in analysis.runs})
+    seeds = sorted({run.seed for run in analysis.runs})
+    each = "" if analysis.expected is None else f", {analysis.expected} for each variant"
+    rows.append(("repeats", f"{count(len(folds), 'fold')} x {count(len(seeds), 'seed')}{each}"))
     return rows
 
 
-def _as_asked(grid: Grid[Any]) -> TomlTable:
+def _common_settings(grid: Grid[Any]) -> TomlTable:
     """What all variants have in common, as far as it was said and is not what would have been without saying it."""
     tables: TomlTable = {}
     for key in to_tables(grid.base):
@@ -608,7 +590,7 @@ def _as_asked(grid: Grid[Any]) -> TomlTable:
 def _but_defaults(part: Any, given: TomlTable) -> TomlTable:
     """A table without the settings that have their default; the name of a method stays."""
     fields = {field.name: field for field in dataclasses.fields(part)}
-    kept: TomlTable = {}
+    changed: TomlTable = {}
     for key, value in given.items():
         field = fields.get(key)
         if field is not None and key != "name" and not is_required(field):
@@ -621,139 +603,66 @@ def _but_defaults(part: Any, given: TomlTable) -> TomlTable:
                 and not isinstance(now, (type, ExternalMethod))
             ):
                 value = _but_defaults(now, value)
-        kept[key] = value
-    return kept
+        changed[key] = value
+    return changed
 
 
-def headline(findings: Analysis) -> str:
+def headline(analysis: Analysis) -> str:
     """The result in one or two sentences."""
-    best, column = findings.best, findings.main
+    best, column = analysis.best, analysis.main
     value = f"{heading(column)} {spread(column, best.summary(column))}"
-    repeats = _count(len(best.repeats), "repeat")
+    repeats = count(len(best.repeats), "repeat")
     without = ""
-    if (nothing := findings.nothing_for(best)) is not None:
+    if (nothing := analysis.nothing_for(best)) is not None:
         mean = number(column, nothing.values.summary(column).mean)
         without = f" Without learning, users have {mean} ({nothing.order})."
-    if len(findings.variants) == 1:
+    if len(analysis.variants) == 1:
         return f"{value} over {repeats}.{without}"
     text = f"Highest {heading(column)}: {best.label}, {spread(column, best.summary(column))} over {repeats}."
-    if findings.baseline is not None:
-        verdicts = [comparison.verdict for comparison in findings.comparisons[column].values()]
+    if analysis.baseline is not None:
+        verdicts = [comparison.verdict for comparison in analysis.comparisons[column].values()]
         better, worse = verdicts.count("better"), verdicts.count("worse")
         text += (
-            f" Of {_count(len(verdicts), 'variant')} compared with {findings.baseline.label}, {better} {_is(better)} "
+            f" Of {count(len(verdicts), 'variant')} compared with {analysis.baseline.label}, {better} {_is(better)} "
             f"significantly better and {worse} significantly worse."
         )
     return text + without
 
 
-def number(column: str, value: float) -> str:
-    """A value with the digits that its column deserves."""
-    if math.isnan(value):
-        return "-"
-    return _not_below_zero(f"{value:,.2f}" if column == "online_sum" else f"{value:.4f}")
+def _variant_table(
+    analysis: Analysis, header: Sequence[str], rows: Rows, words: int = 0, notes: Sequence[str] = ()
+) -> Table:
+    """A table whose leading columns name the variant of each row; `words` more columns hold words."""
+    names, keys = _variant_columns(analysis)
+    cells = [[*_variant_cells(analysis, variant, keys), *row] for variant, row in rows]
+    return Table([*names, *header], cells, len(names) + words, notes)
 
 
-def signed(column: str, value: float) -> str:
-    """A difference with its sign, where what is shown of it has one.
-
-    >>> signed("map", -0.00001), signed("map", 0.25)
-    ('0.0000', '+0.2500')
-    """
-    shown = number(column, value)
-    return f"+{shown}" if value > 0 and shown.strip("0.") else shown
-
-
-def interval(column: str, low: float, high: float) -> str:
-    """The confidence interval of a difference; a dash where there is none."""
-    return "-" if math.isnan(low) else f"{signed(column, low)} to {signed(column, high)}"
-
-
-def of_mean(column: str, summary: Summary) -> str:
-    """The confidence interval of a mean; a dash where there is none."""
-    return "-" if math.isnan(summary.low) else f"{number(column, summary.low)} to {number(column, summary.high)}"
-
-
-def effect_size(value: float, digits: int = 2) -> str:
-    """Cohen's d, with its sign."""
-    return "-" if math.isnan(value) else _not_below_zero(f"{value:+.{digits}f}")
-
-
-def _not_below_zero(shown: str) -> str:
-    """A number as it is shown; what rounds to zero has no sign."""
-    return shown if shown.strip("+-0.,") else shown.lstrip("+-")
-
-
-def spread(column: str, summary: Summary) -> str:
-    if math.isnan(summary.sd):
-        return number(column, summary.mean)
-    return f"{number(column, summary.mean)} ± {number(column, summary.sd)}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: 0.4 s, 12 s, 3 min 05 s, 2 h 07 min.
-
-    >>> duration(185)
-    '3 min 05 s'
-    """
-    if math.isnan(seconds):
-        return "-"
-    if seconds < 59.5:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def probability(p: float) -> str:
-    if math.isnan(p):
-        return "-"
-    return "< 0.001" if p < 0.001 else f"{p:.3f}"
-
-
-def amount(name: str, value: float) -> str:
-    """Bytes, seconds and counts for people.
-
-    >>> amount("bytes_up", 73_600.0)
-    '73.6 kB'
-    """
-    if math.isnan(value):
-        return "-"
-    if name.endswith("seconds"):
-        return duration(value)
-    if not name.startswith("bytes"):
-        return f"{value:,.0f}"
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 999.5:
-            return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:,.1f} TB"
-
-
-def _variant_columns(findings: Analysis) -> tuple[list[str], list[str]]:
+def _variant_columns(analysis: Analysis) -> tuple[list[str], list[str]]:
     """Headings, and the settings behind them: one column a setting where every variant has the same few."""
-    keys = list(findings.variants[0].settings)
-    regular = all(list(variant.settings) == keys and "=" in variant.name for variant in findings.variants)
+    keys = list(analysis.variants[0].settings)
+    regular = all(list(variant.settings) == keys and "=" in variant.name for variant in analysis.variants)
     names, words = (keys, keys) if regular and 1 <= len(keys) <= 4 else (["variant"], [])
-    return (["experiment", *names], words) if findings.parts else (names, words)
+    return (["experiment", *names], words) if analysis.parts else (names, words)
 
 
-def _variant_cells(findings: Analysis, variant: VariantRuns, keys: list[str]) -> list[Cell]:
-    width = max(len(keys), 1) + bool(findings.parts)
-    if variant in (nothing.values for nothing in findings.nothing):
+def _variant_cells(analysis: Analysis, variant: VariantRuns, keys: list[str]) -> list[Cell]:
+    width = max(len(keys), 1) + bool(analysis.parts)
+    if variant in (nothing.values for nothing in analysis.nothing):
         texts = [variant.label, *[""] * (width - 1)]
     else:
         texts = [readable(variant.settings[key]) for key in keys] or [variant.own_label]
-        texts = [variant.experiment, *texts] if findings.parts else texts
+        texts = [variant.experiment, *texts] if analysis.parts else texts
     hint = "" if variant.label == variant.name else variant.name
     cells = [Cell(text, hint=hint) for text in texts]
-    if variant is findings.baseline:
+    if variant is analysis.baseline:
         place = max(i for i, text in enumerate(texts) if text or i == 0)
         cells[place] = Cell(f"{texts[place]} (baseline)", hint=hint)
     return cells
 
 
-def _best(findings: Analysis, column: str) -> set[str]:
-    means = {variant.name: variant.summary(column).mean for variant in findings.rows}
+def _best(analysis: Analysis, column: str) -> set[str]:
+    means = {variant.name: variant.summary(column).mean for variant in analysis.rows}
     known = [mean for mean in means.values() if not math.isnan(mean)]
     return {name for name, mean in means.items() if known and mean == max(known)}
 
@@ -769,10 +678,6 @@ def data_facts(facts: Json) -> list[str]:
     if "top_grade" in facts:
         sentences.append(f"grades 0 to {facts['top_grade']}")
     return sentences
-
-
-def _count(n: int, word: str) -> str:
-    return f"{n} {word}{'' if n == 1 else 's'}"
 
 
 def _is(n: int) -> str:

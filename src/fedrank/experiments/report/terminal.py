@@ -32,7 +32,7 @@ STYLES: dict[Tone, str] = {
 }
 
 
-LONGEST_WORD = 30  # that is not broken; longer ones are mostly paths
+MAX_WORD_LENGTH = 30  # that is not broken; longer ones are mostly paths
 # Escape sequences in a name from somebody else's folder could rewrite what a terminal shows.
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
@@ -92,7 +92,7 @@ def _grid(rows: Sequence[Sequence[object]]) -> object:
     from rich.table import Table as Grid
 
     grid = Grid(box=None, pad_edge=False, show_header=False)
-    grid.add_column(no_wrap=all(len(str(row[0])) <= LONGEST_WORD for row in rows))
+    grid.add_column(no_wrap=all(len(str(row[0])) <= MAX_WORD_LENGTH for row in rows))
     grid.add_column()
     for row in rows:
         grid.add_row(*row)  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ def _table(table: Table, console: Console) -> None:
 
     rows = [[(printable(name), "dim") for name in table.header]] * (not table.bare)
     rows += [
-        [(printable(str(cell)), "bold" if cell.strong else STYLES[cell.tone]) for cell in row] for row in table.rows
+        [(printable(str(cell)), "bold" if cell.strong else STYLES[cell.tone]) for cell in row] for row in table.cells
     ]
     if not _show_plainly(table, rows, console):
         _show_wrapped(table, rows, console)
@@ -164,7 +164,7 @@ def _widths(table: Table, rows: Sequence[Sequence[tuple[str, str]]], room: int) 
         if i == table.whole or not table.is_words(i):
             words += texts[headings:]
         else:
-            words += [word for text in texts[headings:] for word in text.split() if len(word) <= LONGEST_WORD]
+            words += [word for text in texts[headings:] for word in text.split() if len(word) <= MAX_WORD_LENGTH]
         least.append(max(map(cell_len, words), default=1))
         widths.append(max(map(cell_len, lines), default=1))
     if sum(least) > room:

@@ -8,7 +8,6 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -18,30 +17,29 @@ from fedrank.ranking.gate import Gate
 DEEPEST = 0.01  # evidence below this is cut off: it says no more
 
 
+@mpl.rc_context(LOOK)
 def draw_trial(evidence: NDArray[np.float64], gate: Gate, title: str, path: str | Path) -> None:
     """Draw both bets over the decided searches, and where each decides; the file's ending is its format.
 
     `evidence` [searches + 1, 3] holds logarithms: for the new model, the same without its best friends, against it.
     """
-    with mpl.rc_context(LOOK):
-        figure = Figure(figsize=(7.6, 3.9), layout="constrained")
-        FigureCanvasAgg(figure)
-        axis = figure.subplots()
-        at = np.arange(len(evidence))
-        lines = (("it is better", 0, "-"), ("the same without its best friend", 1, ":"), ("it does harm", 2, "-"))
-        for label, column, style in lines:
-            colour = COLOURS[1] if column == 2 else COLOURS[0]
-            axis.plot(at, np.exp(np.maximum(evidence[:, column], math.log(DEEPEST))), style, color=colour, label=label)
-        levels = {gate.level: "decides"} if gate.level == gate.harm else {gate.level: "adopts", gate.harm: "refuses"}
-        for level, word in levels.items():
-            axis.axhline(1 / level, color=QUIET, lw=0.9, ls="--")
-            where: Any = ("axes fraction", "data")
-            axis.annotate(word, (0.01, 1.1 / level), xycoords=where, va="bottom", color=QUIET)
-        axis.set_ylim(0.7 * DEEPEST, 4 / min(levels))
-        axis.set_yscale("log")
-        axis.set_xlim(0, max(len(evidence) - 1, 10))
-        axis.set_xlabel("decided searches")
-        axis.set_ylabel("what a stake of 1 has become")
-        axis.set_title(title, loc="left")
-        figure.legend(loc="outside lower center", ncols=3)
-        save_picture(figure, path)
+    figure = Figure(figsize=(7.6, 3.9), layout="constrained")
+    axis = figure.subplots()
+    at = np.arange(len(evidence))
+    lines = (("it is better", 0, "-"), ("the same without its best friend", 1, ":"), ("it does harm", 2, "-"))
+    for label, column, style in lines:
+        colour = COLOURS[1] if column == 2 else COLOURS[0]
+        axis.plot(at, np.exp(np.maximum(evidence[:, column], math.log(DEEPEST))), style, color=colour, label=label)
+    levels = {gate.level: "decides"} if gate.level == gate.harm else {gate.level: "adopts", gate.harm: "refuses"}
+    for level, word in levels.items():
+        axis.axhline(1 / level, color=QUIET, lw=0.9, ls="--")
+        where: Any = ("axes fraction", "data")
+        axis.annotate(word, (0.01, 1.1 / level), xycoords=where, va="bottom", color=QUIET)
+    axis.set_ylim(0.7 * DEEPEST, 4 / min(levels))
+    axis.set_yscale("log")
+    axis.set_xlim(0, max(len(evidence) - 1, 10))
+    axis.set_xlabel("decided searches")
+    axis.set_ylabel("what a stake of 1 has become")
+    axis.set_title(title, loc="left")
+    figure.legend(loc="outside lower center", ncols=3)
+    save_picture(figure, path)

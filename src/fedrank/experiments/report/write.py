@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedrank.experiments.report.analysis import Analysis, find
+from fedrank.experiments.report.analysis import Analysis, analyse
 from fedrank.experiments.report.compose import left_out, whole
 from fedrank.experiments.report.html import page
 from fedrank.experiments.report.join import join
 from fedrank.experiments.report.markdown import markdown
-from fedrank.experiments.report.sections import Paragraph, Section, say
+from fedrank.experiments.report.sections import Paragraph, Section, paragraph
 from fedrank.experiments.runner.folder import table
 from fedrank.experiments.runner.runs import Runs
-from fedrank.experiments.spec.toml import readable
-from fedrank.files import write_whole
+from fedrank.files import write_atomic
+from fedrank.toml import readable
 
 NUMBERS = (
     *("repeats", "mean", "sd", "low95", "high95", "lowest", "highest", "baseline", "pairs", "difference"),
@@ -35,32 +35,38 @@ def write_report(
 ) -> Path:
     """Write a report on the finished runs: a web page (.html), Markdown (.md) or a table of numbers (.csv).
 
-    Experiments that were tested on the same queries are compared in one table; `figures` names a folder for charts
-    (SVG, PDF) and tables (LaTeX) that a paper can use.
+    Experiments that were tested on the same queries are compared in one table. `baseline` is the variant that others
+    are compared with; without it, the one that the experiment names, or its first variant. `figures` is a folder for
+    charts (SVG, PDF) and tables (LaTeX). Unfinished runs are listed, but not counted; if no run is finished, a
+    ValueError is raised.
 
-    Runs that are not finished are listed and not counted; ValueError if none is. Without a name, the baseline is the
-    one that the experiment names, or its first variant.
+    >>> import fedrank as fr
+    >>> grid = fr.read_spec("quickstart", ["rounds=10", "seeds=[1]", "data.folds=[1]"])
+    >>> _ = fr.run_experiment(grid, "first", out="runs")
+    >>> report = fr.write_report(fr.load_runs("runs"), "report.md")
+    >>> report.read_text(encoding="utf-8").splitlines()[0]
+    '# What does federation cost, and what does it bring?'
     """
     file = Path(out)
     if file.suffix not in (".html", ".md", ".csv"):
         raise ValueError(f"{file} ends in {file.suffix!r}, which is no kind of report; use .html, .md or .csv")
-    found = find(runs, baseline)
+    found = analyse(runs, baseline)
     reported = join(found, baseline)
     if figures is not None:
         from fedrank.experiments.report.paper_files import write_figures
 
         write_figures(reported, Path(figures))
     if file.suffix == ".csv":
-        write_whole(file, numbers(reported))
+        write_atomic(file, numbers(reported))
         return file
     title, sections, last = _composed(runs, found, reported)
-    write_whole(file, page(title, sections, last) if file.suffix == ".html" else markdown([*sections, *last]))
+    write_atomic(file, page(title, sections, last) if file.suffix == ".html" else markdown([*sections, *last]))
     return file
 
 
 def report_page(runs: Runs) -> str:
     """The report as a web page; ValueError if no run is finished."""
-    found = find(runs)
+    found = analyse(runs)
     return page(*_composed(runs, found, join(found)))
 
 
@@ -68,13 +74,15 @@ def _composed(
     runs: Runs, found: Sequence[Analysis], reported: Sequence[Analysis]
 ) -> tuple[str, list[Section], list[Paragraph]]:
     """Title, sections, and what stands below them."""
-    sections = [whole(findings, f"experiment-{i}") for i, findings in enumerate(reported, 1)]
+    sections = [whole(analysis, f"experiment-{i}") for i, analysis in enumerate(reported, 1)]
     missing = left_out(runs, found)
     title = sections[0].heading if len(sections) == 1 else f"{len(sections)} experiments"
-    last = [say(missing, tone="warn")] if missing else []
+    last = [paragraph(missing, tone="warn")] if missing else []
     if len(sections) > 1:
         last.append(
-            say("These were not tested on the same queries by the same measure: they are not compared.", tone="note")
+            paragraph(
+                "These were not tested on the same queries by the same measure: they are not compared.", tone="note"
+            )
         )
     return title, sections, last
 
@@ -92,23 +100,23 @@ def write_answer(files: Sequence[Path], sections: Sequence[Section], facts: Call
     """Write what a command answers to each of the `answer_files`; `facts` gives all numbers."""
     for file in files:
         if file.suffix == ".md":
-            write_whole(file, markdown(sections))
+            write_atomic(file, markdown(sections))
         else:
-            write_whole(file, json.dumps(facts(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+            write_atomic(file, json.dumps(facts(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def numbers(reported: Sequence[Analysis]) -> str:
     """One row for each variant and column, in full precision, as CSV. Missing numbers are empty."""
-    settings = list(dict.fromkeys(key for findings in reported for v in findings.variants for key in v.settings))
+    settings = list(dict.fromkeys(key for analysis in reported for v in analysis.variants for key in v.settings))
     rows: list[list[object]] = []
-    for findings in reported:
-        for variant in findings.rows:
-            unfinished = len(findings.unfinished.filter(variant=variant.name))
-            for column in findings.columns:
+    for analysis in reported:
+        for variant in analysis.rows:
+            unfinished = len(analysis.unfinished.filter(variant=variant.name))
+            for column in analysis.columns:
                 summary = variant.summary(column)
                 values: list[object] = [summary.n, summary.mean, summary.sd, summary.low, summary.high]
-                values += [summary.smallest, summary.largest, findings.baseline.name if findings.baseline else ""]
-                comparison = findings.comparisons.get(column, {}).get(variant.name)
+                values += [summary.smallest, summary.largest, analysis.baseline.name if analysis.baseline else ""]
+                comparison = analysis.comparisons.get(column, {}).get(variant.name)
                 if comparison is None:
                     values += [""] * 10
                 else:
@@ -116,7 +124,7 @@ def numbers(reported: Sequence[Analysis]) -> str:
                     values += [found.repeats, found.difference, *found.interval(), found.unit, found.counted, found.p]
                     values += [comparison.p, comparison.comparisons, found.effect]
                 published = [
-                    entry for entry in findings.published if entry.variant is variant and entry.column == column
+                    entry for entry in analysis.published if entry.variant is variant and entry.column == column
                 ]
                 for value in (
                     [";".join(str(entry.value) for entry in published)],
@@ -126,6 +134,6 @@ def numbers(reported: Sequence[Analysis]) -> str:
                 ):
                     values += value
                 own = [readable(variant.settings[key]) if key in variant.settings else "" for key in settings]
-                of, name = variant.experiment or findings.name, variant.name.removeprefix(f"{variant.experiment}/")
+                of, name = variant.experiment or analysis.name, variant.name.removeprefix(f"{variant.experiment}/")
                 rows.append([of, name, *own, column, *values, unfinished])
     return table(["experiment", "variant", *settings, "column", *NUMBERS], rows)

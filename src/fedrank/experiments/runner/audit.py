@@ -13,7 +13,7 @@ from fedrank.attacks import audits, forests, sketches
 from fedrank.attacks.audits import Audit, Finding, Plan, PlannedAttack, carry_out
 from fedrank.attacks.forests import ForestAudit, SharedForests
 from fedrank.attacks.histograms import HistogramAudit, Roots
-from fedrank.attacks.membership import LEVEL, REPEATS, RUNS, Tell
+from fedrank.attacks.membership import LEVEL, REPEATS, RUNS, ShareDone
 from fedrank.attacks.sketches import SketchAudit
 from fedrank.data.ranking import RankingData
 from fedrank.experiments.runner.data import clients_of, load_fold
@@ -25,16 +25,13 @@ from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.progress import Progress, quiet
 from fedrank.seeds import rng_for
-from fedrank.trees.boosters import Booster
-from fedrank.trees.drawing import drawn_features
+from fedrank.trees.boosters import Booster, usable_validation
 from fedrank.trees.forest import Forest
 from fedrank.trees.forest_checkpoint import ForestCheckpoint
-from fedrank.trees.histograms import Histograms, rules_of
-from fedrank.trees.mergers import Alone, Pooled
-from fedrank.trees.row_store import RowStore
-from fedrank.trees.together import Bagged, Cyclic, useful
+from fedrank.trees.histograms import Histograms
+from fedrank.trees.mergers import Alone, Bagged, Cyclic, Pooled
+from fedrank.trees.row_store import RowStore, drawn_features, elected_for_root
 from fedrank.trees.training import train_locally
-from fedrank.trees.voting import elected_for_root
 from fedrank.types import Source
 
 ALL_ATTACKS = "audit"  # what is told of all attacks together
@@ -67,14 +64,16 @@ def audit_experiment(
     """
     effort, several = _Effort(messages, repeats, runs, source), len(grid.variants) > 1
     news = [_of_variant(progress, variant.name) if several else progress for variant in grid.variants]
-    plans = [_plan(variant, grid, effort, tell) for variant, tell in zip(grid.variants, news, strict=True)]
+    plans = [
+        _plan(variant, grid, effort, on_progress) for variant, on_progress in zip(grid.variants, news, strict=True)
+    ]
     attacks = sum(isinstance(step, PlannedAttack) for plan in plans for step in plan)
     found: list[Finding] = []
     begun = 0
-    for plan, tell in zip(plans, news, strict=True):
+    for plan, on_progress in zip(plans, news, strict=True):
         for step in plan:
             begun += isinstance(step, PlannedAttack)
-            found += carry_out([step], _and_all(tell, progress, begun, attacks))
+            found += carry_out([step], _and_all(on_progress, progress, begun, attacks))
     return found
 
 
@@ -82,11 +81,11 @@ def _of_variant(progress: Progress, variant: str) -> Progress:
     return lambda what, done, of, detail="": progress(f"{variant}: {what}", done, of, detail)
 
 
-def _and_all(tell: Progress, progress: Progress, number: int, attacks: int) -> Progress:
+def _and_all(on_progress: Progress, progress: Progress, number: int, attacks: int) -> Progress:
     """Tell of one attack, and of all of them together."""
 
     def both(what: str, done: float, of: float, detail: str = "") -> None:
-        tell(what, done, of, detail)
+        on_progress(what, done, of, detail)
         if attacks > 1:
             share = number - 1 + done / of
             progress(ALL_ATTACKS, share, attacks, f"attack {number} of {attacks}" if share < attacks else "")
@@ -119,10 +118,10 @@ def _plan(variant: Variant[Any], grid: Grid[Any], effort: _Effort, progress: Pro
             level=_level(forests.TESTS, grid),
             note=_smaller(experiment),
         ).plan()
-    crowd = clients_of(experiment, fold, seed)
+    clients = clients_of(experiment, fold, seed)
     return Audit(
-        setting=setting_of(experiment, crowd.data.features.shape[1]),
-        crowd=crowd,
+        setting=setting_of(experiment, clients.data.features.shape[1]),
+        clients=clients,
         mechanism=experiment.mechanism,
         local=experiment.local,
         delta=experiment.privacy.delta,
@@ -148,24 +147,26 @@ def _smaller(experiment: TreesExperiment) -> str:
     return "; ".join(differs)
 
 
-def _shared(experiment: TreesExperiment, number: int, seed: int, tell: Tell) -> list[SharedForests]:
+def _shared(experiment: TreesExperiment, number: int, seed: int, on_progress: ShareDone) -> list[SharedForests]:
     """The forests that leave those who grow them."""
     # As in a run: trees read raw features as well as scaled ones.
     fold = load_fold(replace(experiment.data, normalise=experiment.data.normalise or "none"), number)
     booster: Booster = replace(experiment.booster, trees=min(TREES, experiment.booster.trees))  # type: ignore[type-var]
     if experiment.split is None:
-        [forest] = _grown(booster, 1, tell, lambda grow: [grow(fold.train, useful(fold.validation), seed=seed)])
+        [forest] = _grown(
+            booster, 1, on_progress, lambda grow: [grow(fold.train, usable_validation(fold.validation), seed=seed)]
+        )
         return [SharedForests(forest, (fold.train,), (fold.test,))]
     portions = experiment.split(fold, rng_for(seed, "split"))
     train = tuple(portion.train for portion in portions)
     held_out = tuple(fold.test if portion.test is None else portion.test for portion in portions)
     merge = experiment.merge
     if isinstance(merge, (Bagged, Cyclic, Histograms, Pooled)):
-        [forest] = _grown(booster, 1, tell, lambda grow: [merge(portions, (), grow, seed)[0]])
+        [forest] = _grown(booster, 1, on_progress, lambda grow: [merge(portions, (), grow, seed)[0]])
         if isinstance(merge, Pooled) or (isinstance(merge, Histograms) and merge.edges == "pooled"):
             train, held_out = (RankingData.join(train),), (fold.test,)
         return [SharedForests(forest, train, held_out)]
-    local = _grown(booster, len(portions), tell, lambda grow: train_locally(portions, grow, seed))
+    local = _grown(booster, len(portions), on_progress, lambda grow: train_locally(portions, grow, seed))
     return [
         SharedForests(*each)
         for each in zip(local, ((one,) for one in train), ((one,) for one in held_out), strict=True)
@@ -179,7 +180,7 @@ def _roots(experiment: TreesExperiment, number: int, seed: int) -> Roots:
     assert experiment.split is not None
     fold = load_fold(replace(experiment.data, normalise=experiment.data.normalise or "none"), number)
     train = tuple(portion.train for portion in experiment.split(fold, rng_for(seed, "split")))
-    rules = rules_of(experiment.booster)
+    rules = Histograms.rules(experiment.booster)
     edges = merge.edges_for(train, rules.bins)
     features = drawn_features(edges.features, rules.feature_share, seed, 0)
     if 0 < merge.vote < len(features):
@@ -188,10 +189,10 @@ def _roots(experiment: TreesExperiment, number: int, seed: int) -> Roots:
     return Roots((RankingData.join(train),) if merge.secure else train, edges, rules, features, seed)
 
 
-def _grown(booster: Booster, forests: int, tell: Tell, grow: Any) -> Sequence[Forest]:
+def _grown(booster: Booster, forests: int, on_progress: ShareDone, grow: Any) -> Sequence[Forest]:
     """Grow so many forests, and tell how far they are."""
     forestry = ForestCheckpoint(booster)
-    forestry.turn = lambda: tell(
+    forestry.turn = lambda: on_progress(
         sum(1.0 if grown.whole else len(grown.trees) / booster.trees for grown in forestry.forests) / forests
     )
     grown: Sequence[Forest] = grow(forestry)

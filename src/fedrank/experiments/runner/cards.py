@@ -14,8 +14,8 @@ from typing import Any
 
 from fedrank import __version__
 from fedrank.data.logs import BROWSERS, FACTS, SearchLog
-from fedrank.experiments.runner.folder import DEPLOYED_RUN, SEARCH_LOG, SIMULATED_RUN, SKETCH_FILE, Card, Facts
-from fedrank.files import read_bytes, write_whole
+from fedrank.experiments.runner.folder import DEPLOYED_RUN, SEARCH_LOG, SIMULATED_RUN, SKETCH_FILE, Card, Facts, Receipt
+from fedrank.files import read_bytes, write_atomic
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.population import now
 
@@ -71,6 +71,17 @@ def issued(card: Card, folder: Path, data: str = "", files: Sequence[str] | None
         files={name: sha256(folder / name) for name in files},
         summary=" ".join(part for part in parts if part),
     )
+
+
+def issued_receipt(receipt: Receipt, folder: Path | None = None, parent: Path | None = None) -> Receipt:
+    """A receipt as it is written: dated, signed with a name, bound to the models in a folder and in that of its parent.
+
+    Without folders it stays bound to the files that it has.
+    """
+    if folder is not None and parent is not None:
+        files = {"model.json": sha256(folder / "model.json"), "parent": sha256(parent / "model.json")}
+        receipt = replace(receipt, files=files)
+    return replace(receipt, summary=receipt.sentence, issued=now(), issuer=issuer(), versions=versions())
 
 
 def issuer() -> str:
@@ -158,28 +169,28 @@ def log_card(log: SearchLog) -> Card:
         budget=None,
         not_covered=(*LOG, *_not_covered_of_shown(log)),
         clients=len(log.users),
-        summary=f"No mechanism: {sees}. Nothing can be claimed; do not pass it on.{_kept_of_shown(log)}",
+        summary=f"No mechanism: {sees}. Nothing can be claimed; do not pass it on.{_not_stored_of_shown(log)}",
     )
     return issued(made, log.folder, log.folder.name, [FACTS])
 
 
 def _not_covered_of_shown(log: SearchLog) -> tuple[str, ...]:
-    said = [BROWSERS] if log.unit == "browser" else []
+    text = [BROWSERS] if log.unit == "browser" else []
     if log.facts.get("redacted"):
-        said.append("what redacted queries found: lists, clicks and features of theirs are there, and can tell a lot")
-    return tuple(said)
+        text.append("what redacted queries found: lists, clicks and features of theirs are there, and can tell a lot")
+    return tuple(text)
 
 
-def _kept_of_shown(log: SearchLog) -> str:
+def _not_stored_of_shown(log: SearchLog) -> str:
     """What was decided not to be kept."""
     settings, redacted = log.facts.get("settings", {}), log.facts.get("redacted") or {}
-    said = ""
+    text = ""
     if days := settings.get("keep_days"):
-        said += f" Lists older than {days:,} days before it was made were never stored; build it anew to keep to that."
+        text += f" Lists older than {days:,} days before it was made were never stored; build it anew to keep to that."
     if redacted:
         reasons = ", ".join(f"{reason}: {n:,}" for reason, n in redacted.items())
-        said += f" The text of {sum(redacted.values()):,} queries is not stored ({reasons})."
-    return said
+        text += f" The text of {sum(redacted.values()):,} queries is not stored ({reasons})."
+    return text
 
 
 def sketch_card(path: Path) -> Card:
@@ -187,44 +198,49 @@ def sketch_card(path: Path) -> Card:
     from fedrank.silo.describe import DELTA, describe_sketch
     from fedrank.silo.files import open_sketch
 
-    told, sketcher = describe_sketch(path), open_sketch(path).sketcher
-    mechanism = {"name": "sketch", "noise": sketcher.noise} if "not covered" in told else None
-    about = [told["noise"], told["privacy"]]
+    description, sketcher = describe_sketch(path), open_sketch(path).sketcher
+    mechanism = {"name": "sketch", "noise": sketcher.noise} if "not covered" in description else None
+    about = [description["noise"], description["privacy"]]
     if mechanism is not None:
-        about += [f"For a word that stands there more often, {told['for more']}", f"Holds for {told['holds for']}"]
+        about += [
+            f"For a word that stands there more often, {description['for more']}",
+            f"Holds for {description['holds for']}",
+        ]
     made = Card(
         what=SKETCH_FILE,
         mechanism=mechanism,
-        who_sees_what=f"held by {told['held by']}",
+        who_sees_what=f"held by {description['held by']}",
         delta=DELTA,
         budget=None,
-        not_covered=(told["not covered"],) if mechanism else ("all of it: the file is as secret as the documents",),
+        not_covered=(description["not covered"],)
+        if mechanism
+        else ("all of it: the file is as secret as the documents",),
         summary=_sentences(about),
     )
-    return issued(made, path.parent, told["documents"] + " documents", [path.name])
+    return issued(made, path.parent, description["documents"] + " documents", [path.name])
 
 
-def turn_card(path: Path, told: Mapping[str, str]) -> Card:
+def turn_card(path: Path, description: Mapping[str, str]) -> Card:
     """Of a model that travels between organisations, after a turn that was `told` in words."""
     from fedrank.silo.describe import DELTA
 
-    about = ["No mechanism protects the weights", f"What was told besides them: {told['you told']}"]
+    about = ["No mechanism protects the weights", f"What was told besides them: {description['you told']}"]
     made = Card(
         what=DEPLOYED_RUN,
         mechanism=None,
         who_sees_what="every organisation sees the model as the one before left it",
         delta=DELTA,
         budget=None,
-        not_covered=(told["not covered"],),
+        not_covered=(description["not covered"],),
         summary=_sentences(about),
     )
-    return issued(made, path.parent, told["lists"], [path.name])
+    return issued(made, path.parent, description["lists"], [path.name])
 
 
-def write_beside(card: Card, path: Path) -> Path:
+def write_card_for(card: Card, path: Path) -> Path:
     """The card of a single file, next to it."""
     beside = path.with_name(f"{path.name}.{Card.FILE}")
-    write_whole(beside, card.json())
+    write_atomic(beside, card.json())
     return beside
 
 

@@ -11,11 +11,11 @@ from fedrank.experiments.runner.data import clients_of, load_fold
 from fedrank.experiments.spec.families import describe
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.grid import Grid, Variant
-from fedrank.experiments.spec.toml import shown
 from fedrank.federated.heterogeneity import Differences, differences
+from fedrank.toml import shown
 from fedrank.types import SimulatedClients
 
-MOST_VARIANTS = 8
+MAX_VARIANTS = 8
 MEANINGS = {
     "grades, from all": "how far a client's shares of grades are from those of all clients; 0 alike, 1 nothing alike",
     "features, from all": "how far its features are from those of all, in standard deviations (Wasserstein)",
@@ -46,7 +46,7 @@ class ClientSummary:
     fold: int
     seed: int
     groups: tuple[Group, ...]
-    left_out: int  # further groups, beyond MOST_VARIANTS
+    left_out: int  # further groups, beyond MAX_VARIANTS
 
 
 def describe_clients(
@@ -65,22 +65,22 @@ def describe_clients(
         made_of = replace(experiment.clients, participation=1.0, malicious=0)
         alike.setdefault(repr((experiment.data, made_of)), []).append(variant)
     groups = []
-    for variants in list(alike.values())[:MOST_VARIANTS]:
+    for variants in list(alike.values())[:MAX_VARIANTS]:
         experiment = variants[0].experiment
-        crowd = clients_of(experiment, fold, seed)
+        clients = clients_of(experiment, fold, seed)
         names = tuple(variant.name for variant in variants)
-        groups.append(Group(names, _how(experiment, crowd), differences(crowd, seed)))
+        groups.append(Group(names, _how(experiment, clients), differences(clients, seed)))
     name = load_fold(grid.base.data, fold).name
-    return ClientSummary(name, fold, seed, tuple(groups), max(0, len(alike) - MOST_VARIANTS))
+    return ClientSummary(name, fold, seed, tuple(groups), max(0, len(alike) - MAX_VARIANTS))
 
 
-def _how(experiment: FederatedExperiment, crowd: SimulatedClients) -> str:
+def _how(experiment: FederatedExperiment, clients: SimulatedClients) -> str:
     """The settings behind some clients, in one line."""
     partition = describe(experiment.clients.partition)
     people = experiment.clients.people
-    searches = np.unique(crowd.interactions // people).tolist()
+    searches = np.unique(clients.interactions // people).tolist()
     brings = f"{searches[0]}" if len(searches) == 1 else f"{searches[0]} to {searches[-1]}"
-    many = "1 client" if len(crowd) == 1 else f"{len(crowd):,} clients"
+    many = "1 client" if len(clients) == 1 else f"{len(clients):,} clients"
     each = "" if people == 1 else f" of {people:,} people each"
     return f"{many}{each}, partition {_short(partition)}, {brings} searches a round"
 

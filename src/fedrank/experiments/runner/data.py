@@ -77,18 +77,18 @@ _load_log = lru_cache(maxsize=2)(_log)
 _load_collection = lru_cache(maxsize=5)(collection_fold)
 
 
-def drop_kept_logs() -> None:
+def clear_log_cache() -> None:
     """Read logs again when they are asked for next: one has changed on disk."""
     _load_log.cache_clear()
 
 
-def drop_kept_data() -> None:
+def clear_data_cache() -> None:
     """Let go of what was read, where others will read it themselves."""
-    for kept in (_load_named, _load_files, _load_log, _load_collection):
-        kept.cache_clear()
+    for cached in (_load_named, _load_files, _load_log, _load_collection):
+        cached.cache_clear()
 
 
-def judged(fold: Fold, data: DataSpec) -> RankingData:
+def evaluation_queries(fold: Fold, data: DataSpec) -> RankingData:
     """The queries by which models are judged."""
     queries = fold.test if data.evaluate_on == "test" else fold.validation
     if queries is None:
@@ -110,19 +110,19 @@ def described(name: str, train_queries: int, test_queries: int, data: RankingDat
 
 def clients_of(experiment: FederatedExperiment, fold: int, seed: int) -> SimulatedClients:
     """The clients of an experiment."""
-    crowd = make_clients(
+    clients = make_clients(
         load_fold(experiment.data, fold).train,
         experiment.clients.count,
         partition=experiment.clients.partition,
-        user=experiment.clients.users,
+        click_model=experiment.clients.click_models,
         interactions=experiment.clients.interactions,
-        user_per=experiment.clients.user_per,
+        click_model_per=experiment.clients.click_model_per,
         malicious=experiment.clients.malicious,
-        malicious_user=getattr(experiment.attack, "user", None),
+        malicious_click_model=getattr(experiment.attack, "click_model", None),
         people=experiment.clients.people,
         seed=seed,
     )
     data = experiment.data
     if data.log is None or data.propensities != OWN:
-        return crowd
-    return corrected_clients(crowd, load_log(data.log), data.bias)
+        return clients
+    return corrected_clients(clients, load_log(data.log), data.bias)

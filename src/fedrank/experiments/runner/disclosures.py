@@ -11,7 +11,7 @@ from typing import Any
 from fedrank import __version__
 from fedrank.experiments.runner.folder import FORMAT, Paid
 from fedrank.experiments.runner.merge import paid_for_trees
-from fedrank.experiments.runner.privacy import TARGETS, Prospect, noise_needed, planned, prospect
+from fedrank.experiments.runner.privacy import TARGETS, BudgetForecast, budget_forecast, noise_needed, planned
 from fedrank.experiments.runner.silo import silo_card
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.grid import Grid
@@ -21,9 +21,8 @@ from fedrank.privacy.accounting import GaussianEvent
 from fedrank.privacy.guarantees import Guarantee, noise_for
 from fedrank.silo.sketch import SLACK
 from fedrank.silo.training import LocalPlus
-from fedrank.trees.histograms import Histograms, rules_of
-from fedrank.trees.mergers import Alone, Pooled
-from fedrank.trees.together import Bagged, Cyclic
+from fedrank.trees.histograms import Histograms
+from fedrank.trees.mergers import Alone, Bagged, Cyclic, Pooled
 
 OCCURRENCES = (1, 2, 5, 10)  # of a word in a document: what they cost is told
 FOREST = (
@@ -40,7 +39,7 @@ class Disclosure:
     what: str
     to: str
     because: str  # why something, or nothing, can be claimed
-    promise: Paid | None = None  # None: nothing can be claimed
+    guarantee: Paid | None = None  # None: nothing can be claimed
 
 
 def leaving(experiment: SiloExperiment | TreesExperiment) -> list[Disclosure]:
@@ -51,22 +50,22 @@ def leaving(experiment: SiloExperiment | TreesExperiment) -> list[Disclosure]:
 def _from_silos(experiment: SiloExperiment) -> list[Disclosure]:
     method, found = experiment.method, []
     if isinstance(method, LocalPlus):
-        promise = next(iter(silo_card(_without_budget(experiment)).promises), None)
+        guarantee = next(iter(silo_card(_without_budget(experiment)).promises), None)
         if method.counts == "exact":
             what, because = "documents that queries find, with their lengths and true term counts", NO_NOISE
         elif method.noise_in == "paper":
             what = "documents that queries find, with their lengths and term counts in all rows"
             because = "one draw is added to all rows of a document, so that their differences are exact"
         elif method.noise_in == "lookup":
-            assert promise is not None
+            assert guarantee is not None
             what = "documents that queries find, with their lengths and noised term counts"
-            because = f"{promise.because}; every term that is asked, by every silo, costs anew"
-        elif promise is None:
+            because = f"{guarantee.because}; every term that is asked, by every silo, costs anew"
+        elif guarantee is None:
             what, because = "sketches without noise: who holds the key reads all counts", NO_NOISE
         else:
             what = "noised sketches of documents and of document frequencies, as copies or in letters that answer"
-            because = f"{promise.because}; drawn once, so that more questions, and more silos that ask, cost no more"
-        found.append(Disclosure(what, "the other silos", because, promise))
+            because = f"{guarantee.because}; drawn once, so that more questions, and more silos that ask, cost no more"
+        found.append(Disclosure(what, "the other silos", because, guarantee))
         words = "every silo holds the key, and tries a dictionary; who gets a copy of a sketch asks nobody"
         found.append(
             Disclosure("the words of queries, where letters ask about them", "the silos that are asked", words)
@@ -100,7 +99,7 @@ def _from_trees(experiment: TreesExperiment) -> list[Disclosure]:
         assert noise is not None
         releases = experiment.booster.trees * noise.releases
         edges = int(merge.edge_noise(clients) is not None)
-        paid = paid_for_trees(merge, rules_of(experiment.booster), releases, clients, edges)
+        paid = paid_for_trees(merge, Histograms.rules(experiment.booster), releases, clients, edges)
         what = "noised sums of gradients and hessians, which are all that a forest is made of"
         return [Disclosure(what, "the server, and all clients as a forest", paid.because, paid)]
     if isinstance(merge, Histograms):
@@ -161,7 +160,7 @@ def as_facts(grid: Grid[Any], targets: Sequence[float] = TARGETS, home: Path = P
 def _facts(experiment: Any, targets: Sequence[float], home: Path) -> dict[str, Any]:
     if isinstance(experiment, FederatedExperiment):
         protected = experiment.mechanism is not None
-        people = prospect(experiment, home)
+        people = budget_forecast(experiment, home)
         return {
             "promises": [asdict(price.paid) for price in planned(experiment)] if protected else [],
             "noise_for_targets": {
@@ -177,7 +176,7 @@ def _facts(experiment: Any, targets: Sequence[float], home: Path) -> dict[str, A
     return facts
 
 
-def _numbers(people: Prospect) -> dict[str, Any]:
+def _numbers(people: BudgetForecast) -> dict[str, Any]:
     """As JSON, which knows no infinity."""
     costs = {"spent": people.spent, "alone": people.alone, "after": people.after, "left": people.left}
     return asdict(people) | {

@@ -45,7 +45,7 @@ def estimate_model(
         tell("the model learned from entries of this log that are counted here, which flatters it; use --latest 0.2")
     elif learned and latest is None:
         tell(f"the model learned from this log; only its latest {TEST_SHARE:.0%} are counted")
-    kept = len(log) - math.floor(len(log) * share)
+    first_counted = len(log) - math.floor(len(log) * share)
     ranges: Any = getattr(model, "ranges", None)
     data = log_part(log, np.arange(len(log)), model.normalised, ranges)
     return estimate_clicks(
@@ -54,7 +54,7 @@ def estimate_model(
         log.features,
         bias,
         None if propensities is None else read_propensities(propensities),
-        shown.search >= kept,
+        shown.search >= first_counted,
     )
 
 
@@ -63,10 +63,12 @@ def _check_features(model: Scorer, log: SearchLog) -> None:
     if len(names) != model.features:
         raise CannotTell(f"features differ: the model reads {model.features}, the log has {len(names)}")
     if model.feature_names and model.feature_names != names:
-        place = next(i for i, (one, other) in enumerate(zip(model.feature_names, names, strict=True)) if one != other)
+        position = next(
+            i for i, (one, other) in enumerate(zip(model.feature_names, names, strict=True)) if one != other
+        )
         raise CannotTell(
-            f"features differ: feature {place + 1} is {model.feature_names[place]!r} in the model and {names[place]!r} "
-            "in the log"
+            f"features differ: feature {position + 1} is {model.feature_names[position]!r} in the model and "
+            f"{names[position]!r} in the log"
         )
     if model.normalised == "global" and getattr(model, "ranges", None) is None:
         raise CannotTell('features differ: the model has normalise = "global" and does not say within which ranges')

@@ -14,7 +14,7 @@ from fedrank.experiments.runner.runs import Run, load_runs
 from fedrank.experiments.runner.writer import Task
 from fedrank.experiments.spec.experiment import Experiment, to_tables
 from fedrank.federated.server import RoundError
-from fedrank.files import read_text, told, write_whole
+from fedrank.files import read_text, told, write_atomic
 from fedrank.kernels.devices import DeviceError
 
 TRACEBACK = "traceback.txt"  # in the folder of a run that failed
@@ -27,16 +27,16 @@ PLACE = re.compile(r" \((round \d+)?(, )?(client \d+)?\)$")  # how the reason of
 def note_failure(problem: BaseException, experiment: Experiment, folder: Path) -> dict[str, Any]:
     """Write the traceback of a failure into the run folder; what `run.json` says of it."""
     with suppress(OSError):  # a disk may be full, and what goes into run.json matters more
-        write_whole(folder / TRACEBACK, "".join(traceback.format_exception(problem)))
+        write_atomic(folder / TRACEBACK, "".join(traceback.format_exception(problem)))
     message = problem.message if isinstance(problem, RoundError) else told(problem)
-    place = {name: getattr(problem, name, None) for name in ("round", "client")}
-    known = {"message": message or type(problem).__name__} | place
+    where = {name: getattr(problem, name, None) for name in ("round", "client")}
+    known = {"message": message or type(problem).__name__} | where
     line = own_line(problem, experiment)
     if line is None and isinstance(problem, EXPLAINED):
         return known
     cause = _first_cause(problem)
-    said = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
-    return known | {"message": said if line is None else f"{said}; {line}", "crashed": True}
+    text = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
+    return known | {"message": text if line is None else f"{text}; {line}", "crashed": True}
 
 
 def own_line(problem: BaseException, experiment: Experiment) -> str | None:

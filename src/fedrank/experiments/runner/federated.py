@@ -6,7 +6,7 @@ taken from the ledger, so that nobody pays for them twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,17 +14,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.attacks.poison import Promote, promotion
-from fedrank.experiments.runner.data import clients_of, described, judged, load_fold
-from fedrank.experiments.runner.privacy import Spent, setting_of, until_spent
+from fedrank.experiments.runner.data import clients_of, described, evaluation_queries, load_fold
+from fedrank.experiments.runner.privacy import RunSpending, setting_of, until_spent
 from fedrank.experiments.runner.writer import NOISE, RunWriter
 from fedrank.experiments.spec.experiment import Experiment
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.federated.asynchronous import schedule
+from fedrank.federated.asynchronous_simulation import simulate_arrivals
 from fedrank.federated.federation import Federation, cohort_size
 from fedrank.federated.quality import alike, quality_by_client
-from fedrank.federated.robust import without_promise
-from fedrank.federated.round import Outcome, evaluated, first_weights, personal_models, simulate, simulate_arrivals
+from fedrank.federated.robust import without_guarantee
+from fedrank.federated.round import Outcome, evaluated, first_state, first_weights, personal_models
 from fedrank.federated.server import State
+from fedrank.federated.simulation import simulate
 from fedrank.kernels.devices import Device, DeviceError
 from fedrank.ranking.baseline_ranking import GIVEN, baseline_order, baseline_weights
 from fedrank.ranking.cuda.choice import choose, features_of
@@ -43,54 +45,126 @@ PROCESSOR = "the processor"
 REWARD = "mean over clients of the true rewards of the models they tried (known only in simulation)"
 
 
+class FederatedRun:
+    """The run folder of a federation of clients: simulated ones, or sites elsewhere."""
+
+    def __init__(self, experiment: FederatedExperiment, writer: RunWriter) -> None:
+        self.experiment, self.writer = experiment, writer
+        self.fold = load_fold(experiment.data, writer.task.fold)
+        self.history: HistoryWriter | None = None
+
+    def describe(self, last: int, notes: Sequence[str] = ()) -> None:
+        """Note what the run is, and prepare its evaluation."""
+        fold, experiment = self.fold, self.experiment
+        self.writer.update_facts(
+            notes=[*fold.notes, *notes],
+            conventions=conventions_of(experiment),
+            data=described(fold.name, fold.train.queries, fold.test.queries, fold.train),
+            asked=last,
+        )
+        self.evaluator = Evaluator(evaluation_queries(fold, experiment.data), experiment.measures)
+        self.baseline = baseline_order(self.evaluator, experiment.data.given)
+
+    def begin(self, evaluate: Any = None) -> tuple[State | None, Memory, Any]:
+        """State and memory of a run that goes on, and its whole checkpoint; None each where it begins."""
+        learner, evaluate = self.experiment.learner, evaluate or self.evaluator
+        kept = self.writer.begin(lambda models: evaluate(models, learner.ranker), reward=has_trait(learner, "rewards"))
+        return (None, None, None) if kept is None else (state_of(kept), kept.get("memory"), kept)
+
+    def record_updates(self, clients: int, size: int) -> None:
+        """Record messages of so many numbers, where the experiment says so."""
+        every = self.experiment.record_every
+        if every:
+            self.history = HistoryWriter(self.writer.folder / "history", clients, size, every, self.writer.round)
+
+    def add(self, outcome: Outcome, ends: bool) -> None:
+        """The row of one round."""
+        evaluate = outcome.round % self.experiment.evaluate_every == 0 or ends
+        self.writer.add(
+            outcome.round,
+            interactions=outcome.interactions,
+            bytes_up=outcome.bytes_up,
+            bytes_down=outcome.bytes_down,
+            online=outcome.online,
+            reward=outcome.reward,
+            model=outcome.weights if evaluate else None,
+        )
+
+    def checkpoint(self, state: State | None, memory: Memory) -> dict[str, Any]:
+        """What a run that is stopped here goes on from."""
+        if self.history is not None:
+            self.history.keep()
+        return parts_of(state, memory)
+
+    def first(
+        self, federation: Federation, clients: SimulatedClients, start: Weights | None = None
+    ) -> tuple[State, Memory]:
+        """State and memory of simulated clients before round 1, where they begin with a model or with nothing."""
+        return first_state(federation, clients, self.writer.task.seed, start, self.experiment.arrival)
+
+    def start(self, clients: SimulatedClients) -> Weights | None:
+        """The model with which the experiment begins, if it names one or warms one up."""
+        return start_weights(self.experiment, clients, self.writer.task.seed)
+
+    def final(
+        self, federation: Federation, state: State, memory: Memory, clients: SimulatedClients
+    ) -> tuple[Weights, Weights | None, dict[str, Any]]:
+        """The final model of simulated clients, the models of each where they have their own, and their quality."""
+        weights, models = evaluated(federation, state, memory, clients), None
+        if has_trait(federation.local, "shared part"):
+            models = personal_models(federation, state, memory, clients)
+        seed, threads = self.writer.task.seed, self.writer.threads
+        return weights, models, by_client(self.experiment, weights, models, clients, seed, threads)
+
+    def save_model(self, weights: Weights, models: Weights | None, features: int) -> None:
+        """Write the final model, or those of all clients."""
+        train = self.fold.train
+        shape = features, train.normalised, train.feature_names, self.writer.origin(self.fold.name), train.ranges
+        model = Model(self.experiment.learner.ranker, weights if models is None else models, *shape)
+        save_model(model, self.writer.folder / "model.json")
+
+    def finish(self, state: State, weights: Weights, **more: Any) -> None:
+        """Judge the final model on every query; `more` goes to the run folder as it is."""
+        evaluator = self.evaluator
+        queries = evaluator.data.query_ids.tolist(), per_query(evaluator, weights, self.experiment.learner.ranker)
+        self.writer.finish(state.round, queries=queries, baseline=self.baseline, **more)
+
+
 def perform_federated(experiment: FederatedExperiment, writer: RunWriter) -> None:
     """Do all rounds that are left, and judge the model that comes out."""
-    task = writer.task
-    fold, crowd = load_fold(experiment.data, task.fold), clients_of(experiment, task.fold, task.seed)
+    task, run = writer.task, FederatedRun(experiment, writer)
+    simulated = clients_of(experiment, task.fold, task.seed)
     federation = experiment.federation(attacked=experiment.clients.malicious > 0)
-    ranker, features = experiment.learner.ranker, fold.train.features.shape[1]
-    last, notes = rounds_there_are(experiment, crowd)
-    weak = without_promise(federation.aggregator, cohort_size(len(crowd), federation.participation))
-    writer.know(
-        notes=[*fold.notes, *([weak] if weak else []), *notes],
-        conventions=conventions_of(experiment),
-        data=described(fold.name, fold.train.queries, fold.test.queries, fold.train),
-        asked=last,
-    )
-    evaluator = Evaluator(judged(fold, experiment.data), experiment.measures)
-    nothing = baseline_order(evaluator, experiment.data.given)
-    machine = machine_of(experiment, federation, crowd, task.device)
-    evaluate = evaluator if machine is None else evaluator_on_device(machine, evaluator, ranker)
-    with Spent.open(replace(experiment, rounds=last), task, features) as spent:
+    ranker, features = experiment.learner.ranker, run.fold.train.features.shape[1]
+    last, notes = available_rounds(experiment, simulated)
+    weak = without_guarantee(federation.aggregator, cohort_size(len(simulated), federation.participation))
+    run.describe(last, [*([weak] if weak else []), *notes])
+    device = device_of(experiment, federation, simulated, task.device)
+    evaluate = None if device is None else evaluator_on_device(device, run.evaluator, ranker)
+    with RunSpending.open(replace(experiment, rounds=last), task, features) as spent:
         writer.safe = spent.forget
-        kept = writer.begin(lambda models: evaluate(models, ranker), reward=has_trait(experiment.learner, "rewards"))
-        state, memory = (None, None) if kept is None else (state_of(kept), kept.get("memory"))
+        state, memory, kept = run.begin(evaluate)
         excluded: dict[str, list[int]] = {} if kept is None else kept["excluded"]
-        devices = note_device(writer, machine, [] if kept is None else kept.get("devices", []))
-        history = None
-        if experiment.record_every:
-            size = federation.sent(ranker.size(features))
-            history = HistoryWriter(writer.folder / "history", len(crowd), size, experiment.record_every, writer.round)
+        devices = note_device(writer, device, [] if kept is None else kept.get("devices", []))
+        run.record_updates(len(simulated), federation.sent(ranker.size(features)))
 
         def parts() -> dict[str, Any]:
-            if history is not None:
-                history.keep()
-            return parts_of(state, memory) | {"excluded": excluded} | ({"devices": devices} if devices else {})
+            return run.checkpoint(state, memory) | {"excluded": excluded} | ({"devices": devices} if devices else {})
 
         try:
-            rounds = _rounds(experiment, federation, crowd, last, writer, state, memory, spent, history)
+            rounds = _rounds(experiment, federation, simulated, last, writer, state, memory, spent, run.history)
             for outcome, ends in until_spent(rounds, last, experiment.privacy.budget):
                 state, memory = outcome.state, outcome.memory
-                record(outcome, writer, evaluate=outcome.round % experiment.evaluate_every == 0 or ends)
+                run.add(outcome, ends)
                 for client in outcome.excluded:
                     since, times = excluded.get(str(client), (outcome.round, 0))
                     excluded[str(client)] = [since, times + 1]
-                writer.turn(outcome.round, last, parts, ends)
+                writer.after_round(outcome.round, last, parts, ends)
         except DeviceError as problem:
             if state is None or state.round == 0:
                 raise
             if state.round > writer.round:
-                writer.keep(state.round, parts())
+                writer.save_checkpoint(state.round, parts())
             raise DeviceError(
                 f"{problem}. Rounds up to {state.round:,} are kept: the same command goes on from there, on the "
                 "processor with --device cpu"
@@ -98,44 +172,33 @@ def perform_federated(experiment: FederatedExperiment, writer: RunWriter) -> Non
         assert state is not None
         spent.stop(state.round)
         card = spent.card()
-    weights = evaluated(federation, state, memory, crowd)
-    models = personal_models(federation, state, memory, crowd) if has_trait(federation.local, "shared part") else None
-    model = Model(
-        ranker,
-        weights if models is None else models,
-        features,
-        fold.train.normalised,
-        fold.train.feature_names,
-        writer.origin(fold.name),
-        fold.train.ranges,
-    )
-    save_model(model, writer.folder / "model.json")
+    weights, models, columns = run.final(federation, state, memory, simulated)
+    run.save_model(weights, models, features)
     promoted = experiment.attack if isinstance(experiment.attack, Promote) else None
-    writer.finish(
-        state.round,
+    run.finish(
+        state,
+        weights,
         notes=_last_notes(experiment, state.round, last, excluded),
-        queries=(evaluator.data.query_ids.tolist(), per_query(evaluator, weights, ranker)),
-        nothing=nothing,
-        clients=by_client(experiment, weights, models, crowd, task.seed, writer.threads),
+        clients=columns,
         card=card,
-        promotion=promoted and promotion(weights, ranker, evaluator.data, promoted.features),
+        promotion=promoted and promotion(weights, ranker, run.evaluator.data, promoted.features),
     )
 
 
 def _rounds(
     experiment: FederatedExperiment,
     federation: Federation,
-    crowd: SimulatedClients,
+    clients: SimulatedClients,
     last: int,
     writer: RunWriter,
     state: State | None,
     memory: Memory,
-    spent: Spent,
+    spent: RunSpending,
     history: HistoryWriter | None,
 ) -> Iterator[Outcome]:
     """The rounds that are left."""
     seed = writer.task.seed
-    start = start_weights(experiment, crowd, seed) if state is None else None
+    start = start_weights(experiment, clients, seed) if state is None else None
     common: dict[str, Any] = {
         "start": start,
         "state": state,
@@ -143,18 +206,18 @@ def _rounds(
         "journal": spent.journal,
     }
     if experiment.arrival is not None:
-        return simulate_arrivals(federation, experiment.arrival, crowd, last, seed, **common)
+        return simulate_arrivals(federation, experiment.arrival, clients, last, seed, **common)
 
     watch = None if history is None else history.watch
-    return simulate(federation, crowd, last, seed, memory=memory, watch=watch, device=writer.task.device, **common)
+    return simulate(federation, clients, last, seed, memory=memory, watch=watch, device=writer.task.device, **common)
 
 
-def machine_of(
-    experiment: FederatedExperiment, federation: Federation, crowd: SimulatedClients, device: str
+def device_of(
+    experiment: FederatedExperiment, federation: Federation, clients: SimulatedClients, device: str
 ) -> Device | None:
-    """The machine on which clients learn; None: the processor."""
+    """The device on which clients learn; None: the processor."""
     if experiment.arrival is None:
-        return choose(device, federation.learner, crowd)
+        return choose(device, federation.learner, clients)
     if device not in ("cpu", "auto"):
         raise DeviceError(
             'clients that arrive one by one have no twin on a graphics card; use device = "cpu", or "auto"'
@@ -162,10 +225,10 @@ def machine_of(
     return None
 
 
-def note_device(writer: RunWriter, machine: Device | None, before: list[Any]) -> list[Any]:
+def note_device(writer: RunWriter, device: Device | None, before: list[Any]) -> list[Any]:
     """Where clients learned, in run.json and in words; [] if it was the processor all the time."""
-    name = PROCESSOR if machine is None else machine.name
-    if machine is not None and features_of(writer.task.device) == "float16":
+    name = PROCESSOR if device is None else device.name
+    if device is not None and features_of(writer.task.device) == "float16":
         name = f"{name} (features as float16)"
     devices = list(before)
     if not devices or devices[-1]["device"] != name:
@@ -180,21 +243,8 @@ def note_device(writer: RunWriter, machine: Device | None, before: list[Any]) ->
     )
     rounded = any("float16" in each["device"] for each in devices)
     results = "of features that were rounded to two bytes" if rounded else "of any processor"
-    writer.know(notes=[f"clients learned {where}; the results are those {results}"], devices=devices)
+    writer.update_facts(notes=[f"clients learned {where}; the results are those {results}"], devices=devices)
     return devices
-
-
-def record(outcome: Outcome, writer: RunWriter, evaluate: bool) -> None:
-    """The row of one round."""
-    writer.add(
-        outcome.round,
-        interactions=outcome.interactions,
-        bytes_up=outcome.bytes_up,
-        bytes_down=outcome.bytes_down,
-        online=outcome.online,
-        reward=outcome.reward,
-        model=outcome.weights if evaluate else None,
-    )
 
 
 def parts_of(state: State | None, memory: Memory) -> dict[str, Any]:
@@ -206,15 +256,22 @@ def parts_of(state: State | None, memory: Memory) -> dict[str, Any]:
     return arrays | {name: array for name, array in some.items() if array is not None}
 
 
-def state_of(kept: Any) -> State:
-    rule = {name.removeprefix("rule."): array for name, array in kept.items() if name.startswith("rule.")}
-    return State(int(kept["round"]), kept["weights"], kept.get("common"), kept["server"], rule, kept.get("held"))
+def state_of(checkpoint: Any) -> State:
+    rule = {name.removeprefix("rule."): array for name, array in checkpoint.items() if name.startswith("rule.")}
+    return State(
+        int(checkpoint["round"]),
+        checkpoint["weights"],
+        checkpoint.get("common"),
+        checkpoint["server"],
+        rule,
+        checkpoint.get("held"),
+    )
 
 
-def rounds_there_are(experiment: FederatedExperiment, crowd: SimulatedClients) -> tuple[int, list[str]]:
+def available_rounds(experiment: FederatedExperiment, clients: SimulatedClients) -> tuple[int, list[str]]:
     """How many rounds there will be, and what to say about it: a log may have fewer than were asked for."""
     asked = experiment.rounds
-    last = asked if experiment.arrival is None else min(asked, schedule(crowd, experiment.arrival).rounds)
+    last = asked if experiment.arrival is None else min(asked, schedule(clients, experiment.arrival).rounds)
     return last, [f"{last:,} of {asked:,} rounds: the log has no more complete updates"] if last < asked else []
 
 
@@ -232,12 +289,12 @@ def _last_notes(experiment: FederatedExperiment, done: int, last: int, excluded:
     return notes
 
 
-def start_model(experiment: FederatedExperiment, crowd: SimulatedClients) -> Weights | None:
+def start_model(experiment: FederatedExperiment, clients: SimulatedClients) -> Weights | None:
     """The model that a federation is asked to begin with, if any."""
     if experiment.start is None:
         return None
     if experiment.start == GIVEN:
-        return baseline_weights(crowd.data, experiment.data.given)
+        return baseline_weights(clients.data, experiment.data.given)
     model = load_weights(experiment.start)
     if model.ranker.hidden != experiment.learner.ranker.hidden or model.weights.ndim != 1:
         raise ValueError(
@@ -246,13 +303,13 @@ def start_model(experiment: FederatedExperiment, crowd: SimulatedClients) -> Wei
     return model.weights
 
 
-def start_weights(experiment: FederatedExperiment, crowd: SimulatedClients, seed: int) -> Weights | None:
+def start_weights(experiment: FederatedExperiment, clients: SimulatedClients, seed: int) -> Weights | None:
     """What the federation begins with, if not with the ranker's own first weights."""
-    learner, weights = experiment.learner, start_model(experiment, crowd)
+    learner, weights = experiment.learner, start_model(experiment, clients)
     if interactions := getattr(experiment.clients.partition, "warm_up", 0):
         if weights is None:
-            weights = first_weights(learner.ranker, crowd, seed)
-        weights = warm_up(learner, weights, crowd, seed, interactions)
+            weights = first_weights(learner.ranker, clients, seed)
+        weights = warm_up(learner, weights, clients, seed, interactions)
     return weights
 
 
@@ -266,7 +323,7 @@ def by_client(
     experiment: FederatedExperiment,
     averaged: Weights,
     own: Weights | None,
-    crowd: SimulatedClients,
+    clients: SimulatedClients,
     seed: int,
     threads: int,
 ) -> dict[str, Any]:
@@ -276,13 +333,13 @@ def by_client(
     models = {"": averaged} if own is None else {" averaged": averaged, " personal": own}
     if experiment.fine_tune:
         last = list(models.values())[-1]
-        models[" fine-tuned"] = fine_tune(learner, last, crowd, seed, experiment.fine_tune, threads)
-    if (alike(crowd) and len(models) == 1) or not measures:
+        models[" fine-tuned"] = fine_tune(learner, last, clients, seed, experiment.fine_tune, threads)
+    if (alike(clients) and len(models) == 1) or not measures:
         return {}
-    queries = np.diff(crowd.pools)[crowd.pool]
-    columns = {"client": crowd.ids, "queries": queries, "interactions": crowd.interactions}
+    queries = np.diff(clients.pools)[clients.pool]
+    columns = {"client": clients.ids, "queries": queries, "interactions": clients.interactions}
     for kind, weights in models.items():
-        rows = quality_by_client(measures, weights, learner.ranker, crowd)
+        rows = quality_by_client(measures, weights, learner.ranker, clients)
         columns |= {f"{name}{kind}": values for name, values in zip(measures, rows, strict=True)}
     return columns
 

@@ -22,9 +22,9 @@ import numpy as np
 
 from fedrank import __version__
 from fedrank.experiments.spec.families import hints_of, is_required
-from fedrank.experiments.spec.values import NotEmpty, at_least, checked, less_than
-from fedrank.files import opened, parse_json, read_text, write_whole
+from fedrank.files import opened, parse_json, read_text, write_atomic
 from fedrank.privacy.guarantees import up
+from fedrank.value_checks import NotEmpty, at_least, checked, less_than
 
 Json = dict[str, Any]
 Price = Annotated[float, at_least(0), less_than(math.inf)]  # an ε
@@ -59,7 +59,7 @@ class Written:
         return json.dumps(begin | {"format": FORMAT} | values, indent=1, ensure_ascii=False) + "\n"
 
     def write(self, folder: Path) -> None:
-        write_whole(folder / self.FILE, self.json())
+        write_atomic(folder / self.FILE, self.json())
 
     @classmethod
     def read(cls: type[J], folder: Path) -> J | None:
@@ -78,22 +78,22 @@ class Written:
         return {"version": ""} | _fields(cls, content, f"{cls.FILE}: ", cls.called)
 
 
-def _fields(kind: type[Any], content: Json, place: str, called: Mapping[str, str] | None = None) -> Json:
+def _fields(kind: type[Any], content: Json, location: str, called: Mapping[str, str] | None = None) -> Json:
     """The fields of a class that stand in a table of a file, each of its type."""
     hints, values = hints_of(kind), Json()  # type: ignore[arg-type]
     for each in dataclasses.fields(kind):
         key = (called or {}).get(each.name, each.name)
         if key in content:
-            values[each.name] = checked(hints[each.name], content[key], f"{place}{key}")
+            values[each.name] = checked(hints[each.name], content[key], f"{location}{key}")
         elif is_required(each):
             raise KeyError(key)
     return values
 
 
-def _table(content: Any, hints: Mapping[str, Any], place: str) -> Json:
+def _table(content: Any, hints: Mapping[str, Any], location: str) -> Json:
     """A table of a file in which these entries are there, each of its type; others may be anything."""
-    known = dict(checked(Json, content, place))
-    return known | {key: checked(hint, known[key], f"{place}.{key}") for key, hint in hints.items()}
+    known = dict(checked(Json, content, location))
+    return known | {key: checked(hint, known[key], f"{location}.{key}") for key, hint in hints.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,8 +205,8 @@ class Card(Written):
             _table(values["population"], POPULATION, f"{cls.FILE}: population")
             for i, record in enumerate(values["population"]["forgotten"]):
                 _table(record, {"forgotten": str, "because": str}, f"{cls.FILE}: population.forgotten[{i}]")
-        places = ((f"{cls.FILE}: promises[{i}]", row) for i, row in enumerate(values.get("promises", ())))
-        paid = tuple(Paid(**_fields(Paid, checked(Json, row, place), f"{place}.")) for place, row in places)
+        locations = ((f"{cls.FILE}: promises[{i}]", row) for i, row in enumerate(values.get("promises", ())))
+        paid = tuple(Paid(**_fields(Paid, checked(Json, row, location), f"{location}.")) for location, row in locations)
         return values | {"promises": paid}
 
     @property
@@ -270,20 +270,20 @@ class Receipt(Written):
         who, method = self.removed["clients"], self.method["name"]
         named = f"Client {who[0]} is" if len(who) == 1 else f"Clients {', '.join(map(str, who))} are"
         if self.method.get("exact"):
-            said = f"{named} forgotten by this model: it was trained again from the beginning without them."
+            text = f"{named} forgotten by this model: it was trained again from the beginning without them."
         elif self.verified.get("within_spread"):
-            said = (
+            text = (
                 f"{named} not shown to be forgotten: after {method} the model is as near to those that were trained "
                 "again without them as these are to each other, and near is no proof."
             )
         elif self.is_verified:
-            said = f"{named} NOT shown to be forgotten: after {method} the model differs from all that never knew them."
+            text = f"{named} NOT shown to be forgotten: after {method} the model differs from all that never knew them."
         else:
-            said = f"{named} NOT shown to be forgotten: {method} was applied, and nobody compared with retraining."
+            text = f"{named} NOT shown to be forgotten: {method} was applied, and nobody compared with retraining."
         if self.remains:
             files = dict.fromkeys(one["file"] for one in self.remains)
-            said += f" What the run before still holds of them: {', '.join(files)}."
-        return f"{said} Copies that were given away, and other runs, are not affected."
+            text += f" What the run before still holds of them: {', '.join(files)}."
+        return f"{text} Copies that were given away, and other runs, are not affected."
 
 
 def paid_for(paid: str, times: int) -> str:
@@ -294,11 +294,11 @@ def paid_for(paid: str, times: int) -> str:
     return f"{times:,} {unit}{'' if times == 1 else 's'}"
 
 
-def round_kept(folder: Path) -> int | None:
+def checkpoint_round(folder: Path) -> int | None:
     """Up to which round the checkpoint of a run goes; None where there is none, or one that cannot be read."""
     try:
-        with opened(folder / CHECKPOINT) as file, np.load(file, allow_pickle=False) as kept:
-            return int(kept["round"])
+        with opened(folder / CHECKPOINT) as file, np.load(file, allow_pickle=False) as stored:
+            return int(stored["round"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, NotImplementedError, BadZipFile, zlib.error):
         return None
 

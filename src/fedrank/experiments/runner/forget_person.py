@@ -19,7 +19,7 @@ import numpy as np
 from fedrank.data.forget_user import RemovedRows, forget_user, is_left, rows_of_user, sweep
 from fedrank.data.logs import FACTS, SearchLog, load_log
 from fedrank.experiments.runner.cards import issuer, log_card, read_card, sha256, versions
-from fedrank.experiments.runner.data import clients_of, drop_kept_logs, load_fold
+from fedrank.experiments.runner.data import clear_log_cache, clients_of, load_fold
 from fedrank.experiments.runner.folder import SIMULATED_RUN, Card, Json, Written
 from fedrank.experiments.runner.privacy import NOT_COVERED as OF_ALL_CARDS
 from fedrank.experiments.runner.runs import Run, load_runs
@@ -131,7 +131,7 @@ def forget_person(
 
     forget_user(folder, person, {"when": issued, "receipt": number}, complete)
     clear_traces(folder)
-    drop_kept_logs()
+    clear_log_cache()
     if out is not None:
         with writing(Path(out), private=True, replace=False) as file:
             file.write(read_bytes(folder / name))
@@ -166,13 +166,13 @@ def _affected(run: Run, log: SearchLog, user: int, trust: bool) -> AffectedRun |
 
 def _holders(spec: FederatedExperiment, run: Run, user: int) -> tuple[tuple[int, ...], bool]:
     """Clients that hold searches of a user, and whether they hold nobody else's."""
-    crowd = clients_of(spec, run.fold, run.seed)
-    if len(crowd.data.who) != crowd.data.queries:
+    clients = clients_of(spec, run.fold, run.seed)
+    if len(clients.data.who) != clients.data.queries:
         raise ValueError("its clients were made in a way that does not keep whose searches are whose")
-    theirs = crowd.data.who == user
+    theirs = clients.data.who == user
     found, alone = [], True
-    for client, pool in zip(crowd.ids.tolist(), crowd.pool.tolist(), strict=True):
-        own = theirs[crowd.queries[crowd.pools[pool] : crowd.pools[pool + 1]]]
+    for client, pool in zip(clients.ids.tolist(), clients.pool.tolist(), strict=True):
+        own = theirs[clients.queries[clients.pools[pool] : clients.pools[pool + 1]]]
         if own.any():
             found.append(client)
             alone &= bool(own.all())
@@ -204,20 +204,20 @@ def _claims(card: Card | None) -> tuple[str, ...]:
     for paid in card.promises if card is not None else ():
         if paid.epsilon is not None:
             against.setdefault((up(paid.epsilon), paid.delta, paid.unit), []).append(f"the {paid.against}")
-    told = [
+    claims = [
         f"ε = {epsilon} at δ = {delta:g} for a {unit}, against {' and '.join(who)}"
         for (epsilon, delta, unit), who in against.items()
     ]
-    if card is None or not told:
+    if card is None or not claims:
         return ()
     except_for = [f"not covered: {one}" for one in card.not_covered if one not in OF_ALL_CARDS]
-    return (*told, *except_for, *([SIMULATED] if card.what == SIMULATED_RUN else []))
+    return (*claims, *except_for, *([SIMULATED] if card.what == SIMULATED_RUN else []))
 
 
 def _receipt(plan: ForgettingPlan, number: str, issued: str, digest: str) -> PersonReceipt:
     others = NOT_COVERED if plan.unit == "person" else (BROWSER, *NOT_COVERED)
     return PersonReceipt(
-        summary=told_receipt(plan),
+        summary=receipt_summary(plan),
         number=number,
         issued=issued,
         issuer=issuer(),
@@ -236,7 +236,7 @@ def _as_json(run: AffectedRun) -> Json:
     return {key: value for key, value in values.items() if value and key != "before"}
 
 
-def told_receipt(plan: ForgettingPlan) -> str:
+def receipt_summary(plan: ForgettingPlan) -> str:
     """What was removed and what is left, in plain sentences."""
     removed = plan.removed
     parts = [
@@ -272,7 +272,7 @@ def clear_traces(folder: Path) -> int:
     """
     from fedrank.kernels.compile import cache_folder
 
-    kept = cache_folder() / "logs"
-    for path in (*kept.glob("*.npy"), *filter(is_left, kept.glob(f".*.npy.*{UNFINISHED}"))):
+    cached = cache_folder() / "logs"
+    for path in (*cached.glob("*.npy"), *filter(is_left, cached.glob(f".*.npy.*{UNFINISHED}"))):
         path.unlink(missing_ok=True)
     return sweep(folder.resolve())

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrank.data.catalog import Fold
 from fedrank.data.ranking import RankingData
-from fedrank.experiments.runner.cards import NOISED_FOREST, NOISED_IN_SUM, about_priced_edges, forest_card
+from fedrank.experiments.runner.cards import (
+    GROWN_FOREST,
+    GROWN_IN_SUM,
+    MERGED_FORESTS,
+    NOISED_FOREST,
+    NOISED_IN_SUM,
+    TREES,
+    about_priced_edges,
+    forest_card,
+)
 from fedrank.experiments.runner.folder import Card, Paid
 from fedrank.experiments.runner.writer import RunWriter
 from fedrank.experiments.spec.trees import TreesExperiment
@@ -23,16 +33,18 @@ from fedrank.privacy.population import LEDGER
 from fedrank.ranking.baseline_ranking import BaselineRanking
 from fedrank.ranking.measures import average
 from fedrank.seeds import rng_for
-from fedrank.trees.boosters import Grower
+from fedrank.trees.boosters import Grower, best_size
+from fedrank.trees.forest import make_forest
 from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown
-from fedrank.trees.histograms import Histograms, edges_round, rules_of
-from fedrank.trees.mergers import ENOUGH, Merger, Stacking
+from fedrank.trees.histograms import Histograms, edges_round
+from fedrank.trees.mergers import ENOUGH, Merger, Stacking, WeightedSum
 from fedrank.trees.model_files import save_any, with_notes
+from fedrank.trees.split_folder import sizes
 from fedrank.trees.splits import Portion
-from fedrank.trees.training import Merging, merge_grown, train_locally
+from fedrank.trees.training import Merging, measured, merge_grown, train_locally
 from fedrank.trees.tuning import Studies
 
-MOST_FEATURES = 10_000  # with more, the sampler of noise would cost a little more
+MAX_FEATURES = 10_000  # with more, the sampler of noise would cost a little more
 NOISED_TREES = (
     "who takes part, and how many there are",
     "a person whose queries lie with several clients counts as several",
@@ -47,26 +59,44 @@ CONVENTIONS = {
 }
 
 
-def perform_merge(experiment: TreesExperiment, writer: RunWriter, fold: Fold, nothing: BaselineRanking) -> None:
+@dataclass(frozen=True)
+class ForestDisclosure:
+    """What forests that organisations make together tell: to whom, and what no ε covers."""
+
+    who_sees_what: str
+    not_covered: tuple[str, ...]
+
+    @classmethod
+    def of(cls, merge: Merger) -> ForestDisclosure:
+        if not isinstance(merge, Histograms):
+            return cls(MERGED_FORESTS, TREES)
+        if merge.private == "no":
+            return cls(GROWN_IN_SUM if merge.secure else GROWN_FOREST, TREES)
+        return cls(NOISED_IN_SUM if merge.secure else NOISED_FOREST, NOISED_TREES)
+
+
+def perform_merge(experiment: TreesExperiment, writer: RunWriter, fold: Fold, baseline: BaselineRanking) -> None:
     """Split, train, merge, measure and save."""
     assert experiment.split is not None
     assert experiment.merge is not None
-    writer.know(conventions=CONVENTIONS)
-    kept = writer.begin()
+    writer.update_facts(conventions=CONVENTIONS)
+    checkpoint = writer.begin()
 
     def turn(step: str = "") -> None:
-        writer.turn(0, 1, lambda: {"forests": [asdict(grown) for grown in forestry.forests]})
+        writer.after_round(0, 1, lambda: {"forests": [asdict(grown) for grown in forestry.forests]})
 
-    studies = Studies(experiment.tune, writer.folder, lambda done, best: writer.say(0, 1, best.quality), turn)
+    studies = Studies(
+        experiment.tune, writer.folder, lambda done, best: writer.report_progress(0, 1, best.quality), turn
+    )
     forestry = ForestCheckpoint(
         experiment.booster,
         studies if experiment.tune else None,
         turn,
-        forests=[] if kept is None else [Grown(**grown) for grown in kept["forests"]],
+        forests=[] if checkpoint is None else [Grown(**grown) for grown in checkpoint["forests"]],
     )
     seed, threads = writer.task.seed, writer.threads
     portions = experiment.split(fold, rng_for(seed, "split"))
-    writer.know(portions=_held(fold, portions), **_too_few(experiment.merge, portions))
+    writer.update_facts(portions=_part_sizes(fold, portions), **_too_few(experiment.merge, portions))
     account = TreeAccount(writer.folder / LEDGER)
     forestry.charge = account.charge
     local = train_locally(portions, forestry, seed, threads, turn)
@@ -77,11 +107,11 @@ def perform_merge(experiment: TreesExperiment, writer: RunWriter, fold: Fold, no
     notes = [f"{untuned} stacked models have the settings of the spec: none that was tried could split the merge set"]
     card = forest_card(len(outcome.local))
     if isinstance(experiment.merge, Histograms):
-        card = account.card(card, experiment.merge, rules_of(experiment.booster), len(portions), fold)
-    finish_merge(outcome, writer, fold, nothing, card=card, tuned=tuned, notes=notes if untuned else [])
+        card = account.card(card, experiment.merge, Histograms.rules(experiment.booster), len(portions), fold)
+    finish_merge(outcome, writer, fold, baseline, card=card, tuned=tuned, notes=notes if untuned else [])
 
 
-def _held(fold: Fold, portions: Sequence[Portion]) -> list[dict[str, Any]]:
+def _part_sizes(fold: Fold, portions: Sequence[Portion]) -> list[dict[str, Any]]:
     """Queries, documents and relevant ones of the whole set and of every client."""
     whole = {"train": fold.train, "validation": fold.validation, "test": fold.test}
     parts = [{"client": "all"} | whole]
@@ -90,12 +120,8 @@ def _held(fold: Fold, portions: Sequence[Portion]) -> list[dict[str, Any]]:
         for one in portions
     ]
     return [
-        {name: _counted(part) if isinstance(part, RankingData) else part for name, part in row.items()} for row in parts
+        {name: sizes(part) if isinstance(part, RankingData) else part for name, part in row.items()} for row in parts
     ]
-
-
-def _counted(data: RankingData) -> dict[str, int]:
-    return {"queries": data.queries, "documents": data.documents, "relevant": int((data.grades > 0).sum())}
 
 
 def _too_few(merge: Merger, portions: Sequence[Portion]) -> dict[str, Any]:
@@ -103,8 +129,8 @@ def _too_few(merge: Merger, portions: Sequence[Portion]) -> dict[str, Any]:
     smallest = min(portion.merge.queries for portion in portions)
     if not isinstance(merge, Stacking) or smallest >= ENOUGH:
         return {}
-    why = f"a merge set has {smallest} queries; from {ENOUGH} on stacking can be tested"
-    return {"not_testable": why, "notes": [f"not testable: {why}"]}
+    reason = f"a merge set has {smallest} queries; from {ENOUGH} on stacking can be tested"
+    return {"not_testable": reason, "notes": [f"not testable: {reason}"]}
 
 
 class TreeAccount:
@@ -141,9 +167,9 @@ def _with_priced_edges(bare: Card, merge: Histograms, times: int, clients: int, 
     noise = merge.edge_noise(clients)
     if noise is None:
         return bare
-    cost = noise.promise(features).epsilon(times, merge.delta)
-    said = about_priced_edges(merge.unit, times, cost, merge.delta)
-    return replace(bare, rounds_charged=times, summary=bare.summary + said)
+    cost = noise.guarantee(features).epsilon(times, merge.delta)
+    text = about_priced_edges(merge.unit, times, cost, merge.delta)
+    return replace(bare, rounds_charged=times, summary=bare.summary + text)
 
 
 def noised_card(bare: Card, merge: Histograms, rules: Grower, releases: int, clients: int, edges: int = 0) -> Card:
@@ -151,13 +177,13 @@ def noised_card(bare: Card, merge: Histograms, rules: Grower, releases: int, cli
     paid = paid_for_trees(merge, rules, releases, clients, edges)
     releases += edges
     mechanism = {"name": f"trees: {merge.private}", "noise": merge.noise, "unit": merge.unit}
-    sees = NOISED_IN_SUM if merge.secure else NOISED_FOREST
+    sees = ForestDisclosure.of(merge).who_sees_what
     cost = "infinite" if paid.epsilon is None else up(paid.epsilon)
     left_open = (*NOISED_TREES, AGREED_EDGES) if merge.edges == "file" else NOISED_TREES
-    said = f"{releases:,} releases cost ε = {cost} at δ = {merge.delta:g} for one {merge.unit}; {sees}."
+    text = f"{releases:,} releases cost ε = {cost} at δ = {merge.delta:g} for one {merge.unit}; {sees}."
     return replace(
         bare, mechanism=mechanism, who_sees_what=sees, delta=merge.delta, promises=(paid,), not_covered=left_open,
-        summary=said,
+        summary=text,
     )  # fmt: skip
 
 
@@ -165,11 +191,11 @@ def paid_for_trees(merge: Histograms, rules: Grower, releases: int, clients: int
     """What so many releases of trees under noise cost, with bin edges that were estimated so often."""
     noise, edge_noise = merge.tree_noise(clients), merge.edge_noise(clients)
     assert noise is not None
-    promise = noise.priced(MOST_FEATURES, rules.bins, rules.fraction)
-    spent = [(promise, releases)]
+    guarantee = noise.priced(MAX_FEATURES, rules.bins, rules.fraction)
+    spent = [(guarantee, releases)]
     if edge_noise is not None:
-        spent.append((edge_noise.promise(MOST_FEATURES), edges))
-    total, each = cost_together(spent, merge.delta), promise.epsilon(1, merge.delta)
+        spent.append((edge_noise.guarantee(MAX_FEATURES), edges))
+    total, each = cost_together(spent, merge.delta), guarantee.epsilon(1, merge.delta)
     releases += edges
     return Paid(
         against="server",
@@ -180,17 +206,72 @@ def paid_for_trees(merge: Histograms, rules: Grower, releases: int, clients: int
         delta=merge.delta,
         unit=merge.unit,
         neighbours="zero-out",
-        because=promise.because,
+        because=guarantee.because,
     )
 
 
-def finish_merge(outcome: Merging, writer: RunWriter, fold: Fold, nothing: BaselineRanking, **facts: Any) -> None:
+def merge_sent(
+    experiment: TreesExperiment,
+    fold: Fold,
+    portions: Sequence[Portion],
+    trees: Sequence[Sequence[str]],
+    seed: int,
+    threads: int = 1,
+) -> Merging:
+    """Merge the trees that clients sent, each client by its own merge set, as in a simulation."""
+    assert experiment.merge is not None
+    local = [
+        make_forest(sent, portion.train, {"client": portion.name, "queries": portion.train.queries})
+        for sent, portion in zip(trees, portions, strict=True)
+    ]
+    return merge_grown(fold, portions, local, experiment.booster, experiment.merge, experiment.measures, seed, threads)
+
+
+def merge_organisations(
+    experiment: TreesExperiment,
+    fold: Fold,
+    sent: Mapping[str, tuple[Sequence[str], int]],  # trees of each organisation, and of how many queries
+    seed: int,
+    threads: int = 1,
+) -> Merging:
+    """Merge the trees of organisations by the training data of this fold: they have no merge set of their own."""
+    assert isinstance(experiment.merge, WeightedSum | Stacking)
+    queries = {name: count for name, (_, count) in sent.items()}
+    local = [
+        make_forest(trees, fold.train, {"client": name, "queries": count}, with_ranges=False)
+        for name, (trees, count) in sent.items()
+    ]
+    model = experiment.merge.merge(local, fold.train, seed, threads)
+    return measured(queries, local, [model] * len(local), fold, experiment.measures, _no_own_queries(local, fold))
+
+
+def shared_forest(
+    trees: Sequence[str],
+    curve: Sequence[float],  # what each tree was worth on validation queries
+    fold: Fold,
+    rows: Mapping[str, int],  # of each organisation, as far as is known
+    clients: int,
+    measures: Sequence[str],
+) -> Merging:
+    """The one forest that organisations grew from histograms, up to its best tree, as each of them has it."""
+    notes = {"grown by": "histograms", "clients": clients}
+    forest = make_forest(trees[: best_size(list(curve))], fold.train, notes, with_ranges=False)
+    each = [forest] * len(rows)
+    return measured(rows, each, each, fold, measures, _no_own_queries(each, fold))
+
+
+def _no_own_queries(models: Sequence[Any], fold: Fold) -> NDArray[np.bool_]:
+    """[models, queries]: that no test query is anybody's own."""
+    return np.zeros((len(models), fold.test.queries), np.bool_)
+
+
+def finish_merge(outcome: Merging, writer: RunWriter, fold: Fold, baseline: BaselineRanking, **facts: Any) -> None:
     """Write what a run of merged models has besides them, and that it is finished."""
     per_query = average(np.moveaxis(outcome.after, 1, -1))  # [measures, queries]: mean over clients
     writer.add(1, values=average(per_query).tolist())
-    writer.say(1, 1)
+    writer.report_progress(1, 1)
     found = (fold.test.query_ids.tolist(), per_query)
-    writer.finish(1, queries=found, nothing=nothing, clients=_by_client(outcome), **facts)
+    writer.finish(1, queries=found, baseline=baseline, clients=_by_client(outcome), **facts)
 
 
 def _by_client(outcome: Merging) -> dict[str, Any]:

@@ -19,7 +19,7 @@ Performer = Callable[[Any, RunWriter], None]
 def perform(
     task: Task,
     threads: int = 1,
-    tell: Callable[[News], None] = lambda news: None,
+    on_progress: Callable[[News], None] = lambda news: None,
     stop: Callable[[], bool] = lambda: False,
     performer: Performer | None = None,
 ) -> str:
@@ -32,20 +32,20 @@ def perform(
         module, _, name = KINDS[task.experiment.kind].performer.partition(":")
         performer = getattr(import_module(f"fedrank.experiments.runner.{module}"), name)
     task.folder.mkdir(parents=True, exist_ok=True)
-    with working_on(task.folder), RunWriter(task, threads, tell, stop) as writer, warnings.catch_warnings():
+    with working_on(task.folder), RunWriter(task, threads, on_progress, stop) as writer, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".* promises nothing where ")  # it stands in the notes
         try:
             (task.folder / TRACEBACK).unlink(missing_ok=True)  # of an earlier attempt
             writer.check_checkpoint()
-            writer.know()
+            writer.update_facts()
             with naming(task.folder):
                 performer(task.experiment, writer)
         except Stopped:
-            writer.know(status="interrupted", round=writer.round)
+            writer.update_facts(status="interrupted", round=writer.round)
         except (Exception, SystemExit) as problem:  # a method that ends the program has failed, too
             try:
                 error = note_failure(problem, task.experiment, task.folder)
-                writer.know(status="failed", round=writer.round, error=error)
+                writer.update_facts(status="failed", round=writer.round, error=error)
             except OSError:  # where a disk is full, there is no room to say so either
                 raise problem from None
         return writer.facts.status

@@ -1,4 +1,4 @@
-"""Clicks of a log, corrected for what places hid: by propensities of all clients together, of each, or of a file."""
+"""Clicks of a log, corrected for what positions hid: by propensities of all clients together, of each, or of a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedrank.data.ranking import RankingData
 from fedrank.files import parse_json, read_bytes
 from fedrank.ranking.propensity import (
     IN_THE_CLEAR,
-    MOST_WEIGHT,
+    MAX_WEIGHT,
     OWN,
     SHARED,
     Bias,
@@ -29,15 +29,15 @@ from fedrank.ranking.propensity import (
 from fedrank.types import SimulatedClients
 
 LARGEST = 1 << 20  # bytes of a file of propensities
-_TOLD = 3  # places below the first that a note tells of
+_LISTED = 3  # positions below the first that a note tells of
 
 
 def shown_results(log: SearchLog, rows: NDArray[np.integer[Any]] | None = None) -> ShownResults:
     """What a log shows, or some entries of it; refused where lists were made up around a click."""
     if log.clicks is None or log.first is None:
         raise ValueError(
-            f"{log.folder} has lists that were made up around one click each, so that nobody was shown their places; "
-            "build it from a log of shown lists"
+            f"{log.folder} has lists that were made up around one click each, so that nobody was shown their "
+            "positions; build it from a log of shown lists"
         )
     some = slice(None) if rows is None else rows
     return ShownResults.of_lists(log.lists[some], log.clicks[some], log.first[some], log.query[some])
@@ -46,7 +46,7 @@ def shown_results(log: SearchLog, rows: NDArray[np.integer[Any]] | None = None) 
 def positions_of_log(
     log: SearchLog, bias: Bias = "position", rows: NDArray[np.integer[Any]] | None = None
 ) -> Propensities:
-    """Propensities by place from a log; `NotIdentifiable` where it does not tell them."""
+    """Propensities by position from a log; `NotIdentifiable` where it does not tell them."""
     return propensities_of(shown_results(log, rows), log.features, bias)
 
 
@@ -56,10 +56,11 @@ def corrected_data(data: RankingData, log: SearchLog, source: str, bias: Bias) -
     if source != SHARED:
         shown_results(log, rows[:1])  # there are shown lists
     by = positions_of_log(log, bias, rows) if source == SHARED else read_propensities(source)
-    found = correct(data.grades > 0, data.place, by)
+    found = correct(data.grades > 0, data.position, by)
     return replace(data, relevance=found.relevance), [
-        f"clicks are corrected by propensities ({by.how}): {_told(by)}; {found.clipped:.1%} of clicks were cut to "
-        f"weight {MOST_WEIGHT:g}, {found.unknown:.1%} are in places of which nothing is known, and left out",
+        f"clicks are corrected by propensities ({by.how}): {_first_propensities(by)}; {found.clipped:.1%} of clicks "
+        f"were cut to weight {MAX_WEIGHT:g}, {found.unknown:.1%} are in positions of which nothing is known, and left "
+        "out",
         *by.notes,
         *([IN_THE_CLEAR] if source == SHARED else []),
         "test queries are judged by clicks as they were logged, which follow the order that was shown; `fedrank "
@@ -67,11 +68,11 @@ def corrected_data(data: RankingData, log: SearchLog, source: str, bias: Bias) -
     ]
 
 
-def corrected_clients(crowd: SimulatedClients, log: SearchLog, bias: Bias) -> SimulatedClients:
-    """Clients whose clicks are corrected by what each of them knows of places; nobody learns from others' clicks."""
-    data, pools = crowd.data, np.unique(crowd.pool)
-    own = [crowd.queries[crowd.pools[pool] : crowd.pools[pool + 1]] for pool in pools]
-    if len(pools) < len(crowd) or len(np.unique(np.concatenate(own))) < sum(map(len, own)):
+def corrected_clients(clients: SimulatedClients, log: SearchLog, bias: Bias) -> SimulatedClients:
+    """Clients whose clicks are corrected by what each of them knows of positions; nobody learns from others' clicks."""
+    data, pools = clients.data, np.unique(clients.pool)
+    own = [clients.queries[clients.pools[pool] : clients.pools[pool + 1]] for pool in pools]
+    if len(pools) < len(clients) or len(np.unique(np.concatenate(own))) < sum(map(len, own)):
         raise ValueError(
             f'data.propensities: "{OWN}" needs clients that hold no query of another, and several hold the same here; '
             f'use "{SHARED}", or a partition that deals queries out, such as {{ name = "users" }}'
@@ -81,21 +82,21 @@ def corrected_clients(crowd: SimulatedClients, log: SearchLog, bias: Bias) -> Si
         try:
             by = positions_of_log(log, bias, data.query_ids[queries].astype(np.int64))
         except NotIdentifiable as problem:
-            client = int(crowd.ids[np.flatnonzero(crowd.pool == pool)[0]])
+            client = int(clients.ids[np.flatnonzero(clients.pool == pool)[0]])
             raise NotIdentifiable(
                 f'client {client} has {len(queries):,} lists, and {problem.because} (data.propensities = "{OWN}"; with '
                 f'"{SHARED}" all lists count together)',
                 problem.offer,
             ) from None
         rows = _documents(data, queries)
-        relevance[rows] = correct(data.grades[rows] > 0, data.place[rows], by).relevance
+        relevance[rows] = correct(data.grades[rows] > 0, data.position[rows], by).relevance
     corrected = replace(data, relevance=relevance)
-    people = None if crowd.people is None else replace(crowd.people, data=corrected)
-    return replace(crowd, data=corrected, people=people)
+    people = None if clients.people is None else replace(clients.people, data=corrected)
+    return replace(clients, data=corrected, people=people)
 
 
 def read_propensities(path: str | Path) -> Propensities:
-    """Propensities of a file that `fedrank logs places --out` wrote, or somebody who measured them."""
+    """Propensities of a file that `fedrank logs propensities --out` wrote, or somebody who measured them."""
     path = Path(path)
     try:
         content = parse_json(read_bytes(path, LARGEST).decode())
@@ -104,11 +105,11 @@ def read_propensities(path: str | Path) -> Propensities:
         slope = _numbers(content["slope"])
         extra = _numbers(content.get("extra", [0.0] * len(slope)))
         if len(extra) != len(slope):
-            raise ValueError(f'"slope" has {len(slope)} places, "extra" {len(extra)}')
+            raise ValueError(f'"slope" has {len(slope)} positions, "extra" {len(extra)}')
         return given_propensities(slope, extra)
     except (ValueError, TypeError, RecursionError) as problem:
         raise ValueError(
-            f"{path} cannot be read as propensities: {problem}; write them with `fedrank logs places`"
+            f"{path} cannot be read as propensities: {problem}; write them with `fedrank logs propensities`"
         ) from None
 
 
@@ -126,7 +127,7 @@ def _documents(data: RankingData, queries: NDArray[np.integer[Any]]) -> NDArray[
     return rows
 
 
-def _told(by: Propensities) -> str:
-    known = [place for place in np.flatnonzero(by.known).tolist() if place > 0][:_TOLD]
-    each = (f"{by.slope[k]:.2f} in place {k + 1} ({by.low[k]:.2f} to {by.high[k]:.2f})" for k in known)
-    return f"clicks compared with the first place {', '.join(each)}"
+def _first_propensities(by: Propensities) -> str:
+    known = [position for position in np.flatnonzero(by.known).tolist() if position > 0][:_LISTED]
+    each = (f"{by.slope[k]:.2f} in position {k + 1} ({by.low[k]:.2f} to {by.high[k]:.2f})" for k in known)
+    return f"clicks compared with the first position {', '.join(each)}"

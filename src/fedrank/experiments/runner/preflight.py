@@ -11,10 +11,10 @@ from typing import Any, cast
 
 import numpy as np
 
-from fedrank.experiments.runner.data import clients_of, judged, load_fold
+from fedrank.experiments.runner.data import clients_of, evaluation_queries, load_fold
 from fedrank.experiments.runner.failures import own_line
 from fedrank.experiments.runner.federated import start_model
-from fedrank.experiments.runner.privacy import promises_of
+from fedrank.experiments.runner.privacy import guarantees_of
 from fedrank.experiments.runner.silo import silo_card
 from fedrank.experiments.runner.trees import data_of
 from fedrank.experiments.runner.writer import Task
@@ -32,7 +32,7 @@ from fedrank.trees.tuning import optuna
 from fedrank.types import Messages, has_trait
 
 EXPLAINED = (ValueError, OSError, ImportError)
-MOST_CLIENTS = 2000  # on which a rule is tried; beyond, none complains that there are too few
+MAX_CLIENTS = 2000  # on which a rule is tried; beyond, none complains that there are too few
 
 
 def check_before(tasks: Sequence[Task]) -> None:
@@ -55,10 +55,10 @@ def check_before(tasks: Sequence[Task]) -> None:
             found.setdefault(problem, []).append(task.variant)
     if found:
         variants = len(first)
-        raise ValueError("\n".join(_said(problem, names, variants) for problem, names in found.items()))
+        raise ValueError("\n".join(_message(problem, names, variants) for problem, names in found.items()))
 
 
-def _said(problem: str, names: Sequence[str], variants: int) -> str:
+def _message(problem: str, names: Sequence[str], variants: int) -> str:
     if len(names) == variants:
         return f"{problem}; nothing was run"
     which = f"variant {names[0]}" if len(names) == 1 else f"{len(names):,} variants, such as {names[0]}"
@@ -87,33 +87,33 @@ def _problem(task: Task, begins: bool) -> str:
 def _check_federated(experiment: FederatedExperiment, task: Task, begins: bool) -> None:
     if experiment.data.collection is not None:
         return  # its features are computed, which the first run does
-    judged(load_fold(experiment.data, task.fold), experiment.data)
+    evaluation_queries(load_fold(experiment.data, task.fold), experiment.data)
     if not begins:
         return
-    crowd = clients_of(experiment, task.fold, task.seed)
-    features = crowd.data.features.shape[1]
-    ranker, start = experiment.learner.ranker, start_model(experiment, crowd)
+    clients = clients_of(experiment, task.fold, task.seed)
+    features = clients.data.features.shape[1]
+    ranker, start = experiment.learner.ranker, start_model(experiment, clients)
     if start is not None and start.size != ranker.size(features):
         raise ValueError(
             f"start = {experiment.start!r} has {start.size} parameters, and {type(ranker).__name__} on {features} "
             f"features has {ranker.size(features)}; begin with a model of the same features"
         )
-    _check_rule(experiment.federation(attacked=experiment.clients.malicious > 0), len(crowd))
-    place = getattr(experiment.mechanism, "place", None)
-    if isinstance(place, SecureAggregation) and place.sum == "protocol":
+    _check_rule(experiment.federation(attacked=experiment.clients.malicious > 0), len(clients))
+    placement = getattr(experiment.mechanism, "placement", None)
+    if isinstance(placement, SecureAggregation) and placement.sum == "protocol":
         primitives()  # whether the package is here that sums are kept secret by
-    for promise in promises_of(experiment, features):
-        promise.epsilon(1, experiment.privacy.delta)  # whether the package is here that can tell
+    for guarantee in guarantees_of(experiment, features):
+        guarantee.epsilon(1, experiment.privacy.delta)  # whether the package is here that can tell
 
 
 def _check_rule(federation: Federation, clients: int) -> None:
     """Whether a rule of ours has enough clients, by asking it about updates of nothing."""
     rule, present = federation.aggregator, int(federation.cohort(clients))
-    if not has_trait(rule, "robust") or has_trait(federation.mechanism, "adds up") or present > MOST_CLIENTS:
+    if not has_trait(rule, "robust") or has_trait(federation.mechanism, "adds up") or present > MAX_CLIENTS:
         return
     ids = np.arange(present)
-    nothing = np.zeros((present, 1), dtype=np.float32)
-    messages = Messages(nothing, np.ones(present, dtype=np.int64), ids, np.zeros(1), 1, root=nothing[0])
+    baseline = np.zeros((present, 1), dtype=np.float32)
+    messages = Messages(baseline, np.ones(present, dtype=np.int64), ids, np.zeros(1), 1, root=baseline[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # notes of the run say it
         if has_trait(rule, "remembers"):
@@ -129,6 +129,6 @@ def _check_trees(experiment: TreesExperiment, task: Task, begins: bool) -> None:
         optuna()
     asked = data_of(experiment)
     fold = load_fold(asked, task.fold)
-    judged(fold, asked)
+    evaluation_queries(fold, asked)
     if begins and experiment.split is not None:
         experiment.split(fold, rng_for(task.seed, "split"))

@@ -17,13 +17,15 @@ from fedrank.data.logs import not_persons
 from fedrank.experiments.runner.data import clients_of, load_fold
 from fedrank.experiments.runner.folder import Card, Paid, paid_for
 from fedrank.experiments.runner.recorded_charges import check_recorded
-from fedrank.experiments.runner.runs import Run, kept_ledgers
+from fedrank.experiments.runner.runs import Run, ledgers_of_run
 from fedrank.experiments.runner.writer import Stopped, Task
 from fedrank.experiments.spec.experiment import to_toml
 from fedrank.experiments.spec.families import describe
 from fedrank.experiments.spec.federated import FederatedExperiment, promised_in
 from fedrank.federated.asynchronous import schedule
 from fedrank.federated.round import Outcome
+from fedrank.federated.server import method_name
+from fedrank.federated.traits import from_outside
 from fedrank.privacy.guarantees import OBSERVERS, Guarantee, Setting, noise_for, up
 from fedrank.privacy.ledger import Ledger, LedgerError
 from fedrank.privacy.mechanisms import PricedMechanism
@@ -67,7 +69,7 @@ NOT_COVERED = (
 class Price:
     """One promise with what it costs."""
 
-    promise: Guarantee
+    guarantee: Guarantee
     times: int  # how often the client that pays most has paid
     each: float  # ε of one time
     total: float  # ε of all of them
@@ -76,17 +78,17 @@ class Price:
     @property
     def paid(self) -> Paid:
         """As it stands on a card, which knows no infinity."""
-        promise = self.promise
+        guarantee = self.guarantee
         return Paid(
-            against=promise.against,
+            against=guarantee.against,
             epsilon=None if math.isinf(self.total) else self.total,
             epsilon_each_time=None if math.isinf(self.each) else self.each,
             times=self.times,
-            paid_per=promise.paid,
+            paid_per=guarantee.paid,
             delta=self.delta,
-            unit=promise.unit,
-            neighbours=promise.neighbours,
-            because=promise.because,
+            unit=guarantee.unit,
+            neighbours=guarantee.neighbours,
+            because=guarantee.because,
         )
 
 
@@ -96,25 +98,25 @@ def setting_of(experiment: FederatedExperiment, features: int | None = None) -> 
     return promised_in(experiment, experiment.learner.ranker.size(features))
 
 
-def promises_of(experiment: FederatedExperiment, features: int | None = None) -> list[Guarantee]:
+def guarantees_of(experiment: FederatedExperiment, features: int | None = None) -> list[Guarantee]:
     """What a concrete experiment promises; nothing without a mechanism."""
     mechanism = experiment.mechanism
-    return [] if mechanism is None else mechanism.promises(setting_of(experiment, features))
+    return [] if mechanism is None else mechanism.guarantees(setting_of(experiment, features))
 
 
 def prices(promises: Sequence[Guarantee], participations: int, rounds: int, delta: float, lost: int = 0) -> list[Price]:
     """What the client that took part most often has paid, against each observer; `lost` rounds were done again."""
     rows = []
-    for promise in promises:
-        times = promise.times(participations, rounds, lost)
-        rows.append(Price(promise, times, promise.epsilon(1, delta), promise.epsilon(times, delta), delta))
+    for guarantee in promises:
+        times = guarantee.times(participations, rounds, lost)
+        rows.append(Price(guarantee, times, guarantee.epsilon(1, delta), guarantee.epsilon(times, delta), delta))
     return rows
 
 
 def planned(experiment: FederatedExperiment) -> list[Price]:
     """Before the run: what the client pays that takes part most often, all but surely (99.9 %)."""
     often, rounds = _most_often(experiment, experiment.rounds)
-    return prices(promises_of(experiment), often, rounds, experiment.privacy.delta)
+    return prices(guarantees_of(experiment), often, rounds, experiment.privacy.delta)
 
 
 def _most_often(experiment: FederatedExperiment, rounds: int) -> tuple[int, int]:
@@ -135,7 +137,7 @@ def most_participations(experiment: FederatedExperiment) -> int:
 
 
 @dataclass(frozen=True)
-class Prospect:
+class BudgetForecast:
     """What a run on named people would cost them, next to what they have spent."""
 
     name: str
@@ -155,7 +157,7 @@ class Prospect:
         return {against: max(0.0, self.limit - self.spent.get(against, 0.0)) for against in self.after}
 
 
-def prospect(experiment: FederatedExperiment, home: Path) -> Prospect | None:
+def budget_forecast(experiment: FederatedExperiment, home: Path) -> BudgetForecast | None:
     """Before a run on named people whose ledgers lie below `home`; None where they are simulated."""
     budget, delta, folder = experiment.privacy.budget, experiment.privacy.delta, home / FOLDER / experiment.population
     if experiment.population == SIMULATED or budget is None:
@@ -165,7 +167,7 @@ def prospect(experiment: FederatedExperiment, home: Path) -> Prospect | None:
     if Population.find(folder) is not None:  # looking must not begin it
         people = Population.open(folder, people.people, delta, budget)
     others = people.accounts()
-    terms = LedgerTerms(people.people, delta, tuple(promises_of(experiment)))
+    terms = LedgerTerms(people.people, delta, tuple(guarantees_of(experiment)))
 
     def account(rounds: int) -> Account:
         often, done = _most_often(experiment, rounds)
@@ -177,7 +179,7 @@ def prospect(experiment: FederatedExperiment, home: Path) -> Prospect | None:
     while too_many - paid > 1:
         middle = (paid + too_many) // 2
         paid, too_many = (paid, middle) if people.refused(account(middle), others) else (middle, too_many)
-    return Prospect(
+    return BudgetForecast(
         name=people.name,
         limit=budget,
         delta=delta,
@@ -198,19 +200,19 @@ def noise_needed(experiment: FederatedExperiment, targets: Sequence[float] = TAR
         return {}
     setting, delta = setting_of(experiment), experiment.privacy.delta
     found = {}
-    for against, row in alike_rows(planned(experiment)).items():
-        if row.promise.event is None:
+    for against, row in prices_by_observer(planned(experiment)).items():
+        if row.guarantee.event is None:
             continue
 
-        def with_noise(noise: float, against: str = row.promise.against) -> Guarantee:
+        def with_noise(noise: float, against: str = row.guarantee.against) -> Guarantee:
             changed: PricedMechanism = replace(mechanism, noise=noise)  # type: ignore[type-var]
-            return next(each for each in changed.promises(setting) if each.against == against)
+            return next(each for each in changed.guarantees(setting) if each.against == against)
 
         found[against] = [noise_for(with_noise, row.times, delta, target) for target in targets]
     return found
 
 
-class Spent:
+class RunSpending:
     """What a run under way has spent: its ledger, where there is a mechanism, and that of its people."""
 
     def __init__(
@@ -227,34 +229,34 @@ class Spent:
 
     @classmethod
     @contextmanager
-    def open(cls, experiment: FederatedExperiment, task: Task, features: int) -> Iterator[Spent]:
-        promises = promises_of(experiment, features)
+    def open(cls, experiment: FederatedExperiment, task: Task, features: int) -> Iterator[RunSpending]:
+        promises = guarantees_of(experiment, features)
         if not promises:
             yield cls(experiment, promises, None, None)
             return
         privacy, rounds = experiment.privacy, experiment.rounds
         spec = hashlib.sha256(to_toml(task.experiment).encode()).hexdigest()
         terms = LedgerTerms(experiment.clients.count, privacy.delta, tuple(promises), spec)
-        place, population = task.folder / LEDGER, None
+        path, population = task.folder / LEDGER, None
         if experiment.population == SIMULATED:
-            _check_is_in_no_population(place)
+            _check_is_in_no_population(path)
         else:
             assert privacy.budget is not None
             folder = task.home / FOLDER / experiment.population
             if Population.find(folder) is None:  # a population that is missing is not begun again
                 check_recorded(task.home, experiment.population)
             population = Population.open(folder, terms.people, privacy.delta, privacy.budget)
-            place = folder / task.folder.absolute().relative_to(task.home) / LEDGER
+            path = folder / task.folder.absolute().relative_to(task.home) / LEDGER
         with ExitStack() as opened:
             # A ledger that is set aside moves, and whoever adds up all charges at that moment would miss it.
             with nullcontext() if population is None else population.deciding():
                 if population is not None:
                     check_recorded(task.home, population.name)
-                ledger = opened.enter_context(open_ledger(place, terms))
+                ledger = opened.enter_context(open_ledger(path, terms))
             if population is None:
                 journal = Spending(ledger, promises, rounds, privacy.delta, privacy.budget)
             else:
-                journal = SharedSpending(ledger, terms, rounds, population, place)
+                journal = SharedSpending(ledger, terms, rounds, population, path)
             try:
                 yield cls(experiment, promises, ledger, journal, population)
             except Stopped:
@@ -284,10 +286,10 @@ class Spent:
 
     def _together(self) -> dict[str, Any] | None:
         """What all runs on the same people have spent by now; None where people are simulated."""
-        return None if self._population is None else all_runs_on(self._population)
+        return None if self._population is None else population_totals(self._population)
 
 
-def all_runs_on(people: Population) -> dict[str, Any]:
+def population_totals(people: Population) -> dict[str, Any]:
     """What all runs on the same people have spent by now, for a card."""
     accounts = people.accounts()
     return {
@@ -312,7 +314,7 @@ def _check_is_in_no_population(ledger: Path) -> None:
 def together(runs: Iterable[Run]) -> str | None:
     """What some runs, each priced alone because people are simulated, would have cost real people; None for one run."""
     try:
-        accounts = [found for run in runs for ledger in kept_ledgers(run.path) if (found := Account.read(ledger))]
+        accounts = [found for run in runs for ledger in ledgers_of_run(run.path) if (found := Account.read(ledger))]
     except LedgerError as problem:
         return f"What all runs together would cost real people is not known: {problem}"
     if len(accounts) < 2:
@@ -328,10 +330,10 @@ def together(runs: Iterable[Run]) -> str | None:
     costs: dict[str, list[str]] = {}
     for against, cost in most.items():
         costs.setdefault("no ε at all" if math.isinf(cost) else f"ε = {up(cost)}", []).append(against)
-    said = "; ".join(f"{cost} against {', '.join(whom)}" for cost, whom in costs.items())
+    costs_text = "; ".join(f"{cost} against {', '.join(whom)}" for cost, whom in costs.items())
     return (
         f"People are simulated, and each run is priced alone. To real people, all {len(accounts):,} runs together "
-        f"would cost {said or 'nothing'}, at δ = {delta:g}; tuning and other experiments on them come on top"
+        f"would cost {costs_text or 'baseline'}, at δ = {delta:g}; tuning and other experiments on them come on top"
     )
 
 
@@ -353,10 +355,15 @@ def until_spent(outcomes: Iterator[Outcome], rounds: int, budget: float | None) 
         yield before, True
 
 
+NOT_VERIFIED = "not verified"  # begins a line of a card
+
+
 def card(experiment: FederatedExperiment, rows: Sequence[Price], participations: int, rounds: int) -> Card:
     """The privacy card of a model."""
     mechanism = experiment.mechanism
     not_covered = list(NOT_COVERED)
+    if from_outside(mechanism):
+        not_covered.append(f"{NOT_VERIFIED}: whether {method_name(mechanism)} keeps what it claims")
     if experiment.start not in (None, GIVEN):
         not_covered.append("what the model cost from which the run went on")
     secret = has_trait(mechanism, "hides cohort") and experiment.clients.participation < 1
@@ -375,9 +382,9 @@ def card(experiment: FederatedExperiment, rows: Sequence[Price], participations:
             "when a client sends, or says that it could, tells when it searched; times are not protected"
         )
     not_covered += not_persons(experiment.data.log)
-    kept = None
+    recorded = None
     if experiment.record_every:
-        kept = f"every client's update of every {experiment.record_every}. round, in history/"
+        recorded = f"every client's update of every {experiment.record_every}. round, in history/"
         not_covered.append("recorded updates in history/ are as the server received them; guard them like it")
     made = Card(
         mechanism=None if mechanism is None else describe(mechanism),
@@ -388,7 +395,7 @@ def card(experiment: FederatedExperiment, rows: Sequence[Price], participations:
         participations_charged=None if secret else participations,  # who took part how often is the server's secret
         promises=tuple(row.paid for row in rows),
         not_covered=tuple(not_covered),
-        kept_updates=kept,
+        kept_updates=recorded,
         clients=experiment.clients.count,
     )
     return replace(made, summary=summary(made))
@@ -399,6 +406,8 @@ def summary(card: Card) -> str:
     if card.mechanism is None:
         return UNPROTECTED
     parts = [f"Mechanism {card.mechanism['name']}: {card.who_sees_what}."]
+    if any(line.startswith(NOT_VERIFIED) for line in card.not_covered):
+        parts.insert(0, "Not verified: the mechanism is not part of fedrank; what follows are claims of its author.")
     for row in card.promises:
         if row.epsilon is None:
             parts.append(f"Against the {row.against}: nothing can be claimed ({row.because}).")
@@ -408,17 +417,17 @@ def summary(card: Card) -> str:
     return " ".join(parts)
 
 
-def alike_rows(rows: Sequence[Price]) -> dict[str, Price]:
+def prices_by_observer(rows: Sequence[Price]) -> dict[str, Price]:
     """Rows by those against whom they hold, with those that say the same together."""
-    if all(_same(row.promise, rows[0].promise) for row in rows):
+    if all(_same(row.guarantee, rows[0].guarantee) for row in rows):
         return {"everybody": rows[0]} if rows else {}
     found: dict[str, Price] = {}
     for row in rows:
-        key = next((key for key, other in found.items() if _same(other.promise, row.promise)), None)
+        key = next((key for key, other in found.items() if _same(other.guarantee, row.guarantee)), None)
         if key is None:
-            found[row.promise.against] = row
+            found[row.guarantee.against] = row
         else:
-            found[f"{key}, {row.promise.against}"] = found.pop(key)
+            found[f"{key}, {row.guarantee.against}"] = found.pop(key)
     return found
 
 
@@ -430,12 +439,12 @@ def budget_lines(rows: Sequence[Price], budget: float | None) -> list[str]:
     """Where a budget will end a run before its last round."""
     lines = []
     for row in rows:
-        if budget is None or row.promise.event is None or row.total <= budget:
+        if budget is None or row.guarantee.event is None or row.total <= budget:
             continue
-        times = row.promise.affordable(row.delta, budget, row.times)
+        times = row.guarantee.affordable(row.delta, budget, row.times)
         lines.append(
-            f"The budget of ε = {budget:g} pays for {paid_for(row.promise.paid, times)} of {row.times:,}: the run will "
-            "stop by itself then."
+            f"The budget of ε = {budget:g} pays for {paid_for(row.guarantee.paid, times)} of {row.times:,}: the run "
+            "will stop by itself then."
         )
     return list(dict.fromkeys(lines))
 

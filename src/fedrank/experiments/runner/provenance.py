@@ -19,7 +19,7 @@ from typing import Any
 
 from fedrank.data.cache import cache_key
 from fedrank.experiments.spec.experiment import Experiment
-from fedrank.files import opened, read_text, write_whole
+from fedrank.files import opened, read_text, write_atomic
 from fedrank.kernels.compile import cache_folder
 
 CODE = Path(__file__).parents[2]
@@ -43,6 +43,22 @@ def data_sums(experiment: Experiment) -> Sums:
     return {name: checksum(path) for name, path in sorted(files.items())}
 
 
+class DataSums:
+    """The checksums of experiments' data, computed once for all experiments on the same data."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Sums | None] = {}
+
+    def __call__(self, experiment: Experiment) -> Sums | None:
+        """None where a file cannot be read; loading the data reports that."""
+        key = (experiment.data, getattr(experiment, "start", None))
+        if key not in self._known:
+            self._known[key] = None
+            with suppress(OSError, ValueError):
+                self._known[key] = data_sums(experiment)
+        return self._known[key]
+
+
 def checksum(file: Path) -> str:
     """SHA-256 of a file."""
     status = os.stat(file)
@@ -53,14 +69,14 @@ def checksum(file: Path) -> str:
 
 @lru_cache(maxsize=4096)
 def _checksum(file: Path, size: int, changed: int, inode: int) -> str:
-    kept = cache_folder() / "checksums" / cache_key([file], {"inode": inode})
+    cached = cache_folder() / "checksums" / cache_key([file], {"inode": inode})
     with suppress(OSError, ValueError):
-        known = read_text(kept).strip()
+        known = read_text(cached).strip()
         if SHA256.fullmatch(known):
             return known
     found = _digest(file)
     with suppress(OSError):  # where nothing can be kept, it is read again
-        write_whole(kept, found + "\n")
+        write_atomic(cached, found + "\n")
     return found
 
 

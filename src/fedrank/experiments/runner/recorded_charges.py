@@ -12,10 +12,10 @@ from pathlib import Path
 from fedrank.experiments.runner.folder import Card, Facts
 from fedrank.experiments.runner.runs import Run, load_runs, read_toml
 from fedrank.experiments.runner.traces import ancestors_of
-from fedrank.experiments.spec.toml import shown
 from fedrank.files import read_bytes, read_text
 from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.population import FOLDER, Account, forgotten, ledger_folders
+from fedrank.toml import shown
 
 
 def check_recorded(home: Path, name: str) -> None:
@@ -34,10 +34,10 @@ def check_recorded(home: Path, name: str) -> None:
     gone = {Path(ledger).parent for record in forgotten(folder) for ledger in record["ledgers"]}
     accounts = {ledger: account for ledger in ledger_folders(folder) if (account := Account.read(ledger)) is not None}
     for run, rounds in needed:
-        places = [below(home, path) for path in _back_to_training(run)]
-        if not places or gone.intersection(places):
+        folders = [below(home, path) for path in _back_to_training(run)]
+        if not folders or gone.intersection(folders):
             continue
-        charged = sum(one.rounds for ledger, one in accounts.items() if ledger.parent.relative_to(folder) in places)
+        charged = sum(one.rounds for ledger, one in accounts.items() if ledger.parent.relative_to(folder) in folders)
         if charged >= rounds:
             continue
         spec = hashlib.sha256(read_bytes(run.path / "spec.toml")).hexdigest()

@@ -1,7 +1,7 @@
-"""Runs that are done elsewhere: sent to an engine, followed through their folders, sent again where a worker is lost.
+"""Runs on other machines: submitted to an executor, followed through their folders, submitted again if one is lost.
 
-The engine is any `concurrent.futures.Executor`. It only carries errands; a run that it loses goes on from its
-checkpoint wherever it is sent next.
+The executor is any `concurrent.futures.Executor`. It only carries texts; a lost run resumes from its checkpoint
+wherever it is submitted next.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from fedrank import __version__
-from fedrank.experiments.runner.folder import round_kept
-from fedrank.experiments.runner.provenance import Sums, data_sums
+from fedrank.experiments.runner.folder import checkpoint_round
+from fedrank.experiments.runner.provenance import DataSums
 from fedrank.experiments.runner.remote_task import (
     REFUSED,
     SENT,
@@ -39,7 +39,7 @@ SECONDS_BETWEEN_LOOKS = 1.0  # at the folders of runs
 SECONDS_TO_SEE = 90.0  # until what a worker wrote is visible here: file systems between machines remember what they saw
 PAUSE = 0.1  # seconds
 TRIES = 3  # times that a run is sent without getting any further
-MOST_CAUSES = 10  # of a problem that are looked at
+MAX_CAUSES = 10  # of a problem that are looked at
 NOT_THERE = ("No module named 'fedrank", "Can't get attribute 'do_remote_task'", "cannot import name 'do_remote_task'")
 
 
@@ -51,7 +51,7 @@ class SentRuns(NamedTuple):
 
 
 class Follower(Protocol):
-    """Whoever wants to know what becomes of runs."""
+    """Receives what becomes of runs."""
 
     def news(self, task: Task, news: News) -> None: ...
 
@@ -78,9 +78,9 @@ def send(
     stop: Callable[[], bool],
     follower: Follower,
 ) -> SentRuns:
-    """Let an engine do runs of one experiment, at most so many at a time, until all have ended or somebody stops it.
+    """Submit the runs of one experiment, at most `most` at a time, until all have ended or `stop` returns True.
 
-    Whoever deletes the file that says that they are wanted stops it, too, and so does whoever sends them anew.
+    Deleting the file that says that they are wanted stops them, too, and so does submitting them again.
     """
     folder, token = tasks[0].folder.absolute().parents[1], secrets.token_hex(8)
     sender = _Sender(executor, threads, follower, folder, token, tasks)
@@ -117,14 +117,14 @@ class _Sender:
     ) -> None:
         self.executor, self.threads, self.follower = executor, threads, follower
         self.folder, self.token = folder, token
-        self.waiting = deque(_Try(task, round=round_kept(task.folder) or 0) for task in tasks)
+        self.waiting = deque(_Try(task, round=checkpoint_round(task.folder) or 0) for task in tasks)
         self.under_way: dict[Future[tuple[str, str]], _Try] = {}
         self._answered: dict[str, tuple[_Try, str, float]] = {}  # label -> run, status, when to wait no longer
         self.not_begun: list[Task] = []
         self._stopping = False
         self._look_next = time.monotonic()
         self._seen: dict[str, int] = {}  # label -> round that was told
-        self._sums: dict[Any, Sums] = {}
+        self._sums = DataSums()
 
     @property
     def left(self) -> bool:
@@ -140,9 +140,9 @@ class _Sender:
         if not self.waiting:
             return
         one = self.waiting.popleft()
-        errand = remote_task_of(one.task, self.token, one.attempt, self.threads, self._files(one.task))
+        remote = remote_task_of(one.task, self.token, one.attempt, self.threads, self._sums(one.task.experiment) or {})
         try:
-            self.under_way[self.executor.submit(do_remote_task, errand.text())] = one
+            self.under_way[self.executor.submit(do_remote_task, remote.text())] = one
         except Exception as problem:  # whatever an engine raises; it will not take the others either
             reason = f"it could not be sent ({_in_a_line(problem)}); run the command again to resume it"
             for each in (one, *self.waiting):
@@ -182,14 +182,6 @@ class _Sender:
         for one in (*self.under_way.values(), *(answered[0] for answered in self._answered.values())):
             self.follower.ended(one.task, "interrupted")
         self.under_way.clear()
-
-    def _files(self, task: Task) -> Sums:
-        key = (task.experiment.data, getattr(task.experiment, "start", None))
-        if key not in self._sums:
-            self._sums[key] = {}
-            with suppress(OSError, ValueError):  # whoever reads them will say so
-                self._sums[key] = data_sums(task.experiment)
-        return self._sums[key]
 
     def _take(self, one: _Try, future: Future[tuple[str, str]]) -> None:
         """What an engine says of a run: the worker's answer, or that there is none."""
@@ -241,11 +233,11 @@ class _Sender:
         if self._is_over:
             self.follower.ended(one.task, "interrupted")
             return
-        safe = round_kept(one.task.folder) or 0
+        safe = checkpoint_round(one.task.folder) or 0
         vain = 1 if safe > one.round else one.vain + 1
         if vain >= TRIES:
-            why = f"its worker was lost {vain} times without getting further ({reason}); perhaps memory ran out. Run "
-            self.follower.ended(one.task, "failed", f"{why}the command again to resume it")
+            text = f"its worker was lost {vain} times without getting further ({reason}); perhaps memory ran out"
+            self.follower.ended(one.task, "failed", f"{text}. Run the command again to resume it")
             return
         self.follower.lost(one.task, safe, reason)
         self.waiting.appendleft(replace(one, attempt=one.attempt + 1, vain=vain, round=safe))
@@ -257,7 +249,7 @@ class _Sender:
         self._seen[task.label] = run.round
         quality, seconds = math.nan, math.nan
         with suppress(OSError, ValueError):  # not written yet, or being written
-            quality, seconds = run.so_far[1], run.seconds
+            quality, seconds = run.latest_value[1], run.seconds
         self.follower.news(task, News(run.round, run.asked, quality, 0, seconds, math.nan))
 
 
@@ -271,7 +263,7 @@ def _run_in(task: Task) -> Run | None:
 def _lines(problem: BaseException) -> Iterator[str]:
     """A problem with all that led to it, line by line: engines wrap what happened on their workers."""
     one: BaseException | None = problem
-    for _ in range(MOST_CAUSES):
+    for _ in range(MAX_CAUSES):
         if one is None:
             return
         yield from (line.strip() for line in str(one).splitlines() if line.strip())

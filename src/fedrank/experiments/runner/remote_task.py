@@ -1,19 +1,17 @@
-"""A run that is done elsewhere: what a worker is told, what it checks before it begins, and when it stops.
+"""A run on another machine: what a worker receives, what it checks before it begins, and when it stops.
 
-An errand is one text, so that any engine can carry it and nothing of ours is pickled. All else goes through the folder
-of the experiment, which the worker must see under the same path: results, progress, and a file that says that they are
-still wanted. A worker stops at the end of its round when that file is gone.
+A remote task is one text, so any executor can carry it and nothing of ours is pickled. Everything else goes through the
+folder of the experiment, which the worker must see under the same path: results, progress, and a file that says that
+the runs are still wanted. A worker stops at the end of its round when that file is gone.
 """
 
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,20 +20,22 @@ from fedrank import __version__
 from fedrank.experiments.runner.perform import perform
 from fedrank.experiments.runner.provenance import Sums, changed_files, data_sums
 from fedrank.experiments.runner.runs import LOCK, load_runs
+from fedrank.experiments.runner.stop_signals import stop_requested
 from fedrank.experiments.runner.writer import Task
 from fedrank.experiments.spec.experiment import to_toml
 from fedrank.experiments.spec.families import hints_of
 from fedrank.experiments.spec.grid import read_tables
-from fedrank.experiments.spec.toml import parse_toml
-from fedrank.experiments.spec.values import at_least, checked
-from fedrank.files import Locked, is_locked, is_plain, parse_json, read_bytes, told, write_whole
+from fedrank.files import Locked, is_locked, is_plain, parse_json, read_bytes, told, write_atomic
 from fedrank.ranking.cuda.choice import check_device
+from fedrank.toml import parse_toml
+from fedrank.value_checks import at_least, checked
 
 SENT = "sent.txt"  # in the folder of an experiment: while it is there, workers elsewhere go on
-MOST_BYTES = 4096  # of that file; it has a line for workers, and one for people
+MAX_BYTES = 4096  # of that file; it has a line for workers, and one for people
 SECONDS_BETWEEN_LOOKS = 1.0  # at that file: it may lie on another machine
 SECONDS_FOR_LOCK = 120.0  # until the lock of a machine that died is given up by a file system between machines
 ENDS = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2")  # by which engines say that a worker's time is over
+OF_TASK = ("name", "variant", "settings", "fold", "seed", "device")  # fields that a `Task` has, too
 REFUSED, BUSY = "refused", "busy"  # what a worker may answer besides the status of a run
 
 _turn = threading.Lock()  # a process does one run at a time, however many threads its engine gives it
@@ -64,29 +64,17 @@ class RemoteTask:
 
 
 def remote_task_of(task: Task, token: str, attempt: int, threads: int, files: Sums) -> RemoteTask:
-    """What a worker has to know to do this run."""
+    """What a worker needs to do this run."""
     home = task.folder.absolute().parents[1]
-    return RemoteTask(
-        str(home),
-        token,
-        attempt,
-        task.folder.absolute().relative_to(home).as_posix(),
-        to_toml(task.experiment),
-        task.name,
-        task.variant,
-        task.settings,
-        task.fold,
-        task.seed,
-        task.device,
-        threads,
-        files,
-    )
+    run = task.folder.absolute().relative_to(home).as_posix()
+    same = {name: getattr(task, name) for name in OF_TASK}
+    return RemoteTask(str(home), token, attempt, run, to_toml(task.experiment), **same, threads=threads, files=files)
 
 
 def announce(folder: Path, token: str) -> None:
     """Say in the folder of an experiment that its runs are wanted."""
     explained = "Runs of this folder are done by workers elsewhere, which stop when this file is deleted."
-    write_whole(folder / SENT, f"{token}\n{explained}\n")
+    write_atomic(folder / SENT, f"{token}\n{explained}\n")
 
 
 def withdraw(folder: Path, token: str) -> None:
@@ -98,7 +86,7 @@ def withdraw(folder: Path, token: str) -> None:
 def token_in(folder: Path) -> str | None:
     """Who wants the runs of an experiment now; None where nobody does."""
     try:
-        return read_bytes(folder / SENT, MOST_BYTES).decode().partition("\n")[0].rstrip("\r")
+        return read_bytes(folder / SENT, MAX_BYTES).decode().partition("\n")[0].rstrip("\r")
     except (OSError, ValueError):
         return None
 
@@ -110,73 +98,64 @@ def do_remote_task(text: str) -> tuple[str, str]:
     """
     here = f"worker {socket.gethostname()}"
     try:
-        content = checked(dict, parse_json(text), "an errand")
+        content = checked(dict, parse_json(text), "a remote task")
         version = content.pop("fedrank", "unknown")
         if version != __version__:
             return REFUSED, (
                 f"{here} has fedrank {__version__}, and these runs were sent by fedrank {version}, whose results may "
                 f"be others; install {version} on every worker"
             )
-        errand = _errand_in(content)
+        remote = _parse_remote_task(content)
     except ValueError as problem:
-        return REFUSED, f"{here} was sent what is no errand ({problem}); let `fedrank run --on` send it"
-    folder = Path(errand.folder)
-    if token_in(folder) != errand.token:
+        return REFUSED, f"{here} received what is no remote task ({problem}); let `fedrank run --on` send it"
+    folder = Path(remote.folder)
+    if token_in(folder) != remote.token:
         return REFUSED, (
             f"{here} does not find {folder / SENT} as it was written, so that its results would not arrive; choose an "
             "--out on a file system that all workers share, under the same path"
         )
     try:
-        task = _task_of(errand)
+        task = _task_of(remote)
     except (ValueError, OSError, ImportError) as problem:
         return REFUSED, f"{here}: {told(problem)}"
-    with _asked_to_end() as ends:
-        wanted = RequestedRun(folder, errand.token)
-        return _in_turn(task, errand.threads, lambda: ends() or not wanted(), here)
+    with stop_requested(ENDS, again=False) as ends:
+        wanted = RequestedRun(folder, remote.token)
+        return _in_turn(task, remote.threads, lambda: ends() or not wanted(), here)
 
 
-def _errand_in(content: dict[str, Any]) -> RemoteTask:
+def _parse_remote_task(content: dict[str, Any]) -> RemoteTask:
     """What is asked for; ValueError where that is none of ours, or leads out of the folder of its experiment."""
     hints = hints_of(RemoteTask)
     if other := sorted({*hints} ^ {*content}):
         raise ValueError(f"{other[0]!r} is {'not known' if other[0] in content else 'missing'}")
-    errand = RemoteTask(**{name: checked(hint, content[name], name) for name, hint in hints.items()})
-    places = errand.run.split("/")
-    if len(places) != 2 or not all(map(is_plain, places)):
-        raise ValueError(f"run = {errand.run!r} is no folder of a variant and of a run below it")
-    return errand
+    remote = RemoteTask(**{name: checked(hint, content[name], name) for name, hint in hints.items()})
+    parts = remote.run.split("/")
+    if len(parts) != 2 or not all(map(is_plain, parts)):
+        raise ValueError(f"run = {remote.run!r} is no folder of a variant and of a run below it")
+    return remote
 
 
-def _task_of(errand: RemoteTask) -> Task:
+def _task_of(remote: RemoteTask) -> Task:
     """The run that is asked for, if it is the same here as where it was asked."""
-    experiment = read_tables(parse_toml(errand.spec)).base
-    if to_toml(experiment) != errand.spec:
+    experiment = read_tables(parse_toml(remote.spec)).base
+    if to_toml(experiment) != remote.spec:
         raise ValueError("the spec is read as another one here; install the same fedrank, and the same own methods")
-    if experiment.single(errand.fold, errand.seed) != experiment:
-        raise ValueError(f"the spec is not that of fold {errand.fold} with seed {errand.seed}; send the runs again")
-    check_device(errand.device)
+    if experiment.single(remote.fold, remote.seed) != experiment:
+        raise ValueError(f"the spec is not that of fold {remote.fold} with seed {remote.seed}; send the runs again")
+    check_device(remote.device)
     experiment.require_data()
-    changed = changed_files(errand.files, data_sums(experiment)) if errand.files else []
+    changed = changed_files(remote.files, data_sums(experiment)) if remote.files else []
     if changed:
         more = f" and {len(changed) - 1} more of its files" if len(changed) > 1 else ""
         raise ValueError(
             f"{changed[0]}{more} are other data than where the runs were sent, and so would be the result; let "
             "FEDRANK_DATA lead to the same files everywhere"
         )
-    return Task(
-        Path(errand.folder) / errand.run,
-        experiment,
-        errand.name,
-        errand.variant,
-        errand.settings,
-        errand.fold,
-        errand.seed,
-        errand.device,
-    )
+    return Task(Path(remote.folder) / remote.run, experiment, **{name: getattr(remote, name) for name in OF_TASK})
 
 
 class RequestedRun:
-    """Whether the runs of a folder are wanted still; not asked more often than it pays."""
+    """Whether the runs of a folder are still wanted; the file is not read more often than needed."""
 
     def __init__(self, folder: Path, token: str) -> None:
         self._folder, self._token = folder, token
@@ -187,30 +166,6 @@ class RequestedRun:
         if self._answer and now - self._looked >= SECONDS_BETWEEN_LOOKS:
             self._looked, self._answer = now, token_in(self._folder) == self._token
         return self._answer
-
-
-@contextmanager
-def _asked_to_end() -> Iterator[Callable[[], bool]]:
-    """Whether a signal said that this worker's time is over; a thread that is not the first one hears none."""
-    asked = False
-
-    def ask(number: int, frame: Any) -> None:
-        nonlocal asked
-        asked = True
-
-    before: dict[int, Any] = {}
-    try:
-        for name in ENDS:
-            if number := getattr(signal, name, None):
-                before[number] = signal.signal(number, ask)
-    except ValueError:
-        yield lambda: False
-        return
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _in_turn(task: Task, threads: int, stop: Callable[[], bool], here: str) -> tuple[str, str]:

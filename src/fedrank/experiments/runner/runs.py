@@ -25,16 +25,17 @@ from numpy.typing import NDArray
 
 from fedrank.display import DisplayMixin, as_rows, number
 from fedrank.experiments.runner.cards import read_card
-from fedrank.experiments.runner.folder import FORMAT, STATES, Card, Facts, Receipt, read_json, round_kept
+from fedrank.experiments.runner.folder import FORMAT, STATES, Card, Facts, Receipt, checkpoint_round, read_json
 from fedrank.experiments.runner.frames import framed
 from fedrank.experiments.spec.experiment import Experiment
+from fedrank.experiments.spec.families import with_new_names
 from fedrank.experiments.spec.grid import read_tables
-from fedrank.experiments.spec.toml import parse_toml
 from fedrank.files import is_alive, is_locked, locked, opened, read_bytes, read_text, told
-from fedrank.names import nearest
+from fedrank.names import did_you_mean
 from fedrank.privacy.ledger import CHANGED, PARTICIPANTS
 from fedrank.privacy.population import FORGOTTEN, LEDGER
 from fedrank.ranking.model import check_content
+from fedrank.toml import parse_toml
 
 Column = NDArray[np.float64]
 Queries = tuple[NDArray[np.str_], dict[str, Column]]  # ids, measure -> values
@@ -61,7 +62,7 @@ class Run(DisplayMixin, Facts):
         facts = {"status": self.status, "rounds": f"{self.round:,} of {self.asked:,}", "reason": self.reason}
         if self.status == "finished":
             with suppress(OSError, ValueError):  # a damaged one is told by `checked`
-                column, value = self.so_far
+                column, value = self.latest_value
                 facts[column] = f"{value:.4f}"
         return f"{self.experiment}, {self.label}", facts | {"folder": str(self.path)}
 
@@ -124,7 +125,7 @@ class Run(DisplayMixin, Facts):
     @property
     def spec(self) -> Experiment:
         """What was run. Its data may be gone by now, and code from outside the package is not imported."""
-        grid = read_tables(read_toml(self.path / "spec.toml"), here=False)
+        grid = read_tables(with_new_names(read_toml(self.path / "spec.toml")), here=False)
         spec: Experiment = grid.base
         return spec
 
@@ -151,7 +152,7 @@ class Run(DisplayMixin, Facts):
         """Rows of rounds.csv that were evaluated offline; all of them where nothing was measured."""
         return _evaluated(self.rounds)
 
-    def final(self, column: str) -> float:
+    def final_value(self, column: str) -> float:
         """Mean of the last ten evaluations: the noise of single rounds should not decide a comparison.
 
         Online quality is taken from the same rounds. Where training chose its own end, the last evaluation counts.
@@ -160,7 +161,7 @@ class Run(DisplayMixin, Facts):
         return self._mean_of_last(self._column(column, rounds)[_evaluated(rounds)])
 
     @property
-    def finals(self) -> dict[str, float]:
+    def final_values(self) -> dict[str, float]:
         """The final value of every measure; where users were served, of online quality too, and its discounted sum."""
         rounds = self.rounds
         rows, served = _evaluated(rounds), "online" in rounds
@@ -169,7 +170,7 @@ class Run(DisplayMixin, Facts):
         return values | {"online_sum": self.online_sum()} if served else values
 
     @property
-    def so_far(self) -> tuple[str, float]:
+    def latest_value(self) -> tuple[str, float]:
         """The first measure, or online quality where nothing is measured, and its final value up to now.
 
         Only the end of rounds.csv is read, unless evaluations are rare.
@@ -207,9 +208,9 @@ class Run(DisplayMixin, Facts):
             return self.broken(told(problem))
         return self
 
-    def broken(self, why: str) -> Run:
+    def broken(self, reason: str) -> Run:
         """The same run, which cannot be understood."""
-        return replace(self, status="broken", error={"message": why, "round": None, "client": None})
+        return replace(self, status="broken", error={"message": reason, "round": None, "client": None})
 
     @property
     def reason(self) -> str:
@@ -285,7 +286,7 @@ class Runs:
             row = {"experiment": name, "variant": variant, "finished": f"{len(done)} of {len(some)}"}
             if len(self) <= GLANCED:
                 with suppress(OSError, ValueError):
-                    columns = [run.so_far for run in done]
+                    columns = [run.latest_value for run in done]
                     if len({column for column, _ in columns}) == 1:
                         row[columns[0][0]] = f"{np.mean([value for _, value in columns]):.4f}"
             rows.append(row)
@@ -304,7 +305,7 @@ class Runs:
         for name in wanted:
             known = {*Run.__dataclass_fields__, *(setting for run in self for setting in run.settings)}
             if len(self) and name not in known:
-                raise KeyError(f"no field or setting {name!r} to filter by{nearest(name, sorted(known))}")
+                raise KeyError(f"no field or setting {name!r} to filter by{did_you_mean(name, sorted(known))}")
         return Runs(tuple(run for run in self if all(_matches(run, name, value) for name, value in wanted.items())))
 
     def group(self, *fields: str) -> dict[tuple[Any, ...], Runs]:
@@ -322,7 +323,7 @@ class Runs:
             row |= {"fold": run.fold, "seed": run.seed, "status": run.status}
             row |= {"round": run.round, "rounds": run.asked}
             if run.status == "finished":
-                row |= run.finals
+                row |= run.final_values
             rows.append(row)
         return rows
 
@@ -333,9 +334,9 @@ class Runs:
         """
         return framed(
             [
-                _who(run) | {"measure": name, "value": value}
+                _run_keys(run) | {"measure": name, "value": value}
                 for run in self._counted
-                for name, value in run.finals.items()
+                for name, value in run.final_values.items()
             ]
         )
 
@@ -346,14 +347,14 @@ class Runs:
         """
         rows = []
         for run in self._counted:
-            who, rounds, places = _who(run), run.rounds, run.evaluated
+            keys, rounds = _run_keys(run), run.rounds
             columns = [name for name in (*run.measures, "online") if name in rounds]
             counted = rounds.get("interactions", np.full(len(rounds["round"]), np.nan))
-            for place in places:
-                at = {"round": int(rounds["round"][place]), "interactions": int(counted[place])}
-                measured = ((name, float(rounds[name][place])) for name in columns)
+            for row in run.evaluated:
+                at = {"round": int(rounds["round"][row]), "interactions": int(counted[row])}
+                measured = ((name, float(rounds[name][row])) for name in columns)
                 rows += [
-                    who | at | {"measure": name, "value": value} for name, value in measured if not np.isnan(value)
+                    keys | at | {"measure": name, "value": value} for name, value in measured if not np.isnan(value)
                 ]
         return framed(rows)
 
@@ -378,12 +379,23 @@ class Runs:
         return Runs(tuple(run.checked() for run in self))
 
 
-def _who(run: Run) -> dict[str, Any]:
+def _run_keys(run: Run) -> dict[str, Any]:
     return {"experiment": run.experiment, "variant": run.variant, **run.settings, "fold": run.fold, "seed": run.seed}
 
 
 def load_runs(folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Runs:
-    """Every run at or below one or several folders. A damaged run comes back as "broken" and says why."""
+    """Find all runs in one or several folders.
+
+    A damaged run has the status "broken" and a reason. The result can be filtered, grouped and turned into tables.
+
+    >>> import fedrank as fr
+    >>> grid = fr.read_spec("quickstart", ["rounds=10", "seeds=[1]", "data.folds=[1]"])
+    >>> _ = fr.run_experiment(grid, "first", out="runs")
+    >>> for run in fr.load_runs("runs").filter(variant=["federated", "alone"]):
+    ...     print(run.variant, run.status, f"{run.final_values['ndcg@10']:.3f}")
+    alone finished 0.398
+    federated finished 0.474
+    """
     if isinstance(folders, (str, os.PathLike)):
         folders = [folders]
     paths: dict[Path, None] = {}  # keeps order, drops doubles
@@ -407,7 +419,7 @@ def load_runs(folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 def run_facts(run: Run) -> dict[str, Any]:
     """All that is known about a run without its curves, for programs."""
     facts = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
-    facts |= {"reason": run.reason, "finals": run.finals if run.status == "finished" else {}}
+    facts |= {"reason": run.reason, "finals": run.final_values if run.status == "finished" else {}}
     return facts | {"seconds": run.seconds if (run.path / "timing.csv").exists() else None}
 
 
@@ -434,11 +446,11 @@ def clean(runs: Runs, keep: Callable[[Run], bool] | None = None) -> list[Path]:
 
 
 def _delete_but_ledgers(folder: Path) -> None:
-    kept = kept_ledgers(folder)
-    for ledger in kept:
+    ledgers = ledgers_of_run(folder)
+    for ledger in ledgers:
         # Changes of a run that is gone must not get into another one. Who took part stays.
         (ledger / CHANGED).unlink(missing_ok=True)
-    spared = {*kept, folder / FORGOTTEN}
+    spared = {*ledgers, folder / FORGOTTEN}
     for each in list(folder.iterdir()) if any(map(Path.exists, spared)) else ():
         if each.is_dir() and not each.is_symlink() and each not in spared:
             shutil.rmtree(each)
@@ -448,7 +460,7 @@ def _delete_but_ledgers(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def kept_ledgers(folder: Path) -> list[Path]:
+def ledgers_of_run(folder: Path) -> list[Path]:
     """Ledgers of a run, which stay when it is deleted."""
     return sorted(each for each in folder.glob(f"{LEDGER}*") if (each / PARTICIPANTS).is_file())
 
@@ -533,9 +545,9 @@ def _load(path: Path) -> Run:
 
 def _round_reached(path: Path, begun: int) -> int:
     """Up to which round a run is safe; where it keeps no checkpoint yet, the last round that has a row."""
-    kept = round_kept(path)
-    if kept is not None:
-        return kept
+    ledgers = checkpoint_round(path)
+    if ledgers is not None:
+        return ledgers
     try:
         file = os.path.join(path, "rounds.csv")
         names, lines = _last_lines(file, END)
@@ -678,7 +690,7 @@ def _numbers(file: str, name: str, cells: Sequence[str]) -> Column:
     try:
         if "" in cells:  # of rounds that were not evaluated, which are most
             values = np.full(len(cells), np.nan)
-            values[[place for place, cell in enumerate(cells) if cell]] = [*map(float, filter(None, cells))]
+            values[[row for row, cell in enumerate(cells) if cell]] = [*map(float, filter(None, cells))]
         else:
             values = np.fromiter(map(float, cells), np.float64, len(cells))
     except ValueError as error:

@@ -18,20 +18,23 @@ from pathlib import Path
 from typing import Any
 
 from fedrank.display import DisplayMixin
-from fedrank.experiments.runner.data import drop_kept_data
-from fedrank.experiments.runner.folder import round_kept
+from fedrank.experiments.runner.data import clear_data_cache
+from fedrank.experiments.runner.folder import checkpoint_round
 from fedrank.experiments.runner.perform import perform
 from fedrank.experiments.runner.preflight import check_before
-from fedrank.experiments.runner.provenance import Sums, changed_files, data_sums
+from fedrank.experiments.runner.provenance import DataSums, Sums, changed_files
 from fedrank.experiments.runner.remote_executor import send
 from fedrank.experiments.runner.runs import load_runs
+from fedrank.experiments.runner.stop_signals import stop_requested
 from fedrank.experiments.runner.writer import News, Task
 from fedrank.experiments.spec.experiment import Experiment, to_toml
+from fedrank.experiments.spec.families import with_new_names
 from fedrank.experiments.spec.grid import Grid
 from fedrank.experiments.spec.kinds import KINDS
-from fedrank.files import read_text, told, write_whole
+from fedrank.files import read_text, told, write_atomic
 from fedrank.progress import Progress, here
 from fedrank.ranking.cuda.choice import DEVICES, check_device
+from fedrank.toml import parse_toml
 
 ALL_RUNS = "all runs"  # what is told of all of them together
 SECONDS_TO_STOP = 30.0  # until a worker that was asked to stop is ended
@@ -59,19 +62,12 @@ class Results(DisplayMixin):
 def plan(grid: Grid[Any], name: str, out: str | Path) -> list[Task]:
     """Every run of a question, in the order in which they are done: all variants of a repeat before the next."""
     folder = Path(out) / name
-    return [
-        Task(
-            folder / variant.name / f"fold-{fold}-seed-{seed}",
-            variant.experiment.single(fold, seed),
-            name,
-            variant.name,
-            variant.settings,
-            fold,
-            seed,
-        )
-        for fold, seed in grid.repeats()
-        for variant in grid.variants
-    ]
+    tasks = []
+    for fold, seed in grid.repeats():
+        for variant in grid.variants:
+            run, experiment = folder / variant.name / f"fold-{fold}-seed-{seed}", variant.experiment.single(fold, seed)
+            tasks.append(Task(run, experiment, name, variant.name, variant.settings, fold, seed))
+    return tasks
 
 
 def run_experiment(
@@ -85,14 +81,22 @@ def run_experiment(
     progress: Progress | None = None,
     executor: Executor | None = None,
 ) -> Results:
-    """Do all runs that are not finished, `workers` of them at a time, each in its own process if there are several.
+    """Do all runs of an experiment that are not finished, and write them to the folder `name` in `out`.
 
-    With device = "cuda" clients learn on a graphics card, with "auto" where it pays; what comes out is the same. With
-    "cuda-float16" it is what features give that are rounded to two bytes.
-    How far they are is told to `progress`; without one a notebook shows it, and a script nothing.
+    `workers` is the number of runs at a time, each in its own process if there are several. device="cuda" trains on a
+    GPU, and "auto" does so if it is faster; the results are the same. "cuda-float16" gives the results of features that
+    are rounded to two bytes. `progress` is a function of (what, done, of, detail); without it, a notebook shows
+    progress bars and a script is silent. The result lists which runs finished, failed or were interrupted.
 
-    With an `executor`, such as that of a cluster, runs are done wherever it does them, and all at a time that it takes
-    if `workers` is not given. Its machines must see the folder `out` under the same path. What comes out is the same.
+    An `executor`, such as that of a cluster, does the runs on other machines. They must see the folder `out` under the
+    same path. Without `workers`, the executor gets all runs at once.
+
+    >>> import fedrank as fr
+    >>> grid = fr.read_spec("quickstart", ["rounds=10", "seeds=[1]", "data.folds=[1]"])
+    >>> fr.run_experiment(grid, "first", out="runs")
+    <Results; finished: 4>
+    >>> fr.run_experiment(grid, "first", out="runs")
+    <Results; finished before: 4>
     """
     # Of their cards, workers know.
     check_device("auto" if executor is not None and device in DEVICES else device)
@@ -100,23 +104,23 @@ def run_experiment(
     tasks = [replace(task, device=device) for task in plan(grid, name, out)]
     results = Results()
     waiting: list[Task] = []
-    read: dict[Any, Sums | None] = {}
+    sums = DataSums()
     for task in tasks:
-        (results.skipped if is_finished(task, read) else waiting).append(task)
+        (results.skipped if is_finished(task, sums) else waiting).append(task)
     for experiment in {task.experiment.data: task.experiment for task in waiting}.values():
         experiment.require_data()
     check_before(waiting)
     folder = Path(out) / name
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(folder / "experiment.toml", grid.toml())
+    write_atomic(folder / "experiment.toml", grid.toml())
     if not waiting:
         return results
     show = _Show(progress or here(), len(tasks), results)
     most = len(waiting) if workers is None and executor is not None else workers or 1
     workers = max(1, min(most, len(waiting)))
     if workers > 1 or executor is not None:
-        drop_kept_data()  # each reads its own
-    with stopping() as stop:
+        clear_data_cache()  # each reads its own
+    with stop_requested() as stop:
         if executor is not None:
             left, results.stopped = send(waiting, executor, workers, threads, stop, show)
             results.interrupted += left
@@ -127,7 +131,7 @@ def run_experiment(
     return results
 
 
-def tell_news(progress: Progress, task: Task, news: News) -> None:
+def show_news(progress: Progress, task: Task, news: News) -> None:
     """Tell on how far a run has come."""
     if news.round == news.rounds:
         return  # there are files to write yet
@@ -147,7 +151,7 @@ class _Show:
     results: Results
 
     def news(self, task: Task, news: News) -> None:
-        tell_news(self.progress, task, news)
+        show_news(self.progress, task, news)
 
     def lost(self, task: Task, round: int, reason: str) -> None:
         """A worker elsewhere is gone, and the run goes on from this round."""
@@ -165,15 +169,12 @@ class _Show:
         self.progress(ALL_RUNS, done, self.runs, f"{done} of {self.runs}")
 
 
-def is_finished(task: Task, read: dict[Any, Sums | None] | None = None) -> bool:
-    """Whether the folder already holds this very run; one of another spec, or of other data, is never overwritten.
-
-    `read` remembers the checksums of data from one task to the next.
-    """
+def is_finished(task: Task, sums: DataSums | None = None) -> bool:
+    """Whether the folder already holds this very run; one of another spec, or of other data, is never overwritten."""
     spec = task.folder / "spec.toml"
     if not spec.exists():
         return False
-    if read_text(spec) != to_toml(task.experiment):
+    if not _is_same_spec(read_text(spec), to_toml(task.experiment)):
         raise FileExistsError(
             f"{task.folder} holds a run of another spec, and nothing is overwritten; choose another --out or --name, "
             "or delete that folder"
@@ -181,20 +182,24 @@ def is_finished(task: Task, read: dict[Any, Sums | None] | None = None) -> bool:
     [run] = load_runs(task.folder)
     if run.status == "running":
         raise FileExistsError(f"{task.folder} is being worked on by another process; wait for it, or stop it")
-    if run.files and (run.status == "finished" or round_kept(task.folder) is not None):
-        _check_same_data(task, run.files, run.status, {} if read is None else read)
+    if run.files and (run.status == "finished" or checkpoint_round(task.folder) is not None):
+        _check_same_data(task, run.files, run.status, sums or DataSums())
     return run.status == "finished"
 
 
-def _check_same_data(task: Task, before: Sums, status: str, read: dict[Any, Sums | None]) -> None:
-    """Refuse to take a run as done, or to go on with it, whose data have changed since; those that are gone may be."""
-    key = (task.experiment.data, getattr(task.experiment, "start", None))
-    if key not in read:
-        try:
-            read[key] = data_sums(task.experiment)
-        except (OSError, ValueError):  # whoever reads them will say so, where they are needed
-            read[key] = None
-    now = read[key]
+def _is_same_spec(recorded: str, asked: str) -> bool:
+    """Whether two specifications ask for the same run; the recorded one may have the names of version 0.1."""
+    if recorded == asked:
+        return True
+    try:
+        return with_new_names(parse_toml(recorded)) == parse_toml(asked)
+    except ValueError:
+        return False
+
+
+def _check_same_data(task: Task, before: Sums, status: str, sums: DataSums) -> None:
+    """Refuse to take a run as done, or to resume it, if its data have changed since; missing data are accepted."""
+    now = sums(task.experiment)
     changed = [] if now is None else changed_files(before, now)
     if changed:
         more = f" and {len(changed) - 1} more of its files" if len(changed) > 1 else ""
@@ -204,29 +209,6 @@ def _check_same_data(task: Task, before: Sums, status: str, read: dict[Any, Sums
             "its result is not that of the data that are here, and nothing is overwritten; choose another --out or "
             "--name, delete that folder, or bring the old data back"
         )
-
-
-@contextmanager
-def stopping() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM ask runs to stop at the end of their round; a second Ctrl-C does not wait for that."""
-    asked = False
-
-    def ask(number: int, frame: Any) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-
-    try:
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # only the main thread may listen to signals
-        yield lambda: False
-        return
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _one_after_the_other(waiting: list[Task], threads: int, stop: Callable[[], bool], show: _Show) -> None:
@@ -292,9 +274,9 @@ def _side_by_side(waiting: list[Task], workers: int, threads: int, stop: Callabl
             except (EOFError, ConnectionError):
                 worker.process.join()
                 code = worker.process.exitcode or 0
-                why = f"its process was killed (signal {-code})" if code < 0 else "its process ended"
-                why += "; perhaps memory ran out. Run the command again to resume it"
-                show.ended(task, "interrupted" if stop() else "failed", why)
+                reason = f"its process was killed (signal {-code})" if code < 0 else "its process ended"
+                reason += "; perhaps memory ran out. Run the command again to resume it"
+                show.ended(task, "interrupted" if stop() else "failed", reason)
                 staff.remove(worker)
                 if left and not stop():
                     staff.append(hire())

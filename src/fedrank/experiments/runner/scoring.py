@@ -17,7 +17,7 @@ from fedrank.data.logs import SearchLog, load_log, pairs_of
 from fedrank.data.normalise import normalise
 from fedrank.data.ranking import RankingData
 from fedrank.experiments.runner.folder import table
-from fedrank.names import nearest
+from fedrank.names import did_you_mean
 from fedrank.ranking.measures import measure, per_query, ranking
 from fedrank.ranking.model import Model, Scorer, Tell, check_features, read_for, unheard
 from fedrank.trees.model_files import load_model
@@ -100,7 +100,7 @@ def _read_plainly(data: str, model: Scorer, how: str, tell: Tell) -> RankingData
         tell(f"{data} is a search log: its latest {len(rows):,} entries, in which what was clicked has grade 1")
         return log_part(log, rows, how)
     if data not in CATALOG:
-        raise FileNotFoundError(f"no file and no data set {data!r}{nearest(data, CATALOG)}")
+        raise FileNotFoundError(f"no file and no data set {data!r}{did_you_mean(data, CATALOG)}")
     # A model of fold 3 was trained on the test queries of fold 1.
     fold = model.notes.get("fold", 1) if model.notes.get("data") == data else 1
     return load(data, fold, normalise=how).test
@@ -125,7 +125,7 @@ def _document_ids(data: str, read: RankingData) -> list[str]:
         return named
     position = np.arange(read.documents) - np.repeat(read.offsets[:-1], np.diff(read.offsets)) + 1
     queries = np.repeat(read.query_ids, np.diff(read.offsets))
-    return [f"{query}-{place}" for query, place in zip(queries, position, strict=True)]
+    return [f"{query}-{rank}" for query, rank in zip(queries, position, strict=True)]
 
 
 def _id_in(comment: str) -> str:

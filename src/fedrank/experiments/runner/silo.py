@@ -22,7 +22,7 @@ from fedrank.experiments.runner.folder import Card, Paid
 from fedrank.experiments.runner.writer import NOISE, RunWriter
 from fedrank.experiments.spec.families import describe
 from fedrank.experiments.spec.silo import SiloExperiment
-from fedrank.files import write_whole
+from fedrank.files import write_atomic
 from fedrank.privacy.guarantees import up
 from fedrank.ranking.baseline_ranking import BaselineRanking
 from fedrank.ranking.measures import Evaluator
@@ -58,25 +58,25 @@ def perform_silo(experiment: SiloExperiment, writer: RunWriter) -> None:
     collection = _collection(experiment.data.source)
     silos = silos_of(experiment, seed)
     card = silo_card(experiment, silos)
-    kept = writer.begin(lambda models: evaluator(_ranking_part(models), _RANKER), online=False)
+    checkpoint = writer.begin(lambda models: evaluator(_ranking_part(models), _RANKER), online=False)
     # What silos told each other was noised, and that is paid once: a resumed run goes on with the same lists.
-    lists = _made(experiment, seed) if kept is None else _unpacked(kept)
+    lists = _made(experiment, seed) if checkpoint is None else _unpacked(checkpoint)
     members = len(lists.train)
-    weights = method.first(members) if kept is None else kept["weights"]
+    weights = method.first(members) if checkpoint is None else checkpoint["weights"]
     test = RankingData.join(lists.test)
     evaluator = Evaluator(test, experiment.measures)
     conventions = CONVENTIONS | ({} if card.mechanism is None else {"noise": NOISE})
     notes = _notes(collection, silos, lists.added)
     if experiment.measure_sketches and isinstance(method, LocalPlus) and method.counts == "sketch":
         notes.append(_measured(method, silos, writer.folder / SKETCHES, seed))
-    writer.know(
+    writer.update_facts(
         notes=notes,
         conventions=conventions,
         data=described(collection.name, sum(data.queries for data in lists.train), test.queries, test),
         behind_final=1,
     )
     packed = _packed(lists)
-    writer.keep(writer.round, packed | {"weights": weights})
+    writer.save_checkpoint(writer.round, packed | {"weights": weights})
     documents = method.trained_on(lists)
     sent = _BYTES * PARAMETERS * members if weights.ndim == 1 else 0
     for round in range(writer.round + 1, last + 1):
@@ -85,7 +85,7 @@ def perform_silo(experiment: SiloExperiment, writer: RunWriter) -> None:
         ends = round == last
         model = weights if ends or round % experiment.evaluate_every == 0 else None
         writer.add(round, interactions=documents, bytes_up=traffic, bytes_down=traffic, model=model)
-        writer.turn(round, last, lambda weights=weights: packed | {"weights": weights}, ends)  # type: ignore[misc]
+        writer.after_round(round, last, lambda weights=weights: packed | {"weights": weights}, ends)  # type: ignore[misc]
     ranking = _ranking_part(weights)
     origin = writer.origin(collection.name)
     save_model(
@@ -95,7 +95,7 @@ def perform_silo(experiment: SiloExperiment, writer: RunWriter) -> None:
     writer.finish(
         last,
         queries=(test.query_ids.tolist(), per_query(evaluator, ranking, _RANKER)),
-        nothing=BaselineRanking("BM25 of title and body", evaluator.per_query_of_scores(own_bm25(silos))),
+        baseline=BaselineRanking("BM25 of title and body", evaluator.per_query_of_scores(own_bm25(silos))),
         clients=_by_silo(experiment.measures, ranking, lists, evaluator),
         card=card,
     )
@@ -112,18 +112,18 @@ def _packed(lists: Lists) -> dict[str, Any]:
     return parts
 
 
-def _unpacked(kept: Mapping[str, Any]) -> Lists:
-    def one(place: str) -> RankingData:
-        arrays = {name: kept[f"{place}.{name}"] for name in _ARRAYS}
-        about = kept[f"{place}.about"]
+def _unpacked(checkpoint: Mapping[str, Any]) -> Lists:
+    def one(location: str) -> RankingData:
+        arrays = {name: checkpoint[f"{location}.{name}"] for name in _ARRAYS}
+        about = checkpoint[f"{location}.about"]
         ranges = RANGES if about["normalised"] == "global" else None
         return RankingData(**arrays, **about, feature_names=FEATURE_NAMES, ranges=ranges)
 
     train, test = (
         tuple(one(f"{kind}.{silo}") for silo in range(many))
-        for kind, many in (("train", len(kept["added"])), ("test", kept["lists"]["silos"]))
+        for kind, many in (("train", len(checkpoint["added"])), ("test", checkpoint["lists"]["silos"]))
     )
-    return Lists(train, test, kept["added"], kept["lists"]["bytes"])
+    return Lists(train, test, checkpoint["added"], checkpoint["lists"]["bytes"])
 
 
 _ARRAYS, _ABOUT = ("features", "grades", "offsets", "query_ids"), ("name", "top_grade", "normalised")
@@ -203,7 +203,7 @@ def _measured(method: LocalPlus, silos: list[Silo], path: Path, seed: int) -> st
     rule = replace(method.rule, k=max(1, *method.most(members)))
     key = rng_for(seed, "key of the silos").bytes(32)
     found = measure_sketches(members[0].fields["body"], asked, method.sketcher, rule, key)
-    write_whole(path, json.dumps(asdict(found), indent=2))
+    write_atomic(path, json.dumps(asdict(found), indent=2))
     return (
         f"a question about one of {found.terms} terms finds {found.cover:.2f} of the best {found.k} of "
         f"{found.documents:,} documents in {found.milliseconds:.3g} ms and {found.megabytes:.3g} MB; asking the "
@@ -216,46 +216,46 @@ def silo_card(experiment: SiloExperiment, silos: Sequence[Silo] | None = None) -
     """What may be claimed; where every answer has its own noise, for one answer, or for all that these silos ask."""
     method, delta, budget = experiment.method, experiment.privacy.delta, experiment.privacy.budget
     sees, not_covered = [], []
-    mechanism, promise, because = None, None, ""
+    mechanism, guarantee, reason = None, None, ""
     if method.first(1).ndim == 1:
         sees.append("the server and the other silos see the model as every silo leaves it")
         not_covered.append("the weights that a silo sends while training, which tell of its own documents and queries")
     if isinstance(method, LocalPlus):
         sees.append("silos find documents of each other, with their lengths and term counts")
         not_covered += NOT_COVERED
-        promise = _promised(method, delta, silos)
-        if promise is not None:
+        guarantee = _promised(method, delta, silos)
+        if guarantee is not None:
             mechanism = describe(method) | {"name": method.noise_in}
         elif method.counts == "sketch" and method.noise_in == "paper":
-            because = " The published noise is added, one draw for all rows of a document, which hides nothing."
-    spent = math.inf if promise is None or promise.epsilon is None else promise.epsilon
+            reason = " The published noise is added, one draw for all rows of a document, which hides nothing."
+    spent = math.inf if guarantee is None or guarantee.epsilon is None else guarantee.epsilon
     if budget is not None and sees and spent > budget:
         claim = "adds no noise, so that no ε holds"
-        if because:
+        if reason:
             claim = "adds the published noise, which hides nothing, so that no ε holds"
-        if promise is not None:
+        if guarantee is not None:
             claim = f"costs ε = {up(spent)} for one occurrence of a term"
         raise ValueError(f"the method {claim}, and the budget is {budget:g}; use more noise, or another budget")
-    summary = "; ".join(sees or ["silos tell each other nothing"]).capitalize() + "." + because
-    if promise is not None and promise.paid_per == "once":
+    summary = "; ".join(sees or ["silos tell each other nothing"]).capitalize() + "." + reason
+    if guarantee is not None and guarantee.paid_per == "once":
         summary += (
             f" Sketches are noised: ε = {up(spent)} at δ = {delta:g} for one occurrence of one term, paid "
             "once for all queries of all silos; a word that stands k times costs as a group of k."
         )
-    elif promise is not None:
+    elif guarantee is not None:
         summary += (
-            f" Every answer is noised: ε = {up(spent)} for one occurrence of one term, {promise.often}; a "
+            f" Every answer is noised: ε = {up(spent)} for one occurrence of one term, {guarantee.often}; a "
             "word that stands k times costs as a group of k."
         )
     elif sees:
-        summary += " Nothing can be claimed." if because else " Nothing is noised, and nothing can be claimed."
+        summary += " Nothing can be claimed." if reason else " Nothing is noised, and nothing can be claimed."
     return Card(
         clients=experiment.silos.count,
         mechanism=mechanism,
         who_sees_what="; ".join(sees),
         delta=delta,
         budget=budget,
-        promises=() if promise is None else (promise,),
+        promises=() if guarantee is None else (guarantee,),
         not_covered=tuple(not_covered),
         summary=summary,
     )
@@ -271,7 +271,7 @@ def _promised(method: LocalPlus, delta: float, silos: Sequence[Silo] | None) -> 
     )
     against = "silos and relays that see sketches or answers"
     if method.noise_in == "lookup":
-        times = 1 if silos is None else _numbers_told(silos)
+        times = 1 if silos is None else _released_numbers(silos)
         return Paid(
             against=against,
             epsilon=method.epsilon * times,
@@ -299,7 +299,7 @@ def _promised(method: LocalPlus, delta: float, silos: Sequence[Silo] | None) -> 
     )
 
 
-def _numbers_told(silos: Sequence[Silo]) -> int:
+def _released_numbers(silos: Sequence[Silo]) -> int:
     """Of one document by the silo that is asked most: for a term to train on its count and how many documents hold it,
     for a term to be tested on the latter."""
     members = [silo for silo in silos if silo.train]

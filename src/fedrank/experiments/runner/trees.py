@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 from fedrank.data.catalog import Fold
 from fedrank.data.ranking import RankingData
 from fedrank.experiments.runner.cards import forest_card
-from fedrank.experiments.runner.data import described, judged, load_fold
+from fedrank.experiments.runner.data import described, evaluation_queries, load_fold
 from fedrank.experiments.runner.folder import table
 from fedrank.experiments.runner.merge import perform_merge
 from fedrank.experiments.runner.writer import RunWriter
 from fedrank.experiments.spec.experiment import of_sizes
 from fedrank.experiments.spec.sections import DataSpec
 from fedrank.experiments.spec.trees import TreesExperiment
-from fedrank.files import write_whole
+from fedrank.files import write_atomic
 from fedrank.ranking.baseline_ranking import BaselineRanking, baseline_order
 from fedrank.ranking.measures import Evaluator, average
 from fedrank.trees.arrays import Trees
 from fedrank.trees.boosters import MEASURE, Booster, Lambdamart, Past, Step, best_size
-from fedrank.trees.forest import lightgbm, planted, save_forest
+from fedrank.trees.forest import lightgbm, make_forest, save_forest
 from fedrank.trees.selection import Selected
 from fedrank.trees.tuning import best_of, tune
 
@@ -45,25 +45,25 @@ CONVENTIONS = {
 
 def perform_trees(experiment: TreesExperiment, writer: RunWriter) -> None:
     """Grow the trees that are left, and judge the model that comes out."""
-    fold, evaluator, nothing = begin_trees(experiment, writer)
+    fold, evaluator, baseline = begin_trees(experiment, writer)
     if experiment.split is not None:
-        perform_merge(experiment, writer, fold, nothing)
+        perform_merge(experiment, writer, fold, baseline)
     else:
-        _perform_forest(experiment, writer, fold, evaluator, nothing)
+        _perform_forest(experiment, writer, fold, evaluator, baseline)
 
 
 def begin_trees(experiment: TreesExperiment, writer: RunWriter) -> tuple[Fold, Evaluator, BaselineRanking]:
     """Say what the run is about; its data, the queries by which models are judged, and how users have them now."""
     asked = data_of(experiment)
     fold, engine = load_fold(asked, writer.task.fold), _engine()
-    writer.know(
+    writer.update_facts(
         notes=fold.notes,
         conventions=CONVENTIONS | {"engine": engine},
         data=described(fold.name, fold.train.queries, fold.test.queries, fold.train),
         engine=engine,
         behind_final=1,
     )
-    evaluator = Evaluator(judged(fold, asked), experiment.measures)
+    evaluator = Evaluator(evaluation_queries(fold, asked), experiment.measures)
     return fold, evaluator, baseline_order(evaluator, asked.given)
 
 
@@ -73,7 +73,7 @@ def data_of(experiment: TreesExperiment) -> DataSpec:
 
 
 def _perform_forest(
-    experiment: TreesExperiment, writer: RunWriter, fold: Fold, evaluator: Evaluator, nothing: BaselineRanking
+    experiment: TreesExperiment, writer: RunWriter, fold: Fold, evaluator: Evaluator, baseline: BaselineRanking
 ) -> None:
     seed, threads, last = writer.task.seed, writer.threads, experiment.booster.trees
     booster, tuned = experiment.booster, None
@@ -82,41 +82,41 @@ def _perform_forest(
             raise ValueError(f"{fold.name} has no validation queries to tune on; name a file as data.validation")
         booster, trials = tune(
             booster, fold.train, fold.validation, experiment.tune, writer.folder / "study.db", seed, threads,
-            lambda done, best: writer.say(0, last, best.quality), writer.check,
+            lambda done, best: writer.report_progress(0, last, best.quality), writer.stop_if_requested,
         )  # fmt: skip
         tuned = {"trials": len(trials), **best_of(trials).settings}
     forest = _Growing(fold.train, evaluator, experiment.sizes, writer.begin())
     for step in booster.grow(fold.train, fold.validation, seed, threads, forest.past):
         forest.add(step, evaluate=(len(forest.trees) + 1) % experiment.evaluate_every == 0)
         writer.quality = forest.quality
-        writer.turn(len(forest.trees), last, forest.parts)
+        writer.after_round(len(forest.trees), last, forest.parts)
     size, values = forest.best, np.concatenate([forest.per_query(), *forest.cut()])
     blank = [float("nan")] * (len(values) - len(experiment.measures))  # forests of fixed sizes stand in the last row
     measured = {number: [*each, *blank] for number, each in forest.values.items()} | {size: average(values).tolist()}
     for number in range(1, size + 1):
         writer.add(number, values=measured.get(number))
     if experiment.sizes:
-        writer.know(conventions=_of_sizes(experiment))
-        nothing = replace(nothing, values=np.tile(nothing.values, (1 + len(experiment.sizes), 1)))
-    write_whole(writer.folder / "validation.csv", table(["tree", MEASURE], enumerate(forest.validation, start=1)))
+        writer.update_facts(conventions=_of_sizes(experiment))
+        baseline = replace(baseline, values=np.tile(baseline.values, (1 + len(experiment.sizes), 1)))
+    write_atomic(writer.folder / "validation.csv", table(["tree", MEASURE], enumerate(forest.validation, start=1)))
     if forest.selected is not None:
         content = io.BytesIO()
         np.savez_compressed(content, **forest.selected.arrays())  # type: ignore[arg-type]
-        write_whole(writer.folder / "selected.npz", content.getvalue(), private=True)
+        write_atomic(writer.folder / "selected.npz", content.getvalue(), private=True)
     origin = writer.origin(fold.name)
-    save_forest(planted(forest.trees[:size], fold.train, origin), writer.folder / "model.json")
-    writer.say(size, last)
+    save_forest(make_forest(forest.trees[:size], fold.train, origin), writer.folder / "model.json")
+    writer.report_progress(size, last)
     notes = _notes(fold, booster, forest)
     ids = evaluator.data.query_ids.tolist()
     card = forest_card(None)
-    writer.finish(size, queries=(ids, values), nothing=nothing, card=card, notes=notes, asked=size, tuned=tuned)
+    writer.finish(size, queries=(ids, values), baseline=baseline, card=card, notes=notes, asked=size, tuned=tuned)
 
 
 class _Growing:
     """A forest that grows, and how well it ranks the queries that it is judged by."""
 
     def __init__(
-        self, train: RankingData, evaluator: Evaluator, sizes: Sequence[int], kept: Mapping[str, Any] | None
+        self, train: RankingData, evaluator: Evaluator, sizes: Sequence[int], checkpoint: Mapping[str, Any] | None
     ) -> None:
         self.train, self.evaluator, self.sizes = train, evaluator, sizes
         self._cut: dict[int, NDArray[np.float64]] = {}  # one of the sizes -> [measures, queries]
@@ -126,8 +126,8 @@ class _Growing:
         self.selected: Selected | None = None
         self._scores = np.zeros(evaluator.data.documents)
         self._best: tuple[float, NDArray[np.float64]] = (-np.inf, self._scores)
-        if kept is not None:
-            self._take_up(kept)
+        if checkpoint is not None:
+            self._take_up(checkpoint)
 
     @property
     def past(self) -> Past:
@@ -178,10 +178,12 @@ class _Growing:
         grown = {"trees": self.trees, "validation": self.validation, "values": self.values}
         return {"grown": grown} | {f"selected.{name}": array for name, array in chosen.items()}
 
-    def _take_up(self, kept: Mapping[str, Any]) -> None:
-        chosen = {name.removeprefix("selected."): part for name, part in kept.items() if name.startswith("selected.")}
+    def _take_up(self, checkpoint: Mapping[str, Any]) -> None:
+        chosen = {
+            name.removeprefix("selected."): part for name, part in checkpoint.items() if name.startswith("selected.")
+        }
         self.selected = Selected.of(chosen) if chosen else None
-        grown = kept["grown"]
+        grown = checkpoint["grown"]
         self.values = {int(size): values for size, values in grown["values"].items()}
         for tree, quality in zip(grown["trees"], grown["validation"], strict=True):
             Trees.read([tree]).add(self.evaluator.data.features, self._scores)

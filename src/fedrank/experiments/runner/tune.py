@@ -19,7 +19,7 @@ from fedrank.experiments.runner.runs import Runs, load_runs
 from fedrank.experiments.runner.schedule import Results, run_experiment
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.grid import ABOUT, Grid, Variant, read_tables
-from fedrank.files import write_whole
+from fedrank.files import write_atomic
 from fedrank.progress import Progress, quiet
 
 _Grid = Grid[FederatedExperiment]
@@ -74,7 +74,7 @@ def tune(
     reasons = {task.variant: reason for task, reason in reversed(results.failed)}
     tried = choose(grid, tuning, load_runs(folder), reasons)
     path = folder / "tuned.toml"
-    write_whole(path, tuned(grid, tried).toml())
+    write_atomic(path, tuned(grid, tried).toml())
     return results, tried, path
 
 
@@ -91,7 +91,7 @@ def choose(grid: _Grid, tuning: _Grid, runs: Runs, reasons: Mapping[str, str]) -
             # Earlier tunings may have left other repeats here; a mean over those would not compare.
             mine = [run for run in runs.finished if run.variant == one.name and run.repeat in repeats]
             whole = len(mine) == len(repeats)
-            finals = [run.final(measure) for run in mine]
+            finals = [run.final_value(measure) for run in mine]
             quality = float(np.mean(finals)) if whole else -math.inf
             spread = float(np.std(finals, ddof=1)) if whole and len(finals) > 1 else math.nan
             found.append(
@@ -99,8 +99,8 @@ def choose(grid: _Grid, tuning: _Grid, runs: Runs, reasons: Mapping[str, str]) -
             )
         best = max(range(len(found)), key=lambda i: (found[i].quality, -i))
         if found[best].quality == -math.inf:
-            why = next((reasons[one.name] for one, _ in tries if one.name in reasons), "see `fedrank runs`")
-            raise ValueError(f"nothing that was tried for {variant.name} finished: {why}")
+            reason = next((reasons[one.name] for one, _ in tries if one.name in reasons), "see `fedrank runs`")
+            raise ValueError(f"nothing that was tried for {variant.name} finished: {reason}")
         found[best] = replace(found[best], chosen=True, edges=_edges(found[best], found))
         rows += found
     return rows
@@ -135,9 +135,9 @@ def _groups(grid: _Grid, tuning: _Grid) -> list[tuple[_Variant, list[tuple[_Vari
     """For every variant of a grid, the variants of its tuning that belong to it, with the values tried."""
     groups = []
     share = len(tuning.variants) // len(grid.variants)
-    for place, variant in enumerate(grid.variants):
+    for row, variant in enumerate(grid.variants):
         # Both expand in the same order, and what is tuned varies fastest.
-        mine = tuning.variants[place * share : (place + 1) * share]
+        mine = tuning.variants[row * share : (row + 1) * share]
         keys = [key for key in mine[0].settings if key != "variants" and key not in grid.about.vary]
         groups.append((variant, [(one, {key: one.settings[key] for key in keys}) for one in mine]))
     return groups

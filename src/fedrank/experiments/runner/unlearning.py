@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from fedrank.experiments.runner.cards import issuer, sha256, versions
-from fedrank.experiments.runner.data import clients_of, judged, load_fold
+from fedrank.experiments.runner.cards import issued_receipt, sha256
+from fedrank.experiments.runner.data import clients_of, evaluation_queries, load_fold
 from fedrank.experiments.runner.federated import per_query, start_weights
 from fedrank.experiments.runner.folder import Card, Facts, Paid, Receipt
-from fedrank.experiments.runner.privacy import all_runs_on, card, summary
+from fedrank.experiments.runner.privacy import card, population_totals, summary
 from fedrank.experiments.runner.runs import Run, load_runs
 from fedrank.experiments.runner.traces import ancestors_of, history_of, purge_traces, what_remains
 from fedrank.experiments.runner.unlearning_charges import UnlearningCharges, population_of
@@ -31,21 +31,21 @@ from fedrank.experiments.runner.writer import RunWriter, Task, Totals
 from fedrank.experiments.spec.families import describe
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.source import read_spec
-from fedrank.experiments.spec.toml import readable
 from fedrank.federated.quality import alike
 from fedrank.federated.round import first_weights, personal_models
 from fedrank.federated.server import State
-from fedrank.privacy.population import SIMULATED, now
+from fedrank.privacy.population import SIMULATED
 from fedrank.progress import Progress, by_rounds, quiet
 from fedrank.ranking.baseline_ranking import baseline_order
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.model import Model, load_weights, save_model
+from fedrank.toml import readable
 from fedrank.types import SimulatedClients, Weights, has_trait
 from fedrank.unlearning.cost import Forgetting, forget
 from fedrank.unlearning.methods import Case, Unlearner
 from fedrank.unlearning.verify import distance_to_retrained, quality_for_the_leaving, quality_of, receipt, retrain
 
-MOST_POINTS = 1000  # of a curve: models are held until they are evaluated together
+MAX_POINTS = 1000  # of a curve: models are held until they are evaluated together
 UNLEARNED = ", unlearned"  # the end of a title
 ROUNDS = "row r is the model after round r of unlearning, which has as many evaluations as the training had"
 OF_RECORDED = "the model is made of recorded messages, so it tells at most what the server could learn"
@@ -83,8 +83,8 @@ def unlearn_runs(
     all. Without `trust`, runs with methods from outside the package are refused before these are imported.
     """
     requests = [_request(run, leaving, unlearner, Path(out), name, trust) for run in _to_unlearn(folders)]
-    places = [request.task.folder for request in requests]
-    if twice := [place for i, place in enumerate(places) if place in places[:i]]:
+    targets = [request.task.folder for request in requests]
+    if twice := [folder for i, folder in enumerate(targets) if folder in targets[:i]]:
         raise ValueError(
             f"two of these runs would become {twice[0]}; give the experiments one after the other, each with its --name"
         )
@@ -161,10 +161,10 @@ class _Request:
         paper = Receipt.read(folder)
         return None if paper is None or (verify and not paper.is_verified) else Forgotten(self.run, folder, paper, True)
 
-    def first(self, crowd: SimulatedClients, seed: int) -> Weights:
+    def first(self, clients: SimulatedClients, seed: int) -> Weights:
         """The model before round 1. Only those who stay may have a part in it: a warm-up is done by one of them."""
-        weights = start_weights(self.spec, crowd, seed)
-        return first_weights(self.spec.learner.ranker, crowd, seed) if weights is None else weights
+        weights = start_weights(self.spec, clients, seed)
+        return first_weights(self.spec.learner.ranker, clients, seed) if weights is None else weights
 
     def case(self, threads: int) -> tuple[Case, Model]:
         """The run as it was, if it can be unlearned like this, and its model."""
@@ -179,7 +179,7 @@ class _Request:
         if spec.population != SIMULATED:
             population_of(spec, ancestors_of(run.path)[-1])
         everybody = clients_of(spec, run.fold, run.seed)
-        crowd = everybody.rows(~np.isin(everybody.ids, before.get("gone", [])))
+        simulated = everybody.rows(~np.isin(everybody.ids, before.get("gone", [])))
         if not (run.path / "model.json").exists():
             raise ValueError("its model was purged, so nothing is left to unlearn; use the run that was made from it")
         model = load_weights(run.path)
@@ -187,20 +187,20 @@ class _Request:
         rounds = int(before.get("rounds_trained", run.round))
         final = model.weights[0] if personal else model.weights
         case = Case(
-            federation=spec.federation(attacked=bool(crowd.malicious.any())),
-            clients=crowd,
+            federation=spec.federation(attacked=bool(simulated.malicious.any())),
+            clients=simulated,
             leaving=self.leaving,
             seed=run.seed,
-            first=first_weights(spec.learner.ranker, crowd, run.seed),
+            first=first_weights(spec.learner.ranker, simulated, run.seed),
             final=State(int(before.get("last_round", rounds)), final),
             rounds=rounds,
             history=history_of(ancestors_of(run.path)[-1]),
-            points=max(1, min(MOST_POINTS, len(run.evaluated))),
+            points=max(1, min(MAX_POINTS, len(run.evaluated))),
             threads=threads,
         )
         case = replace(case, first=self.first(case.remaining, run.seed))
         name = describe(self.unlearner)["name"]
-        case.somebody(name)
+        case.check_leaving(name)
         if case.history is None and has_trait(self.unlearner, "history"):
             raise ValueError(
                 f"{name} needs what clients sent, and this run recorded nothing; run it again with record_every = 10, "
@@ -257,26 +257,26 @@ def _check_protection(spec: FederatedExperiment) -> None:
         )
     if not has_trait(spec.mechanism, "adds up"):
         return
-    place = describe(spec.mechanism)["place"]["name"]
-    if place == "secure-sum":
-        why = "nobody but the clients ever saw single updates, so none can be taken out again"
+    placement = describe(spec.mechanism)["placement"]["name"]
+    if placement == "secure-aggregation":
+        reason = "nobody but the clients ever saw single updates, so none can be taken out again"
     else:
-        why = "noise was added to the sum of updates only, so a model made of some of them would be unprotected"
+        reason = "noise was added to the sum of updates only, so a model made of some of them would be unprotected"
     raise ValueError(
-        f"the mechanism has place = {place!r}: {why}; run the experiment again without the clients that leave"
+        f"the mechanism has placement = {placement!r}: {reason}; run the experiment again without the leaving clients"
     )
 
 
 def _forget(request: _Request, verify: bool, threads: int, progress: Progress) -> Forgotten:
     """Make the new run."""
     case, model = request.case(threads)
-    with _booked(request, case) as booked:
-        if booked is not None:
-            case = replace(case, booking=booked.book(case.remaining))
-        return _forgotten(request, case, model, booked, verify, threads, progress)
+    with _charges_for(request, case) as charges:
+        if charges is not None:
+            case = replace(case, journal_for=charges.journal_for(case.remaining))
+        return _forgotten(request, case, model, charges, verify, threads, progress)
 
 
-def _booked(request: _Request, case: Case) -> AbstractContextManager[UnlearningCharges | None]:
+def _charges_for(request: _Request, case: Case) -> AbstractContextManager[UnlearningCharges | None]:
     """The ledger that pays for what named people are asked; None where they are simulated, or nobody is asked."""
     if request.spec.population == SIMULATED or has_trait(request.unlearner, "asks nobody"):
         return nullcontext()
@@ -290,16 +290,22 @@ def _forgotten(
     request: _Request,
     case: Case,
     model: Model,
-    booked: UnlearningCharges | None,
+    charges: UnlearningCharges | None,
     verify: bool,
     threads: int,
     progress: Progress,
 ) -> Forgotten:
     run, spec = request.run, request.spec
-    ranker, evaluator = spec.learner.ranker, Evaluator(judged(load_fold(spec.data, run.fold), spec.data), spec.measures)
+    ranker, evaluator = (
+        spec.learner.ranker,
+        Evaluator(evaluation_queries(load_fold(spec.data, run.fold), spec.data), spec.measures),
+    )
     done = forget(case, request.unlearner, by_rounds(progress, request.task.label))
     paper = _receipt(request, case, model, done, evaluator, verify, progress)
-    with appearing(request.task.folder) as part, RunWriter(replace(request.task, folder=part), threads) as writer:
+    with (
+        atomic_run_folder(request.task.folder) as part,
+        RunWriter(replace(request.task, folder=part), threads) as writer,
+    ):
         writer.begin(lambda models: evaluator(models, ranker))
         writer.totals = Totals(seconds=done.seconds, cpu_seconds=done.cpu_seconds)
         for point in done.points:
@@ -318,18 +324,13 @@ def _forgotten(
         writer.finish(
             unlearned.rounds,
             queries=(evaluator.data.query_ids.tolist(), per_query(evaluator, unlearned.weights, ranker)),
-            nothing=baseline_order(evaluator, spec.data.given),
-            card=_card(request, done, booked),
+            baseline=baseline_order(evaluator, spec.data.given),
+            card=_card(request, done, charges),
             **_facts(request, case, done),
         )
-        files = {"model.json": sha256(part / "model.json"), "parent": sha256(run.path / "model.json")}
-        paper = _issued(replace(paper, files=files))
+        paper = issued_receipt(paper, part, run.path)
         paper.write(part)
     return Forgotten(run, request.task.folder, paper)
-
-
-def _issued(paper: Receipt) -> Receipt:
-    return replace(paper, summary=paper.sentence, issued=now(), issuer=issuer(), versions=versions())
 
 
 def _receipt(
@@ -386,12 +387,12 @@ def _facts(request: _Request, case: Case, done: Forgetting) -> dict[str, Any]:
     }
 
 
-def _card(request: _Request, done: Forgetting, booked: UnlearningCharges | None) -> Card:
+def _card(request: _Request, done: Forgetting, charges: UnlearningCharges | None) -> Card:
     """The privacy card of the new model: the parent's, as far as it still holds, and what unlearning added."""
     had, made = request.run.card, card(replace(request.spec, record_every=0), [], 0, 0)
-    if booked is not None:
-        rounds, often = booked.rounds, booked.participations
-        made = replace(made, rounds_charged=rounds, participations_charged=often, promises=booked.paid())
+    if charges is not None:
+        rounds, often = charges.rounds, charges.participations
+        made = replace(made, rounds_charged=rounds, participations_charged=often, promises=charges.paid())
     elif had is not None:
         made = replace(
             made,
@@ -401,12 +402,12 @@ def _card(request: _Request, done: Forgetting, booked: UnlearningCharges | None)
         )
     if request.spec.population != SIMULATED:
         people, _ = population_of(request.spec, ancestors_of(request.run.path)[-1])
-        made = replace(made, population=all_runs_on(people))
+        made = replace(made, population=population_totals(people))
     added = NOBODY_ASKED
-    if booked is not None:
+    if charges is not None:
         added = (
             f"unlearning asked remaining clients for updates of {done.unlearned.rounds:,} more rounds, protected like "
-            f"those of the run and charged to population {booked.population.name!r}"
+            f"those of the run and charged to population {charges.population.name!r}"
         )
     elif done.bytes_up:
         added = (
@@ -436,13 +437,13 @@ def _purge(result: Forgotten, leaving: Sequence[int]) -> Forgotten:
     """Delete what the run and those before it hold of the leaving clients; the receipt says so."""
     parent = result.parent.path
     purged = dict.fromkeys((*result.receipt.purged, *purge_traces(parent, leaving)))
-    paper = _issued(replace(result.receipt, purged=tuple(purged), remains=tuple(what_remains(parent, leaving))))
+    paper = issued_receipt(replace(result.receipt, purged=tuple(purged), remains=tuple(what_remains(parent, leaving))))
     paper.write(result.folder)
     return replace(result, receipt=paper)
 
 
 @contextmanager
-def appearing(folder: Path) -> Iterator[Path]:
+def atomic_run_folder(folder: Path) -> Iterator[Path]:
     """A run folder under another name, which is renamed at the end: it is there as a whole, or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))

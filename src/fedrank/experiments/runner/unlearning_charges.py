@@ -53,10 +53,10 @@ def population_of(spec: FederatedExperiment, trained: Path) -> tuple[Population,
 class UnlearningCharges:
     """The ledger of one request to forget, and of the runs that it goes back to."""
 
-    def __init__(self, ledger: Ledger, terms: LedgerTerms, population: Population, places: Sequence[Path]) -> None:
+    def __init__(self, ledger: Ledger, terms: LedgerTerms, population: Population, folders: Sequence[Path]) -> None:
         self.population = population
-        self._ledger, self._terms, self._places = ledger, terms, places
-        self._asked = 0  # rounds
+        self._ledger, self._terms, self._folders = ledger, terms, folders
+        self._rounds = 0  # rounds
 
     @classmethod
     @contextmanager
@@ -76,19 +76,19 @@ class UnlearningCharges:
         population, home = population_of(spec, parents[-1])
         setting = replace(setting_of(spec, staying.data.features.shape[1]), clients=len(staying))
         known = hashlib.sha256((to_toml(spec) + json.dumps(request, sort_keys=True)).encode()).hexdigest()
-        terms = LedgerTerms(population.people, population.delta, tuple(spec.mechanism.promises(setting)), known)
-        places = [population.folder / below(home, path) for path in (folder.resolve(), *parents)]
-        place = places[0] / LEDGER
-        new = not place.exists()
+        terms = LedgerTerms(population.people, population.delta, tuple(spec.mechanism.guarantees(setting)), known)
+        folders = [population.folder / below(home, path) for path in (folder.resolve(), *parents)]
+        ledger_path = folders[0] / LEDGER
+        new = not ledger_path.exists()
         try:
             with ExitStack() as opened:
                 with population.deciding():
                     check_recorded(home, population.name)
-                    ledger = opened.enter_context(open_ledger(place, terms))
+                    ledger = opened.enter_context(open_ledger(ledger_path, terms))
                 try:
-                    booked = cls(ledger, terms, population, places)
-                    yield booked
-                    ledger.forget(booked._asked)
+                    charges = cls(ledger, terms, population, folders)
+                    yield charges
+                    ledger.forget(charges._rounds)
                 except (Exception, KeyboardInterrupt):
                     ledger.give_back()
                     raise
@@ -99,17 +99,19 @@ class UnlearningCharges:
             ) from None
         finally:
             if new:
-                _remove_unused(place, population)
+                _remove_unused(ledger_path, population)
 
-    def book(self, staying: SimulatedClients) -> Callable[[Sequence[int]], _Journal]:
+    def journal_for(self, staying: SimulatedClients) -> Callable[[Sequence[int]], _Journal]:
         """What a `Case` needs; `staying` are those who are asked, whose ids are the rows of the population."""
 
-        def booking(rounds: Sequence[int]) -> _Journal:
-            self._asked = len(rounds)
-            spending = SharedSpending(self._ledger, self._terms, len(rounds), self.population, self._places[0] / LEDGER)
+        def journal(rounds: Sequence[int]) -> _Journal:
+            self._rounds = len(rounds)
+            spending = SharedSpending(
+                self._ledger, self._terms, len(rounds), self.population, self._folders[0] / LEDGER
+            )
             return _Journal(spending, rounds, staying.ids)
 
-        return booking
+        return journal
 
     @property
     def rounds(self) -> int:
@@ -125,17 +127,17 @@ class UnlearningCharges:
         """What this request and the runs before have cost together, composed and then priced."""
         accounts, delta = self._accounts(), self._terms.delta
         # Nobody knows what the training cost if its ledger was forgotten.
-        spent = spent_together(accounts, delta) if ledgers_below(self._places[-1]) else {}
+        spent = spent_together(accounts, delta) if ledgers_below(self._folders[-1]) else {}
         rows = []
-        for promise in self._terms.promises:
-            same = [(each, one) for each in accounts for one in each.terms.promises if one.against == promise.against]
+        for guarantee in self._terms.promises:
+            same = [(each, one) for each in accounts for one in each.terms.promises if one.against == guarantee.against]
             times = int(np.max(sum(each.times(one) for each, one in same)))
-            total = spent.get(promise.against, np.inf)
-            rows.append(Price(promise, times, promise.epsilon(1, delta), total, delta).paid)
+            total = spent.get(guarantee.against, np.inf)
+            rows.append(Price(guarantee, times, guarantee.epsilon(1, delta), total, delta).paid)
         return tuple(rows)
 
     def _accounts(self) -> list[Account]:
-        found = [Account.read(ledger) for place in self._places for ledger in ledgers_below(place)]
+        found = [Account.read(ledger) for ledger_path in self._folders for ledger in ledgers_below(ledger_path)]
         return [account for account in found if account is not None]
 
 

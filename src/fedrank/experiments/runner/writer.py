@@ -31,7 +31,7 @@ from fedrank.experiments.runner.cards import issued, versions
 from fedrank.experiments.runner.folder import Card, Facts, cell, table
 from fedrank.experiments.runner.provenance import known
 from fedrank.experiments.spec.experiment import Experiment, to_toml
-from fedrank.files import for_owner, is_plain, naming, opened, parse_json, write_whole
+from fedrank.files import for_owner, is_plain, naming, opened, parse_json, write_atomic
 from fedrank.privacy.population import FOLDER, now
 from fedrank.ranking.baseline_ranking import BaselineRanking
 from fedrank.ranking.measures import MODELS, measure
@@ -127,43 +127,49 @@ class Totals:
 class RunWriter:
     """The files of a run while it is done. Models to be evaluated are gathered: many at once cost little more than one.
 
-    A kind of run says what it knows (`know`), opens its rows (`begin`), adds them one by one (`add`), takes its turn
-    between two of them (`turn`), and ends (`finish`).
+    A run records its facts (`update_facts`), opens its rows (`begin`), adds them one by one (`add`), reports and saves
+    itself between two of them (`after_round`), and ends (`finish`).
     """
 
     def __init__(
         self,
         task: Task,
         threads: int = 1,
-        tell: Callable[[News], None] = lambda news: None,
+        on_progress: Callable[[News], None] = lambda news: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.task, self.folder, self.threads, self.tell, self.stop = task, task.folder, threads, tell, stop
+        self.task, self.folder, self.threads, self.on_progress, self.stop = (
+            task,
+            task.folder,
+            threads,
+            on_progress,
+            stop,
+        )
         self._damage: ValueError | None = None  # why the checkpoint cannot be gone on from
         try:
-            self.kept = _read_checkpoint(task.folder)  # what an earlier process left, if anything
+            self.restored = _read_checkpoint(task.folder)  # what an earlier process left, if anything
         except ValueError as problem:
-            self.kept, self._damage = None, problem
-        self.round = 0 if self.kept is None else int(self.kept["round"])  # up to which all is safe
+            self.restored, self._damage = None, problem
+        self.round = 0 if self.restored is None else int(self.restored["round"])  # up to which all is safe
         self.quality = math.nan
         self.totals = Totals()
-        self.safe: Callable[[int], None] = lambda round: None  # told after every checkpoint
+        self.safe: Callable[[int], None] = lambda round: None  # called after every checkpoint
         self.facts = _first_facts(task, self.round)
-        if self.kept is not None and "checksum" not in self.kept:
+        if self.restored is not None and "checksum" not in self.restored:
             note = "its checkpoint carried no checksum, so that damage to it may have gone unnoticed"
             self.facts = replace(self.facts, notes=(note,))
         self._file: io.BufferedRandom | None = None
         self._rows: list[str] = []
         self._models: list[Weights] = []  # waiting for evaluation
-        self._places: list[int] = []  # the rows that wait for their values
-        self._told = 0.0
+        self._unmeasured: list[int] = []  # the rows that wait for their values
+        self._reported = 0.0
         self._began = self._clock = self._saved = time.monotonic()
         self._cpu = time.process_time()
         self._pause = SECONDS_BETWEEN_CHECKPOINTS
-        self._resumed, self._brought = self.round, 0
+        self._resumed, self._interactions_before = self.round, 0
 
     def __enter__(self) -> RunWriter:
-        write_whole(self.folder / "spec.toml", to_toml(self.task.experiment))
+        write_atomic(self.folder / "spec.toml", to_toml(self.task.experiment))
         return self
 
     def __exit__(self, *problem: object) -> None:
@@ -187,8 +193,10 @@ class RunWriter:
         if self._damage is not None:
             raise self._damage
 
-    def know(self, notes: Iterable[str] = (), conventions: Mapping[str, str] | None = None, **facts: Any) -> None:
-        """Write down what is known by now; notes and conventions are added to those there are."""
+    def update_facts(
+        self, notes: Iterable[str] = (), conventions: Mapping[str, str] | None = None, **facts: Any
+    ) -> None:
+        """Update run.json; notes and conventions are added to those that it has."""
         self.facts = replace(
             self.facts,
             notes=(*self.facts.notes, *notes),
@@ -209,14 +217,14 @@ class RunWriter:
         there are any.
         """
         self._evaluate, self._online, self._reward = evaluate, online, reward
-        path, kept = self.folder / "rounds.csv", self.kept
-        if kept is not None and path.exists() and path.stat().st_size >= int(kept["csv_bytes"]):
-            self.totals, self.quality = Totals(**kept["tally"]), float(kept["quality"])
+        path, checkpoint = self.folder / "rounds.csv", self.restored
+        if checkpoint is not None and path.exists() and path.stat().st_size >= int(checkpoint["csv_bytes"]):
+            self.totals, self.quality = Totals(**checkpoint["tally"]), float(checkpoint["quality"])
             self._file = path.open("r+b")
-            self._file.truncate(int(kept["csv_bytes"]))
-            self._file.seek(int(kept["csv_bytes"]))
+            self._file.truncate(int(checkpoint["csv_bytes"]))
+            self._file.seek(int(checkpoint["csv_bytes"]))
         else:
-            kept, self.round = None, 0
+            checkpoint, self.round = None, 0
             for old in ("timing.csv", "checkpoint.npz", *AT_THE_END):
                 (self.folder / old).unlink(missing_ok=True)
             columns = ["round", *["online"] * online, "interactions", "bytes_up", "bytes_down"]
@@ -225,8 +233,8 @@ class RunWriter:
                 self._file.write((",".join([*columns, *self._measures, *["reward"] * reward]) + "\n").encode())
         self._began = self._clock = self._saved = time.monotonic()
         self._cpu, self._pause = time.process_time(), SECONDS_BETWEEN_CHECKPOINTS
-        self._resumed, self._brought = self.round, self.totals.interactions
-        return kept
+        self._resumed, self._interactions_before = self.round, self.totals.interactions
+        return checkpoint
 
     @property
     def _measures(self) -> Sequence[str]:
@@ -265,7 +273,7 @@ class RunWriter:
             cells += [""] * len(self._measures)
         rewards = ["" if reward is None or model is None else repr(reward)] * self._reward
         if model is not None:
-            self._places.append(len(self._rows))
+            self._unmeasured.append(len(self._rows))
             self._models.append(model)
             cells.append("{values}")
         self._rows.append(",".join([*cells, *rewards]))
@@ -281,41 +289,41 @@ class RunWriter:
             values = np.stack([self._evaluate(models).mean(axis=1) for models in self._models], axis=1)
         else:
             values = self._evaluate(np.stack(self._models))
-        for place, column in zip(self._places, values.T, strict=True):
-            self._rows[place] = self._rows[place].replace("{values}", ",".join(map(cell, column)))
+        for row, column in zip(self._unmeasured, values.T, strict=True):
+            self._rows[row] = self._rows[row].replace("{values}", ",".join(map(cell, column)))
         self.quality = float(values[0, -1])
         self._models.clear()
-        self._places.clear()
+        self._unmeasured.clear()
 
-    def say(self, round: int, last: int, quality: float | None = None) -> None:
-        """Tell how far it is."""
-        self._told = time.monotonic()
-        passed, done = self._told - self._began, round - self._resumed
+    def report_progress(self, round: int, last: int, quality: float | None = None) -> None:
+        """Report how far the run is."""
+        self._reported = time.monotonic()
+        passed, done = self._reported - self._began, round - self._resumed
         left = passed / done * (last - round) if done > 0 else 0.0
-        brought = self.totals.interactions - self._brought
-        self.tell(News(round, last, self.quality if quality is None else quality, brought, passed, left))
+        interactions = self.totals.interactions - self._interactions_before
+        self.on_progress(News(round, last, self.quality if quality is None else quality, interactions, passed, left))
 
-    def check(self) -> None:
-        """Stop here if somebody asked for it."""
+    def stop_if_requested(self) -> None:
+        """Raise `Stopped` if the run was asked to stop."""
         if self.stop():
             raise Stopped
 
-    def turn(self, round: int, last: int, parts: Callable[[], Mapping[str, Any]], ends: bool = False) -> None:
-        """Between two rounds: tell how far it is, make it durable every few seconds, stop if somebody asked for it.
+    def after_round(self, round: int, last: int, parts: Callable[[], Mapping[str, Any]], ends: bool = False) -> None:
+        """Between two rounds: report progress, save a checkpoint every few seconds, stop if requested.
 
         `parts` gives what the next round needs: arrays, and what JSON can hold.
         """
         now = time.monotonic()
-        if now - self._told < SECONDS_BETWEEN_NEWS and not ends:
+        if now - self._reported < SECONDS_BETWEEN_NEWS and not ends:
             return
-        self.say(round, last)
+        self.report_progress(round, last)
         stopping = not ends and self.stop()
         if ends or stopping or now - self._saved >= self._pause:
-            self.keep(round, parts())
+            self.save_checkpoint(round, parts())
         if stopping:
             raise Stopped
 
-    def keep(self, round: int, parts: Mapping[str, Any]) -> None:
+    def save_checkpoint(self, round: int, parts: Mapping[str, Any]) -> None:
         """Make everything so far durable."""
         began = time.monotonic()
         self._write_rows(round)
@@ -324,7 +332,7 @@ class RunWriter:
         content = io.BytesIO()
         packed: dict[str, Any] = {name: _packed(part) for name, part in (whole | dict(parts)).items()}
         np.savez(content, **packed, checksum=_checksum(packed))
-        write_whole(self.folder / "checkpoint.npz", content.getvalue(), private=True)
+        write_atomic(self.folder / "checkpoint.npz", content.getvalue(), private=True)
         self.round = round
         self.safe(round)
         self._saved = time.monotonic()
@@ -353,7 +361,7 @@ class RunWriter:
         round: int,
         *,
         queries: tuple[Sequence[str], NDArray[np.float64]],  # ids, and [measures, queries]
-        nothing: BaselineRanking,  # what users have without the model, on the same queries
+        baseline: BaselineRanking,  # what users have without the model, on the same queries
         clients: Mapping[str, Sequence[Any]] | None = None,  # columns of clients.csv
         card: Card | None = None,
         **facts: Any,
@@ -362,17 +370,19 @@ class RunWriter:
         if self._rows:
             self._write_rows(round)
         ids, values = queries
-        for name, each in (("queries.csv", values), ("nothing.csv", nothing.values)):
+        for name, each in (("queries.csv", values), ("nothing.csv", baseline.values)):
             rows = table(["query", *self._measures], zip(ids, *each, strict=True))
-            write_whole(self.folder / name, rows, private=True)
+            write_atomic(self.folder / name, rows, private=True)
         if clients:
             rows = table(list(clients), zip(*clients.values(), strict=True))
-            write_whole(self.folder / "clients.csv", rows, private=True)
+            write_atomic(self.folder / "clients.csv", rows, private=True)
         if card is not None:
             issued(card, self.folder, str(self.facts.data.get("name", ""))).write(self.folder)
-        about = f"{nothing.name}; {nothing.about}" if nothing.about else nothing.name
+        about = f"{baseline.name}; {baseline.about}" if baseline.about else baseline.name
         conventions = facts.pop("conventions", {}) | {"do nothing": f"the order that users have: {about}"}
-        self.know(conventions=conventions, **facts, given=nothing.name, status="finished", round=round, ended=now())
+        self.update_facts(
+            conventions=conventions, **facts, given=baseline.name, status="finished", round=round, ended=now()
+        )
         (self.folder / "checkpoint.npz").unlink(missing_ok=True)
 
 
@@ -435,21 +445,21 @@ def _read_checkpoint(folder: Path) -> dict[str, Any] | None:
     try:
         parts = _arrays_of(file)
         given = parts.pop("checksum", None)
-        kept = {
+        checkpoint = {
             name: parse_json(str(part)) if part.dtype.kind == "U" and part.ndim == 0 else part
             for name, part in parts.items()
         }
-        totals = vars(Totals(**dict(kept["tally"])))
-        numbers = [int(kept["round"]), int(kept["csv_bytes"]), *totals.values()]
-        if not all(isinstance(one, (int, float)) and one >= 0 for one in numbers) or float(kept["quality"]) < 0:
+        totals = vars(Totals(**dict(checkpoint["tally"])))
+        numbers = [int(checkpoint["round"]), int(checkpoint["csv_bytes"]), *totals.values()]
+        if not all(isinstance(one, (int, float)) and one >= 0 for one in numbers) or float(checkpoint["quality"]) < 0:
             return None
     except UNREADABLE:
         return None
     if given is None:
-        return kept
+        return checkpoint
     if str(given) != _checksum(parts):
         raise ValueError(f"the checksum of {file} is wrong: the file is damaged; delete it, and the run begins again")
-    return kept | {"checksum": str(given)}
+    return checkpoint | {"checksum": str(given)}
 
 
 def _arrays_of(file: Path) -> dict[str, NDArray[Any]]:

@@ -9,8 +9,8 @@ from typing import Any, get_args
 from fedrank.experiments.spec.families import FAMILIES, Family, SpecSection, default_of, hints_of, is_required, name_of
 from fedrank.experiments.spec.kinds import KINDS
 from fedrank.experiments.spec.listing import comments_of, first_sentence
-from fedrank.experiments.spec.toml import shown
-from fedrank.names import nearest
+from fedrank.names import did_you_mean
+from fedrank.toml import shown
 
 SCHEMA = "fedrank-spec.schema.json"  # beside a new spec
 # What a new spec says where there is no default; all else is left as it is.
@@ -21,7 +21,7 @@ BEGINNINGS: dict[str, dict[str, Any]] = {
         "evaluate_every": 10,
         "data.name": "synthetic-mq2007",
         "clients.count": 10,
-        "clients.user": "navigational",
+        "clients.click_model": "navigational",
         "learner": "pdgd",
         "aggregator": "mean",
     },
@@ -62,7 +62,7 @@ VARIED = {
 def blank_spec(kind: str, schema: str = "") -> str:
     """A commented spec of this kind. `schema` is where a JSON schema lies, for editors that look for it."""
     if kind not in BEGINNINGS:
-        raise ValueError(f"no kind {kind!r} of experiment{nearest(kind, BEGINNINGS)}")
+        raise ValueError(f"no kind {kind!r} of experiment{did_you_mean(kind, BEGINNINGS)}")
     return "\n".join([*_head(kind, schema), *_body(kind), ""])
 
 
@@ -113,12 +113,12 @@ def _section(name: str, kind: type, begin: Mapping[str, Any]) -> Iterator[str]:
     yield from later
 
 
-def _method(place: str, family: Family, name: str | None, comment: str, begin: Mapping[str, Any]) -> Iterator[str]:
+def _method(location: str, family: Family, name: str | None, comment: str, begin: Mapping[str, Any]) -> Iterator[str]:
     """A method with its settings; one that is not asked for is behind #."""
     off = "# " if name is None else ""
-    yield f"# {place}: {_in_words(comment)}" if comment else f"# {place}"
+    yield f"# {location}: {_in_words(comment)}" if comment else f"# {location}"
     yield f"# One of {', '.join(family.methods)}"
-    yield f"{off}[{place}]"
+    yield f"{off}[{location}]"
     if name is None:
         yield f'# name = "{next(iter(family.methods))}"'
         return
@@ -126,7 +126,7 @@ def _method(place: str, family: Family, name: str | None, comment: str, begin: M
     yield f'name = "{name}"  # {first_sentence(kind)}'
     for field in dataclasses.fields(kind):
         if field.init and _plain_hint(hints_of(kind)[field.name]) not in FAMILIES:
-            yield _line(field, comments_of(kind).get(field.name, ""), begin.get(f"{place}.{field.name}"))
+            yield _line(field, comments_of(kind).get(field.name, ""), begin.get(f"{location}.{field.name}"))
 
 
 def _line(field: dataclasses.Field[Any], comment: str, value: Any = None) -> str:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from fedrank.experiments.spec.families import SpecSection, default_of, describe, is_required, read_fields, settings_of
 from fedrank.experiments.spec.sections import PrivacySpec
-from fedrank.experiments.spec.toml import TomlTable, shown, write_toml
-from fedrank.experiments.spec.values import Filled, noting, twice
 from fedrank.privacy.population import SIMULATED
 from fedrank.ranking.measures import measure
+from fedrank.toml import TomlTable, shown, write_toml
+from fedrank.value_checks import Filled, noting, twice
 
 E = TypeVar("E", bound="Experiment")
 
@@ -105,9 +105,9 @@ class Experiment(ABC):
             with noting(found, f"measures[{i}]"):
                 names.append(str(measure(text)))
         folds = () if spec.data is None else spec.data.folds
-        for place, listed in (("measures", names), ("seeds", spec.seeds), ("data.folds", folds)):
+        for location, listed in (("measures", names), ("seeds", spec.seeds), ("data.folds", folds)):
             if again := twice(listed):
-                found.append(f"{place}: {shown(again[0])} stands there twice; list each once")
+                found.append(f"{location}: {shown(again[0])} stands there twice; list each once")
         return found
 
 

@@ -18,23 +18,24 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from fedrank import plugins
 from fedrank.attacks.poison import ATTACKS
-from fedrank.experiments.spec.toml import TomlTable, shown
-from fedrank.experiments.spec.values import checked, noting
 from fedrank.federated.aggregators import AGGREGATORS
 from fedrank.federated.asynchronous import ARRIVALS, ArrivalRule
 from fedrank.federated.local import LOCAL_STEPS
 from fedrank.federated.partition import PARTITIONS, Partition
-from fedrank.federated.server_optimizers import SERVER_STEPS
-from fedrank.names import nearest
-from fedrank.privacy.mechanisms import MECHANISMS, PLACES, Place, PricedMechanism
+from fedrank.federated.server_optimizers import SERVER_OPTIMIZERS
+from fedrank.names import did_you_mean
+from fedrank.privacy.mechanisms import MECHANISMS, PLACEMENTS, Placement, PricedMechanism
+from fedrank.ranking.click_models import OwnClickModel
 from fedrank.ranking.learners import LEARNERS
 from fedrank.ranking.rankers import RANKERS
 from fedrank.silo.training import SILO_METHODS, SiloMethod
+from fedrank.toml import TomlTable, shown
 from fedrank.trees.boosters import BOOSTERS, Booster
 from fedrank.trees.mergers import MERGERS, Merger
 from fedrank.trees.splits import SPLITS, Splitter
-from fedrank.types import Aggregator, Attack, Learner, LocalStep, Ranker, ServerStep
+from fedrank.types import Aggregator, Attack, Learner, LocalStep, Ranker, ServerOptimizer
 from fedrank.unlearning.methods import UNLEARNERS, Unlearner
+from fedrank.value_checks import checked, noting
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,11 @@ FAMILIES: dict[Any, Family] = {
     Ranker: Family("ranker", RANKERS),
     LocalStep: Family("local", LOCAL_STEPS),
     Aggregator: Family("aggregator", AGGREGATORS),
-    ServerStep: Family("server", SERVER_STEPS),
+    ServerOptimizer: Family("server", SERVER_OPTIMIZERS),
     ArrivalRule: Family("arrival", ARRIVALS),
     Attack: Family("attack", ATTACKS),
     PricedMechanism: Family("mechanism", MECHANISMS),
-    Place: Family("place", PLACES),
+    Placement: Family("placement", PLACEMENTS),
     Partition: Family("partition", PARTITIONS),
     Unlearner: Family("unlearner", UNLEARNERS),
     SiloMethod: Family("silo-method", SILO_METHODS),
@@ -65,6 +66,21 @@ FAMILIES: dict[Any, Family] = {
 }
 
 
+OTHER_FAMILIES = {OwnClickModel: Family("click model", {})}  # without methods of our own
+OPTIONAL = {"from_impressions"}  # a learner without it runs in simulations alone
+
+
+# Keys of version 0.1 and their new names: an error in a specification, read as the new one in a finished run.
+RENAMED: dict[str, str] = {
+    "attack.user": "click_model",
+    "booster.least": "min_negatives",
+    "clients.user": "click_model",
+    "clients.user_per": "click_model_per",
+    "mechanism.place": "placement",
+    "policy.fewest_sites": "min_sites",
+    "policy.places": "placements",
+}
+RENAMED_METHODS = {"secure-sum": "secure-aggregation"}
 # Where settings of earlier versions stand now.
 MOVED = {
     "learner.prox": 'local = { name = "fedprox", strength = 0.01 }',
@@ -73,11 +89,30 @@ MOVED = {
 }
 
 
+def with_new_names(tables: TomlTable) -> TomlTable:
+    """The specification of a finished run with the names of this version."""
+    updated = {key: dict(value) if isinstance(value, dict) else value for key, value in tables.items()}
+    for key, new in RENAMED.items():
+        section, _, old = key.partition(".")
+        table = updated.get(section)
+        if isinstance(table, dict) and old in table and new not in table:
+            table[new] = table.pop(old)
+    mechanism = updated.get("mechanism")
+    placement = mechanism.get("placement") if isinstance(mechanism, dict) else None
+    if isinstance(placement, dict) and isinstance(name := placement.get("name"), str):
+        updated["mechanism"]["placement"] = {**placement, "name": RENAMED_METHODS.get(name, name)}
+    return updated
+
+
 class SpecSection:
     """A table of settings that is no method; its classes are frozen dataclasses."""
 
     def problems(self) -> list[str]:
         """What is wrong with values that are each of the right type, each line with its place."""
+        return []
+
+    def code_from_outside(self, location: str) -> list[str]:
+        """Code of others that values name without being methods, each line with its place."""
         return []
 
 
@@ -89,41 +124,41 @@ class ExternalMethod:
     needs: tuple[str, ...] = ()  # methods of others among its settings, each with its place; empty: it is one itself
 
 
-def build(protocol: Any, given: Any, place: str, here: bool = True) -> Any:
+def build(protocol: Any, given: Any, location: str, here: bool = True) -> Any:
     """The method that a name, or a table with a name and settings, asks for. Mistakes name their place, one a line.
 
     Without `here`, code from outside the package is not imported, whoever wrote it and wherever it is now: an
     experiment that ran once was right then, and its folder may come from anybody.
     """
-    family = FAMILIES[protocol]
+    family = FAMILIES.get(protocol) or OTHER_FAMILIES[protocol]
     table = {"name": given} if isinstance(given, str) else given
     if not isinstance(table, Mapping):
         example = next(iter(family.methods))
-        raise ValueError(f'{place}: {shown(given)} is not a method; write a table such as {{ name = "{example}" }}')
+        raise ValueError(f'{location}: {shown(given)} is not a method; write a table such as {{ name = "{example}" }}')
     if not isinstance(table.get("name"), str):
-        raise ValueError(_no_name(family, table, place))
+        raise ValueError(_no_name(family, table, location))
     if ":" not in table["name"] and table["name"] not in family.methods:  # perhaps that of a plug-in
         table = {**table, "name": plugins.methods().get(f"{family.name}.{table['name']}", table["name"])}
     if not here and ":" in table["name"]:
         return ExternalMethod(dict(table))
-    kind = _class_for(protocol, table["name"], place)
+    kind = _class_for(protocol, table["name"], location)
     problems: list[str] = []
     settings = {key: value for key, value in table.items() if key != "name"}
-    values = read_fields(kind, settings, place, problems, of=table["name"], here=here)
+    values = read_fields(kind, settings, location, problems, of=table["name"], here=here)
     if problems:
         raise ValueError("\n".join(problems))
     if any(isinstance(value, ExternalMethod) for value in values.values()):
-        return ExternalMethod(dict(table), tuple(code_from_outside(values, place)))
+        return ExternalMethod(dict(table), tuple(code_from_outside(values, location)))
     try:
         return kind(**values)
     except ValueError as problem:
-        raise ValueError(f"{place}: {problem}") from None
+        raise ValueError(f"{location}: {problem}") from None
 
 
 def read_fields(
     kind: type,
     table: Any,
-    place: str,
+    location: str,
     problems: list[str],
     *,
     of: str = "",  # the method whose settings these are; empty for a section
@@ -132,19 +167,22 @@ def read_fields(
 ) -> TomlTable:
     """Those values of a table that can be used, by field of the class; what is wrong with the others is noted."""
     if not isinstance(table, Mapping):
-        problems.append(f"{place}: {shown(table)} is not a table; write [{place}]")
+        problems.append(f"{location}: {shown(table)} is not a table; write [{location}]")
         return {}
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     values: TomlTable = {}
     for key, value in table.items():
-        at = f"{place}.{key}" if place else key
+        at = f"{location}.{key}" if location else key
         if key not in fields:
             names = [*fields, *known]
+            if at in RENAMED:
+                problems.append(f"{at}: is called {RENAMED[at]} since version 0.2; rename it")
+                continue
             if at in MOVED:
                 problems.append(f"{at}: has a place of its own now; leave it out, and write {MOVED[at]} if it was on")
                 continue
             what = f"no such setting of {of}" if of else "no such key"
-            problems.append(f"{at}: {what}{nearest(key, names) if names else '; it has none'}")
+            problems.append(f"{at}: {what}{did_you_mean(key, names) if names else '; it has none'}")
             continue
         with noting(problems):
             read = _read(hints_of(kind)[key], value, at, problems, here)
@@ -153,30 +191,30 @@ def read_fields(
     for name, field in fields.items():
         if name not in table and is_required(field):
             remedy = f"{of} cannot do without it" if of else f"write {field.metadata['example']}"
-            problems.append(f"{place}.{name}: is missing; {remedy}" if place else f"{name}: is missing; {remedy}")
+            problems.append(f"{location}.{name}: is missing; {remedy}" if location else f"{name}: is missing; {remedy}")
     return values
 
 
-def _read(hint: Any, value: Any, place: str, problems: list[str], here: bool) -> Any:
+def _read(hint: Any, value: Any, location: str, problems: list[str], here: bool) -> Any:
     """What a field is asked to hold: a method, a section, rows of one, or a plain value."""
     [only, *more] = [each for each in get_args(hint) if each is not NoneType] or [hint]
     plain = only if NoneType in get_args(hint) and not more else hint
     if plain in FAMILIES:
-        return build(plain, value, place, here)
+        return build(plain, value, location, here)
     if isinstance(plain, type) and issubclass(plain, SpecSection):
-        return _read_section(plain, value, place, problems, here)
+        return _read_section(plain, value, location, problems, here)
     if get_origin(plain) is tuple and isinstance(only, type) and issubclass(only, SpecSection):
         if not isinstance(value, list):
-            raise ValueError(f"{place}: {shown(value)} is not a list of tables; write [[{place}]]")
-        return tuple(_read_section(only, row, f"{place}[{i}]", problems, here) for i, row in enumerate(value))
-    return checked(hint, value, place)
+            raise ValueError(f"{location}: {shown(value)} is not a list of tables; write [[{location}]]")
+        return tuple(_read_section(only, row, f"{location}[{i}]", problems, here) for i, row in enumerate(value))
+    return checked(hint, value, location)
 
 
 def _read_section(
-    kind: type[SpecSection], table: Any, place: str, problems: list[str], here: bool
+    kind: type[SpecSection], table: Any, location: str, problems: list[str], here: bool
 ) -> SpecSection | None:
     before = len(problems)
-    values = read_fields(kind, table, place, problems, here=here)
+    values = read_fields(kind, table, location, problems, here=here)
     if len(problems) > before:
         return None
     section = kind(**values)
@@ -191,16 +229,20 @@ def describe(method: Any) -> TomlTable:
     return {"name": name_of(method)} | settings_of(method)
 
 
-def code_from_outside(one: Any, place: str = "") -> Iterator[str]:
+def code_from_outside(one: Any, location: str = "") -> Iterator[str]:
     """Methods that an experiment names and that were not imported, each with its place."""
     if isinstance(one, ExternalMethod):
-        yield from one.needs or [f"{place}.name: {one.table['name']!r}"]
+        yield from one.needs or [f"{location}.name: {one.table['name']!r}"]
     elif isinstance(one, dict):
         for key, value in one.items():
-            yield from code_from_outside(value, f"{place}.{key}")
+            yield from code_from_outside(value, f"{location}.{key}")
     elif dataclasses.is_dataclass(one):
+        if isinstance(one, SpecSection):
+            yield from one.code_from_outside(location)
         for field in dataclasses.fields(one):
-            yield from code_from_outside(getattr(one, field.name), f"{place}.{field.name}" if place else field.name)
+            yield from code_from_outside(
+                getattr(one, field.name), f"{location}.{field.name}" if location else field.name
+            )
 
 
 def settings_of(one: Any) -> TomlTable:
@@ -241,34 +283,38 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
-def _no_name(family: Family, table: Mapping[str, Any], place: str) -> str:
+def _no_name(family: Family, table: Mapping[str, Any], location: str) -> str:
     """What to say of a table without a name; its settings tell which method was meant."""
     if "name" in table:
-        return f"{place}.name: {shown(table['name'])} is not a name; write one of {_listed(family.methods)}"
+        return f"{location}.name: {shown(table['name'])} is not a name; write one of {_listed(family.methods)}"
     fitting = [name for name, kind in family.methods.items() if table and set(table) <= set(hints_of(kind))]
     if fitting:
-        return f"{place}.name: is missing; {', '.join(table)} can be set for {_listed(fitting)}"
-    return f"{place}.name: is missing; write one of {_listed(family.methods)}"
+        return f"{location}.name: is missing; {', '.join(table)} can be set for {_listed(fitting)}"
+    return f"{location}.name: is missing; write one of {_listed(family.methods)}"
 
 
-def _class_for(protocol: Any, name: str, place: str) -> type:
-    family = FAMILIES[protocol]
+def _class_for(protocol: Any, name: str, location: str) -> type:
+    family = FAMILIES.get(protocol) or OTHER_FAMILIES[protocol]
     if name in family.methods:
         return family.methods[name]
     if ":" not in name:
+        if name in RENAMED_METHODS:
+            raise ValueError(
+                f'{location}.name: "{name}" is called "{RENAMED_METHODS[name]}" since version 0.2; rename it'
+            )
         others = (found.partition(".")[2] for found in plugins.methods() if found.startswith(f"{family.name}."))
-        raise ValueError(f"{place}.name: no {name!r}{nearest(name, [*family.methods, *others])}")
+        raise ValueError(f"{location}.name: no {name!r}{did_you_mean(name, [*family.methods, *others])}")
     module, _, attribute = name.partition(":")
     try:
         kind: Any = operator.attrgetter(attribute)(importlib.import_module(module))
     except Exception as problem:  # whatever the code of others may raise while it is imported
         lost = isinstance(problem, ModuleNotFoundError) and problem.name == module.partition(".")[0]
-        remedy = "put its folder on PYTHONPATH, such as PYTHONPATH=. fedrank ..." if lost else "write module:Class"
-        raise ValueError(f"{place}.name: {name!r} cannot be imported ({problem}); {remedy}") from None
+        remedy = "put the file beside the specification, or its folder on PYTHONPATH" if lost else "write module:Class"
+        raise ValueError(f"{location}.name: {name!r} cannot be imported ({problem}); {remedy}") from None
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-        raise ValueError(f"{place}.name: {name!r} is not a dataclass, whose fields would be its settings")
+        raise ValueError(f"{location}.name: {name!r} is not a dataclass, whose fields would be its settings")
     has = {field.name for field in dataclasses.fields(kind)}.union(*(vars(base) for base in kind.__mro__))
-    lacks = [part for part in vars(protocol) if (part == "__call__" or part[0] != "_") and part not in has]
+    lacks = [part for part in vars(protocol) if (part == "__call__" or part[0] != "_") and part not in has | OPTIONAL]
     if lacks:
-        raise ValueError(f"{place}.name: {name!r} is no {family.name}, it lacks {', '.join(lacks)}")
+        raise ValueError(f"{location}.name: {name!r} is no {family.name}, it lacks {', '.join(lacks)}")
     return kind

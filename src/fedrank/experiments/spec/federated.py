@@ -13,63 +13,74 @@ from typing import Annotated, Any, Literal
 
 from fedrank.data.catalog import CATALOG
 from fedrank.experiments.spec.experiment import Experiment
-from fedrank.experiments.spec.families import ExternalMethod, SpecSection, code_from_outside, describe, hints_of
+from fedrank.experiments.spec.families import ExternalMethod, SpecSection, build, code_from_outside, describe, hints_of
 from fedrank.experiments.spec.sections import ELSEWHERE as ELSEWHERE
 from fedrank.experiments.spec.sections import DataSpec, PrivacySpec
-from fedrank.experiments.spec.toml import TomlTable, shown
-from fedrank.experiments.spec.values import LARGEST, Filled, Positive, at_least, at_most, checked, more_than, noting
 from fedrank.federated.aggregators import Mean
 from fedrank.federated.asynchronous import ArrivalRule, FedAsync
 from fedrank.federated.compatibility import people_clashes
 from fedrank.federated.federation import Federation, unweighted
 from fedrank.federated.partition import Iid, Intents, Partition, Shared, Users
 from fedrank.federated.server_optimizers import Add
-from fedrank.names import nearest
+from fedrank.names import did_you_mean
 from fedrank.privacy.guarantees import Setting
 from fedrank.privacy.mechanisms import OnClient, PricedMechanism, SecureAggregation
 from fedrank.privacy.population import SIMULATED
 from fedrank.ranking.baseline_ranking import GIVEN
-from fedrank.ranking.click_models import USERS, ClickModel
+from fedrank.ranking.click_models import CLICK_MODELS, ClickModel, OwnClickModel
 from fedrank.ranking.measures import measure
 from fedrank.ranking.rankers import RANKERS, Linear
-from fedrank.types import Aggregator, Attack, Learner, LocalStep, ServerStep, has_trait
+from fedrank.toml import TomlTable, shown
+from fedrank.types import Aggregator, Attack, Learner, LocalStep, ServerOptimizer, has_trait
+from fedrank.value_checks import LARGEST, Filled, Positive, at_least, at_most, checked, more_than, noting
 
 Count = Annotated[int, at_least(0), at_most(LARGEST)]
-MOST_CLIENTS = 10_000_000  # a million of them take about 1 GB
+MAX_CLIENTS = 10_000_000  # a million of them take about 1 GB
 
 
-def _user(given: str | TomlTable) -> str | ClickModel:
+def _from_outside(given: str | TomlTable) -> bool:
+    name = given.get("name", "") if isinstance(given, dict) else given
+    return isinstance(name, str) and ":" in name
+
+
+def _click_model(given: str | TomlTable) -> str | ClickModel | OwnClickModel:
+    if _from_outside(given):
+        model: OwnClickModel = build(OwnClickModel, given, "clients.click_model")
+        return model
     if isinstance(given, str):
-        if given not in USERS:
-            raise ValueError(f"clients.user: no {given!r}{nearest(given, USERS)}")
+        if given not in CLICK_MODELS:
+            raise ValueError(f"clients.click_model: no {given!r}{did_you_mean(given, CLICK_MODELS)}")
         return given
     known = {each.name for each in dataclasses.fields(ClickModel)}
     if not {"click", "stop"} <= set(given) <= known:
         raise ValueError(
-            f"clients.user: {shown(given)} is no user; write {{ click = [...], stop = [...] }}, a probability for each "
-            "grade, and perhaps attention_decay = 1.0"
+            f"clients.click_model: {shown(given)} is not a click model; write {{ click = [...], stop = [...] }}, a "
+            'probability for each grade, and perhaps attention_decay = 1.0, or { name = "module:Class" } for your own'
         )
-    values = {key: checked(hints_of(ClickModel)[key], value, f"clients.user.{key}") for key, value in given.items()}
+    values = {
+        key: checked(hints_of(ClickModel)[key], value, f"clients.click_model.{key}") for key, value in given.items()
+    }
     try:
         return ClickModel(**values)
     except ValueError as problem:
-        raise ValueError(f"clients.user: {problem}") from None
+        raise ValueError(f"clients.click_model: {problem}") from None
 
 
-def _population(name: str, place: str) -> None:
+def _population(name: str, location: str) -> None:
     if not re.fullmatch(r"[\w][\w.+=-]*", name):
-        raise ValueError(f"{place}: {shown(name)} does not name a folder; use letters, digits, - and _")
+        raise ValueError(f"{location}: {shown(name)} does not name a folder; use letters, digits, - and _")
 
 
-def _listed(user: str | Sequence[str] | TomlTable) -> Sequence[str | TomlTable]:
-    return [user] if isinstance(user, (str, dict)) else user
+def _listed(click_model: str | Sequence[str] | TomlTable) -> Sequence[str | TomlTable]:
+    return [click_model] if isinstance(click_model, (str, dict)) else click_model
 
 
-def _known_users(user: str | Sequence[str] | TomlTable, place: str) -> None:
+def _known_click_models(click_model: str | Sequence[str] | TomlTable, location: str) -> None:
     found: list[str] = []
-    for one in _listed(user):
+    for one in _listed(click_model):
         with noting(found):
-            _user(one)
+            if not _from_outside(one):  # nothing is imported while a spec is read
+                _click_model(one)
     if found:
         raise ValueError("\n".join(found))
 
@@ -78,12 +89,12 @@ def _known_users(user: str | Sequence[str] | TomlTable, place: str) -> None:
 class ClientsSpec(SpecSection):
     """Who takes part."""
 
-    count: Annotated[int, at_least(1), at_most(MOST_CLIENTS)] = field(metadata={"example": "count = 10"})
+    count: Annotated[int, at_least(1), at_most(MAX_CLIENTS)] = field(metadata={"example": "count = 10"})
     partition: Partition = field(default_factory=Iid)
     # A name; a list, of which client c gets entry c, counted around; or tables of its own.
-    user: Annotated[str | Filled[str] | TomlTable, _known_users] = "perfect"
+    click_model: Annotated[str | Filled[str] | TomlTable, _known_click_models] = "perfect"
     interactions: Positive | Filled[Positive] = 5  # searches a round; a list is counted around
-    user_per: Literal["client", "interaction"] = "client"  # interaction: each draws one of the users in the list
+    click_model_per: Literal["client", "interaction"] = "client"  # interaction: each draws one of the users in the list
     participation: Annotated[float, more_than(0), at_most(1)] = 1.0  # share of clients in a round
     malicious: Count = 0
     people: Positive = (
@@ -91,15 +102,24 @@ class ClientsSpec(SpecSection):
     )
 
     @cached_property
-    def users(self) -> list[str | ClickModel]:
-        return [_user(one) for one in _listed(self.user)]
+    def click_models(self) -> list[str | ClickModel | OwnClickModel]:
+        return [_click_model(one) for one in _listed(self.click_model)]
 
     @property
     def searches(self) -> tuple[int, ...]:
         """Interactions a round, of each kind of client."""
         return self.interactions if isinstance(self.interactions, tuple) else (self.interactions,)
 
+    def code_from_outside(self, location: str) -> list[str]:
+        """Click models of others, each with its place."""
+        outside = [one for one in _listed(self.click_model) if _from_outside(one)]
+        return [f"{location}.click_model: {one['name'] if isinstance(one, dict) else one!r}" for one in outside]
+
     def problems(self) -> list[str]:
+        with noting(found := list[str]()):
+            _ = self.click_models
+        if found:
+            return found
         if not self.malicious or 2 * self.malicious < self.count:
             return []
         return [f"clients.malicious: {self.malicious} of {self.count} clients decide as they like; use less than half"]
@@ -116,7 +136,7 @@ class FederatedExperiment(Experiment):
     kind: Literal["federated", "async"] = "federated"
     evaluate_every: Positive = 10  # rounds
     aggregator: Aggregator = field(default_factory=Mean)
-    server: ServerStep = field(default_factory=Add)
+    server: ServerOptimizer = field(default_factory=Add)
     local: LocalStep | None = None  # what holds the local steps of clients together that differ; None: nothing does
     arrival: ArrivalRule | None = None  # of kind "async": what the server does with each update; None: "fedasync"
     attack: Attack | None = None  # what malicious clients do
@@ -201,11 +221,11 @@ def _contradictions(spec: Any) -> list[str]:
     found: list[str] = []
     with noting(found):
         Federation(spec.learner, spec.aggregator, spec.server, spec.local, spec.attack, spec.mechanism)
-        if spec.clients.user_per == "interaction" and hasattr(spec.attack, "user"):
+        if spec.clients.click_model_per == "interaction" and hasattr(spec.attack, "click_model"):
             found.append(
-                'clients.user_per: "interaction" would let honest clients click as malicious ones; use "client"'
+                'clients.click_model_per: "interaction" would let honest clients click as malicious ones; use "client"'
             )
-        if spec.record_every and isinstance(getattr(spec.mechanism, "place", None), SecureAggregation):
+        if spec.record_every and isinstance(getattr(spec.mechanism, "placement", None), SecureAggregation):
             found.append("record_every: nobody can record single updates under a secure sum; use 0, or another place")
         if spec.record_every and has_trait(spec.aggregator, "apart"):
             found.append('record_every: with the aggregator "none" no update leaves a client; use 0')
@@ -269,14 +289,14 @@ def _log_problems(spec: Any) -> list[str]:
             '"logged-clicks", or leave them out'
         )
     if getattr(spec.learner, "lists", "drawn") == "logged" or has_trait(spec.learner, "logged"):
-        place, otherwise = (
+        location, otherwise = (
             ("learner: it", "pdgd") if has_trait(spec.learner, "logged") else ('learner.lists: "logged"', '"drawn"')
         )
         if not _has_log(spec):
-            found.append(f"{place} learns from what a search log says was shown; set data.log")
-        if spec.clients.user != "perfect" or hasattr(spec.attack, "user"):
+            found.append(f"{location} learns from what a search log says was shown; set data.log")
+        if spec.clients.click_model != "perfect" or hasattr(spec.attack, "click_model"):
             found.append(
-                f"{place} takes clicks from the log, so that nobody clicks in another way; use the user "
+                f"{location} takes clicks from the log, so that nobody clicks in another way; use the user "
                 f'"perfect" and no attack by clicks, or {otherwise}'
             )
         if spec.kind != "async" and getattr(spec.mechanism, "unit", "client") == "interaction":
@@ -315,14 +335,14 @@ def _arrival_problems(spec: Any) -> list[str]:
         found.append("record_every: updates that arrive out of step are not recorded in this version; use 0")
     if spec.mechanism is None or spec.arrival is None:
         return found
-    place = getattr(spec.mechanism, "place", None)
-    gathered = isinstance(place, SecureAggregation) and spec.arrival.gathers
+    location = getattr(spec.mechanism, "placement", None)
+    gathered = isinstance(location, SecureAggregation) and spec.arrival.gathers
     published = getattr(spec.mechanism, "shares", None) is not None  # which promises nothing
-    if not (isinstance(place, OnClient) or gathered or published):
+    if not (isinstance(location, OnClient) or gathered or published):
         found.append(
             "mechanism: there is no round whose sum could be protected when updates arrive one by one; use gaussian or "
-            'laplace noise with place = { name = "client" }, or a secure sum with arrival = { name = "fedbuff", wait = '
-            "true }; for comparison alone, fpdgd-paper with shares"
+            'laplace noise with placement = { name = "client" }, or secure aggregation with arrival = { name = '
+            '"fedbuff", wait = true }; for comparison alone, fpdgd-paper with shares'
         )
     if not spec.arrival.receive:
         found.append(
@@ -350,8 +370,8 @@ def _privacy_problems(spec: Any) -> list[str]:
         )
     with noting(found, "mechanism"):
         # How many parameters there are changes what a promise costs, not whether it can be made.
-        promises = spec.mechanism.promises(promised_in(spec, 100))
-        if budget is not None and all(promise.event is None for promise in promises):
+        promises = spec.mechanism.guarantees(promised_in(spec, 100))
+        if budget is not None and all(guarantee.event is None for guarantee in promises):
             found.append(f"privacy.budget: {budget:g} cannot be kept; nothing can be claimed for this mechanism here")
     return found
 

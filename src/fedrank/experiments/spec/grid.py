@@ -17,12 +17,12 @@ from fedrank.display import DisplayMixin, listed
 from fedrank.experiments.spec.experiment import E, Experiment, SpecError, of_sizes, to_tables
 from fedrank.experiments.spec.families import SpecSection, code_from_outside, read_fields
 from fedrank.experiments.spec.kinds import KINDS
-from fedrank.experiments.spec.toml import TomlTable, flat, put, shown, write_toml, write_value
-from fedrank.experiments.spec.values import more_than, noting, twice
-from fedrank.names import nearest
+from fedrank.names import did_you_mean
 from fedrank.ranking.measures import measure
+from fedrank.toml import TomlTable, flat, put, shown, write_toml, write_value
+from fedrank.value_checks import more_than, noting, twice
 
-MOST_VARIANTS = 10_000  # of one spec
+MAX_VARIANTS = 10_000  # of one spec
 NOTHING = "nothing"  # spoken of like a variant: what users have without learning
 
 
@@ -130,7 +130,7 @@ class Grid(DisplayMixin, Generic[E]):
         """The grid of the variants that are named; of all where none is."""
         for name in names:
             if name not in self.names:
-                raise ValueError(f"no variant {name!r}{nearest(name, self.names)}")
+                raise ValueError(f"no variant {name!r}{did_you_mean(name, self.names)}")
         return replace(self, variants=tuple(each for each in self.variants if each.name in names)) if names else self
 
     def repeats(self) -> list[tuple[int, int]]:
@@ -179,7 +179,7 @@ def refuse_code_from_outside(tables: TomlTable) -> None:
 def _spec_of(tables: TomlTable) -> type[Experiment]:
     kind = tables.get("kind", "federated")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise SpecError([f"kind: {shown(kind)} cannot be used{nearest(str(kind), KINDS)}"])
+        raise SpecError([f"kind: {shown(kind)} cannot be used{did_you_mean(str(kind), KINDS)}"])
     return KINDS[kind].spec
 
 
@@ -239,10 +239,12 @@ def _unknown(about: About, names: Sequence[str], measures: Sequence[str]) -> lis
             continue
         spoken += [(f"claims[{i}].higher", claim.higher), (f"claims[{i}].lower", claim.lower)]
         if claim.measure is not None and claim.measure not in measures:
-            found.append(f"claims[{i}].measure: no {claim.measure!r} in measures{nearest(claim.measure, measures)}")
-    for place, name in spoken:
+            found.append(
+                f"claims[{i}].measure: no {claim.measure!r} in measures{did_you_mean(claim.measure, measures)}"
+            )
+    for location, name in spoken:
         if name is not None and name not in (NOTHING, *names):
-            found.append(f"{place}: no variant {name!r}{nearest(name, names)}")
+            found.append(f"{location}: no variant {name!r}{did_you_mean(name, names)}")
     for i, row in enumerate(about.published):
         if row is not None and row.measure not in ("online", "reward", *measures):
             with noting(found, f"published[{i}].measure"):
@@ -270,8 +272,8 @@ class Row:
 def rows_of(vary: TomlTable, variants: TomlTable) -> list[Row]:
     """Named variants times all combinations of [vary]."""
     count = math.prod(map(len, (variants or "1", *vary.values())))
-    if count > MOST_VARIANTS:
-        raise SpecError([f"vary: there are {count:,} variants, and {MOST_VARIANTS:,} are the most; vary fewer values"])
+    if count > MAX_VARIANTS:
+        raise SpecError([f"vary: there are {count:,} variants, and {MAX_VARIANTS:,} are the most; vary fewer values"])
     found = [
         (name, dict(zip(vary, values, strict=True)), changes)
         for name, changes in (variants or {"": {}}).items()
@@ -301,8 +303,8 @@ def _expand(base: TomlTable, rows: Sequence[Row], here: bool) -> tuple[list[Vari
             found.append(Variant(row.folder, named | row.settings, experiment, row.name))
         for line in wrong:
             varied = not row.name or (line.startswith(tuple(row.settings)) and not line.startswith(tuple(changes)))
-            place = "vary" if varied else f"variants.{row.name}"
-            problems.append(f"{place}: {advised(line, changes | row.settings)}")
+            location = "vary" if varied else f"variants.{row.name}"
+            problems.append(f"{location}: {advised(line, changes | row.settings)}")
     return found, list(dict.fromkeys(problems))
 
 
@@ -331,7 +333,7 @@ def advised(line: str, changes: TomlTable) -> str:
 
 def _is_value(sections: Sequence[str], key: str, table: TomlTable) -> bool:
     """Whether a change replaces this table as a whole: methods and users, not sections."""
-    return key == "clients.user" or (key not in sections and "name" in table)
+    return key == "clients.click_model" or (key not in sections and "name" in table)
 
 
 def _folder_names(rows: Sequence[tuple[str, TomlTable]]) -> list[str]:

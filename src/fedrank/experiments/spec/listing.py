@@ -11,12 +11,12 @@ from functools import cache
 
 from fedrank import plugins
 from fedrank.experiments.spec.families import FAMILIES, default_of, hints_of, is_required, name_of
-from fedrank.experiments.spec.toml import shown
-from fedrank.names import nearest
-from fedrank.ranking.click_models import USER_MEANINGS
+from fedrank.names import did_you_mean
+from fedrank.ranking.click_models import CLICK_MODEL_MEANINGS
 from fedrank.ranking.measures import MEASURES
+from fedrank.toml import shown
 
-LISTS = {"user": USER_MEANINGS, "measure": MEASURES}  # names with a meaning, without settings
+LISTS = {"click-model": CLICK_MODEL_MEANINGS, "measure": MEASURES}  # names with a meaning, without settings
 
 
 @dataclass(frozen=True)
@@ -71,17 +71,17 @@ def search(word: str | None = None, name: str | None = None) -> list[ListedMetho
     families = list(dict.fromkeys(row.family for row in rows))
     if word in families or name is not None:
         if word not in families:
-            raise ValueError(f"no family {word!r}{nearest(word, families)}")
+            raise ValueError(f"no family {word!r}{did_you_mean(word, families)}")
         rows = [row for row in rows if row.family == word]
         if name is None:
             return rows
         if not (named := [row for row in rows if row.name == name]):
-            raise ValueError(f"no {word} {name!r}{nearest(name, [row.name for row in rows])}")
+            raise ValueError(f"no {word} {name!r}{did_you_mean(name, [row.name for row in rows])}")
         return named
     found = [row for row in rows if row.name == word] or [row for row in rows if row.mentions(word)]
     if not found:
         known = [*families, *(row.name for row in rows)]
-        raise ValueError(f"no family or method {word!r}, and none mentions it{nearest(word, known)}")
+        raise ValueError(f"no family or method {word!r}, and none mentions it{did_you_mean(word, known)}")
     return found
 
 

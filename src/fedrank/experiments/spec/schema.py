@@ -14,7 +14,7 @@ from fedrank.experiments.spec.families import FAMILIES, SpecSection, default_of,
 from fedrank.experiments.spec.grid import About
 from fedrank.experiments.spec.kinds import KINDS
 from fedrank.experiments.spec.listing import comments_of, first_sentence
-from fedrank.experiments.spec.values import Limit
+from fedrank.value_checks import Limit
 
 Schema = dict[str, Any]
 DRAFT = "http://json-schema.org/draft-07/schema#"  # which editors know

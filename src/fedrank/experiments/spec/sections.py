@@ -13,9 +13,9 @@ from fedrank.data.live_features import LIVE_1
 from fedrank.data.logs import load_log, log_files
 from fedrank.data.normalise import NORMALISATIONS
 from fedrank.experiments.spec.families import SpecSection
-from fedrank.experiments.spec.values import Filled, Positive, less_than, more_than
-from fedrank.names import nearest
+from fedrank.names import did_you_mean
 from fedrank.ranking.propensity import OWN, SHARED
+from fedrank.value_checks import Filled, Positive, less_than, more_than
 
 ELSEWHERE = "coordinator"  # data of a plan between sites: the coordinator's own, to which no site has a path
 
@@ -82,7 +82,7 @@ class DataSpec(SpecSection):
             except ValueError as problem:
                 found.append(f"data.features: {problem}")
         if self.normalise is not None and self.normalise not in NORMALISATIONS:
-            found.append(f"data.normalise: no {self.normalise!r}{nearest(self.normalise, NORMALISATIONS)}")
+            found.append(f"data.normalise: no {self.normalise!r}{did_you_mean(self.normalise, NORMALISATIONS)}")
         if self.log is not None:
             return found + self._problems_of_log()
         if self.collection is not None:
@@ -102,7 +102,7 @@ class DataSpec(SpecSection):
         if self.features is not None and self.train is None:
             found.append("data.features: is a setting of files, and a set of the catalog knows its own; leave it out")
         named = {"train": self.train, "test": self.test, "validation": self.validation}
-        files = {place: file for place, file in named.items() if file is not None}
+        files = {key: file for key, file in named.items() if file is not None}
         if self.name is not None and files:
             found.append(f"data: has both a name and files; leave out name, or {' and '.join(files)}")
         elif self.name is not None:
@@ -117,7 +117,7 @@ class DataSpec(SpecSection):
                 "data: give a name of the catalog (`fedrank data list`), files: train and test, a log, or a collection"
             )
         else:
-            found += [f"data.{place}: no file {file}" for place, file in files.items() if not Path(file).is_file()]
+            found += [f"data.{key}: no file {file}" for key, file in files.items() if not Path(file).is_file()]
             found += [f"data.folds: no fold {fold}; files are fold 1" for fold in self.folds if fold != 1]
         return found
 
@@ -136,7 +136,8 @@ class DataSpec(SpecSection):
         named = self.propensities
         if named is not None and named not in (SHARED, OWN) and not Path(named).is_file():
             found.append(
-                f'data.propensities: {named!r} is no file; use "{SHARED}", "{OWN}", or a file of `fedrank logs places`'
+                f'data.propensities: {named!r} is no file; use "{SHARED}", "{OWN}", or a file of `fedrank logs '
+                "propensities`"
             )
         if self.propensities is None and self.bias != "position":
             found.append(f"data.bias: {self.bias!r} corrects nothing by itself; set data.propensities, or leave it out")

@@ -10,8 +10,8 @@ from fedrank.data.collection import collection_files, find_collection
 from fedrank.experiments.spec.experiment import Experiment
 from fedrank.experiments.spec.families import SpecSection
 from fedrank.experiments.spec.sections import ELSEWHERE, PrivacySpec
-from fedrank.experiments.spec.values import Filled, Positive
 from fedrank.silo.training import SiloMethod
+from fedrank.value_checks import Filled, Positive
 
 
 @dataclass(frozen=True)

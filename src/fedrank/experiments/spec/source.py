@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
+from fedrank import plugins
 from fedrank.experiments.spec.experiment import SpecError
+from fedrank.experiments.spec.families import with_new_names
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.grid import (
     ABOUT,
@@ -22,11 +27,11 @@ from fedrank.experiments.spec.grid import (
     refuse_code_from_outside,
     rows_of,
 )
-from fedrank.experiments.spec.toml import TomlTable, flat, parse_override, parse_toml, put, readable, shown
 from fedrank.files import read_text
-from fedrank.names import nearest
+from fedrank.names import did_you_mean
 from fedrank.ranking.baseline_ranking import GIVEN
 from fedrank.ranking.propensity import OWN, SHARED
+from fedrank.toml import TomlTable, flat, parse_override, parse_toml, put, readable, shown
 
 QUICK_FORM = "quick form"  # how the title of a small form ends
 # Keys that a paper's experiment leaves open: they change which runs there are, and no run.
@@ -38,10 +43,16 @@ _FILES = re.compile(
 
 
 def read_spec(source: str | Path, overrides: Sequence[str] = (), quick: bool = False, trust: bool = True) -> Grid[Any]:
-    """A question of any kind from its TOML; `overrides` such as "rounds=100" change single keys.
+    """Read the specification of an experiment of any kind from a TOML file, or a built-in one by its name.
 
-    `quick` asks for its small form, which takes minutes. Without `trust`, code from outside the package that it names
-    is an error rather than imported.
+    `overrides` such as "rounds=100" change single keys. `quick` selects the small form of the experiment, which takes
+    minutes. A method of your own, such as "my_methods:Mine", may be in a file beside the specification. With
+    trust=False, a specification that names code outside the package is refused instead of imported.
+
+    >>> import fedrank as fr
+    >>> grid = fr.read_spec("quickstart", ["rounds=20", "seeds=[1]"])
+    >>> grid.title, grid.names, grid.base.rounds
+    ('What does federation cost, and what does it bring?', ['federated', 'alone', 'centralised', 'skyline'], 20)
     """
     text, folder = _text(source)
     changes = [parse_override(override) for override in overrides]
@@ -51,6 +62,10 @@ def read_spec(source: str | Path, overrides: Sequence[str] = (), quick: bool = F
         raise SpecError([f"is not TOML: {problem}"], str(source)) from None
     if not tables:
         raise SpecError(["is empty; `fedrank run quickstart` leaves an example in its results"], str(source))
+    if (folder / "run.json").is_file():  # a run of an earlier version, perhaps
+        tables = with_new_names(tables)
+    elif trust and Path(source).is_file() and str(folder.resolve()) not in sys.path:
+        sys.path.append(str(folder.resolve()))  # `module:Class` may be a file beside the specification
     try:
         _resolve(tables, folder)
         if quick:
@@ -112,7 +127,15 @@ def _as_written(tables: TomlTable, keys: list[str]) -> list[str]:
 
 
 def read_experiment(source: str | Path, overrides: Sequence[str] = (), trust: bool = True) -> Grid[FederatedExperiment]:
-    """A TOML file, or a built-in experiment by its name, about a federation of clients."""
+    """Read the specification of a federated experiment from a TOML file, or a built-in one by its name.
+
+    It is `read_spec` for experiments with federated clients; other kinds raise a SpecError.
+
+    >>> import fedrank as fr
+    >>> grid = fr.read_experiment("quickstart", ["rounds=20"])
+    >>> {variant.name: variant.experiment.clients.count for variant in grid.variants}
+    {'federated': 10, 'alone': 10, 'centralised': 1, 'skyline': 1}
+    """
     grid = read_spec(source, overrides, trust=trust)
     if not all(isinstance(variant.experiment, FederatedExperiment) for variant in grid.variants):
         raise SpecError(
@@ -121,21 +144,20 @@ def read_experiment(source: str | Path, overrides: Sequence[str] = (), trust: bo
     return grid
 
 
-def builtin_names() -> list[str]:
-    """Names of the experiments that come with fedrank."""
+@cache
+def builtin_specs() -> dict[str, Traversable]:
+    """Experiments that come with fedrank and with installed packages, by name."""
 
-    def below(folder: Any, prefix: str) -> Iterable[str]:
+    def below(folder: Traversable, prefix: str) -> Iterable[tuple[str, Traversable]]:
         for entry in folder.iterdir():
             if entry.is_dir():
                 yield from below(entry, f"{prefix}{entry.name}/")
             elif entry.name.endswith(".toml") and entry.name != "paper.toml":
-                yield prefix + entry.name.removesuffix(".toml")
+                yield prefix + entry.name.removesuffix(".toml"), entry
 
-    return sorted(below(_builtin_folder(), ""))
-
-
-def _builtin_folder() -> Any:
-    return resources.files("fedrank").joinpath("papers")
+    own = resources.files("fedrank").joinpath("experiments", "builtin")
+    found = dict(pair for folder in (*plugins.spec_folders(), own) for pair in below(folder, ""))  # the own ones count
+    return {name: found[name] for name in sorted(found)}
 
 
 def _text(source: str | Path) -> tuple[str, Path]:
@@ -146,14 +168,14 @@ def _text(source: str | Path) -> tuple[str, Path]:
             return read_text(path, "utf-8-sig"), path.parent
         except UnicodeDecodeError:
             raise SpecError(["is not text in UTF-8; a spec is a TOML file"], str(source)) from None
-    names = builtin_names()
+    names = builtin_specs()
     if str(source) in names:
-        return _builtin_folder().joinpath(f"{source}.toml").read_text(encoding="utf-8"), Path()
+        return names[str(source)].read_text(encoding="utf-8"), Path()
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; give a TOML file, or one of {', '.join(names)}")
     if path.suffix == ".toml":
         raise FileNotFoundError(f"no spec at {path}; give a TOML file, or one of {', '.join(names)}")
-    raise FileNotFoundError(f"no file and no built-in experiment '{source}'{nearest(str(source), names)}")
+    raise FileNotFoundError(f"no file and no built-in experiment '{source}'{did_you_mean(str(source), names)}")
 
 
 def _check_reach(tables: TomlTable, changes: Sequence[tuple[list[str], Any]]) -> None:
@@ -186,7 +208,7 @@ def _quick_form(tables: TomlTable) -> TomlTable:
             if not isinstance(value, list):
                 raise ValueError(f"quick.variants: {shown(value)} is no list; name the variants that stay, in brackets")
             if unknown := [name for name in value if not isinstance(name, str) or name not in known]:
-                raise ValueError(f"quick.variants: no {unknown[0]!r}{nearest(str(unknown[0]), known)}")
+                raise ValueError(f"quick.variants: no {unknown[0]!r}{did_you_mean(str(unknown[0]), known)}")
             tables["variants"] = {name: known[name] for name in value}
         else:
             put(tables, [section, rest] if section == "vary" else key.split("."), value)

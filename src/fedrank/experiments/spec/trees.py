@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal
 
 from fedrank.experiments.spec.experiment import Experiment, of_sizes
 from fedrank.experiments.spec.sections import DataSpec
-from fedrank.experiments.spec.values import Positive, at_least, twice
 from fedrank.trees.boosters import Booster
 from fedrank.trees.histograms import Histograms
-from fedrank.trees.mergers import Merger
+from fedrank.trees.mergers import Bagged, Cyclic, Merger
 from fedrank.trees.splits import Splitter
-from fedrank.trees.together import Bagged, Cyclic
+from fedrank.value_checks import Positive, at_least, twice
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedrank.experiments.watch.state import Watched
 from fedrank.experiments.watch.web import make_app
-from fedrank.web.server import ended_by_signals, listening, make_server
+from fedrank.web.server import serve_page
 
 COMMAND = "fedrank watch"
 
@@ -17,7 +17,5 @@ def watch(folders: Sequence[Path], port: int = 0, ready: Callable[[str], None] =
     for folder in folders:
         if not folder.is_dir():
             raise FileNotFoundError(f"no folder {folder}; give the folder that runs go to, such as runs")
-    with listening(COMMAND, port) as (bound, door):
-        server = make_server(make_app(Watched(tuple(one.resolve() for one in folders)), door), door, ready, "watch")
-        with ended_by_signals():
-            server.run(sockets=[bound])
+    watched = Watched(tuple(one.resolve() for one in folders))
+    serve_page(COMMAND, lambda door: make_app(watched, door), port, ready, extra="watch")

@@ -16,18 +16,18 @@ from typing import Any
 
 import numpy as np
 
+from fedrank.experiments.report.formatting import heading
 from fedrank.experiments.report.run_values import running_mean, thinned
-from fedrank.experiments.report.tables import heading
 from fedrank.experiments.runner.folder import STATES
 from fedrank.experiments.runner.runs import Run, Runs, load_runs
 from fedrank.experiments.spec.grid import Grid, read_tables
 from fedrank.experiments.spec.kinds import KINDS
-from fedrank.experiments.spec.toml import parse_toml
 from fedrank.files import opened, read_text
+from fedrank.toml import parse_toml
 
 SECONDS_BETWEEN_LOOKS = 1.0  # however many tabs ask
 LINES = 24  # runs that are drawn one by one; of more, one for each variant
-LONGEST_LOG = 40_000  # bytes of a traceback, the last ones
+MAX_LOG_LENGTH = 40_000  # bytes of a traceback, the last ones
 
 
 @dataclass(frozen=True)
@@ -142,14 +142,14 @@ def _experiment(runs: Runs) -> WatchedExperiment:
 
 def _in_order(runs: Runs, grid: Grid[Any] | None) -> list[Run]:
     """As variants were asked for."""
-    places = {name: place for place, name in enumerate([] if grid is None else grid.names)}
-    return sorted(runs, key=lambda run: (places.get(run.variant, len(places)), run.variant, run.repeat))
+    positions = {name: position for position, name in enumerate([] if grid is None else grid.names)}
+    return sorted(runs, key=lambda run: (positions.get(run.variant, len(positions)), run.variant, run.repeat))
 
 
 def _run(run: Run) -> WatchedRun:
     measure, quality, seconds = "", math.nan, math.nan
     with suppress(OSError, ValueError):  # not written yet, or being written
-        measure, quality = run.so_far
+        measure, quality = run.latest_value
         seconds = run.seconds
     return WatchedRun(_id(run.path), run, measure, quality, seconds)
 
@@ -167,7 +167,7 @@ def log_of(run: Run) -> str:
     with suppress(OSError, ValueError):
         if not file.is_symlink():  # a folder from elsewhere shows nothing that lies outside it
             with opened(file) as content:
-                content.seek(max(0, os.fstat(content.fileno()).st_size - LONGEST_LOG))
+                content.seek(max(0, os.fstat(content.fileno()).st_size - MAX_LOG_LENGTH))
                 return content.read().decode("utf-8", "replace")
     return ""
 
@@ -177,12 +177,12 @@ def charts(experiments: Sequence[WatchedExperiment], only: WatchedRun | None = N
     from fedrank.experiments.report.figures import line_look  # matplotlib takes its time
 
     drawn: dict[str, list[dict[str, Any]]] = {}
-    place = 0
+    position = 0
     for experiment in experiments:
         for variant, runs in experiment.variants.items():
             name = f"{experiment.name}: {variant}" if len(experiments) > 1 else variant
-            look = {"group": name} | line_look(place)
-            place += 1
+            look = {"group": name} | line_look(position)
+            position += 1
             many = sum(len(one.runs) for one in experiments) > LINES
             for column, line in _lines(runs if only is None else [one for one in runs if one is only], many):
                 drawn.setdefault(column, []).append(look | line | {"name": f"{name}, {line['name']}"})
@@ -206,20 +206,20 @@ def _lines(runs: Sequence[WatchedRun], many: bool) -> Iterator[tuple[str, dict[s
 def _curves(run: Run) -> dict[str, dict[str, Any]]:
     rounds = run.rounds
     number, found = rounds["round"], {}
-    brought, known = rounds.get("interactions"), np.isfinite(number)
-    if brought is not None:
-        known &= np.isfinite(brought)
+    interactions, known = rounds.get("interactions"), np.isfinite(number)
+    if interactions is not None:
+        known &= np.isfinite(interactions)
     for column in (*run.measures, "online"):
         values = rounds.get(column)
         if values is None:
             continue
         rows = np.flatnonzero(np.isfinite(values) & known)
         shown = running_mean(values[rows], max(1, len(number) // 50)) if column == "online" else values[rows]
-        kept = thinned(len(rows))
-        if len(kept):
+        drawn_rows = thinned(len(rows))
+        if len(drawn_rows):
             found[column] = {
-                "rounds": number[rows][kept].astype(int).tolist(),
-                "interactions": None if brought is None else brought[rows][kept].tolist(),
-                "mean": [round(value, 5) for value in shown[kept].tolist()],
+                "rounds": number[rows][drawn_rows].astype(int).tolist(),
+                "interactions": None if interactions is None else interactions[rows][drawn_rows].tolist(),
+                "mean": [round(value, 5) for value in shown[drawn_rows].tolist()],
             }
     return found

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+from fedrank.experiments.report.formatting import duration
 from fedrank.experiments.report.html import part, policy
-from fedrank.experiments.report.tables import duration
 from fedrank.experiments.report.write import report_page
 from fedrank.experiments.runner.runs import Runs
 from fedrank.experiments.watch.state import Watched, WatchedExperiment, charts, log_of
-from fedrank.extras import missing
-from fedrank.files import told
-from fedrank.web.access import ENTER, Access
-from fedrank.web.middleware import Guard, entered, in_thread
+from fedrank.web.access import Access
+from fedrank.web.local_app import LocalApp
+from fedrank.web.templates import script_json, templates
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -32,62 +30,26 @@ PARTS = {
     "watch.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }
-MOST_COMPARED = 12  # experiments
+MAX_COMPARED = 12  # experiments
 
 
-class Nobody(Exception):
+class UnknownRun(Exception):
     """There is no such experiment or run, or no longer."""
-
-
-class WatchPage(NamedTuple):
-    """What every page needs."""
-
-    watched: Watched
-    door: Access
 
 
 def make_app(watched: Watched, door: Access) -> ASGIApp:
     """The whole page as an application that a server runs."""
-    try:
-        from starlette.applications import Starlette
-        from starlette.routing import Route
-    except ImportError:
-        raise missing("the page needs a web framework", "watch") from None
-
-    served = WatchPage(watched, door)
-
-    def get(path: str, answer: Callable[[WatchPage, Request], Response]) -> Route:
-        async def endpoint(request: Request) -> Response:
-            return await in_thread(answer, served, request)
-
-        return Route(path, endpoint, methods=["GET"])
-
-    app = Starlette(
-        routes=[
-            get("/", _overview),
-            get(ENTER + "{token}", _enter),
-            *(get(f"/{name}", _part) for name in PARTS),
-            get("/experiments/{id}", _experiment),
-            get("/runs/{id}", _run),
-            get("/compare", _compare),
-            get("/report", _report),
-        ],
-        exception_handlers=_problems(),
-    )
-    app.router.redirect_slashes = False  # an address is ours, or there is no such page
-    return Guard(app, door)
+    app = LocalApp(door, watched, "watch", _message)
+    for path, page in PAGES.items():
+        app.get(path, page)
+    return app.build({UnknownRun: lambda problem: (404, "There is no such experiment or run, or no longer.")})
 
 
-def _overview(served: WatchPage, request: Request) -> Response:
-    return _html("overview.html", experiments=served.watched.look(), folders=served.watched.folders)
+def _overview(watched: Watched, request: Request) -> Response:
+    return _html("overview.html", experiments=watched.look(), folders=watched.folders)
 
 
-def _enter(served: WatchPage, request: Request) -> Response:
-    again = f"This link was used before, or is not ours. End {served.door.command} and start it again."
-    return entered(served.door, request) or _message(401, again)
-
-
-def _part(served: WatchPage, request: Request) -> Response:
+def _part(watched: Watched, request: Request) -> Response:
     from starlette.responses import Response
 
     name = request.url.path.removeprefix("/")
@@ -102,34 +64,34 @@ def _file(name: str) -> str:
     return part(name) + own if name == "style.css" else own
 
 
-def _experiment(served: WatchPage, request: Request) -> Response:
-    found = served.watched.experiment(request.path_params["id"])
+def _experiment(watched: Watched, request: Request) -> Response:
+    found = watched.experiment(request.path_params["id"])
     if found is None:
-        raise Nobody
+        raise UnknownRun
     return _html("experiments.html", title=found.title or found.name, experiments=[found], charts=charts([found]))
 
 
-def _compare(served: WatchPage, request: Request) -> Response:
-    chosen = _chosen(served, request)
+def _compare(watched: Watched, request: Request) -> Response:
+    chosen = _chosen(watched, request)
     names = ", ".join(one.name for one in chosen)
     return _html("experiments.html", title=f"Compare {names}", experiments=chosen, charts=charts(chosen))
 
 
-def _run(served: WatchPage, request: Request) -> Response:
-    found = served.watched.run(request.path_params["id"])
+def _run(watched: Watched, request: Request) -> Response:
+    found = watched.run(request.path_params["id"])
     if found is None:
-        raise Nobody
+        raise UnknownRun
     experiment, one = found
     log = log_of(one.run) if one.run.status != "finished" else ""
     drawn = charts([experiment], one)
     return _html("run.html", title=one.run.label, experiment=experiment, one=one, log=log, charts=drawn)
 
 
-def _report(served: WatchPage, request: Request) -> Response:
+def _report(watched: Watched, request: Request) -> Response:
     """The report as `fedrank report` writes it; its policy goes with it."""
     from starlette.responses import HTMLResponse
 
-    runs = [one.run for experiment in _chosen(served, request) for one in experiment.runs]
+    runs = [one.run for experiment in _chosen(watched, request) for one in experiment.runs]
     try:
         text = report_page(Runs(tuple(runs)))
     except ValueError as problem:
@@ -139,29 +101,13 @@ def _report(served: WatchPage, request: Request) -> Response:
     )
 
 
-def _chosen(served: WatchPage, request: Request) -> list[WatchedExperiment]:
+def _chosen(watched: Watched, request: Request) -> list[WatchedExperiment]:
     """The experiments that an address names, always in the same order: colours should not change while one looks."""
     wanted = {*request.query_params.getlist("e")}
-    chosen = [one for one in served.watched.look() if one.id in wanted]
+    chosen = [one for one in watched.look() if one.id in wanted]
     if not chosen:
-        raise Nobody
-    return sorted(chosen, key=lambda one: one.folder)[:MOST_COMPARED]
-
-
-def _problems() -> dict[Any, Callable[[Request, Exception], Response]]:
-    """Every problem as a page of one sentence."""
-    from starlette.exceptions import HTTPException
-
-    def of_http(request: Request, problem: Exception) -> Response:
-        assert isinstance(problem, HTTPException)
-        told = {404: "There is no such page.", 405: "This cannot be asked for in this way."}
-        return _message(problem.status_code, told.get(problem.status_code, problem.detail))
-
-    return {
-        HTTPException: of_http,
-        Nobody: lambda request, problem: _message(404, "There is no such experiment or run, or no longer."),
-        OSError: lambda request, problem: _message(503, told(problem)),
-    }
+        raise UnknownRun
+    return sorted(chosen, key=lambda one: one.folder)[:MAX_COMPARED]
 
 
 def _html(template: str, status_code: int = 200, **values: Any) -> Response:
@@ -177,22 +123,8 @@ def _message(status_code: int, text: str) -> Response:
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-
-    def data(content: Any) -> Markup:
-        """JSON in which nothing can end the element that it stands in."""
-        text = json.dumps(content, ensure_ascii=False, allow_nan=False)
-        return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
-
-    environment = Environment(
-        loader=PackageLoader("fedrank.experiments.watch", "pages"),
-        autoescape=True,  # names and reasons come from files
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"data": data, "time": _time, "quality": _quality}
+    environment = templates("fedrank.experiments.watch", "pages")
+    environment.filters |= {"data": script_json, "time": _time, "quality": _quality}
     return environment
 
 
@@ -202,3 +134,13 @@ def _time(seconds: float) -> str:
 
 def _quality(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.4f}"
+
+
+PAGES: dict[str, Callable[[Watched, Request], Response]] = {
+    "/": _overview,
+    **{f"/{name}": _part for name in PARTS},
+    "/experiments/{id}": _experiment,
+    "/runs/{id}": _run,
+    "/compare": _compare,
+    "/report": _report,
+}

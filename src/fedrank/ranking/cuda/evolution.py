@@ -35,32 +35,34 @@ def linear_room(features: int, longest: int) -> int:
 class EvolutionOnDevice(PdgdOnDevice):
     """A learner with its clients and their data in a machine's memory; held there as those of PDGD are."""
 
-    def __init__(self, machine: Device, learner: Evolution, crowd: SimulatedClients) -> None:
-        learner.check(crowd)
-        super().__init__(machine, learner, crowd)
+    many_rounds = False
+
+    def __init__(self, device: Device, learner: Evolution, clients: SimulatedClients) -> None:
+        learner.check(clients)
+        super().__init__(device, learner, clients)
         self.task = widened(self.task, EVOLUTION_TASK)
         self.task["hidden"], self.task["clicked_dcg"] = learner.ranker.hidden, learner.reward == "dcg"
         self.task["deviation"], self.task["truth"] = learner.deviation, learner.truth
         self._told: tuple[Any, Any, Any] | None = None  # rewards, seeds, means
 
     def _room(self) -> int:
-        return linear_room(self.features, int(self.crowd.data.longest))
+        return linear_room(self.features, int(self.clients.data.longest))
 
     def _settings(self) -> dict[str, float]:
         return {}
 
     def _begin(self, chance: Chance, correction: LocalCorrection, count: int) -> None:
-        machine = self.machine
+        device = self.device
         if self._told is None or len(self._told[0]) < count:
             self._told = (
-                machine.empty((count,), np.float64),
-                machine.empty((count,), np.uint64),
-                machine.empty((count, 2), np.float32),
+                device.empty((count,), np.float64),
+                device.empty((count,), np.uint64),
+                device.empty((count, 2), np.float32),
             )
         for name, array in zip(("rewards", "seeds", "means"), self._told, strict=True):
-            self.task[name] = machine.address(array)
+            self.task[name] = device.address(array)
         self.task["key"], self.task["noise_key"], self.task["answer_key"] = keys_of(chance)
-        self._loop = "evolution_clients_short" if self.crowd.data.longest <= SHORT else "evolution_clients"
+        self._loop = "evolution_clients_short" if self.clients.data.longest <= SHORT else "evolution_clients"
 
     def learned(
         self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, correction: LocalCorrection
@@ -68,14 +70,14 @@ class EvolutionOnDevice(PdgdOnDevice):
         updates, _ = self.learn(start, chance, present, correction)
         count = len(updates)
         assert self._told is not None
-        _, seeds, means = (self.machine.get(each[:count]) for each in self._told)
+        _, seeds, means = (self.device.get(each[:count]) for each in self._told)
         sent = np.empty(count, dtype=MESSAGE)
         sent["seed"], sent["plus"], sent["minus"] = seeds, means[:, 0], means[:, 1]
-        return Learned(self.machine.get(updates), self._observed(count), sent=sent)
+        return Learned(self.device.get(updates), self._observed(count), sent=sent)
 
     def _observed(self, count: int) -> Observed:
         assert self._told is not None
-        return Observed(self.machine.get(self._online[:count]), self.machine.get(self._told[0][:count]))
+        return Observed(self.device.get(self._online[:count]), self.device.get(self._told[0][:count]))
 
 
 class CrewsPlay(EvolutionOnDevice):
@@ -83,14 +85,14 @@ class CrewsPlay(EvolutionOnDevice):
 
     tight = False
 
-    def __init__(self, machine: Device, learner: Evolution, crowd: SimulatedClients) -> None:
-        super().__init__(machine, learner, crowd)
-        desk = crew_desk(self.width, learner.ranker.hidden, int(crowd.data.longest), clipped=False)
-        self._crews = Crews(machine, self.room, desk)
+    def __init__(self, device: Device, learner: Evolution, clients: SimulatedClients) -> None:
+        super().__init__(device, learner, clients)
+        desk = crew_desk(self.width, learner.ranker.hidden, int(clients.data.longest), clipped=False)
+        self._crews = Crews(device, self.room, desk)
         self._crews.fill(self.task)
 
     def _room(self) -> int:
-        return crew_room(self.features, self.learner.ranker.hidden, int(self.crowd.data.longest))
+        return crew_room(self.features, self.learner.ranker.hidden, int(self.clients.data.longest))
 
     def _learn(self, first: int, last: int) -> None:
         task = self.task.copy()

@@ -36,15 +36,13 @@ def why_not(evaluator: Evaluator, ranker: Ranker) -> str:
     return ""
 
 
-def evaluator_on_device(machine: Device, evaluator: Evaluator, ranker: Ranker) -> Evaluator | EvaluatorOnDevice:
+def evaluator_on_device(device: Device, evaluator: Evaluator, ranker: Ranker) -> Evaluator | EvaluatorOnDevice:
     """The evaluator itself, where it has no twin, or no room there."""
     data = evaluator.data
     scores = min(DOCUMENTS, data.documents) + int(data.longest)
     needed = data.features.nbytes + 8 * MODELS * (scores + len(evaluator.parsed) * data.queries)
     return (
-        evaluator
-        if why_not(evaluator, ranker) or needed > machine.free() // 2
-        else EvaluatorOnDevice(machine, evaluator)
+        evaluator if why_not(evaluator, ranker) or needed > device.free() // 2 else EvaluatorOnDevice(device, evaluator)
     )
 
 
@@ -59,8 +57,8 @@ def leaves_of(count: int, first: int = 0) -> list[int]:
 class EvaluatorOnDevice:
     """An evaluator with its data in a machine's memory, where they are put once."""
 
-    def __init__(self, machine: Device, evaluator: Evaluator) -> None:
-        self.machine, self.evaluator = machine, evaluator
+    def __init__(self, device: Device, evaluator: Evaluator) -> None:
+        self.device, self.evaluator = device, evaluator
         data, settings = evaluator.data, evaluator.compiled_settings()
         self._offsets: NDArray[np.int64] = settings.offsets
         order = np.concatenate([
@@ -75,11 +73,11 @@ class EvaluatorOnDevice:
             "scales": settings.scales, "without": without, "relevant": (settings.relevant > 0).astype(np.int8),
             "discount": kernels.elementary.discounts(SHOWN), "leaves": np.array([*leaves, data.queries], np.int64),
         }  # fmt: skip
-        self._held = {name: machine.put(array) for name, array in arrays.items()}
+        self._held = {name: device.put(array) for name, array in arrays.items()}
         self._leaves = len(leaves)
         self._task = np.zeros((), MEASURES)
         for name, array in self._held.items():
-            self._task[name] = machine.address(array)
+            self._task[name] = device.address(array)
         numbers = {
             "features": data.features.shape[1], "documents": data.documents, "queries": data.queries,
             "measures": len(without), "leaf_count": len(leaves), "top_grade": settings.top_grade,
@@ -104,32 +102,32 @@ class EvaluatorOnDevice:
 
     def _measure(self, models: Weights) -> Values | None:
         """[measures, models]: sums over queries; None if a score is not a number."""
-        machine, count, measures = self.machine, len(models), len(self._counted)
+        device, count, measures = self.device, len(models), len(self._counted)
         across = max(8, 2 * -(-count // 16))  # columns of threads, each of eight models
         if self._room is None or self._room[0] != count:
             longest = max(int(self._offsets[last] - self._offsets[first]) for first, last in self._chunks)
             self._room = (
                 count,
-                machine.empty((longest, 8 * across), np.float32),
-                machine.empty((measures, count, len(self._offsets) - 1), np.float64),
+                device.empty((longest, 8 * across), np.float32),
+                device.empty((measures, count, len(self._offsets) - 1), np.float64),
             )
-        weights = machine.put(np.ascontiguousarray(models.astype(np.float32).T))
-        totals = machine.put(np.zeros(measures * count + 1))
+        weights = device.put(np.ascontiguousarray(models.astype(np.float32).T))
+        totals = device.put(np.zeros(measures * count + 1))
         task = self._task.copy()
         places = {"weights": weights, "scores": self._room[1], "values": self._room[2], "totals": totals}
         for name, array in places.items():
-            task[name] = machine.address(array)
-        task["bad"], task["models"] = machine.address(totals) + 8 * measures * count, count
+            task[name] = device.address(array)
+        task["bad"], task["models"] = device.address(totals) + 8 * measures * count, count
         task["stride"] = 8 * across
         for first, last in self._chunks:
             task = task.copy()
             task["first"], task["last"] = first, last
             documents = int(self._offsets[last] - self._offsets[first])
-            machine.each_part("score_models", task, -(-documents // _TILE), 16 * across, 0)
+            device.each_part("score_models", task, -(-documents // _TILE), 16 * across, 0)
             lists = (last - first) * -(-count // LANES)
-            machine.each_part("measure_lists", task, -(-lists // _WARPS), _WARPS * LANES, 0)
-        machine.each_part("total_of_values", task, measures * count, LANES, 8 * self._leaves)
-        found = machine.get(totals)
+            device.each_part("measure_lists", task, -(-lists // _WARPS), _WARPS * LANES, 0)
+        device.each_part("total_of_values", task, measures * count, LANES, 8 * self._leaves)
+        found = device.get(totals)
         return None if found[-1] else found[:-1].reshape(measures, count)
 
 

@@ -13,7 +13,7 @@ from fedrank.types import LocalCorrection, SimulatedClients
 
 CREW = 128  # threads, as kernels/crew.cu has it
 TILE = 16  # hidden units, as kernels/rankers.cu has it
-LARGEST_RATE = 1e6  # with larger steps, weights may leave the range of single precision, in which half of them lies
+MAX_RATE = 1e6  # with larger steps, weights may leave the range of single precision, in which half of them lies
 CREWS = 4  # that a multiprocessor has registers for
 
 # As `struct NeuralTask` in kernels/neural_pdgd.cu has it.
@@ -49,45 +49,47 @@ def crew_desk(parameters: int, hidden: int, longest: int, clipped: bool) -> int:
 class Crews:
     """Crews at work: their memory, and how a loop for them is begun."""
 
-    def __init__(self, machine: Device, room: int, desk: int) -> None:
-        self.machine, self.room, self.desk = machine, room, desk
-        self.most = machine.at_once * CREWS
-        self.wide = machine.at_once > 1 and room > machine.fast_memory  # a processor has but one kind of memory
-        self._desks = machine.empty((self.most, desk), np.uint8)
-        self._rooms = machine.empty((self.most, room), np.uint8) if self.wide else None
+    def __init__(self, device: Device, room: int, desk: int) -> None:
+        self.device, self.room, self.desk = device, room, desk
+        self.most = device.at_once * CREWS
+        self.wide = device.at_once > 1 and room > device.fast_memory  # a processor has but one kind of memory
+        self._desks = device.empty((self.most, desk), np.uint8)
+        self._rooms = device.empty((self.most, room), np.uint8) if self.wide else None
 
     def fill(self, task: Any) -> None:
-        task["desks"], task["desk"] = self.machine.address(self._desks), self.desk
+        task["desks"], task["desk"] = self.device.address(self._desks), self.desk
         if self._rooms is not None:
-            task["scratch"] = self.machine.address(self._rooms)
+            task["scratch"] = self.device.address(self._rooms)
 
     def begin(self, loop: str, task: Any, clients: int) -> None:
         if self.wide:
             loop = f"{loop.removesuffix('_plain')}_wide"
-        self.machine.each_part(loop, task, min(clients, self.most), CREW, 0 if self.wide else self.room)
+        self.device.each_part(loop, task, min(clients, self.most), CREW, 0 if self.wide else self.room)
 
 
 class NeuralOnDevice(PdgdOnDevice):
     """A learner of a neural ranker, with its clients and their data in a machine's memory."""
 
+    many_rounds = False
+
     tight = False
 
-    def __init__(self, machine: Device, learner: Any, crowd: SimulatedClients) -> None:
-        super().__init__(machine, learner, crowd)
+    def __init__(self, device: Device, learner: Any, clients: SimulatedClients) -> None:
+        super().__init__(device, learner, clients)
         hidden = learner.ranker.hidden
-        desk = crew_desk(self.width, hidden, int(crowd.data.longest), learner.clip_gradients > 0)
-        self._crews = Crews(machine, self.room, desk)
+        desk = crew_desk(self.width, hidden, int(clients.data.longest), learner.clip_gradients > 0)
+        self._crews = Crews(device, self.room, desk)
         self.task = widened(self.task, NEURAL_TASK)
         self.task["hidden"] = hidden
         self._crews.fill(self.task)
 
     def _room(self) -> int:
-        return crew_room(self.features, self.learner.ranker.hidden, int(self.crowd.data.longest))
+        return crew_room(self.features, self.learner.ranker.hidden, int(self.clients.data.longest))
 
     def _begin(self, chance: Chance, correction: LocalCorrection, count: int) -> None:
         self.task["pull"] = self.learner.rate * correction.pull
         straight = self.bare and not correction.pull and correction.drifts is None and not self.learner.batch
-        self._loop = "neural_clients_plain" if straight and self.learner.rate <= LARGEST_RATE else "neural_clients"
+        self._loop = "neural_clients_plain" if straight and self.learner.rate <= MAX_RATE else "neural_clients"
 
     def _learn(self, first: int, last: int) -> None:
         task = self.task.copy()

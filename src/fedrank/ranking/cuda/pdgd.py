@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedrank import kernels
 from fedrank.kernels.devices import Device, DeviceError
-from fedrank.names import nearest
+from fedrank.names import did_you_mean
 from fedrank.ranking.loops import as_sent
 from fedrank.seeds import Chance
 from fedrank.types import NO_CORRECTION, Clip, Learned, LocalCorrection, Observed, SimulatedClients, Weights
@@ -41,7 +41,7 @@ CLIPPED_SUM = np.dtype(  # as `struct ClippedSum` in kernels/clip.cu has it
     + [(name, "<f8") for name in ("clip", "step")]
 )
 FEATURES = ("float32", "float16")
-LARGEST_HALF = 65504.0
+MAX_HALF = 65504.0
 PIECES, PIECE = 16, 4096  # of a round: while one is added up, the next learns; and the fewest clients of one
 
 
@@ -89,13 +89,13 @@ def in_tight_blocks(
 def rounded_features(features: NDArray[np.float32], kind: str) -> NDArray[np.floating[Any]]:
     """Features as they lie on a card: "float32", as they are, or "float16", rounded to two bytes."""
     if kind not in FEATURES:
-        raise ValueError(f"no features {kind!r}{nearest(kind, FEATURES)}; use one of {', '.join(FEATURES)}")
+        raise ValueError(f"no features {kind!r}{did_you_mean(kind, FEATURES)}; use one of {', '.join(FEATURES)}")
     if kind == "float32":
         return features
     largest = float(np.abs(features).max(initial=0.0))
-    if not largest <= LARGEST_HALF:
+    if not largest <= MAX_HALF:
         raise DeviceError(
-            f"a feature is {largest:g}, and float16 ends at {LARGEST_HALF:g}; normalise the features, or use float32"
+            f"a feature is {largest:g}, and float16 ends at {MAX_HALF:g}; normalise the features, or use float32"
         )
     return features.astype(np.float16)
 
@@ -108,11 +108,17 @@ def room_of(features: int, longest: int, clipped: bool) -> int:
     return sum(-(-part // 16) * 16 for part in (*parts, 4 * at_least, small))
 
 
-def check_room(machine: Device, crowd: SimulatedClients, features: str) -> None:
+def check_room(device: Device, simulated: SimulatedClients, features: str) -> None:
     """Refuse data that do not fit, before anything is copied."""
-    values, clients = crowd.data.features.size, len(crowd)
-    rest = 40 * clients + 4 * len(crowd.queries) + crowd.grades.nbytes + crowd.ideal.nbytes + 8 * crowd.data.queries * 2
-    free, needed = machine.free(), {kind: rest + 2 * values * size for kind, size in (("float32", 4), ("float16", 2))}
+    values, clients = simulated.data.features.size, len(simulated)
+    rest = (
+        40 * clients
+        + 4 * len(simulated.queries)
+        + simulated.grades.nbytes
+        + simulated.ideal.nbytes
+        + 8 * simulated.data.queries * 2
+    )
+    free, needed = device.free(), {kind: rest + 2 * values * size for kind, size in (("float32", 4), ("float16", 2))}
     if needed.get(features, 0) <= free:
         return
     remedy = "use fewer queries or features, or the processor"
@@ -120,7 +126,7 @@ def check_room(machine: Device, crowd: SimulatedClients, features: str) -> None:
         how = "fits: ask for them by name, or" if needed["float16"] <= free else "does not fit either;"
         remedy = f"features as float16 would need {needed['float16'] / 2**30:.2f} GiB, which {how} {remedy}"
     raise DeviceError(
-        f"the data need {needed[features] / 2**30:.2f} GiB on {machine.name}, of which {free / 2**30:.2f} are free; "
+        f"the data need {needed[features] / 2**30:.2f} GiB on {device.name}, of which {free / 2**30:.2f} are free; "
         f"{remedy}"
     )
 
@@ -128,12 +134,13 @@ def check_room(machine: Device, crowd: SimulatedClients, features: str) -> None:
 class PdgdOnDevice:
     """A learner with its clients and their data in a machine's memory, where they are put once."""
 
+    many_rounds: ClassVar[bool] = True  # whether there are loops that do many rounds per call
     tight: ClassVar[bool] = True  # features as linear loops read them; neural ones read whole groups
 
-    def __init__(self, machine: Device, learner: Any, crowd: SimulatedClients, features: str = "float32") -> None:
-        self.machine, self.learner, self.crowd, self.kind = machine, learner, crowd, features
-        data, put = crowd.data, machine.put
-        check_room(machine, crowd, features)
+    def __init__(self, device: Device, learner: Any, clients: SimulatedClients, features: str = "float32") -> None:
+        self.device, self.learner, self.clients, self.kind = device, learner, clients, features
+        data, put = clients.data, device.put
+        check_room(device, clients, features)
         rows = rounded_features(data.features, features)
         blocks, places = (in_tight_blocks if self.tight else in_blocks)(rows, data.offsets)
         self._held = {
@@ -141,31 +148,31 @@ class PdgdOnDevice:
             "blocks": put(blocks),
             "places": put(places),
             "offsets": put(data.offsets.astype(np.int64)),
-            "ids": put(crowd.ids.astype(np.int64)),
-            "pool": put(crowd.pool.astype(np.int32)),
-            "interactions": put(crowd.interactions.astype(np.int64)),
-            "queries": put(crowd.queries.astype(np.int32)),
-            "pools": put(crowd.pools.astype(np.int64)),
-            "view": put(crowd.view.astype(np.int32)),
-            "grades": put(crowd.grades.astype(np.int8)),
-            "ideal": put(crowd.ideal.astype(np.float64)),
-            "user": put(crowd.user.astype(np.int32)),
-            "click": put(crowd.click.astype(np.float64)),
-            "stop": put(crowd.stop.astype(np.float64)),
-            "attention": put(crowd.attention.astype(np.float64)),
+            "ids": put(clients.ids.astype(np.int64)),
+            "pool": put(clients.pool.astype(np.int32)),
+            "interactions": put(clients.interactions.astype(np.int64)),
+            "queries": put(clients.queries.astype(np.int32)),
+            "pools": put(clients.pools.astype(np.int64)),
+            "view": put(clients.view.astype(np.int32)),
+            "grades": put(clients.grades.astype(np.int8)),
+            "ideal": put(clients.ideal.astype(np.float64)),
+            "user": put(clients.click_model.astype(np.int32)),
+            "click": put(clients.click.astype(np.float64)),
+            "stop": put(clients.stop.astype(np.float64)),
+            "attention": put(clients.attention.astype(np.float64)),
             "discount": put(kernels.elementary.discounts(SHOWN)),
         }
-        if len(crowd.at):
-            self._held["at"] = put(crowd.at.astype(np.int64))
+        if len(clients.at):
+            self._held["at"] = put(clients.at.astype(np.int64))
         self.features = data.features.shape[1]
         self.width = learner.ranker.size(self.features)  # of an update
         self.room = self._room()
         self.task = np.zeros((), TASK)
         for name, array in self._held.items():
-            self.task[name] = machine.address(array)
+            self.task[name] = device.address(array)
         numbers = {
             "documents": data.documents, "query_count": data.queries, "features": self.features,
-            "longest": data.longest, "users": len(crowd.click), "levels": crowd.click.shape[1], "room": self.room,
+            "longest": data.longest, "users": len(clients.click), "levels": clients.click.shape[1], "room": self.room,
             **self._settings(),
         }  # fmt: skip
         for name, number in numbers.items():
@@ -178,7 +185,7 @@ class PdgdOnDevice:
 
     def _room(self) -> int:
         """Bytes of fast memory for each client at work."""
-        return room_of(self.features, int(self.crowd.data.longest), self.learner.clip_gradients > 0)
+        return room_of(self.features, int(self.clients.data.longest), self.learner.clip_gradients > 0)
 
     def _settings(self) -> dict[str, float]:
         """The learner's part of a task."""
@@ -196,7 +203,7 @@ class PdgdOnDevice:
     ) -> Learned:
         """The same as from the learner itself, in this processor's memory."""
         updates, online = self.learn(start, chance, present, correction)
-        return Learned(self.machine.get(updates), Observed(self.machine.get(online)))
+        return Learned(self.device.get(updates), Observed(self.device.get(online)))
 
     def learn(
         self,
@@ -225,60 +232,60 @@ class PdgdOnDevice:
         count = self._ready(start, chance, present, NO_CORRECTION)
         weights = self._held["interactions"]
         if present is not None:
-            weights = self.machine.put(self.crowd.interactions[present].astype(np.int64))
+            weights = self.device.put(self.clients.interactions[present].astype(np.int64))
         piece = min(max(PIECE, -(-count // PIECES)), rows)
         pieces = [
             (first, min(first + piece, begin + rows, count), begin)
             for begin in range(0, count, rows)
             for first in range(begin, min(begin + rows, count), piece)
         ]
-        self._totals = self.machine.empty((-(-count // rows), self.width), np.float64)
-        self.machine.one_behind_the_other(
+        self._totals = self.device.empty((-(-count // rows), self.width), np.float64)
+        self.device.one_behind_the_other(
             [partial(self._learn, first, last) for first, last, _ in pieces],
             [
                 partial(self._add_up, weights if weighted else None, first, last, begin, begin // rows)
                 for first, last, begin in pieces
             ],
-            together=type(self) is PdgdOnDevice,
+            together=self.many_rounds,
         )
-        return self.machine.get(self._totals), self._observed(count)
+        return self.device.get(self._totals), self._observed(count)
 
     def clipped(
         self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, clip: Clip
     ) -> tuple[NDArray[np.int64], Observed]:
         """The sum of updates on a grid, each shortened and weighed by `clip`, and what was seen: updates stay there."""
-        machine = self.machine
+        device = self.device
         count = self._ready(start, chance, present, NO_CORRECTION)
         self._learn(0, count)
-        weights, totals = machine.put(clip.weights), machine.put(np.zeros(self.width, np.int64))
+        weights, totals = device.put(clip.weights), device.put(np.zeros(self.width, np.int64))
         task = np.zeros((), CLIPPED_SUM)
-        task["rows"], task["weights"] = machine.address(self._updates), machine.address(weights)
-        task["totals"], task["count"], task["columns"] = machine.address(totals), count, self.width
+        task["rows"], task["weights"] = device.address(self._updates), device.address(weights)
+        task["totals"], task["count"], task["columns"] = device.address(totals), count, self.width
         task["norm"], task["clip"], task["step"] = clip.norm, clip.length, clip.step
         if count:
-            machine.each_part("add_clipped", task, -(-count // ROWS_AT_ONCE), ROWS_AT_ONCE, 0)
-        return machine.get(totals), self._observed(count)
+            device.each_part("add_clipped", task, -(-count // ROWS_AT_ONCE), ROWS_AT_ONCE, 0)
+        return device.get(totals), self._observed(count)
 
     def _observed(self, count: int) -> Observed:
-        return Observed(self.machine.get(self._online[:count]))
+        return Observed(self.device.get(self._online[:count]))
 
     def _ready(
         self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, correction: LocalCorrection
     ) -> int:
         """Bring what a round needs into place; returns how many take part."""
-        machine, task = self.machine, self.task
-        count = len(self.crowd) if present is None else len(present)
+        device, task = self.device, self.task
+        count = len(self.clients) if present is None else len(present)
         if self._updates is None or len(self._updates) < count:
-            self._updates = machine.empty((count, self.width), np.float32)
-            self._online = machine.empty((count,), np.float64)
-        starts = machine.put(as_sent(start))
-        there = None if present is None else machine.put(present.astype(np.int64))
-        drifts = None if correction.drifts is None else machine.put(correction.drifts.astype(np.float64))
-        self._round = (starts, there, drifts)  # kept until the next one
-        task["starts"], task["many_starts"] = machine.address(starts), len(starts) > 1
-        task["present"] = 0 if there is None else machine.address(there)
-        task["drifts"] = 0 if drifts is None else machine.address(drifts)
-        task["updates"], task["online"] = machine.address(self._updates), machine.address(self._online)
+            self._updates = device.empty((count, self.width), np.float32)
+            self._online = device.empty((count,), np.float64)
+        starts = device.put(as_sent(start))
+        on_device = None if present is None else device.put(present.astype(np.int64))
+        drifts = None if correction.drifts is None else device.put(correction.drifts.astype(np.float64))
+        self._round = (starts, on_device, drifts)  # kept until the next one
+        task["starts"], task["many_starts"] = device.address(starts), len(starts) > 1
+        task["present"] = 0 if on_device is None else device.address(on_device)
+        task["drifts"] = 0 if drifts is None else device.address(drifts)
+        task["updates"], task["online"] = device.address(self._updates), device.address(self._online)
         task["key"] = chance.key("learn")
         self._begin(chance, correction, count)
         return count
@@ -288,7 +295,7 @@ class PdgdOnDevice:
         self.task["pull"] = self.learner.rate * correction.pull
         self._loop = self.loop("clients")
         if self.bare and not correction.pull and correction.drifts is None:
-            self._loop += "_short" if self.crowd.data.longest <= SHORT else "_plain"
+            self._loop += "_short" if self.clients.data.longest <= SHORT else "_plain"
 
     def loop(self, name: str) -> str:
         """A loop's name, of features in four bytes or in two."""
@@ -297,13 +304,13 @@ class PdgdOnDevice:
     def _learn(self, first: int, last: int) -> None:
         task = self.task.copy()
         task["first"], task["taking_part"] = first, last
-        self.machine.each_client(self._loop, task, last - first, self.room)
+        self.device.each_client(self._loop, task, last - first, self.room)
 
     def _add_up(self, weights: Any, first: int, last: int, begin: int, part: int) -> None:
-        machine, columns = self.machine, self.width
+        device, columns = self.device, self.width
         task = np.zeros((), ROW_SUM)
-        task["weights"] = 0 if weights is None else machine.address(weights) + 8 * first
-        task["rows"] = machine.address(self._updates) + 4 * columns * first
-        task["totals"] = machine.address(self._totals) + 8 * columns * part
+        task["weights"] = 0 if weights is None else device.address(weights) + 8 * first
+        task["rows"] = device.address(self._updates) + 4 * columns * first
+        task["totals"] = device.address(self._totals) + 8 * columns * part
         task["count"], task["columns"], task["fresh"] = last - first, columns, first == begin
-        machine.each_part("add_rows", task, -(-columns // LANES), 9 * LANES, 2 * ROWS_AT_ONCE * (4 * LANES + 8))
+        device.each_part("add_rows", task, -(-columns // LANES), 9 * LANES, 2 * ROWS_AT_ONCE * (4 * LANES + 8))

@@ -19,51 +19,51 @@ ROBUST = np.dtype(
 _SUMS = 8 * LANES * TEAM  # bytes, for what threads add up
 
 
-def most_clients(machine: Device, bytes_each: int) -> int:
+def most_clients(device: Device, bytes_each: int) -> int:
     """How many values a team can put in order, each of so many bytes."""
-    return 1 << ((machine.fast_memory - _SUMS) // bytes_each).bit_length() - 1
+    return 1 << ((device.fast_memory - _SUMS) // bytes_each).bit_length() - 1
 
 
 class RobustOnDevice:
     """Updates [clients, parameters] in a machine's memory, and what rules make of them."""
 
-    def __init__(self, machine: Device, updates: Any) -> None:
-        self.machine, self.updates = machine, updates
+    def __init__(self, device: Device, updates: Any) -> None:
+        self.device, self.updates = device, updates
         self.clients, self.parameters = updates.shape
 
     def sound(self) -> bool:
         """Whether all updates are finite."""
-        out = self.machine.put(np.zeros(1))
-        self._run("unsound", out, self.machine.at_once, 0, 0)
-        return bool(self.machine.get(out)[0] == 0)
+        out = self.device.put(np.zeros(1))
+        self._run("unsound", out, self.device.at_once, 0, 0)
+        return bool(self.device.get(out)[0] == 0)
 
     def krum_scores(self, neighbours: int, squared: bool) -> NDArray[np.float64]:
         """[clients]: sums of the distances to so many nearest others."""
-        out = self.machine.empty((self.clients,), np.float64)
+        out = self.device.empty((self.clients,), np.float64)
         self._run("krum_scores", out, self.clients, neighbours, 8, squared)
-        return self.machine.get(out)
+        return self.device.get(out)
 
     def trimmed_mean(self, drop: int) -> NDArray[np.float64]:
         """[parameters]: means without so many smallest and largest values."""
-        out = self.machine.empty((self.parameters,), np.float64)
+        out = self.device.empty((self.parameters,), np.float64)
         self._run("trimmed_means", out, self.parameters, drop, 4)
-        return self.machine.get(out)
+        return self.device.get(out)
 
     def mean_of(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
         """[parameters]: the mean of these rows, added up in this order."""
-        machine, columns = self.machine, self.parameters
-        which, totals = machine.put(rows.astype(np.int64)), machine.empty((columns,), np.float64)
+        device, columns = self.device, self.parameters
+        which, totals = device.put(rows.astype(np.int64)), device.empty((columns,), np.float64)
         task = np.zeros((), ROW_SUM)
-        task["rows"], task["which"], task["totals"] = map(machine.address, (self.updates, which, totals))
+        task["rows"], task["which"], task["totals"] = map(device.address, (self.updates, which, totals))
         task["count"], task["columns"], task["fresh"] = len(rows), columns, True
-        machine.each_part("add_rows", task, -(-columns // LANES), 9 * LANES, 2 * ROWS_AT_ONCE * (4 * LANES + 8))
-        return machine.get(totals) / len(rows)
+        device.each_part("add_rows", task, -(-columns // LANES), 9 * LANES, 2 * ROWS_AT_ONCE * (4 * LANES + 8))
+        return device.get(totals) / len(rows)
 
     def _run(self, loop: str, out: Any, blocks: int, number: int, bytes_each: int, squared: bool = False) -> None:
-        machine, task = self.machine, np.zeros((), ROBUST)
-        task["rows"], task["out"] = machine.address(self.updates), machine.address(out)
+        device, task = self.device, np.zeros((), ROBUST)
+        task["rows"], task["out"] = device.address(self.updates), device.address(out)
         task["count"], task["columns"], task["number"], task["squared"] = (
             self.clients, self.parameters, number, squared,
         )  # fmt: skip
         size = 1 << (self.clients - 1).bit_length()
-        machine.each_part(loop, task, blocks, LANES * TEAM, _SUMS + bytes_each * size)
+        device.each_part(loop, task, blocks, LANES * TEAM, _SUMS + bytes_each * size)

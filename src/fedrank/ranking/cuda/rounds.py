@@ -12,10 +12,8 @@ from fedrank.ranking.cuda.pdgd import LANES, SHOWN, TASK, PdgdOnDevice
 from fedrank.types import Weights
 
 TEAM = 8  # warps that work on one client, as kernels/warp.cu has it
-MOST_CLIENTS = 1024  # of a round; with more, rounds fill a card one by one
+MAX_CLIENTS = 1024  # of a round; with more, rounds fill a card one by one
 _SEARCH = 48  # bytes, as `struct Search` in kernels/rounds.cu has them
-
-ADD, MOMENTUM, ADAM = range(3)
 
 _BEFORE = "keys present counts bias model server"
 _AFTER = "updates online models servers gate done scratch"
@@ -66,15 +64,17 @@ def team_room_of(features: int, longest: int, remembered: int) -> int:
 
 
 class RoundsOnDevice:
-    """Rounds of a learner and a crowd in a machine's memory; the rule is the mean."""
+    """Rounds of a learner and its clients in a device's memory; the rule is the mean."""
 
-    def __init__(self, there: PdgdOnDevice, step: MoveOnDevice, weighted: bool) -> None:
-        self.there, self.step = there, step
+    def __init__(self, on_device: PdgdOnDevice, step: MoveOnDevice, weighted: bool) -> None:
+        self.on_device, self.step = on_device, step
         self._task = np.zeros((), ROUNDS)
-        self._task["task"] = there.task
-        self._remembered = step.remembered(there.features)
-        self._room = there.room + team_room_of(there.features, int(there.crowd.data.longest), self._remembered)
-        self._loop = there.loop("rounds") + "_plain" * there.bare
+        self._task["task"] = on_device.task
+        self._remembered = step.remembered(on_device.features)
+        self._room = on_device.room + team_room_of(
+            on_device.features, int(on_device.clients.data.longest), self._remembered
+        )
+        self._loop = on_device.loop("rounds") + "_plain" * on_device.bare
         settings = {
             "weighted": weighted, "step": step.kind, "remembered": self._remembered, "server_rate": step.rate,
             "beta1": step.beta1, "beta2": step.beta2, "epsilon": step.epsilon,
@@ -86,7 +86,7 @@ class RoundsOnDevice:
     @property
     def fits(self) -> bool:
         """Whether a team has room for its lists."""
-        return self._room <= self.there.machine.fast_memory
+        return self._room <= self.on_device.device.fast_memory
 
     def begin(
         self,
@@ -99,13 +99,13 @@ class RoundsOnDevice:
     ) -> Callable[[], RoundsDone]:
         """Begin as many rounds as there are keys; the answer waits for them.
 
-        `present` [rounds, taking part] are rows of the crowd, `counts` the sums of their weights, `bias` [rounds, 2]
+        `present` [rounds, taking part] are rows of the clients, `counts` the sums of their weights, `bias` [rounds, 2]
         what Adam divides by. They end before a round in which an update is not finite.
         """
-        machine, rounds, size = self.there.machine, len(keys), self.there.features
-        taking_part = len(self.there.crowd) if present is None else present.shape[1]
+        device, rounds, size = self.on_device.device, len(keys), self.on_device.features
+        taking_part = len(self.on_device.clients) if present is None else present.shape[1]
         if self._updates is None or self._updates.shape[1] < taking_part:
-            self._updates = machine.empty((2, taking_part, size), np.float32)
+            self._updates = device.empty((2, taking_part, size), np.float32)
         # One letter there and one back: each takes longer than a round.
         letter = {
             "gate": np.zeros(1, np.int64), "keys": keys, "counts": counts, "bias": bias.ravel(), "model": model,
@@ -115,21 +115,21 @@ class RoundsOnDevice:
         answer = {
             "done": 1, "online": rounds * taking_part, "models": rounds * size, "servers": rounds * self._remembered
         }  # fmt: skip
-        sent = machine.put(np.concatenate([np.ascontiguousarray(part).view(np.uint64) for part in letter.values()]))
-        back = machine.empty((sum(answer.values()),), np.float64)
+        sent = device.put(np.concatenate([np.ascontiguousarray(part).view(np.uint64) for part in letter.values()]))
+        back = device.empty((sum(answer.values()),), np.float64)
         task = self._task.copy()
         for where, sizes in ((sent, {name: len(part) for name, part in letter.items()}), (back, answer)):
-            address = machine.address(where)
+            address = device.address(where)
             for name, length in sizes.items():
                 task[name] = address
                 address += 8 * length
         if present is None:
             task["present"] = 0
-        task["updates"], task["rounds"], task["taking_part"] = machine.address(self._updates), rounds, taking_part
-        machine.each_part(self._loop, task, min(taking_part, machine.at_once), LANES * TEAM, self._room)
+        task["updates"], task["rounds"], task["taking_part"] = device.address(self._updates), rounds, taking_part
+        device.each_part(self._loop, task, min(taking_part, device.at_once), LANES * TEAM, self._room)
 
         def collect(kept: Any = sent) -> RoundsDone:  # what was sent stays until then
-            found = machine.get(back)
+            found = device.get(back)
             parts = dict(zip(answer, np.split(found, np.cumsum(list(answer.values()))[:-1]), strict=True))
             done = int(parts["done"][0])
             return RoundsDone(

@@ -1,0 +1,119 @@
+"""`fedrank papers`: every published table and figure that fedrank computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedrank.cli.shared import (
+    FAILED,
+    AsJson,
+    Changes,
+    Workers,
+    do_experiment,
+    new_console,
+    print_json,
+    print_line,
+    print_sections,
+    progress,
+)
+
+papers_app = typer.Typer(
+    help="The papers: each table and figure as an experiment, and published next to measured.", no_args_is_help=True
+)
+Runs = Annotated[Path, typer.Option("--runs", help="Folder of their results.")]
+
+
+@papers_app.command("list", epilog="Example:  FEDRANK_DATA=/data fedrank papers list")
+def papers_list(as_json: AsJson = False) -> None:
+    """Each table and figure: its experiment, which data it needs, whether these are here, how long it takes."""
+    from fedrank_papers.items import about_papers, papers_facts
+
+    if as_json:
+        print_json(papers_facts())
+    else:
+        print_sections(about_papers(), new_console())
+
+
+@papers_app.command(
+    "run",
+    epilog="Examples:  fedrank papers run thesis/table-6-2 --quick  ·  fedrank papers run thesis/fig-5-5 --set "
+    "data.name=mq2008",
+)
+def papers_run(
+    names: Annotated[list[str], typer.Argument(help="Experiments, as `fedrank papers list` names them; or all.")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A small, honest version that takes minutes; its title says on which data.")
+    ] = False,
+    claims: Annotated[
+        bool, typer.Option("--claims", help="Only the variants that claims compare: enough for a verdict on each.")
+    ] = False,
+    set_: Changes = None,
+    runs: Runs = Path("runs"),
+    workers: Workers = None,
+) -> None:
+    """Do experiments of the papers. A quick form lies beside the whole one, marked as such, and so do other data."""
+    from fedrank_papers.items import ask, compared, named, unlearn_after
+
+    console = new_console()
+    wanted = named(names)
+    failed = []
+    for name in wanted:
+        grid, label = ask(name, set_ or [], quick, runs)
+        try:
+            grid.base.require_data()
+        except (OSError, ValueError) as problem:
+            if len(wanted) == 1:
+                raise
+            print_line(console, f"left out {name}: {problem}", style="yellow")
+            continue
+        try:
+            do_experiment(compared(name, grid) if claims else grid, label, runs, workers)
+        except typer.Exit as end:
+            if end.exit_code != FAILED:  # the user asked to stop
+                raise
+            failed.append(name)
+            continue
+        with progress(console) as tell:
+            unlearned = unlearn_after(name, grid, label, runs, tell)
+        if unlearned is not None:
+            print_line(console, f"Unlearned: {unlearned}")
+    if failed:
+        if len(wanted) > 1:
+            print_line(console, f"Runs failed in {', '.join(failed)}; see above.", style="red")
+        raise typer.Exit(FAILED)
+
+
+@papers_app.command(
+    "report",
+    epilog="Examples:  fedrank papers report --runs runs --out papers.html  ·  "
+    "fedrank papers report --out claims.md --details notebook.md",
+)
+def papers_report(
+    out: Annotated[
+        Path, typer.Option(help="Web page to write, with one for each paper beside it; or a .md file: all claims.")
+    ] = Path("papers.html"),
+    runs: Runs = Path("runs"),
+    details: Annotated[
+        Path | None,
+        typer.Option(help="With a .md file: where to write what each experiment measured. Beside it if not given."),
+    ] = None,
+) -> None:
+    """Published and measured side by side, and for each finding whether it holds, as far as that can be told."""
+    from fedrank_papers.claims_page import write_claims
+    from fedrank_papers.page import write_papers_report
+
+    console = new_console()
+    if out.suffix == ".md":
+        details = details or out.with_name(f"{out.stem}-notebook.md")
+        print_line(console, write_claims(runs, out, details))
+        print_line(console, f"Claims: {out}; what each experiment measured: {details}")
+        return
+    if details is not None:
+        raise ValueError(f"--details {details} goes with a page of claims, which --out {out} is not; name a .md file")
+    if not runs.is_dir():
+        raise FileNotFoundError(f"there is no folder {runs}; name the folder of the results with --runs")
+    print_line(console, write_papers_report(runs, out))
+    print_line(console, f"Report: {out}, and beside it a page on each paper")

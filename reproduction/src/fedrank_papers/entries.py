@@ -1,0 +1,83 @@
+"""Every experiment that was run, as the pages of claims and of details name it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedrank.experiments.report.analysis import Analysis
+from fedrank.experiments.report.markdown import anchor
+from fedrank.experiments.report.sections import Span
+from fedrank_papers.items import Item, Paper, captioned, command
+from fedrank_papers.page import Done
+
+OUR_OWN = "Experiments that belong to no paper"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One experiment with finished runs."""
+
+    name: str  # its folder below all runs: the heading of its sections
+    caption: str  # what it is
+    form: str  # "whole", "quick", and which settings were changed; empty for one of our own
+    data: str
+    command: str  # that asks for its runs
+    analysis: Analysis
+    item: Item | None = None  # of a paper
+
+    @property
+    def seconds(self) -> float:
+        """Processor time of all its runs."""
+        readings = (reading for variant in self.analysis.variants for reading in variant.repeats.values())
+        spent = [reading.costs.get("cpu_seconds", math.nan) for reading in readings]
+        return sum(seconds for seconds in spent if not math.isnan(seconds))
+
+    @property
+    def ended(self) -> str:
+        """The day of its last run."""
+        return max((run.ended for run in self.analysis.runs.finished if run.ended), default="")[:10]
+
+    def link(self, text: str, page: Path, where: Path) -> Span:
+        """Words that lead from one page to the section about this on another."""
+        return Span(text, link=f"{Path(os.path.relpath(page, where.parent)).as_posix()}#{anchor(self.name)}")
+
+
+def entries(
+    known: Sequence[Paper], done: Mapping[str, Sequence[Done]], found: Sequence[Analysis], folder: Path
+) -> dict[str, list[Entry]]:
+    """By the titles of papers, in their order; what belongs to none comes last."""
+    told: dict[str, list[Entry]] = {}
+    for paper in known:
+        told[paper.title] = [_of_paper(one, folder) for one in done[paper.key]]
+    ours = {one.analysis.folder for some in done.values() for one in some}
+    told[OUR_OWN] = [_of_our_own(analysis, folder) for analysis in found if analysis.folder not in ours]
+    return {title: some for title, some in told.items() if some}
+
+
+def _of_paper(one: Done, folder: Path) -> Entry:
+    grid, item = one.analysis.grid, one.item
+    asked = "" if grid is None else command(item.name, grid, one.form.startswith("quick"))
+    return Entry(
+        _below(folder, one.analysis),
+        captioned(item.label, one.analysis.title),
+        one.form,
+        one.data,
+        asked,
+        one.analysis,
+        item,
+    )
+
+
+def _of_our_own(analysis: Analysis, folder: Path) -> Entry:
+    name = _below(folder, analysis)
+    data = str(analysis.runs.finished[0].data.get("name", ""))
+    return Entry(name, analysis.title, "", data, f"fedrank run {name}/experiment.toml", analysis)
+
+
+def _below(folder: Path, analysis: Analysis) -> str:
+    place = analysis.folder
+    return place.relative_to(folder).as_posix() if place.is_relative_to(folder) else analysis.name

@@ -1,0 +1,96 @@
+"""The notebook behind all claims: what every experiment measured, written from run folders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedrank.experiments.report.analysis import Analysis, untested, what_final_means
+from fedrank.experiments.report.formatting import duration, heading
+from fedrank.experiments.report.sections import Listing, Pairs, Part, Points, Section, paragraph
+from fedrank.experiments.report.tables import data_facts, settings_rows
+from fedrank_papers.entries import OUR_OWN, Entry
+from fedrank_papers.items import Paper
+from fedrank_papers.pivot import value_tables
+
+TITLE = "The notebook: what every experiment measured"
+
+
+def notebook(known: Sequence[Paper], told: Mapping[str, Sequence[Entry]], here: Path, claims: Path) -> Section:
+    """A section for each experiment with runs, paper by paper; `here` is where the page will lie."""
+    everything = [entry for some in told.values() for entry in some]
+    parts: list[Part] = [
+        paragraph(
+            "Written from run folders, and not by hand, together with the page of claims: final values of every "
+            "variant next to doing nothing, in the first measure of its experiment and in those that claims are about, "
+            "or in all where it has no claim. "
+            "± is the spread over repeats (folds x seeds), and decides nothing; ▲ and ▼ do, by the rule that claims "
+            "are judged by. What was seen besides, and why, is told in “What reappeared, and what did not”."
+        )
+    ]
+    papers = {paper.title: paper for paper in known}
+    for title, some in told.items():
+        paper = papers.get(title)
+        said: set[str] = set()
+        sections = [_section(entry, paper, said, here, claims) for entry in some]
+        rest = [] if paper is None else [row.says for row in paper.remarks if not row.experiments]
+        first = [Points(tuple(rest))] if rest else []
+        over = "" if paper is None else f"{paper.authors}, {paper.year}"
+        parts.append(Section(title if paper else OUR_OWN, (*first, *sections), over))
+    if everything:
+        parts.append(Section("How it was measured", (Points(tuple(_meanings(everything))),)))
+    return Section(TITLE, tuple(parts))
+
+
+def _section(entry: Entry, paper: Paper | None, said: set[str], here: Path, claims: Path) -> Section:
+    """What one experiment was, and what came out; a remark stands next to the first that shows it."""
+    analysis, columns = entry.analysis, _columns(entry.analysis)
+    parts: list[Part] = []
+    if analysis.claims:
+        parts.append(paragraph("What it says about claims: ", entry.link("verdicts", claims, here), "."))
+    parts += [Listing(entry.command, "bash"), Pairs(tuple(_facts(entry))), *value_tables(analysis, columns)]
+    parts += [paragraph(note, tone="warn") for note in _warnings(analysis, columns)]
+    item = "" if entry.item is None else entry.item.name
+    seen = [] if paper is None else [row.says for row in paper.remarks if item in row.experiments]
+    if fresh := [text for text in seen if text not in said]:
+        said.update(fresh)
+        parts += [paragraph("What we saw:"), Points(tuple(fresh))]
+    return Section(entry.name, tuple(parts), entry.caption)
+
+
+def _facts(entry: Entry) -> list[tuple[str, str]]:
+    """The data, how often, and what it took."""
+    analysis = entry.analysis
+    runs = f"{len(analysis.runs.finished):,}, {duration(entry.seconds)} of processor time"
+    facts = [("data", "; ".join([entry.data, *data_facts(analysis.runs.finished[0].data)]))]
+    facts += [(name, text) for name, text in settings_rows(analysis) if name == "repeats"]
+    facts += [("form", entry.form)] if entry.form else []
+    facts.append(("runs", f"{runs}, the last on {entry.ended}" if entry.ended else runs))
+    return [*facts, ("final", what_final_means(analysis)[0])]
+
+
+def _columns(analysis: Analysis) -> list[str]:
+    """The first measure, and those that claims or published values are about; all where there are none."""
+    asked = [claim.column for claim in analysis.claims] + [value.column for value in analysis.published]
+    wanted = dict.fromkeys([analysis.main, *(asked or analysis.measures)])
+    return [column for column in wanted if column in analysis.columns]
+
+
+def _warnings(analysis: Analysis, columns: Sequence[str]) -> list[str]:
+    """What to keep in mind about what is shown."""
+    shown = {column: found for column, found in analysis.comparisons.items() if column in columns}
+    hidden = {*untested(analysis, analysis.comparisons)} - {*(tests := untested(analysis, shown))}
+    kept = [note for note in analysis.notes if note not in hidden]
+    return [*kept, *(note for note in tests if note not in kept)]
+
+
+def _meanings(everything: Sequence[Entry]) -> list[str]:
+    """What the values that are shown mean, each said once."""
+    meanings: dict[str, None] = {}
+    for entry in everything:
+        for column in _columns(entry.analysis):
+            for run in entry.analysis.runs.finished:
+                if column in run.conventions:
+                    meanings[f"{heading(column)}: {run.conventions[column]}"] = None
+    sentences = (sentence for entry in everything for sentence in what_final_means(entry.analysis)[1:])
+    return [*meanings, *dict.fromkeys(sentences)]

@@ -1,0 +1,331 @@
+"""The report on the papers: published next to measured, and a verdict for every finding."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedrank.experiments.report.analysis import Analysis, analyse, what_final_means
+from fedrank.experiments.report.claims import CANNOT, FAILS, HOLDS, OPEN, UNTESTED, Stated, Verdict, judge_all
+from fedrank.experiments.report.compose import conventions, warnings
+from fedrank.experiments.report.contrast import across
+from fedrank.experiments.report.formatting import heading
+from fedrank.experiments.report.html import page
+from fedrank.experiments.report.published_values import WITHIN, PublishedComparison
+from fedrank.experiments.report.sections import Cell, Part, Section, Span, Table, paragraph
+from fedrank.experiments.report.tables import (
+    PUBLISHED,
+    PUBLISHED_RULE,
+    TONES,
+    Footnotes,
+    claims_table,
+    final_table,
+    power,
+    published_cells,
+    published_tone,
+    tested_over,
+    with_interval,
+)
+from fedrank.experiments.runner.runs import Runs, load_runs
+from fedrank.files import write_atomic
+from fedrank_papers.figures import drawings
+from fedrank_papers.items import ON, QUICK, UNLEARNED, Item, Paper, changed, other_folds, papers
+
+TITLE = "The papers, measured"
+VERDICTS = (HOLDS, FAILS, OPEN, UNTESTED)
+IN_WORDS = {
+    HOLDS: ("holds", "hold"),
+    FAILS: ("does not hold", "do not hold"),
+    OPEN: ("cannot be told from this design", "cannot be told from these designs"),
+    UNTESTED: ("was not tested", "were not tested"),
+}
+NOTHING: Mapping[str, Runs] = {}
+
+
+@dataclass(frozen=True)
+class Done:
+    """Finished runs of a table or figure."""
+
+    item: Item
+    form: str  # "whole" or "quick", ", unlearned", and which settings were changed
+    analysis: Analysis  # without published values of other data or settings
+    published: tuple[PublishedComparison, ...]  # all of them
+
+    @property
+    def data(self) -> str:
+        return str(self.analysis.runs.finished[0].data.get("name", ""))
+
+    @property
+    def anchor(self) -> str:
+        return re.sub(r"[^\w-]+", "-", f"{self.analysis.folder.parent.name}-{self.analysis.folder.name}")
+
+    @property
+    def repeats(self) -> str:
+        counts = sorted({len(variant.repeats) for variant in self.analysis.variants})
+        return " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+
+
+def write_papers_report(folder: Path, out: Path) -> str:
+    """Write the overview, and a page on each paper beside it; returns what they say in one sentence."""
+    runs = load_runs(folder) if folder.is_dir() else Runs()
+    known = papers()
+    done = match(known, analyse(runs) if len(runs.finished) else [])
+    tried = unfinished(known, runs)
+    for paper in known:
+        write_atomic(_beside(out, paper), paper_page(paper, done[paper.key], out.name, tried))
+    everything = [one for some in done.values() for one in some]
+    write_atomic(out, overview_page(known, done, out, tried))
+    return summary(everything)
+
+
+def unfinished(known: Sequence[Paper], runs: Runs) -> dict[str, Runs]:
+    """Runs of tables and figures that are not finished, by the name of their experiment, whatever its form."""
+    left: dict[str, Runs] = {}
+    for item in (item for paper in known for item in paper.items):
+        ours = _ours(item)
+        some = tuple(run for run in runs if run.status != "finished" and ours.fullmatch(_called(run.folder)))
+        if some:
+            left[item.name] = Runs(some)
+    return left
+
+
+def _ours(item: Item) -> re.Pattern[str]:
+    """Which folders hold runs of a table or figure."""
+    return re.compile(rf"{re.escape(item.name)}({QUICK})?({ON}.+?)?({UNLEARNED})?")
+
+
+def _called(folder: Path) -> str:
+    return f"{folder.parent.name}/{folder.name}"
+
+
+def match(known: Sequence[Paper], reported: Sequence[Analysis]) -> dict[str, list[Done]]:
+    """Which runs are those of which table or figure, paper by paper; runs of anything else are left out."""
+    done: dict[str, list[Done]] = {}
+    for paper in known:
+        done[paper.key] = []
+        for item in paper.items:
+            ours = _ours(item)
+            for analysis in reported:
+                fits = ours.fullmatch(_called(analysis.folder))
+                if fits:
+                    quick, elsewhere, unlearned = fits.groups()
+                    form = ("quick" if quick else "whole") + (", unlearned" if unlearned else "")
+                    other = [] if analysis.grid is None else changed(item.name, analysis.grid, bool(quick))
+                    form += f", changed: {', '.join(other)}" if other else ""
+                    folds = analysis.grid is not None and other_folds(item.name, analysis.grid, bool(quick))
+                    own = not (elsewhere or paper.other_data or other or folds)
+                    shown = analysis if own else replace(analysis, published=())
+                    done[paper.key].append(Done(item, form, shown, analysis.published))
+    return done
+
+
+def summary(done: Sequence[Done]) -> str:
+    """How many claims were tested, and what became of them."""
+    verdicts = Counter(claim.verdict for one in done for claim in one.analysis.claims)
+    if not verdicts:
+        return "Nothing has been tested yet: `fedrank papers run` does the experiments."
+    counts = ", ".join(f"{n} {IN_WORDS[verdict][n > 1]}" for verdict in VERDICTS if (n := verdicts[verdict]))
+    values = [entry for one in done for entry in one.analysis.published]
+    met = sum(entry.verdict == WITHIN for entry in values)
+    published = f" Of {len(values)} published values {met} lie within the 95% interval around ours." if values else ""
+    experiments = "1 experiment" if len(done) == 1 else f"{len(done)} experiments"
+    return f"{sum(verdicts.values())} tests of claims in {experiments}: {counts}.{published}"
+
+
+def overview_page(
+    known: Sequence[Paper], done: dict[str, list[Done]], out: Path, tried: Mapping[str, Runs] = NOTHING
+) -> str:
+    """The page that says what became of every table and figure."""
+    everything = [one for some in done.values() for one in some]
+    parts: list[Part] = [paragraph(summary(everything), tone="lead")]
+    for paper in sorted(known, key=lambda paper: not done[paper.key]):  # what was run stands first
+        authors, link = f"{paper.authors}, {paper.year}", _beside(out, paper).name
+        parts.append(Section(paper.title, (overview(paper, done[paper.key], tried),), authors, link=link))
+    return page(TITLE, [Section(TITLE, (*parts, paragraph(_NOTE, tone="note")))])
+
+
+def paper_page(paper: Paper, done: Sequence[Done], back: str, tried: Mapping[str, Runs] = NOTHING) -> str:
+    """All on one paper: what contradicts it, its findings, its values, its figures."""
+    parts: list[Part] = [paragraph(Span(TITLE, link=back), tone="note"), paragraph(summary(done), tone="lead")]
+    if seen := remarks(paper, done):
+        parts.append(Section("What contradicts the paper, or what it does not say", tuple(seen)))
+    if any(one.analysis.claims for one in done):
+        parts.append(Section("Findings, each on one data set", (findings_table(done),)))
+        parts.append(Section("The same in general", tuple(general(done))))
+    if any(one.published for one in done):
+        parts.append(Section("Published and measured", (values_table(done),)))
+    others = [[Cell(row.item), Cell(row.command)] for row in paper.other]
+    also = [Table(["also", "command"], others, 2)] if others else []
+    parts.append(Section("Tables and figures", (overview(paper, done, tried), *also)))
+    parts += map(_section, done)
+    parts.append(paragraph(_NOTE, tone="note"))
+    return page(paper.title, [Section(paper.title, tuple(parts), f"{paper.authors}, {paper.year}")])
+
+
+def overview(paper: Paper, done: Sequence[Done], tried: Mapping[str, Runs] = NOTHING) -> Table:
+    """One row for each table or figure and each form of it that ran. What failed is told from what was not run."""
+    rows = []
+    ran = [one.item.name for one in done]
+    for item in sorted(paper.items, key=lambda item: (item.name not in ran, item.name not in tried)):
+        ours = [one for one in done if one.item is item]
+        if not ours:
+            why, tone, hint = _why_not(item, tried.get(item.name, Runs()))
+            verdict = Cell(f"{why}; not tested here" if item.grid.about.claims else why, tone=tone, hint=hint)
+            rows.append([*map(Cell, (item.label, item.name, "-", item.data, "0", "-")), verdict])
+        for one in ours:
+            values = one.analysis.published
+            met = sum(entry.verdict == WITHIN for entry in values)
+            verdicts = Counter(claim.verdict for claim in one.analysis.claims)
+            text = "; ".join(f"{verdict}: {verdicts[verdict]}" for verdict in VERDICTS if verdicts[verdict])
+            tone = "worse" if verdicts[FAILS] else "better" if verdicts[HOLDS] else "quiet"
+            texts = (item.label, item.name, one.form, one.data, one.repeats)
+            rows.append(
+                [
+                    *map(Cell, texts),
+                    Cell(f"{met} of {len(values)}" if values else "-"),
+                    Cell(text or "none stated", tone=tone if text else "quiet"),
+                ]
+            )
+    return Table(["item", "experiment", "form", "data", "repeats", "published values met", "verdict"], rows, 4)
+
+
+def _runs(number: int) -> str:
+    return "1 run" if number == 1 else f"{number:,} runs"
+
+
+def _why_not(item: Item, left: Runs) -> tuple[str, str, str]:
+    """Why nothing was measured, its tone, and more about it."""
+    failed = [run for run in left if run.status in ("failed", "broken")]
+    if failed:
+        reasons = " ".join(dict.fromkeys(f"{run.reason}." for run in failed))
+        return f"failed: {_runs(len(failed))}, {failed[0].reason}", "worse", reasons
+    if len(left):
+        under_way = any(run.status == "running" for run in left)
+        return ("running" if under_way else f"interrupted: {_runs(len(left))}"), "warn", ""
+    return ("not run: its data are not here" if item.missing else "not run"), "quiet", item.missing
+
+
+def remarks(paper: Paper, done: Sequence[Done]) -> list[Part]:
+    """What we saw, next to the runs that show it; what others would show is only counted."""
+    here = {one.item.name for one in done}
+    shown = [row for row in paper.remarks if done and (not row.experiments or here & {*row.experiments})]
+    parts: list[Part] = []
+    if shown:
+        rows = [[Cell(row.says), Cell(row.evidence)] for row in shown]
+        parts.append(Table(["what we saw", "where to see it"], rows, 2))
+    if left := len(paper.remarks) - len(shown):
+        verb = "1 more remark rests" if left == 1 else f"{left} more remarks rest"
+        parts.append(paragraph(f"{verb} on experiments that were not run here.", tone="note"))
+    return parts
+
+
+def findings_table(done: Sequence[Done]) -> Table:
+    """Every claim with its verdict, in the order of the paper."""
+    rows = []
+    for one in done:
+        for claim in one.analysis.claims:
+            where = f"{one.item.label}, {one.form}, {one.data}"
+            verdict = Cell(claim.verdict, tone=TONES[claim.verdict], hint=claim.reason)
+            rows.append([Cell(claim.says), Cell(where), Cell(heading(claim.column)), verdict, *claim_cells(claim)])
+    return Table(["finding", "tested in", "measure", "verdict", *CLAIM], rows, 4)
+
+
+CLAIM = ("difference", "tested over", "repeats", "power")
+
+
+def claim_cells(claim: Verdict) -> list[Cell]:
+    """Cells under the headings of CLAIM."""
+    return [
+        Cell(text) for text in (with_interval(claim), tested_over(claim), str(claim.contrast.repeats), power(claim))
+    ]
+
+
+def in_general(done: Sequence[Done]) -> dict[tuple[str, str, str], Verdict]:
+    """Claims over all data sets that they were tested on, by experiment, form and words."""
+    groups: dict[tuple[str, str], dict[str, dict[str, Verdict]]] = {}
+    for one in done:
+        same = groups.setdefault((one.item.name, one.form), {})
+        for claim in one.analysis.claims:
+            same.setdefault(claim.says, {})[one.data] = claim
+    found = {}
+    for (name, form), claims in groups.items():
+        stated = []
+        for each in claims.values():
+            tested = [claim for claim in each.values() if claim.contrast.repeats]
+            first, found_in = next(iter(each.values())), [claim.contrast for claim in tested]
+            over = across([one.difference for one in found_in], sum(one.repeats for one in found_in))
+            stated.append(Stated(first.says, first.column, over, first.within, first.reported, first.scale))
+        for verdict in judge_all(stated):
+            found[name, form, verdict.says] = verdict
+    return found
+
+
+def general(done: Sequence[Done]) -> list[Part]:
+    """Every claim over data sets: what holds on one of them need not hold on another."""
+    labels = {one.item.name: one.item.label for one in done}
+    rows = []
+    found, reasons = in_general(done), Footnotes()
+    for (name, form, says), claim in found.items():
+        if claim.contrast.counted < 2:
+            continue
+        verdict = Cell(reasons.short(claim), tone=TONES[claim.verdict])
+        rows.append(
+            [Cell(says), Cell(f"{labels[name]}, {form}"), Cell(heading(claim.column)), verdict, *claim_cells(claim)]
+        )
+    parts: list[Part] = []
+    if rows:
+        note = "A data set counts once, with its mean difference; t-test over data sets."
+        parts.append(Table(["finding", "tested in", "measure", "verdict", *CLAIM], rows, 4, [*reasons.notes, note]))
+    if alone := len(found) - len(rows):
+        claims = "1 claim was" if alone == 1 else f"{alone} claims were"
+        parts.append(paragraph(f"{claims} tested on one data set. What is so in general, {CANNOT}."))
+    return parts
+
+
+def values_table(done: Sequence[Done]) -> Table:
+    """Every published value next to ours, with the convention that ours follow."""
+    conventions: dict[str, str] = {}
+    rows = []
+    for one in done:
+        for entry in one.published:
+            runs = one.analysis.runs.finished
+            meaning = next((run.conventions[entry.column] for run in runs if entry.column in run.conventions), "")
+            sentence = " ".join([meaning or heading(entry.column), what_final_means(one.analysis)[0]])
+            mark = conventions.setdefault(sentence, f"({chr(ord('a') + len(conventions))})")
+            published, measured, *rest = published_cells(entry)
+            verdict = entry.verdict
+            if not one.analysis.published:
+                rest = ["-", rest[1], *["-"] * (len(rest) - 2)]
+                verdict = "other data or settings: only the order can be compared"
+            texts = (f"{entry.source}: {entry.variant.label}", heading(entry.column), mark, published, measured, *rest)
+            rows.append([*map(Cell, texts), Cell(verdict, tone=published_tone(verdict))])
+    header = ["what", "measure", "convention", *PUBLISHED, "verdict"]
+    notes = [f"{mark} {sentence}" for sentence, mark in conventions.items()]
+    return Table(header, rows, 3, [*notes, PUBLISHED_RULE])
+
+
+def _section(one: Done) -> Section:
+    """A table or figure: its picture, its claims, and behind a click its values and how they were measured."""
+    analysis = one.analysis
+    parts: list[Part] = [*drawings(one.item.name, analysis)]
+    if analysis.claims:
+        parts.append(claims_table(analysis))
+    measured: tuple[Part, ...] = (*warnings(analysis), final_table(analysis), conventions(analysis))
+    parts.append(Section("Final quality, and how it was measured", measured, folded=True))
+    parts.append(paragraph(f"All else: fedrank report {analysis.folder}", tone="note"))
+    over = f"{one.item.name} · {one.form}, {one.data}"
+    return Section(f"{one.item.label}: {analysis.title}", tuple(parts), over, one.anchor)
+
+
+def _beside(out: Path, paper: Paper) -> Path:
+    return out.with_name(f"{out.stem}-{paper.key}{out.suffix}")
+
+
+_NOTE = (
+    "A published value is met if it lies within the 95% interval around ours. Quick forms are far shorter than the "
+    "published experiments, mostly on made-up data: they show that an experiment works, and what does not hold there "
+    "may hold in full."
+)

@@ -1,0 +1,1 @@
+"""Experiments of the papers as TOML files, one folder for each paper."""

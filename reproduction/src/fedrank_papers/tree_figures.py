@@ -1,0 +1,147 @@
+"""What needs the data again in the SelGB paper: what is left of cut lists, gain by length, chosen negatives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from fedrank.data.ranking import RankingData
+from fedrank.experiments.report.analysis import Analysis
+from fedrank.experiments.report.figures import COLOURS, LOOK, QUIET, as_svg
+from fedrank.experiments.report.sections import Cell, Drawing, Table
+from fedrank.experiments.runner.data import load_fold
+from fedrank.experiments.runner.runs import Run
+from fedrank.trees.boosters import Shortlist, shortened
+from fedrank.trees.selection import Selected, by_rank, selection_map
+
+STEP = 100  # documents between two lengths, as in the paper
+ENOUGH = 10  # choices from which on a document is as bright as can be, as in the paper
+
+
+def cut_lists(analysis: Analysis) -> Iterator[Table]:
+    """Table 1: what is left of the data where lists are cut to some number of negatives."""
+    rows = []
+    for variant in analysis.variants:
+        run = next(run for run in analysis.runs.finished if run.variant == variant.name)
+        booster, fold = run.spec.booster, load_fold(run.spec.data, run.fold)  # type: ignore[attr-defined]
+        if not isinstance(booster, Shortlist):
+            continue
+        parts = [
+            shortened(part, booster.kept(part)) for part in (fold.train, fold.validation, fold.test) if part is not None
+        ]
+        lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+        pairs, relevant = int(lengths.sum()), sum(int((part.grades > 0).sum()) for part in parts)
+        counts = (len(lengths), fold.train.features.shape[1], pairs, int(lengths.max()), round(lengths.mean()))
+        shares = [f"{count:,} ({100 * count / pairs:.2f} %)" for count in (relevant, pairs - relevant)]
+        rows.append([*map(Cell, (variant.label, *(f"{count:,}" for count in counts), *shares))])
+    header = ["lists", "queries", "features", "documents", "most of a query", "mean of a query", "relevant", "others"]
+    if rows:
+        yield Table(
+            header,
+            rows,
+            1,
+            ["All parts are cut here; a model is trained and stopped on cut lists, tested on whole ones."],
+        )
+
+
+def gain_by_length(analysis: Analysis, better: str, other: str) -> Iterator[Drawing]:
+    """Figure 6: how much better one variant ranks queries with lists of some length, and how many such queries are."""
+    pairs = {variant.name: variant for variant in analysis.variants}
+    if not {better, other} <= set(pairs):
+        return
+    lengths: list[float] = []
+    gains: list[float] = []
+    for run in analysis.runs.finished:
+        if run.variant != better or run.repeat not in pairs[other].repeats:
+            continue
+        ours, theirs = (pairs[name].repeats[run.repeat] for name in (better, other))
+        data = _test(run)
+        long = dict(zip(data.query_ids.tolist(), np.diff(data.offsets).tolist(), strict=True))
+        lengths += [long[query] for query in ours.query_ids.tolist()]
+        gains += (ours.queries[analysis.main] - theirs.queries[analysis.main]).tolist()
+    known = ~np.isnan(gains)
+    if known.any():
+        yield Drawing(
+            partial(draw_gain, np.array(lengths)[known], np.array(gains)[known], f"{better} - {other}"),
+            f"Difference in {analysis.main} by documents of a query, in steps of {STEP}; below, the number of queries.",
+        )
+
+
+def by_step(lengths: NDArray[np.float64], gains: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Mean gain of the queries in each step of lengths, 0 where there is none, and how many there are.
+
+    >>> [each.tolist() for each in by_step(np.array([20, 80, 250]), np.array([0.25, 0.75, -0.5]))]
+    [[0.5, 0.0, -0.5], [2, 0, 1]]
+    """
+    place = (lengths // STEP).astype(np.int64)
+    count = np.bincount(place)
+    return np.bincount(place, weights=gains) / np.maximum(count, 1), count
+
+
+@mpl.rc_context(LOOK)
+def draw_gain(lengths: NDArray[np.float64], gains: NDArray[np.float64], label: str) -> str:
+    """Mean gain in each step of lengths, above the number of queries in it."""
+    mean, count = by_step(lengths, gains)
+    at = (np.arange(len(count)) + 0.5) * STEP
+    figure = Figure(figsize=(8, 4.4), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+    above.bar(at, mean, width=0.9 * STEP, color=np.where(mean >= 0, COLOURS[0], COLOURS[1]))
+    above.axhline(0, color=QUIET, lw=0.8)
+    above.set_ylabel(label)
+    below.bar(at, count, width=0.9 * STEP, color=QUIET)
+    below.set_ylabel("queries")
+    below.set_xlabel("documents of a query")
+    return as_svg(figure)
+
+
+def chosen(analysis: Analysis) -> Iterator[Drawing]:
+    """Figures 7 and 8: which negatives are chosen, by query and by rank in the order of the data."""
+    run = next((run for run in analysis.runs.finished if (run.path / "selected.npz").exists()), None)
+    if run is None:
+        return
+    selected, data = Selected.load(run.path), _train(run)
+    yield Drawing(
+        partial(draw_map, selection_map(selected, data)),
+        f"How often each document was chosen, up to {ENOUGH} times; a row is a query, long lists at the bottom.",
+    )
+    share = by_rank(selected, data)
+    yield Drawing(partial(draw_share, share), "Share of all choices that fell on the first documents of a query.")
+
+
+@mpl.rc_context(LOOK)
+def draw_map(grid: NDArray[np.float64]) -> str:
+    """A heatmap, thinned so that a page can hold it."""
+    every = [max(1, size // 300) for size in grid.shape]
+    figure = Figure(figsize=(8, 4.4), layout="constrained")
+    axes = figure.subplots()
+    thin = np.minimum(grid[:: every[0], :: every[1]], ENOUGH)
+    image = axes.imshow(thin, aspect="auto", cmap="viridis", extent=(0, grid.shape[1], len(grid), 0))
+    figure.colorbar(image, label="times chosen")
+    axes.grid(False)
+    axes.set_xlabel("rank in the order of the data")
+    axes.set_ylabel("query, by length of its list")
+    return as_svg(figure)
+
+
+@mpl.rc_context(LOOK)
+def draw_share(share: NDArray[np.float64]) -> str:
+    figure = Figure(figsize=(6, 3.4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(np.arange(1, len(share) + 1), share, color=COLOURS[0])
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("rank in the order of the data")
+    axes.set_ylabel("share of choices")
+    return as_svg(figure)
+
+
+def _train(run: Run) -> RankingData:
+    return load_fold(run.spec.data, run.fold).train
+
+
+def _test(run: Run) -> RankingData:
+    return load_fold(run.spec.data, run.fold).test

@@ -1,0 +1,281 @@
+"""The published files of AOL4FOLTR as a data set: `metadata.csv` (user, time, query, click), `letor.txt` (features).
+
+`letor.txt` (55 GB of text) is read once in a stream and never as a whole; its features become a file of 21 GB that is
+opened without being read. Columns and lines are those that the released code writes: `qid` joins the two files,
+the 20 documents of a query are neighbours, the clicked one has grade 1. The released code lists them in the order of a
+Python set, so only the clicked candidate of a line is known, and no position.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.click_log import (
+    BAD_TIME,
+    EMPTY_QUERY,
+    NO_CLICK,
+    NO_USER,
+    ClickColumns,
+    Clicks,
+    rank_users,
+)
+from fedrank.data.letor_stream import Queries, read_queries
+from fedrank.data.log_folder import UNFINISHED, Marks, build_folder, finish, log_facts, table, write_texts
+from fedrank.data.logs import ARRAYS, FORMAT, SearchLog
+from fedrank.data.mapped import save_array
+from fedrank.data.rows import Column, Reasons, Row, RowFormat, RowReader, UnusableRow, list_reasons
+from fedrank.data.values import parse_name, parse_query, parse_seconds, parse_whole_number
+from fedrank.files import opened, sync
+from fedrank.progress import Progress, quiet
+
+LENGTH = 20  # documents of a list
+BETWEEN_MARKS = 256 << 20  # bytes of letor.txt that are read again at most after a stop
+BAD_QID = "qid that is no whole number"
+TWICE = "qid that occurred before"
+NO_ENTRY = "qid without an entry in metadata.csv"
+NO_LINES = "entry without lines in letor.txt"
+OTHER_LENGTH = f"query without {LENGTH} documents"
+OTHER_CLICKS = "query without exactly one clicked document"
+NOT_A_NUMBER = "value that is not a number, counted as 0"
+
+_HEADER = 128  # bytes before the first row of features.npy
+_SAMPLES, _SAMPLE = 64, 1 << 20  # stretches of a file, and their bytes, by which it is recognised
+_ENTRIES, _TARGETS = f"entries{UNFINISHED}", f"targets{UNFINISHED}"
+_SOME = 100_000  # entries whose lists are written at a time
+
+METADATA = RowFormat(
+    {
+        "qid": Column(("qid",), parse_whole_number, BAD_QID),
+        "time": Column(("timestamp",), parse_seconds, BAD_TIME),
+        "user": Column(("user_id",), parse_name, NO_USER),
+        "query": Column(("query",), parse_query, EMPTY_QUERY),
+        "document": Column(("target_doc_id",), parse_name, NO_CLICK),
+    },
+    kind="csv",
+    exact=True,
+)
+
+
+def convert_aol4foltr(
+    metadata: str | os.PathLike[str],
+    letor: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    progress: Progress = quiet,
+) -> SearchLog:
+    """Convert the two published files into a data set in the folder `out`, or continue where this was stopped.
+
+    What does not fit together is left out and counted, with the first lines where it happened.
+    """
+    metadata, letor, out = Path(metadata), Path(letor), Path(out)
+    request = {
+        "format": FORMAT,
+        "metadata": _fingerprint(metadata),
+        "letor": _fingerprint(letor),
+        "settings": {"published": "AOL4FOLTR"},
+    }
+
+    def build(marks: Marks) -> None:
+        progress("metadata", 0, 1)
+        entries = read_metadata(metadata)
+        progress("metadata", 1, 1)
+        _write_features(out, marks, letor, entries, progress)
+        stored = np.fromfile(out / _ENTRIES, "<i4")
+        _write_rest(out, stored, entries)
+        finish(out, _facts(marks, metadata.name, letor.name, len(stored), entries.clicks))
+
+    return build_folder(out, request, build)
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The sound rows of metadata.csv, in order of time."""
+
+    clicks: Clicks  # the documents are rows of the next
+    documents: list[str]  # all that were clicked
+    qid: NDArray[np.int64]  # [entries], all different
+    line: NDArray[np.int64]  # [entries], where it stands
+
+
+def read_metadata(path: Path) -> Metadata:
+    """Read metadata.csv: columns qid, user_id, timestamp, query and target_doc_id; others are ignored."""
+    reader, found = RowReader(path, METADATA), ClickColumns()
+    documents: dict[str, int] = {}
+    lines: dict[int, int] = {}  # by qid
+
+    def take(number: int, row: Row) -> None:
+        if row["qid"] in lines:
+            raise UnusableRow(TWICE)
+        lines[row["qid"]] = number
+        found.add(row, documents.setdefault(row["document"], len(documents)))
+
+    reader.each(take)
+    if not lines:
+        raise ValueError(f"{path} holds no entry that can be used ({list_reasons(reader.left_out.all())})")
+    clicks, order = found.finish(reader)
+    qids, numbers = (np.fromiter(column, np.int64, len(lines))[order] for column in (lines, lines.values()))
+    return Metadata(clicks, list(documents), qids, numbers)
+
+
+def _write_features(out: Path, marks: Marks, letor: Path, entries: Metadata, report: Progress) -> None:
+    """Append the features of all queries that fit to features.npy, and their entries and clicks to files beside it."""
+    from fedrank.data.log_features import FEATURE_NAMES
+
+    width, size = len(FEATURE_NAMES), letor.stat().st_size
+    done = marks.done.get("letor") or {"position": 0, "line": 1, "kept": 0, "left_out": {}}
+    if not size:
+        raise ValueError(f"{letor} is empty; copy or unpack it again")
+    if done["position"] == size:
+        return
+    blocks = read_queries(letor, done["position"], done["line"], width)
+    if not done["position"]:
+        blocks = chain([next(blocks)], blocks)  # before the mark: a file that makes no sense leaves no folder behind
+        marks.set("letor", done)
+    stored, left_out = done["kept"], Reasons(done["left_out"])
+    lengths = {"features.npy": _HEADER + stored * LENGTH * width * 4, _ENTRIES: stored * 4, _TARGETS: stored}
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context(_continued(out / name, length)) for name, length in lengths.items()]
+        features, entry_rows, targets = files
+        match = _Match(entries, np.fromfile(out / _ENTRIES, "<i4"), left_out)
+        for block in blocks:
+            entry = match.entries_of(block)
+            rows = np.repeat(entry >= 0, np.diff(block.starts))
+            used = slice(int(block.starts[0]), int(block.starts[-1]))
+            features.write((block.features[used] if rows.all() else block.features[used][rows]).data)
+            entry_rows.write(entry[entry >= 0].astype("<i4").data)
+            targets.write((block.grades[used][rows].reshape(-1, LENGTH) > 0).argmax(axis=1).astype("|i1").data)
+            stored += int(np.count_nonzero(entry >= 0))
+            report("letor", block.position, size)
+            ended = block.position == size
+            if ended:
+                _check_not_empty(stored, letor, left_out)
+                features.seek(0)
+                features.write(_header(stored * LENGTH, width))
+            if ended or block.position - marks.done["letor"]["position"] >= BETWEEN_MARKS:
+                for file in files:
+                    file.flush()
+                    os.fsync(file.fileno())
+                found = {"position": block.position, "line": block.line, "kept": stored, "left_out": left_out.found}
+                marks.set("letor", found)
+
+
+class _Match:
+    """Which entry of metadata.csv a query of letor.txt is of; each entry has one."""
+
+    def __init__(self, entries: Metadata, taken: NDArray[np.int32], left_out: Reasons) -> None:
+        self.left_out = left_out
+        self.order = np.argsort(entries.qid)
+        self.qids = entries.qid[self.order]
+        self.taken = np.zeros(len(self.qids), bool)
+        self.taken[taken] = True
+
+    def entries_of(self, block: Queries) -> NDArray[np.int64]:
+        """[queries]: the entry of each, -1 where it is left out."""
+        qids = np.array([-1 if qid is None else qid for qid in block.qids], np.int64)
+        at = np.minimum(np.searchsorted(self.qids, qids), len(self.qids) - 1)
+        entry = np.where(self.qids[at] == qids, self.order[at], -1)
+        clicks = np.diff(np.concatenate([[0], np.cumsum(block.grades > 0)])[block.starts])
+        lengths = np.diff(block.starts)
+        for i, row in enumerate(entry.tolist()):
+            reason = (
+                NO_ENTRY
+                if block.qids[i] is None or row < 0
+                else TWICE
+                if self.taken[row]
+                else OTHER_LENGTH
+                if lengths[i] != LENGTH
+                else OTHER_CLICKS
+                if clicks[i] != 1
+                else ""
+            )
+            if reason:
+                self.left_out.add(reason, block.lines[i])
+                entry[i] = -1
+            else:
+                self.taken[row] = True
+        for line in block.not_numbers:
+            self.left_out.add(NOT_A_NUMBER, line)
+        return entry
+
+
+def _check_not_empty(stored: int, letor: Path, left_out: Reasons) -> None:
+    if not stored:
+        reasons = list_reasons(left_out.all())
+        raise ValueError(f"no query of {letor} fits ({reasons}); do the two files belong together?")
+
+
+def _continued(path: Path, length: int) -> BinaryIO:
+    """A file opened behind what was marked as written."""
+    file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115
+    file.truncate(length)
+    file.seek(length)
+    return file
+
+
+def _header(rows: int, width: int) -> bytes:
+    """What stands before the values in an .npy file, always of one length: the rows are known at the end only."""
+    text = f"{{'descr': '{ARRAYS['features']}', 'fortran_order': False, 'shape': ({rows}, {width}), }}"
+    text = text.ljust(_HEADER - 11) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+def _write_rest(out: Path, entry_rows: NDArray[np.int32], entries: Metadata) -> None:
+    """Write all but the features: in order of time, at the same second in the order of letor.txt."""
+    clicks = entries.clicks
+    order = np.lexsort((np.arange(len(entry_rows)), clicks.time[entry_rows]))
+    chosen = entry_rows[order]
+    lists = table(out / "lists.npy", (len(order), LENGTH), ARRAYS["lists"], new=True)
+    for first in range(0, len(order), _SOME):
+        lists[first : first + _SOME] = order[first : first + _SOME, None] * LENGTH + np.arange(LENGTH)
+    lists.flush()
+    target = np.fromfile(out / _TARGETS, "|i1")[order]
+    save_array(out / "target.npy", target)
+    ranking, rank = rank_users(np.bincount(clicks.user[chosen], minlength=len(clicks.users)))
+    save_array(out / "user.npy", rank[clicks.user[chosen]])
+    save_array(out / "time.npy", clicks.time[chosen])
+    queries, query = np.unique(clicks.query[chosen], return_inverse=True)
+    save_array(out / "query.npy", query.astype(np.int32))
+    documents, document = np.unique(clicks.document[chosen], return_inverse=True)
+    pairs = table(out / "document.npy", (len(order) * LENGTH,), ARRAYS["document"], new=True)
+    pairs[:] = -1
+    pairs[order * LENGTH + target] = document
+    pairs.flush()
+    write_texts(
+        out,
+        [clicks.users[user] for user in ranking],
+        [clicks.queries[query] for query in queries],
+        [entries.documents[document] for document in documents],
+    )
+    for name in ("lists.npy", "document.npy"):
+        sync(out / name)
+
+
+def _facts(marks: Marks, metadata: str, letor: str, stored: int, clicks: Clicks) -> dict[str, Any]:
+    """What a reader of the data set should know; reasons name the file."""
+    from fedrank.data.log_features import FEATURE_NAMES
+
+    common = log_facts(marks, clicks, len(clicks), {"metadata": metadata, "letor": letor}, FEATURE_NAMES)
+    left_out = {
+        **{f"{metadata}: {reason}": one for reason, one in common["left_out"].items()},
+        **{f"{letor}: {reason}": one for reason, one in marks.done["letor"]["left_out"].items()},
+    }
+    return common | {"left_out": left_out, "dropped": {NO_LINES: len(clicks) - stored}}
+
+
+def _fingerprint(path: Path) -> str:
+    """By which a file is known again: its size and stretches of it, since all of it would take minutes."""
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        digest = hashlib.blake2b(str(size).encode(), digest_size=16)
+        for sample in range(_SAMPLES):
+            file.seek(max(0, size - _SAMPLE) * sample // (_SAMPLES - 1))
+            digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()

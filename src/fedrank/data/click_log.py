@@ -1,0 +1,158 @@
+"""Click logs: rows of who searched when for what and clicked which document."""
+
+from __future__ import annotations
+
+import os
+import re
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data import from_ir_datasets
+from fedrank.data.documents import Documents
+from fedrank.data.rows import Column, LeftOut, Row, RowFormat, RowReader, UnusableRow
+from fedrank.data.values import as_text, parse_name, parse_query, parse_seconds
+
+MATCHES = ("auto", "id", "url")
+AOL = {"anonid", "query", "querytime", "itemrank", "clickurl"}  # the columns of the log that AOL released in 2006
+NO_CLICK = "no click"
+NO_USER = "no user"
+EMPTY_QUERY = "empty query"
+BAD_TIME = "unreadable time"
+UNKNOWN = "click on an unknown document"
+SEVERAL = "click on a url of several documents"
+_SEVERAL = -2
+
+
+def _clicked(value: Any) -> str | None:
+    return (value if type(value) is str else as_text(value)).strip() or None
+
+
+CLICK_LOG = RowFormat(
+    {
+        "document": Column(
+            ("document", "doc", "doc_id", "docid", "document_id", "clicked", "clickurl"), _clicked, NO_CLICK
+        ),
+        "user": Column(("user", "user_id", "userid", "anonid"), parse_name, NO_USER),
+        "query": Column(("query", "query_text", "text"), parse_query, EMPTY_QUERY),
+        "time": Column(("time", "timestamp", "datetime", "date", "querytime"), parse_seconds, BAD_TIME),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Clicks:
+    """The sound entries of a log in order of time, as columns; and what became of the other rows."""
+
+    user: NDArray[np.int32]  # [entries], a row of `users`
+    time: NDArray[np.int64]  # [entries], seconds since 1970
+    query: NDArray[np.int32]  # [entries], a row of `queries`
+    document: NDArray[np.int32]  # [entries], a row of the collection: what was clicked
+    users: list[str]
+    queries: list[str]  # normalised
+    rows: int  # of the file, sound or not
+    left_out: dict[str, LeftOut]  # by reason
+    out_of_order: int  # entries that stood behind a later one
+
+    def __len__(self) -> int:
+        return len(self.user)
+
+
+class ClickColumns:
+    """Usable entries while they are being read, as columns of numbers."""
+
+    def __init__(self) -> None:
+        self.users: dict[str, int] = {}
+        self.queries: dict[str, int] = {}
+        self.user, self.time, self.query, self.document = array("i"), array("q"), array("i"), array("i")
+
+    def add(self, row: Row, document: int) -> None:
+        """One entry."""
+        self.user.append(self.users.setdefault(row["user"], len(self.users)))
+        self.time.append(row["time"])
+        self.query.append(self.queries.setdefault(row["query"], len(self.queries)))
+        self.document.append(document)
+
+    def finish(self, reader: RowReader) -> tuple[Clicks, NDArray[np.int64]]:
+        """All entries in order of time, and the row of each among those that were added."""
+        time = np.array(self.time, dtype=np.int64)
+        order = np.argsort(time, kind="stable")
+        latest = np.maximum.accumulate(time) if len(time) else time
+        clicks = Clicks(
+            user=np.array(self.user, dtype=np.int32)[order],
+            time=time[order],
+            query=np.array(self.query, dtype=np.int32)[order],
+            document=np.array(self.document, dtype=np.int32)[order],
+            users=list(self.users),
+            queries=list(self.queries),
+            rows=reader.rows,
+            left_out=reader.left_out.all(),
+            out_of_order=int(np.count_nonzero(time < latest)),
+        )
+        return clicks, order
+
+
+def read_clicks(
+    path: str | os.PathLike[str],
+    documents: Documents,
+    columns: Mapping[str, str] | None = None,
+    match: str = "auto",
+) -> Clicks:
+    """Read a log: TSV, CSV or JSON Lines with columns for user, time, query and clicked document, or AOL's own format.
+
+    A path such as `ir_datasets:aol-ia` names a log of that package instead, whose lines are its searches.
+    `columns` names columns with other names. A time is a date as in ISO 8601, without a zone in UTC,
+    or seconds since 1970. `match` is how clicks name documents, by id or by url; "auto" takes urls for AOL's
+    format and ids otherwise. A row that cannot be used is counted with its reason, never guessed at.
+    """
+    path = Path(path)
+    if match not in MATCHES:
+        raise ValueError(f"match = {match!r}: clicks name documents by one of {', '.join(MATCHES)}")
+    reader, found = RowReader(path, CLICK_LOG, columns), ClickColumns()
+    known: dict[str, int] = {}
+    by_url = match == "url"
+
+    def take(number: int, row: Row) -> None:
+        nonlocal known, by_url
+        if not known:
+            by_url |= match == "auto" and {name.strip().lower() for name in reader.header} >= AOL
+            known = _by_url(documents) if by_url else {name: row for row, name in enumerate(documents.ids)}
+        document = known.get(_plain_url(row["document"]) if by_url else row["document"], -1)
+        if document < 0:
+            raise UnusableRow(UNKNOWN if document != _SEVERAL else SEVERAL)
+        found.add(row, document)
+
+    reader.each(take, from_ir_datasets.clicks_of(path) if from_ir_datasets.is_there(path) else None)
+    return found.finish(reader)[0]
+
+
+def rank_users(
+    counts: NDArray[np.integer], least: int = 1, most: int | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Users with at least so many entries, most active first; and [users]: the rank of each, -1 for others."""
+    ranking = np.argsort(-counts, kind="stable")
+    ranking = ranking[counts[ranking] >= least][:most]
+    rank = np.full(len(counts), -1, dtype=np.int32)
+    rank[ranking] = np.arange(len(ranking))
+    return ranking, rank
+
+
+def _by_url(documents: Documents) -> dict[str, int]:
+    known: dict[str, int] = {}
+    for row, url in enumerate(documents.url):
+        if url:
+            plain = _plain_url(url)
+            known[plain] = _SEVERAL if plain in known else row
+    if not known:
+        raise ValueError("clicks name documents by url, but no document has one; give documents urls, or match by id")
+    return known
+
+
+def _plain_url(url: str) -> str:
+    """A url without what differs between ways to write it: case, scheme, a slash at its end."""
+    return re.sub(r"^https?://", "", url.strip().lower()).rstrip("/")

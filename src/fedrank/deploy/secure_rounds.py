@@ -1,0 +1,155 @@
+"""Rounds of secure aggregation between sites: five phases, after which the coordinator knows the sum alone.
+
+    advertise -> share -> mask -> sign -> open
+
+A site that does not answer in a phase is left out of the rest. Where too few are left, or a site dealt shares that do
+not fit, nothing is opened, and the round has to be tried again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank import wire
+from fedrank.deploy import protocol
+from fedrank.deploy.handshake import Handshake
+from fedrank.deploy.plan import Plan
+from fedrank.deploy.round_answers import AnswerReader, RoundAnswers
+from fedrank.deploy.site_calls import MAX_REFUSALS, Exchange
+from fedrank.privacy.secure_aggregation import BadDealing, SumServer
+from fedrank.wire import Label, Refused
+
+
+@dataclass
+class SumAttempt:
+    """One try to open a sum: what came, and why sites dropped out."""
+
+    number: int  # of the round
+    attempt: int
+    server: SumServer
+    traffic: list[Exchange]  # every request is added to it
+    answers: RoundAnswers = field(default_factory=RoundAnswers)
+    why: dict[str, str] = field(default_factory=dict)
+    total: NDArray[Any] | None = None  # None: the sum could not be opened
+
+
+@dataclass
+class SecureRounds:
+    """The secure sums of a run. A site that spoils three of them is left out."""
+
+    handshake: Handshake
+    reader: AnswerReader
+    spoiled: dict[str, int] = field(default_factory=dict)  # by site: sums that it spoiled
+
+    @property
+    def plan(self) -> Plan:
+        return self.handshake.calls.plan
+
+    def try_sum(
+        self, number: int, attempt: int, calls: Mapping[str, bytes], ids: Sequence[int], traffic: list[Exchange]
+    ) -> SumAttempt:
+        """Try to add up what these clients send; `calls` are the requests of the first phase, by site."""
+        terms = self.plan.sum_terms(Label("sum", self.plan.run, number, attempt))
+        identities = self.handshake.identities
+        server = SumServer(ids=ids, identities={id: identities[id] for id in ids}, **terms)
+        one = SumAttempt(number, attempt, server, traffic)
+        try:
+            self._phases(one, calls, ids)
+        except BadDealing as problem:  # found out at the end, when everybody has paid
+            self._spoiled_by(one, problem)
+        except ValueError as problem:  # too few are left
+            one.why = one.why or {"everybody": str(problem)}
+        return one
+
+    def _phases(self, one: SumAttempt, calls: Mapping[str, bytes], ids: Sequence[int]) -> None:
+        server = one.server
+        self._advertise(one, calls, self._here(one, ids))
+        roster, here = server.roster(), self._here(one, ids)
+        self._ask(one, self._same(one, "share", here, roster=roster), server.receive_shares, here)
+        posts, here = server.routed(), self._here(one, ids)
+        posted = {
+            name: self._request(one, "mask", posts=protocol.bundle([posts[id] for id in mine]))
+            for name, mine in here.items()
+            if all(id in posts for id in mine)
+        }
+        self._ask(one, posted, server.receive_masked, here)
+        request, here = server.request(), self._here(one, server.survivors())
+        self._ask(one, self._same(one, "sign", here, request=request), server.receive_signature, here)
+        consent, here = server.consent(), self._here(one, server.survivors())
+        opening = self._same(one, "open", here, request=request, consent=consent)
+        self._ask(one, opening, server.receive_opening, here)
+        one.total = server.total()
+
+    def _advertise(self, one: SumAttempt, calls: Mapping[str, bytes], here: Mapping[str, list[int]]) -> None:
+        """The first phase: answers to the call of the round, with what a trial observes."""
+
+        def read(content: bytes, label: Label) -> int:
+            mine = here[self.plan.site_of[label.sender].name]
+            found = self.reader.unpack(content, label, len(mine))
+            self.reader.check_observed(found, len(mine))
+            one.answers.observe(found, mine)
+            return _take(found.messages, one.server.receive_advertisement)
+
+        one.why |= self.handshake.ask_for_round(calls, one.number, read, one.attempt, one.traffic)[1]
+
+    def _ask(
+        self,
+        one: SumAttempt,
+        requests: Mapping[str, bytes],
+        take: Callable[[bytes], bool],
+        here: Mapping[str, list[int]],
+    ) -> None:
+        """A later phase: a letter of every client that is still here."""
+        largest = self.plan.longest_letter
+
+        def read(content: bytes, label: Label) -> int:
+            mine = here[self.plan.site_of[label.sender].name]
+            parts = {"letters": wire.Part("|S", len(mine) * (largest + 4))}
+            letters = protocol.read(content, label, parts)["letters"]
+            return _take(protocol.unbundle(letters, len(mine), largest), take)
+
+        calls = self.handshake.calls
+        one.why |= calls.ask(requests, one.number, read, "letters", one.attempt, one.traffic)[1]
+
+    def _here(self, one: SumAttempt, ids: Iterable[int]) -> dict[str, list[int]]:
+        """Those of these clients whose sites have answered so far, by site."""
+        found: dict[str, list[int]] = {}
+        for id in ids:
+            name = self.plan.site_of[id].name
+            if name not in one.why and name not in self.handshake.calls.left_out:
+                found.setdefault(name, []).append(id)
+        return found
+
+    def _request(self, one: SumAttempt, kind: str, **parts: bytes) -> bytes:
+        return protocol.request(kind, self.plan.run, one.number, one.attempt, **parts)
+
+    def _same(self, one: SumAttempt, kind: str, here: Mapping[str, Any], **parts: bytes) -> dict[str, bytes]:
+        return dict.fromkeys(here, self._request(one, kind, **parts))
+
+    def _spoiled_by(self, one: SumAttempt, problem: BadDealing) -> None:
+        name = self.plan.site_of[problem.dealer].name
+        self.spoiled[name] = self.spoiled.get(name, 0) + 1
+        if self.spoiled[name] >= MAX_REFUSALS:
+            why = f"left out after {MAX_REFUSALS} sums that it spoiled, the last: {problem}"
+            self.handshake.calls.left_out[name] = why
+        one.why[name] = str(problem)
+
+    def change(self, one: SumAttempt, cohort: int) -> NDArray[np.float64]:
+        """What the server adds to the model: the sum as a mean over the cohort."""
+        assert one.total is not None
+        mechanism: Any = self.plan.experiment.mechanism
+        return np.asarray(one.total.astype(np.float64) * (mechanism.step(cohort) / mechanism.people / cohort))
+
+
+def _take(pieces: Sequence[bytes], take: Callable[[bytes], bool]) -> int:
+    for piece in pieces:
+        try:
+            take(piece)
+        except ValueError as problem:
+            raise Refused(f"secure sum: {problem}") from None
+    return len(pieces)

@@ -1,0 +1,55 @@
+"""How good a model is at the sites that report it: sums of measures over their own queries, and no single query."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedrank import wire
+from fedrank.deploy import protocol
+from fedrank.deploy.handshake import Handshake
+from fedrank.deploy.plan import Plan
+from fedrank.types import Weights
+from fedrank.wire import Label
+
+MAX_QUERIES = 1 << 40  # behind a sum of measures; more is nonsense
+Sums = Mapping[str, tuple[float, float, int]]  # by measure: of the model, of what users had, and of how many queries
+
+
+def ask_measures(handshake: Handshake, weights: Weights, round: int) -> dict[str, Sums]:
+    """Sums of measures from sites whose policy lists them. Those that cannot be are left out."""
+    calls, plan = handshake.calls, handshake.calls.plan
+    content = wire.pack(Label("measure", plan.run, round), {"weights": weights[: plan.sent].astype(np.float32)})
+    asked = {site.name: content for site in calls.sites() if site.name in handshake.reporting}
+    found, _ = calls.ask(asked, round, protocol.read_facts, "facts")
+    tables: dict[str, Sums] = {}
+    for name, facts in found.items():
+        table, known = facts.get("measures"), plan.experiment.measures
+        if isinstance(table, dict) and set(table) <= set(known) and all(_is_sum(row) for row in table.values()):
+            tables[name] = {measure: tuple(row) for measure, row in table.items()}
+    return tables
+
+
+def as_columns(found: Mapping[str, Sums], plan: Plan) -> dict[str, list[Any]] | None:
+    """Means at each site, next to those of what its users had before, as a run folder lists clients."""
+    if not found:
+        return None
+    columns: dict[str, list[Any]] = {"client": [], "queries": []}
+    for name, table in found.items():
+        columns["client"].append(plan.party(name).clients[0])
+        columns["queries"].append(max((row[2] for row in table.values()), default=0))
+        for measure in plan.experiment.measures:
+            model, given, count = table.get(measure, (math.nan, math.nan, 0))
+            columns.setdefault(measure, []).append(model / count if count else math.nan)
+            columns.setdefault(f"{measure} given", []).append(given / count if count else math.nan)
+    return columns
+
+
+def _is_sum(row: Any) -> bool:
+    """Whether a row is two sums, and of how many queries."""
+    if not isinstance(row, list) or len(row) != 3 or type(row[2]) is not int or not 0 <= row[2] < MAX_QUERIES:
+        return False
+    return all(isinstance(value, (int, float)) and 0 <= value <= row[2] * 1e9 for value in row[:2])

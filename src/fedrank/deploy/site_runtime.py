@@ -1,0 +1,278 @@
+"""How anything leaves a site: one sequence for every kind of contribution.
+
+    check against plan and policy -> compute -> outbox -> charge -> answer
+
+The answer is in the outbox and its charge in the ledger before it is returned. A request that comes again is answered
+from the outbox and costs nothing; a charge that is missing because the site was killed between the two is made first.
+
+A new kind of contribution is one class: a `Contribution` that a `SiteRun` lists in its `handlers`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank import wire
+from fedrank.deploy import protocol
+from fedrank.deploy.charging import UNLIMITED, Charging
+from fedrank.deploy.identity import IdentityKey, read_identity
+from fedrank.deploy.outbox import OUTBOX, Outbox, Sent
+from fedrank.deploy.plan import Plan
+from fedrank.deploy.records import log_line
+from fedrank.deploy.settings import SiteSettings, site_guarantees
+from fedrank.experiments.runner.folder import Card, Receipt
+from fedrank.files import private_folder, sync, write_atomic
+from fedrank.ranking.model import load_weights
+from fedrank.wire import Label, Part, Refused
+
+SEED, LOG, PEOPLE, MODELS = "seed", "site.log", "people", "models"
+R = TypeVar("R", bound="SiteRun")
+
+
+class SiteHome:
+    """The folder of a site: settings, keys, seed, log, ledgers, outboxes and results."""
+
+    def __init__(self, folder: Path, settings: SiteSettings) -> None:
+        self.folder, self.settings = folder, settings
+
+    @cached_property
+    def identity(self) -> IdentityKey:
+        return read_identity(self.folder)
+
+    @property
+    def seed(self) -> int:
+        """A secret of 63 bits: anyone who knows it can repeat every draw of this site."""
+        path = self.folder / SEED
+        if not path.exists():
+            write_atomic(path, f"{secrets.randbits(63)}\n", private=True)
+        return int(path.read_text(encoding="ascii"))
+
+    def log(self, line: str) -> None:
+        """Write a line for the site's administrator; it never leaves."""
+        with suppress(OSError):  # a full disk must not prevent the site from reporting it
+            log_line(self.folder / LOG, line)
+
+    def outbox(self, plan: Plan, data: bytes) -> Outbox:
+        """The outbox of a run; refused where the digest of the site's data has changed since the run began."""
+        outbox = Outbox(private_folder(self.folder / OUTBOX) / plan.digest[:32], plan.run)
+        if (last := outbox.get(outbox.last)) is not None and last.data != data:
+            raise Refused(
+                "the data of this site have changed since it took part in this run; restore the earlier data, or "
+                "begin another run"
+            )
+        return outbox
+
+    def charging(self, plan: Plan, people: int) -> Charging | None:
+        """The charges of a run on the people of this site; None where the plan guarantees nothing."""
+        guarantees, policy = site_guarantees(plan), self.settings.policy
+        if not guarantees:
+            return None
+        limit = UNLIMITED if policy.largest_epsilon is None else policy.largest_epsilon
+        return Charging(self.folder / PEOPLE, plan.digest[:32], people, guarantees, policy.delta, limit)
+
+    def models(self, plan: Plan) -> Path:
+        """The folder with the result of a run."""
+        return private_folder(private_folder(self.folder / MODELS) / plan.digest[:16])
+
+
+@dataclass
+class SiteRun:
+    """A run that is open at a site. Its kinds of requests are in `handlers`."""
+
+    site: SiteHome
+    plan: Plan
+    outbox: Outbox
+    facts: dict[str, Any]  # for the coordinator: what must be the same at all sites
+    data: bytes  # digest of the site's data; empty where people are simulated
+    charging: Charging | None = None
+
+    handlers: ClassVar[tuple[type[Handler[Any]], ...]] = ()
+    does: ClassVar[str] = "does nothing"  # completes "this run ..."
+
+    def __post_init__(self) -> None:
+        self._opened: dict[type[Handler[Any]], Handler[Any]] = {}
+
+    @property
+    def steps(self) -> int:
+        """The number of rounds that `fedrank deploy status` shows."""
+        return self.plan.rounds
+
+    @property
+    def measures(self) -> list[str]:
+        """Measures of its own queries that this site reports."""
+        return []
+
+    def answer(self, label: Label, content: bytes) -> bytes:
+        """The answer to a request of this run."""
+        handler = next((one for one in self.handlers if label.kind in one.kinds), None)
+        if handler is None:
+            raise Refused(f"this run {self.does}, and there is nothing of kind {label.kind!r} in it")
+        if handler not in self._opened:
+            self._opened[handler] = handler(self)
+        return self._opened[handler].answer(label, content)
+
+    def note_rounds_over(self, over: int) -> None:
+        """The coordinator said how many rounds are over: a site that was restored from a backup needs to know."""
+
+    def complete(self, model: Path) -> None:
+        """Add the site's own part to a model file that the coordinator sent."""
+
+    def close(self) -> None:
+        if self.charging is not None:
+            self.charging.close()
+
+    def charge(self, number: int, rows: NDArray[np.int64] | None, first: Callable[[], None]) -> None:
+        """Write what is about to leave (`first`), and charge it to rows of the ledger; None: it costs nothing."""
+        if self.charging is None or rows is None:
+            first()
+        else:
+            self.charging.charge(number, rows, first=first)
+
+    def charge_once(self, number: int, rows: NDArray[np.int64] | None) -> None:
+        """Charge a round that is not charged yet."""
+        if self.charging is not None and rows is not None and not self.charging.charged(number):
+            self.charging.charge(number, rows)
+
+
+class Handler(ABC, Generic[R]):
+    """Answers the requests of some kinds in an open run."""
+
+    kinds: ClassVar[tuple[str, ...]]
+
+    def __init__(self, run: R) -> None:
+        self.run = run
+
+    @abstractmethod
+    def answer(self, label: Label, content: bytes) -> bytes:
+        """The answer, or `Refused`."""
+
+    def reply(self, kind: str, label: Label, **parts: bytes) -> bytes:
+        return protocol.reply(kind, label, self.run.site.settings.id, **parts)
+
+
+@dataclass(frozen=True)
+class CheckedRequest:
+    """A request that was read and checked."""
+
+    label: Label
+    digest: bytes  # of the bytes that came
+    number: int  # under which the outbox and the ledger know it
+    name: str  # in messages, such as "round 3"
+    rows: NDArray[np.int64] | None = None  # of the ledger that pay for it; None: it costs nothing
+    attempt: int = 0
+    content: Any = None  # what the contribution itself needs
+
+
+@dataclass(frozen=True)
+class Computed:
+    """What a contribution computed: the answer, and what the outbox stores beside it."""
+
+    answer: bytes
+    values: bytes = b""
+    memory: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    used: tuple[int, ...] = ()
+    repeatable: bool = True  # False: the answer itself is not stored, and never sent again
+
+
+class Contribution(Handler[R]):
+    """One kind of contribution: what a request must be and costs (`read`), and how its answer is made (`compute`)."""
+
+    attempts: ClassVar[bool] = False  # whether another request of the same number may follow as a new attempt
+
+    @abstractmethod
+    def read(self, label: Label, content: bytes) -> CheckedRequest:
+        """Check a request against the plan; `Refused` where it does not fit."""
+
+    @abstractmethod
+    def compute(self, request: CheckedRequest) -> Computed:
+        """The answer to a request that was never answered before. Nothing has left yet."""
+
+    def check_new(self, request: CheckedRequest, before: Sent | None) -> None:
+        """Refuse to compute an answer that may have left earlier with other noise; `before` is an earlier attempt."""
+
+    def sent(self, request: CheckedRequest) -> Sent | None:
+        """What was stored for this number before."""
+        return self.run.outbox.get(request.number)
+
+    def store(self, sent: Sent) -> None:
+        """Write what is about to leave."""
+        self.run.outbox.put(sent)
+
+    def answer(self, label: Label, content: bytes) -> bytes:
+        return self.contribute(self.read(label, content))
+
+    def contribute(self, request: CheckedRequest) -> bytes:
+        """The sequence, for a request that was read and checked."""
+        run, before = self.run, self.sent(request)
+        if before is not None and before.call == request.digest and before.answer:
+            run.charge_once(request.number, request.rows)
+            return before.answer
+        if before is not None and not (self.attempts and request.attempt > before.attempt):
+            raise Refused(f"{request.name} was answered here for another request, and is not answered twice")
+        self.check_new(request, before)
+        made = self.compute(request)
+        answer = made.answer if made.repeatable else b""
+        sent = Sent(
+            request.number, request.attempt, request.digest, answer, made.values, made.memory, run.data, made.used
+        )
+        run.charge(request.number, request.rows, first=lambda: self.store(sent))
+        return made.answer
+
+
+class ReceivedModel(Handler[SiteRun]):
+    """Takes the model, its card, and the receipt of a site that left."""
+
+    kinds = ("result",)
+
+    def answer(self, label: Label, content: bytes) -> bytes:
+        parts = {name: Part("|S", protocol.MAX_MODEL) for name in ("model", "card", "receipt")}
+        _, found = wire.unpack(content, Label("result", label.run, label.round), parts)
+        names = {"model": "model.json", "card": Card.FILE, "receipt": Receipt.FILE}
+        files = {name: found[part] for part, name in names.items() if found[part]}
+
+        def check(folder: Path) -> None:
+            if "model.json" in files:
+                load_weights(folder / "model.json")
+            for kind in (Card, Receipt):
+                if kind.FILE in files:
+                    kind.read(folder)
+
+        save_result(self.run, files, check)
+        return self.reply("facts", label, facts=protocol.facts({"kept": True}))
+
+
+def save_result(run: SiteRun, files: Mapping[str, bytes], check: Callable[[Path], None]) -> None:
+    """Save files that the coordinator sent, in this order, after they were read (`check`) in a folder apart."""
+    folder = run.site.models(run.plan)
+    with tempfile.TemporaryDirectory(dir=folder) as apart:
+        for name, content in files.items():
+            write_atomic(Path(apart) / name, content, private=True)
+        try:
+            check(Path(apart))
+        except Refused:
+            raise
+        except (ValueError, KeyError, TypeError, OSError) as problem:
+            raise Refused(f"the result cannot be read: {problem}") from None
+        if "model.json" in files:
+            run.complete(Path(apart) / "model.json")
+        for name in files:
+            os.replace(Path(apart) / name, folder / name)
+    sync(folder)
+
+
+def digest_of(content: bytes) -> bytes:
+    """The digest by which the outbox knows a request."""
+    return hashlib.sha256(content).digest()

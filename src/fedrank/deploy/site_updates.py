@@ -1,0 +1,433 @@
+"""A run in which a site sends model updates: in the open, or masked under secure aggregation.
+
+A run that unlearns sites is of this kind, too: its rounds are those of another plan.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank import wire
+from fedrank.deploy import protocol
+from fedrank.deploy.backup import Restored, hear_last_round
+from fedrank.deploy.identity import IdentityKey, member_key
+from fedrank.deploy.outbox import Sent
+from fedrank.deploy.plan import Plan, PlannedSite
+from fedrank.deploy.protocol import ASKED, OBSERVED, Answers
+from fedrank.deploy.site_data import ClientSiteData, RecordedSiteData, facts_of, open_site_data
+from fedrank.deploy.site_runtime import (
+    CheckedRequest,
+    Computed,
+    Contribution,
+    Handler,
+    ReceivedModel,
+    SiteHome,
+    SiteRun,
+    digest_of,
+)
+from fedrank.federated.client import ClientAnswer, ClientTask, first_memory
+from fedrank.federated.messages import Call, ExpectedCall
+from fedrank.files import parse_json, write_atomic
+from fedrank.privacy.secure_aggregation import Identity, SumClient
+from fedrank.ranking.baseline_ranking import baseline_order
+from fedrank.ranking.measures import Evaluator
+from fedrank.ranking.model import load_weights, save_model
+from fedrank.types import Memory, has_trait
+from fedrank.wire import Label, Part, Refused
+
+MEASURED = "measured.json"
+
+
+class Update(Contribution["UpdateRun"]):
+    """What open and masked updates have in common: the call of a round, and who learns."""
+
+    def check_new(self, request: CheckedRequest, before: Sent | None) -> None:
+        """Refuse a round of which something may have left that is no longer here: its noise would be another."""
+        if before is None:
+            self.check_unanswered(request.number)
+
+    def check_unanswered(self, round: int) -> None:
+        run, mark = self.run.plan.run.hex(), Restored.read(self.run.site.folder)
+        if mark is not None:
+            if (why := mark.objection(run, round, self.run.plan.in_step)) is not None:
+                raise Refused(why)
+            if mark.repeats(run, round):
+                return
+        if not self.attempts and self.run.charging is not None and self.run.charging.charged(round):
+            raise Refused(
+                f"people here have paid for round {round}, and what was sent for it is gone; restore the outbox from "
+                "a backup, or go on with the next round"
+            )
+
+    def store(self, sent: Sent) -> None:
+        super().store(sent)
+        if isinstance(self.run.clients, RecordedSiteData):
+            self.run.clients.used.update(sent.used)
+
+    def read_call(self, label: Label, content: bytes) -> tuple[Call, NDArray[Any]]:
+        """The call of a round, and which clients it is for; checked against the plan."""
+        run, plan, own = self.run, self.run.plan, self.run.party.clients
+        if run.clients is None:
+            raise Refused("the data of this site do not fit the plan; the answer to hello says in what")
+        if not 1 <= label.round <= plan.last_number:
+            raise Refused(f"it is of round {label.round}, and the plan has {plan.last_number}")
+        if len(run.outbox) >= plan.experiment.rounds and run.outbox.get(label.round) is None:
+            raise Refused(f"the plan has {plan.experiment.rounds} rounds, and all of them were answered")
+        parts = {
+            "call": Part("|S", 8 * plan.sent + protocol.OVERHEAD),
+            "asked": Part("|S", ASKED.itemsize * len(own)),
+        }
+        _, found = wire.unpack(content, Label(label.kind, label.run, label.round, label.attempt), parts)
+        common = has_trait(run.task.local, "common")
+        call = Call.unpack(found["call"], ExpectedCall(label.run, label.round, plan.sent, common, label.attempt))
+        self._check_numbers(call)
+        if len(found["asked"]) % ASKED.itemsize:
+            raise Refused("its list of clients does not consist of whole records")
+        asked = np.frombuffer(found["asked"], ASKED)
+        ids = asked["client"].tolist()
+        if not ids or len(set(ids)) != len(ids) or not set(ids) <= set(own):
+            raise Refused(f"it asks clients {ids}, and this site answers for {list(own)}")
+        if not plan.simulated and (asked["at"] != -1).any():
+            raise Refused("it names searches, and only simulated people take them from a request")
+        return call, asked
+
+    def _check_numbers(self, call: Call) -> None:
+        """Refuse another cohort than the plan's: a coordinator that names a larger one would get less noise."""
+        plan, task = self.run.plan, self.run.task
+        expected = plan.cohort
+        if plan.simulated and not plan.in_step and not has_trait(task.mechanism, "adds up"):
+            expected = call.cohort  # a log has its own number of arrivals at a time, and no noise depends on it
+        if call.cohort != expected:
+            raise Refused(f"it names a cohort of {call.cohort:g}, and the plan makes it {expected:g}")
+        if call.count != 1 and not plan.simulated:
+            raise Refused(f"it counts an update by {call.count:g}, and between sites each counts fully")
+
+    def searches(self, round: int) -> tuple[int, ...]:
+        """Numbers of the recorded searches of a round; none where the site has queries."""
+        if not isinstance(self.run.clients, RecordedSiteData):
+            return ()
+        before = self.run.outbox.get(round)
+        return self.run.clients.next(() if before is None else before.used)
+
+    def learn(self, call: Call, asked: NDArray[Any], searches: tuple[int, ...]) -> list[ClientAnswer]:
+        """Learn and protect, for every client of the site that is asked. Nothing has left yet."""
+        run = self.run
+        assert run.clients is not None
+        memory = run.outbox.memory_before(call.round)
+        seed = run.plan.seed if run.plan.simulated else run.site.seed
+        if not run.plan.simulated and has_trait(run.task.learner, "rewards"):
+            seed = secrets.randbits(256)  # its answers are flipped at random, and the draws must stay unknown
+        return [
+            run.clients.answer(run.task, call, row, searches, run.memory_of(int(row["client"]), memory), seed)
+            for row in asked
+        ]
+
+    def memory_after(self, done: list[ClientAnswer]) -> NDArray[np.float64]:
+        """What all clients of the site remember after these answers."""
+        if not done or done[0].memory is None:
+            return np.empty(0)
+        run = self.run
+        memory = run.outbox.memory_before(done[0].message.round)
+        rows = [run.memory_of(id, memory) for id in run.party.clients]
+        for one in done:
+            rows[run.party.clients.index(one.message.sender)] = one.memory
+        return np.concatenate([row for row in rows if row is not None]).ravel()
+
+    def pack(self, label: Label, messages: list[bytes], done: list[ClientAnswer]) -> bytes:
+        """The answer to the call of a round, with what only a simulation observes."""
+        run, personal = self.run, np.empty(0)
+        seen = np.zeros(len(done) if run.plan.simulated else 0, OBSERVED)
+        for row, one in zip(seen, done, strict=False):
+            reward = one.observed.reward
+            row["online"], row["reward"] = one.observed.online[0], np.nan if reward is None else reward[0]
+        if run.plan.simulated and has_trait(run.task.local, "shared part"):
+            personal = np.concatenate([np.asarray(one.memory).ravel() for one in done])
+        answered = Label("answers", label.run, label.round, label.attempt, run.site.settings.id)
+        return Answers(tuple(messages), seen, personal).pack(answered)
+
+
+class OpenUpdate(Update):
+    """An update that the coordinator sees, perhaps with noise of this site."""
+
+    kinds = ("round",)
+
+    def read(self, label: Label, content: bytes) -> CheckedRequest:
+        if self.run.plan.secure_sum is not None:
+            raise Refused("updates of this run leave the site under the masks of a secure sum only")
+        call, asked = self.read_call(label, content)
+        assert self.run.clients is not None
+        rows = self.run.clients.rows(asked["client"].tolist())
+        name = f"round {label.round}"
+        return CheckedRequest(label, digest_of(content), label.round, name, rows, label.attempt, (call, asked))
+
+    def compute(self, request: CheckedRequest) -> Computed:
+        call, asked = request.content
+        used = self.searches(request.number)
+        done = self.learn(call, asked, used)
+        answer = self.pack(request.label, [one.message.pack() for one in done], done)
+        return Computed(answer, memory=self.memory_after(done), used=used)
+
+
+@dataclass
+class _Sum:
+    """A secure sum under way: the site's clients in it, and the numbers that they will mask."""
+
+    label: Label
+    digest: bytes  # of the call
+    done: list[ClientAnswer]
+    clients: list[SumClient]
+    used: tuple[int, ...]  # recorded searches behind them
+
+
+class SecureUpdate(Update):
+    """An update under secure aggregation, phase by phase; masked numbers are what leaves.
+
+    Secrets of a sum are in memory only: a site that is killed in between takes part in a new attempt. Numbers under
+    masks have noise that was drawn for this attempt, so each attempt is charged, and none is sent again.
+    """
+
+    kinds = ("partners", *protocol.PHASES)
+    attempts = True
+    sum: _Sum | None = None
+
+    def answer(self, label: Label, content: bytes) -> bytes:
+        if label.kind == "partners":
+            return self._take_keys(label, content)
+        if self.run.plan.secure_sum is None:
+            raise Refused("this run has no secure sum")
+        if label.kind == "advertise":
+            return self._advertise(label, content)
+        try:
+            if label.kind == "mask":
+                return super().answer(label, content)
+            return self._phase(label, content)
+        except Refused:
+            raise
+        except ValueError as problem:
+            raise Refused(f"secure sum: {problem}") from None  # it names keys and shares, never data
+
+    def _take_keys(self, label: Label, content: bytes) -> bytes:
+        """Public keys of all clients of a trial; those of real sites are in the plan."""
+        run = self.run
+        _, found = wire.unpack(content, Label("partners", label.run, 0), {"keys": Part("|S", protocol.MAX_FACTS)})
+        try:
+            keys = parse_json(found["keys"])
+        except ValueError as problem:
+            raise Refused(f"its keys cannot be read: {problem}") from None
+        if not run.plan.simulated:
+            raise Refused("the plan that was accepted here has the keys of all sites, and no others are taken")
+        if not isinstance(keys, dict) or set(keys) != {str(id) for id in run.plan.clients}:
+            raise Refused("it does not have one key for each client of the plan")
+        publics = {}
+        for id, key in keys.items():
+            try:
+                publics[int(id)] = bytes.fromhex(key)
+            except (TypeError, ValueError):
+                raise Refused(f"the key of client {id} is not a key") from None
+        if any(publics[id].hex() != run.key(id).public for id in run.party.clients):
+            raise Refused("it has another key for this site than its own")
+        run.public_keys = publics
+        return self.reply("letters", label, letters=b"")
+
+    def _advertise(self, label: Label, content: bytes) -> bytes:
+        before = self.run.outbox.get(label.round)
+        if before is not None and label.attempt <= before.attempt:
+            raise Refused(f"attempt {label.attempt} of round {label.round} is over, and masks are never used twice")
+        call, asked = self.read_call(label, content)
+        if before is None:
+            self.check_unanswered(label.round)
+        used = self.searches(label.round)
+        done = self.learn(call, asked, used)
+        clients = [self._client(label, one) for one in done]
+        self.sum = _Sum(label, digest_of(content), done, clients, used)
+        return self.pack(label, [client.advertise() for client in clients], done)
+
+    def _client(self, label: Label, one: ClientAnswer) -> SumClient:
+        run, id = self.run, one.message.sender
+        if not run.public_keys:
+            raise Refused(protocol.SAY_HELLO)  # keys come after it
+        return SumClient(id, identity=Identity(run.key(id).secret, run.public_keys), **run.plan.sum_terms(label))
+
+    def _open(self, label: Label, content: bytes, **sizes: int) -> tuple[_Sum, dict[str, bytes]]:
+        """The sum that a request belongs to, and its parts, of at most so many bytes."""
+        total = self.sum
+        if total is None or (total.label.round, total.label.attempt) != (label.round, label.attempt):
+            raise Refused(f"no secure sum of round {label.round}, attempt {label.attempt} is under way here")
+        parts = {name: Part("|S", size) for name, size in sizes.items()}
+        return total, wire.unpack(content, Label(label.kind, label.run, label.round, label.attempt), parts)[1]
+
+    def _phase(self, label: Label, content: bytes) -> bytes:
+        longest = self.run.plan.longest_letter
+        if label.kind == "share":
+            total, found = self._open(label, content, roster=longest)
+            sent = [client.share(found["roster"]) for client in total.clients]
+        elif label.kind == "sign":
+            total, found = self._open(label, content, request=longest)
+            sent = [client.sign(found["request"]) for client in total.clients]
+        else:
+            total, found = self._open(label, content, request=longest, consent=longest)
+            sent = [client.unmask(found["request"], found["consent"]) for client in total.clients]
+        return self.reply("letters", label, letters=protocol.bundle(sent))
+
+    def read(self, label: Label, content: bytes) -> CheckedRequest:
+        count, longest = 0 if self.sum is None else len(self.sum.clients), self.run.plan.longest_letter
+        total, found = self._open(label, content, posts=count * (longest + 4))
+        posts = protocol.unbundle(found["posts"], count, longest)
+        if len(posts) != count:
+            raise Refused(f"{len(posts)} posts came for {count} clients of this site")
+        assert self.run.clients is not None
+        rows = self.run.clients.rows([one.message.sender for one in total.done])
+        name = f"attempt {label.attempt} of round {label.round}"
+        return CheckedRequest(label, total.digest, label.round, name, rows, label.attempt, (total, posts))
+
+    def compute(self, request: CheckedRequest) -> Computed:
+        total, posts = request.content
+        masked = [
+            client.mask(one.message.payload, post)
+            for client, one, post in zip(total.clients, total.done, posts, strict=True)
+        ]
+        answer = self.reply("letters", request.label, letters=protocol.bundle(masked))
+        values = b"".join(one.message.payload.astype("<i8").tobytes() for one in total.done)
+        return Computed(answer, values, self.memory_after(total.done), total.used, repeatable=False)
+
+
+def planned_keys(site: SiteHome, plan: Plan) -> dict[int, bytes]:
+    """Public keys of all sites, as the plan has them and people here have compared them."""
+    keys = {party.clients[0]: party.identity for party in plan.sites}
+    if unknown := [party.name for party in plan.sites if not party.identity]:
+        raise Refused(f"the plan has no key of {', '.join(unknown)}, and a secure sum needs the keys of all sites")
+    if len(set(keys.values())) != len(keys):
+        raise Refused("two sites of the plan have one key, so that one pretends to be two")
+    if keys[site.settings.id] != site.identity.public:
+        raise Refused("the plan has another key for this site than its own")
+    return {id: bytes.fromhex(key) for id, key in keys.items()}
+
+
+class MeasureSums(Contribution["UpdateRun"]):
+    """Sums of measures of one model on own queries.
+
+    They carry no noise, and differences between many models could reveal single queries: the first model that a
+    request names is the only one of a run.
+    """
+
+    kinds = ("measure",)
+
+    @property
+    def _path(self) -> Path:
+        return self.run.site.models(self.run.plan) / MEASURED
+
+    def read(self, label: Label, content: bytes) -> CheckedRequest:
+        if not self.run.measures:
+            raise Refused("this site reports no measures of its own queries")
+        parts = {"weights": Part("<f4", self.run.plan.sent)}
+        _, found = wire.unpack(content, Label("measure", label.run, label.round), parts)
+        return CheckedRequest(label, digest_of(content), label.round, "the model of this run", content=found["weights"])
+
+    def sent(self, request: CheckedRequest) -> Sent | None:
+        if not self._path.exists():
+            return None
+        before = parse_json(self._path.read_bytes())
+        answer = self._answer(request.label, before["measures"])
+        return Sent(request.number, 0, bytes.fromhex(before["asked"]), answer, b"", np.empty(0))
+
+    def store(self, sent: Sent) -> None:
+        content = {"asked": sent.call.hex(), "measures": parse_json(sent.values)}
+        write_atomic(self._path, json.dumps(content) + "\n", private=True)
+
+    def compute(self, request: CheckedRequest) -> Computed:
+        """Sums of the model with this site's own part, of the ranking users have now, and the number of queries."""
+        run, names = self.run, self.run.measures
+        assert run.clients is not None
+        assert run.clients.test is not None
+        evaluator = Evaluator(run.clients.test, names)
+        values = evaluator.per_query(run.own_model(request.content.astype(np.float64)), run.task.learner.ranker)
+        now = baseline_order(evaluator, run.site.settings.data.given).values
+        table = {
+            name: [float(np.nansum(values[m])), float(np.nansum(now[m])), int(np.isfinite(values[m]).sum())]
+            for m, name in enumerate(names)
+        }
+        return Computed(self._answer(request.label, table), json.dumps(table).encode())
+
+    def _answer(self, label: Label, table: Any) -> bytes:
+        return self.reply("facts", label, facts=protocol.facts({"measures": table}))
+
+
+@dataclass
+class UpdateRun(SiteRun):
+    """A run of rounds, open at a site."""
+
+    task: ClientTask = field(kw_only=True)
+    clients: ClientSiteData | RecordedSiteData | None = field(kw_only=True)  # None: the data do not fit the plan
+    public_keys: dict[int, bytes] = field(kw_only=True)  # of all clients in a secure sum; in a trial they come later
+
+    does: ClassVar[str] = "sends model updates"
+    handlers: ClassVar[tuple[type[Handler[Any]], ...]] = (OpenUpdate, SecureUpdate, MeasureSums, ReceivedModel)
+
+    @classmethod
+    def open(cls, site: SiteHome, plan: Plan) -> UpdateRun:
+        experiment, settings = plan.experiment, site.settings
+        facts, data = facts_of(settings, plan)
+        outbox = site.outbox(plan, data)
+        fits = facts == {"features": plan.features, "feature_names": plan.feature_names, "normalised": plan.normalised}
+        clients = open_site_data(site.folder, settings, plan) if fits else None
+        keys = {} if plan.secure_sum is None or plan.simulated else planned_keys(site, plan)
+        charging = None if clients is None else site.charging(plan, clients.people)
+        task = ClientTask(experiment.learner, experiment.local, experiment.mechanism)
+        run = cls(site, plan, outbox, facts, data, charging, task=task, clients=clients, public_keys=keys)
+        if plan.secure_sum is not None:
+            facts["identities"] = {str(id): run.key(id).public for id in run.party.clients}
+        return run
+
+    @property
+    def party(self) -> PlannedSite:
+        return self.plan.party(self.site.settings.name)
+
+    def note_rounds_over(self, over: int) -> None:
+        """Charge the rounds that are over at a site that was restored from a backup and may have forgotten them."""
+        run = self.plan.run.hex()
+        mark = hear_last_round(self.site.folder, run, over)
+        if mark is None or self.charging is None or self.clients is None or not self.plan.in_step:
+            return
+        everybody = np.unique(self.clients.ledger_rows)
+        for round in range(1, min(mark.told[run] + 1, self.plan.last_number) + 1):
+            self.charge_once(round, everybody)
+
+    @property
+    def measures(self) -> list[str]:
+        if self.clients is None or self.clients.test is None:
+            return []
+        return [name for name in self.plan.experiment.measures if name in self.site.settings.policy.measures]
+
+    def complete(self, model: Path) -> None:
+        """Add the part of the model that this site does not share."""
+        if has_trait(self.task.local, "shared part") and not self.plan.simulated:
+            found = load_weights(model)
+            save_model(replace(found, weights=self.own_model(found.weights[: self.plan.sent])), model)
+            os.chmod(model, 0o600)
+
+    def own_model(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The model that this site ranks with: the shared part, and its own."""
+        if not has_trait(self.task.local, "shared part"):
+            return weights
+        sent = self.outbox.get(self.outbox.last)
+        own = self.memory_of(self.party.clients[0], None if sent is None else sent.memory)
+        return np.concatenate([weights, np.asarray(own).ravel()])
+
+    def memory_of(self, id: int, memory: NDArray[np.float64] | None) -> Memory:
+        """What a client remembers of earlier rounds; `memory` has one row for each client of the site."""
+        if memory is None or not memory.size:
+            return first_memory(self.task, self.plan.features, self.plan.seed)
+        row = self.party.clients.index(id)
+        return memory.reshape(len(self.party.clients), -1)[row : row + 1]
+
+    def key(self, id: int) -> IdentityKey:
+        """The key with which a client signs: the site's own, or in a trial one derived for each simulated client."""
+        return member_key(self.site.identity, id) if self.plan.simulated else self.site.identity

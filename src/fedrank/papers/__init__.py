@@ -1,1 +1,0 @@
-"""Built-in experiments, and the papers that they reproduce."""

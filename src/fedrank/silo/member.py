@@ -1,0 +1,209 @@
+"""One organisation in a training across document collections: the steps that it takes, whatever carries its letters.
+
+    public key -> shared key -> sketch, charged -> questions -> answers -> turns
+
+All keep to one order of public keys; `index` is that of the own one. Letters are bytes. What does not fit is `Refused`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from fedrank.data.collection import Collection
+from fedrank.files import private_folder, write_atomic
+from fedrank.silo.files import SketchFile, ledger_of, open_owned, sketch_collection
+from fedrank.silo.keys import fingerprint, new_identity, new_key, open_key, read_key, read_public, read_secret, wrap_key
+from fedrank.silo.letters import Party, party
+from fedrank.silo.protocol import Owner, answer, ask_all
+from fedrank.silo.spending import Limits
+from fedrank.silo.training import CrossSilo
+from fedrank.silo.turns import KnownPartner, Turn, load_partners, read_turn, save_turn, seal_turn, take_turn
+from fedrank.wire import Refused
+
+SKETCH, ABOUT, SECRET, SHARED = "own.sketch", "own.json", "silo.secret", "shared.key"
+WRAPPED_KEY = 256  # bytes, at most
+
+
+def turn_order(names: Sequence[str], rounds: int) -> list[Turn]:
+    """Who trains when, in the order of the simulation: last in one round and first in the next is one turn of two.
+
+    >>> [(turn.party, turn.passes) for turn in turn_order(["a", "b"], 2)]
+    [('b', 1), ('a', 2), ('b', 1)]
+    """
+    order: list[Turn] = []
+    for round in range(1, rounds + 1):
+        for silo in np.roll(np.arange(len(names)), -round).tolist():
+            if order and order[-1].party == names[silo]:
+                order[-1] = replace(order[-1], passes=order[-1].passes + 1)
+            else:
+                order.append(Turn(names[silo], 1))
+    return order
+
+
+@dataclass(frozen=True)
+class SiloMember:
+    """An organisation with documents, and where it keeps its keys and its sketch."""
+
+    collection: Collection
+    data: bytes  # digest of documents, queries and judgements
+    method: CrossSilo
+    limits: Limits  # of what its sketches may cost
+    home: Path  # of all runs: the key of all sketches, the own sketch and its ledger
+    folder: Path  # of this run: the secret that opens letters
+    index: int  # of this organisation among all
+    log: Callable[[str], None] = lambda line: None
+
+    # Keys
+
+    def own_public(self) -> bytes:
+        """The public key for letters of this run, made if there is none."""
+        path = self.folder / SECRET
+        if not path.exists():
+            path.with_suffix(".public").unlink(missing_ok=True)
+            new_identity(path)
+        return read_public(path.with_suffix(".public"))
+
+    def wrapped_keys(self, keys: Sequence[bytes]) -> list[bytes]:
+        """From the first organisation the key of all sketches, wrapped for each of the others."""
+        if keys[self.index] != read_public(self.folder / Path(SECRET).with_suffix(".public")):
+            raise Refused("it brings another key than this site's own")
+        if self.index != 0:
+            return []
+        path = private_folder(self.home) / SHARED
+        shared = read_key(path) if path.exists() else new_key(path)
+        secret = read_secret(self.folder / SECRET)
+        return [wrap_key(shared, secret, public) for public in keys[1:]]
+
+    def open_shared(self, came: Sequence[bytes], keys: Sequence[bytes]) -> None:
+        """Take the key of all sketches from the first organisation.
+
+        What was sketched under another key is sketched anew, and charged.
+        """
+        if len(came) != 1 or len(came[0]) > WRAPPED_KEY:
+            raise Refused("it brings no wrapped key")
+        path, apart = private_folder(self.home) / SHARED, self.folder / SHARED
+        apart.unlink(missing_ok=True)
+        open_key(came[0], self._party(keys).secret, keys[0], apart)
+        apart.replace(path)
+
+    # Letters
+
+    def questions(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Letters to all others about the words of own queries, after the own documents were sketched and charged."""
+        self.sketch()
+        me = self._party(keys)
+        sketcher, queries = self.method.sketcher, self.collection.queries
+        others = [name for name in party_names(keys) if name != me.name]
+        return [asked.letter for one in others for asked in ask_all(queries, one, me, sketcher, self._shared())]
+
+    def answers(self, letters: Sequence[bytes], keys: Sequence[bytes]) -> list[bytes]:
+        """What the own sketch tells about the words that others ask about."""
+        file = self.sketch()
+        owner = Owner(self._party(keys), file, ledger_of(file))
+        return [answer(letter, owner) for letter in letters]
+
+    def check_answers(self, questions: Sequence[bytes], answers: Sequence[bytes], keys: Sequence[bytes]) -> None:
+        """Refuse answers that cannot be read, or that answer no question of ours."""
+        with TemporaryDirectory(dir=self.folder) as apart:
+            self._partners(Path(apart), questions, answers, keys)
+
+    # Training
+
+    def check_turn(self, number: int, came: Sequence[bytes], rounds: int, keys: Sequence[bytes]) -> list[Turn]:
+        """All turns, of which this one is ours."""
+        turns = turn_order(party_names(keys), rounds)
+        if not 0 <= number < len(turns) or turns[number].party != self._party(keys).name:
+            raise Refused(f"turn {number + 1} is not that of this site")
+        if len(came) != min(number, 1):
+            raise Refused(f"{len(came)} models came with turn {number + 1}")
+        return turns
+
+    def take_turn(
+        self,
+        number: int,
+        turns: Sequence[Turn],
+        came: Sequence[bytes],  # the model of the turn before; none begins one
+        questions: Sequence[bytes],
+        answers: Sequence[bytes],
+        keys: Sequence[bytes],
+        *,
+        seed: int,
+        top_grade: int,
+    ) -> bytes:
+        """Train, and pass the model on: sealed for whose turn is next, and open after the last one."""
+        chosen: dict[str, Any] = {name: getattr(self.method, name) for name in ("k", "rate", "batch", "normalise")}
+        chosen |= {"seed": seed, "top_grade": top_grade}
+        me = self._party(keys)
+        with TemporaryDirectory(dir=self.folder) as apart:
+            partners = self._partners(Path(apart), questions, answers, keys)
+            path, model = Path(apart) / "turn", None
+            if came:
+                path.write_bytes(came[0])
+                model = read_turn(path, me)
+                if list(model.turns) != list(turns[:number]):
+                    raise Refused(f"the model that came has other turns behind it than the {number} of the plan")
+            taken = take_turn(self.collection, me, partners, model, chosen, turns[number].passes)
+            rivals = ", ".join(f"{one.name} {one.quality:.4f}" for one in taken.next_to)
+            self.log(f"turn {number + 1}: nDCG@10 {taken.quality:.4f} on own queries that were kept aside; {rivals}")
+            save_turn(taken.model, path)
+            if number + 1 == len(turns):
+                return path.read_bytes()  # the last one is everybody's, and the coordinator's
+            return seal_turn(path, me, turns[number + 1].party)
+
+    # What they need
+
+    def sketch(self) -> SketchFile:
+        """The own sketch: one for all runs with this key, these settings and documents, since noise is paid once."""
+        path = private_folder(self.home) / SKETCH
+        sketcher, about = self.method.sketcher, path.with_name(ABOUT)
+        made = {
+            "data": self.data.hex(),
+            "key": fingerprint(self._shared()),
+            "settings": repr((sketcher, self.method.rule)),
+        }
+        if path.exists() and about.exists() and json.loads(about.read_bytes()) == made:
+            return open_owned(path)
+        about.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+        documents, rule = self.collection.documents, self.method.rule
+        try:
+            sketch_collection(documents, self._shared(), sketcher, path, rule=rule, limits=self.limits)
+        except ValueError as problem:
+            self.log(f"the documents cannot be sketched: {problem}")
+            raise Refused("the documents of this site cannot be sketched, or its budget does not pay for it") from None
+        write_atomic(about, json.dumps(made) + "\n", private=True)
+        return open_owned(path)
+
+    def _party(self, keys: Sequence[bytes]) -> Party:
+        others = [key for at, key in enumerate(keys) if at != self.index]
+        return party(read_secret(self.folder / SECRET), others)
+
+    def _shared(self) -> bytes:
+        path = self.home / SHARED
+        if not path.exists():
+            raise Refused("the key of all sketches has not come yet")
+        return read_key(path)
+
+    def _partners(
+        self, apart: Path, questions: Sequence[bytes], answers: Sequence[bytes], keys: Sequence[bytes]
+    ) -> list[KnownPartner]:
+        """What others answered to our questions."""
+        files: dict[str, list[Path]] = {"question": [], "answer": []}
+        for kind, pieces in (("question", questions), ("answer", answers)):
+            for number, piece in enumerate(pieces):
+                files[kind].append(apart / f"{kind}-{number}")
+                files[kind][-1].write_bytes(piece)
+        queries = self.collection.queries
+        return load_partners(files["answer"], files["question"], self._party(keys), self._shared(), queries)
+
+
+def party_names(keys: Sequence[bytes]) -> list[str]:
+    """By which parties know each other in letters, in the order in which they take turns."""
+    return sorted(map(fingerprint, keys))

@@ -1,0 +1,203 @@
+"""Contract checks for methods of your own; call them in your tests.
+
+Each check raises an AssertionError that says what the method did and what it must do.
+
+>>> import fedrank as fr
+>>> fr.testing.check_aggregator(fr.aggregators.Median())
+>>> fr.testing.check_click_model(lambda labels, draws: draws[::2] < labels / 4)
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fedrank.data.ranking import RankingData
+from fedrank.data.synthetic import synthetic
+from fedrank.federated.clients import make_clients
+from fedrank.federated.federation import Federation
+from fedrank.federated.round import first_state
+from fedrank.federated.server import ServerTask, State, combine, method_name
+from fedrank.federated.simulation import federated_round
+from fedrank.federated.traits import check_rows, check_sum
+from fedrank.privacy.noise import SecureSource
+from fedrank.ranking.impressions import learn_one_by_one
+from fedrank.seeds import Chance, rng_for
+from fedrank.types import Messages, SimulatedClients, has_trait
+
+__all__ = [
+    "check_aggregator",
+    "check_attack",
+    "check_click_model",
+    "check_learner",
+    "check_mechanism",
+    "check_partition",
+]
+
+CLIENTS, PARAMETERS, SEED = 12, 7, 1
+
+
+def check_aggregator(aggregator: Any) -> None:
+    """An aggregator returns one finite change for all parameters, and is a sum where it says so."""
+    messages = _messages()
+    task = ServerTask(Federation(aggregator=aggregator), CLIENTS)
+    state = replace(task.first(np.zeros(PARAMETERS)), round=1)
+
+    def change() -> Any:
+        return combine(task, state, [(messages, np.arange(CLIENTS))], CLIENTS, streaming=False).change
+
+    _check_pure(aggregator, change, messages)
+    if has_trait(aggregator, "sum"):
+        _assert_holds(lambda: check_sum(aggregator, messages))
+
+
+def check_learner(learner: Any) -> None:
+    """A learner gives each client an update that depends on this client alone, and moves a model."""
+    clients = _clients()
+    start = first_state(Federation(learner), clients, SEED)[0].weights
+
+    def updates(some: SimulatedClients = clients) -> Any:
+        return learner(start, some, Chance(SEED, 1)).updates
+
+    found = _check_pure(learner, updates, (start, clients.data.features))
+    _require(
+        np.shape(found) == (len(clients), len(start)),
+        f"{method_name(learner)} returned updates of shape {np.shape(found)}; return one row for each of "
+        f"{len(clients)} clients with {len(start)} parameters",
+    )
+    _require(np.isfinite(found).all(), f"{method_name(learner)} returned updates that are not finite")
+    _require(bool(np.any(found)), f"{method_name(learner)} learned nothing from {len(clients)} clients")
+    _assert_holds(lambda: check_rows(learner, found[:3], updates(clients.rows(slice(0, 3)))))
+    if hasattr(learner, "from_impressions"):
+        alone = learn_one_by_one(learner, start, clients, Chance(SEED, 1)).updates
+        _require(
+            np.allclose(found, alone, rtol=1e-5, atol=1e-7),
+            f"{method_name(learner)} learns something else from impressions (from_impressions) than in a simulation "
+            "(__call__); deployed clients use the former",
+        )
+
+
+def check_click_model(model: Any) -> None:
+    """A click model returns a truth value for each result, from labels and draws alone."""
+    with warnings.catch_warnings(action="ignore"):  # that it is slow, perhaps
+        clients = make_clients(_data(), 4, click_model=model, interactions=10)
+    outcome = federated_round(Federation(), State(0, np.zeros(clients.data.features.shape[1])), clients, SEED)
+    _require(np.isfinite(outcome.weights).all(), f"{method_name(model)} led to a model that is not finite")
+    rng, clicks = rng_for(SEED, "check"), 0
+    for count in range(1, 11):
+        labels, draws = rng.integers(0, 3, count).astype(np.int8), rng.random(2 * count)
+        found = _check_pure(model, partial(model, labels, draws), (labels, draws))
+        clicks += int(np.sum(found))
+    _require(clicks > 0, f"{method_name(model)} never clicks, so nothing can be learned from it")
+
+
+def check_attack(attack: Any) -> None:
+    """An attack changes the updates of malicious clients only."""
+    messages, malicious = _messages(), np.arange(CLIENTS) < 3
+    found = _check_pure(attack, lambda: attack(messages, malicious, rng_for(SEED, "attack")).updates, messages)
+    _require(
+        np.shape(found) == messages.updates.shape,
+        f"{method_name(attack)} returned updates of shape {np.shape(found)} instead of {messages.updates.shape}",
+    )
+    _require(
+        np.array_equal(found[~malicious], messages.updates[~malicious]),
+        f"{method_name(attack)} changes the updates of honest clients; change rows where `malicious` is true",
+    )
+    nobody = np.zeros(CLIENTS, dtype=np.bool_)
+    _require(
+        np.array_equal(attack(messages, nobody, rng_for(SEED, "attack")).updates, messages.updates),
+        f"{method_name(attack)} changes updates although no client is malicious",
+    )
+
+
+def check_mechanism(mechanism: Any) -> None:
+    """A mechanism changes each client's message by itself, with randomness from its source alone."""
+    messages = _messages()
+
+    def sent(key: bytes, rows: slice = slice(None)) -> Any:
+        return mechanism.protect(messages.rows(rows), float(CLIENTS), SecureSource(key=key * 32)).updates
+
+    found = _check_pure(mechanism, lambda: sent(b"a"), messages)
+    _require(
+        np.shape(found) == messages.updates.shape,
+        f"{method_name(mechanism)} returned updates of shape {np.shape(found)} instead of {messages.updates.shape}",
+    )
+    if np.array_equal(found, sent(b"b")):  # without noise, rows can be compared
+        _require(
+            np.array_equal(found[:4], sent(b"a", slice(0, 4))),
+            f"{method_name(mechanism)} makes a client's message depend on other clients; a device has only its own",
+        )
+    _require(
+        isinstance(getattr(mechanism, "sees", None), str), f"{method_name(mechanism)} must say in `sees` who sees what"
+    )
+    outcome = federated_round(Federation(mechanism=mechanism), State(0, np.zeros(5)), _clients(5), SEED)
+    _require(np.isfinite(outcome.weights).all(), f"{method_name(mechanism)} made a model that is not finite")
+
+
+def check_partition(partition: Any) -> None:
+    """A partition gives every client queries of the data, the same ones for the same seed."""
+    data = _data()
+
+    def pools() -> list[list[int]]:
+        split = partition(data, 4, rng_for(SEED, "partition"))
+        return [np.asarray(split.pools[pool]).tolist() for pool in split.pool]
+
+    first, again = pools(), pools()
+    _require(first == again, f"{method_name(partition)} gives other queries for the same seed; draw from its rng only")
+    _require(
+        len(first) == 4 and all(first),
+        f"{method_name(partition)} made pools of {[len(pool) for pool in first]} queries for 4 clients; each needs one",
+    )
+    clients = make_clients(data, 4, partition=partition)
+    inside = (clients.queries >= 0) & (clients.queries < clients.data.queries)
+    _require(bool(inside.all()), f"{method_name(partition)} names queries that the data do not have")
+
+
+def _data(features: int = 46) -> RankingData:
+    data = synthetic("mq2007", queries=20)
+    return data if features == 46 else replace(data, features=np.ascontiguousarray(data.features[:, :features]))
+
+
+def _clients(features: int = 46) -> SimulatedClients:
+    return make_clients(_data(features), 6, click_model="informational", interactions=[2, 4, 6])
+
+
+def _messages() -> Messages:
+    rng = rng_for(SEED, "check")
+    updates = rng.standard_normal((CLIENTS, PARAMETERS)).astype(np.float32)
+    return Messages(updates, rng.integers(1, 9, CLIENTS), np.arange(CLIENTS), np.zeros(PARAMETERS), 1, root=updates[0])
+
+
+def _check_pure(method: Any, call: Callable[[], Any], inputs: Any) -> Any:
+    """The result of a call, if a second one gives the same and neither changed its inputs."""
+    before = deepcopy(inputs)
+    result, again = call(), call()
+    _require(np.array_equal(result, again), f"{method_name(method)} gives another result for the same input")
+    _require(_same(before, inputs), f"{method_name(method)} changes its input; copy what you change")
+    return result
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple):
+        return all(map(_same, one, other))
+    if isinstance(one, Messages):
+        return np.array_equal(one.updates, other.updates) and np.array_equal(one.sizes, other.sizes)
+    return bool(np.array_equal(one, other))
+
+
+def _assert_holds(check: Callable[[], None]) -> None:
+    try:
+        check()
+    except ValueError as problem:
+        raise AssertionError(str(problem)) from None
+
+
+def _require(holds: bool | np.bool_, problem: str) -> None:
+    if not holds:
+        raise AssertionError(problem)

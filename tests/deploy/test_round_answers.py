@@ -1,0 +1,100 @@
+"""What a coordinator accepts of an answer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedrank.deploy.protocol import OBSERVED, Answers
+from fedrank.deploy.round_answers import AnswerReader, RoundAnswers, longest_update
+from fedrank.federated.messages import Message
+from fedrank.federated.server import ServerTask
+from fedrank.wire import Label, Refused
+from tests.deploy.plans import NOISE, made_plan
+
+AT_SERVER = NOISE | {"placement": "server"}
+
+
+def reader_of(plan, **more) -> AnswerReader:
+    return AnswerReader(plan, ServerTask(plan.federated, len(plan.clients), None), **more)
+
+
+def message(plan, sender=1, size=4, value=0.1, round=1) -> Message:
+    return Message(plan.run, round, sender, np.full(plan.sent, value, np.float32), size)
+
+
+def answers(*messages: Message, observed=0, personal=0) -> Answers:
+    return Answers(tuple(one.pack() for one in messages), np.zeros(observed, OBSERVED), np.zeros(personal))
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return made_plan(mechanism=None)
+
+
+@pytest.fixture
+def state(plan):
+    return reader_of(plan).task.first(np.zeros(plan.sent))
+
+
+def test_messages_come_in_the_order_in_which_clients_were_asked(plan, state):
+    found = answers(message(plan, 2), message(plan, 0), message(plan, 1))
+    assert [one.sender for one in reader_of(plan).messages(found, state, [1, 0, 2])] == [1, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"size": 5}, "names 5 interactions, and was asked for 4"),
+        ({"sender": 2}, "comes from 2, who was not asked"),
+        ({"round": 2}, "left out"),
+        ({"value": np.nan}, "left out"),
+    ],
+)
+def test_what_no_honest_client_sends_is_refused(plan, state, changes, word):
+    with pytest.raises(Refused, match=word):
+        reader_of(plan).messages(answers(message(plan, **changes)), state, [1])
+
+
+def test_an_update_longer_than_noise_is_made_for_is_refused():
+    plan = made_plan(mechanism=AT_SERVER)
+    longest = longest_update(plan)
+    assert 1.0 <= longest < 2.0  # the clip, and what rounding adds
+    reader = reader_of(plan, longest_update=longest)
+    unit = np.eye(plan.sent, dtype=np.float32)[0]
+    reader.check_message(Message(plan.run, 1, 0, unit * np.float32(0.99), 1))
+    with pytest.raises(Refused, match="no honest one is longer"):
+        reader.check_message(Message(plan.run, 1, 0, unit * np.float32(longest + 0.01), 1))
+
+
+def test_only_noise_at_the_coordinator_limits_the_length(plan):
+    assert longest_update(plan) == longest_update(made_plan(mechanism=NOISE)) == np.inf
+
+
+def test_a_trial_observes_every_client_that_was_asked():
+    plan = made_plan(mechanism=None, simulated=True)
+    reader = reader_of(plan)
+    reader.check_observed(answers(observed=2), 2)
+    for wrong in (answers(observed=1), answers(observed=2, personal=3)):
+        with pytest.raises(Refused, match="where 2 and 0 were expected"):
+            reader.check_observed(wrong, 2)
+    reader_of(made_plan(mechanism=None)).check_observed(answers(), 2)  # real sites observe nothing
+
+
+def test_answers_survive_the_wire_up_to_the_size_of_a_message(plan):
+    reader, label = reader_of(plan), Label("answers", plan.run, 1, 0, 1)
+    assert reader.unpack(answers(message(plan)).pack(label), label, 1).messages == (message(plan).pack(),)
+    large = Answers((b"x" * (8 * plan.sent + 5000),), np.zeros(0, OBSERVED), np.zeros(0))
+    with pytest.raises(Refused):
+        reader.unpack(large.pack(label), label, 1)
+    assert len(reader_of(plan, secure=True).unpack(large.pack(label), label, 1).messages[0]) > 5000
+
+
+def test_what_is_observed_is_noted_by_client():
+    seen = np.array([(0.5, 1.0), (0.25, 2.0)], OBSERVED)
+    found = RoundAnswers()
+    found.observe(Answers((), seen, np.arange(4.0)), [7, 3])
+    assert (found.online, found.reward) == ({7: 0.5, 3: 0.25}, {7: 1.0, 3: 2.0})
+    assert {id: kept.tolist() for id, kept in found.personal.items()} == {7: [0, 1], 3: [2, 3]}
+    found.observe(Answers((), seen[:0], np.zeros(0)), [9])
+    assert 9 not in found.online

@@ -1,0 +1,72 @@
+"""Settings of a search folder."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from fedrank.data.live_features import LIVE_1
+from fedrank.search.impressions import ImpressionRows, first_weights
+from fedrank.search.results import SearchError
+from fedrank.search.settings import SearchSettings, begin, features_of
+from fedrank.search.store import Store
+from tests.search.made_up import Clock
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = Store(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_folder_learns_and_draws_its_lists_until_told_otherwise(store):
+    settings = SearchSettings(store)
+    assert (settings.learns, settings.order) == (True, "drawn")
+    settings.set_order("engine")
+    assert SearchSettings(store).order == "engine"
+    with pytest.raises(SearchError, match="there is drawn, fixed and engine"):
+        settings.set_order("random")
+
+
+def test_a_new_folder_begins_once(store):
+    rows, clock = ImpressionRows(store, LIVE_1), Clock()
+    begin(rows, clock)
+    chance = store.setting("chance")
+    np.testing.assert_array_equal(rows.model()[1], first_weights(LIVE_1))
+    clock.wait(60)
+    begin(rows, clock)
+    assert store.setting("chance") == chance
+    assert store.count("SELECT count(*) FROM models") == 1
+    assert store.setting("created") == clock() - 60
+
+
+def test_a_folder_keeps_its_language(store):
+    assert features_of(store, None) is LIVE_1
+    assert features_of(store, "german").stemmer == "german"
+    begin(ImpressionRows(store, features_of(store, "german")), Clock())
+    assert features_of(store, None).stemmer == "german"
+    with pytest.raises(SearchError, match="began with the language german, not french"):
+        features_of(store, "french")
+
+
+def test_threads_take_turns_at_the_store(store):
+    """A thread that reads does not see half a transaction of another one."""
+    inside, seen = threading.Event(), []
+
+    def read():
+        inside.wait(10)
+        seen.append(store.setting("order"))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with store.writing():
+        store.set(order="fixed")
+        inside.set()
+        reader.join(0.05)
+        assert seen == []
+        store.set(order="engine")
+    reader.join(10)
+    assert seen == ["engine"]
