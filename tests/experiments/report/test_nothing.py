@@ -56,8 +56,7 @@ def test_the_table_has_a_row_for_doing_nothing(two: Path) -> None:
     assert last[2].text.startswith(f"{hardness[0]:.4f}")
     assert last[-1].text == "-"  # nobody was shown a list of it while it learned: it does not
     assert "BM25 of whole document" in " ".join(final_table(found).notes)
-    assert "Without learning, users have 0." in headline(found)
-    assert "(BM25 of whole document)." in headline(found)
+    assert "; doing nothing (BM25 of whole document) has 0." in headline(found)
 
 
 def test_a_model_below_it_is_named_at_the_top_and_on_the_terminal(two: Path) -> None:

@@ -14,9 +14,10 @@ from rich.console import Console
 
 from fedrank.experiments.report import figures
 from fedrank.experiments.report.analysis import analyse
-from fedrank.experiments.report.compose import brief, conventions, draw_curves
+from fedrank.experiments.report.compose import brief, conventions, draw_curves, whole
 from fedrank.experiments.report.formatting import amount
 from fedrank.experiments.report.run_values import running_mean
+from fedrank.experiments.report.sections import Interactive, Paragraph
 from fedrank.experiments.report.statistics import holm
 from fedrank.experiments.report.tables import final_table
 from fedrank.experiments.report.terminal import show
@@ -88,8 +89,14 @@ def test_the_page_stands_alone_and_holds_every_part(tmp_path: Path) -> None:
     assert len(scripts) == 1
     assert "url(http" not in text
     assert "@import" not in text
-    parts = ["What was asked", "Final quality", "Against the baseline", "Published and measured", "Learning curves"]
-    parts += ["Query by query", "Cost", "What the linear model learned", "How it was measured", "Provenance"]
+    parts = [
+        "Final quality",
+        "Other learning curves",
+        "Against the baseline",
+        "Published and measured",
+        "Query by query",
+    ]
+    parts += ["Cost", "What the linear model learned", "Settings", "How it was measured", "Provenance"]
     assert re.findall(r"<h2>(.*?)</h2>", text) == parts
     assert outline.tags.count("svg") == 4  # two measures, online, weights
     assert "queries without a relevant document are skipped" in text
@@ -103,6 +110,22 @@ def test_the_same_runs_give_the_same_page(tmp_path: Path) -> None:
     runs = two_variants(tmp_path / "runs")
     first = write_report(runs, tmp_path / "a.html").read_bytes()
     assert write_report(runs, tmp_path / "b.html").read_bytes() == first
+
+
+def test_the_report_opens_with_a_conclusion_and_the_main_chart(tmp_path: Path) -> None:
+    (found,) = analyse(two_variants(tmp_path))
+    opening = whole(found).parts
+    conclusion, chart = opening[0], next(part for part in opening if not isinstance(part, Paragraph))
+    best = max(found.variants, key=lambda variant: variant.summary("ndcg@10").mean)
+    (other,) = [variant for variant in found.variants if variant is not found.baseline]
+    verdict = found.comparisons["ndcg@10"][other.name].verdict
+    assert verdict
+    assert isinstance(conclusion, Paragraph)
+    text = conclusion.text
+    assert text.startswith(f"Highest ndcg@10: {best.label}, ")
+    assert text.endswith(f" Compared with {found.baseline.label}, {other.label} is significantly {verdict}.")
+    assert isinstance(chart, Interactive)
+    assert chart.data()["title"] == "ndcg@10"
 
 
 def test_comparisons_are_of_the_queries_of_shared_repeats(tmp_path: Path) -> None:

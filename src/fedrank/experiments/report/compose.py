@@ -55,12 +55,9 @@ from fedrank.experiments.runner.runs import Runs
 def whole(analysis: Analysis, anchor: str = "") -> Section:
     """All that a report says about one experiment."""
     over = f"{analysis.kind} experiment · {analysis.name}" if analysis.kind else analysis.name
-    first: list[Part] = [paragraph(headline(analysis), tone="lead"), *_below(analysis), *warnings(analysis)]
-    count = len(analysis.unfinished)
-    if count:
-        runs = f"{count} of {len(analysis.runs)} runs {'is' if count == 1 else 'are'}"
-        first.append(paragraph(f"{runs} not finished and not counted; see “Unfinished runs” below.", tone="warn"))
-    return Section(analysis.title, (*first, *_sections(analysis)), over, anchor)
+    charts = _charts(analysis)
+    first: list[Part] = [paragraph(headline(analysis), tone="lead"), *_below(analysis), *charts[:1]]
+    return Section(analysis.title, (*first, *_sections(analysis, charts[1:])), over, anchor)
 
 
 def brief(runs: Runs, baseline: str | None = None) -> list[Section]:
@@ -117,23 +114,26 @@ def conventions(analysis: Analysis) -> Section:
     return Section("How it was measured", (Points(tuple(sentences)),))
 
 
-def _sections(analysis: Analysis) -> Iterator[Section]:
-    """In the order in which they are read."""
-    yield _settings_section(analysis)
+def _charts(analysis: Analysis) -> list[Interactive]:
+    """The learning curves of each measure; the main measure comes first."""
+    drawings = curve_drawings(analysis)
+    columns = sorted(drawings, key=lambda column: column != analysis.main)
+    return [Interactive("curves", partial(curve_data, analysis, column), (drawings[column],)) for column in columns]
+
+
+def _sections(analysis: Analysis, charts: Sequence[Interactive]) -> Iterator[Section]:
+    """In the order in which they are read: the table, what limits it, tests, details, settings."""
     intervals = tuple(Section(heading(column), (interval_table(analysis, column),)) for column in analysis.columns)
     folded = Section("Confidence intervals and ranges", intervals, folded=True)
-    yield Section("Final quality", (final_table(analysis), folded))
+    yield Section("Final quality", (final_table(analysis), folded, *_unfinished_note(analysis), *warnings(analysis)))
+    if charts:
+        yield Section("Other learning curves", tuple(charts))
     if analysis.nothing:
         yield _against_nothing(analysis)
     if analysis.baseline is not None:
         yield _against_the_baseline(analysis)
     yield from _with_table("Does it hold?", claims_table(analysis) if analysis.claims else None)
     yield from _with_table("Published and measured", published_table(analysis) if analysis.published else None)
-    if charts := curve_drawings(analysis):
-        lively = tuple(
-            Interactive("curves", partial(curve_data, analysis, column), (charts[column],)) for column in charts
-        )
-        yield Section("Learning curves", lively)
     yield from queries_section(analysis)
     yield from _with_table("Under attack", robustness_table(analysis))
     yield from _with_table("Unlearned", unlearned_table(analysis))
@@ -142,6 +142,7 @@ def _sections(analysis: Analysis) -> Iterator[Section]:
     yield from _privacy(analysis)
     yield Section("Cost", (cost_table(analysis),))
     yield from _weights(analysis)
+    yield _settings_section(analysis)
     yield conventions(analysis)
     if len(analysis.unfinished):
         left_out = paragraph("These are left out of every table and chart above.")
@@ -149,19 +150,27 @@ def _sections(analysis: Analysis) -> Iterator[Section]:
     yield _provenance(analysis)
 
 
+def _unfinished_note(analysis: Analysis) -> list[Paragraph]:
+    count = len(analysis.unfinished)
+    if not count:
+        return []
+    runs = f"{count} of {len(analysis.runs)} runs {'is' if count == 1 else 'are'}"
+    return [paragraph(f"{runs} not finished and not included; see “Unfinished runs” below.", tone="warn")]
+
+
 def _settings_section(analysis: Analysis) -> Section:
     note = paragraph(
         "Settings that have their default are not listed; the experiment in full is under “Provenance”.", tone="note"
     )
     if not analysis.parts:
-        return Section("What was asked", (Pairs(tuple(settings_rows(analysis))), note))
+        return Section("Settings", (Pairs(tuple(settings_rows(analysis))), note))
     about = paragraph(
         "These experiments were tested on the same queries, so their variants stand in one table. Values are compared "
         "over the folds and seeds that two variants share; what else differs between experiments is said here, and "
         "nothing corrects for it."
     )
     each = [Section(f"{part.name}: {part.title}", (Pairs(tuple(settings_rows(part))),)) for part in analysis.parts]
-    return Section("What was asked", (about, *each, note))
+    return Section("Settings", (about, *each, note))
 
 
 def _with_table(name: str, table: Table | None) -> list[Section]:

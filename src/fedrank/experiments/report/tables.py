@@ -155,7 +155,7 @@ def nothing_table(analysis: Analysis, column: str) -> Table:
             if found is None:
                 continue
             test, tone = found.contrast, found.verdict
-            verdict = tone or ("cannot be told" if test.tested else f"not tested: {test.reason}")
+            verdict = tone or ("not significant" if test.tested else f"not tested: {test.reason}")
             cells: Row = [
                 *([nothing.order] if several else []),
                 Cell(signed(column, test.difference), tone=tone),
@@ -608,25 +608,35 @@ def _but_defaults(part: Any, given: TomlTable) -> TomlTable:
 
 
 def headline(analysis: Analysis) -> str:
-    """The result in one or two sentences."""
+    """The conclusion in two sentences: the highest quality beside doing nothing, and how the variants compare."""
     best, column = analysis.best, analysis.main
-    value = f"{heading(column)} {spread(column, best.summary(column))}"
-    repeats = count(len(best.repeats), "repeat")
+    quality = f"{spread(column, best.summary(column))} over {count(len(best.repeats), 'repeat')}"
     without = ""
     if (nothing := analysis.nothing_for(best)) is not None:
         mean = number(column, nothing.values.summary(column).mean)
-        without = f" Without learning, users have {mean} ({nothing.order})."
+        without = f"; doing nothing ({nothing.order}) has {mean}"
     if len(analysis.variants) == 1:
-        return f"{value} over {repeats}.{without}"
-    text = f"Highest {heading(column)}: {best.label}, {spread(column, best.summary(column))} over {repeats}."
-    if analysis.baseline is not None:
-        verdicts = [comparison.verdict for comparison in analysis.comparisons[column].values()]
-        better, worse = verdicts.count("better"), verdicts.count("worse")
-        text += (
-            f" Of {count(len(verdicts), 'variant')} compared with {analysis.baseline.label}, {better} {_is(better)} "
-            f"significantly better and {worse} significantly worse."
-        )
-    return text + without
+        return f"{heading(column)} {quality}{without}."
+    text = f"Highest {heading(column)}: {best.label}, {quality}{without}."
+    return f"{text} {_verdicts(analysis)}" if analysis.baseline is not None else text
+
+
+def _verdicts(analysis: Analysis) -> str:
+    """Every variant against the baseline in the main measure, grouped by verdict."""
+    assert analysis.baseline is not None
+    found, labels = analysis.comparisons[analysis.main], {each.name: each.label for each in analysis.variants}
+    verdicts = {
+        "significantly better": [name for name, each in found.items() if each.verdict == "better"],
+        "significantly worse": [name for name, each in found.items() if each.verdict == "worse"],
+        "not significantly different": [n for n, each in found.items() if not each.verdict and each.contrast.tested],
+        "not tested": [name for name, each in found.items() if not each.contrast.tested],
+    }
+    groups = []
+    for verdict, names in verdicts.items():
+        if names:
+            which = " and ".join(labels[name] for name in names) if len(names) < 3 else f"{len(names)} variants"
+            groups.append(f"{which} {_is(len(names))} {verdict}")
+    return f"Compared with {analysis.baseline.label}, {', '.join(groups)}." if groups else ""
 
 
 def _variant_table(

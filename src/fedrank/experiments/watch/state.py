@@ -26,6 +26,8 @@ from fedrank.files import opened, read_text
 from fedrank.toml import parse_toml
 
 SECONDS_BETWEEN_LOOKS = 1.0  # however many tabs ask
+PREVIEW_LINES = 8  # variants drawn in the overview
+PREVIEW_SIZE = (120.0, 32.0)  # width and height of a preview in pixels
 LINES = 24  # runs that are drawn one by one; of more, one for each variant
 MAX_LOG_LENGTH = 40_000  # bytes of a traceback, the last ones
 
@@ -95,6 +97,19 @@ class WatchedExperiment:
         for one in self.runs:
             found.setdefault(one.run.variant, []).append(one)
         return found
+
+    @property
+    def best(self) -> tuple[str, str, float]:
+        """Main measure, the variant with the highest mean so far, and that mean; NaN before the first evaluation."""
+        found = []
+        for name, runs in self.variants.items():
+            values = [one.quality for one in runs if not math.isnan(one.quality)]
+            if values:
+                found.append((sum(values) / len(values), name, runs[0].measure))
+        if not found:
+            return "", "", math.nan
+        value, name, measure = max(found, key=lambda entry: entry[0])
+        return measure, name, value
 
 
 @dataclass
@@ -190,6 +205,33 @@ def charts(experiments: Sequence[WatchedExperiment], only: WatchedRun | None = N
     return [
         {"title": heading(column), "axis": axis, "lines": lines, "levels": []}
         for column, lines in sorted(drawn.items(), key=lambda item: item[0] == "online")
+    ]
+
+
+def preview(experiment: WatchedExperiment) -> list[dict[str, str]]:
+    """The curves of the main measure as small SVG polylines: for each variant, the run with the most rounds."""
+    from fedrank.experiments.report.figures import line_look
+
+    measure, curves = experiment.best[0], []
+    for position, (variant, runs) in enumerate(list(experiment.variants.items())[:PREVIEW_LINES]):
+        for column, line in _lines(runs, many=True):
+            if column == measure and len(line["rounds"]) > 1:
+                curves.append((variant, line_look(position)["colour"], line["rounds"], line["mean"]))
+    if not curves:
+        return []
+    first, last = min(min(rounds) for *_, rounds, _ in curves), max(max(rounds) for *_, rounds, _ in curves)
+    low, high = min(min(values) for *_, values in curves), max(max(values) for *_, values in curves)
+    across, up = PREVIEW_SIZE[0] / max(last - first, 1), (PREVIEW_SIZE[1] - 4) / max(high - low, 1e-9)
+    return [
+        {
+            "name": variant,
+            "colour": colour,
+            "points": " ".join(
+                f"{(x - first) * across:.1f},{PREVIEW_SIZE[1] - 2 - (y - low) * up:.1f}"
+                for x, y in zip(rounds, values, strict=True)
+            ),
+        }
+        for variant, colour, rounds, values in curves
     ]
 
 

@@ -13,7 +13,7 @@ from fedrank.experiments.report.formatting import duration
 from fedrank.experiments.report.html import part, policy
 from fedrank.experiments.report.write import report_page
 from fedrank.experiments.runner.runs import Runs
-from fedrank.experiments.watch.state import Watched, WatchedExperiment, charts, log_of
+from fedrank.experiments.watch.state import Watched, WatchedExperiment, charts, log_of, preview
 from fedrank.web.access import Access
 from fedrank.web.local_app import LocalApp
 from fedrank.web.templates import script_json, templates
@@ -124,7 +124,7 @@ def _message(status_code: int, text: str) -> Response:
 @cache
 def _environment() -> Environment:
     environment = templates("fedrank.experiments.watch", "pages")
-    environment.filters |= {"data": script_json, "time": _time, "quality": _quality}
+    environment.filters |= {"data": script_json, "time": _time, "quality": _quality, "preview": preview}
     return environment
 
 
