@@ -23,6 +23,7 @@ from fedrank.experiments.spec.grid import NOTHING, About, Grid, Published, read_
 from fedrank.experiments.spec.kinds import KINDS
 from fedrank.files import read_text, told
 from fedrank.names import did_you_mean
+from fedrank.ranking.baseline_ranking import LOGGED
 from fedrank.ranking.measures import average
 from fedrank.toml import parse_toml, readable
 from fedrank.types import has_trait
@@ -370,10 +371,17 @@ def below_nothing(analysis: Analysis) -> list[str]:
                 for name in below[:MAX_NAMED]
             ]
             more = f", and {len(below) - MAX_NAMED} more" if len(below) > MAX_NAMED else ""
-            lines.append(
-                f"Worse than doing nothing: in {column}, what users have without learning ({each.order}) is "
-                f"significantly better than {', '.join(texts)}{more}."
-            )
+            if each.order == LOGGED:
+                lines.append(
+                    f"By replay, the logged order has a significantly higher {column} than {', '.join(texts)}{more}. "
+                    "Replay counts logged clicks, which favour the logged order: to learn whether users would click "
+                    "more or less, run fedrank model estimate."
+                )
+            else:
+                lines.append(
+                    f"Worse than doing nothing: the {column} of {each.order} is significantly higher than that of "
+                    f"{', '.join(texts)}{more}."
+                )
     return lines
 
 
