@@ -47,7 +47,7 @@ RULES = [
     (r"\bat home\b", "locally, at the site"),
     (r"\b(?:goes|go|went|going) on\b", "continue"),
     (r"\bone an? (?:line|query|client|round|person|row|document|site|tree|feature)\b", "one per line"),
-    (r"\blies? (?:in|at|on|beside|there|here|below|outside|under|next)\b", "is in"),
+    (r"\blies? (?:in|at|on|beside|there|here|under|next)\b", "is in"),
     (r"\bgrades?\b(?! school)", "relevance label"),
     (r"\bgraphics cards?\b|\bon a card\b|\bon the card\b", "GPU"),
     (r"\bsecure sums?\b", "secure aggregation"),
