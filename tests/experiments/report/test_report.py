@@ -150,7 +150,7 @@ def test_comparisons_are_of_the_queries_of_shared_repeats(tmp_path: Path) -> Non
     assert not online.contrast.tested
     assert online.verdict == ""
     assert any(
-        "No test of online nDCG@10, online, discounted sum: krum against the baseline, they are known of runs" in note
+        "Not tested: online nDCG@10, online, discounted sum: krum against the baseline, values exist by run" in note
         for note in found.notes
     )
 
@@ -217,7 +217,9 @@ def test_unfinished_runs_are_listed_and_not_counted(tmp_path: Path) -> None:
     assert "Unfinished runs" in text
     assert "3 updates are not finite (round 12, client 4)" in text
     assert "1 of 13 runs is not finished" in text
-    assert "without a finished run are not reported on: other, 3 runs, the first of them only fold 1 seed 1: " in text
+    assert (
+        "without a finished run are not in this report: other, 3 runs, the first of them only fold 1 seed 1: " in text
+    )
     (found,) = analyse(runs)
     assert [len(variant.repeats) for variant in found.variants] == [6, 6]
 
@@ -291,7 +293,7 @@ def test_runs_without_queries_model_online_or_timing(tmp_path: Path) -> None:
     text = write_report(load_runs(tmp_path / "runs"), tmp_path / "report.html").read_text()
     assert "What the linear model learned" not in text
     assert "There is no experiment.toml" in text
-    assert "Who attacked is not known of 6 runs" in text
+    assert "The attackers of 6 runs are unknown" in text
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""What runs look like right now: read from their folders, while other processes write to them."""
+"""The current state of runs, read from their folders while other processes write to them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class WatchedRun:
 
     @property
     def left(self) -> float:
-        """Seconds that a running one still takes, as fast as it was; NaN where that cannot be told."""
+        """Estimated remaining seconds of a running run; NaN if unknown."""
         if self.run.status != "running" or not self.run.round:
             return math.nan
         return self.seconds / self.run.round * (self.run.asked - self.run.round)
@@ -82,7 +82,7 @@ class WatchedExperiment:
 
     @property
     def left(self) -> float:
-        """Seconds until all are done, with as many at a time as now; NaN where none is running or it cannot be told."""
+        """Estimated seconds until all runs are finished, with as many in parallel as now; NaN if unknown."""
         running = [one for one in self.runs if one.run.status == "running"]
         known = [one.whole for one in self.runs if not math.isnan(one.whole)]
         if not running or not known:
@@ -114,7 +114,7 @@ class WatchedExperiment:
 
 @dataclass
 class Watched:
-    """Folders of runs, looked at again when somebody asks and the last look is too long ago."""
+    """Folders of runs, read again on request when the last reading is too old."""
 
     folders: Sequence[Path]
     clock: Callable[[], float] = time.monotonic
@@ -170,17 +170,17 @@ def _run(run: Run) -> WatchedRun:
 
 
 def _id(folder: Path) -> str:
-    """How a page calls a folder: not by its path, which would have to be checked."""
+    """The id of a folder on pages: not its path, which would have to be validated."""
     return hashlib.sha256(str(folder).encode()).hexdigest()[:16]
 
 
 def log_of(run: Run) -> str:
-    """What a failed run left of its failure, the end of it; empty where there is nothing."""
+    """The end of the traceback of a failed run; empty if there is none."""
     from fedrank.experiments.runner.failures import TRACEBACK
 
     file = run.path / TRACEBACK
     with suppress(OSError, ValueError):
-        if not file.is_symlink():  # a folder from elsewhere shows nothing that lies outside it
+        if not file.is_symlink():  # an untrusted folder must not show files outside it
             with opened(file) as content:
                 content.seek(max(0, os.fstat(content.fileno()).st_size - MAX_LOG_LENGTH))
                 return content.read().decode("utf-8", "replace")
@@ -189,7 +189,7 @@ def log_of(run: Run) -> str:
 
 def charts(experiments: Sequence[WatchedExperiment], only: WatchedRun | None = None) -> list[dict[str, Any]]:
     """Learning curves so far, a chart for each measure and one for online quality, as a page's script takes them."""
-    from fedrank.experiments.report.figures import line_look  # matplotlib takes its time
+    from fedrank.experiments.report.figures import line_look  # matplotlib is slow to import
 
     drawn: dict[str, list[dict[str, Any]]] = {}
     position = 0
