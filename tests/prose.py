@@ -24,7 +24,8 @@ EXEMPT = "prose: ok"
 # (pattern, what to write instead)
 RULES = [
     (
-        r"(?<!there )(?<!there can )\b(?:is|are|was|were|be) no (?!longer|more|less|fewer|better|worse|larger|smaller|higher|lower|later)",
+        r"(?<!there )(?<!there can )\b(?:is|are|was|were|be) no "
+        r"(?!longer|more|less|fewer|better|worse|larger|smaller|higher|lower|later)",
         "say what it must be, or 'is not a'",
     ),
     (r"\b(?:that|which|what|who) (?:is|are|was|were) none\b", "say what it must be"),
