@@ -315,9 +315,9 @@ def test_noise_that_was_sent_is_used_again(log, tmp_path, monkeypatch):
             'mechanism.unit: "interaction" is paid once, and in rounds the same search',
         ),
         ({"mechanism": GAUSSIAN, "arrival": {"name": "fedasync", "receive": False}}, "arrival.receive: false lets"),
-        ({"arrival": {"name": "fedasink"}}, "arrival.name: no 'fedasink'; did you mean \"fedasync\"?"),
+        ({"arrival": {"name": "fedasink"}}, "arrival.name: unknown arrival 'fedasink'; did you mean \"fedasync\"?"),
         ({"arrival": {"name": "fedasync", "mixing": 2.0}}, "arrival: mixing = 2.0 is no share"),
-        ({"data": {"name": "mq2007", "users": 3}}, "data.users: is a setting of a search log"),
+        ({"data": {"name": "mq2007", "users": 3}}, "data.users: applies only to a click log"),
     ],
 )
 def test_what_does_not_go_together(log, changes, said):

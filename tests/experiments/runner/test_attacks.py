@@ -79,7 +79,7 @@ def history_bytes(folder):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"attack": "lei"}, "attack.name: no 'lei'; did you mean \"lie\"?"),
+        ({"attack": "lei"}, "attack.name: unknown attack 'lei'; did you mean \"lie\"?"),
         (
             {"attack": 3, "clients": {"count": 6}},
             'attack: 3 is not a method; write a table such as { name = "poisoned-clicks" }',

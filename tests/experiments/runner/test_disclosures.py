@@ -159,7 +159,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_done(fedrank, comman
     assert "leaves" not in out
     code, _, err = fedrank(command, "--variant", "quite")
     assert code != 0
-    assert "no variant 'quite'" in err
+    assert "unknown variant 'quite'" in err
     assert "quiet" in err
 
 

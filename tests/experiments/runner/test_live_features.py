@@ -78,7 +78,7 @@ def test_no_step_leaves_the_order_that_users_have(tmp_path):
         ("data.features=46", 'data.features: is a number for files only; name a set, such as "live-1"'),
         ("data.evaluate_on=validation", "data.evaluate_on: a collection has no validation queries"),
         ("data.normalise=global", "data.normalise: searchers do not know the ranges of others"),
-        ("data.users=3", "data.users: is a setting of a search log"),
+        ("data.users=3", "data.users: applies only to a click log"),
         ("data.name=synthetic-mq2007", "data: has a collection and something else"),
         ("data.log=nowhere", "data: has both a log and a collection"),
         ("learner.ranker=mlp", 'start: "given" is one feature'),

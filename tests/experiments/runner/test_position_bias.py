@@ -193,7 +193,7 @@ def test_without_a_log_there_is_nothing_to_correct(log):
     elsewhere = {"name": "synthetic-mq2007"}
     with pytest.raises(SpecError, match=r"learner: it learns from what a search log says was shown; set data\.log"):
         read_tables(tables(log) | {"data": elsewhere, "clients": {"count": 2}})
-    with pytest.raises(SpecError, match=r"data\.propensities: is a setting of a search log"):
+    with pytest.raises(SpecError, match=r"data\.propensities: applies only to a click log"):
         read_tables(tables(log) | {"data": elsewhere | {"propensities": "shared"}, "clients": {"count": 2}})
 
 
