@@ -422,7 +422,7 @@ def test_files_that_cannot_be_read(tmp_path):
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\x00\xff\xfe\x80")
     assert said(binary) == f"{binary}: is not text in UTF-8; a spec is a TOML file"
-    assert said("quickstrat") == "no file and no built-in experiment 'quickstrat'; did you mean \"quickstart\"?"
+    assert said("quickstrat") == "'quickstrat' is not a file or a built-in experiment; did you mean \"quickstart\"?"
 
 
 def test_mistakes_name_the_file_and_what_was_set(tmp_path):
