@@ -186,7 +186,7 @@ def test_without_noise_words_of_documents_are_read(method):
 
 def test_silos_that_tell_nothing_cannot_be_attacked():
     [only] = audit_experiment(read_tables(SILOS | {"method": {"name": "local"}}))
-    assert (only.verdict, only.sentence) == ("SKIPPED", "Silos tell each other nothing.")
+    assert (only.verdict, only.sentence) == ("SKIPPED", "Silos exchange nothing.")
 
 
 def test_a_forest_tells_training_values_and_who_was_trained_on():
@@ -228,7 +228,7 @@ def test_a_forest_that_nobody_gets_is_not_attacked_and_a_large_one_in_part():
     assert only.verdict == "SKIPPED"
     large = read_tables(FOREST | {"booster": {"name": "lambdamart", "trees": 500}, "tune": 5}).base
     assert audit._smaller(large) == (
-        "100 trees were grown at most, where a run grows 500 at most; settings were not tuned"
+        "attacked forests have at most 100 trees, forests of a run at most 500; settings were not tuned"
     )
 
 
