@@ -157,7 +157,7 @@ def test_the_list_names_everything() -> None:
     for paper, item in ITEMS:
         assert paper.title in text
         assert item.name in text
-    assert "fedrank logs describe" in text
+    assert "fedrank data check" in text
     assert "estimated" in text
     narrow = io.StringIO()
     show(about_papers(), Console(file=narrow, width=80))
