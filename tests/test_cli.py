@@ -115,14 +115,14 @@ WRONG = [
         "unknown or unsupported option 'memm'; did you mean",
     ),
     (("run", "small.toml", "--set", "rounds"), "'rounds' sets nothing; write key=value, such as rounds=100"),
-    (("run", "small.toml", "--name", "../x"), "--name '../x' cannot be the name of a folder below OUT; use letters"),
+    (("run", "small.toml", "--name", "../x"), "--name '../x' does not name a folder below OUT; use letters"),
     (("run", "small.toml", "--name", "/x"), "--name '/x' does not name"),
     (("run", "small.toml", "--name", ""), "--name '' does not name"),
     (("run", "small.toml", "--name", "a/../../x"), "--name 'a/../../x' does not name"),
     (("run", "small.toml", "--name", "a\\b"), "--name 'a\\\\b' does not name"),
     (("run", "small.toml", "--out", "good.txt"), "good.txt is a file; --out and --name must lead to a folder"),
-    (("runs", "nowhere"), "no folder nowhere; give a folder of runs, or one run folder"),
-    (("report", "nowhere"), "no folder nowhere"),
+    (("runs", "nowhere"), "folder nowhere does not exist; give a folder of runs, or one run folder"),
+    (("report", "nowhere"), "folder nowhere does not exist"),
     (
         ("report", "runs/small", "--out", "x.pdf"),
         "x.pdf ends in '.pdf', which is no kind of report; use .html, .md or .csv",
@@ -134,14 +134,14 @@ WRONG = [
     (("score", "empty.txt", "good.txt"), "empty.txt cannot be read as a model: "),
     (("score", MODEL, "empty.txt", "--out", "s.txt"), "empty.txt: there are no documents in it"),
     (("score", MODEL, "bad.txt", "--out", "s.txt"), "bad.txt, line 2"),
-    (("score", MODEL, "nowhere", "--out", "s.txt"), "no file and no data set 'nowhere'"),
+    (("score", MODEL, "nowhere", "--out", "s.txt"), "'nowhere' is not a file or a data set"),
     (("score", MODEL, "good.txt", "--trec", "two words"), "the tag 'two words' of a TREC run must be one word"),
     (("score", MODEL, "good.txt", "--client", "1"), "holds one model for all clients; remove client = 1"),
     (("evaluate", MODEL, "good.txt", "--measure", "ndgc"), "no measure 'ndgc'; did you mean \"ndcg\"?"),
-    (("evaluate", MODEL, "synthetic-mq2008"), "no file and no data set 'synthetic-mq2008'; did you mean"),
+    (("evaluate", MODEL, "synthetic-mq2008"), "'synthetic-mq2008' is not a file or a data set; did you mean"),
     (("evaluate", "empty.toml", "good.txt"), "empty.toml cannot be read as a model: "),
     (("methods", "lerner"), "no family or method is called 'lerner' or mentions it; did you mean \"learner\"?"),
-    (("methods", "learner", "pdg"), "no learner 'pdg'; did you mean \"pdgd\"?"),
+    (("methods", "learner", "pdg"), "unknown learner 'pdg'; did you mean \"pdgd\"?"),
 ]
 
 
@@ -407,7 +407,7 @@ def test_papers_go_on_after_a_failure_and_not_after_a_stop(fedrank, monkeypatch,
     ended, out, err = fedrank("papers", "run", *names, "--quick")
     assert (ended, err) == (code, "")
     assert asked == [f"{name}-quick" for name in names[:done]]
-    assert ("Runs failed in thesis/fig-4-6; see above." in out) == (code == 1)
+    assert ("Runs failed in thesis/fig-4-6; the reasons are above." in out) == (code == 1)
 
 
 def test_version(fedrank):

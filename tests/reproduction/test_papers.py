@@ -577,7 +577,7 @@ def test_final_quality_is_drawn_against_the_share_of_attackers(tmp_path: Path) -
     svg = pictures[0].draw()
     assert "malicious clients (of ten)" in svg
     assert all(f">{text}<" in svg for text in ("krum", "mean", "navigational"))
-    assert pictures[0].caption.startswith("Final ndcg@10 against malicious clients of ten")
+    assert pictures[0].caption.startswith("Final ndcg@10 against malicious clients (of ten)")
     assert ">mean-3<" in pictures[1].draw()
     assert paper_figures.draw_against(found, paper_figures.Against(r"nothing-(?P<x>\d)", "x"), "ndcg@10") == ""
 

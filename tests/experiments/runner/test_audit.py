@@ -186,7 +186,7 @@ def test_without_noise_words_of_documents_are_read(method):
 
 def test_silos_that_tell_nothing_cannot_be_attacked():
     [only] = audit_experiment(read_tables(SILOS | {"method": {"name": "local"}}))
-    assert (only.verdict, only.sentence) == ("SKIPPED", "Silos exchange nothing.")
+    assert (only.verdict, only.sentence) == ("SKIPPED", "Silos tell each other nothing.")
 
 
 def test_a_forest_tells_training_values_and_who_was_trained_on():

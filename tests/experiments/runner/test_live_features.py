@@ -97,7 +97,7 @@ def test_settings_of_a_collection_need_one(tmp_path):
             "parts = 3", 'features = "live-1"'
         )
     )
-    with pytest.raises(SpecError, match=r"data.features: 'live-1' names features of texts"):
+    with pytest.raises(SpecError, match=r"data.features: 'live-1' is the name of a feature set"):
         read_spec(tmp_path / "other.toml")
 
 

@@ -428,7 +428,7 @@ def test_a_forest_grows_from_the_clicks_of_a_search_log(tmp_path):
     assert average(quality.values)[0] == pytest.approx(run.final_value("ndcg@10"))
     with pytest.raises(SpecError, match=r"data\.propensities: trees use the clicks of a log as relevance labels"):
         read_tables(asked | {"data": asked["data"] | {"propensities": "shared"}})
-    with pytest.raises(SpecError, match="tune: a log has no validation queries to tune on"):
+    with pytest.raises(SpecError, match="tune: a click log has no validation queries to tune on"):
         read_tables(asked | {"tune": 3})
 
 
