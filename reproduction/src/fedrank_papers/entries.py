@@ -50,12 +50,12 @@ def entries(
     known: Sequence[Paper], done: Mapping[str, Sequence[Done]], found: Sequence[Analysis], folder: Path
 ) -> dict[str, list[Entry]]:
     """Experiments by the titles of papers, in their order; those without a paper come last."""
-    told: dict[str, list[Entry]] = {}
+    by_paper: dict[str, list[Entry]] = {}
     for paper in known:
-        told[paper.title] = [_of_paper(one, folder) for one in done[paper.key]]
+        by_paper[paper.title] = [_of_paper(one, folder) for one in done[paper.key]]
     ours = {one.analysis.folder for some in done.values() for one in some}
-    told[OUR_OWN] = [_of_our_own(analysis, folder) for analysis in found if analysis.folder not in ours]
-    return {title: some for title, some in told.items() if some}
+    by_paper[OUR_OWN] = [_of_our_own(analysis, folder) for analysis in found if analysis.folder not in ours]
+    return {title: some for title, some in by_paper.items() if some}
 
 
 def _of_paper(one: Done, folder: Path) -> Entry:

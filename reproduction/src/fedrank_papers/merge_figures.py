@@ -51,10 +51,10 @@ def chosen_settings(analysis: Analysis) -> Iterator[Part]:
     for run in _first_repeats(analysis):
         clients = [portion["client"] for portion in run.portions or () if portion["client"] != "all"]
         for number, tuned in enumerate(run.tuned or ()):
-            whose = clients[number] if number < len(clients) else f"merged, {number - len(clients) + 1}"
+            owner = clients[number] if number < len(clients) else f"merged, {number - len(clients) + 1}"
             settings = [f"{tuned[key]:.4g}" if key in tuned else "-" for key in SETTINGS]
             counts = [f"{tuned[key]:,}" for key in ("trees", "trials")]
-            rows.append([*map(Cell, (run.variant, whose, *settings, *counts))])
+            rows.append([*map(Cell, (run.variant, owner, *settings, *counts))])
     if rows:
         header = ["variant", "client", "rate", "leaves", "documents per leaf", "hessian per leaf", "trees", "tried"]
         yield Table(

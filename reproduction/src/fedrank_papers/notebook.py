@@ -31,8 +31,8 @@ def notebook(known: Sequence[Paper], by_paper: Mapping[str, Sequence[Entry]], he
     papers = {paper.title: paper for paper in known}
     for title, some in by_paper.items():
         paper = papers.get(title)
-        said: set[str] = set()
-        sections = [_section(entry, paper, said, here, claims) for entry in some]
+        shown: set[str] = set()
+        sections = [_section(entry, paper, shown, here, claims) for entry in some]
         rest = [] if paper is None else [row.says for row in paper.remarks if not row.experiments]
         first = [Points(tuple(rest))] if rest else []
         over = "" if paper is None else f"{paper.authors}, {paper.year}"
@@ -42,7 +42,7 @@ def notebook(known: Sequence[Paper], by_paper: Mapping[str, Sequence[Entry]], he
     return Section(TITLE, tuple(parts))
 
 
-def _section(entry: Entry, paper: Paper | None, said: set[str], here: Path, claims: Path) -> Section:
+def _section(entry: Entry, paper: Paper | None, shown: set[str], here: Path, claims: Path) -> Section:
     """The description and results of one experiment; a remark appears at the first experiment that shows it."""
     analysis, columns = entry.analysis, _columns(entry.analysis)
     parts: list[Part] = []
@@ -52,8 +52,8 @@ def _section(entry: Entry, paper: Paper | None, said: set[str], here: Path, clai
     parts += [paragraph(note, tone="warn") for note in _warnings(analysis, columns)]
     item = "" if entry.item is None else entry.item.name
     seen = [] if paper is None else [row.says for row in paper.remarks if item in row.experiments]
-    if fresh := [text for text in seen if text not in said]:
-        said.update(fresh)
+    if fresh := [text for text in seen if text not in shown]:
+        shown.update(fresh)
         parts += [paragraph("Observations:"), Points(tuple(fresh))]
     return Section(entry.name, tuple(parts), entry.caption)
 
@@ -80,8 +80,8 @@ def _warnings(analysis: Analysis, columns: Sequence[str]) -> list[str]:
     """Warnings about the shown values."""
     shown = {column: found for column, found in analysis.comparisons.items() if column in columns}
     hidden = {*untested(analysis, analysis.comparisons)} - {*(tests := untested(analysis, shown))}
-    kept = [note for note in analysis.notes if note not in hidden]
-    return [*kept, *(note for note in tests if note not in kept)]
+    remaining = [note for note in analysis.notes if note not in hidden]
+    return [*remaining, *(note for note in tests if note not in remaining)]
 
 
 def _meanings(everything: Sequence[Entry]) -> list[str]:

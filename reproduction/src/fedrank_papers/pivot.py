@@ -126,7 +126,9 @@ def _cell(analysis: Analysis, variant: VariantRuns, column: str) -> Cell:
 
 def _nothing(analysis: Analysis, grid: Pivot, value: str, column: str) -> str:
     """The value of the baseline ranking, if it is the same for a whole column."""
-    beside = [analysis.nothing_for(variant) for (_, there), variant in grid.cells.items() if there == value]
+    beside = [
+        analysis.nothing_for(variant) for (_, column_value), variant in grid.cells.items() if column_value == value
+    ]
     if beside[0] is None or any(each is not beside[0] for each in beside):
         return ""
     return spread(column, beside[0].values.summary(column)) if column in beside[0].comparisons else ""

@@ -68,8 +68,12 @@ class FederatedRun:
     def begin(self, evaluate: Any = None) -> tuple[State | None, Memory, Any]:
         """State, memory and checkpoint of a resumed run; each is None for a new run."""
         learner, evaluate = self.experiment.learner, evaluate or self.evaluator
-        kept = self.writer.begin(lambda models: evaluate(models, learner.ranker), reward=has_trait(learner, "rewards"))
-        return (None, None, None) if kept is None else (state_of(kept), kept.get("memory"), kept)
+        checkpoint = self.writer.begin(
+            lambda models: evaluate(models, learner.ranker), reward=has_trait(learner, "rewards")
+        )
+        return (
+            (None, None, None) if checkpoint is None else (state_of(checkpoint), checkpoint.get("memory"), checkpoint)
+        )
 
     def record_updates(self, clients: int, size: int) -> None:
         """Record messages of this size, if the experiment asks for it."""
@@ -143,9 +147,9 @@ def perform_federated(experiment: FederatedExperiment, writer: RunWriter) -> Non
     evaluate = None if device is None else evaluator_on_device(device, run.evaluator, ranker)
     with RunSpending.open(replace(experiment, rounds=last), task, features) as spent:
         writer.safe = spent.forget
-        state, memory, kept = run.begin(evaluate)
-        excluded: dict[str, list[int]] = {} if kept is None else kept["excluded"]
-        devices = note_device(writer, device, [] if kept is None else kept.get("devices", []))
+        state, memory, checkpoint = run.begin(evaluate)
+        excluded: dict[str, list[int]] = {} if checkpoint is None else checkpoint["excluded"]
+        devices = note_device(writer, device, [] if checkpoint is None else checkpoint.get("devices", []))
         run.record_updates(len(simulated), federation.sent(ranker.size(features)))
 
         def parts() -> dict[str, Any]:

@@ -270,8 +270,8 @@ class Receipt(Written):
     @property
     def sentence(self) -> str:
         """A sentence about what has been shown for the removed clients."""
-        who, method = self.removed["clients"], self.method["name"]
-        named = f"Client {who[0]} is" if len(who) == 1 else f"Clients {', '.join(map(str, who))} are"
+        clients, method = self.removed["clients"], self.method["name"]
+        named = f"Client {clients[0]} is" if len(clients) == 1 else f"Clients {', '.join(map(str, clients))} are"
         if self.method.get("exact"):
             text = f"{named} forgotten by this model: it was retrained from scratch without them."
         elif self.verified.get("within_spread"):

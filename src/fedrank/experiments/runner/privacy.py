@@ -328,7 +328,7 @@ def together(runs: Iterable[Run]) -> str | None:
     costs: dict[str, list[str]] = {}
     for against, cost in most.items():
         costs.setdefault("an infinite ε" if math.isinf(cost) else f"ε = {up(cost)}", []).append(against)
-    costs_text = "; ".join(f"{cost} against {', '.join(whom)}" for cost, whom in costs.items())
+    costs_text = "; ".join(f"{cost} against {', '.join(observers)}" for cost, observers in costs.items())
     return (
         f"Clients are simulated, and each run is priced separately. For real people, all {len(accounts):,} runs "
         f"together would cost {costs_text or 'nothing'}, at δ = {delta:g}; tuning and other experiments would add to "

@@ -181,13 +181,13 @@ def _text(source: str | Path) -> tuple[str, Path]:
 
 def _check_reach(tables: TomlTable, changes: Sequence[tuple[list[str], Any]]) -> None:
     """Refuse to set a key that a variant overrides: the setting would silently have no effect there."""
-    said = [".".join(keys) for keys, _ in changes]
-    for key in said:
+    overridden = [".".join(keys) for keys, _ in changes]
+    for key in overridden:
         for name, other in hidden_by(tables, key):
-            there = f"variants.{name}.{key}"
-            if not any(f"{there}.".startswith(f"{one}.") for one in said):
+            path = f"variants.{name}.{key}"
+            if not any(f"{path}.".startswith(f"{one}.") for one in overridden):
                 sets = f"sets {other}" if other == key else f"replaces {other} as a whole"
-                raise ValueError(f"{key}: variants.{name} {sets}, so this has no effect there; also set {there}")
+                raise ValueError(f"{key}: variants.{name} {sets}, so this has no effect there; also set {path}")
 
 
 def _quick_form(tables: TomlTable) -> TomlTable:
