@@ -12,7 +12,8 @@ from fedrank.deploy.protocol import OBSERVED, Answers
 from fedrank.deploy.round_answers import AnswerReader
 from fedrank.deploy.secure_rounds import SecureRounds
 from fedrank.federated.server import ServerTask
-from fedrank.privacy.secure_aggregation import BadDealing, Identity, SumClient
+from fedrank.privacy.secure_aggregation import BadDealing, SumClient
+from fedrank.privacy.secure_messages import Identity
 from fedrank.wire import Label, Part, unpack
 from tests.deploy.fake_sites import calls_to
 from tests.deploy.plans import NOISE, SUM, made_plan

@@ -10,7 +10,7 @@ from fedrank.experiments.runner.failures import TRACEBACK, causes
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.grid import read_tables
-from fedrank.privacy.secure_aggregation import primitives
+from fedrank.privacy.secure_messages import primitives
 from tests.experiments.runner.test_run import tables
 from tests.test_cli import shell
 

@@ -270,7 +270,7 @@ def test_chance_of_an_earlier_fine_tuning_is_not_used_again(parent):
     [
         ({}, [7], Retrain(), "no client 7 in "),
         ({}, [0, 1, 2, 3, 4], Retrain(), "all 5 clients leave"),
-        ({}, [], Retrain(), "nobody leaves"),
+        ({}, [], Retrain(), "no client leaves"),
         ({"record_every": 0}, [0], FedEraser(), "recorded nothing; run it again with record_every = 10"),
         ({"record_every": 0}, [0], FedRemove(), "recorded nothing"),
         (
@@ -322,7 +322,7 @@ def test_protected_runs_are_not_taken_apart(tmp_path):
         attack=None,
         clients={"count": 3},
     )
-    with pytest.raises(ValueError, match="asks the remaining clients for more messages"):
+    with pytest.raises(ValueError, match="needs further messages of the remaining clients"):
         unlearn_runs([run], [0], Retrain(), tmp_path / "out")
     [done] = unlearn_runs([run], [0], FedRemove(), tmp_path / "out")
     had, has = read(run, "privacy.json"), read(done.folder, "privacy.json")
