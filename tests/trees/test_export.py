@@ -364,7 +364,7 @@ def test_solr_keeps_features_in_stores(tmp_path: Path):
     save_model(Model(Linear(), np.ones(2), 2), tmp_path / "model.json")
     export(tmp_path / "model.json", "solr", tmp_path / "out.json", store="engine-1")
     assert json.loads((tmp_path / "out.json").read_text())["store"] == "engine-1"
-    with pytest.raises(ValueError, match="only Solr has stores"):
+    with pytest.raises(ValueError, match="applies only to Solr"):
         export(tmp_path / "model.json", "opensearch", tmp_path / "other.json", store="engine-1")
 
 
@@ -415,7 +415,7 @@ def test_models_that_no_engine_can_express_are_refused(tmp_path: Path):
         "is_linear=0", "is_linear=1\nleaf_const=0 0\nnum_features=1 0\nleaf_features=0\nleaf_coeff=1"
     )
     (tmp_path / "leaves.txt").write_text(forest_of([leaves], 1).text, encoding="utf-8")
-    refused("leaves hold linear models", tmp_path / "leaves.txt")
+    refused("leaves are linear models", tmp_path / "leaves.txt")
     assert not (tmp_path / "never.json").exists()
 
 

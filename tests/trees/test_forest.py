@@ -108,11 +108,11 @@ def test_sparse_files_may_lack_their_last_features(forest, tmp_path):
 def test_data_with_other_features_are_refused(forest):
     with pytest.raises(ValueError, match="reads 5 features, the data have 6"):
         forest.score(made_up_data(features=6))
-    with pytest.raises(ValueError, match="reads the feature 'b b' where the data have 'x'"):
+    with pytest.raises(ValueError, match="needs the feature 'b b' where the data have 'x'"):
         forest.score(replace(DATA, feature_names=("a", "x", "c", "d", "e")))
-    with pytest.raises(ValueError, match="2 feature names for a forest that reads 5"):
+    with pytest.raises(ValueError, match="must have 5 names, one per feature"):
         replace(forest, feature_names=("a", "b"))
-    with pytest.raises(ValueError, match="cannot keep the first 7 trees of 6"):
+    with pytest.raises(ValueError, match="trees must be between 0 and 6"):
         forest.truncated(7)
 
 
@@ -227,23 +227,23 @@ def resized(text):
 @pytest.mark.parametrize(
     ("line", "values", "message"),
     [
-        ("split_feature", "999999 0 0 0", "reads feature 999999 of 5"),
-        ("split_feature", "-1 0 0 0", "not whole, or not from 0"),
+        ("split_feature", "999999 0 0 0", "uses feature 999999 of 5"),
+        ("split_feature", "-1 0 0 0", "only integers from 0"),
         ("split_feature", "0 0 0", "3 split_feature where 4 are needed"),
         ("threshold", "nan 0 0 0", "no number"),
         ("threshold", "1e999 0 0 0", "not finite"),
         ("leaf_value", "1 2 3 4 inf", "no number"),
         ("leaf_value", "1 2 3 4 1_0", "no number"),
         ("num_leaves", "3000000", "where 2999999 are needed"),
-        ("left_child", "0 0 0 0", "every split and every leaf once"),
+        ("left_child", "0 0 0 0", "every split and every leaf exactly once"),
         ("left_child", "99 0 0 0", "not from -5 to 3"),
         ("left_child", "-9 0 0 0", "not from -5 to 3"),
         ("decision_type", "255 2 2 2", "not from 0 to 11"),
-        ("decision_type", "1 2 2 2", "splits by categories and has no set"),
+        ("decision_type", "1 2 2 2", "splits by categories but has no set"),
         ("num_cat", "1", "no line cat_boundaries="),
         ("is_linear", "1", "no line num_features="),
         ("leaf_count", "1 2", "2 leaf_count where 5 are needed"),
-        ("split_gains", "1", "is none of a tree"),
+        ("split_gains", "1", "is not a line of a tree"),
     ],
 )
 def test_a_tree_that_does_not_fit_together_is_refused(forest, tmp_path, line, values, message):
@@ -270,7 +270,7 @@ def test_a_walk_that_turns_is_refused(forest):
         ("max_feature_idx=4", "max_feature_idx=2000000000", "no whole number"),
         ("max_feature_idx=4", "max_feature_idx=999999999", "has 5 feature_names"),
         ("version=v4", "version=v9", "format is 'v9'"),
-        ("Tree=1", "Tree=7", "tree 1 is called otherwise"),
+        ("Tree=1", "Tree=7", "tree 1 has another number"),
     ],
 )
 def test_a_header_that_promises_too_much_is_refused(forest, old, new, message):
@@ -308,7 +308,7 @@ cat_threshold=1"""
 
 
 def test_sets_of_categories_that_run_backwards_are_refused():
-    with pytest.raises(ValueError, match="2 sets of categories that are not in order"):
+    with pytest.raises(ValueError, match="2 sets of categories that are out of order"):
         Trees.read([BY_CATEGORY.format(sets=2, starts="0 1000000 1")])
 
 
@@ -325,7 +325,7 @@ def test_trees_elsewhere_are_refused(forest, tmp_path, name):
     content.pop("checksum", None)
     content["ranker"]["file"] = name
     (tmp_path / "model.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"its trees .* do not lie beside it"):
+    with pytest.raises(ValueError, match=r"its trees .* must be in the same folder"):
         load_model(tmp_path)
 
 

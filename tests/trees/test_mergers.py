@@ -69,7 +69,9 @@ def test_merged_models_say_what_they_are_made_of():
 @pytest.mark.parametrize("merger", [WeightedSum(), WeightedSum(scale="query"), Stacking()])
 def test_a_merge_set_without_relevant_documents_is_refused(merger):
     barren = replace(DATA, grades=np.zeros_like(DATA.grades))
-    with pytest.raises(ValueError, match=r"the merge set has no relevant document in 60 queries.*give judged queries"):
+    with pytest.raises(
+        ValueError, match=r"the merge set has no relevant document in 60 queries.*give labelled queries"
+    ):
         merger.merge([GOOD, NOISE], barren)
 
 

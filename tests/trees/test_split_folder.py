@@ -121,7 +121,7 @@ def test_what_cannot_be_merged_is_named(split, tmp_path):
     other = save_linear(tmp_path / "other.json", 1, 2)
     for models, on, method, out, message in (
         ([one, two], split.folder, "linar", "a", "no method 'linar'; did you mean \"linear\""),
-        ([one], split.folder, "linear", "b", "give two or more"),
+        ([one], split.folder, "linear", "b", "at least 2"),
         ([one, other], split.folder, "linear", "c", "model 1 reads 29 features, model 2 reads 2"),
         ([one, two, one], split.folder, "linear", "d", "3 models for 2 clients"),
     ):
@@ -129,7 +129,7 @@ def test_what_cannot_be_merged_is_named(split, tmp_path):
             merge_models(models, on, method, tmp_path / out)
     with pytest.raises(FileNotFoundError, match="no merge set"):
         merge_models([one, two], tmp_path / "nowhere.txt", "linear", tmp_path / "e")
-    with pytest.raises(FileNotFoundError, match=r"no split\.json"):
+    with pytest.raises(FileNotFoundError, match=r"split\.json is missing"):
         merge_models([one, two], tmp_path, "linear", tmp_path / "f")
     with pytest.raises(FileExistsError, match="nothing is overwritten"):
         merge_models([one, two], split.folder, "linear", tmp_path)
@@ -143,7 +143,7 @@ def test_a_truncated_model_or_split_is_named(split, tmp_path):
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "split.json").write_text((split.folder / "split.json").read_text()[:100])
-    with pytest.raises(ValueError, match=r"cannot be read as a split.*make it again"):
+    with pytest.raises(ValueError, match=r"is not a valid split.*make it again"):
         merge_models([whole, whole], broken, "linear", tmp_path / "b")
 
 
