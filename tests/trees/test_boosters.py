@@ -287,7 +287,7 @@ def test_a_shortlist_is_training_on_less_data(by):
     part.set_group(np.diff(offsets))
     theirs = lightgbm.train(booster.engine(1, 1), part, 9)
     np.testing.assert_array_equal(booster(TRAIN, seed=1).score(TRAIN), theirs.predict(TRAIN.features))
-    with pytest.raises(ValueError, match="the data have 5 features"):
+    with pytest.raises(ValueError, match="by must be at most 5"):
         Shortlist(by=6)(TRAIN)
 
 
@@ -328,7 +328,12 @@ def test_a_stump_says_nothing_and_lightgbm_reads_it():
 @pytest.mark.parametrize(
     ("booster", "train", "validation", "message"),
     [
-        (Lambdamart(), replace(TRAIN, grades=np.zeros_like(TRAIN.grades)), None, "documents of different grades"),
+        (
+            Lambdamart(),
+            replace(TRAIN, grades=np.zeros_like(TRAIN.grades)),
+            None,
+            "documents with different relevance labels",
+        ),
         (
             Lambdamart(),
             replace(TRAIN, grades=np.full_like(TRAIN.grades, 31)),
@@ -374,5 +379,5 @@ def test_a_query_too_long_for_lightgbm_is_named():
     ],
 )
 def test_wrong_settings_are_refused(kind, wrong):
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} = "):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} (must|and)|and {next(iter(wrong))} "):
         kind(**wrong)

@@ -245,9 +245,9 @@ def test_edges_in_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("edges", "message"),
     [
-        ((), "no feature"),
+        ((), "must not be empty"),
         (((1.0, 1.0),), "feature 1 must be finite and strictly ascending"),
-        (((np.nan,),), "not finite"),
+        (((np.nan,),), "must be finite"),
     ],
 )
 def test_edges_that_are_none(edges, message):

@@ -190,12 +190,12 @@ def test_no_answer_twice_with_other_noise():
     with pytest.raises(Refused, match="not answered again with other noise"):
         client.answer(ask(cuts=((0, 1, 3), (0, 1, 4), (1, 2, 5))))
     assert client.answer(ask(attempt=1)) != first
-    with pytest.raises(Refused, match="not answered twice"):
+    with pytest.raises(Refused, match="not answered again"):
         client.answer(ask())
     for message, content in {
-        "there are 1 of each of 4 trees": ask(number=1, attempt=2),
+        "there are 1 per tree and 4 trees": ask(number=1, attempt=2),
         "release 0 of tree 9": ask(tree=9),
-        "knows 0 trees": ask(tree=2),
+        "client 0 has 0 trees": ask(tree=2),
         "follows 3 splits": ask(cuts=((0, 0, 3),), attempt=2),
         "split 1": ask(cuts=((0, 0, 3), (2, 1, 4), (1, 2, 5)), attempt=2),
         "split 2": ask(cuts=((0, 0, 3), (0, 1, 4), (1, 2, 15)), attempt=2),

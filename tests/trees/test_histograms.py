@@ -71,7 +71,7 @@ def test_the_settings_of_a_booster():
     assert (rules.trees, rules.leaves, rules.rate, rules.min_data_in_leaf, rules.bins) == (3, 9, 0.2, 7, 255)
     burges = Histograms.rules(Lambdamart(lambda_norm=False, lambda_truncation=4))
     assert (burges.lambda_norm, burges.lambda_truncation) == (False, 4)
-    with pytest.raises(ValueError, match='not as selgb chooses them; use booster = "grower"'):
+    with pytest.raises(ValueError, match='which selgb does not; use booster = "grower"'):
         Histograms()(parts(), (), Selgb(), 1)
     with pytest.raises(ValueError, match='a file requires edges = "file"'):
         Histograms(edges="file")

@@ -90,7 +90,7 @@ def test_mixtures_of_mixtures_come_back_from_their_files(tmp_path):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ((linear(1, 0), linear(1, 0, 0)), "model 1 reads 2 features, model 2 reads 3; merge models"),
+        ((linear(1, 0), linear(1, 0, 0)), "model 1 uses 2 features, model 2 uses 3; merge models"),
         ((linear(1, 0), linear(1, 0, normalised="query")), "normalise = 'none', model 2 with 'query'"),
         (
             (linear(1, 0, feature_names=("a", "b")), linear(1, 0, feature_names=("a", "c"))),
@@ -111,7 +111,7 @@ def test_weights_off_the_simplex_are_refused(weights):
 
 
 def test_a_last_model_that_reads_something_else_is_refused():
-    with pytest.raises(ValueError, match="reads 3 columns where 2 scores with inputs = 'both' make 4"):
+    with pytest.raises(ValueError, match="must use 4 features, as 2 scores with inputs = 'both' give"):
         Stacked((linear(1, 0), linear(0, 1)), linear(1, 1, 1))
 
 
@@ -122,7 +122,7 @@ def test_a_missing_or_truncated_part_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"model-2\.json cannot be read as a model"):
         load_model(tmp_path)
     part.unlink()
-    with pytest.raises(ValueError, match=r"part model-2\.json is not beside it; copy all files"):
+    with pytest.raises(ValueError, match=r"part model-2\.json is missing in the same folder; copy all files"):
         load_model(tmp_path)
     unsealed(tmp_path / "model.json", lambda ranker: ranker["parts"].__setitem__(1, "../other.json"))
     with pytest.raises(ValueError, match=r"\.\./other\.json"):

@@ -254,10 +254,13 @@ def test_differences_of_a_split_can_be_measured():
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (Categories("feature:2", ("12",)), r"""no category .12. in feature:2; there is "3", "11", "14" """.strip()),
+        (
+            Categories("feature:2", ("12",)),
+            r"""unknown category .12. in feature:2; there is "3", "11", "14" """.strip(),
+        ),
         (Categories("feature:2", ("3",), rule="exclusive"), r"client 1 \(3\) would get none of 7 training queries"),
         (Categories("feature:2", ("11",), rest="all"), 'client 1 .11.; use a stricter rule or merge = "validation"'),
-        (Categories("feature:9"), "no feature '9'; use a number from 1 to 2"),
+        (Categories("feature:9"), "unknown feature '9'; use a number from 1 to 2"),
         (Categories("feature:2", clients=5), "2 categories have queries under rule = 'tie-breaking', too few for 5"),
         (Categories("feature:2", ("11",), merge="validation"), "has no validation queries"),
         (Categories(""), "by must not be empty"),
@@ -276,7 +279,7 @@ def test_what_cannot_be_split_is_named_with_the_remedy(asked, message):
     [
         ("clear\t\n", "line 1: .* has no category"),
         ("clear\t1\tx\nsum\ty\n", "line 2: .* has no category"),
-        ("clear\tx\nclear\ty\n", "line 2: clear has categories 'x' and 'y'"),
+        ("clear\tx\nclear\ty\n", "line 2: clear has two categories, 'x' and 'y'"),
         ("clear\tx\n", "no category for 6 of 7 queries, such as sum"),
         ("clear\t1\tx\n", "no category for 12 relevant documents, such as document 2 of query clear"),
         ("\n", "is empty"),

@@ -123,7 +123,7 @@ def test_a_shared_forest_stops_by_all_validation_queries():
 
 
 def test_boosters_that_choose_rows_cannot_grow_together():
-    with pytest.raises(ValueError, match='not as selgb chooses them; use booster = "lambdamart"'):
+    with pytest.raises(ValueError, match='which selgb does not; use booster = "lambdamart"'):
         Cyclic()(parts(), (), Selgb(), 1)
 
 

@@ -164,7 +164,7 @@ def sent(**parts):
     [
         ("grow-votes", sent(votes=b"\xff\x80"), "9 features are named, at most 2 are allowed"),
         ("grow-votes", sent(votes=b"\x00\x01"), "beyond the 9 of the tree is named"),
-        ("grow-votes", sent(votes=b"\x80"), "take 2 bytes, and 1 came"),
+        ("grow-votes", sent(votes=b"\x80"), "need 2 bytes .got 1"),
         ("grow-votes", sent(votes=b"\x80\x00\x00"), "expected were at most 2|too many"),
         (
             "grow-votes",
@@ -180,7 +180,7 @@ def sent(**parts):
         (
             "grow-counts",
             lambda label, answer: pack(label, {"number": np.array([1]), "rows": np.array([3]), "counts 0": b"\0" * 5}),
-            "cut short",
+            "truncated",
         ),
     ],
 )

@@ -301,9 +301,9 @@ def test_wrong_shapes_are_refused(tmp_path):
         writer.add(1, one, np.zeros((1, 4), np.float32), np.zeros(4))
     with pytest.raises(HistoryError, match="do not fit"):
         writer.add(1, one, np.zeros((1, 3), np.float32), np.zeros((1, 3)))
-    with pytest.raises(HistoryError, match="2 updates, 1 different clients"):
+    with pytest.raises(HistoryError, match="2 updates of 1 of 2 clients"):
         writer.add(1, two, np.zeros((2, 3), np.float32), np.zeros(3))
-    with pytest.raises(HistoryError, match="every = 0"):
+    with pytest.raises(HistoryError, match="every must be at least 1"):
         HistoryWriter(tmp_path, 2, 3, 0)
 
 
@@ -349,7 +349,7 @@ def test_damage_is_told(tmp_path):
             History.open(tmp_path)
     for odd in ({"clients": "5"}, {"parameters": 2.5}, {"every": None}):
         index.write_text(json.dumps(found | odd))
-        with pytest.raises(HistoryError, match="not whole"):
+        with pytest.raises(HistoryError, match="not integers"):
             History.open(tmp_path)
     for text in ("{", "[]", "{}", '{"format": 1, "chunks": [{"file": 1}]}'):
         index.write_text(text)

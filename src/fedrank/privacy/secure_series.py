@@ -85,7 +85,7 @@ class SeriesServer(SumServer):
     ) -> None:
         clients = sorted(ids)
         if len(clients) < 2:
-            raise ValueError(f"ids must name at least 2 clients (got {clients}): a sum of one is its own numbers")
+            raise ValueError(f"ids must name at least 2 clients (got {clients}): the sum of one is its own numbers")
         super().__init__(session, 0, clients, len(clients), len(clients), 1, bits, identities=identities)
 
     def sum(self, number: int, size: int, messages: Mapping[int, bytes]) -> Integers:

@@ -290,7 +290,7 @@ def test_noise_that_was_sent_is_used_again(log, tmp_path, monkeypatch):
         ),
         (
             {"mechanism": GAUSSIAN | {"placement": {"name": "secure-aggregation"}}, "arrival": WAITING | {"size": 1}},
-            "mechanism: the secure sum of a single client is its update",
+            "mechanism: secure aggregation of a single client reveals its update",
         ),
         (
             {

@@ -171,7 +171,7 @@ def test_secure_sums_are_not_begun_without_their_package(tmp_path, monkeypatch, 
         assert not failed(tmp_path, **changes)
     else:
         said = refused(tmp_path, **changes)
-        assert "secure sums need the package cryptography: pip install" in said
+        assert "secure aggregation needs the package cryptography: pip install" in said
         assert said.endswith("; nothing was run")
 
 
