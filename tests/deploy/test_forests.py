@@ -323,7 +323,7 @@ BAD = {
     "a feature beyond all": (lambda trees: [changed(trees[0], "split_feature", "500")], "uses feature 501"),
     "a threshold that is none": (lambda trees: [changed(trees[0], "threshold", "nan")], "not a name with numbers"),
     "a word among numbers": (lambda trees: [changed(trees[0], "split_gain", "x/../y")], "not a name with numbers"),
-    "a leaf beyond all numbers": (lambda trees: [changed(trees[0], "leaf_value", "1e999")], "not finite"),
+    "a leaf beyond all numbers": (lambda trees: [changed(trees[0], "leaf_value", "1e999")], "only finite numbers"),
     "a line that no tree has": (lambda trees: [f"{trees[0]}\nparameters=1"], "cannot be read"),
     "other letters": (lambda trees: [trees[0].replace("num_leaves", "num_leav\u0435s")], "cannot be read"),
     "more trees than were asked for": (lambda trees: trees * 7, "more than 6 pieces"),

@@ -422,7 +422,7 @@ class Population:
         if units:
             return (
                 f"population {self.name!r}: other runs protect each {', '.join(sorted(units))}, this one each {unit}, "
-                "so their ε cannot be added up; use another population, or the same unit"
+                "so their ε cannot be added up"
             )
         return self.refusal(spent_together([*others, account], self.delta))
 

@@ -45,7 +45,7 @@ class Studies:
     ) -> Lambdamart:
         if validation is None:
             raise ValueError(
-                f"a client with {train.queries} queries has no validation query with a relevant document to tune on; "
+                f"a client with {train.queries} queries has no validation queries with a relevant document to tune on; "
                 "use fewer clients, or tune = 0"
             )
         study = self.folder / f"study-{len(self.best) + 1}.db"

@@ -78,7 +78,7 @@ def test_trees_from_elsewhere_are_checked(trees):
     for some, features, leaves, word in (
         ([], 100, 4, "no tree"),
         (pieces, 0, 4, "uses feature"),
-        (pieces, 100, 1, "at most 1 may be"),
+        (pieces, 100, 1, "the maximum is 1"),
         ([b"\xff"], 100, 4, "tree 1 of its forest cannot be read"),
         ([pieces[0] + b"\n#!"], 100, 4, "not a name with numbers"),
     ):

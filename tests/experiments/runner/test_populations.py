@@ -275,7 +275,7 @@ def test_what_protects_another_unit_is_refused_since_its_price_cannot_be_added(t
         mechanism=CENTRAL | {"unit": "interaction"},
     )
     [(_, reason)] = run_experiment(searches, "searches", tmp_path).failed
-    assert "other runs protect each client, this one each interaction, and their ε do not add up" in reason
+    assert "other runs protect each client, this one each interaction, so their ε cannot be added up" in reason
 
 
 def test_a_ledger_is_set_aside_only_while_nobody_adds_up(tmp_path, monkeypatch):

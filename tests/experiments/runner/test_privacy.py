@@ -411,7 +411,7 @@ def test_a_target_must_be_positive(fedrank):
         ({"mechanism": None, "privacy": {"budget": 8.0}}, "without a mechanism"),
         ({"mechanism": CENTRAL | {"placement": "moon"}}, "moon"),
         ({"mechanism": {"name": "gaussian", "clip": 1.0}}, "noise"),
-        ({"mechanism": CENTRAL | {"noise": 0.0}}, "noise = 0"),
+        ({"mechanism": CENTRAL | {"noise": 0.0}}, "noise must be above 0"),
         ({"privacy": {"budget": -1.0}}, "budget"),
         ({"privacy": {"delta": 1.0}}, "delta"),
         ({"learner": {"name": "pdgd", "control": True}}, "control"),

@@ -420,7 +420,7 @@ def test_the_command(parent, fedrank):
         (("--client", 9), "no client 9 in "),
         (("--client", 0, "--method", "fed-erasor"), 'did you mean "fed-eraser"?'),
         (("--client", 0, "--set", "stesp=2"), 'no such setting of fed-eraser; did you mean "steps"?'),
-        (("--client", 0, "--set", "steps=0"), "steps = 0 does nothing"),
+        (("--client", 0, "--set", "steps=0"), "steps must be at least 1"),
         (("--client", 0, "--name", "../x"), "does not name a folder below OUT"),
     ],
     ids=["client", "method", "setting", "value", "name"],
