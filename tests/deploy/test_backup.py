@@ -194,7 +194,7 @@ def test_a_ledger_that_says_less_than_the_backup_grows(site, tmp_path):
     (site / "outbox" / RUN.hex() / "00000006-0000").unlink()
     done = restore(tmp_path / "b.tar", site)
     assert charged(site) == 8
-    assert done.ledgers == (f"{HERE}: said less than its copy, which came back",)
+    assert done.ledgers == (f"{HERE}: recorded less than its copy, which was restored",)
     assert done.brought == (f"outbox/{RUN.hex()}/00000006-0000",)
 
 
@@ -230,7 +230,7 @@ def test_a_damaged_ledger_comes_back_and_the_damaged_one_is_kept(site, tmp_path)
     path.write_bytes(content)
     done = restore(tmp_path / "b.tar", site)
     assert charged(site) == 3
-    assert "was damaged; its copy came back" in done.ledgers[0]
+    assert "was damaged; its copy was restored" in done.ledgers[0]
     assert (site / "people" / RUN.hex() / "damaged-ledger-1" / "participants.log").read_bytes() == content
     assert len(Population.read(site / "people").accounts()) == 1
 
@@ -244,7 +244,7 @@ def test_lost_prices_come_back_under_charges_that_stay(site, tmp_path, content):
         (site / HERE / "terms.json").write_bytes(content)
     done = restore(tmp_path / "b.tar", site)
     assert charged(site) == 5
-    assert done.ledgers == (f"{HERE}: had lost what a charge costs, which came back",)
+    assert done.ledgers == (f"{HERE}: had lost the cost of its charges, which was restored",)
 
 
 def test_a_damaged_message_of_the_outbox_comes_back_and_a_sound_one_stays(site, tmp_path):

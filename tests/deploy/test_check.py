@@ -255,7 +255,7 @@ def test_a_damaged_or_lost_ledger(site):
     assert wrong(lines(site)) == {"ledger"}
     (site / "people" / "people.json").unlink()
     os.utime(site / "people", (NOW.timestamp(), NOW.timestamp()))
-    assert "is missing, and people were charged" in lines(site)["ledger"].said
+    assert "is missing, but its people were charged" in lines(site)["ledger"].said
     (site / "people" / "people.json").write_text(content)
     [log] = [path for path in (site / "people").rglob("*") if path.is_file() and path.name == "terms.json"]
     log.write_text("{}")

@@ -12,7 +12,7 @@ from fedrank import wire
 from fedrank.deploy import consent, protocol, site_calls, site_data
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.site import Site
-from fedrank.privacy import secure_aggregation
+from fedrank.privacy import secure_aggregation, secure_messages
 from tests.deploy.active_server import WAYS, ActiveServer
 from tests.deploy.real_trial import LINEAR, NOISE, SUM, RealTrial
 
@@ -204,14 +204,14 @@ def test_a_site_that_spoils_sums_is_left_out(tmp_path):
             return found
         agreed = trial.plan.sum_terms(label)
         agreed.pop("min_survivors")
-        terms = secure_aggregation.Terms(**agreed, signed=True)
+        terms = secure_messages.Terms(**agreed, signed=True)
         content = wire.unpack(found, wire.label_of(found), {"letters": wire.Part("|S", 1 << 20)})[1]["letters"]
         [letter] = protocol.unbundle(content, 1, 1 << 20)
         _, body = terms.unpack("shares", letter)
-        size = secure_aggregation.DEALER.size
+        size = secure_messages.DEALER.size
         boxes = [
-            secure_aggregation.BOX.pack(to, bytes(80), *committed)
-            for to, _, *committed in secure_aggregation.BOX.iter_unpack(body[size:])
+            secure_messages.BOX.pack(to, bytes(80), *committed)
+            for to, _, *committed in secure_messages.BOX.iter_unpack(body[size:])
         ]
         letter = terms.pack("shares", 40, body[:size] + b"".join(boxes))
         return protocol.reply("letters", label, 40, letters=protocol.bundle([letter]))

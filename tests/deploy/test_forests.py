@@ -320,10 +320,10 @@ def changed(tree: str, key: str, value: str) -> str:
 BAD = {
     "a child that is not there": (lambda trees: [changed(trees[0], "left_child", "99")], "cannot be read"),
     "a walk that never ends": (lambda trees: [changed(trees[0], "left_child", "0")], "cannot be read"),
-    "a feature beyond all": (lambda trees: [changed(trees[0], "split_feature", "500")], "reads feature 501"),
-    "a threshold that is none": (lambda trees: [changed(trees[0], "threshold", "nan")], "no name with numbers"),
-    "a word among numbers": (lambda trees: [changed(trees[0], "split_gain", "x/../y")], "no name with numbers"),
-    "a leaf beyond all numbers": (lambda trees: [changed(trees[0], "leaf_value", "1e999")], "not finite"),
+    "a feature beyond all": (lambda trees: [changed(trees[0], "split_feature", "500")], "uses feature 501"),
+    "a threshold that is none": (lambda trees: [changed(trees[0], "threshold", "nan")], "not a name with numbers"),
+    "a word among numbers": (lambda trees: [changed(trees[0], "split_gain", "x/../y")], "not a name with numbers"),
+    "a leaf beyond all numbers": (lambda trees: [changed(trees[0], "leaf_value", "1e999")], "only finite numbers"),
     "a line that no tree has": (lambda trees: [f"{trees[0]}\nparameters=1"], "cannot be read"),
     "other letters": (lambda trees: [trees[0].replace("num_leaves", "num_leav\u0435s")], "cannot be read"),
     "more trees than were asked for": (lambda trees: trees * 7, "more than 6 pieces"),
@@ -346,7 +346,7 @@ def test_more_leaves_than_the_booster_has_are_refused(grown):
     content = protocol.bundle([tree.encode() for tree in trees])
     assert read_trees(content, made.plan.forests, made.plan.features) == tuple(trees)
     smaller = Plan.load(made.plan.dump().replace(b"leaves = 4", b"leaves = 2"))
-    with pytest.raises(Refused, match=r"leaves, and at most 2 may be"):
+    with pytest.raises(Refused, match=r"leaves, the maximum is 2"):
         read_trees(content, smaller.forests, smaller.features)
 
 

@@ -16,7 +16,7 @@ from fedrank.deploy.identity import (
     same_fingerprint,
     verify,
 )
-from fedrank.privacy.secure_aggregation import Identity
+from fedrank.privacy.secure_messages import Identity
 
 
 def test_a_key_is_made_read_and_believed(tmp_path):

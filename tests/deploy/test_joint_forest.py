@@ -140,7 +140,7 @@ def test_a_site_sends_nothing_else_and_refuses_what_does_not_fit(tmp_path):
         assert "this run grows one forest, and" in refused(protocol.request("forest", made.plan.run, 1))
         whom = np.array([0], "<i8").tobytes()
         other = np.array([1], "<i8").tobytes()
-        assert "none of growing" in refused(
+        assert "unknown kind of message" in refused(
             protocol.request("grow", made.plan.run, 1, whom=whom, message=wire.pack(wire.Label("x", bytes(16), 0), {}))
         )
         assert "this site has [0]" in refused(protocol.request("grow", made.plan.run, 1, whom=other, message=b"x"))
@@ -181,7 +181,7 @@ def test_what_leaves_is_told_before(tmp_path):
     ("merge", "message"),
     [
         ('edges = "pooled"\n', "do not follow from a plan"),
-        ('edges = "pooled"\nprivate = "random-splits"\n', "which noise later cannot undo"),
+        ('edges = "pooled"\nprivate = "random-splits"\n', "cannot undo"),
         ('private = "random-splits"\nunit = "row"\n', "unit"),
     ],
 )
@@ -354,7 +354,7 @@ def test_persons_must_be_named(tmp_path):
         text = (where / "site.toml").read_text().replace("[policy]\n", '[policy]\nunit = "person"\n')
         (where / "site.toml").write_text(text)
     assert made.run() != "finished"
-    assert "do not say who asked" in made.reason()
+    assert "do not record persons" in made.reason()
 
 
 @pytest.mark.long

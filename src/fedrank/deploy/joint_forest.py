@@ -36,7 +36,7 @@ from fedrank.deploy.site_runtime import CheckedRequest, Computed, Contribution, 
 from fedrank.experiments.runner.merge import ForestDisclosure, finish_merge, noised_card, save_merged, shared_forest
 from fedrank.experiments.runner.writer import RunWriter
 from fedrank.experiments.spec.trees import TreesExperiment
-from fedrank.privacy.secure_aggregation import Identity
+from fedrank.privacy.secure_messages import Identity
 from fedrank.ranking.baseline_ranking import BaselineRanking
 from fedrank.trees.growing import GrowPlan
 from fedrank.trees.growing_protocol import ReleaseRequest, TreeClient, TreeServer

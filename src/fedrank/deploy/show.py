@@ -40,7 +40,8 @@ from fedrank.files import told
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.population import LEDGER, Account, LedgerTerms, Population, spent_together
-from fedrank.privacy.secure_aggregation import message_bytes, threshold_for
+from fedrank.privacy.secure_aggregation import threshold_for
+from fedrank.privacy.secure_messages import message_bytes
 from fedrank.silo.spending import SiloLedger, is_ledger
 from fedrank.toml import parse_toml, shown
 from fedrank.trees.histograms import Histograms

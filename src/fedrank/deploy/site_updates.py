@@ -36,7 +36,8 @@ from fedrank.deploy.site_runtime import (
 from fedrank.federated.client import ClientAnswer, ClientTask, first_memory
 from fedrank.federated.messages import Call, ExpectedCall
 from fedrank.files import parse_json, write_atomic
-from fedrank.privacy.secure_aggregation import Identity, SumClient
+from fedrank.privacy.secure_aggregation import SumClient
+from fedrank.privacy.secure_messages import Identity
 from fedrank.ranking.baseline_ranking import baseline_order
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.model import load_weights, save_model

@@ -187,7 +187,7 @@ def test_in_a_secure_sum_every_client_pays_by_the_sums_it_is_in(log, tmp_path, h
     # Shares of the noise add up to 20 if two of the three clients are honest; one client moves the sum by 1.
     exact = 1.0**2 / (2 * 20.0**2)
     assert planned(asked.base)[0].guarantee.event.rho == pytest.approx(exact, rel=1e-3)
-    assert "of 3 clients work with the server" in server["because"]
+    assert "of 3 clients collude with the server" in server["because"]
     assert any("times are not protected" in line for line in card["not_covered"])
 
 
@@ -299,7 +299,7 @@ def test_noise_that_was_sent_is_used_again(log, tmp_path, monkeypatch):
         ),
         (
             {"mechanism": GAUSSIAN | {"placement": {"name": "secure-aggregation"}}, "arrival": WAITING | {"size": 1}},
-            "mechanism: the secure sum of a single client is its update",
+            "mechanism: secure aggregation of a single client reveals its update",
         ),
         (
             {

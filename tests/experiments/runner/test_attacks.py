@@ -85,11 +85,11 @@ def history_bytes(folder):
             'attack: 3 is not a method; write a table such as { name = "poisoned-clicks" }',
         ),
         ({"attack": {"scale": 2.0}}, "attack.name: is missing"),
-        ({"attack": {"name": "noise", "scale": -1.0}}, "attack: scale = -1.0 attacks nobody"),
+        ({"attack": {"name": "noise", "scale": -1.0}}, "attack: scale must be finite and above 0 (got -1.0)"),
         ({"attack": {"name": "noise", "size": 1.0}}, "attack.size: no such setting of noise"),
         (
             {"attack": {"name": "poisoned-clicks", "click_model": "x"}},
-            "attack: no click model 'x'; `fedrank methods click-model` lists",
+            "attack: unknown click model 'x'; `fedrank methods click-model` lists",
         ),
         ({"clients": {"count": 6, "malicious": 3}}, "clients.malicious: 3 of 6 clients are malicious"),
         ({"clients": {"count": 6, "malicious": -1}}, "clients.malicious: -1 cannot be used; give 0 or more"),

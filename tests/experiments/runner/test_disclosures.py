@@ -89,7 +89,7 @@ def test_noised_forests_have_a_price_for_a_query_and_none_for_a_row():
     merge = {"name": "histograms", "private": "random-splits", "noise": 20.0}
     text = said(read_tables(FOREST | {"split": SPLIT, "merge": merge}))
     assert "noised sums of gradients" in text
-    assert "never for one row" in text
+    assert "never a single row" in text
     assert "Nothing can be claimed" not in text
 
 

@@ -10,7 +10,7 @@ from fedrank.experiments.runner.failures import TRACEBACK, causes
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.grid import read_tables
-from fedrank.privacy.secure_aggregation import primitives
+from fedrank.privacy.secure_messages import primitives
 from tests.experiments.runner.test_run import tables
 from tests.test_cli import shell
 
@@ -171,7 +171,7 @@ def test_secure_sums_are_not_begun_without_their_package(tmp_path, monkeypatch, 
         assert not failed(tmp_path, **changes)
     else:
         said = refused(tmp_path, **changes)
-        assert "secure sums need the package cryptography: pip install" in said
+        assert "secure aggregation needs the package cryptography: pip install" in said
         assert said.endswith("; nothing was run")
 
 

@@ -49,7 +49,7 @@ def test_a_card_says_that_it_is_for_each_person(tmp_path, mechanism):
         unlearn_runs([folder], [1], Retrain(), tmp_path / "unlearned")
     for row in card["promises"]:
         assert (row["unit"], row["times"], row["neighbours"]) == ("person", 4, "zero-out")
-        assert "at several, what each costs adds up" in row["because"]
+        assert "over several, the costs add up" in row["because"]
     rows = list(csv.DictReader((folder / "rounds.csv").read_text(encoding="utf-8").splitlines()))
     assert int(rows[-1]["interactions"]) == 4 * 4 * 20 * 2
     again = read_spec(folder / "spec.toml").base
@@ -66,7 +66,7 @@ def test_a_card_says_that_it_is_for_each_person(tmp_path, mechanism):
         ({"mechanism": PERSON | {"people": 7}}, "mechanism.people: 7 is less than clients.people = 20"),
         (
             {"mechanism": {"name": "gaussian", "clip": 1.0, "noise": 1.0, "people": 20}},
-            'people = 20 is for unit = "person"',
+            'people = 20 applies only to unit = "person"',
         ),
         ({"local": {"name": "scaffold"}}, "local: Scaffold keeps something with a client"),
         (
@@ -106,7 +106,7 @@ def test_an_audit_looks_for_one_person():
     )
     verdicts = {each.attacked: each.verdict for each in found}
     assert verdicts.pop("clicks, from one message") == "SKIPPED"
-    assert verdicts["membership, by the mechanism alone"] == "NOT SHOWN"
+    assert verdicts["membership, mechanism alone"] == "NOT SHOWN"
     assert "VIOLATED" not in verdicts.values()
 
 

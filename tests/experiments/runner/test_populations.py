@@ -275,7 +275,7 @@ def test_what_protects_another_unit_is_refused_since_its_price_cannot_be_added(t
         mechanism=CENTRAL | {"unit": "interaction"},
     )
     [(_, reason)] = run_experiment(searches, "searches", tmp_path).failed
-    assert "other runs protect each client, this one each interaction, and their ε do not add up" in reason
+    assert "other runs protect each client, this one each interaction, so their ε cannot be added up" in reason
 
 
 def test_a_ledger_is_set_aside_only_while_nobody_adds_up(tmp_path, monkeypatch):
@@ -491,7 +491,7 @@ def test_past_the_limit_unlearning_is_refused_and_leaves_nothing(tmp_path, metho
     """The last of its rounds would be too much, so that nobody is asked for the first."""
     task, town = trained(tmp_path, ROUNDS + pays - 1)
     before, folders = content(tmp_path), {path for path in tmp_path.rglob("*") if path.is_dir()}
-    with pytest.raises(ValueError, match=r"'town'.*ε would come to.*nobody was asked for anything"):
+    with pytest.raises(ValueError, match=r"'town'.*ε would become.*no client was contacted"):
         unlearn_runs([task.folder], [2], method, tmp_path / "runs")
     assert content(tmp_path) == before
     assert {path for path in tmp_path.rglob("*") if path.is_dir()} == folders
@@ -501,7 +501,7 @@ def test_past_the_limit_unlearning_is_refused_and_leaves_nothing(tmp_path, metho
 def test_what_asks_without_protection_is_refused_as_before(tmp_path):
     task, town = trained(tmp_path, 3 * ROUNDS)
     before = content(tmp_path)
-    with pytest.raises(ValueError, match=r"price that unlearning cannot book"):
+    with pytest.raises(ValueError, match=r"cost that unlearning cannot charge"):
         unlearn_runs([task.folder], [2], GradientAscent(steps=1, rounds=1), tmp_path / "runs")
     with pytest.raises(ValueError, match=r"remove --verify"):
         unlearn_runs([task.folder], [2], FineTune(rounds=1), tmp_path / "runs", verify=True)
@@ -617,7 +617,7 @@ def test_what_is_left_says_how_far_the_next_run_comes(tmp_path, fedrank):
     assert "It will be refused." in said
     code, said = asked(fedrank, tmp_path, grid(population="town", privacy={"budget": 99.0}))
     assert code != 0
-    assert "was promised that nobody spends more than" in said
+    assert "has a limit of" in said
 
 
 def test_every_run_of_a_spec_adds_to_what_people_spend(tmp_path, fedrank):

@@ -270,7 +270,7 @@ def test_a_budget_spent_in_vain_fails_with_a_reason(tmp_path, monkeypatch):
 def test_a_budget_below_one_round_fails_with_a_reason(tmp_path):
     task = one_task(tmp_path, privacy={"budget": 0.01})
     assert perform(task) == "failed"
-    assert "does not pay for one round" in facts(task)["error"]["message"]
+    assert "is less than the cost of one round" in facts(task)["error"]["message"]
 
 
 def test_shared_queries_and_a_start_model_are_named_as_not_covered(tmp_path):
@@ -357,7 +357,7 @@ def test_the_command_prints_the_numbers_of_the_paper(fedrank):
     assert words[-1] == "1e-05"
     assert 895 < float(words[-2].replace(",", "")) < 905
     assert words[-4:-2] == ["1,000", "times"]
-    assert "8.2 is true for one round" in out  # 1.2 x √46 = 8.14
+    assert "for one round, ε = 8.2 holds" in out  # 1.2 x √46 = 8.14
 
 
 def test_the_command_prints_what_noise_a_target_needs(fedrank):
@@ -411,7 +411,7 @@ def test_a_target_must_be_positive(fedrank):
         ({"mechanism": None, "privacy": {"budget": 8.0}}, "needs a mechanism"),
         ({"mechanism": CENTRAL | {"placement": "moon"}}, "moon"),
         ({"mechanism": {"name": "gaussian", "clip": 1.0}}, "noise"),
-        ({"mechanism": CENTRAL | {"noise": 0.0}}, "noise = 0"),
+        ({"mechanism": CENTRAL | {"noise": 0.0}}, "noise must be above 0"),
         ({"privacy": {"budget": -1.0}}, "budget"),
         ({"privacy": {"delta": 1.0}}, "delta"),
         ({"learner": {"name": "pdgd", "control": True}}, "control"),

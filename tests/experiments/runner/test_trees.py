@@ -362,7 +362,7 @@ def test_settings_that_never_split_are_named(tmp_path, files):
     task = merging(tmp_path / "run", files, tune=1)
     assert perform(task) == "failed"
     error = json.loads((task.folder / "run.json").read_text())["error"]
-    assert "with none of 1 settings a tree could split" in error["message"]
+    assert "none of 1 settings could split" in error["message"]
 
 
 def test_a_tuned_client_needs_validation_queries(tmp_path, files):
@@ -455,7 +455,7 @@ def test_a_forest_that_is_grown_under_noise_is_charged_tree_by_tree(tmp_path, fi
     assert card["rounds_charged"] == guarantee["times"] == 4
     assert guarantee["unit"] == "query"
     assert 0 < guarantee["epsilon"] < 10
-    assert "never for one row" in guarantee["because"]
+    assert "never a single row" in guarantee["because"]
     with Ledger.open(task.folder / "ledger", 2) as ledger:
         assert ledger.rounds() == 4
         assert ledger.participations().tolist() == [4, 4]

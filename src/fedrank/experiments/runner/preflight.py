@@ -25,7 +25,7 @@ from fedrank.federated.federation import Federation
 from fedrank.federated.robust import RememberingAggregator
 from fedrank.files import told
 from fedrank.privacy.mechanisms import SecureAggregation
-from fedrank.privacy.secure_aggregation import primitives
+from fedrank.privacy.secure_messages import primitives
 from fedrank.seeds import rng_for
 from fedrank.trees.forest import lightgbm
 from fedrank.trees.tuning import optuna
