@@ -224,14 +224,14 @@ def _expiry(facts: CertificateFacts, now: datetime, serves: bool) -> CheckLine:
 
 
 def _clock(folder: Path, facts: CertificateFacts | None, now: datetime) -> CheckLine:
-    here = f"the clock says {now:%Y-%m-%d %H:%M} UTC"
+    here = f"the clock shows {now:%Y-%m-%d %H:%M} UTC"
     if facts is not None and now < facts.not_before:
         said = f"{here}, and {facts.path} is not valid before {facts.not_before:%Y-%m-%d %H:%M}"
         return CheckLine("clock", "wrong", said, "set the clock, or wait")
     written = max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
     last = datetime.fromtimestamp(written, UTC)
     if last - now > CLOCK_DIFFERS:
-        said = f"{here}, and something here was written on {last:%Y-%m-%d %H:%M}"
+        said = f"{here}, but a file in this folder was written on {last:%Y-%m-%d %H:%M}"
         return CheckLine("clock", "wrong", said, "set the clock")
     return CheckLine("clock", "fine", here)
 
@@ -328,7 +328,7 @@ def _policy(folder: Path, settings: SiteSettings, plan: Plan | None) -> Iterable
             yield CheckLine("policy", "wrong", said, remedy)
         if said_of(folder, plan) != ACCEPTED and policy.accept == "listed":
             remedy = "review it with `fedrank deploy show`, then accept or refuse it"
-            yield CheckLine("policy", "wrong", f"run {plan.name!r} is not accepted here", remedy)
+            yield CheckLine("policy", "wrong", f"run {plan.name!r} has not been accepted at this site", remedy)
     limit = "no limit" if policy.largest_epsilon is None else f"ε up to {policy.largest_epsilon:g}"
     said = f"{', '.join(policy.learners)}; noise at {', '.join(policy.placements)}; {limit}; accepts: {policy.accept}"
     if policy.unprotected:
@@ -374,7 +374,7 @@ def _members(home: Path, looks: Looks) -> Iterable[CheckLine]:
     waiting = [name for name, state, _ in members if state == "invited"]
     if waiting:
         remedy = "wait for their requests, then `fedrank deploy approve`"
-        yield CheckLine("sites", "soon", f"{', '.join(waiting)} have not joined yet", remedy)
+        yield CheckLine("sites", "soon", f"not joined yet: {', '.join(waiting)}", remedy)
     ends = [
         (name, (datetime.fromisoformat(until) - looks.now()).days)
         for name, state, until in members

@@ -49,7 +49,7 @@ from fedrank.trees.splits import Portion
 from fedrank.wire import Label, Part, Refused
 
 ROUND = 1  # forests have one round
-GROWS = "a forest grows here"  # prefix of the refusal while training continues
+GROWS = "the forest is still being trained"  # prefix of the refusal while training continues
 SECONDS_AT_A_TIME = 20.0
 GROWING = "growing.json"  # next to the sent messages: trees of an incomplete forest
 BYTES_OF_A_LEAF = 400  # maximum in a text model, with all columns
@@ -115,7 +115,7 @@ class OwnForest(Contribution["ForestRun"]):
             found = {"data": run.data.hex(), "forests": [asdict(grown) for grown in checkpoint.forests]}
             write_atomic(path, json.dumps(found) + "\n", private=True)
             trees = sum(len(grown.all) for grown in checkpoint.forests)
-            raise Refused(f"{GROWS}, and has {trees:,} trees by now; ask again")
+            raise Refused(f"{GROWS} ({trees:,} trees so far); ask again")
 
         checkpoint = ForestCheckpoint(run.experiment.booster, turn=turn, forests=self._earlier(path))
         threads = 1 if run.plan.simulated else os.cpu_count() or 1

@@ -45,7 +45,7 @@ from fedrank.wire import Label, Part, Refused
 
 LARGEST = 1 << 28  # maximum size of a message in bytes
 GROWN = {
-    "rounds": "one round: all sites grow one forest together; values are those of that forest",
+    "rounds": "one round: all sites train one forest together; values are those of that forest",
     "before": "sites have no own forests, so before and after are equal",
 }
 

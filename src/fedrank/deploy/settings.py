@@ -59,14 +59,14 @@ CertificateName = Annotated[
     str,
     Limit(
         lambda text: bool(re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,62}[A-Za-z0-9])?", text)),
-        "is not valid in a certificate; use at most 64 letters a-z, digits, - and _, with no - or _ at the ends",
+        "certificates allow at most 64 letters a-z, digits, - and _, with no - or _ at the ends",
     ),
 ]
 Organisation = Annotated[
     str,
     Limit(
         lambda text: bool(re.fullmatch(r"[A-Za-z0-9_]{1,64}", text)),
-        "is not valid in a certificate; use at most 64 letters a-z, digits and _",
+        "certificates allow at most 64 letters a-z, digits and _",
     ),
 ]
 Email = Annotated[
@@ -76,14 +76,14 @@ Email = Annotated[
             bool(re.fullmatch(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}", text))
             and len(text) <= 64
         ),
-        'must be an e-mail address of at most 64 characters, such as "anna@clinic.org"',
+        'use an e-mail address of at most 64 characters, such as "anna@clinic.org"',
     ),
 ]
 HostName = Annotated[
     str,
     Limit(
         lambda text: bool(_HOST.fullmatch(text)),
-        'must be the host name by which sites reach the server, such as "fl.clinics.org"',
+        'use the host name by which sites reach the server, such as "fl.clinics.org"',
     ),
 ]
 ClientId = Annotated[int, at_least(0), at_most(MAX_ID)]

@@ -84,7 +84,7 @@ class RecordedSiteData:
         again, fresh = set(before).intersection(there), [number for number in there if number not in self.used]
         taken = [*sorted(again), *fresh][: self.searches]
         if len(taken) < self.searches:
-            raise NotYet(f"waits: {len(taken)} of {self.searches} searches", self.searches)
+            raise NotYet(f"waiting: {len(taken)} of {self.searches} searches", self.searches)
         return tuple(taken)
 
     def impressions(self, numbers: Sequence[int]) -> RecordedImpressions:
@@ -113,7 +113,7 @@ class NotYet(Refused):
 
     def __init__(self, said: str, searches: int) -> None:
         super().__init__(said)
-        self.leaving = f"waits: fewer than {searches} searches since the last round"
+        self.leaving = f"waiting: fewer than {searches} searches since the last round"
 
 
 def facts_of(settings: SiteSettings, plan: Plan) -> tuple[dict[str, Any], bytes]:

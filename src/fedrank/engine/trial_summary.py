@@ -136,11 +136,11 @@ def _rests_on(trial: EngineTrial, count: Count, judgement: Judgement) -> Section
 
 
 def _history(trial: EngineTrial) -> list[Section]:
-    deeds = trial.history()
+    entries = trial.history()
     current = read_current(trial.current).now
     parts: list[Part] = []
-    if deeds:
-        parts.append(Points(tuple(_told(entry) for entry in deeds)))
+    if entries:
+        parts.append(Points(tuple(_told(entry) for entry in entries)))
     if current is not None:
         parts.append(paragraph(f"In use: {current.name}, since {current.since[:16]}"))
     return [Section("History", tuple(parts))] if parts else []
