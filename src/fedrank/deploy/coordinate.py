@@ -110,8 +110,7 @@ def site_notes(left_out: Mapping[str, str], undelivered: Mapping[str, str]) -> l
 
 
 def deployed(card: Card, plan: Plan, clients: Collection[int] | None = None) -> Card:
-    """The card of a model that sites trained; `clients` participated (None: all). A trial has the card of a "
-    "simulation."""
+    """The card of a model that sites trained; `clients` participated (None: all). A trial has a simulation's card."""
     if plan.simulated:
         return card
     sites = ", ".join(site.name for site in plan.sites if clients is None or site.clients[0] in clients)
@@ -229,8 +228,7 @@ def card_of(experiment: FederatedExperiment, plan: Plan, charged: int) -> Card:
 
 
 class Books:
-    """Files that a coordinator writes in addition to the run: exchanges, attempts at secure aggregation, waiting "
-    "sites."""
+    """Files that a coordinator writes besides the run: exchanges, attempts at secure aggregation, waiting sites."""
 
     def __init__(self, folder: Path, say: Callable[[str], None] = lambda line: None) -> None:
         self.folder, self._told, self._refusal, self._say, self._said = folder, 0.0, "", say, ""
@@ -255,8 +253,7 @@ class Books:
         self._status({"run": plan.name, "round": round, "rounds": last, "waiting": {}}, now=round == last)
 
     def attempt(self, round: int) -> int:
-        """The number of a new attempt at secure aggregation, stored before any site is asked: each attempt is "
-        "charged."""
+        """The number of a new attempt at secure aggregation, stored before any request: each is charged."""
         number = self._attempts.get(str(round), -1) + 1
         self._attempts[str(round)] = number
         if number or len(self._attempts) > 1:

@@ -1,7 +1,7 @@
 """Kits: membership of a federation, with keys that are created where they stay.
 
-        coordinator  init -> invitations           approve: show, compare, sign         invite, expel, renew
-        site                 join (creates keys)               join (creates its folder)   renew, leave
+    coordinator  init -> invitations           approve: show, compare, sign         invite, expel, renew
+    site                 join (creates keys)               join (creates its folder)   renew, leave
 
 Certificates come from the NVFLARE commands `nvflare cert` and `nvflare package`. The coordinator holds the CA, so sites
 identify each other by a second key (`fedrank.deploy.identity`), whose fingerprint they compare by telephone.

@@ -1,10 +1,10 @@
 """A federation through a shared folder (a synced folder, a network share, a USB drive), without a server.
 
-        federation.json             members, signed by the coordinator (`folder_members`)
-        joining/SITE, left/SITE     sites that want to join, sites that left
-        plans/RUN.plan              the plan of a run
-        to/SITE/RUN-ROUND-ATTEMPT-REQUEST-ASKED       a request: digest of its bytes, and number of repetitions
-        from/SITE/the same name                       its answer
+    federation.json             members, signed by the coordinator (`folder_members`)
+    joining/SITE, left/SITE     sites that want to join, sites that left
+    plans/RUN.plan              the plan of a run
+    to/SITE/RUN-ROUND-ATTEMPT-REQUEST-ASKED       a request: digest of its bytes, and number of repetitions
+    from/SITE/the same name                       its answer
 
 Every file is signed by its sender, written atomically, and removed only by its sender. A request is open while its file
 exists: a device that was offline for days finds it, and its answer is used if the coordinator still waits or repeats

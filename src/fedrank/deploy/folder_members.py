@@ -82,8 +82,7 @@ class FolderFederation:
 
     @classmethod
     def load(cls, content: bytes, where: Path) -> FolderFederation:
-        """Read a document that matches the key it names; the fingerprint shows whether that key is the "
-        "coordinator's."""
+        """Read a document signed with the key it names; the fingerprint shows whether it is the coordinator's."""
         try:
             found = parse_json(content)
             kinds = {"federation": str, "name": str, "coordinator": str, "sequence": int, "sites": list}

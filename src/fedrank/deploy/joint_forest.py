@@ -1,6 +1,6 @@
 """One forest that sites train together from histograms: `trees/growing_protocol.py` between sites.
 
-        grow -> grown      a message of the server half to clients of a site; their answers
+    grow -> grown      a message of the server half to clients of a site; their answers
 
 The plan contains everything that both halves agree on: rules, seed, clients, and bin edges that do not depend on data.
 

@@ -86,8 +86,7 @@ def run_in_folder(
     departure: Departure | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> str:
-    """Perform a run through a shared folder; return its status. With `departure`, its rounds unlearn sites that "
-    "left."""
+    """Perform a run through a shared folder; return its status. With `departure`, it unlearns sites that left."""
     from fedrank.deploy.coordinate import coordinate
     from fedrank.deploy.folder import folder_send, refuse_online_plan
 
@@ -97,8 +96,7 @@ def run_in_folder(
 
 
 def forget_sites(departure: Departure, out: Path, name: str | None, do: Do, progress: Progress = quiet) -> Path:
-    """Remove sites from a finished run: from recorded updates if they suffice, otherwise in rounds with the other "
-    "sites."""
+    """Unlearn sites of a finished run: from recorded updates if they suffice, else in rounds with the other sites."""
     from fedrank.deploy.unlearning import remove
     from fedrank.unlearning.methods import FedRemove
 

@@ -1,6 +1,6 @@
 """Recorded result lists and clicks: written by a search client, used for training by a site.
 
-        FOLDER/000000000017         one list: features and scores of all candidates, displayed results, clicks
+    FOLDER/000000000017         one list: features and scores of all candidates, displayed results, clicks
 
 A search client writes them, and a site of a federation answers rounds from them; the two are independent. A file has no
 query, document or time. It is written atomically and only its owner can read it. Its number, assigned by the writer, is

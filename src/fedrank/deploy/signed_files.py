@@ -134,8 +134,7 @@ def looked_at(folder: Path, ignoring: Ignoring) -> list[Path]:
 
 
 def own_folder(shared: Path, *names: str) -> Path:
-    """A folder below the shared one, created if necessary. A symbolic link is refused, because it could lead "
-    "anywhere."""
+    """A folder below the shared one, created if necessary. A symbolic link could lead anywhere and is refused."""
     folder = shared
     for name in names:
         folder = folder / name

@@ -127,8 +127,7 @@ class Practice:
         write_atomic(folder / EVENTS, "\n".join(events) + "\n")
 
     def clicks_a_search(self, model: str | Path | None = None) -> float:
-        """The expected number of clicks per search on lists of a model or of the engine, which is unknown in "
-        "practice."""
+        """The true expected number of clicks per search on lists of a model or of the engine."""
         order = np.tile(np.arange(FOUND), (len(self.queries), 1)) if model is None else self._by_model(model)
         shown = np.take_along_axis(self.relevance, order, axis=1)[:, :PLACES]
         return float(kernels.sums.products(shown, self.browsing.examined(np.arange(PLACES))[None]).mean())

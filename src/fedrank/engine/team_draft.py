@@ -3,7 +3,7 @@
 Standard library only. Copy this file into your own service: `fedrank engine trial plan --to own` puts a copy next to
 the plan.
 
-        key = json.load(open("trial.json"))["key"]                        # stays on your server, never in a browser
+    key = json.load(open("trial.json"))["key"]                        # stays on your server, never in a browser
     mixed = team_draft(old_ids, new_ids, 10, key, query_id)           # old_ids, new_ids: best first
     log.write(search_line(mixed, old_ids, new_ids, query_id, client_id, time.time(), trial_id))
     show([document for document, team in mixed])

@@ -1,9 +1,9 @@
 """A trial in a folder: its plan, the events that were read, and its result.
 
-        trial.json           the plan, which never changes
-        events/0001.jsonl    searches and clicks of one import that were not known before
-        labels.json          which of OpenSearch's ids is which model, once known
-        history.json         actions with time, user and reason
+    trial.json           the plan, which never changes
+    events/0001.jsonl    searches and clicks of one import that were not known before
+    labels.json          which of OpenSearch's ids is which model, once known
+    history.json         actions with time, user and reason
 
 All counts are computed from these files each time. An import is stored completely or not at all, so after a crash it is
 simply repeated; the same search or click counts once, however often it is read.

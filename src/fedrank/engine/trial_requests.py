@@ -68,8 +68,7 @@ def commands_of(folder: str | Path, script: str) -> str:
 
 
 def configuration(plan: TrialPlan, model: TrialModel, query: dict[str, Any]) -> dict[str, Any]:
-    """A search configuration of OpenSearch's plugin: the engine's query, and a model that reranks its best "
-    "documents."""
+    """A search configuration of OpenSearch's plugin: the engine's query, and a model that reranks its results."""
     body = dict(query)
     if not model.is_engine:
         ranker = {"params": {"keywords": SEARCH_TEXT, "time": "now"}, "model": model.name}

@@ -95,8 +95,7 @@ def _protocol() -> Any:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Stop the server in order on signals, then restore their handlers; stopping is not an error, and files are "
-    "closed."""
+    """Stop the server in order on signals, then restore the handlers; stopping is not an error."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
