@@ -96,7 +96,7 @@ def test_from_a_plan_to_a_model_in_use_on_a_narrow_terminal(fedrank, monkeypatch
     assert Path("evidence.svg").read_text().lstrip().startswith("<?xml")
     code, out, err = fedrank("adopt", "t", "--who", "ann")
     assert code == 0
-    assert "the model in use" in err
+    assert "which model is in use" in err
     assert json.loads(Path("current.json").read_text())["now"]["path"] == "new.json"
     code, out, err = fedrank("rollback", "t", "--because", "complaints")
     assert code == 0
