@@ -129,7 +129,7 @@ WRONG = [
     (("trees", "train", "--data", "nowhere.txt", "--out", "forest"), "no file nowhere.txt; give a LETOR file"),
     (("score", "good.txt", "good.txt"), "good.txt cannot be read as a model: "),
     (("score", "empty.txt", "good.txt"), "empty.txt cannot be read as a model: "),
-    (("score", MODEL, "empty.txt", "--out", "s.txt"), "empty.txt: there are no documents in it"),
+    (("score", MODEL, "empty.txt", "--out", "s.txt"), "empty.txt: the file contains no documents"),
     (("score", MODEL, "bad.txt", "--out", "s.txt"), "bad.txt, line 2"),
     (("score", MODEL, "nowhere", "--out", "s.txt"), "no file and no data set 'nowhere'"),
     (("score", MODEL, "good.txt", "--trec", "two words"), "the tag 'two words' of a TREC run must be one word"),

@@ -204,7 +204,7 @@ class TestIntents:
     def test_wrong_counts_and_data_are_refused(self, judged_data):
         with pytest.raises(ValueError, match=r"3 clients for 4 intents.*clients.count = 4 or more"):
             Intents()(judged_data, 3, rng())
-        with pytest.raises(ValueError, match="grades by intent of 6 documents, and there are 5"):
+        with pytest.raises(ValueError, match="labels by intent of 6 documents, but there are 5"):
             replace(
                 judged_data,
                 features=SIX.features[:5], grades=SIX.grades[:5], offsets=np.array([0, 5]), query_ids=SIX.query_ids[:1],

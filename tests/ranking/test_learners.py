@@ -546,7 +546,7 @@ def test_relevance_travels_with_its_documents():
     joined = RankingData.join([some, some])
     assert len(joined.relevance) == 2 * len(some.relevance)
     assert not len(RankingData.join([some, logged_data()]).relevance)
-    with pytest.raises(ValueError, match="relevance of 3 of 336 documents; give that of each, or none"):
+    with pytest.raises(ValueError, match="3 values of relevance for 336 documents; give one per document, or none"):
         replace(data, relevance=np.zeros(3, np.float32))
 
 
