@@ -88,10 +88,10 @@ def test_another_call_is_refused_by_name(expected, named):
         ({"weights": np.array([1.0, np.inf, 0.0], np.float32)}, "weights has values that are not finite"),
         ({"weights": np.array([1.0, 2.0, 3.0])}, "171 bytes are too many"),
         ({"weights": np.array([1, 2, 3], dtype=np.int32)}, "of type <i4, expected were 3 of <f4"),
-        ({"cohort": 0.0}, "a cohort of 0.0"),
+        ({"cohort": 0.0}, "invalid cohort 0.0"),
         ({"cohort": np.nan}, "numbers has values that are not finite"),
-        ({"count": 1.5}, "a count of 1.5"),
-        ({"count": -0.1}, "a count of -0.1"),
+        ({"count": 1.5}, "count 1.5"),
+        ({"count": -0.1}, "count -0.1"),
     ],
 )
 def test_a_call_that_cannot_be_is_refused_by_name(changes, named):
@@ -110,8 +110,8 @@ BAD = {
     "not a number": (message(payload=(1.0, np.nan, 3.0)).pack(), "payload has values that are not finite"),
     "infinite": (message(payload=(1.0, np.inf, 3.0)).pack(), "payload has values that are not finite"),
     "minus infinite": (message(payload=(1.0, -np.inf, 3.0)).pack(), "payload has values that are not finite"),
-    "negative size": (message(size=-1).pack(), "-1 interactions"),
-    "huge size": (message(size=MAX_SIZE + 1).pack(), "interactions, which cannot be"),
+    "negative size": (message(size=-1).pack(), "invalid number of interactions, -1"),
+    "huge size": (message(size=MAX_SIZE + 1).pack(), "invalid number of interactions"),
     "checksum": (message().pack()[:-1] + b"?", "checksum is wrong"),
     "cut off": (message().pack()[:-20], "checksum is wrong"),
     "longer": (message().pack() + b"more", "too many"),
@@ -150,7 +150,7 @@ def test_a_round_goes_on_without_what_is_refused_and_says_who_was_left_out(name)
     assert received.left_out == (0,)
     refused, left_out = received.notes
     assert re.search(f"^round 3: message 2 was refused: .*({named})", refused)
-    assert left_out == "round 3: left out, since no message came that fits: 0"
+    assert left_out == "round 3: no valid message from 0"
 
 
 def test_a_message_that_comes_twice_counts_once():
@@ -160,7 +160,7 @@ def test_a_message_that_comes_twice_counts_once():
     assert same_message(received.messages[1], first)
     assert received.left_out == ()
     assert received.notes == tuple(
-        f"round 3: message {number} was refused: it is the second one of client 1" for number in (3, 4)
+        f"round 3: message {number} was refused: it is the second message of client 1" for number in (3, 4)
     )
 
 
@@ -195,7 +195,7 @@ def test_a_round_without_any_message_says_so():
     task, state = server()
     received = receive(task.expected(state, RUN, range(4)), [b"noise"])
     assert received.left_out == (0, 1, 2, 3)
-    with pytest.raises(RoundError, match="round 1: no message came that is of use"):
+    with pytest.raises(RoundError, match="round 1: no valid message arrived"):
         task.gathered(state, received.messages)
 
 
@@ -218,7 +218,7 @@ def test_a_secure_sum_of_too_few_is_not_opened():
             expected = 1000 * 21 * mechanism.step(10) / 10
             assert settle(task, state, messages).weights == pytest.approx([expected] * 3, rel=1e-12)
         else:
-            with pytest.raises(RoundError, match="only 6 messages are of use, and a sum of fewer than 7"):
+            with pytest.raises(RoundError, match="only 6 messages are valid, but secure aggregation needs at least 7"):
                 settle(task, state, messages)
 
 
