@@ -1,7 +1,8 @@
 """Array types with their shapes, the records of a round, and the protocols of its parts.
 
 Protocols need no inheritance. A method declares what it can do, or needs, as `traits`; from these,
-`fedrank.federated.compatibility` derives which methods can be combined, so user-defined methods are treated like built-in ones.
+`fedrank.federated.compatibility` derives which methods can be combined, so user-defined methods are treated like
+built-in ones.
 """
 
 from __future__ import annotations

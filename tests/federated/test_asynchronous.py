@@ -368,9 +368,7 @@ def test_what_cannot_be():
     assert schedule(clients, Sync()).rounds == 2
     with pytest.raises(ValueError, match="no client has the 50 queries of one update"):
         schedule(users_of(FOUR.data, interactions=50), FedAsync())
-    with pytest.raises(
-        ValueError, match="local: clients that arrive one by one keep no controls or weights of their own"
-    ):
+    with pytest.raises(ValueError, match="local: asynchronous clients cannot have their own controls or weights"):
         list(simulate_arrivals(Federation(local=Scaffold()), FedAsync(), FOUR, 1))
     with pytest.raises(ValueError, match="users and 9 times for 9 queries"):
         dataclasses.replace(FOUR.data, who=FOUR.data.who[:3])

@@ -465,7 +465,7 @@ class TestReputation:
                 rule(arrivals(near(2), ids=np.array(ids)), rule.first(5, 6))
         with pytest.raises(ValueError, match=r"updates of 6 parameters .* the state with 7 .* with first\(2, 6\)"):
             rule(arrivals(near(2)), rule.first(2, 7))
-        with pytest.raises(ValueError, match=r"to a model of shape \(2, 6\) do not fit"):
+        with pytest.raises(ValueError, match=r"for a model of shape \(2, 6\) do not match"):
             rule(arrivals(near(2), weights=np.zeros((2, 6))), rule.first(2, 6))
 
     def test_equal_scores_are_one_cluster(self):

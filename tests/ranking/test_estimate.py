@@ -173,7 +173,7 @@ def test_what_cannot_be_told_is_not():
     # The model would show first what was always shown in a position of which nothing is known.
     deep = hundred([[0, 1, 2]], [[1, 0, 0]])
     with pytest.raises(
-        CannotTell, match="of what the model would show was never shown in a position of which anything"
+        CannotTell, match="of what the model would show was never shown in a position with a known propensity"
     ):
         estimate_clicks(
             deep, np.tile([0.0, 1.0, 2.0], 100), np.ones((1000, 1), np.float32), by=given_propensities([1.0, 0.5])

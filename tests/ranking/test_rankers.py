@@ -168,5 +168,5 @@ def test_no_model_and_wrong_features(tmp_path):
         load_model(tmp_path)
     with pytest.raises(ValueError, match="the model has 4 features, but the data have 5"):
         Model(Linear(), np.zeros(4), 4).score(made_up_data())
-    with pytest.raises(ValueError, match="reads 6 features, the data have 5"):
+    with pytest.raises(ValueError, match="the model has 6 features, but the data have 5"):
         Model(Linear(), np.ones(6), 6).score(made_up_data())
