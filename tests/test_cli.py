@@ -111,7 +111,7 @@ WRONG = [
         ("run", "small.toml", "--on", "slurm", "--sbatch", "memm=2G"),
         "no option 'memm' that runs can have; did you mean",
     ),
-    (("run", "small.toml", "--set", "rounds"), "'rounds' sets nothing; write key=value, such as rounds=100"),
+    (("run", "small.toml", "--set", "rounds"), "'rounds' is not a setting; write key=value, such as rounds=100"),
     (("run", "small.toml", "--name", "../x"), "--name '../x' does not name a folder below OUT; use letters"),
     (("run", "small.toml", "--name", "/x"), "--name '/x' does not name"),
     (("run", "small.toml", "--name", ""), "--name '' does not name"),
@@ -226,7 +226,7 @@ def test_a_run_that_fails_says_why_and_the_others_go_on(fedrank):
     Path("fails.toml").write_text(spec, encoding="utf-8")
     code, out, err = fedrank("run", "fails.toml", "--workers", "1")
     assert (code, err) == (1, "")
-    assert "failed far, fold 1, seed 1: the update is not finite; take smaller steps" in out
+    assert "failed far, fold 1, seed 1: the update is not finite; reduce learner.rate" in out
     assert Path("runs/fails/together/fold-1-seed-1/model.json").exists()
 
 
@@ -237,7 +237,7 @@ def test_what_cannot_succeed_is_told_before_anything_runs(fedrank):
     Path("fails.toml").write_text(spec, encoding="utf-8")
     code, _, err = fedrank("run", "fails.toml", "--set", "rounds=2", "--workers", "1")
     assert code == 2
-    assert err.startswith("fedrank: variant many: 9999 clients cannot each own one of")
+    assert err.startswith("fedrank: variant many: 9999 clients need at least as many queries")
     assert not Path("runs").exists()
 
 

@@ -125,7 +125,7 @@ def bad_requests(trial: RealTrial) -> dict[str, tuple[object, str]]:
         "a round far beyond": (relabelled(good, round=2**64 - 1), "the plan has 3"),
         "a call of another round": (relabelled(good, round=2), "round 1, but round 2 was expected"),
         "a call of another attempt": (relabelled(good, attempt=7), "attempt 0, expected was attempt 7"),
-        "from another site": (relabelled(good, sender=20), "who was not asked"),
+        "from another site": (relabelled(good, sender=20), "which was not asked"),
         "one byte less": (good[:-1], "checksum"),
         "one bit flipped": (good[:-40] + bytes([good[-40] ^ 1]) + good[-39:], "checksum"),
         "more bytes": (sealed(good[:-16] + bytes(8)), "bytes follow"),
@@ -318,7 +318,7 @@ class Lies:
                 lambda answer: self.earlier["clinic-a", wire.label_of(answer).round], "comes from 10"
             ),
             "oversized": (lambda answer: answer + bytes(100 << 20), "too many"),
-            "no message": (bundled(), "no message came"),
+            "no message": (bundled(), "no valid message"),
             "a message that is longer than it is": (bundled(2**31), "too long"),
             "two messages": (lambda answer: replace(
                 self.parts(answer)[1], messages=self.parts(answer)[1].messages * 2
