@@ -114,7 +114,7 @@ WRONG = [
         ("run", "small.toml", "--on", "slurm", "--sbatch", "memm=2G"),
         "unknown or unsupported option 'memm'; did you mean",
     ),
-    (("run", "small.toml", "--set", "rounds"), "'rounds' sets nothing; write key=value, such as rounds=100"),
+    (("run", "small.toml", "--set", "rounds"), "'rounds' is not a setting; write key=value, such as rounds=100"),
     (("run", "small.toml", "--name", "../x"), "--name '../x' does not name a folder below OUT; use letters"),
     (("run", "small.toml", "--name", "/x"), "--name '/x' does not name"),
     (("run", "small.toml", "--name", ""), "--name '' does not name"),
@@ -132,7 +132,7 @@ WRONG = [
     (("trees", "train", "--data", "nowhere.txt", "--out", "forest"), "no file nowhere.txt; give a LETOR file"),
     (("score", "good.txt", "good.txt"), "good.txt cannot be read as a model: "),
     (("score", "empty.txt", "good.txt"), "empty.txt cannot be read as a model: "),
-    (("score", MODEL, "empty.txt", "--out", "s.txt"), "empty.txt: there are no documents in it"),
+    (("score", MODEL, "empty.txt", "--out", "s.txt"), "empty.txt: the file contains no documents"),
     (("score", MODEL, "bad.txt", "--out", "s.txt"), "bad.txt, line 2"),
     (("score", MODEL, "nowhere", "--out", "s.txt"), "'nowhere' is not a file or a data set"),
     (("score", MODEL, "good.txt", "--trec", "two words"), "the tag 'two words' of a TREC run must be one word"),
@@ -229,7 +229,7 @@ def test_a_run_that_fails_says_why_and_the_others_go_on(fedrank):
     Path("fails.toml").write_text(spec, encoding="utf-8")
     code, out, err = fedrank("run", "fails.toml", "--workers", "1")
     assert (code, err) == (1, "")
-    assert "failed far, fold 1, seed 1: the update is not finite; take smaller steps" in out
+    assert "failed far, fold 1, seed 1: the update is not finite; reduce learner.rate" in out
     assert Path("runs/fails/together/fold-1-seed-1/model.json").exists()
 
 
@@ -240,7 +240,7 @@ def test_what_cannot_succeed_is_told_before_anything_runs(fedrank):
     Path("fails.toml").write_text(spec, encoding="utf-8")
     code, _, err = fedrank("run", "fails.toml", "--set", "rounds=2", "--workers", "1")
     assert code == 2
-    assert err.startswith("fedrank: variant many: 9999 clients cannot each own one of")
+    assert err.startswith("fedrank: variant many: 9999 clients need at least as many queries")
     assert not Path("runs").exists()
 
 

@@ -203,7 +203,7 @@ def test_a_command_or_an_option_that_was_renamed_is_named(words, monkeypatch, ca
 def test_a_folder_may_have_the_name_of_an_earlier_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert call(monkeypatch, "logs", "describe", "places") == 2
-    assert "places is no data set of a search log" in capsys.readouterr().err
+    assert "places is not a data set of a search log" in capsys.readouterr().err
 
 
 def test_recorded_specifications_get_new_names_and_lose_nothing():
