@@ -32,7 +32,7 @@ from fedrank.deploy.recorded_lists import RecordedFolder
 from fedrank.deploy.settings import FEDERATION, SITE, SiteSettings, no_home, read_federation, read_site
 from fedrank.deploy.show import LEDGERS, look_at
 from fedrank.experiments.report.formatting import amount
-from fedrank.experiments.report.sections import Cell, Section, Table
+from fedrank.experiments.report.sections import Cell, Section
 from fedrank.files import is_locked, told
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
@@ -136,12 +136,12 @@ def about_checks(lines: Iterable[CheckLine]) -> list[Section]:
         [
             Cell(one.what, tone="name"),
             Cell(MARKS[one.state], tone=tones.get(one.state, "")),
-            Cell(one.said),
-            Cell(one.remedy),
+            one.said,
+            one.remedy,
         ]
         for one in lines
     ]
-    return [Section("", (Table(["", "", "found", "what to do"], rows, 4, bare=True),))]
+    return [Section("").table(["", "", "found", "what to do"], rows, 4, bare=True)]
 
 
 def is_fine(lines: Iterable[CheckLine]) -> bool:

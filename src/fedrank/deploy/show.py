@@ -27,7 +27,7 @@ from fedrank.deploy.protocol import PHASES, Answers, bundle, reply, request
 from fedrank.deploy.settings import SiteSettings, plan_prices, releases_of, searches_of
 from fedrank.experiments.report.command_output import about_prices
 from fedrank.experiments.report.formatting import amount
-from fedrank.experiments.report.sections import Cell, Pairs, Part, Points, Section, Table, paragraph
+from fedrank.experiments.report.sections import Cell, Section
 from fedrank.experiments.runner.merge import ForestDisclosure
 from fedrank.experiments.runner.privacy import UNPROTECTED, Price, most_participations, prices
 from fedrank.experiments.runner.silo import NOT_COVERED as SILOS_NOT_COVERED
@@ -449,16 +449,16 @@ def about_plan(view: PlanView) -> list[Section]:
     who.append(("here", view.word or "not accepted yet"))
     if view.has:
         who.append(("has", view.has))
-    first: list[Part] = [Pairs(tuple(who))]
+    first = Section("").pairs(who)
     if view.simulated:
-        first.append(paragraph("A trial on one machine: people are simulated, and nobody is protected.", tone="warn"))
+        first = first.paragraph("A trial on one machine: people are simulated, and nobody is protected.", tone="warn")
     if view.partners:
-        rows = [[Cell(one.name, tone="name"), Cell(one.fingerprint), Cell(_compared(one))] for one in view.partners]
-        first.append(Table(["with", "key", "compared"], rows, 3, whole=1))
-    sections = [Section("", tuple(first)), _refused(view), _leaving(view)]
+        rows = [[Cell(one.name, tone="name"), one.fingerprint, _compared(one)] for one in view.partners]
+        first = first.table(["with", "key", "compared"], rows, 3, whole=1)
+    sections = [first, _refused(view), _leaving(view)]
     if view.sum is not None:
-        sections.append(Section("The secure sum", (Points(tuple(view.sum.lines())),)))
-    return [*sections, _costs(view), Section("What is not covered", (Points(view.not_covered),))]
+        sections.append(Section("The secure sum").points(view.sum.lines()))
+    return [*sections, _costs(view), Section("What is not covered").points(view.not_covered)]
 
 
 def as_facts(view: PlanView) -> dict[str, Any]:
@@ -475,45 +475,40 @@ def as_facts(view: PlanView) -> dict[str, Any]:
 
 
 def _refused(view: PlanView) -> Section:
+    section = Section("What would be refused")
     if not view.refused:
-        return Section("What would be refused", (paragraph("Nothing: the plan fits the policy of this site."),))
-    return Section("What would be refused", (paragraph("This site would say no:", tone="warn"), Points(view.refused)))
+        return section.paragraph("Nothing: the plan fits the policy of this site.")
+    return section.paragraph("This site would say no:", tone="warn").points(view.refused)
 
 
 def _leaving(view: PlanView) -> Section:
     rows = [
         [
             Cell(one.what, tone="name"),
-            Cell(one.to),
-            Cell(amount("bytes", one.bytes_each) if one.bytes_each else ""),
-            Cell(amount("bytes", one.bytes_in_all) if one.bytes_each else ""),
+            one.to,
+            amount("bytes", one.bytes_each) if one.bytes_each else "",
+            amount("bytes", one.bytes_in_all) if one.bytes_each else "",
             Cell("yes" if one.covered else "no", tone="" if one.covered else "warn"),
         ]
         for one in view.leaves
     ]
     notes = [f"{one.what}: {one.about}" for one in view.leaves if one.about]
-    table = Table(["leaves", "to", "each time", "in all", "covered by ε"], rows, 2, notes=notes)
-    sees = f"{view.sees[0].upper()}{view.sees[1:]}."
-    coming = paragraph(
+    section = Section("What leaves this site")
+    section = section.table(["leaves", "to", "each time", "in all", "covered by ε"], rows, 2, notes=notes)
+    return section.paragraph(f"{view.sees[0].upper()}{view.sees[1:]}.").paragraph(
         f"{amount('bytes', view.bytes_down)} come with each round, besides what a connection needs.", tone="quiet"
     )
-    return Section("What leaves this site", (table, paragraph(sees), coming))
 
 
 def _costs(view: PlanView) -> Section:
+    section = Section("What it costs")
     if not view.prices:
-        return Section("What it costs", (paragraph(UNPROTECTED, tone="warn"),))
-    parts: list[Part] = [paragraph("This run alone:"), *about_prices(view.prices)]
+        return section.paragraph(UNPROTECTED, tone="warn")
+    section = section.paragraph("This run alone:").add(*about_prices(view.prices))
     limit = "no limit" if view.limit is None else f"ε = {view.limit:g} at δ = {view.delta:g}"
-    rows = [
-        [Cell(against), Cell(_cost(view.spent.get(against, 0.0))), Cell(_cost(cost))]
-        for against, cost in view.after.items()
-    ]
-    parts += [
-        paragraph(f"All runs on the people of this site (limit: {limit}):"),
-        Table(["against", "by now", "after"], rows),
-    ]
-    return Section("What it costs", tuple(parts))
+    rows = [(against, _cost(view.spent.get(against, 0.0)), _cost(cost)) for against, cost in view.after.items()]
+    section = section.paragraph(f"All runs on the people of this site (limit: {limit}):")
+    return section.table(["against", "by now", "after"], rows)
 
 
 def _cost(cost: float) -> str:

@@ -9,10 +9,10 @@ from fedrank.engine.adoption import read_current
 from fedrank.engine.trial import UNFAIR, Count, EngineTrial, HistoryEntry, ImportResult
 from fedrank.engine.trial_decision import Judgement, Needed
 from fedrank.engine.trial_record import TrialPlan
-from fedrank.experiments.report.sections import Cell, Pairs, Part, Points, Section, Table, Tone, paragraph
+from fedrank.experiments.report.sections import Section
 
 LARGE = 20.0  # logarithm of evidence that needs no digits
-RULINGS: dict[str, tuple[str, Tone]] = {
+RULINGS: dict[str, tuple[str, str]] = {
     "adopt": ("Adopt it", "better"),
     "refuse": ("Refuse it", "worse"),
     "undecided": ("Not decided yet", "warn"),
@@ -22,15 +22,10 @@ RULINGS: dict[str, tuple[str, Tone]] = {
 def about_plan(plan: TrialPlan, needed: Sequence[Needed]) -> list[Section]:
     """What is compared, and how many searches that takes."""
     rows = [
-        [
-            Cell(f"{one.wins:.0%}"),
-            Cell(f"{one.adopted:.1%}"),
-            Cell(f"{one.median:,.0f}"),
-            Cell(f"{one.low:,.0f} to {one.high:,.0f}"),
-        ]
+        [f"{one.wins:.0%}", f"{one.adopted:.1%}", f"{one.median:,.0f}", f"{one.low:,.0f} to {one.high:,.0f}"]
         for one in needed
     ]
-    table = Table(
+    section = _with_models(Section("Trial"), plan).table(
         ("it wins", "adopted", "decided searches", "of nine in ten trials"),
         rows,
         notes=(
@@ -38,53 +33,48 @@ def about_plan(plan: TrialPlan, needed: Sequence[Needed]) -> list[Section]:
             "clicks on what both would show say nothing.",
         ),
     )
-    return [Section("Trial", (_models(plan), table))]
+    return [section]
 
 
 def about_reading(brought: ImportResult) -> list[Section]:
     """What one reading brought, and what was left out."""
-    parts: list[Part] = [paragraph(f"{brought.searches:,} new searches, {brought.clicks:,} new clicks")]
+    section = Section("Read").paragraph(f"{brought.searches:,} new searches, {brought.clicks:,} new clicks")
     left = dict(brought.dropped)
     if brought.known:
         left["read before"] = brought.known
     if left:
-        rows = [[Cell(reason), Cell(f"{times:,}")] for reason, times in left.items()]
-        parts.append(Table(("left out", "lines"), rows))
-    parts += [
-        paragraph(f"{name} was read before, byte for byte, and counts once", tone="quiet") for name in brought.skipped
-    ]
-    return [Section("Read", tuple(parts))]
+        section = section.table(("left out", "lines"), [(reason, f"{times:,}") for reason, times in left.items()])
+    for name in brought.skipped:
+        section = section.paragraph(f"{name} was read before, byte for byte, and counts once", tone="quiet")
+    return [section]
 
 
 def about_trial(trial: EngineTrial, count: Count, judgement: Judgement) -> list[Section]:
     """How it stands, what that rests on, and what was left out."""
     plan, gate = trial.plan, trial.plan.rules.gate
     verdict, tone = RULINGS[judgement.ruling]
-    heading = paragraph(f"{verdict}: {judgement.because}.", tone=tone)
+    section = Section("Decision").paragraph(f"{verdict}: {judgement.because}.", tone=tone)
     gained, without, against = judgement.evidence[-1]
-    bets = Table(
+    section = _with_models(section, plan).table(
         ("bet", "evidence", "needed"),
         [
-            [Cell("the new model wins more than half"), _odds(gained), _needed(gate.level)],
+            ["the new model wins more than half", _odds(gained), _needed(gate.level)],
             [
-                Cell(f"the same without {_friends(plan.rules.liars)} who did most for it"),
+                f"the same without {_friends(plan.rules.liars)} who did most for it",
                 _odds(without),
                 _needed(gate.level),
             ],
-            [Cell("the new model wins less than half"), _odds(against), _needed(gate.harm)],
+            ["the new model wins less than half", _odds(against), _needed(gate.harm)],
         ],
         notes=("What a stake of 1 has become. It may be looked at after every search.",),
     )
-    parts: list[Part] = [heading, _models(plan), bets]
     if count.unfair > UNFAIR:
-        parts.append(
-            paragraph(
-                f"The coin was not fair: the old model went first in {count.leads[0]:,} lists, the new one in "
-                f"{count.leads[1]:,}. Clicks say nothing about such lists; look at what mixes them.",
-                tone="worse",
-            )
+        section = section.paragraph(
+            f"The coin was not fair: the old model went first in {count.leads[0]:,} lists, the new one in "
+            f"{count.leads[1]:,}. Clicks say nothing about such lists; look at what mixes them.",
+            tone="worse",
         )
-    return [Section("Decision", tuple(parts)), _rests_on(trial, count, judgement), *_history(trial)]
+    return [section, _rests_on(trial, count, judgement), *_history(trial)]
 
 
 def _rests_on(trial: EngineTrial, count: Count, judgement: Judgement) -> Section:
@@ -124,47 +114,48 @@ def _rests_on(trial: EngineTrial, count: Count, judgement: Judgement) -> Section
             f"{count.shared_unknown:,} lists do not tell what both models would have shown in the same place. Clicks "
             "there are decided by the coin: no bias, but more searches are needed. Log both lists to avoid it."
         )
-    table = Table(
-        ("what", "number", "meaning"), [[Cell(a), Cell(f"{b:,}"), Cell(c)] for a, b, c in kept], notes=tuple(notes)
+    section = Section("What it rests on").table(
+        ("what", "number", "meaning"), [(a, f"{b:,}", c) for a, b, c in kept], notes=tuple(notes)
     )
-    parts: list[Part] = [table]
     if count.dropped:
-        lines = [[Cell(reason), Cell(f"{times:,}")] for reason, times in count.dropped.most_common()]
-        parts.append(Table(("lines that say nothing", "number"), lines))
-    return Section("What it rests on", tuple(parts))
+        lines = [(reason, f"{times:,}") for reason, times in count.dropped.most_common()]
+        section = section.table(("lines that say nothing", "number"), lines)
+    return section
 
 
 def _history(trial: EngineTrial) -> list[Section]:
     deeds = trial.history()
     current = read_current(trial.current).now
-    parts: list[Part] = []
+    section = Section("History")
     if deeds:
-        parts.append(Points(tuple(_told(entry) for entry in deeds)))
+        section = section.points(_told(entry) for entry in deeds)
     if current is not None:
-        parts.append(paragraph(f"In use: {current.name}, since {current.since[:16]}"))
-    return [Section("History", tuple(parts))] if parts else []
+        section = section.paragraph(f"In use: {current.name}, since {current.since[:16]}")
+    return [section] if section.parts else []
 
 
 def _told(entry: HistoryEntry) -> str:
     return f"{entry.at[:16]} {entry.what} by {entry.who}" + (f": {entry.because}" if entry.because else "")
 
 
-def _models(plan: TrialPlan) -> Pairs:
-    return Pairs((("new", str(plan.new)), ("old", str(plan.old)), ("mixed by", plan.to), ("planned", _planned(plan))))
+def _with_models(section: Section, plan: TrialPlan) -> Section:
+    return section.pairs(
+        [("new", str(plan.new)), ("old", str(plan.old)), ("mixed by", plan.to), ("planned", _planned(plan))]
+    )
 
 
 def _planned(plan: TrialPlan) -> str:
     return f"{plan.planned[:16]} by {plan.who}" + (f": {plan.because}" if plan.because else "")
 
 
-def _odds(evidence: float) -> Cell:
+def _odds(evidence: float) -> str:
     """What a stake of 1 has become, of a logarithm."""
-    return Cell(f"{math.exp(evidence):.3g}" if evidence < LARGE else "very large")
+    return f"{math.exp(evidence):.3g}" if evidence < LARGE else "very large"
 
 
 def _friends(clients: int) -> str:
     return "the client" if clients == 1 else f"the {clients} clients"
 
 
-def _needed(level: float) -> Cell:
-    return Cell(f"{1 / level:.3g}")
+def _needed(level: float) -> str:
+    return f"{1 / level:.3g}"
