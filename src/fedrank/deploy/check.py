@@ -36,7 +36,7 @@ from fedrank.experiments.report.sections import Cell, Section
 from fedrank.files import is_locked, told
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
-from fedrank.privacy.population import Population, spent_together
+from fedrank.privacy.population import Population
 
 if TYPE_CHECKING:
     from fedrank.deploy.flare_certificates import CertificateFacts
@@ -336,8 +336,7 @@ def _ledger(folder: Path, settings: SiteSettings) -> CheckLine:
         known = Population.find(place)
         if known is None:
             return CheckLine("ledger", "fine", "nothing has been charged yet")
-        accounts = known.accounts()
-        spent = spent_together(accounts, known.delta)
+        accounts, spent = known.accounts(), known.spent()
     except (LedgerError, ValueError, OSError) as problem:
         said, _, remedy = told(problem).partition("; ")
         return CheckLine("ledger", "wrong", said, remedy or "restore it from a backup")

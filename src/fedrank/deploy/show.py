@@ -29,7 +29,7 @@ from fedrank.experiments.report.command_output import about_prices
 from fedrank.experiments.report.formatting import amount
 from fedrank.experiments.report.sections import Cell, Section
 from fedrank.experiments.runner.merge import ForestDisclosure
-from fedrank.experiments.runner.privacy import UNPROTECTED, Price, most_participations, prices
+from fedrank.experiments.runner.privacy import Price
 from fedrank.experiments.runner.silo import NOT_COVERED as SILOS_NOT_COVERED
 from fedrank.experiments.spec.federated import ELSEWHERE, FederatedExperiment
 from fedrank.experiments.spec.grid import read_tables
@@ -39,9 +39,9 @@ from fedrank.federated.messages import Call, Message, payload_of
 from fedrank.files import told
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
-from fedrank.privacy.population import LEDGER, Account, LedgerTerms, Population, spent_together
+from fedrank.privacy.population import Account, LedgerTerms, Population, spent_together
 from fedrank.privacy.secure_aggregation import message_bytes, threshold_for
-from fedrank.silo.spending import SiloLedger, is_ledger
+from fedrank.silo.spending import SiloLedger
 from fedrank.toml import parse_toml, shown
 from fedrank.trees.histograms import Histograms
 from fedrank.types import has_trait
@@ -325,8 +325,8 @@ def _with_sketch_costs(view: PlanView, folder: Path, experiment: SiloExperiment)
     because = "Gaussian noise in the sketch of the document and in that of the document frequencies, drawn once"
     guarantee = experiment.method.sketcher.guarantee("silos that see answers", because, "once")  # type: ignore[attr-defined]
     ledger = folder / SILO_LEDGER
-    spent = SiloLedger(ledger).spent() if is_ledger(ledger) else 0.0
-    found = prices([guarantee], 1, 1, view.delta)
+    spent = SiloLedger.spent_at(ledger)
+    found = Price.of_each([guarantee], 1, 1, view.delta)
     after = {guarantee.against: max(spent, found[0].total)}
     return replace(view, prices=tuple(found), spent={guarantee.against: spent}, after=after)
 
@@ -335,7 +335,7 @@ def leaving_of(plan: Plan, settings: SiteSettings, share: SiteSplit | None = Non
     """Everything that leaves a site in a run, with its size."""
     experiment, placement = plan.experiment, plan.secure_sum
     clients = len(next((site.clients for site in plan.sites if site.name == settings.name), (0,)))
-    times = experiment.rounds if experiment.arrival is not None else most_participations(experiment)
+    times = experiment.rounds if experiment.arrival is not None else experiment.most_participations()
     covered = experiment.mechanism is not None
     if placement is not None:
         about = f"{plan.sent:,} whole numbers under masks, with a share of noise; keys, shares of secrets, signatures"
@@ -503,7 +503,7 @@ def _leaving(view: PlanView) -> Section:
 def _costs(view: PlanView) -> Section:
     section = Section("What it costs")
     if not view.prices:
-        return section.paragraph(UNPROTECTED, tone="warn")
+        return section.add(*about_prices(view.prices))
     section = section.paragraph("This run alone:").add(*about_prices(view.prices))
     limit = "no limit" if view.limit is None else f"ε = {view.limit:g} at δ = {view.delta:g}"
     rows = [(against, _cost(view.spent.get(against, 0.0)), _cost(cost)) for against, cost in view.after.items()]
@@ -551,7 +551,7 @@ def _accounts(folder: Path, plan: Plan) -> list[Account]:
     """What all other runs have charged the people of a site."""
     place = folder / LEDGERS
     known = Population.find(place)
-    return [] if known is None else known.accounts(but=(place / plan.digest[:32] / LEDGER).absolute())
+    return [] if known is None else known.accounts(but=known.ledger(plan.digest[:32]))
 
 
 def _spending(

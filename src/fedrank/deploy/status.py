@@ -25,7 +25,7 @@ from fedrank.experiments.report.sections import Cell, Section
 from fedrank.files import is_locked, parse_json
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
-from fedrank.privacy.population import Population, spent_together
+from fedrank.privacy.population import Population
 from fedrank.toml import parse_toml
 
 TAIL = 1 << 16  # bytes at the end of a file that are read
@@ -202,7 +202,7 @@ def _of_site(folder: Path, kits: FlareKits, now: float) -> DeploymentStatus:
     problem = ""
     try:
         if (known := Population.find(folder / LEDGERS)) is not None:
-            spent = spent_together(known.accounts(), known.delta)
+            spent = known.spent()
     except (LedgerError, ValueError, OSError) as trouble:
         problem = str(trouble)
     at = told.get("at")

@@ -397,6 +397,19 @@ class Population:
         """Nobody else charges these people meanwhile. Pricing takes its time, so that others wait for it."""
         return deciding(self.folder, f"population {self.name!r}")
 
+    def ledger(self, run: str) -> Path:
+        """The folder of the ledger of one run."""
+        return (self.folder / run / LEDGER).absolute()
+
+    def ledger_sizes(self, but: Path) -> tuple[tuple[str, int | None], ...]:
+        """Size of the log of every ledger except one; it changes with every charge."""
+        logs = [(one, one / PARTICIPANTS) for one in ledger_folders(self.folder) if one != but]
+        return tuple((str(one), log.stat().st_size if log.exists() else None) for one, log in logs)
+
+    def spent(self) -> dict[str, float]:
+        """ε that all runs have spent by now, against each observer."""
+        return spent_together(self.accounts(), self.delta)
+
     def accounts(self, but: Path | None = None) -> list[Account]:
         """What every run, but one, has charged."""
         found = (Account.read(ledger) for ledger in ledger_folders(self.folder) if ledger != but)
@@ -454,12 +467,6 @@ def ledger_folders(folder: Path) -> list[Path]:
     """Every folder at or below this one that holds a file of a ledger, even if others of its files are missing."""
     files = {TERMS, PARTICIPANTS, CHANGED, CHARGED}
     return sorted({file.parent for file in Path(folder).rglob(f"{LEDGER}*/*") if file.name in files})
-
-
-def ledger_sizes(folder: Path, but: Path) -> tuple[tuple[str, int | None], ...]:
-    """How long the log of every ledger at or below a folder is, except one: another value whenever anybody pays."""
-    logs = [(one, one / PARTICIPANTS) for one in ledger_folders(folder) if one != but]
-    return tuple((str(one), log.stat().st_size if log.exists() else None) for one, log in logs)
 
 
 def ledgers_below(folder: Path) -> list[Path]:

@@ -144,6 +144,11 @@ class SiloLedger:
         """ε towards one querier, or towards all together; inf: nothing can be claimed."""
         return self._price(TOGETHER if querier is None else _against(querier), self._charges)
 
+    @classmethod
+    def spent_at(cls, path: Path) -> float:
+        """ε that the ledger at a path has spent in total; 0 if there is no ledger."""
+        return cls(path).spent() if is_ledger(path) else 0.0
+
     def left(self, querier: str | None = None) -> float | None:
         """ε that may still be spent towards one querier, or towards all together; None: no limit."""
         total = None if self.limits.total is None else max(0.0, self.limits.total - self.spent())

@@ -328,7 +328,9 @@ def _epsilon(cost: float) -> str:
 
 
 def about_prices(prices: Sequence[Price]) -> list[Part]:
-    """What is claimed, and why."""
+    """What is claimed, and why; without prices, that nothing is."""
+    if not prices:
+        return [paragraph(UNPROTECTED, tone="warn")]
     rows, reasons = [], []
     for against, price in prices_by_observer(prices).items():
         guarantee, nothing = price.guarantee, math.isinf(price.total)

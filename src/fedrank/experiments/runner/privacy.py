@@ -21,7 +21,7 @@ from fedrank.experiments.runner.runs import Run, ledgers_of_run
 from fedrank.experiments.runner.writer import Stopped, Task
 from fedrank.experiments.spec.experiment import to_toml
 from fedrank.experiments.spec.families import describe
-from fedrank.experiments.spec.federated import FederatedExperiment, promised_in
+from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.federated.asynchronous import schedule
 from fedrank.federated.round import Outcome
 from fedrank.federated.server import method_name
@@ -52,7 +52,6 @@ UNPROTECTED = (
     "No mechanism: updates leave clients as they are, and clicks can be read from an update. Nothing can be claimed "
     "against anybody who sees one."
 )
-UNLIKELY = 1e-3  # that anybody takes part more often than was planned for
 TARGETS = (1.0, 2.0, 4.0, 8.0)  # values of ε for which people ask what noise they need
 NOT_COVERED = (
     "who takes part, and when, is not hidden from the server",
@@ -75,6 +74,17 @@ class Price:
     total: float  # ε of all of them
     delta: float
 
+    @classmethod
+    def of_each(
+        cls, promises: Sequence[Guarantee], participations: int, rounds: int, delta: float, lost: int = 0
+    ) -> list[Price]:
+        """What the client that participated most often has paid, against each observer; `lost` rounds were repeated."""
+        rows = []
+        for guarantee in promises:
+            times = guarantee.times(participations, rounds, lost)
+            rows.append(cls(guarantee, times, guarantee.epsilon(1, delta), guarantee.epsilon(times, delta), delta))
+        return rows
+
     @property
     def paid(self) -> Paid:
         """As it stands on a card, which knows no infinity."""
@@ -95,45 +105,27 @@ class Price:
 def setting_of(experiment: FederatedExperiment, features: int | None = None) -> Setting:
     """What the promises of an experiment depend on."""
     features = _features(experiment) if features is None else features
-    return promised_in(experiment, experiment.learner.ranker.size(features))
+    return experiment.setting(features)
 
 
 def guarantees_of(experiment: FederatedExperiment, features: int | None = None) -> list[Guarantee]:
     """What a concrete experiment promises; nothing without a mechanism."""
-    mechanism = experiment.mechanism
-    return [] if mechanism is None else mechanism.guarantees(setting_of(experiment, features))
-
-
-def prices(promises: Sequence[Guarantee], participations: int, rounds: int, delta: float, lost: int = 0) -> list[Price]:
-    """What the client that took part most often has paid, against each observer; `lost` rounds were done again."""
-    rows = []
-    for guarantee in promises:
-        times = guarantee.times(participations, rounds, lost)
-        rows.append(Price(guarantee, times, guarantee.epsilon(1, delta), guarantee.epsilon(times, delta), delta))
-    return rows
+    if experiment.mechanism is None:
+        return []
+    return experiment.guarantees(_features(experiment) if features is None else features)
 
 
 def planned(experiment: FederatedExperiment) -> list[Price]:
     """Before the run: what the client pays that takes part most often, all but surely (99.9 %)."""
     often, rounds = _most_often(experiment, experiment.rounds)
-    return prices(guarantees_of(experiment), often, rounds, experiment.privacy.delta)
+    return Price.of_each(guarantees_of(experiment), often, rounds, experiment.privacy.delta)
 
 
 def _most_often(experiment: FederatedExperiment, rounds: int) -> tuple[int, int]:
     """How often anybody takes part in so many rounds, all but surely, and how many of these there are."""
-    from scipy.stats import binom
-
-    clients = experiment.clients
     if experiment.arrival is not None:
         return _arrivals(replace(experiment, rounds=rounds))
-    # A round has a whole number of clients, at least one, so that each may take part more often than is asked for.
-    share = experiment.federation(attacked=False).cohort(clients.count) / clients.count
-    return rounds if share >= 1 else int(binom.isf(UNLIKELY / clients.count, rounds, share)), rounds
-
-
-def most_participations(experiment: FederatedExperiment) -> int:
-    """How often the client takes part in rounds that does so most often, all but surely (99.9 %)."""
-    return _most_often(replace(experiment, arrival=None), experiment.rounds)[0]
+    return experiment.most_participations(rounds), rounds
 
 
 @dataclass(frozen=True)
@@ -281,7 +273,7 @@ class RunSpending:
         if self._ledger is not None:
             often, rounds = int(self._ledger.participations().max()), self._ledger.rounds()
         lost = max(0, rounds - self._done)
-        rows = prices(self._promises, often, rounds, self._experiment.privacy.delta, lost)
+        rows = Price.of_each(self._promises, often, rounds, self._experiment.privacy.delta, lost)
         return replace(card(self._experiment, rows, often, rounds), population=self._together())
 
     def _together(self) -> dict[str, Any] | None:
