@@ -18,13 +18,23 @@ import numpy as np
 
 from fedrank.data.collection import Collection
 from fedrank.files import private_folder, write_atomic
+from fedrank.ranking.model import Model, load_weights
 from fedrank.silo.files import SketchFile, ledger_of, open_owned, sketch_collection
 from fedrank.silo.keys import fingerprint, new_identity, new_key, open_key, read_key, read_public, read_secret, wrap_key
 from fedrank.silo.letters import Party, party
 from fedrank.silo.protocol import Owner, answer, ask_all
 from fedrank.silo.spending import Limits
 from fedrank.silo.training import CrossSilo
-from fedrank.silo.turns import KnownPartner, Turn, load_partners, read_turn, save_turn, seal_turn, take_turn
+from fedrank.silo.turns import (
+    KnownPartner,
+    Turn,
+    load_partners,
+    read_open_turn,
+    read_turn,
+    save_turn,
+    seal_turn,
+    take_turn,
+)
 from fedrank.wire import Refused
 
 SKETCH, ABOUT, SECRET, SHARED = "own.sketch", "own.json", "silo.secret", "shared.key"
@@ -45,6 +55,22 @@ def turn_order(names: Sequence[str], rounds: int) -> list[Turn]:
             else:
                 order.append(Turn(names[silo], 1))
     return order
+
+
+def read_final_model(content: bytes, turns: Sequence[Turn], normalised: str) -> Model:
+    """The open model after the last turn; refused if it differs from the plan."""
+    with TemporaryDirectory() as apart:
+        path = Path(apart) / "model.json"
+        path.write_bytes(content)
+        try:
+            model, found = load_weights(path), read_open_turn(path)
+        except (ValueError, KeyError, TypeError) as problem:
+            raise Refused(f"the model cannot be read: {problem}") from None
+    if list(found.turns) != list(turns):
+        raise Refused("the model has other turns behind it than those of the plan")
+    if ("query" if found.agreement.normalise == "query" else "global") != normalised:
+        raise Refused(f"the model has features normalised by {found.agreement.normalise!r}, unlike the plan")
+    return model
 
 
 @dataclass(frozen=True)
