@@ -200,7 +200,7 @@ def _finish(
     why = run.give_result(state.round)
     if departure is not None:
         why |= departure.tell_those_who_left(run.calls.send, writer.folder)
-    unlearned = None if departure is None else departure.facts(writer.folder, state.round)
+    unlearned = None if departure is None else {**departure.asked(writer.folder), "last_round": state.round}
     notes = site_notes(run.calls.left_out, why)
     folder.finish(state, weights, notes=notes, clients=clients, unlearned=unlearned)
     run.books.progress(plan, state.round, state.round)

@@ -99,9 +99,8 @@ def run_in_folder(
 def forget_sites(departure: Departure, out: Path, name: str | None, do: Do, progress: Progress = quiet) -> Path:
     """Let a finished run forget sites: alone where recorded updates are enough, else in rounds with those who stay."""
     from fedrank.deploy.unlearning import remove
-    from fedrank.unlearning.methods import FedRemove
 
-    if isinstance(departure.unlearner, FedRemove):
+    if departure.alone:
         return remove(departure, out, name, progress)
     task, plan = departure.planned(out, name)
     status = do(task, plan, partial(show_news, progress, task))
