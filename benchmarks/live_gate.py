@@ -22,7 +22,8 @@ import numpy as np
 
 from fedrank.privacy.accounting import GaussianEvent
 from fedrank.privacy.guarantees import Guarantee, noise_for
-from fedrank.ranking.gate import Gate, Replayed, Team, replay, team_draft
+from fedrank.ranking.gate import Gate, Team, team_draft
+from fedrank.search.replay import Replayed, replay
 from fedrank.types import Impression
 
 # wins of the new model: most that may adopt it, least that must, largest median of decided searches until refused
