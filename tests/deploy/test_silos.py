@@ -34,11 +34,12 @@ from fedrank.experiments.spec.experiment import SpecError
 from fedrank.experiments.spec.source import read_spec
 from fedrank.ranking.model import load_weights
 from fedrank.silo.features import RANGES
-from fedrank.silo.files import export_sketch, ledger_of, open_sketch
+from fedrank.silo.files import ledger_of, open_sketch
 from fedrank.silo.keys import read_key, read_public, read_secret
 from fedrank.silo.letters import party, read_address, unseal
 from fedrank.silo.member import turn_order
-from fedrank.silo.turns import load_partners, take_turn
+from fedrank.silo.partners import Sketched
+from fedrank.silo.turns import KnownPartner, take_turn
 from fedrank.trees.export import export
 from fedrank.wire import Label
 from tests.deploy.test_cli_deploy import FINGERPRINT, SITES, fedrank, serving
@@ -146,22 +147,19 @@ def done(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_turns_are_those_of_silo_train(done, tmp_path):
-    """The same sketches as copies, by the functions behind `fedrank silo export` and `silo train`, turn by turn."""
+def test_turns_are_those_of_sketches_that_were_not_sent(done):
+    """The same sketches as each partner may see them, without letters, turn by turn."""
     made, _ = done
     parties, model = made.parties(), None
     home = {one.name: made.folders[name] for name, one in parties.items()}
     of = {one.name: one for one in parties.values()}
     for turn in turn_order(sorted(of), 3):
         me, collection = of[turn.party], read_collection(home[turn.party] / "data")
-        copies = []
-        for other in of.values():
-            if other is not me:
-                copies.append(tmp_path / f"{other.name}-for-{me.name}.sketch")
-                if not copies[-1].exists():
-                    export_sketch(home[other.name] / "silo" / "own.sketch", other, me.name, copies[-1])
         key = read_key(home[turn.party] / "silo" / "shared.key")
-        partners = load_partners(copies, [], me, key, collection.queries)
+        partners = []
+        for other in sorted(of.keys() - {me.name}):
+            copy = open_sketch(home[other] / "silo" / "own.sketch").copy_for(me.name)
+            partners.append(KnownPartner(other, Sketched(copy, key), copy.sketcher, copy.fingerprint))
         chosen = {"k": 10, "rate": 0.4, "batch": 16, "seed": 1, "top_grade": 2}
         model = take_turn(collection, me, partners, model, chosen, turn.passes).model
     found = load_weights(made.task.folder / "model.json")

@@ -243,7 +243,7 @@ def rewritten(path: Path, out: Path, **parts) -> None:
     packed = {entry["name"] for entry in header["parts"] if "packed" in entry}
     planes = {name: array_file.pack(name, content[name], files.TYPES) for name in packed}
     settings = {name: value for name, value in header.items() if name != "parts"}
-    array_file.write_arrays(out, settings, content, files.TYPES, True, planes=planes)
+    array_file.write_arrays(out, settings, content, files.TYPES, planes=planes)
 
 
 @pytest.mark.long
@@ -302,7 +302,7 @@ def test_planes_that_lie_are_refused(tmp_path):
         (rest, "3 planes for numbers of 4 bytes"),
     ):
         bad = tmp_path / "bad.sketch"
-        array_file.write_arrays(bad, settings, parts, files.TYPES, True, planes=right | {"body.gaps": planes})
+        array_file.write_arrays(bad, settings, parts, files.TYPES, planes=right | {"body.gaps": planes})
         with pytest.raises(SketchFileError, match=told):
             open_sketch(bad)
     assert set(map(files._kind, names)) == {*PARTS, "sizes", "lost", "frequencies"}

@@ -26,8 +26,6 @@ from fedrank.silo.array_file import SketchFileError
 from fedrank.silo.describe import describe_sketch
 from fedrank.silo.files import (
     add_documents,
-    export_sketch,
-    open_copy,
     open_sketch,
     remove_documents,
     sketch_collection,
@@ -287,7 +285,7 @@ def forged(file, path, **parts):
         "fields": list(file.fields),
         "removed": 0,
     }
-    array_file.write_arrays(path, settings, changed, files.TYPES, private=True)
+    array_file.write_arrays(path, settings, changed, files.TYPES)
 
 
 def test_a_forged_file_cannot_lead_compiled_code_astray(tmp_path):
@@ -381,27 +379,19 @@ def test_a_tokeniser_that_we_do_not_have_is_named(tmp_path, monkeypatch):
         open_sketch(tmp_path / "a.sketch")
 
 
-def test_a_file_without_noise_is_never_sent(tmp_path, parties):
-    made(tmp_path)
+def test_a_file_without_noise_answers_nobody(tmp_path):
+    file = made(tmp_path)
     raw = (tmp_path / "a.sketch").read_bytes()
     length = array_file.BEGIN.unpack_from(raw)[2]
     assert json.loads(raw[array_file.BEGIN.size :][:length])["secret"] is True
     with pytest.raises(ValueError, match="as secret as the documents"):
-        copied(tmp_path, parties)
-    assert not (tmp_path / "for-b.sketch").exists()
+        file.copy_for("b")
 
 
-def copied(tmp_path, parties, querier="b"):
-    return export_sketch(tmp_path / "a.sketch", parties["a"], querier, tmp_path / f"for-{querier}.sketch")
-
-
-def test_a_copy_answers_as_the_original_and_holds_no_secret(tmp_path, parties):
+def test_a_copy_answers_as_the_original_and_holds_no_secret(tmp_path):
     file = made(tmp_path, NOISED)
-    copy = copied(tmp_path, parties)
-    raw = (tmp_path / "for-b.sketch").read_bytes()
-    assert all(
-        secret not in raw for secret in (b"d1\nd2", b"squares", b"pseudonym-key", b"removed", file.pseudonym_key)
-    )
+    copy = file.copy_for("b")
+    assert (copy.ids, copy.squares, copy.pseudonym_key, copy.removed) == (None, None, None, 0)
     names = dict(zip(file.pseudonyms_for("b").tolist(), file.ids, strict=True))
     assert np.all(np.diff(copy.pseudonyms.astype(object)) > 0)
     for term in ("flu", "word3", "common"):
@@ -415,38 +405,23 @@ def test_a_copy_answers_as_the_original_and_holds_no_secret(tmp_path, parties):
         assert {n: c for n, c in told.items() if c > last} == {n: c for n, c in mine.items() if c > last}
     assert [copy.lengths["body"][i] for i, p in enumerate(copy.pseudonyms) if names[int(p)] == "d7"] == [8]
     np.testing.assert_array_equal(copy.frequencies["body"], file.frequencies["body"])
+    for refused in (lambda: copy.rows, lambda: copy.copy_for("c")):
+        with pytest.raises(ValueError, match="a copy for a querier"):
+            refused()
 
 
-def test_a_copy_is_known_to_come_from_its_owner_and_to_be_for_us(tmp_path, parties):
-    made(tmp_path, NOISED)
-    copy = copied(tmp_path, parties)
-    assert len(open_copy(copy.path, parties["b"])) == 8
-    with pytest.raises(ValueError, match="was made for b, and you are c"):
-        open_copy(copy.path, parties["c"])
-    with pytest.raises(ValueError, match="an owner's own file"):
-        open_copy(tmp_path / "a.sketch", parties["b"])
-    with pytest.raises(ValueError, match="comes from a, whose public key you did not give"):
-        open_copy(copy.path, replace(parties["b"], others={}))
-    stranger = replace(parties["b"], others={"a": parties["b"].others["c"]})
-    with pytest.raises(ValueError, match="does not come from a"):
-        open_copy(copy.path, stranger)
-
-
-def test_a_copy_that_was_changed_on_the_way_is_noticed_though_its_checksums_are_right(tmp_path, parties):
-    made(tmp_path, NOISED)
-    copy = copied(tmp_path, parties)
-    settings, parts = array_file.read_arrays(copy.path, files.TYPES)
+def test_a_copy_in_a_file_of_version_0_1_is_refused(tmp_path):
+    file = made(tmp_path, NOISED)
+    settings, parts = array_file.read_arrays(file.path, files.TYPES)
     del settings["parts"]
-    lengths = np.array(parts["body.lengths"]) + 1
-    array_file.write_arrays(tmp_path / "bad.sketch", settings, {**parts, "body.lengths": lengths}, files.TYPES, False)
-    assert open_sketch(tmp_path / "bad.sketch").lengths["body"].tolist() == lengths.tolist()
-    with pytest.raises(ValueError, match="changed or forged"):
-        open_copy(tmp_path / "bad.sketch", parties["b"])
+    parts = {name: part for name, part in parts.items() if name not in ("ids", "pseudonym-key")}
+    array_file.write_arrays(tmp_path / "copy.sketch", settings, parts, files.TYPES)
+    with pytest.raises(SketchFileError, match=r"copy\.sketch: a copy .* use the owner's file"):
+        open_sketch(tmp_path / "copy.sketch")
 
 
-def test_equal_values_of_a_copy_stand_in_the_order_of_its_rows(tmp_path, parties):
-    made(tmp_path, NOISED)
-    copy = copied(tmp_path, parties)
+def test_equal_values_of_a_copy_stand_in_the_order_of_its_rows(tmp_path):
+    copy = made(tmp_path, NOISED).copy_for("b")
     for top in copy.fields.values():
         for cell in np.ndindex(top.sizes.shape):
             pairs = list(zip(top.values[cell], top.documents[cell], strict=True))[: top.sizes[cell]]
@@ -460,25 +435,6 @@ def test_two_queriers_get_names_that_cannot_be_matched(tmp_path):
     assert np.argsort(b).tolist() != list(range(8))
     other = made(tmp_path, NOISED, name="other.sketch")
     assert not set(b.tolist()) & set(other.pseudonyms_for("b").tolist())
-
-
-def test_a_copy_is_neither_changed_nor_passed_on(tmp_path, parties):
-    made(tmp_path, NOISED)
-    copy = copied(tmp_path, parties)
-    for refused in (
-        lambda: add_documents(copy.path, collection(1, 8), KEY),
-        lambda: remove_documents(copy.path, ["d1"]),
-        lambda: export_sketch(copy.path, parties["a"], "c", tmp_path / "for-c.sketch"),
-        lambda: copy.rows,
-        lambda: copy.copy_for("c"),
-    ):
-        with pytest.raises(ValueError, match="a copy for a querier"):
-            refused()
-    with pytest.raises(FileExistsError):
-        copied(tmp_path, parties)
-    for nobody in ("", "x" * 41, "\x1b[2J"):
-        with pytest.raises(ValueError, match="cannot name a silo"):
-            export_sketch(tmp_path / "a.sketch", parties["a"], nobody, tmp_path / "for-nobody.sketch")
 
 
 def test_noise_is_fresh_for_every_file(tmp_path):
@@ -581,19 +537,6 @@ def test_describe_tells_of_noise_that_protected_nothing(tmp_path):
     made(tmp_path, NOISED)
     SiloLedger(tmp_path / "a.spending").charge_terms("b", 1, None)
     assert describe_sketch(tmp_path / "a.sketch")["spent so far"] == "none can be claimed"
-
-
-def test_describe_of_a_copy_makes_no_ledger(tmp_path, parties):
-    made(tmp_path, NOISED)
-    copied(tmp_path, parties)
-    told = describe_sketch(tmp_path / "for-b.sketch")
-    assert told["held by"] == "b, under pseudonyms; it says that it comes from a"
-    assert "budget left" not in told
-    assert not (tmp_path / "for-b.spending").exists()
-    export_sketch(
-        tmp_path / "a.sketch", parties["a"], "b", tmp_path / "a.copy"
-    )  # beside the ledger of the owner's file
-    assert "spent so far" not in describe_sketch(tmp_path / "a.copy")
 
 
 def test_describe_says_when_a_rebuild_is_due(tmp_path):

@@ -99,16 +99,6 @@ def test_a_pair_key_belongs_to_its_pair_and_its_purpose(two):
     assert keys.pair_key(a, b_public) == hmac.digest(extracted, bound + b"\x01", "sha256")
 
 
-def test_two_silos_agree_on_a_shared_key_without_sending_it(tmp_path):
-    for name in ("a", "b"):
-        keys.new_identity(tmp_path / f"{name}.secret")
-    mine = keys.agree_key(tmp_path / "a.secret", tmp_path / "b.public", tmp_path / "at-a.key")
-    theirs = keys.agree_key(tmp_path / "b.secret", tmp_path / "a.public", tmp_path / "at-b.key")
-    assert mine == theirs == keys.read_key(tmp_path / "at-a.key") == keys.read_key(tmp_path / "at-b.key")
-    # The key of letters must not be the key of hashes, which third silos may hold.
-    assert mine != keys.pair_key(keys.read_secret(tmp_path / "a.secret"), keys.read_public(tmp_path / "b.public"))
-
-
 def test_agreeing_with_oneself_or_with_no_key_is_refused(two):
     secret, public = two["a"]
     with pytest.raises(ValueError, match="same silo"):

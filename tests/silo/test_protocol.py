@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import struct
 from dataclasses import replace
 
@@ -17,8 +16,8 @@ from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.noise import SecureSource
 from fedrank.silo import letters, protocol
 from fedrank.silo.features import FIELDS
-from fedrank.silo.files import export_sketch, open_sketch, sketch_collection
-from fedrank.silo.letters import Party, padded, read_address, relay, seal, unseal
+from fedrank.silo.files import open_sketch, sketch_collection
+from fedrank.silo.letters import Party, padded, read_address, seal, unseal
 from fedrank.silo.partners import Sketched
 from fedrank.silo.protocol import Declined, Owner, answer, ask, choose_decoys, joined, read_answer, recall
 from fedrank.silo.rtk import TopKRule
@@ -182,10 +181,8 @@ def test_few_lengths_are_ever_seen():
 def test_the_relay_sees_who_and_how_much_and_nothing_else(parties):
     short = seal(b"flu", "question", parties["b"], "a")
     long = seal(b"influenza " * 50, "question", parties["b"], "a")
-    seen = [relay(letter, {"a": 1, "b": 2}) for letter in (short, long)]
+    seen = [read_address(letter) for letter in (short, long)]
     assert seen[0] == seen[1] == letters.Address("question", "b", "a", len(short))
-    with pytest.raises(ValueError, match="'a' is not known here"):
-        relay(short, {"b": 1})
     assert short[letters.ENVELOPE.size :] != seal(b"flu", "question", parties["b"], "a")[letters.ENVELOPE.size :]
 
 
@@ -249,7 +246,7 @@ def test_letters_tell_what_a_copy_of_the_sketch_tells(owner_of, parties, tmp_pat
     owner = owner_of()
     terms = ["flu", "title", "word3", "nowhere"]
     got = exchange(owner, parties, terms=terms, k=0, decoys=WORDS[:5])
-    copy = export_sketch(owner.file.path, parties["a"], "b", tmp_path / "for-b.sketch")
+    copy = owner.file.copy_for("b")
     for some in (terms, terms[1:3], [], terms[::-1]):
         mine, theirs = alike(got, Sketched(copy, KEY), some)
         assert mine.documents.tolist() == copy.pseudonyms[theirs.documents].tolist()
@@ -270,7 +267,7 @@ def test_an_owner_without_titles_is_read_like_any_other(owner_of, parties, tmp_p
     bodies = replace(collection(), title=[""] * 12)
     owner = replace(owner_of(), file=sketch_collection(bodies, KEY, NOISED, tmp_path / "bodies.sketch"))
     got = exchange(owner, parties, terms=["title", "flu"], k=0)
-    copy = export_sketch(owner.file.path, parties["a"], "b", tmp_path / "for-b.sketch")
+    copy = owner.file.copy_for("b")
     alike(got, Sketched(copy, KEY), ["title", "flu"])
     assert not got.counts(["flu"]).counts["title"].any()
     assert got.words["title"] == 0
@@ -591,57 +588,6 @@ def test_an_owner_without_noise_or_sketches_does_not_start(owner_of, parties, tm
     with pytest.raises(ValueError, match="'sketch' or 'lookup' or 'paper'"):
         replace(owner, noise="loud")
     sketch_collection(collection(), KEY, NOISED, tmp_path / "b.sketch")
-    copy = export_sketch(tmp_path / "b.sketch", parties["a"], "b", tmp_path / "copy.sketch")
+    copy = open_sketch(tmp_path / "b.sketch").copy_for("b")
     with pytest.raises(ValueError, match="a copy for a querier"):
         replace(owner, file=copy)
-
-
-# --- three processes
-
-
-def run_owner(pipe, secret, others, path):
-    owner = Owner(Party("a", secret, others), open_sketch(path), SiloLedger(path.with_suffix(".spending")))
-    while (letter := pipe.recv_bytes()) != b"":
-        pipe.send_bytes(answer(letter, owner))
-
-
-def run_relay(querier, owner, seen):
-    doors = {"a": owner, "b": querier}
-    while (letter := querier.recv_bytes()) != b"":
-        for _ in range(2):  # there and back
-            address = relay(letter, doors)
-            seen.send((address.kind, address.sender, address.addressee, address.size))
-            doors[address.addressee].send_bytes(letter)
-            if address.kind == "question":
-                letter = doors[address.addressee].recv_bytes()
-    owner.send_bytes(b"")
-
-
-@pytest.mark.process
-def test_owner_relay_and_querier_are_three_processes(owner_of, parties):
-    file = owner_of().file
-    context = multiprocessing.get_context("spawn")
-    to_relay, at_relay = context.Pipe()
-    relay_owner, at_owner = context.Pipe()
-    told, seen = context.Pipe(duplex=False)
-    a = parties["a"]
-    processes = [
-        context.Process(target=run_owner, args=(at_owner, a.secret, a.others, file.path)),
-        context.Process(target=run_relay, args=(at_relay, relay_owner, seen)),
-    ]
-    for process in processes:
-        process.start()
-    try:
-        asked = question(parties, ["flu", "word3"], decoys=WORDS[:4])
-        to_relay.send_bytes(asked.letter)
-        assert to_relay.poll(60)
-        got = read_answer(to_relay.recv_bytes(), asked, parties["b"])
-        to_relay.send_bytes(b"")
-        log = [told.recv(), told.recv()]
-    finally:
-        for process in processes:
-            process.join(20)
-            process.kill()
-    assert len(got.found("flu")[0]) == 5
-    assert [each[:3] for each in log] == [("question", "b", "a"), ("answer", "a", "b")]
-    assert all(process.exitcode == 0 for process in processes)

@@ -21,7 +21,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,9 @@ def write_arrays(
     settings: Mapping[str, Any],
     parts: Mapping[str, Part],
     types: Mapping[str, str],
-    private: bool,  # only its owner can read it
-    prove: Callable[[bytes], bytes] | None = None,  # of the header, and so of every part
     planes: Mapping[str, Sequence[bytes]] | None = None,  # of parts that are packed, as `pack` made them
 ) -> None:
-    """Write a file whole or not at all."""
+    """Write a file that only its owner can read, completely or not at all."""
     planes = planes or {}
     entries, written, at = [], [], 0
     for name, array in parts.items():
@@ -70,10 +68,8 @@ def write_arrays(
         written.append(found)
         at += -(-len(found) // ALIGN) * ALIGN
     content = {**settings, "parts": entries}
-    if prove is not None:
-        content["proof"] = prove(json.dumps(content).encode()).hex()
     header = json.dumps(content).encode()
-    with writing(path, private) as out:
+    with writing(path, private=True) as out:
         out.write(BEGIN.pack(FORMAT, PACKED if planes else PLAIN, len(header), _digest(header)))
         out.write(header)
         for found in written:

@@ -1,14 +1,12 @@
-"""In words: what a sketch file is, for its owner and for a querier who got it; and what a turn of training was."""
+"""A sketch file described for its owner."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from math import isinf
 
 from fedrank.silo.files import SketchFile, open_sketch
 from fedrank.silo.spending import SUFFIX, SiloLedger, is_ledger
-from fedrank.silo.turns import KnownPartner, TakenTurn
 
 DELTA = 1e-5  # where no ledger says another
 OCCURRENCES = (1, 2, 5, 10)  # of a word: what they cost is told
@@ -28,7 +26,7 @@ def describe_sketch(path: str | os.PathLike[str]) -> dict[str, str]:
     description = {
         "kind": f"{sketcher.kind}, {sketcher.depth} rows of {sketcher.width} cells",
         "noise": _noise(file),
-        "held by": _holder(file),
+        "held by": "its owner, with ids",
         "documents": f"{len(file):,}",
         "fields": ", ".join(file.fields),
         "document frequencies": f"{sketcher.depth} rows of {sketcher.wide.width:,} cells{alike}",
@@ -47,53 +45,9 @@ def describe_sketch(path: str | os.PathLike[str]) -> dict[str, str]:
     description |= _privacy(file, delta)
     if ledger is not None:
         description |= _spent(ledger, file.noised)
-    elif file.ids is not None:
+    else:
         description["spent so far"] = f"unknown: {file.path.with_suffix(SUFFIX)}, the ledger of this file, is not there"
     return description
-
-
-def describe_turn(taken: TakenTurn, partners: Sequence[KnownPartner], sketch: str | os.PathLike[str]) -> dict[str, str]:
-    """What a turn was worth, what stands next to it, and all that left the organisation; `sketch` is its own."""
-    model, lists = taken.model, taken.lists
-    turn = model.turns[-1]
-    description = {
-        "turn": f"{len(model.turns)}, of {turn.party}: {_count(turn.passes, 'pass')} over {lists.train.queries:,} "
-        f"lists; {_count(model.passes(), 'pass')} of all parties so far",
-        "lists": f"{lists.train.documents - lists.added:,} documents of yours, {lists.added:,} of partners",
-        "judged by": f"nDCG@10 on {lists.test.queries:,} queries that you kept aside",
-        "the model now": f"{taken.quality:.4f}",
-    }
-    for other in taken.next_to:
-        description[other.name] = f"{other.quality:.4f}; the model is better on {other.better}, worse on {other.worse}"
-    for one in partners:
-        description[f"from {one.owner}"] = _came(one)
-    own = describe_sketch(sketch)
-    description["you told"] = f"what copies and answers from {sketch} tell: {own['privacy']}"
-    description["covers"] = own.get("covers", "nothing")
-    description["spent so far"] = own["spent so far"]
-    asked = sum(one.letters for one in partners)
-    words = f"; the words of your queries, which {_count(asked, 'letter')} asked about" if asked else ""
-    unsaid = f"; {own['not covered']}" if "not covered" in own else ""
-    description["not covered"] = f"the weights, which tell of your queries, judgements and documents{words}{unsaid}"
-    return description
-
-
-def _came(one: KnownPartner) -> str:
-    from fedrank.privacy.guarantees import up
-
-    documents = _count(one.partner.documents, "document")
-    if one.letters:
-        return f"{documents}, by {_count(one.letters, 'letter')}; what that costs, its owner's ledger knows"
-    return f"{documents}, by a copy; ε = {up(one.sketcher.privacy(DELTA))} at δ = {DELTA:g} for an occurrence of a word"
-
-
-def _count(many: int, one: str) -> str:
-    """A number of things.
-
-    >>> _count(1, "pass"), _count(2, "pass"), _count(1200, "letter")
-    ('1 pass', '2 passes', '1,200 letters')
-    """
-    return f"{many:,} {one}" + ("" if many == 1 else "es" if one.endswith("s") else "s")
 
 
 def _privacy(file: SketchFile, delta: float) -> dict[str, str]:
@@ -119,16 +73,9 @@ def _privacy(file: SketchFile, delta: float) -> dict[str, str]:
 
 
 def _ledger(file: SketchFile) -> SiloLedger | None:
-    """The ledger beside the owner's file; a copy has none, and looking for one must not make it."""
+    """The ledger beside the file; looking for one must not create it."""
     path = file.path.with_suffix(SUFFIX)
-    return SiloLedger(path) if file.ids is not None and is_ledger(path) else None
-
-
-def _holder(file: SketchFile) -> str:
-    if file.ids is None:
-        assert file.origin is not None
-        return f"{file.origin.querier}, under pseudonyms; it says that it comes from {file.origin.owner}"
-    return "its owner, with ids: send a copy only" if file.noised else "its owner, with ids"
+    return SiloLedger(path) if is_ledger(path) else None
 
 
 def _noise(file: SketchFile) -> str:

@@ -1,30 +1,26 @@
-"""Sketch files: what a silo keeps of its documents, and the copy that it gives to another.
+"""Sketch files: what a silo stores of its documents.
 
-`array_file` says how bytes lie. The header holds the settings and a fingerprint of the key. For every field ("body",
+`array_file` defines the bytes. The header contains the settings and a fingerprint of the key. For every field ("body",
 and "title" where there is one) the parts are the arrays of `ReverseTopK`, `lengths` with a row for each document, and
-`frequencies`, the sketch that counts documents: all that training asks for.
+`frequencies`, the sketch that counts documents: all that training needs. Other parts are secret: `ids`, `squares` (of
+counts, from which errors are predicted) and `pseudonym-key`.
 
-The owner's file has secret parts besides: `ids`, `squares` (of counts, from which errors are foretold) and
-`pseudonym-key`. A copy for sending has `pseudonyms` in their place, other ones for every querier, and its rows stand in
-their order, so that neither name nor place of a document tells what it was. It says from whom and for whom it is, with
-a proof that only these two can make. Two queriers who put their copies together still find the same numbers in both,
-and ε is towards all together. A file without noise is as secret as the documents: no copy is made of it.
+A querier learns what `copy_for` contains: other pseudonyms for every querier, and rows in their order, so neither the
+name nor the position of a document identifies it. Two queriers who combine their answers still find equal numbers in
+both, so ε holds towards all queriers together. A file without noise is as secret as the documents.
 
-Cells with noise are packed (`compact`, `array_file`). How small they get depends on what they hold, so that the size of
-a file tells of it: of noised numbers only, which ε covers whoever computes what from them. Lengths, ids and squares are
-never packed, nor is anything of a file without noise: its size tells how many documents there are and how long ids are.
+Cells with noise are packed (`compact`, `array_file`). The size of the packed cells depends on noised numbers only,
+which ε covers. Lengths, ids and squares are never packed, nor is anything of a file without noise: its size reveals
+only the number of documents and the lengths of ids.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
-import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +34,6 @@ from fedrank.files import locked
 from fedrank.silo.array_file import GROWTH, UNREADABLE, Part, SketchFileError, pack, read_arrays, write_arrays
 from fedrank.silo.compact import PARTS, compact, expand
 from fedrank.silo.hashing import Hashing
-from fedrank.silo.letters import Party, check_name
 from fedrank.silo.partners import Progress, SiloSketch, sketch_fields
 from fedrank.silo.rtk import COUNT_MIN, ReverseTopK, TopKRule
 from fedrank.silo.sketch import Sketcher
@@ -67,20 +62,6 @@ NOISED_PARTS = ("sizes", "lost", "frequencies", *PARTS)  # what may be packed
 TOP_PARTS = ("documents", "values", "sizes", "lost")  # arrays of `ReverseTopK`
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Whose copy it is, and for whom."""
-
-    owner: str
-    querier: str
-    proved: bytes  # the header, as the owner wrote it
-    proof: bytes
-
-    def __post_init__(self) -> None:
-        for name in (self.owner, self.querier):
-            check_name(name)
-
-
 @dataclass(frozen=True, eq=False)
 class SketchFile(SiloSketch):
     """A sketch of a silo's documents, read from its file."""
@@ -92,7 +73,6 @@ class SketchFile(SiloSketch):
     pseudonym_key: bytes | None = None
     removed: int = 0  # documents that were taken out, and are counted in the frequencies still
     pseudonyms: NDArray[np.uint64] | None = None  # [rows], in a copy
-    origin: Origin | None = None  # of a copy
 
     @property
     def noised(self) -> bool:
@@ -192,7 +172,7 @@ def add_documents(
 ) -> SketchFile:
     """Put more documents into a sketch, as if they had been there from the beginning."""
     with _held(path):
-        file = open_owned(path)
+        file = open_sketch(path)
         file.hashing(key)
         _check_ids(documents.ids, file.rows, file.path)
         counted = _counted(documents, file.sketcher)
@@ -216,7 +196,7 @@ def remove_documents(path: str | os.PathLike[str], ids: Sequence[str]) -> Sketch
     The frequencies count them still: who had both could else subtract, and read a document without noise.
     """
     with _held(path):
-        file = open_owned(path)
+        file = open_sketch(path)
         known = file.rows
         absent = [name for name in ids if name not in known]
         if absent:
@@ -231,53 +211,16 @@ def remove_documents(path: str | os.PathLike[str], ids: Sequence[str]) -> Sketch
     return open_sketch(path)
 
 
-def export_sketch(path: str | os.PathLike[str], me: Party, querier: str, out: str | os.PathLike[str]) -> SketchFile:
-    """Write the copy for one querier."""
-    file, out = open_owned(path), Path(out)
-    if out.exists():
-        raise FileExistsError(f"{out} exists; choose another name for the copy")
-    copy = replace(file.copy_for(querier), path=out)
-    write_sketch(replace(copy, origin=Origin(me.name, querier, b"", b"")), me)
-    return open_sketch(out)
-
-
-def open_copy(path: str | os.PathLike[str], me: Party) -> SketchFile:
-    """The copy that somebody whom we know made for us; every other file is refused."""
-    file = open_sketch(path)
-    if file.origin is None:
-        raise ValueError(f"{file.path} is an owner's own file; ask for a copy, as `fedrank silo export` makes it")
-    owner, querier = file.origin.owner, file.origin.querier
-    if querier != me.name:
-        raise ValueError(f"{file.path} was made for {querier}, and you are {me.name}; ask {owner} for a copy of yours")
-    if owner not in me.others:
-        raise ValueError(
-            f"{file.path} says that it comes from {owner}, whose public key you did not give; give it, or do not use it"
-        )
-    if not hmac.compare_digest(_proof(file.origin.proved, me, owner, querier), file.origin.proof):
-        raise ValueError(f"{file.path} does not come from {owner} as it is: it was changed or forged; ask for it again")
-    return file
-
-
-def _proof(header: bytes, me: Party, owner: str, querier: str) -> bytes:
-    return hashlib.blake2b(header, key=me.key("copy", owner, querier), digest_size=32, person=b"fedrank copy").digest()
-
-
-def write_sketch(file: SketchFile, me: Party | None = None) -> None:
-    """Write a file whole or not at all; `me` proves whose copy it is."""
+def write_sketch(file: SketchFile) -> None:
+    """Write a file completely or not at all."""
     settings: dict[str, Any] = {
         "secret": not file.noised,
         "sketcher": asdict(file.sketcher) | {"tokeniser": file.sketcher.tokeniser.name},
         "rule": asdict(file.fields["body"].rule),
         "fingerprint": file.fingerprint.hex(),
         "fields": list(file.fields),
+        "removed": file.removed,
     }
-    prove = None
-    if file.origin is not None and me is not None:
-        owner, querier = file.origin.owner, file.origin.querier
-        settings |= {"from": owner, "for": querier}
-        prove = partial(_proof, me=me, owner=owner, querier=querier)
-    else:
-        settings["removed"] = file.removed
     parts = _parts(file)
     planes = None
     if file.noised and (fewer := _compacted(file, parts)) is not None:
@@ -285,7 +228,7 @@ def write_sketch(file: SketchFile, me: Party | None = None) -> None:
         grown = sum(part.nbytes for part in parts.values()) + sum(part.nbytes for part in fewer.values())
         if grown <= GROWTH * sum(len(plane) for each in made.values() for plane in each):
             parts, planes = fewer, made
-    write_arrays(file.path, settings, parts, TYPES, file.ids is not None, prove, planes)
+    write_arrays(file.path, settings, parts, TYPES, planes)
 
 
 def open_sketch(path: str | os.PathLike[str]) -> SketchFile:
@@ -307,16 +250,6 @@ def ledger_of(file: SketchFile) -> SiloLedger:
             "copy, or make the sketch anew"
         )
     return SiloLedger(path)
-
-
-def open_owned(path: str | os.PathLike[str]) -> SketchFile:
-    """The owner's own file; a copy is refused."""
-    file = open_sketch(path)
-    if file.ids is None:
-        raise ValueError(
-            f"{file.path} is a copy for a querier and cannot be changed or passed on; use the owner's file"
-        )
-    return file
 
 
 def _held(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
@@ -386,8 +319,6 @@ def _parts(file: SketchFile) -> dict[str, Part]:
     if file.ids is not None and file.pseudonym_key is not None:
         parts["ids"] = np.frombuffer("\n".join(file.ids).encode(), dtype=np.uint8)
         parts["pseudonym-key"] = np.frombuffer(file.pseudonym_key, dtype=np.uint8)
-    if file.pseudonyms is not None:
-        parts["pseudonyms"] = file.pseudonyms
     return parts
 
 
@@ -409,6 +340,8 @@ def _kind(name: str) -> str:
 
 
 def _from_parts(path: Path, header: Mapping[str, Any], parts: Mapping[str, Part]) -> SketchFile:
+    if "ids" not in parts:
+        raise ValueError("a copy that version 0.1 exported for a querier; use the owner's file")
     settings = header["sketcher"]
     sketcher = Sketcher(**{**settings, "tokeniser": Tokeniser.named(settings["tokeniser"])})
     rule = TopKRule(**header["rule"])
@@ -439,19 +372,12 @@ def _from_parts(path: Path, header: Mapping[str, Any], parts: Mapping[str, Part]
             raise ValueError("a cell that holds another number of documents than it says")
         fields[name] = top
     file = SketchFile(sketcher, fields, lengths, frequencies, path, bytes.fromhex(header["fingerprint"]))
-    if "ids" not in parts:
-        signed = {name: value for name, value in header.items() if name != "proof"}
-        proved, proof = json.dumps(signed).encode(), bytes.fromhex(header["proof"])
-        names = parts["pseudonyms"]
-        file = replace(file, pseudonyms=names, origin=Origin(header["from"], header["for"], proved, proof))
-    else:
-        names = np.array(_split(parts["ids"]), dtype=object)
-        squares = {name: parts[f"{name}.squares"] for name in fields}
-        secret = parts["pseudonym-key"].tobytes()
-        file = replace(file, ids=names.tolist(), squares=squares, pseudonym_key=secret, removed=int(header["removed"]))
-    if names.shape != (rows,):
-        raise ValueError(f"names for other documents than the {rows} that are there")
-    return file
+    ids = _split(parts["ids"])
+    if len(ids) != rows:
+        raise ValueError(f"{len(ids)} ids for {rows} documents")
+    squares = {name: parts[f"{name}.squares"] for name in fields}
+    secret = parts["pseudonym-key"].tobytes()
+    return replace(file, ids=ids, squares=squares, pseudonym_key=secret, removed=int(header["removed"]))
 
 
 def _split(ids: Part) -> list[str]:

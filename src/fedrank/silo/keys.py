@@ -92,13 +92,6 @@ def pair_key(secret: bytes, public: bytes) -> bytes:
     return _derive(secret, public, b"pair")
 
 
-def agree_key(secret: str | os.PathLike[str], public: str | os.PathLike[str], out: str | os.PathLike[str]) -> bytes:
-    """The shared key of exactly two silos, without sending it: both call this and write the same file."""
-    key = _derive(read_secret(secret), read_public(public), b"shared key of two silos")
-    _write(Path(out), KEY, key, private=True)
-    return key
-
-
 def wrap_key(key: bytes, secret: bytes, public: bytes) -> bytes:
     """The shared key, so that only the holder of the other secret key can open it and knows from whom it came."""
     outer = _derive(secret, public, b"wrap")  # the same in both directions: the sender's public key tells them apart

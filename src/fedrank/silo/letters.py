@@ -26,8 +26,8 @@ from fedrank.wire import Refused
 
 VERSION = 3  # 1 asked about one field at a time, and not for document frequencies; 2 had fingerprints of 64 bits
 FORMAT = b"FRSL"
-Kind = Literal["question", "answer", "model", "copy"]
-KINDS: dict[Kind, int] = {"question": 1, "answer": 2, "model": 3, "copy": 4}  # a copy of a sketch is proved, not sealed
+Kind = Literal["question", "answer", "model"]
+KINDS: dict[Kind, int] = {"question": 1, "answer": 2, "model": 3}
 NAME = 40  # bytes of a silo's name, at most: a fingerprint in groups has 39
 ENVELOPE = struct.Struct(f"<4sBB{NAME}s{NAME}sI")
 LONGEST = {
@@ -106,7 +106,7 @@ def read_address(letter: bytes) -> Address:
         older = "this side" if version > VERSION else "the sender"
         raise Refused(f"a letter of version {version}, and this fedrank reads version {VERSION}; update {older}")
     kind = next((name for name, value in KINDS.items() if value == number), None)
-    if kind is None or kind not in LONGEST:
+    if kind is None:
         raise Refused(f"a letter of the unknown kind {number}; it was damaged, or the sender is newer: update")
     if len(letter) > LONGEST[kind]:
         raise Refused(f"a {kind} of {len(letter):,} bytes is longer than {LONGEST[kind]:,} and was not read")
@@ -156,18 +156,6 @@ def padded(length: int) -> int:
     free = exponent - exponent.bit_length()  # trailing bits that must be 0
     step = 1 << free
     return -(-length // step) * step
-
-
-def relay(letter: bytes, known: Mapping[str, object]) -> Address:
-    """Where to carry a letter, without a key: its address, checked, for one of the `known` silos.
-
-    All that a relay sees is in the returned address, and the time.
-    """
-    address = read_address(letter)
-    for name in (address.sender, address.addressee):
-        if name not in known:
-            raise Refused(f"a letter from {address.sender!r} to {address.addressee!r}: {name!r} is not known here")
-    return address
 
 
 def check_name(name: str) -> bytes:

@@ -11,15 +11,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from fedrank.data.collection import Collection
 from fedrank.files import private_folder, write_atomic
-from fedrank.ranking.model import Model, load_weights
-from fedrank.silo.files import SketchFile, ledger_of, open_owned, sketch_collection
+from fedrank.ranking.model import Model
+from fedrank.silo.files import SketchFile, ledger_of, open_sketch, sketch_collection
 from fedrank.silo.keys import fingerprint, new_identity, new_key, open_key, read_key, read_public, read_secret, wrap_key
 from fedrank.silo.letters import Party, party
 from fedrank.silo.protocol import Owner, answer, ask_all
@@ -28,10 +27,11 @@ from fedrank.silo.training import CrossSilo
 from fedrank.silo.turns import (
     KnownPartner,
     Turn,
-    load_partners,
+    as_model,
+    known_partners,
+    open_turn,
     read_open_turn,
     read_turn,
-    save_turn,
     seal_turn,
     take_turn,
 )
@@ -59,18 +59,15 @@ def turn_order(names: Sequence[str], rounds: int) -> list[Turn]:
 
 def read_final_model(content: bytes, turns: Sequence[Turn], normalised: str) -> Model:
     """The open model after the last turn; refused if it differs from the plan."""
-    with TemporaryDirectory() as apart:
-        path = Path(apart) / "model.json"
-        path.write_bytes(content)
-        try:
-            model, found = load_weights(path), read_open_turn(path)
-        except (ValueError, KeyError, TypeError) as problem:
-            raise Refused(f"the model cannot be read: {problem}") from None
+    try:
+        found = read_open_turn(content)
+    except ValueError as problem:
+        raise Refused(f"the model cannot be read: {problem}") from None
     if list(found.turns) != list(turns):
         raise Refused("the model has other turns behind it than those of the plan")
     if ("query" if found.agreement.normalise == "query" else "global") != normalised:
         raise Refused(f"the model has features normalised by {found.agreement.normalise!r}, unlike the plan")
-    return model
+    return as_model(found)
 
 
 @dataclass(frozen=True)
@@ -137,8 +134,7 @@ class SiloMember:
 
     def check_answers(self, questions: Sequence[bytes], answers: Sequence[bytes], keys: Sequence[bytes]) -> None:
         """Refuse answers that cannot be read, or that answer no question of ours."""
-        with TemporaryDirectory(dir=self.folder) as apart:
-            self._partners(Path(apart), questions, answers, keys)
+        self._partners(questions, answers, keys)
 
     # Training
 
@@ -166,22 +162,18 @@ class SiloMember:
         """Train, and pass the model on: sealed for whose turn is next, and open after the last one."""
         chosen: dict[str, Any] = {name: getattr(self.method, name) for name in ("k", "rate", "batch", "normalise")}
         chosen |= {"seed": seed, "top_grade": top_grade}
-        me = self._party(keys)
-        with TemporaryDirectory(dir=self.folder) as apart:
-            partners = self._partners(Path(apart), questions, answers, keys)
-            path, model = Path(apart) / "turn", None
-            if came:
-                path.write_bytes(came[0])
-                model = read_turn(path, me)
-                if list(model.turns) != list(turns[:number]):
-                    raise Refused(f"the model that came has other turns behind it than the {number} of the plan")
-            taken = take_turn(self.collection, me, partners, model, chosen, turns[number].passes)
-            rivals = ", ".join(f"{one.name} {one.quality:.4f}" for one in taken.next_to)
-            self.log(f"turn {number + 1}: nDCG@10 {taken.quality:.4f} on own queries that were kept aside; {rivals}")
-            save_turn(taken.model, path)
-            if number + 1 == len(turns):
-                return path.read_bytes()  # the last one is everybody's, and the coordinator's
-            return seal_turn(path, me, turns[number + 1].party)
+        me, model = self._party(keys), None
+        if came:
+            model = read_turn(came[0], me)
+            if list(model.turns) != list(turns[:number]):
+                raise Refused(f"the model that came has other turns behind it than the {number} of the plan")
+        partners = self._partners(questions, answers, keys)
+        taken = take_turn(self.collection, me, partners, model, chosen, turns[number].passes)
+        baselines = ", ".join(f"{name} {quality:.4f}" for name, quality in taken.baselines.items())
+        self.log(f"turn {number + 1}: nDCG@10 {taken.quality:.4f} on own queries that were kept aside; {baselines}")
+        if number + 1 == len(turns):
+            return open_turn(taken.model)  # every site and the coordinator get the last one
+        return seal_turn(taken.model, me, turns[number + 1].party)
 
     # What they need
 
@@ -195,7 +187,7 @@ class SiloMember:
             "settings": repr((sketcher, self.method.rule)),
         }
         if path.exists() and about.exists() and json.loads(about.read_bytes()) == made:
-            return open_owned(path)
+            return open_sketch(path)
         about.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         documents, rule = self.collection.documents, self.method.rule
@@ -205,7 +197,7 @@ class SiloMember:
             self.log(f"the documents cannot be sketched: {problem}")
             raise Refused("the documents of this site cannot be sketched, or its budget does not pay for it") from None
         write_atomic(about, json.dumps(made) + "\n", private=True)
-        return open_owned(path)
+        return open_sketch(path)
 
     def _party(self, keys: Sequence[bytes]) -> Party:
         others = [key for at, key in enumerate(keys) if at != self.index]
@@ -218,16 +210,10 @@ class SiloMember:
         return read_key(path)
 
     def _partners(
-        self, apart: Path, questions: Sequence[bytes], answers: Sequence[bytes], keys: Sequence[bytes]
+        self, questions: Sequence[bytes], answers: Sequence[bytes], keys: Sequence[bytes]
     ) -> list[KnownPartner]:
         """What others answered to our questions."""
-        files: dict[str, list[Path]] = {"question": [], "answer": []}
-        for kind, pieces in (("question", questions), ("answer", answers)):
-            for number, piece in enumerate(pieces):
-                files[kind].append(apart / f"{kind}-{number}")
-                files[kind][-1].write_bytes(piece)
-        queries = self.collection.queries
-        return load_partners(files["answer"], files["question"], self._party(keys), self._shared(), queries)
+        return known_partners(answers, questions, self._party(keys), self._shared(), self.collection.queries)
 
 
 def party_names(keys: Sequence[bytes]) -> list[str]:

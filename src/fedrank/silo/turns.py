@@ -1,11 +1,11 @@
-"""One model that travels between organisations, turn by turn; documents, queries and judgements stay at home.
+"""One model that organisations train in turns; documents, queries and judgements do not leave their organisation.
 
-Each has its own documents and judged queries, and of every other a copy of its sketch, or its answers by letter. Whose
-turn it is makes its lists as in CS-F-LTR, trains on them, and passes the model on: an ordinary model file, whose notes
-say what all have agreed on and who had a turn, or the same in a sealed letter. A turn depends on nothing else: the same
-files give the same model, and turns in the order of `CrossSilo` give the weights of the simulation, to the last bit.
+In its turn, an organisation makes lists as in CS-F-LTR from its own documents and from the answers of its partners,
+trains on them, and passes the model on in a sealed letter. The notes of the model contain the agreed settings and the
+turns so far. A turn depends on nothing else: the same letters give the same model, and turns in the order of
+`CrossSilo` give the weights of the simulation, bit for bit.
 
-The weights tell of the queries and documents that they were trained on, and nothing protects them.
+The weights reveal information about the queries and documents that they were trained on; they are not protected.
 """
 
 from __future__ import annotations
@@ -21,18 +21,15 @@ from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedrank.data.collection import Collection
 from fedrank.data.text import Tokeniser
-from fedrank.files import opened, read_bytes
 from fedrank.ranking.measures import Evaluator, average
 from fedrank.ranking.model import Model, load_weights, save_model
 from fedrank.ranking.rankers import Linear
 from fedrank.silo.features import FEATURE_NAMES, Normalisation, ranges_of
-from fedrank.silo.files import open_copy
-from fedrank.silo.letters import FORMAT, LONGEST, Party, check_name, seal, unseal
-from fedrank.silo.partners import Partner, Sketched
+from fedrank.silo.letters import LONGEST, Party, check_name, seal, unseal
+from fedrank.silo.partners import Partner
 from fedrank.silo.protocol import Answered, find_question, joined, read_answer, recall
 from fedrank.silo.silos import SilosRule, make_silos
 from fedrank.silo.sketch import Sketcher
@@ -115,13 +112,12 @@ class TravellingModel:
 
 @dataclass(frozen=True)
 class KnownPartner:
-    """Another organisation, as far as we know it."""
+    """Another organisation, as its answers describe it."""
 
     owner: str
     partner: Partner
-    sketcher: Sketcher  # of its sketch; an answer by letter does not tell its noise
+    sketcher: Sketcher  # of its sketch; an answer does not contain its noise
     fingerprint: bytes  # of key, width and depth
-    letters: int = 0  # that told us all of it; 0: a copy of its sketch
 
     @property
     def settings(self) -> dict[str, str]:
@@ -131,82 +127,40 @@ class KnownPartner:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """Something that ranks the held-out queries, next to the model as it goes on."""
-
-    name: str
-    quality: float  # mean nDCG@10
-    better: int  # queries on which the model is better than this
-    worse: int
-
-
-@dataclass(frozen=True)
 class TakenTurn:
-    """What a turn did, and what it is worth on queries that the own organisation kept aside."""
+    """The model after a turn, and its quality on the held-out queries of this organisation."""
 
     model: TravellingModel
-    lists: SiloLists
-    quality: float  # of the model as it goes on
-    next_to: tuple[Standing, ...]
+    quality: float  # mean nDCG@10
+    baselines: Mapping[str, float]  # the same for other rankings of these queries
 
 
-def load_partners(
-    paths: Sequence[Path], questions: Sequence[Path], me: Party, key: bytes, queries: Sequence[str]
+def known_partners(
+    answers: Sequence[bytes], questions: Sequence[bytes], me: Party, key: bytes, queries: Sequence[str]
 ) -> list[KnownPartner]:
-    """Copies of sketches, and letters that answer our questions about the words of queries; in the order of owners."""
-    known: dict[str, KnownPartner] = {}
-    letters: dict[str, list[Answered]] = {}
-    asked = []
-    for path in questions:
-        with _named(path):
-            asked.append(recall(read_letter(path), me, key, queries))
-    for path in paths:
-        if _is_letter(path):
-            with _named(path):
-                letter = read_letter(path)
-                answered = read_answer(letter, find_question(letter, asked, me), me)
+    """Partners by the letters that answer our questions about the words of queries, in the order of their names."""
+    with _readable():
+        asked = [recall(letter, me, key, queries) for letter in questions]
+        letters: dict[str, list[Answered]] = {}
+        for letter in answers:
+            answered = read_answer(letter, find_question(letter, asked, me), me)
             letters.setdefault(answered.owner, []).append(answered)
-            continue
-        copy = open_copy(path, me)
-        copy.hashing(key)
-        assert copy.origin is not None
-        owner = copy.origin.owner
-        if owner in known:
-            raise ValueError(f"{path} is a second sketch of {owner}; give one of each partner")
-        known[owner] = KnownPartner(owner, Sketched(copy, key), copy.sketcher, copy.fingerprint)
-    for owner, parts in letters.items():
-        if owner in known:
-            raise ValueError(f"a sketch and letters of {owner}; give one or the other")
-        question = parts[0].question
-        known[owner] = KnownPartner(owner, joined(parts), question.sketcher, question.fingerprint, len(parts))
-    for name, one in known.items():
-        if not one.partner.documents:
-            raise ValueError(f"{name} holds no documents, so there is nothing to find; leave it out")
-    return [known[name] for name in sorted(known)]
-
-
-def read_letter(path: str | Path) -> bytes:
-    """The bytes of a letter; a file that is longer than any letter is not read."""
-    size = Path(path).stat().st_size
-    if size > max(LONGEST.values()):
-        raise ValueError(f"{path} has {size:,} bytes, more than any letter; was it exchanged?")
-    return read_bytes(path)
+        known = []
+        for owner in sorted(letters):
+            partner, question = joined(letters[owner]), letters[owner][0].question
+            if not partner.documents:
+                raise ValueError(f"{owner} has no documents; leave it out")
+            known.append(KnownPartner(owner, partner, question.sketcher, question.fingerprint))
+    return known
 
 
 @contextmanager
-def _named(path: str | Path) -> Iterator[None]:
-    """Errors about what a file holds say which file it is."""
+def _readable() -> Iterator[None]:
+    """Content that cannot be parsed is a ValueError."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as problem:
-        raise ValueError(f"{path} makes no sense ({problem!r}); ask for it again") from None
-    except ValueError as problem:
-        raise ValueError(f"{path}: {problem}" if str(path) not in str(problem) else str(problem)) from None
-
-
-def _is_letter(path: str | Path) -> bool:
-    with opened(path) as file:
-        return file.read(len(FORMAT)) == FORMAT
+        raise ValueError(f"the content cannot be read ({problem!r}); ask for it again") from None
 
 
 def take_turn(
@@ -246,24 +200,16 @@ def take_turn(
     turns = (*model.turns, Turn(me.name, passes))
     after = TravellingModel(trained(model.weights, lists, done + 1, done + passes), agreement, turns)
     alone = trained(np.zeros(PARAMETERS), own, 1, after.passes())  # as many as the model has had, in all organisations
-    values = _each_query(after.weights, lists)
-    rivals = {
-        "BM25": Evaluator(own.test, [MEASURE]).per_query_of_scores(own.bm25)[0],
-        "learning alone": _each_query(alone, own),
-    }
+    bm25 = Evaluator(own.test, [MEASURE]).per_query_of_scores(own.bm25)[0]
+    baselines = {"BM25": float(average(bm25)), "learning alone": _quality(alone, own)}
     if model.turns:
-        rivals["the model before this turn"] = _each_query(model.weights, lists)
-    next_to = tuple(
-        Standing(name, float(average(theirs)), int(np.sum(values > theirs)), int(np.sum(values < theirs)))
-        for name, theirs in rivals.items()
-    )
-    return TakenTurn(after, lists, float(average(values)), next_to)
+        baselines["the model before this turn"] = _quality(model.weights, lists)
+    return TakenTurn(after, _quality(after.weights, lists), baselines)
 
 
-def _each_query(weights: Weights, lists: SiloLists) -> NDArray[Any]:
-    """[held-out queries]; the bias moves no document."""
-    values: NDArray[Any] = Evaluator(lists.test, [MEASURE]).per_query(weights[:-1], Linear())[0]
-    return values
+def _quality(weights: Weights, lists: SiloLists) -> float:
+    """Mean over the held-out queries; the bias moves no document."""
+    return float(average(Evaluator(lists.test, [MEASURE]).per_query(weights[:-1], Linear())[0]))
 
 
 def _begun(
@@ -311,19 +257,8 @@ def _check_agreement(
         )
 
 
-def turn_file(folder: str | Path, model: TravellingModel | None) -> Path:
-    """Where the turn that follows on a model will lie; a turn that was taken already is refused."""
-    number = 1 + (len(model.turns) if model else 0)
-    path = Path(folder) / f"turn-{number}.json"
-    if path.exists():
-        raise FileExistsError(
-            f"{path} exists, so that you took turn {number} already; pass that on, or give another folder to begin anew"
-        )
-    return path
-
-
-def save_turn(model: TravellingModel, path: str | Path) -> None:
-    """Write a model, whole or not at all, as `model.json`, which every command of fedrank reads."""
+def as_model(model: TravellingModel) -> Model:
+    """The same as a model that every command reads."""
     notes: dict[str, Any] = {
         **model.agreement.as_dict(),
         "bias": float(model.weights[-1]),
@@ -333,37 +268,39 @@ def save_turn(model: TravellingModel, path: str | Path) -> None:
     ranking = np.ascontiguousarray(model.weights[:-1])
     ranges = ranges_of(model.agreement.normalise)
     how = "query" if ranges is None else "global"
-    save_model(Model(Linear(), ranking, len(FEATURE_NAMES), how, FEATURE_NAMES, {"silo": notes}, ranges), path)
+    return Model(Linear(), ranking, len(FEATURE_NAMES), how, FEATURE_NAMES, {"silo": notes}, ranges)
 
 
-def seal_turn(path: str | Path, me: Party, addressee: str) -> bytes:
+def open_turn(model: TravellingModel) -> bytes:
+    """The content of `model.json`, which everybody can read."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.json"
+        save_model(as_model(model), path)
+        return path.read_bytes()
+
+
+def seal_turn(model: TravellingModel, me: Party, addressee: str) -> bytes:
     """A model of ours as a letter that only one other can open, and that proves who trained it last."""
-    _check_last(read_turn(path, me), me.name)
-    return seal(read_bytes(path), "model", me, addressee)
+    _check_last(model, me.name)
+    return seal(open_turn(model), "model", me, addressee)
 
 
-def read_turn(path: str | Path, me: Party) -> TravellingModel:
-    """Read a model that somebody passed on, as a file or as a letter; nothing in it is believed before it was checked.
-
-    The checksum of a file finds damage; that it comes from whom it says, only a letter proves.
-    """
-    path = Path(path)
-    if path.is_file() and path.stat().st_size > LONGEST["model"]:
-        raise ValueError(f"{path} has {path.stat().st_size:,} bytes, more than such a model can have; ask for it again")
-    with _named(path):
-        if not path.is_file() or not _is_letter(path):
-            return read_open_turn(path)
-        sender, content = unseal(read_letter(path), "model", me)
-        with TemporaryDirectory() as folder:
-            (Path(folder) / "model.json").write_bytes(content)
-            model = read_open_turn(Path(folder) / "model.json")
-        _check_last(model, sender)
-        return model
+def read_turn(letter: bytes, me: Party) -> TravellingModel:
+    """The model in a letter, checked: its sender must have trained it last."""
+    sender, content = unseal(letter, "model", me)
+    model = read_open_turn(content)
+    _check_last(model, sender)
+    return model
 
 
-def read_open_turn(path: str | Path) -> TravellingModel:
-    """Read a model that was passed on as a file, with all that it says checked; who wrote it is not known."""
-    return _travelling(load_weights(path))
+def read_open_turn(content: bytes) -> TravellingModel:
+    """The model in the content of a `model.json`, checked; its checksum finds damage but does not prove its origin."""
+    if len(content) > LONGEST["model"]:
+        raise ValueError(f"{len(content):,} bytes are more than such a model can have; ask for it again")
+    with _readable(), TemporaryDirectory() as folder:
+        path = Path(folder) / "model.json"
+        path.write_bytes(content)
+        return _travelling(load_weights(path))
 
 
 def _check_last(model: TravellingModel, sender: str) -> None:
@@ -379,7 +316,7 @@ def _travelling(model: Model) -> TravellingModel:
     if tuple(model.feature_names) != FEATURE_NAMES:
         raise ValueError("a model of other features; turns need those of silos")
     if "silo" not in model.notes:
-        raise ValueError("its notes say nothing of turns; begin a new one without --model")
+        raise ValueError("its notes do not describe turns; begin a new model")
     notes = dict(model.notes["silo"])
     bias, turns, checksum = float(notes.pop("bias")), notes.pop("turns"), notes.pop("checksum")
     if {"normalise", *notes} != {field.name for field in fields(Agreement)}:

@@ -194,7 +194,7 @@ def _not_stored_of_shown(log: SearchLog) -> str:
 
 
 def sketch_card(path: Path) -> Card:
-    """Of a sketch file, its owner's or a copy for a querier."""
+    """The privacy card of a sketch file."""
     from fedrank.silo.describe import DELTA, describe_sketch
     from fedrank.silo.files import open_sketch
 
@@ -218,23 +218,6 @@ def sketch_card(path: Path) -> Card:
         summary=_sentences(about),
     )
     return issued(made, path.parent, description["documents"] + " documents", [path.name])
-
-
-def turn_card(path: Path, description: Mapping[str, str]) -> Card:
-    """Of a model that travels between organisations, after a turn that was `told` in words."""
-    from fedrank.silo.describe import DELTA
-
-    about = ["No mechanism protects the weights", f"What was told besides them: {description['you told']}"]
-    made = Card(
-        what=DEPLOYED_RUN,
-        mechanism=None,
-        who_sees_what="every organisation sees the model as the one before left it",
-        delta=DELTA,
-        budget=None,
-        not_covered=(description["not covered"],),
-        summary=_sentences(about),
-    )
-    return issued(made, path.parent, description["lists"], [path.name])
 
 
 def write_card_for(card: Card, path: Path) -> Path:
