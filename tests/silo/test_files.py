@@ -33,6 +33,7 @@ from fedrank.silo.files import (
 from fedrank.silo.rtk import TopKRule
 from fedrank.silo.sketch import Sketcher
 from fedrank.silo.spending import Limits, SiloLedger
+from tests.silo.test_spending import answered
 
 KEY = bytes(range(32))
 RULE = TopKRule(alpha=2, k=3)
@@ -516,7 +517,7 @@ def test_describe_tells_what_a_noised_file_costs_and_what_is_left(tmp_path):
     assert told["budget left"].startswith(f"ε = {int((9 - COST) * 100) / 100:.2f} of 9 towards all queriers together")
     assert told["spent so far"].startswith("ε = 6.6")
     assert told["budget left"].endswith(f"ε = {int((8 - COST) * 100) / 100:.2f} of 8 towards any other querier")
-    SiloLedger(tmp_path / "a.spending").charge_terms("b", 2, 0.5)
+    answered(SiloLedger(tmp_path / "a.spending"), "b", 2, 0.5)
     assert f"ε = {int((7 - COST) * 100) / 100:.2f} towards 'b'" in describe_sketch(tmp_path / "a.sketch")["budget left"]
 
 
@@ -529,13 +530,13 @@ def test_describe_promises_nothing_without_noise(tmp_path):
     assert told["budget left"] == "no limit was set"
     assert not any("ε" in value for value in told.values())
     assert told["spent so far"].startswith("nothing was answered, and nothing can be claimed once this file leaves you")
-    SiloLedger(tmp_path / "a.spending").charge_terms("b", 2, 0.5)  # answers with noise of their own
+    answered(SiloLedger(tmp_path / "a.spending"), "b", 2, 0.5)  # answers with noise of their own
     assert describe_sketch(tmp_path / "a.sketch")["spent so far"].startswith("ε = 1.0")
 
 
 def test_describe_tells_of_noise_that_protected_nothing(tmp_path):
     made(tmp_path, NOISED)
-    SiloLedger(tmp_path / "a.spending").charge_terms("b", 1, None)
+    answered(SiloLedger(tmp_path / "a.spending"), "b", 1, None)
     assert describe_sketch(tmp_path / "a.sketch")["spent so far"] == "none can be claimed"
 
 

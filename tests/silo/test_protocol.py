@@ -12,23 +12,19 @@ from hypothesis import strategies as st
 
 from fedrank.data.documents import Documents
 from fedrank.data.text import Tokeniser
-from fedrank.privacy.ledger import LedgerError
-from fedrank.privacy.noise import SecureSource
 from fedrank.silo import letters, protocol
 from fedrank.silo.features import FIELDS
-from fedrank.silo.files import open_sketch, sketch_collection
+from fedrank.silo.files import sketch_collection
 from fedrank.silo.letters import Party, padded, read_address, seal, unseal
 from fedrank.silo.partners import Sketched
-from fedrank.silo.protocol import Declined, Owner, answer, ask, choose_decoys, joined, read_answer, recall
+from fedrank.silo.protocol import Declined, Owner, answer, ask, joined, read_answer, recall
 from fedrank.silo.rtk import TopKRule
 from fedrank.silo.sketch import Sketcher
-from fedrank.silo.spending import Limits, SiloLedger
 from fedrank.wire import Refused
 
 KEY = bytes(range(32))
 PLAIN = Sketcher(width=50, depth=7)
 NOISED = replace(PLAIN, noise=0.5)
-WORDS = [f"decoy{i}" for i in range(100)]
 
 
 def texts(many: int = 12) -> list[str]:
@@ -44,19 +40,9 @@ def collection(many: int = 12) -> Documents:
 def owner_of(tmp_path, parties):
     """An owner with the files of a."""
 
-    def make(noise: str = "sketch", sketcher: Sketcher | None = None, limits: Limits | None = None, **more) -> Owner:
-        sketcher = sketcher or (NOISED if noise == "sketch" else PLAIN)
+    def make(sketcher: Sketcher = NOISED) -> Owner:
         rule = TopKRule(alpha=2, k=5)
-        file = sketch_collection(
-            collection(), KEY, sketcher, tmp_path / "a.sketch", rule=rule, owner="a", limits=limits
-        )
-        sketches = None
-        if noise != "sketch":
-            plain = replace(sketcher, noise=0.0)
-            fields = {"body": texts(), "title": ["a title"] * 12}
-            hashing = sketcher.hashing(KEY)
-            sketches = {name: plain.sketch(plain.term_counts(field), hashing) for name, field in fields.items()}
-        return Owner(parties["a"], file, SiloLedger(tmp_path / "a.spending"), noise, sketches=sketches, **more)
+        return Owner(parties["a"], sketch_collection(collection(), KEY, sketcher, tmp_path / "a.sketch", rule=rule))
 
     return make
 
@@ -201,18 +187,17 @@ def test_the_best_documents_come_back_under_pseudonyms(owner_of, parties):
         for row, name in enumerate(owner.file.pseudonyms_for("b").tolist())
         if name in told.documents
     }
-    assert owner.ledger.totals()[-1]["terms answered"] == 0  # paid when it was sketched
 
 
 @given(st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=9, unique=True))
 @settings(max_examples=25, deadline=None)
 def test_cells_and_signs_arrive_as_they_were_sent(parties, terms):
-    asked = question(parties, terms, decoys=["decoy"])
+    asked = question(parties, terms)
     _, content = unseal(asked.letter, "question", parties["a"])
     got = protocol._read_question(content, "b")
     mine = PLAIN.locate(terms, PLAIN.hashing(KEY))
     wide = PLAIN.wide.locate(terms, PLAIN.wide.hashing(KEY))
-    assert (got.sketcher, got.k, len(got.at.cells)) == (PLAIN, 5, len({*terms, "decoy"}))
+    assert (got.sketcher, got.k, len(got.at.cells)) == (PLAIN, 5, len(terms))
     at = [asked.terms[term] for term in terms]
     for sent, expected in zip(got.at, (*mine, wide[0]), strict=True):
         np.testing.assert_array_equal(sent[at], expected)
@@ -220,7 +205,7 @@ def test_cells_and_signs_arrive_as_they_were_sent(parties, terms):
 
 
 def test_a_question_is_recalled_from_its_letter(parties):
-    asked = question(parties, ["flu", "cold"], decoys=["decoy"])
+    asked = question(parties, ["flu", "cold"])
     again = recall(asked.letter, parties["b"], KEY, ["cold", "never asked", "flu"])
     assert (again.id, again.owner, again.sketcher, again.terms) == (asked.id, "a", PLAIN, asked.terms)
     np.testing.assert_array_equal(again.signs, asked.signs)
@@ -245,7 +230,7 @@ def test_letters_tell_what_a_copy_of_the_sketch_tells(owner_of, parties, tmp_pat
     """The same documents in the same order, ties among them: all titles are alike."""
     owner = owner_of()
     terms = ["flu", "title", "word3", "nowhere"]
-    got = exchange(owner, parties, terms=terms, k=0, decoys=WORDS[:5])
+    got = exchange(owner, parties, terms=terms, k=0)
     copy = owner.file.copy_for("b")
     for some in (terms, terms[1:3], [], terms[::-1]):
         mine, theirs = alike(got, Sketched(copy, KEY), some)
@@ -273,152 +258,6 @@ def test_an_owner_without_titles_is_read_like_any_other(owner_of, parties, tmp_p
     assert got.words["title"] == 0
 
 
-def test_decoys_are_answered_and_dropped(owner_of, parties):
-    owner = owner_of("lookup")
-    decoys = choose_decoys(["flu"], 3, WORDS, b"secret")
-    asked = question(parties, ["flu", "word3"], decoys=decoys)
-    got = read_answer(answer(asked.letter, owner), asked, parties["b"])
-    assert set(got.results["body"]) == {"flu", "word3"}
-    assert "d11" in named(owner, got.found("flu"))
-    assert owner.ledger.spent("b") == pytest.approx(
-        (2 + 3) * 2 * 0.5, rel=1e-3
-    )  # an owner cannot tell decoys from terms
-    places = [tuple(question(parties, ["flu", "word3"], decoys=WORDS[:50]).terms.values()) for _ in range(3)]
-    assert len(set(places)) > 1
-
-
-def test_decoys_of_a_term_are_the_same_every_time_and_secret():
-    once = choose_decoys(["flu", "cold"], 4, WORDS, b"secret")
-    assert once == choose_decoys(["flu", "cold"], 4, WORDS, b"secret")
-    assert once[:4] == choose_decoys(["flu"], 4, WORDS, b"secret")
-    assert once != choose_decoys(["flu", "cold"], 4, WORDS, b"another")
-    assert len(set(once[:4])) == 4
-    assert "flu" not in choose_decoys(["flu"], 3, ["flu", "a", "b", "c"], b"secret")
-    assert choose_decoys(["flu"], 0, WORDS, b"secret") == []
-    with pytest.raises(ValueError, match="3 of 4 decoys"):
-        choose_decoys(["flu"], 4, ["flu", "a", "b", "c"], b"secret")
-
-
-@pytest.mark.parametrize(("exact", "sensitivity"), [(True, 2), (False, 1)])
-def test_lookup_noise_has_the_scale_that_is_paid_for(exact, sensitivity):
-    counts = np.arange(20_000) % 7 / 2
-    told = protocol.noised_counts(counts, 0.5, exact, SecureSource(bytes(32)))
-    away = np.abs(told - counts)
-    scale = sensitivity / 0.5
-    assert away.mean() == pytest.approx(scale, rel=4 / np.sqrt(20_000))  # mean of |Laplace| is its scale
-    assert np.mean(away > 2 * scale) == pytest.approx(np.exp(-2), abs=4 * np.sqrt(np.exp(-2) / 20_000))
-
-
-def test_lookup_answers_the_best_of_noised_counts_and_pays_for_every_number(owner_of, parties):
-    owner = owner_of("lookup", epsilon=2.0)
-    got = exchange(owner, parties, terms=["flu", "word1"], k=12)
-    counts = named(owner, got.found("flu"))
-    assert len(counts) == 12
-    assert all(abs(counts[f"d{d}"] - 10 * d) < 30 for d in range(12))  # scale 1: exp(-20) or so
-    assert list(counts.values()) == sorted(counts.values(), reverse=True)
-    frequencies = got.frequencies(["flu", "word1"])["body"]
-    assert frequencies.shape == (2, 1)
-    assert np.abs(frequencies[:, 0] - [11, 1]).max() < 30
-    # Two terms; for each its counts, and how many documents hold it: the file has no noise that would cover that.
-    assert owner.ledger.spent("b") == pytest.approx(2 * 2 * 2.0, rel=1e-3)
-    again = exchange(owner, parties, terms=["flu"], k=12)
-    assert sorted(named(owner, again.found("flu")).values()) != sorted(counts.values())  # fresh noise
-
-
-def test_frequencies_of_a_noised_file_are_paid_already(owner_of, parties):
-    owner = owner_of("lookup", NOISED)
-    before = owner.ledger.spent("b")
-    got = exchange(owner, parties)
-    assert owner.ledger.spent("b") == pytest.approx(before + 0.5, rel=1e-3)
-    at = protocol.locate(["flu"], NOISED, NOISED.hashing(KEY), NOISED.wide.hashing(KEY))
-    assert got.frequencies(["flu"])["body"].tolist() == owner.file.frequency_rows(at)["body"].tolist()
-
-
-def test_which_documents_are_named_depends_on_noised_counts_only(owner_of, parties):
-    """All titles hold the word once: by true counts the first would be named, and their order would tell more."""
-    owner = owner_of("lookup", source=SecureSource(bytes(32)))
-    source = SecureSource(bytes(32))
-    protocol.noised_counts(np.ones(12), 0.5, True, source)  # of the body, which comes first
-    expected = protocol.noised_counts(np.ones(12), 0.5, True, source)
-    order = np.argsort(-expected, kind="stable")
-    assert set(order[:5]) != set(range(5))
-    found = exchange(owner, parties, terms=["title"]).found("title", "title")
-    assert named(owner, found) == {f"d{row}": expected[row] for row in order[:5]}
-
-
-def test_documents_of_equal_counts_are_named_in_an_order_that_tells_nothing(owner_of, parties, monkeypatch):
-    owner = owner_of("lookup")
-    monkeypatch.setattr(protocol, "noised_counts", lambda counts, *_: counts)
-    names, counts = exchange(owner, parties, terms=["title"], k=12).found("title", "title")
-    assert counts.tolist() == [1.0] * 12
-    assert names.tolist() == sorted(names)
-
-
-@pytest.mark.parametrize("epsilon", [10.0, 0.5, 0.01])
-def test_whole_and_half_counts_give_answers_on_one_grid(epsilon):
-    """A median of an even number of rows may end in a half; were all noise whole, the answer would tell."""
-    noise = protocol.noised_counts(np.zeros(2000), epsilon, True, SecureSource(bytes(32)))
-    assert np.any(noise % 1 == 0)
-    assert np.any(noise % 1 == 0.5)
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_an_owner_who_publishes_lengths_adds_the_noise_for_that(owner_of, parties, exact):
-    """With exact lengths a neighbour replaces a word, and that moves a count by two."""
-    sketcher = replace(PLAIN, exact_lengths=exact)
-    owner = owner_of("lookup", sketcher, source=SecureSource(bytes(32)))
-    cells, signs = sketcher.locate(["flu"], sketcher.hashing(KEY))
-    true = sketcher.estimate(owner.sketches["body"][:, np.arange(7), cells[0]], signs[0])
-    expected = protocol.noised_counts(true, 0.5, exact, SecureSource(bytes(32)))
-    got = exchange(owner, parties, k=12).found("flu")
-    assert got[1].tolist() == sorted(expected.astype(np.float32), reverse=True)
-
-
-def test_past_the_budget_the_owner_answers_that_it_refuses(owner_of, parties):
-    owner = owner_of("lookup", limits=Limits(querier=2.0))
-    exchange(owner, parties, terms=["flu", "word1"])
-    told = refusal(owner, parties)
-    assert "a refuses: the answer is refused: towards querier 'b' ε would come to 3.0, and the budget is ε = 2" in told
-    assert owner.ledger.spent("b") == pytest.approx(2.0, rel=1e-3)
-
-
-def test_a_repeated_letter_tells_nothing_more(owner_of, parties):
-    owner = owner_of("lookup")
-    asked = question(parties)
-    read_answer(answer(asked.letter, owner), asked, parties["b"])
-    with pytest.raises(Declined, match="answered before"):
-        read_answer(answer(asked.letter, owner), asked, parties["b"])
-    assert owner.ledger.spent() == pytest.approx(1.0, rel=1e-3)
-
-
-def test_a_damaged_ledger_is_the_owners_trouble_and_no_answer(owner_of, parties):
-    owner = owner_of("lookup")
-    with (owner.ledger.path / "ledger" / "charges.log").open("ab") as file:
-        file.write(b"nonsense, and more of it than a record that was cut short would have\n")
-    with pytest.raises(LedgerError, match="is damaged at byte"):
-        answer(question(parties).letter, owner)
-
-
-def test_published_noise_is_one_draw_for_all_rows(owner_of, parties):
-    owner = owner_of("paper")
-    values = np.arange(24.0).reshape(4, 6)
-    told = protocol.published_answers(values, 0.5, SecureSource(bytes(32)))
-    assert np.ptp(told - values, axis=1).tolist() == [0] * 4
-    assert len(set((told - values)[:, 0])) == 4
-    got = exchange(owner, parties)
-    assert "d11" in named(owner, got.found("flu"))
-    assert owner.ledger.totals()[0]["epsilon"] == "none"
-
-
-def test_lengths_that_are_not_published_are_not_told(owner_of, parties):
-    owner = owner_of("lookup", replace(PLAIN, exact_lengths=False))
-    got = exchange(owner, parties)
-    assert got.lengths is None
-    assert got.words == {"body": 0.0, "title": 0.0}
-    with pytest.raises(ValueError, match="does not tell how long documents are"):
-        got.counts(["flu"])
-
-
 @pytest.mark.parametrize(
     ("more", "told"),
     [
@@ -434,16 +273,14 @@ def test_a_question_with_other_settings_is_refused_by_letter(owner_of, parties, 
     assert told in refusal(owner_of(), parties, **more)
 
 
-def test_an_answer_that_would_be_too_long_is_refused_and_not_charged(owner_of, parties, monkeypatch):
-    owner = owner_of("lookup")
-    monkeypatch.setitem(letters.LONGEST, "answer", 2 * (2 * 12 * 8 - 1))  # two fields of 12 documents, 8 bytes each
-    asked = question(parties, k=12)
+def test_an_answer_that_would_be_too_long_is_refused(owner_of, parties, monkeypatch):
+    owner = owner_of()
+    monkeypatch.setitem(letters.LONGEST, "answer", 2 * (2 * 5 * 8 - 1))  # two fields of 5 documents, 8 bytes each
+    asked = question(parties)
     monkeypatch.setattr(protocol, "seal", lambda content, *_: content)
-    assert b"an answer of 192 bytes is too long" in answer(asked.letter, owner)
-    assert owner.ledger.spent() == 0
-    monkeypatch.setitem(letters.LONGEST, "answer", 2 * 192)
+    assert b"an answer of 80 bytes is too long" in answer(asked.letter, owner)
+    monkeypatch.setitem(letters.LONGEST, "answer", 2 * 80)
     assert b"too long" not in answer(asked.letter, owner)
-    assert owner.ledger.spent() > 0
 
 
 def test_a_question_of_nonsense_is_refused_by_letter(owner_of, parties):
@@ -471,16 +308,8 @@ def test_a_query_without_words_is_not_sent_and_one_of_unknown_words_finds_nothin
     with pytest.raises(ValueError, match="at most 4000"):
         question(parties, [f"w{i}" for i in range(4001)])
     assert len(question(parties, [f"w{i}" for i in range(4000)], Sketcher()).letter) < letters.LONGEST["question"]
-    owner = replace(owner_of("lookup"), epsilon=1000.0)
-    assert np.all(exchange(owner, parties, terms=["unheard"]).found("unheard")[1] <= 1)
-    assert len(exchange(owner_of_plain(owner), parties, terms=["unheard"]).found("unheard")[0]) <= 5
-
-
-def owner_of_plain(owner):
-    """The same owner with next to no noise."""
-    path = owner.file.path.with_name("quiet.sketch")
-    file = sketch_collection(collection(), KEY, replace(PLAIN, noise=0.1), path, rule=TopKRule(alpha=2, k=5))
-    return replace(owner, file=file, noise="sketch", sketches=None)
+    owner = owner_of(replace(PLAIN, noise=0.1))
+    assert len(exchange(owner, parties, terms=["unheard"]).found("unheard")[0]) <= 5
 
 
 def test_an_answer_to_another_question_is_refused(owner_of, parties):
@@ -500,7 +329,7 @@ def test_a_short_answer_is_noticed(owner_of, parties):
     for wrong in (content[:-1], content[: protocol.ANSWER.size + 3], content[:16]):
         with pytest.raises(ValueError, match="ends too early"):
             read_answer(seal(wrong, "answer", parties["a"], "b"), asked, parties["b"])
-    empty = protocol.ANSWER.pack(asked.id, protocol.ANSWERED, 0, 0, 1, 12, 0, 0)
+    empty = protocol.ANSWER.pack(asked.id, protocol.ANSWERED, 0, 0, 1, 12, 0, 1)
     with pytest.raises(ValueError, match="about 0 terms, and 1 were asked"):
         read_answer(seal(empty, "answer", parties["a"], "b"), asked, parties["b"])
 
@@ -518,6 +347,7 @@ FINE = {
     "size": 1,
     "place": 1,
     "count": 1.0,
+    "with lengths": 1,
 }
 
 
@@ -526,7 +356,8 @@ FINE = {
     [
         ({}, ""),
         ({"status": 7}, "unknown kind"),
-        ({"noise": 3}, "unknown kind"),
+        ({"noise": 1}, "unknown kind"),
+        ({"with lengths": 0}, "unknown kind"),
         ({"fields": 0}, "unknown kind"),
         ({"fields": 2}, "unknown kind"),
         ({"fields": 5}, "unknown kind"),
@@ -534,11 +365,10 @@ FINE = {
         ({"documents": 1}, "more than it holds"),
         ({"names": [9, 3]}, "names a document twice"),
         ({"names": [3, 3]}, "names a document twice"),
-        ({"numbers": 0}, "for 1 and 0 rows, and 1 were asked"),
+        ({"numbers": 0}, "for 1 and 0 rows, and 1 was asked"),
         ({"rows": 0}, "for 0 and 1 rows"),
         ({"rows": 6}, "for 6 and 1 rows"),
-        ({"noise": 1, "numbers": 7}, "for 1 and 7 rows, and 1 were asked"),
-        ({"noise": 2}, "for 1 and 1 rows, and 7 were asked"),
+        ({"numbers": 7}, "for 1 and 7 rows, and 1 was asked"),
         ({"size": 2**32 - 1}, "ends too early"),
         ({"place": 2}, "of no document"),
         ({"count": float("nan")}, "no number"),
@@ -551,10 +381,10 @@ def test_an_answer_of_nonsense_is_refused(parties, wrong, told):
     asked = question(parties)
     a = FINE | wrong
     content = protocol.ANSWER.pack(
-        asked.id, a["status"], a["noise"], 1, a["fields"], a["documents"], len(a["names"]), 0
+        asked.id, a["status"], a["noise"], 1, a["fields"], a["documents"], len(a["names"]), a["with lengths"]
     )
     content += struct.pack("<2Q", *a["names"]) + protocol.FIELD.pack(a["words"], a["rows"], a["numbers"])
-    content += struct.pack(f"<{a['rows']}d", *[a["frequency"]] * a["rows"])
+    content += struct.pack(f"<{a['rows']}d", *[a["frequency"]] * a["rows"]) + struct.pack("<2i", 4, 5)
     content += struct.pack("<IIf", a["size"], a["place"], a["count"])
     letter = seal(content, "answer", parties["a"], "b")
     if not told:
@@ -573,21 +403,9 @@ def test_a_refusal_cannot_play_tricks_with_a_terminal(parties):
     assert str(told.value) == "a refuses: no  [2J\ufffd more"
 
 
-def test_an_owner_without_noise_or_sketches_does_not_start(owner_of, parties, tmp_path):
-    owner = owner_of("lookup")
-    with pytest.raises(ValueError, match="give the documents away"):
-        replace(owner, noise="sketch")
-    with pytest.raises(ValueError, match="needs the sketches"):
-        replace(owner, sketches=None)
-    for epsilon in (0.0, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="allows no answer"):
-            replace(owner, epsilon=epsilon)
-    fewer = {name: sketches[1:] for name, sketches in owner.sketches.items()}
-    with pytest.raises(ValueError, match="others than the file's documents"):
-        replace(owner, sketches=fewer)
-    with pytest.raises(ValueError, match="'sketch' or 'lookup' or 'paper'"):
-        replace(owner, noise="loud")
-    sketch_collection(collection(), KEY, NOISED, tmp_path / "b.sketch")
-    copy = open_sketch(tmp_path / "b.sketch").copy_for("b")
+def test_an_owner_without_noise_does_not_answer(owner_of, parties, tmp_path):
+    with pytest.raises(ValueError, match="would reveal the documents"):
+        owner_of(PLAIN)
+    copy = sketch_collection(collection(), KEY, NOISED, tmp_path / "b.sketch").copy_for("b")
     with pytest.raises(ValueError, match="a copy for a querier"):
-        replace(owner, file=copy)
+        Owner(parties["a"], copy)

@@ -16,7 +16,7 @@ from fedrank.data.text import Tokeniser
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.rankers import Linear
 from fedrank.silo.features import RANGES
-from fedrank.silo.files import ledger_of, open_sketch, sketch_collection
+from fedrank.silo.files import open_sketch, sketch_collection
 from fedrank.silo.keys import new_identity, read_public, read_secret
 from fedrank.silo.letters import Party, party, seal
 from fedrank.silo.partners import Sketched
@@ -70,7 +70,7 @@ def letters_of(
     file = open_sketch(sketch or owner.sketch)
     asked = ask_all(querier.collection.queries, owner.me.name, querier.me, file.sketcher, KEY)
     questions = [one.letter for one in asked]
-    return questions, [answer(letter, Owner(owner.me, file, ledger_of(file))) for letter in questions]
+    return questions, [answer(letter, Owner(owner.me, file)) for letter in questions]
 
 
 def write_collection(folder: Path, place: int, parts: int) -> None:

@@ -129,7 +129,8 @@ class SiloMember:
     def answers(self, letters: Sequence[bytes], keys: Sequence[bytes]) -> list[bytes]:
         """What the own sketch tells about the words that others ask about."""
         file = self.sketch()
-        owner = Owner(self._party(keys), file, ledger_of(file))
+        ledger_of(file)  # raises where the ledger of a sketch is missing
+        owner = Owner(self._party(keys), file)
         return [answer(letter, owner) for letter in letters]
 
     def check_answers(self, questions: Sequence[bytes], answers: Sequence[bytes], keys: Sequence[bytes]) -> None:

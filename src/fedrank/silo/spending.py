@@ -20,7 +20,7 @@ from math import inf
 from pathlib import Path
 
 from fedrank.files import opened, parse_json, private_folder, write_atomic
-from fedrank.privacy.accounting import GaussianEvent, PureEvent
+from fedrank.privacy.accounting import GaussianEvent
 from fedrank.privacy.guarantees import Guarantee, up
 from fedrank.privacy.ledger import LedgerError, is_charged
 from fedrank.privacy.population import (
@@ -117,28 +117,6 @@ class SiloLedger:
             if refusal := self._refusal(charge, [ANYBODY, *map(_against, self._queriers)]):
                 raise ValueError(f"sketching these documents {refusal}")
             self._write(charge)
-
-    def charge_terms(self, querier: str, terms: int, epsilon: float | None, question: str = "") -> str | None:
-        """Pay for an answer before it is given: ε for each of its terms (None: nothing can be claimed).
-
-        Returns None when it is paid, else why the owner refuses.
-        """
-        if terms < 0 or (epsilon is not None and not epsilon > 0):
-            raise ValueError(
-                f"{terms} terms at ε = {epsilon} cannot be charged; use numbers above 0, or None: no claim"
-            )
-        event, against = None if epsilon is None else PureEvent(epsilon), _against(querier)
-        promises = [Guarantee(each, event, "", unit="occurrence") for each in (against, TOGETHER)]
-        with deciding(self.path, str(self.path)):
-            self._catch_up()
-            key = f"question {question}" if question else f"answer {len(self._charges) + 1}"
-            if any(charge.key == key for charge in self._charges):
-                return "this question was answered before, and a second answer would tell more; ask it as a new one"
-            charge = Charge(key, tuple(promises), times=terms)
-            if refusal := self._refusal(charge, [against]):
-                return f"the answer {refusal}"
-            self._write(charge)
-        return None
 
     def spent(self, querier: str | None = None) -> float:
         """ε towards one querier, or towards all together; inf: nothing can be claimed."""
