@@ -193,7 +193,7 @@ def test_the_run_folder_is_that_of_a_run(done):
         [place] = (home / "models").iterdir()
         assert (place / "model.json").read_bytes() == (folder / "model.json").read_bytes()
         assert (place / "privacy.json").exists()
-        assert "on own queries that were kept aside" in (home / "site.log").read_text()
+        assert "on held-out own queries" in (home / "site.log").read_text()
 
 
 def test_the_coordinator_cannot_open_what_it_carries(done):
@@ -229,7 +229,7 @@ def test_letters_are_for_one_other_site_alone(done):
         if one.name == address.addressee:
             assert unseal(letter, "question", one)[0] == address.sender
         elif one.name != address.sender:
-            with pytest.raises(ValueError, match="the relay should send it there"):
+            with pytest.raises(ValueError, match="the coordinator must deliver it there"):
                 unseal(letter, "question", one)
 
 
@@ -261,7 +261,7 @@ def test_another_request_for_the_same_step_is_refused(done):
         request = wire.pack(
             Label("silo-turn", made.plan.run, free), {"letters": protocol.bundle([b"x"]), "top": np.array([2])}
         )
-        assert b"is not that of this site" in site.answer(request)
+        assert b"is not of this site" in site.answer(request)
         assert b"this run trains through sketches" in site.answer(protocol.request("round", made.plan.run, 1))
 
 
@@ -346,7 +346,7 @@ def test_a_budget_that_is_spent_pays_for_no_second_sketch(tmp_path):
             [theirs] = letters_of(other.answer(wire.pack(Label("silo-key", again.run, 1), empty)))
         keys = {"letters": protocol.bundle([own, theirs]), "top": np.array([2])}
         assert len(letters_of(site.answer(wire.pack(Label("silo-meet", again.run, 2), keys)))) == 1
-        assert b"its budget does not pay for it" in site.answer(wire.pack(Label("silo-ask", again.run, 4), empty))
+        assert b"its privacy budget does not allow it" in site.answer(wire.pack(Label("silo-ask", again.run, 4), empty))
 
 
 @pytest.mark.parametrize(

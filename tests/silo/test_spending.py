@@ -114,7 +114,7 @@ def test_noise_that_protects_nothing_prints_none_for_ever(tmp_path):
     assert ledger.spent("b") == ledger.spent() == inf
     assert [row["epsilon"] for row in ledger.totals()] == ["none", "0.50", "none"]
     limited = SiloLedger(tmp_path / "a.spending", "", Limits(total=1e9))
-    with pytest.raises(ValueError, match="nothing could be claimed"):
+    with pytest.raises(ValueError, match="nothing would be guaranteed"):
         limited.charge_sketches(["d1"], 1.0)
 
 
@@ -177,7 +177,7 @@ def test_nobody_but_the_owner_reads_it(tmp_path):
 def test_charges_that_make_no_sense_are_refused(tmp_path):
     ledger = SiloLedger(tmp_path / "a.spending", limits=Limits(total=1.0))
     for multiplier in (0.0, -1.0, nan):
-        with pytest.raises(ValueError, match="is no noise"):
+        with pytest.raises(ValueError, match="multiplier must be above 0"):
             ledger.charge_sketches(["d"], multiplier)
     assert ledger.spent() == 0
 
@@ -228,7 +228,7 @@ def test_a_ledger_that_shrank_is_noticed(tmp_path):
     before = (path / "ledger" / "charges.log").read_bytes()
     ledger.charge_sketches(["d1"], 1.0)
     (path / "ledger" / "charges.log").write_bytes(before)
-    with pytest.raises(LedgerError, match="shorter"):
+    with pytest.raises(LedgerError, match="fewer charges than before"):
         ledger.charge_sketches(["d1"], 1.0)
 
 
@@ -236,7 +236,7 @@ def test_an_older_ledger_and_another_owner_are_refused(tmp_path):
     path = tmp_path / "a.spending"
     path.write_text(json.dumps({"fedrank": "silo spending", "version": 2, "owner": "a"}) + "\n")
     before = path.read_bytes()
-    with pytest.raises(LedgerError, match=r"older fedrank.*use that fedrank"):
+    with pytest.raises(LedgerError, match=r"older version.*use that version"):
         SiloLedger(path)
     assert path.read_bytes() == before
     SiloLedger(tmp_path / "b.spending", "b")
@@ -265,9 +265,9 @@ def test_it_is_shown_like_the_ledger_of_people(tmp_path):
 
 
 def test_senseless_limits_are_refused():
-    with pytest.raises(ValueError, match="allows no answer"):
+    with pytest.raises(ValueError, match="must be above 0"):
         Limits(querier=0)
-    with pytest.raises(ValueError, match="delta = 0"):
+    with pytest.raises(ValueError, match="delta must be between 0 and 1"):
         Limits(delta=0)
 
 
@@ -275,5 +275,5 @@ def test_senseless_limits_are_refused():
 @pytest.mark.parametrize("name", ["querier", "total"])
 def test_a_budget_without_an_end_is_refused(name, budget):
     assert Limits(**{name: MAX_BUDGET})
-    with pytest.raises(ValueError, match="limits nothing; use at most 1e\\+09"):
+    with pytest.raises(ValueError, match="must be at most 1e\\+09"):
         Limits(**{name: budget})

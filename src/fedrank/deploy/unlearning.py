@@ -141,7 +141,8 @@ class Departure:
 
     def reshape(self, messages: Messages) -> Messages:
         """Updates of the remaining sites as the method uses them."""
-        return self.remote.reshape(messages, self.case.clients)
+        reshaped: Messages = self.remote.reshape(messages, self.case.clients)
+        return reshaped
 
     def asked(self, folder: Path) -> dict[str, Any]:
         """The request, as run.json of the new run describes it."""

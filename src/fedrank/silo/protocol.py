@@ -32,36 +32,36 @@ from fedrank.wire import Refused
 IN_SKETCH = 0  # where the noise of an answer is: in the sketch
 MAX_TERMS = 4000  # of a question
 QUESTION = struct.Struct("<16s16sBIHIH32s")  # id, fingerprint of the key, kind, width, rows, k, terms, tokeniser
-ANSWER = struct.Struct("<16sBBHBIIB")  # id, status, noise, terms, fields, documents, of these told about, lengths told
+ANSWER = struct.Struct("<16sBBHBIIB")  # id, status, noise, terms, fields, documents, of these named, with lengths
 FIELD = struct.Struct("<dHH")  # words, rows of frequencies, numbers for each count
 ANSWERED, REFUSED = 0, 1
 
 
 class Declined(ValueError):
-    """An owner said why it tells nothing."""
+    """An owner refused a question."""
 
 
 @dataclass(frozen=True)
 class SentQuestion:
-    """A question on its way, and what its sender must know to read the answer."""
+    """A question, and what its sender needs to read the answer."""
 
     letter: bytes = field(repr=False)
     id: bytes
     owner: str
     sketcher: Sketcher
     fingerprint: bytes  # of key, width and depth
-    terms: Mapping[str, int]  # the real ones, and where they stand among all
+    terms: Mapping[str, int]  # with their positions in the question
     signs: NDArray[np.int8]  # [all terms, z]
 
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """A silo that answered by letter: a partner to train with, for the terms that it was asked about."""
+    """A partner for training that answered by letter, for the terms of the questions."""
 
     owner: str
     question: SentQuestion
     kind: str
-    documents: int  # that it holds
+    documents: int  # in total
     words: Mapping[str, float]
     results: Mapping[
         str, Mapping[str, tuple[Found, Real]]
@@ -70,7 +70,7 @@ class Answered:
     lengths: Mapping[str, NDArray[np.int64]]  # by field, [names]: words
 
     def found(self, term: str, name: str = "body") -> Found:
-        """Documents that hold a term most often, best first, and how often."""
+        """Documents with the highest counts of a term, best first, and these counts."""
         return self._result(name, term)[0]
 
     def frequencies(self, terms: Sequence[str]) -> Mapping[str, Real]:
@@ -123,7 +123,7 @@ def ask(terms: Sequence[str], owner: str, me: Party, sketcher: Sketcher, key: by
     """A question to one owner, for the best `k` documents of each term; 0: as many as the owner stores."""
     asked = list(dict.fromkeys(terms))
     if not asked:
-        raise ValueError("a query without words: there is nothing to ask; leave it out")
+        raise ValueError("the query has no words; leave it out")
     if len(asked) > MAX_TERMS:
         raise ValueError(f"{len(asked)} terms in one question; ask for at most {MAX_TERMS} at a time")
     SystemRandom().shuffle(asked)
@@ -150,20 +150,20 @@ def ask_all(queries: Sequence[str], owner: str, me: Party, sketcher: Sketcher, k
     """Questions about all words of some queries, in as few letters as they fit into."""
     terms = words_of(queries, sketcher.tokeniser)
     if not terms:
-        raise ValueError("queries without words: there is nothing to ask; give some")
+        raise ValueError("the queries have no words; give others")
     room = LONGEST["question"] * 7 // 8 - QUESTION.size  # padding takes at most an eighth
     most = min(MAX_TERMS, room // (sketcher.depth * 6 + sketcher.depth // 8 + 1))
     return [ask(terms[at : at + most], owner, me, sketcher, key) for at in range(0, len(terms), most)]
 
 
 def recall(letter: bytes, me: Party, key: bytes, queries: Sequence[str]) -> SentQuestion:
-    """A question that we sent, from its letter: which words of these queries it asked about."""
+    """An own question, recovered from its letter and the queries that it may ask about."""
     owner, content = unseal(letter, "question", me, own=True)
     question = _read_question(content, "you")
     sketcher = question.sketcher
     hashing = sketcher.hashing(key)
     if hashing.fingerprint != question.fingerprint:
-        raise ValueError("the question was asked with another key than the one you give; give that key")
+        raise ValueError("the question was asked with another key; give that key")
     terms = words_of(queries, sketcher.tokeniser)
     cells, _ = sketcher.locate(terms, hashing)
     index_of = {row.tobytes(): index for index, row in enumerate(question.at.cells)}
@@ -173,7 +173,7 @@ def recall(letter: bytes, me: Party, key: bytes, queries: Sequence[str]) -> Sent
 
 
 def words_of(queries: Sequence[str], tokeniser: Tokeniser) -> list[str]:
-    """The terms of all queries, each once, in an order that tells nothing of them."""
+    """The distinct terms of all queries, sorted."""
     return sorted({term for text in queries for term in tokeniser(text)})
 
 
@@ -224,19 +224,19 @@ def read_answer(letter: bytes, question: SentQuestion, me: Party) -> Answered:
     """The answer of an owner to our question; a refusal raises `Declined`."""
     owner, content = unseal(letter, "answer", me)
     if owner != question.owner or content[:16] != question.id:
-        raise Refused(f"an answer of {owner!r} to another question; the relay mixed letters up, or repeats them")
+        raise Refused(f"an answer of {owner!r} belongs to another question: letters were mixed up or repeated")
     reader = _Reader(content, owner)
     _, status, noise, terms, fields, documents, many, with_lengths = reader.take(ANSWER)
     if status == REFUSED:
         why = content[ANSWER.size :].decode(errors="replace")
         raise Declined(f"{owner} refuses: {''.join(char if char.isprintable() else ' ' for char in why)}")
     if (status, noise, with_lengths) != (ANSWERED, IN_SKETCH, 1) or not fields & 1 or fields >> len(FIELDS):
-        raise Refused(f"an answer of {owner!r} of an unknown kind ({status}, {noise}); is its fedrank newer? update")
+        raise Refused(f"an answer of {owner!r} of unknown kind ({status}, {noise}); its version may be newer: update")
     if terms != len(question.signs):
         raise Refused(f"an answer of {owner!r} about {terms} terms, and {len(question.signs)} were asked about")
     names = reader.array("<u8", many).astype(np.uint64)
     if many > documents or np.any(names[1:] <= names[:-1]):
-        raise Refused(f"an answer of {owner!r} that names a document twice, or more than it holds; ask again")
+        raise Refused(f"an answer of {owner!r} names a document twice, or more documents than there are; ask again")
     words, lengths = dict.fromkeys(FIELDS, 0.0), {}
     results: dict[str, dict[str, tuple[Found, Real]]] = {}
     for name in (each for index, each in enumerate(FIELDS) if fields >> index & 1):
@@ -249,7 +249,7 @@ def read_answer(letter: bytes, question: SentQuestion, me: Party) -> Answered:
         index = reader.array("<u4", int(sizes.sum()))
         values = reader.array("<f4", len(index)).astype(np.float64)
         if not all(np.isfinite(each).all() for each in (words[name], frequencies, values)) or np.any(index >= many):
-            raise Refused(f"an answer of {owner!r} with a count that is no number, or of no document; ask again")
+            raise Refused(f"an answer of {owner!r} has a count that is not finite or without a document; ask again")
         ends = np.cumsum(sizes)
         results[name] = {}
         for term, at in question.terms.items():
@@ -259,20 +259,20 @@ def read_answer(letter: bytes, question: SentQuestion, me: Party) -> Answered:
 
 
 def find_question(letter: bytes, question: Sequence[SentQuestion], me: Party) -> SentQuestion:
-    """Which of our questions a letter answers."""
+    """The own question that a letter answers."""
     owner, content = unseal(letter, "answer", me)
     for one in question:
         if (owner, content[:16]) == (one.owner, one.id):
             return one
-    raise Refused(f"an answer of {owner} to none of the {len(question)} questions that you give; give that one, too")
+    raise Refused(f"an answer of {owner} belongs to none of the {len(question)} given questions")
 
 
 def joined(parts: Sequence[Answered]) -> Answered:
-    """Several answers of one owner as one; those of different sketches are refused."""
+    """Several answers of one owner combined; they must be from the same sketch."""
     first = parts[0]
     for part in parts[1:]:
         if (part.owner, part.documents, part.words) != (first.owner, first.documents, first.words):
-            raise ValueError(f"{first.owner} changed its documents between two answers; ask for all terms anew")
+            raise ValueError(f"{first.owner} changed its documents between two answers; ask for all terms again")
     names, at = np.unique(np.concatenate([part.names for part in parts]), return_index=True)
     lengths = {name: np.concatenate([part.lengths[name] for part in parts])[at] for name in first.results}
     results = {
@@ -290,7 +290,7 @@ class _Question:
 
 
 def _read_question(content: bytes, sender: str) -> _Question:
-    """What is asked; a question of nonsense is a ValueError that says why."""
+    """The content of a question; an invalid one raises ValueError."""
     reader = _Reader(content, sender)
     _, fingerprint, kind, width, depth, k, terms, tokeniser = reader.take(QUESTION)
     if kind >= len(KINDS) or terms > MAX_TERMS:
@@ -321,14 +321,14 @@ def _check_question(question: _Question, owner: Owner) -> None:
             raise ValueError(f"your {what} is {theirs}, and this owner's is {ours}: ask with the same")
     most = file.fields["body"].rule.k
     if question.k > most:
-        raise ValueError(f"k = {question.k}, and this owner keeps documents for up to {most}")
+        raise ValueError(f"k = {question.k}, and this owner stores documents for up to {most}")
     longest = len(question.at.cells) * min(question.k or most, len(file)) * len(file.fields) * (4 + 4)
     if longest > LONGEST["answer"] // 2:
         raise ValueError(f"an answer of {longest:,} bytes is too long; ask for fewer terms or documents at a time")
 
 
 class _Reader:
-    """Walks through the content of a letter and notices its end."""
+    """Reads the content of a letter sequentially."""
 
     def __init__(self, content: bytes, sender: str, at: int = 0) -> None:
         self.content, self.sender, self.at = content, sender, at
@@ -341,6 +341,6 @@ class _Reader:
 
     def _next(self, size: int) -> bytes:
         if self.at + size > len(self.content):
-            raise Refused(f"a letter of {self.sender} ends too early; ask again")
+            raise Refused(f"a letter of {self.sender} is truncated; ask again")
         self.at += size
         return self.content[self.at - size : self.at]

@@ -37,30 +37,32 @@ from fedrank.silo.training import PARAMETERS, Local, SiloLists, silo_lists
 from fedrank.types import Weights
 
 LARGEST = 1e6  # of a weight
-MAX_PASSES = 10_000  # of all turns together: every party trains as long alone, to compare
+MAX_PASSES = 10_000  # of all turns together: every organisation also trains alone for as many passes, for comparison
 MEASURE = "ndcg@10"
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all train by. Whoever begins sets it, and it travels in the notes of the model."""
+    """Settings that all organisations share: the first one sets them, and the notes of the model contain them."""
 
     parties: tuple[str, ...]  # fingerprints of their public keys, in order
     key: str  # fingerprint of the shared key, rows and cells
     kind: str  # of the sketches
     tokeniser: str
-    top_grade: int  # the highest that anybody gives
-    k: int = 150  # documents of partners that join the list of a query, at most
+    top_grade: int  # highest relevance label of all organisations
+    k: int = 150  # maximum number of documents of partners in the list of a query
     rate: float = 0.5  # of the SGD
     batch: int = 32  # documents of a step
-    seed: int = 1  # of the order of documents, and of which queries are kept for the test
-    normalise: Normalisation = "query"  # each list by itself; or "fixed", and the model can be exported
+    seed: int = 1  # of the order of documents, and of the choice of test queries
+    normalise: Normalisation = "query"  # by list; or "fixed", which allows exporting the model
 
     def __post_init__(self) -> None:
         for name in self.parties:
             check_name(name)
         if len(self.parties) < 2 or list(self.parties) != sorted(set(self.parties)):
-            raise ValueError(f"parties are {', '.join(self.parties) or 'none'}; name two or more, each once, in order")
+            raise ValueError(
+                f"parties are {', '.join(self.parties) or 'none'}; there must be two or more, each once, in order"
+            )
         for name, least, most in (
             ("top_grade", 1, 127),
             ("k", 1, 100_000),
@@ -75,14 +77,14 @@ class Agreement:
             raise ValueError(f"normalise = {self.normalise!r}; use {' or '.join(map(repr, get_args(Normalisation)))}")
 
     def as_dict(self) -> dict[str, Any]:
-        """As it travels; what there was no choice about in the first version is left out where it is as it was."""
+        """As in the notes of a model; `normalise` is left out where it has the default, as in version 0.1."""
         usual = {"normalise": "query"}
         return {name: value for name, value in asdict(self).items() if usual.get(name) != value}
 
 
 @dataclass(frozen=True)
 class Turn:
-    """Who trained, and how long."""
+    """The training of one organisation."""
 
     party: str
     passes: int  # over its lists
@@ -90,7 +92,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class TravellingModel:
-    """A model on its way, and what it has behind it."""
+    """A model, its settings, and the turns so far."""
 
     weights: Weights  # [17]; the last is the bias
     agreement: Agreement
@@ -99,14 +101,14 @@ class TravellingModel:
     def __post_init__(self) -> None:
         for turn in self.turns:
             if turn.party not in self.agreement.parties or type(turn.passes) is not int or turn.passes < 1:
-                raise ValueError(f"a turn of {turn.party!r} with {turn.passes!r} passes; ask for it again")
+                raise ValueError(f"a turn of {turn.party!r} with {turn.passes!r} passes is not valid; ask for it again")
         if self.passes() > MAX_PASSES:
-            raise ValueError(f"{self.passes():,} passes, and a model can have {MAX_PASSES:,}; begin a new one")
+            raise ValueError(f"{self.passes():,} passes are more than the maximum of {MAX_PASSES:,}; begin a new model")
         if not (np.isfinite(self.weights).all() and np.abs(self.weights).max() <= LARGEST):
-            raise ValueError(f"a weight beyond {LARGEST:,.0f}; ask for the model again, or use a smaller rate")
+            raise ValueError(f"a weight exceeds {LARGEST:,.0f}; ask for the model again, or use a smaller rate")
 
     def passes(self, party: str | None = None) -> int:
-        """Of one party over its lists, or of all."""
+        """Number of passes of one organisation, or of all."""
         return sum(turn.passes for turn in self.turns if party in (None, turn.party))
 
 
@@ -121,7 +123,7 @@ class KnownPartner:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What must be the same everywhere."""
+        """Settings that must be the same at all organisations."""
         sketcher = self.sketcher
         return {"kind": sketcher.kind, "tokeniser": sketcher.tokeniser.name, "key": self.fingerprint.hex()}
 
@@ -171,11 +173,11 @@ def take_turn(
     chosen: Mapping[str, Any] | None = None,  # settings of an agreement; with a model they must be its own
     passes: int = 1,
 ) -> TakenTurn:
-    """Train a model on own lists, with documents of partners among them, and see what it is worth at home."""
+    """Train a model on own lists with documents of partners, and evaluate it on own held-out queries."""
     if not 1 <= passes <= MAX_PASSES:
-        raise ValueError(f"passes = {passes} is out of range; use 1 to {MAX_PASSES:,}")
+        raise ValueError(f"passes must be between 1 and {MAX_PASSES:,} (got {passes})")
     if not partners:
-        raise ValueError("no partner, so that this would be training alone; give the sketch of another organisation")
+        raise ValueError("give at least one partner to train with")
     chosen = {name: value for name, value in (chosen or {}).items() if value is not None}
     if model is None:
         model = _begun(collection, me, partners, chosen)
@@ -183,7 +185,7 @@ def take_turn(
     _check_agreement(agreement, me, partners, chosen, collection)
     if model.turns and model.turns[-1].party == me.name:
         raise ValueError(
-            f"turn {len(model.turns)}, the last of this model, was yours; pass it on, and go on when it comes back"
+            f"turn {len(model.turns)}, the last of this model, was of this organisation; another one must train next"
         )
     number, done = agreement.parties.index(me.name), model.passes(me.name)
     method = Local(agreement.rate, agreement.batch)
@@ -199,7 +201,9 @@ def take_turn(
 
     turns = (*model.turns, Turn(me.name, passes))
     after = TravellingModel(trained(model.weights, lists, done + 1, done + passes), agreement, turns)
-    alone = trained(np.zeros(PARAMETERS), own, 1, after.passes())  # as many as the model has had, in all organisations
+    alone = trained(
+        np.zeros(PARAMETERS), own, 1, after.passes()
+    )  # as many passes as the model has had at all organisations
     bm25 = Evaluator(own.test, [MEASURE]).per_query_of_scores(own.bm25)[0]
     baselines = {"BM25": float(average(bm25)), "learning alone": _quality(alone, own)}
     if model.turns:
@@ -208,14 +212,14 @@ def take_turn(
 
 
 def _quality(weights: Weights, lists: SiloLists) -> float:
-    """Mean over the held-out queries; the bias moves no document."""
+    """Mean over the held-out queries; the bias does not change the order."""
     return float(average(Evaluator(lists.test, [MEASURE]).per_query(weights[:-1], Linear())[0]))
 
 
 def _begun(
     collection: Collection, me: Party, partners: Sequence[KnownPartner], chosen: Mapping[str, Any]
 ) -> TravellingModel:
-    """A model that nobody has trained, with what we and our partners agree on."""
+    """An untrained model with the settings of this organisation and its partners."""
     settings: dict[str, Any] = {"top_grade": max(collection.top_grade, 1), **partners[0].settings, **chosen}
     parties = sorted([me.name, *(one.owner for one in partners)])
     return TravellingModel(np.zeros(PARAMETERS), Agreement(tuple(parties), **settings))
@@ -228,37 +232,37 @@ def _check_agreement(
     chosen: Mapping[str, Any],
     collection: Collection,
 ) -> None:
-    """Refuse what does not fit together, by its name."""
+    """Raise ValueError if settings, partners or labels do not fit."""
     owners = {one.owner for one in partners}
     missing, strange = set(agreement.parties) - owners - {me.name}, owners - set(agreement.parties)
     if me.name not in agreement.parties:
-        raise ValueError(f"you are {me.name}, and the model is of {', '.join(agreement.parties)}; begin one with you")
+        raise ValueError(f"{me.name} is not among the organisations of the model: {', '.join(agreement.parties)}")
     if missing or strange:
-        what = f"give a sketch of {min(missing)}, too" if missing else f"{min(strange)} is none of them: leave it out"
-        raise ValueError(f"the model is of {', '.join(agreement.parties)}; {what}")
+        what = f"{min(missing)} is missing" if missing else f"{min(strange)} is not among them"
+        raise ValueError(f"the organisations of the model are {', '.join(agreement.parties)}; {what}")
     for one in partners:
         for name, theirs in one.settings.items():
             if theirs != getattr(agreement, name):
                 raise ValueError(
                     f"the {name} of {one.owner} is {theirs}, and that of the model or of others is "
-                    f"{getattr(agreement, name)}, so that counts cannot be compared; make sketches alike"
-                    + (", with one key, and as many rows and cells" if name == "key" else "")
+                    f"{getattr(agreement, name)}, so counts cannot be compared; use equal sketches"
+                    + (", with the same key, rows and cells" if name == "key" else "")
                 )
     for name, value in chosen.items():
         if value != getattr(agreement, name):
             raise ValueError(
-                f"{name} = {value}, and the model was begun with {name} = {getattr(agreement, name)}, which all must "
-                "keep; leave it out"
+                f"{name} = {value}, and the model has {name} = {getattr(agreement, name)}, which must be the same "
+                "for all"
             )
     if collection.top_grade > agreement.top_grade:
         raise ValueError(
-            f"your judgements go up to grade {collection.top_grade}, and the model was begun for up to "
-            f"{agreement.top_grade}; begin it anew with a top grade of {collection.top_grade}"
+            f"own relevance labels go up to {collection.top_grade}, and those of the model up to "
+            f"{agreement.top_grade}; begin a new model with top_grade = {collection.top_grade}"
         )
 
 
 def as_model(model: TravellingModel) -> Model:
-    """The same as a model that every command reads."""
+    """The same as an ordinary model."""
     notes: dict[str, Any] = {
         **model.agreement.as_dict(),
         "bias": float(model.weights[-1]),
@@ -272,7 +276,7 @@ def as_model(model: TravellingModel) -> Model:
 
 
 def open_turn(model: TravellingModel) -> bytes:
-    """The content of `model.json`, which everybody can read."""
+    """The content of `model.json`, not encrypted."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.json"
         save_model(as_model(model), path)
@@ -280,7 +284,7 @@ def open_turn(model: TravellingModel) -> bytes:
 
 
 def seal_turn(model: TravellingModel, me: Party, addressee: str) -> bytes:
-    """A model of ours as a letter that only one other can open, and that proves who trained it last."""
+    """An own model as a letter to one organisation, which proves the sender."""
     _check_last(model, me.name)
     return seal(open_turn(model), "model", me, addressee)
 
@@ -306,34 +310,38 @@ def read_open_turn(content: bytes) -> TravellingModel:
 def _check_last(model: TravellingModel, sender: str) -> None:
     last = model.turns[-1].party
     if last != sender:
-        raise ValueError(f"a letter of {sender} about a model that {last} trained last; let {last} pass it on")
+        raise ValueError(f"the letter is of {sender}, and {last} trained the model last")
 
 
 def _travelling(model: Model) -> TravellingModel:
     if not isinstance(model.ranker, Linear) or model.weights.shape != (len(FEATURE_NAMES),):
         kind = type(model.ranker).__name__
-        raise ValueError(f"a {kind} model on {model.features} features; turns pass on a linear one of organisations")
+        raise ValueError(
+            f"a {kind} model on {model.features} features; turns need a linear model on the features of silos"
+        )
     if tuple(model.feature_names) != FEATURE_NAMES:
-        raise ValueError("a model of other features; turns need those of silos")
+        raise ValueError("the model has other features than those of silos")
     if "silo" not in model.notes:
         raise ValueError("its notes do not describe turns; begin a new model")
     notes = dict(model.notes["silo"])
     bias, turns, checksum = float(notes.pop("bias")), notes.pop("turns"), notes.pop("checksum")
     if {"normalise", *notes} != {field.name for field in fields(Agreement)}:
-        raise ValueError("its notes are of another version of fedrank; let all use the same")
+        raise ValueError("its notes are of another version of fedrank; use the same version everywhere")
     if not isinstance(turns, list) or not 1 <= len(turns) <= MAX_PASSES or not isfinite(bias):
-        raise ValueError(f"no list of 1 to {MAX_PASSES:,} turns, or a bias of {bias}; ask for it again")
+        raise ValueError(
+            f"the model must have 1 to {MAX_PASSES:,} turns and a finite bias (got {bias}); ask for it again"
+        )
     agreement = Agreement(**{**notes, "parties": tuple(notes["parties"])})
     ranges = ranges_of(agreement.normalise)
     if model.normalised != ("query" if ranges is None else "global") or not np.array_equal(model.ranges, ranges):  # type: ignore[arg-type]
         raise ValueError(
             f"features scaled by {model.normalised!r}, or by other ranges than normalise = {agreement.normalise!r} "
-            "has; let all use the same version of fedrank"
+            "has; use the same version of fedrank everywhere"
         )
     done = tuple(Turn(turn["party"], turn["passes"]) for turn in turns)
     found = TravellingModel(np.append(model.weights, bias), agreement, done)
     if _checksum(found) != checksum:
-        raise ValueError("its checksum is wrong: a weight, a turn or the agreement was changed; ask for it again")
+        raise ValueError("its checksum is wrong: it was changed or damaged; ask for it again")
     return found
 
 

@@ -162,8 +162,8 @@ class Section:
     def pairs(self, pairs: Iterable[tuple[str, str]]) -> Section:
         return self.add(Pairs(tuple(pairs)))
 
-    def table(self, header: Sequence[str], rows: Sequence[Row], words: int = 1, **options: Any) -> Section:
-        """Add a table; `options` are the other fields of `Table`."""
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[Any]], words: int = 1, **options: Any) -> Section:
+        """Add a table of texts and cells; `options` are the other fields of `Table`."""
         return self.add(Table(header, rows, words, **options))
 
 
