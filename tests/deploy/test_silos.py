@@ -1,4 +1,4 @@
-"""Organisations with documents: letters that the coordinator cannot open, and the turns of `fedrank silo train`."""
+"""Organisations with documents: letters that the coordinator cannot open, and turns."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 
 The coordinator carries letters that it cannot open: sites seal them with keys of this run, which each has signed with
 the identity that the plan names and that somebody has compared. Each step is answered once: what leaves lies in the
-outbox before, and whoever asks again gets the same bytes. A turn is that of `fedrank silo train`.
+outbox before, and whoever asks again gets the same bytes.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def take_apart(model: Scorer, names: tuple[str, ...], client: int | None = None)
     if model.normalised == "query":
         remedy = 'data.normalise = "global" or "none"'
         if model.feature_names == SILO_FEATURES:
-            remedy = 'method.normalise = "fixed", or begin turns by `fedrank silo train --normalise fixed`,'
+            remedy = 'method.normalise = "fixed"'
         raise ValueError(
             "the model expects features normalised by query, over all candidates of a query; an engine scores one "
             f"document at a time and cannot do that. Train with {remedy} instead"
