@@ -1,9 +1,7 @@
 """The adoption gate: it rejects a new model that is worse and admits one that is better.
 
-First, recorded searches that neither model was trained on are replayed to estimate clicks at the top positions. The
-probabilities of the lists shown are known. The replay can only reject. Then lists of both models are interleaved (team
-draft), and clicks decide. The test is valid after every search (anytime-valid), stops early if the new model does
-harm, and needs only two counts.
+Lists of both models are interleaved (team draft), and clicks decide. The test may be checked after every search, stops
+early if the new model does harm, and needs only two counts.
 
 Counts of several users could be pooled and protected by noise, but fedrank does not do so: `benchmarks/live_gate.py`
 finds that it takes hundreds of users, and the party that adds up could report any result.
@@ -12,7 +10,6 @@ finds that it takes hundreds of users, and the party that adds up could report a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
@@ -20,15 +17,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.types import Impression
-
 Ruling = Literal["adopt", "refuse", "undecided"]
 
-POSITIONS = 3  # top positions in a replay; weights of longer prefixes vary too much
-CLIP = 10.0  # largest weight of a recorded search
-FEWEST = 30  # minimum number of recorded searches for a replay
-CERTAIN = 1.96  # standard errors on either side of a replay's confidence interval
-SURE_OF_NOISE = 3.0  # standard deviations of the worst case of noisy counts
+SURE_OF_NOISE = 3.0  # standard deviations of the noise that are assumed against the new model
 
 
 class Team(IntEnum):
@@ -37,94 +28,6 @@ class Team(IntEnum):
     NEITHER = -1
     OLD = 0
     NEW = 1
-
-
-@dataclass(frozen=True)
-class Replayed:
-    """A recorded search, and how its list was sampled."""
-
-    impression: Impression
-    temperature: float
-    keep: float  # probability that the best document stayed first
-
-
-@dataclass(frozen=True)
-class Replay:
-    """The estimated quality of the new model on recorded searches: discounted clicks at the top positions."""
-
-    searches: int
-    effective: float  # effective number of searches
-    old: float  # mean of the logged clicks
-    new: float  # estimate for the new model
-    low: float  # confidence interval of new - old
-    high: float
-
-    @property
-    def refused(self) -> bool:
-        """Whether the new model is significantly worse."""
-        return self.searches >= FEWEST and self.high < 0
-
-
-def replay(recorded: Sequence[Replayed], scores: Sequence[NDArray[np.floating]]) -> Replay:
-    """Estimate the new model's clicks from searches that another model answered; `scores` are the new model's.
-
-    Clipped and self-normalised: position i has the weight of the probability of the list down to i under the new model,
-    divided by that under the old. Clipping biases the estimate towards the logged clicks, and so against rejection.
-    """
-    if len(recorded) != len(scores):
-        raise ValueError(
-            f"{len(scores)} lists of scores for {len(recorded)} recorded searches; give the new model's scores for "
-            "each search"
-        )
-    weights = np.zeros((len(recorded), POSITIONS))
-    clicks = np.zeros((len(recorded), POSITIONS))
-    for row, (one, new) in enumerate(zip(recorded, scores, strict=True)):
-        shown, clicked = one.impression.shown[:POSITIONS], one.impression.clicked[:POSITIONS]
-        before = prefix_probabilities(one.impression.scores, shown, one.temperature, one.keep)
-        after = prefix_probabilities(new, shown, one.temperature, one.keep)
-        if before[-1] <= 0:
-            continue  # an impossible sample: the record is not usable
-        weights[row, : len(shown)] = np.minimum(after / before, CLIP)
-        clicks[row, : len(shown)] = clicked
-    discounts = 1 / np.log2(np.arange(POSITIONS) + 2)
-    totals = weights.sum(axis=0)
-    there = totals > 0
-    estimate = np.divide((weights * clicks).sum(axis=0), totals, out=np.zeros(POSITIONS), where=there)
-    mean = np.divide(totals, max(len(recorded), 1), out=np.ones(POSITIONS), where=there)
-    new_gain, old_gain = float(estimate @ discounts), float(clicks.mean(axis=0) @ discounts) if len(recorded) else 0.0
-    # The first-order influence of each search on the difference.
-    moved = (weights / mean * (clicks - estimate)) @ discounts - (clicks @ discounts - old_gain)
-    error = float(np.std(moved, ddof=1) / math.sqrt(len(moved))) if len(moved) > 1 else math.inf
-    first = weights[:, 0]
-    effective = float(first.sum() ** 2 / (first @ first)) if first.any() else 0.0
-    difference = new_gain - old_gain
-    margin = CERTAIN * error
-    return Replay(len(recorded), effective, old_gain, new_gain, difference - margin, difference + margin)
-
-
-def prefix_probabilities(
-    scores: NDArray[np.floating], shown: NDArray[np.integer], temperature: float, keep: float
-) -> NDArray[np.float64]:
-    """[positions]: probability that a sampled list begins with the first 1, 2, ... of the shown documents.
-
-    The best document stays first with probability `keep`; otherwise, and after it, documents are drawn one after the
-    other with probabilities proportional to e^(score / temperature).
-    """
-    scaled = np.asarray(scores, np.float64) / temperature
-    best = int(np.argmax(scaled))
-    rates = np.exp(scaled - scaled[best])
-    left = rates.copy()
-    found = np.empty(len(shown))
-    so_far = 1.0
-    for position, document in enumerate(shown):
-        total = left.sum()
-        chance = left[document] / total if total > 0 else 0.0
-        if position == 0:
-            chance = keep * (document == best) + (1 - keep) * chance
-        so_far *= chance
-        found[position] = so_far
-        left[document] = 0.0
-    return found
 
 
 @dataclass(frozen=True, eq=False)

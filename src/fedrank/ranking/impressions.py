@@ -24,9 +24,37 @@ from fedrank.types import (
     Observed,
     OwnChance,
     Ranker,
+    Scores,
     SimulatedClients,
     Weights,
 )
+
+
+def search_stream(key: Any, *numbers: int) -> np.uint64:
+    """The random stream of a client's search, by the numbers of both; a further number gives a stream within it."""
+    for number in numbers:
+        key = np.uint64(kernels.chance.stream(key, number))
+    return np.uint64(key)
+
+
+def draw_list(
+    weights: NDArray[np.float32],
+    ranker: Ranker,
+    features: NDArray[np.float32],
+    offsets: NDArray[np.int64],
+    query: int,
+    display: tuple[bool, float, float],
+    stream: np.uint64,
+) -> tuple[Scores, NDArray[np.int64]]:
+    """Scores of the candidates of a query, and the positions of those that are shown, as a simulation draws them."""
+    records, show, count = kernels.records, kernels.show, int(offsets[query + 1] - offsets[query])
+    page = records.Page(
+        np.empty(count, np.float32), np.empty(count), np.empty(max(count, show.SHOWN), np.int64), np.empty(0, bool)
+    )
+    race = records.Race(*(np.empty(count) for _ in range(3)), *(np.empty(count, np.int64) for _ in range(2)))
+    table = records.Candidates(features, offsets)
+    size, _ = show.show(weights, ranker.hidden, table, query, records.Display(*display), stream, page, race)
+    return page.scores, page.shown[:size].copy()
 
 
 @dataclass(frozen=True)
@@ -44,21 +72,17 @@ class SimulatedImpressions:
     def drawn(self, weights: NDArray[np.float32], number: int) -> Impression:
         clients, (query, chance) = self.clients, self._stream(number)
         features, grades = self._documents(query)
-        records, show, count = kernels.records, kernels.show, len(grades)
-        display = records.Display(*getattr(self.learner, "display", (False, 1.0, 0.0)))
-        page = records.Page(
-            np.empty(count, np.float32), np.empty(count), np.empty(max(count, show.SHOWN), np.int64), np.empty(0, bool)
+        display = getattr(self.learner, "display", (False, 1.0, 0.0))
+        scores, shown = draw_list(
+            weights, self.learner.ranker, clients.data.features, clients.data.offsets, query, display, chance
         )
-        race = records.Race(*(np.empty(count) for _ in range(3)), *(np.empty(count, np.int64) for _ in range(2)))
-        table = records.Candidates(clients.data.features, clients.data.offsets)
-        size, _ = show.show(weights, self.learner.ranker.hidden, table, query, display, chance, page, race)
-        shown, clicked = page.shown[:size].copy(), np.empty(size, dtype=np.bool_)
-        if display.logged:
-            show.click_what_has_a_grade(grades, size, clicked)
+        clicked = np.empty(len(shown), dtype=np.bool_)
+        if display[0]:  # logged
+            kernels.show.click_what_has_a_grade(grades, len(shown), clicked)
         else:
             self._click(grades, shown, chance, clicked)
         self._note_quality(query, grades, shown)
-        return Impression(features, page.scores, shown, clicked)
+        return Impression(features, scores, shown, clicked)
 
     def best(self, weights: NDArray[np.float32], number: int) -> Impression:
         query, chance = self._stream(number)
@@ -92,13 +116,12 @@ class SimulatedImpressions:
         return query, self._user(stream)
 
     def _stream(self, number: int) -> tuple[int, np.uint64]:
-        """The query of search number `number`and its random stream."""
-        clients, chance = self.clients, kernels.chance
+        """The query of search number `number`, and its stream."""
+        clients = self.clients
         place = int(clients.at[0]) + number if len(clients.at) else number
-        own = np.uint64(chance.stream(self.own.chance.key("learn"), self.own.id))
-        stream = np.uint64(chance.stream(own, place))
+        stream = search_stream(self.own.chance.key("learn"), self.own.id, place)
         first, last = clients.pools[clients.pool[0]], clients.pools[clients.pool[0] + 1]
-        at = place if len(clients.at) else int(chance.uniform(stream, 0) * (last - first))
+        at = place if len(clients.at) else int(kernels.chance.uniform(stream, 0) * (last - first))
         return int(clients.queries[first + at]), stream
 
     def _documents(self, query: int) -> tuple[NDArray[np.float32], NDArray[np.int8]]:

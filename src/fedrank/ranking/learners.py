@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 
 from fedrank import kernels
 from fedrank.ranking.evolution import Evolution
-from fedrank.ranking.impressions import learn_one_by_one
+from fedrank.ranking.impressions import draw_list, learn_one_by_one
 from fedrank.ranking.loops import as_sent, by_threads, corrections_of, loops_of
 from fedrank.ranking.own_clicks import loop_for
 from fedrank.ranking.rankers import Linear
 from fedrank.seeds import Chance, key_for
 from fedrank.types import (
     NO_CORRECTION,
+    Features,
+    Impression,
     Impressions,
     Learned,
     Learner,
@@ -25,6 +27,7 @@ from fedrank.types import (
     Observed,
     OwnChance,
     Ranker,
+    Scores,
     SimulatedClients,
     Trait,
     Updates,
@@ -136,6 +139,25 @@ class Pdgd:
             return bool(kernels.pdgd.learn_impression(master, weights, hidden, *one, display, self.steps, own))
 
         return _one_by_one(self, start, len(impressions), learn, correction)
+
+    # One list at a time, for applications that show lists themselves.
+
+    def scores(self, weights: NDArray[np.float32], features: Features) -> Scores:
+        scores = np.empty(len(features), np.float32)
+        kernels.rankers.score(weights, self.ranker.hidden, features, 0, len(features), scores)
+        return scores
+
+    def draw(
+        self, weights: NDArray[np.float32], features: Features, stream: np.uint64
+    ) -> tuple[Scores, NDArray[np.int64]]:
+        """Scores of all candidates, and the positions of the list that is shown."""
+        return draw_list(weights, self.ranker, features, np.array([0, len(features)]), 0, self.display, stream)
+
+    def learn(self, master: NDArray[np.float64], one: Impression) -> bool:
+        """Add the step of an impression to the weights `master`; return whether there was one."""
+        weights, hidden = master.astype(np.float32), self.ranker.hidden
+        learn: Any = kernels.pdgd.learn_impression
+        return bool(learn(master, weights, hidden, *one, self.display, self.steps, np.empty(0)))
 
     def on_device(self, device: Device, clients: SimulatedClients, features: str = "float32") -> PdgdOnDevice:
         """Return the learner with its clients on a GPU."""
