@@ -162,4 +162,4 @@ def test_the_command(shop, monkeypatch, capsys):
     assert "They differ" in said.out
     code, said = call(log)
     assert code == 2
-    assert "compare scores with --model" in said.err
+    assert "give --model to compare scores" in said.err

@@ -201,7 +201,7 @@ def test_what_a_command_that_was_killed_left_goes_when_it_is_given_again(log, fe
     assert old.exists(), "whoever only looks changes nothing"
     code, out, err = fedrank("forget", "person", "user1", "--data", named, "--yes")
     assert code == 2
-    assert "What a command that was stopped had left" in out
+    assert "Deleted temporary files beside" in out
     assert "1 were forgotten there before, see forgotten-*.json there" in err
     assert not old.exists()
     assert not kept.exists()

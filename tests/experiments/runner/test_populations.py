@@ -122,7 +122,7 @@ def test_cleaning_keeps_the_ledger_and_says_so(tmp_path, monkeypatch, fedrank):
     assert charged.max() >= 6
     code, said = fedrank("watch", tmp_path, "--list", "--clean", "--yes")
     assert code == 0
-    assert f"{charged.sum():,} participations of 6 people stay on record" in said
+    assert f"{charged.sum():,} participations of 6 people stay recorded" in said
     assert "fedrank privacy ledger forget" in said
     assert [path.name for path in task.folder.iterdir()] == ["ledger"]
     assert len(load_runs(tmp_path)) == 0
@@ -190,7 +190,7 @@ def test_forgetting_is_its_own_command_with_its_own_words(tmp_path, monkeypatch,
         assert "nowhere" in said
     code, said = fedrank("privacy", "ledger", "forget", task.folder, "--because", "made-up people", "--words", "yes")
     assert code == 2
-    assert "nothing was forgotten" in said
+    assert "nothing was deleted" in said
     assert (task.folder / "ledger").exists()
     words = "forget what 6 people spent"
     code, said = fedrank("privacy", "ledger", "forget", task.folder, "--because", "made-up people", "--words", words)
