@@ -155,7 +155,7 @@ def test_the_list_names_everything() -> None:
     for paper, item in ITEMS:
         assert paper.title in text
         assert item.name in text
-    assert "fedrank data check" in text
+    assert "fedrank logs describe" in text
     assert "estimates" in text
     narrow = io.StringIO()
     show(about_papers(), Console(file=narrow, width=80))
@@ -616,7 +616,7 @@ def test_paper_toml_files_have_nothing_that_is_not_read() -> None:
                 assert read_spec(words[2], [words[i + 1] for i, word in enumerate(words) if word == "--set"])
             else:
                 script = f"{words[2].replace('.', '/')}.py"  # python -m benchmarks.NAME
-                assert words[:3] == ["fedrank", "data", "check"] or (ROOT / script).is_file()
+                assert words[:3] == ["fedrank", "logs", "describe"] or (ROOT / script).is_file()
 
 
 def test_a_folder_of_runs_that_is_not_there_writes_over_no_page(tmp_path: Path) -> None:
