@@ -69,6 +69,8 @@ def renamed(path):
 def test_ledgers_count_the_same(written, monkeypatch, capsys):
     assert call(monkeypatch, "privacy", "ledger", "show", "runs/populations/town") == 0
     assert "If all of these are the same people: 4.4 against server" in capsys.readouterr().out
+    assert call(monkeypatch, "privacy", "ledger", "show", "runs/populations/town", "--json") == 0
+    assert json.loads(capsys.readouterr().out)[0]["epsilon"]["server"] > 0
     assert call(monkeypatch, "privacy", "ledger", "show", "shared-folder/clinic-a/people") == 0
     assert "If all of these are the same people: 0.93 against server" in capsys.readouterr().out
 

@@ -101,3 +101,5 @@ def test_from_a_plan_to_a_model_in_use_on_a_narrow_terminal(fedrank, monkeypatch
     code, out, err = fedrank("show", "t")
     assert (code, err) == (0, "")
     assert "rolled back" in out
+    shown = json.loads(fedrank("show", "t", "--json")[1])
+    assert (shown["ruling"], shown["count"]["searches"]) == ("adopt", 120)
