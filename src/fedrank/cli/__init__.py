@@ -39,6 +39,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+SEPARATOR = "  ·  "  # between the examples of a help text
 # Headings of `fedrank --help`.
 MODELS, PRIVACY, TOGETHER = "Models and data", "Privacy and rights", "Several organisations"
 SEARCH = "Search engines and your own documents"
@@ -89,7 +90,19 @@ def _add_applications() -> None:
             print_note(f"the plug-in {entry.name} = {entry.value} is ignored: {reason}")
 
 
+def _list_examples(group: typer.Typer) -> None:
+    """Put each example of a help text on its own line."""
+    for one in (group.info, *group.registered_commands):
+        if isinstance(one.epilog, str) and SEPARATOR in one.epilog:
+            heading, _, examples = one.epilog.partition(":  ")
+            one.epilog = "\n\n".join([f"{heading}:", *(f"· {line}" for line in examples.split(SEPARATOR))])
+    for inner in group.registered_groups:
+        if inner.typer_instance is not None:
+            _list_examples(inner.typer_instance)
+
+
 _add_applications()
+_list_examples(app)
 
 
 def _refuse_earlier_names(words: list[str]) -> None:
