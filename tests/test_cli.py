@@ -101,8 +101,8 @@ def snapshot():
 
 MODEL = "runs/small/together/fold-1-seed-1"
 WRONG = [
-    (("run", "quickstrat"), "no file and no built-in experiment 'quickstrat'; did you mean \"quickstart\"?"),
-    (("run", "no.toml"), "no spec at no.toml; write one with `fedrank new no.toml`"),
+    (("run", "quickstrat"), "'quickstrat' is not a file or a built-in experiment; did you mean \"quickstart\"?"),
+    (("run", "no.toml"), "spec no.toml does not exist; write one with `fedrank new no.toml`"),
     (("run", "nothing-like-it"), "give a TOML file, or the name of an experiment such as quickstart"),
     (("run", "demo", "--set", "rounds=3"), "fedrank run demo takes only --out, --quiet and --config"),
     (("watch", "runs", "--clean"), "--clean needs --list; add it, or remove --clean"),

@@ -400,7 +400,7 @@ def test_overrides_of_what_is_varied_need_no_quotes(tmp_path):
 
 def test_files_that_cannot_be_read(tmp_path):
     missing = tmp_path / "no.toml"
-    assert said(missing) == f"no spec at {missing}; write one with `fedrank new {missing}`"
+    assert said(missing) == f"spec {missing} does not exist; write one with `fedrank new {missing}`"
     assert said(tmp_path) == f"{tmp_path} is a folder; give a TOML file, or a built-in experiment such as quickstart"
     empty = write(tmp_path / "empty.toml", "# nothing\n")
     assert said(empty) == f"{empty}: is empty; `fedrank run quickstart` leaves an example in its results"
@@ -411,7 +411,7 @@ def test_files_that_cannot_be_read(tmp_path):
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\x00\xff\xfe\x80")
     assert said(binary) == f"{binary}: is not text in UTF-8; a spec is a TOML file"
-    assert said("quickstrat") == "no file and no built-in experiment 'quickstrat'; did you mean \"quickstart\"?"
+    assert said("quickstrat") == "'quickstrat' is not a file or a built-in experiment; did you mean \"quickstart\"?"
 
 
 def test_mistakes_name_the_file_and_what_was_set(tmp_path):

@@ -178,9 +178,9 @@ def _text(source: str | Path) -> tuple[str, Path]:
     meant = " or ".join(f'"{name}"' for name in near)
     if path.suffix == ".toml":
         remedy = f"did you mean {meant}?" if near else f"write one with `fedrank new {path}`"
-        raise FileNotFoundError(f"no spec at {path}; {remedy}")
+        raise FileNotFoundError(f"spec {path} does not exist; {remedy}")
     remedy = f"did you mean {meant}?" if near else "give a TOML file, or the name of an experiment such as quickstart"
-    raise FileNotFoundError(f"no file and no built-in experiment {str(source)!r}; {remedy}")
+    raise FileNotFoundError(f"{str(source)!r} is not a file or a built-in experiment; {remedy}")
 
 
 def _check_reach(tables: TomlTable, changes: Sequence[tuple[list[str], Any]]) -> None:
