@@ -2,7 +2,7 @@
 
 
 def main() -> None:
-    """Run the command. Ctrl-C ends it without a traceback, also while modules are imported."""
+    """The command; Ctrl-C ends it without a traceback also while modules are imported."""
     try:
         from fedrank.cli import main
 

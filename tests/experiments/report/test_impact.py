@@ -114,7 +114,7 @@ def test_the_command_never_replaces_what_somebody_wrote(spec, tmp_path, monkeypa
     for wrong, says in (
         ((path, "--out", "dpia.md"), "exists and is not replaced"),
         ((path, "--out", "dpia.pdf"), "is Markdown"),
-        (("nowhere.toml", "--out", "other.md"), "no spec at nowhere.toml"),
+        (("nowhere.toml", "--out", "other.md"), "spec nowhere.toml does not exist"),
         ((tmp_path / "log", "--out", "other.md"), "no finished run"),
     ):
         code, said = call(*wrong)
