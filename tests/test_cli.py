@@ -109,12 +109,12 @@ WRONG = [
     (("run", "empty.toml"), "empty.toml: is empty; "),
     (("run", "bad.txt"), "bad.txt: is not TOML: "),
     (("run", "small.toml", "--set", "ruonds=3"), 'small.toml: ruonds: no such key; did you mean "rounds"?'),
-    (("run", "small.toml", "--on", "slrum"), "--on slrum: no engine 'slrum'; did you mean \"slurm\"?"),
-    (("run", "small.toml", "--on", "dask://node7"), "--on dask://node7 names no scheduler; write dask://HOST:PORT"),
+    (("run", "small.toml", "--on", "slrum"), "--on slrum: unknown executor 'slrum'; did you mean \"slurm\"?"),
+    (("run", "small.toml", "--on", "dask://node7"), "--on dask://node7 is not the address of a scheduler; write"),
     (("run", "small.toml", "--sbatch", "mem=2G"), "--sbatch mem=2G needs --on slurm; add it"),
     (
         ("run", "small.toml", "--on", "slurm", "--sbatch", "memm=2G"),
-        "no option 'memm' that runs can have; did you mean",
+        "unknown or unsupported option 'memm'; did you mean",
     ),
     (("run", "small.toml", "--set", "rounds"), "'rounds' sets nothing; write key=value, such as rounds=100"),
     (("run", "small.toml", "--name", "../x"), "--name '../x' does not name a folder below OUT; use letters"),
@@ -123,8 +123,8 @@ WRONG = [
     (("run", "small.toml", "--name", "a/../../x"), "--name 'a/../../x' does not name"),
     (("run", "small.toml", "--name", "a\\b"), "--name 'a\\\\b' does not name"),
     (("run", "small.toml", "--out", "good.txt"), "good.txt is a file; --out and --name must lead to a folder"),
-    (("watch", "nowhere", "--list"), "no folder nowhere; give a folder of runs, or one run folder"),
-    (("report", "nowhere"), "no folder nowhere"),
+    (("watch", "nowhere", "--list"), "folder nowhere does not exist; give a folder of runs, or one run folder"),
+    (("report", "nowhere"), "folder nowhere does not exist"),
     (
         ("report", "runs/small", "--out", "x.pdf"),
         "x.pdf ends in '.pdf', which is no kind of report; use .html, .md or .csv",
@@ -135,17 +135,17 @@ WRONG = [
     (("model", "score", "empty.txt", "good.txt"), "empty.txt cannot be read as a model: "),
     (("model", "score", MODEL, "empty.txt", "--out", "s.txt"), "empty.txt: there are no documents in it"),
     (("model", "score", MODEL, "bad.txt", "--out", "s.txt"), "bad.txt, line 2"),
-    (("model", "score", MODEL, "nowhere", "--out", "s.txt"), "no file and no data set 'nowhere'"),
+    (("model", "score", MODEL, "nowhere", "--out", "s.txt"), "'nowhere' is not a file or a data set"),
     (
         ("model", "score", MODEL, "good.txt", "--trec", "two words"),
         "the tag 'two words' of a TREC run must be one word",
     ),
-    (("model", "score", MODEL, "good.txt", "--client", "1"), "holds one model for all clients; leave out client = 1"),
+    (("model", "score", MODEL, "good.txt", "--client", "1"), "holds one model for all clients; remove client = 1"),
     (("model", "evaluate", MODEL, "good.txt", "--measure", "ndgc"), "no measure 'ndgc'; did you mean \"ndcg\"?"),
-    (("model", "evaluate", MODEL, "synthetic-mq2008"), "no file and no data set 'synthetic-mq2008'; did you mean"),
+    (("model", "evaluate", MODEL, "synthetic-mq2008"), "'synthetic-mq2008' is not a file or a data set; did you mean"),
     (("model", "evaluate", "empty.toml", "good.txt"), "empty.toml cannot be read as a model: "),
-    (("methods", "lerner"), "no family or method 'lerner', and none mentions it; did you mean \"learner\"?"),
-    (("methods", "learner", "pdg"), "no learner 'pdg'; did you mean \"pdgd\"?"),
+    (("methods", "lerner"), "no family or method is called 'lerner' or mentions it; did you mean \"learner\"?"),
+    (("methods", "learner", "pdg"), "unknown learner 'pdg'; did you mean \"pdgd\"?"),
 ]
 
 
@@ -212,7 +212,7 @@ def test_run_again_skips_and_another_spec_is_not_overwritten(fedrank, results):
     assert "2 runs of 2 were already finished" in out
     code, out, err = fedrank("run", "small.toml", "--workers", "1", "--set", "learner.rate=0.5")
     assert code == 2
-    assert re.fullmatch(r"fedrank: runs/small/.* holds a run of another spec, and nothing is overwritten; .*\n", err)
+    assert re.fullmatch(r"fedrank: runs/small/.* contains a run of another spec, which is not overwritten; .*\n", err)
     after = snapshot()
     assert all(after[path] == content for path, content in before.items())
 
@@ -411,7 +411,7 @@ def test_papers_go_on_after_a_failure_and_not_after_a_stop(fedrank, monkeypatch,
     ended, out, err = fedrank("papers", "run", *names, "--quick")
     assert (ended, err) == (code, "")
     assert asked == [f"{name}-quick" for name in names[:done]]
-    assert ("Runs failed in thesis/fig-4-6; see above." in out) == (code == 1)
+    assert ("Runs failed in thesis/fig-4-6; the reasons are above." in out) == (code == 1)
 
 
 def test_version(fedrank):

@@ -181,7 +181,7 @@ def test_organisations_get_the_model_that_their_forests_make(tmp_path):
     card = json.loads((folder / "privacy.json").read_text())
     assert card["what"] == "deployed run"
     assert "which sites took part: site-0, site-1, site-2" in card["not_covered"]
-    assert "nothing is noised" in card["who_sees_what"]
+    assert "without noise" in card["who_sees_what"]
     test = load_fold(made.task.experiment.data, 1).test
     for where in made.folders.values():
         [place] = (where / "models").iterdir()

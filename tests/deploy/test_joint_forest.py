@@ -79,7 +79,7 @@ def test_sites_grow_the_forest_of_their_pooled_rows(tmp_path, merge):
     assert forest.trees == pooled(made)
     card = json.loads((made.task.folder / "privacy.json").read_text())
     assert "Nothing can be claimed" in card["summary"]
-    assert ("no client's own" in card["who_sees_what"]) == (merge == SECURE)
+    assert ("sees only" in card["who_sees_what"]) == (merge == SECURE)
     for where in made.folders.values():
         [place] = (where / "models").iterdir()
         assert load_model(place / "model.json").trees == forest.trees
@@ -255,7 +255,7 @@ def test_noise_is_written_and_paid_for_before_it_leaves(tmp_path, secure):
     assert guarantee["unit"] == "client"
     assert guarantee["times"] == RELEASES
     assert rho < guarantee["epsilon"] <= rho + 2 * np.sqrt(rho * np.log(1e5))
-    assert ("no client's own" in card["who_sees_what"]) == secure
+    assert ("sees only" in card["who_sees_what"]) == secure
     for where in made.folders.values():
         [place] = (where / "models").iterdir()
         assert len(load_model(place / "model.json").trees) == 6

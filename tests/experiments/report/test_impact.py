@@ -55,7 +55,7 @@ def test_before_a_run_it_says_what_is_planned(spec):
     text = markdown(impact(read_assessed(spec())))
     assert "Clicks of a shop" in text
     assert "Nothing has run yet." in text
-    assert "No mechanism: updates leave clients as they are" in text
+    assert "No mechanism: clients send exact updates" in text
     assert "browsers, not people" in text
     assert "ε = " not in text.replace("no budget stops a run", "")
     assert text.count(TO_FILL_IN) > 15

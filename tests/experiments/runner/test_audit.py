@@ -228,7 +228,7 @@ def test_a_forest_that_nobody_gets_is_not_attacked_and_a_large_one_in_part():
     assert only.verdict == "SKIPPED"
     large = read_tables(FOREST | {"booster": {"name": "lambdamart", "trees": 500}, "tune": 5}).base
     assert audit._smaller(large) == (
-        "100 trees were grown at most, where a run grows 500 at most; settings were not tuned"
+        "attacked forests have at most 100 trees, forests of a run at most 500; settings were not tuned"
     )
 
 

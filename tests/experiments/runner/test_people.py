@@ -59,7 +59,10 @@ def test_a_card_says_that_it_is_for_each_person(tmp_path, mechanism):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"clients": {"count": 4}, "mechanism": PERSON}, 'mechanism.unit: "person" is for clients with several people'),
+        (
+            {"clients": {"count": 4}, "mechanism": PERSON},
+            'mechanism.unit: "person" requires clients with several people',
+        ),
         ({"mechanism": PERSON | {"people": 7}}, "mechanism.people: 7 is less than clients.people = 20"),
         (
             {"mechanism": {"name": "gaussian", "clip": 1.0, "noise": 1.0, "people": 20}},
@@ -70,7 +73,7 @@ def test_a_card_says_that_it_is_for_each_person(tmp_path, mechanism):
             {"clients": tables()["clients"] | {"malicious": 1}, "attack": {"name": "sign-flip"}},
             "attack: people who attack within an organisation",
         ),
-        ({"kind": "async"}, "clients.people: organisations whose people arrive out of step"),
+        ({"kind": "async"}, 'clients.people: kind = "async" does not simulate organisations'),
     ],
 )
 def test_what_a_spec_cannot_ask_for(changes, problem):

@@ -353,7 +353,7 @@ def test_a_mistyped_folder_of_runs_does_not_read_like_nothing_spent(tmp_path, fe
 def test_a_ledger_that_was_cut_at_the_end_of_a_record_is_noticed_by_the_run_folder(tmp_path, fedrank):
     spec, _, ledger = spent_run(tmp_path)
     cut(ledger, 5)
-    refused(tmp_path, fedrank, spec, "records 12 rounds that population 'town' was charged for, and the ledgers in")
+    refused(tmp_path, fedrank, spec, "records 12 rounds that were charged to population 'town', but the ledgers in")
 
 
 @pytest.mark.parametrize("what", ["people.json", "test", "."])
@@ -366,9 +366,9 @@ def test_a_population_of_which_a_part_is_missing_is_not_begun_again(tmp_path, fe
         return
     shutil.rmtree(town / what)
     if what == "test":
-        refused(tmp_path, fedrank, spec, "say 0: a ledger is missing")
+        refused(tmp_path, fedrank, spec, "have 0: a ledger is missing")
     [(_, reason)] = run_experiment(spec, "another", tmp_path).failed
-    assert "say 0: a ledger is missing or was shortened. Restore" in reason
+    assert "have 0: a ledger is missing or was truncated. Restore" in reason
     assert what != "." or not (town / "people.json").exists()
 
 
@@ -383,7 +383,7 @@ def test_an_interrupted_run_is_a_record_too(tmp_path, monkeypatch):
     own = tmp_path / "populations" / "town" / other.folder.relative_to(tmp_path) / "ledger"
     (own / "changes.log").unlink()
     os.truncate(own / "participants.log", 32)
-    with pytest.raises(LedgerError, match=r"records \d+ rounds .* say 0"):
+    with pytest.raises(LedgerError, match=r"records \d+ rounds .* have 0"):
         budget_forecast(spec.base, tmp_path)
 
 
@@ -448,7 +448,10 @@ def test_what_unlearning_asks_of_people_is_charged_to_them(tmp_path, method, rou
     assert (card["rounds_charged"], card["participations_charged"]) == (ROUNDS + rounds, ROUNDS + rounds)
     assert card["promises"][0]["times"] == ROUNDS + rounds
     assert card["population"]["epsilon"]["server"] == pytest.approx(cost)
-    assert f"{rounds} more rounds, protected like those of the run and charged to population 'town'" in card["summary"]
+    assert (
+        f"{rounds} more rounds from the remaining clients, protected like those of the run and charged to "
+        "population 'town'" in card["summary"]
+    )
     assert (tmp_path / "elsewhere" / "populations").exists() is False
 
 
@@ -480,7 +483,7 @@ def test_adding_up_recorded_messages_costs_nobody_anything(tmp_path):
     assert charged(town) == before
     card = json.loads((done.folder / "privacy.json").read_text())
     assert card["population"]["runs"] == 1
-    assert "asked no client for anything" in card["summary"]
+    assert "contacted no clients" in card["summary"]
 
 
 @pytest.mark.parametrize(("method", "pays"), [(Retrain(), ROUNDS), (FedEraser(steps=1), 6), (FineTune(rounds=5), 5)])
@@ -500,7 +503,7 @@ def test_what_asks_without_protection_is_refused_as_before(tmp_path):
     before = content(tmp_path)
     with pytest.raises(ValueError, match=r"price that unlearning cannot book"):
         unlearn_runs([task.folder], [2], GradientAscent(steps=1, rounds=1), tmp_path / "runs")
-    with pytest.raises(ValueError, match=r"leave out --verify"):
+    with pytest.raises(ValueError, match=r"remove --verify"):
         unlearn_runs([task.folder], [2], FineTune(rounds=1), tmp_path / "runs", verify=True)
     assert content(tmp_path) == before
     assert charged(town) == [ROUNDS] * 6
@@ -510,7 +513,7 @@ def test_a_run_whose_people_are_not_there_is_not_unlearned(tmp_path):
     task, town = trained(tmp_path, 3 * ROUNDS)
     town.folder.rename(tmp_path / "moved")
     for method in (FedRemove(), Retrain()):
-        with pytest.raises(ValueError, match=r"'town'.*nobody knows what they have spent; put it back"):
+        with pytest.raises(ValueError, match=r"'town'.*budget is unknown; restore that folder"):
             unlearn_runs([task.folder], [2], method, tmp_path / "runs")
 
 
@@ -630,7 +633,7 @@ def test_a_population_needs_a_mechanism_and_a_limit():
         grid(population="town")
     with pytest.raises(SpecError, match=r"population.*mechanism"):
         grid(population="town", mechanism=None)
-    with pytest.raises(SpecError, match=r"does not name a folder"):
+    with pytest.raises(SpecError, match=r"cannot be the name of a folder"):
         grid(population="../town", privacy={"budget": 1.0})
 
 
@@ -756,7 +759,7 @@ def _watching(models):
 
 @pytest.mark.parametrize("name", ["populations", "populations/town", "./populations/town", "Populations/town"])
 def test_no_run_lies_among_what_people_have_spent(tmp_path, name):
-    with pytest.raises(ValueError, match=r"populations/ holds what people have spent.* choose another name"):
+    with pytest.raises(ValueError, match=r"populations/ contains privacy ledgers.* choose another name"):
         run_experiment(grid(), name, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -764,7 +767,7 @@ def test_no_run_lies_among_what_people_have_spent(tmp_path, name):
 @pytest.mark.parametrize("name", ["../other", "a/../../b", "..", "", "/other"])
 def test_a_name_does_not_lead_out_of_the_folder_of_results(tmp_path, name):
     """The ledger of such a run would not be found below its population."""
-    with pytest.raises(ValueError, match=r"leads out of the folder of results"):
+    with pytest.raises(ValueError, match=r"is not a folder within the folder of results"):
         run_experiment(grid(population="town", privacy={"budget": 8.0}), name, tmp_path / "runs")
     assert list(tmp_path.iterdir()) == []
 
@@ -772,5 +775,5 @@ def test_a_name_does_not_lead_out_of_the_folder_of_results(tmp_path, name):
 def test_a_run_on_simulated_people_is_not_counted_among_those_of_a_population(tmp_path):
     Population.open(tmp_path / "populations" / "town", 6, 1e-5, 8.0)
     results = run_experiment(grid(), "town", tmp_path / "populations")
-    assert "lies in the population 'town'" in results.failed[0][1]
+    assert "is in the folder of population 'town'" in results.failed[0][1]
     assert Population.read(tmp_path / "populations" / "town").accounts() == []
