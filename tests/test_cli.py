@@ -133,7 +133,7 @@ WRONG = [
     (("model", "score", "nowhere", "good.txt"), "no model at nowhere"),
     (("model", "score", "good.txt", "good.txt"), "good.txt cannot be read as a model: "),
     (("model", "score", "empty.txt", "good.txt"), "empty.txt cannot be read as a model: "),
-    (("model", "score", MODEL, "empty.txt", "--out", "s.txt"), "empty.txt: there are no documents in it"),
+    (("model", "score", MODEL, "empty.txt", "--out", "s.txt"), "empty.txt: the file contains no documents"),
     (("model", "score", MODEL, "bad.txt", "--out", "s.txt"), "bad.txt, line 2"),
     (("model", "score", MODEL, "nowhere", "--out", "s.txt"), "'nowhere' is not a file or a data set"),
     (

@@ -54,7 +54,7 @@ def logs(monkeypatch, capsys):
 def test_user_behavior_insights(logs):
     code, said = logs("build", *UBI)
     assert code == 0, said
-    assert "24 rows, 12 of them sound; 12 entries of 3 users" in said
+    assert "24 rows, 12 of them valid; the data set contains 12 entries of 3 users" in said
     assert "redacted, an e-mail address: 6 queries, whose text is not stored" in said
     assert "redacted, asked by too few: 1 queries" in said
     assert "users are browsers, not persons" in said
@@ -79,7 +79,7 @@ def test_settings_of_production_logs(logs):
     log = load_log("data")
     assert (log.users, log.unit) == (("ann",), "person")
     assert log.facts["dropped"]["of redacted queries"] == 2
-    assert log.facts["capped"]["beyond what a client may add in an hour"]["lists"] == 8
+    assert log.facts["capped"]["above the hourly limit of a client"]["lists"] == 8
     assert log.lists.shape == (2, 2)
     assert log.facts["settings"]["caps"]["share"] is None
     assert log.facts["settings"]["features"] == "engine-1"
@@ -95,8 +95,8 @@ def test_a_table_with_shown_lists(logs):
 def test_old_rows_are_not_kept(logs):
     code, said = logs("build", *UBI, "--keep-days", "30")
     assert code == 2
-    assert "nothing of 12 lists is left" in said
-    assert "12 older than is kept" in said
+    assert "none of the 12 lists can be stored" in said
+    assert "12 older than the retention period" in said
     assert not Path("data").exists()
 
 
@@ -120,7 +120,7 @@ def test_old_rows_are_not_kept(logs):
         ([*UBI, "--cap", "lists_hour=many"], "--cap lists_hour must be a number"),
         ([*UBI, "--cap", "least=none"], "--cap least must be a number"),
         ([*UBI, "--cap", "share=2"], "share = 2.0 is no share of all clicks"),
-        ([*UBI, "--object-field", "ean"], "object_field = 'ean': no document of docs.jsonl has such a field"),
+        ([*UBI, "--object-field", "ean"], "object_field = 'ean': no document of docs.jsonl has this field"),
         ([*UBI, "--redact-words", "nowhere.txt"], "nowhere.txt"),
         ([*UBI, "--features", "mine"], "features = 'mine'; choose one of"),
     ],

@@ -1,4 +1,4 @@
-"""How far something is: told by whoever does it through a plain callback, shown by the command or by a notebook."""
+"""Progress reports by a callback, shown by the command line or in a notebook."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from html import escape
 from importlib import import_module
 from typing import Any, Protocol, TextIO
 
-_notes: set[str] = set()  # that were shown
-SECONDS_BETWEEN_LOOKS = 0.2  # a notebook keeps all that is sent to it
+SECONDS_BETWEEN_LOOKS = 0.2  # limits updates, since a notebook stores all of them
+_notes: set[str] = set()  # warnings that were shown
 
 
 class Progress(Protocol):
-    """Takes news of one thing under way; it has ended when `done` reaches `of`."""
+    """Receives the progress of a task, which has ended when `done` reaches `of`."""
 
     def __call__(self, what: str, done: float, of: float, detail: str = "") -> None: ...
 
 
 def quiet(what: str, done: float, of: float, detail: str = "") -> None:
-    """For whoever does not want to know."""
+    """Ignore progress."""
 
 
 def here() -> Progress:
-    """What shows progress where this runs: bars below the cell of a notebook, elsewhere nothing."""
+    """Return bars below the cell in a notebook, and `quiet` elsewhere."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return quiet if getattr(shell, "kernel", None) is None else NotebookBars(import_module("IPython.display"))
 
 
 class NotebookBars:
-    """A bar for each thing under way, below the cell; the last word of what ended stays."""
+    """A bar per running task below the cell; the result of the last finished task stays."""
 
     def __init__(self, display: Any) -> None:
         self._display = display  # the module IPython.display
@@ -60,7 +60,7 @@ class NotebookBars:
 
 
 def by_rounds(progress: Progress, what: str) -> Callable[[int, int], None]:
-    """For whoever says after every round how many are done, and how many there are."""
+    """Return a callback that takes the number of completed rounds and of all rounds."""
     return lambda done, rounds: progress(what, done, rounds, f"round {done:,} of {rounds:,}")
 
 

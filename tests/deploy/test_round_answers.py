@@ -46,7 +46,7 @@ def test_messages_come_in_the_order_in_which_clients_were_asked(plan, state):
     ("changes", "word"),
     [
         ({"size": 5}, "names 5 interactions, and was asked for 4"),
-        ({"sender": 2}, "comes from 2, who was not asked"),
+        ({"sender": 2}, "comes from 2, which was not asked"),
         ({"round": 2}, "left out"),
         ({"value": np.nan}, "left out"),
     ],

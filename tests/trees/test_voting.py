@@ -165,7 +165,7 @@ def sent(**parts):
         ("grow-votes", sent(votes=b"\xff\x80"), "9 features are named, and 2 may be"),
         ("grow-votes", sent(votes=b"\x00\x01"), "named beyond the 9"),
         ("grow-votes", sent(votes=b"\x80"), "take 2 bytes, and 1 came"),
-        ("grow-votes", sent(votes=b"\x80\x00\x00"), "expected were at most 2|too many"),
+        ("grow-votes", sent(votes=b"\x80\x00\x00"), "at most 2 were expected|too many"),
         (
             "grow-votes",
             lambda label, answer: pack(label, {"number": np.array([4]), "votes": b"\x80\x00"}),

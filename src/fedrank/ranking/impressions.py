@@ -1,4 +1,4 @@
-"""Impressions of simulated clients, one client after the other: for tests, attacks, and methods from outside."""
+"""Impressions of simulated clients, one client at a time: for tests, attacks and user-defined methods."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from fedrank.types import (
 
 @dataclass(frozen=True)
 class SimulatedImpressions:
-    """The impressions of one simulated client, drawn as the compiled loop of a simulation draws them."""
+    """The impressions of one simulated clientwith the same random draws as in the compiled simulation."""
 
     clients: SimulatedClients  # of one client
     own: OwnChance
     learner: Learner
-    qualities: list[float] = field(default_factory=list)  # nDCG@10 of every list that was shown
+    qualities: list[float] = field(default_factory=list)  # nDCG@10 of every list shown
 
     def __len__(self) -> int:
         return int(self.clients.interactions[0])
@@ -87,12 +87,12 @@ class SimulatedImpressions:
         return Logged(data.features[rows], data.labels[rows], drawn)
 
     def search(self, number: int) -> tuple[int, int]:
-        """The query of search number `number`, and the user who asks it (a row of the click tables)."""
+        """The query of search number `number`and its user (a row of the click tables)."""
         query, stream = self._stream(number)
         return query, self._user(stream)
 
     def _stream(self, number: int) -> tuple[int, np.uint64]:
-        """The query of search number `number`, and its stream."""
+        """The query of search number `number`and its random stream."""
         clients, chance = self.clients, kernels.chance
         place = int(clients.at[0]) + number if len(clients.at) else number
         own = np.uint64(chance.stream(self.own.chance.key("learn"), self.own.id))
@@ -135,9 +135,9 @@ def learn_one_by_one(
     chance: Chance,
     correction: LocalCorrection = NO_CORRECTION,
 ) -> Learned:
-    """What simulated clients learn with `from_impressions`, one client after the other.
+    """Return what simulated clients learn with `from_impressions`, one client at a time.
 
-    Slow, but it needs nothing compiled, and it is the function that a deployed client uses.
+    Slow, but it needs no compiled code, and it is the function that a deployed client uses.
     """
     starts = np.broadcast_to(start, (len(clients), start.shape[-1])).astype(np.float32)
     found: list[Learned] = []
@@ -164,9 +164,9 @@ def learn_one_by_one(
 
 @dataclass(frozen=True)
 class ImpressionLearner:
-    """Base class for learners of your own that learn from one result list at a time; define `step`.
+    """Base class for user-defined learners that learn from one result list at a time; define `step`.
 
-    A simulation calls it for one client after the other, so it is slower than the compiled learners.
+    A simulation calls it for one client at a time, so it is slower than the compiled learners.
 
     >>> from dataclasses import dataclass
     >>> import fedrank as fr
@@ -188,7 +188,7 @@ class ImpressionLearner:
     ranker: Ranker = field(default_factory=Linear)
 
     def step(self, weights: Weights, impression: Impression) -> Weights:
-        """The model after one more result list with its clicks; `weights` are in double precision."""
+        """Return the model after one more result list with its clicks; `weights` are in double precision."""
         raise NotImplementedError(f"{type(self).__name__} must define step(self, weights, impression)")
 
     def from_impressions(
@@ -203,7 +203,7 @@ class ImpressionLearner:
             weights = self.step(weights, impressions.drawn(weights.astype(np.float32), number))
             if np.shape(weights) != start.shape:
                 raise ValueError(
-                    f"{type(self).__name__}.step returned weights of shape {np.shape(weights)}; the model has "
+                    f"{type(self).__name__}.step returned weights of shape {np.shape(weights)}, but the model has "
                     f"{start.shape}"
                 )
         return Learned((weights - start).astype(np.float32)[None], Observed(np.full(1, np.nan)))

@@ -202,7 +202,7 @@ def test_what_a_command_that_was_killed_left_goes_when_it_is_given_again(log, fe
     code, out, err = fedrank("forget", "person", "user1", "--data", named, "--yes")
     assert code == 2
     assert "Deleted temporary files beside" in out
-    assert "1 were forgotten there before, see forgotten-*.json there" in err
+    assert "1 users were removed earlier, see forgotten-*.json in the folder" in err
     assert not old.exists()
     assert not kept.exists()
 

@@ -84,7 +84,7 @@ def test_a_search_log_is_scored_and_measured_by_its_latest_entries(tmp_path):
     assert len(quality.query_ids) == len(entries)
     line = next(iter(score_lines(tmp_path / "ones.json", str(folder), trec="mine")))
     assert line.split()[2] in log.documents
-    with pytest.raises(FileNotFoundError, match="is no data set of a search log"):
+    with pytest.raises(FileNotFoundError, match="is not a data set of a search log"):
         evaluate_model(tmp_path / "ones.json", str(tmp_path), ["mrr@10"])
 
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_used(tmp_path, data):
     model = model_file(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"'mq2009' is not a file or a data set; did you mean .mq2008.\?"):
         evaluate_model(model, "mq2009", ["map"])
-    with pytest.raises(FileNotFoundError, match="is no data set of a search log"):
+    with pytest.raises(FileNotFoundError, match="is not a data set of a search log"):
         evaluate_model(model, str(tmp_path), ["map"])
     with pytest.raises(ValueError, match="no measure 'mpa'"):
         evaluate_model(model, data, ["mpa"])
