@@ -145,7 +145,7 @@ def test_a_federation_through_a_folder_from_the_first_word_to_the_model(fedrank,
     assert run.status == "finished"
     rows = (run.path / "sites.csv").read_text().splitlines()
     assert rows[0] == "round,site,seconds,bytes_down,bytes_up,refused"
-    assert any("clinic-c" in row and "is not accepted at this site" in row for row in rows)
+    assert any("clinic-c" in row and "has not been accepted at this site" in row for row in rows)
     assert len((run.path / "clients.csv").read_text().splitlines()) == 3  # two sites report their quality
     for name in SITES[:2]:
         [model] = Path(name, "models").glob("*/model.json")
@@ -190,7 +190,7 @@ def test_a_site_leaves_and_the_model_forgets_it(fedrank, monkeypatch):
     code, out, err = fedrank(*leaving, "--method", "fed-remove", "--name", "removed")
     assert code == 0, out + err
     code, _, err = fedrank(*leaving[:2], "--site", "clinic-x", "--home", "hub")
-    assert (code, "does not take part" in err) == (2, True)
+    assert (code, "does not participate" in err) == (2, True)
 
 
 def test_a_home_stores_its_shared_folder(fedrank, monkeypatch, tmp_path):
@@ -205,11 +205,11 @@ def test_a_home_stores_its_shared_folder(fedrank, monkeypatch, tmp_path):
     monkeypatch.chdir("elsewhere")
     hub, clinic = tmp_path / "hub", tmp_path / "clinic-a"
     code, _, err = fedrank("approve", "clinic-b", "--home", hub)
-    assert (code, "no site 'clinic-b' waits" in err) == (2, True)
+    assert (code, "no request of site 'clinic-b'" in err) == (2, True)
     code, out, _ = fedrank("approve", "clinic-a", "--home", hub, typed="n\n")
     assert (code, own in out) == (1, True)
     code, _, err = fedrank("approve", "clinic-a", "--fingerprint", coordinator, "--home", hub)
-    assert (code, "asks with the key" in err) == (2, True)
+    assert (code, "uses the key" in err) == (2, True)
     code, out, _ = fedrank("approve", "clinic-a", "--home", hub, typed="y\n")
     assert (code, "clinic-a participates with id 0" in out) == (0, True)
     assert fedrank("start", "--once", "--home", clinic)[:2] == (0, "")
@@ -281,7 +281,7 @@ def test_show_before_and_accept_after(fedrank):
     consent.propose(folder, plan)
     code, out, _ = fedrank("show", "first", "--home", folder)
     assert code == 0
-    for said in ("What leaves this site", "What would be refused", "What it costs", "What is not covered"):
+    for said in ("What this site sends", "What would be refused", "What it costs", "What is not covered"):
         assert said in out
     assert f"fedrank deploy accept first --home {folder}" in out
     _, out, _ = fedrank("show", "first", "--home", folder, "--json")
@@ -298,7 +298,7 @@ def test_show_before_and_accept_after(fedrank):
     consent.propose(folder, changed)
     code, _, err = fedrank("accept", changed.digest[:12], "--home", folder, "--yes")
     assert code == 2
-    assert "the key of 'clinic-b' is another one" in err
+    assert "the key of 'clinic-b' differs" in err
     code, _, _ = fedrank("accept", changed.digest[:12], "--home", folder, "--yes", "--new-key", "clinic-b")
     assert code == 0
     code, _, _ = fedrank("refuse", plan.digest[:12], "--because", "the board said no", "--home", folder)
@@ -399,7 +399,7 @@ def test_invite_checks_names_like_init(fedrank, monkeypatch):
     monkeypatch.setattr("fedrank.deploy.flare_kit.invite", lambda home, entry: invited.append(entry) or Path("d.json"))
     code, _, err = fedrank("invite", "clinic d", "D", 3)
     assert code == 2
-    assert "no certificate can carry it" in err
+    assert "certificates allow at most 64 letters" in err
     code, out, _ = fedrank("invite", "clinic-d", "D", 3)
     assert (code, out) == (0, "Send: d.json\n")
     assert (invited[0].name, invited[0].id) == ("clinic-d", 3)
@@ -430,8 +430,8 @@ def test_run_refuses_before_anything_is_submitted(fedrank):
     home = coordinators_home()
     members = json.loads((home / "sites.json").read_text())
     for change, said in (
-        ("clients.click_model=navigational", "clients.click_model: belongs to a simulation"),
-        ("clients.count=4", "clients.count: 4 where 3 take part"),
+        ("clients.click_model=navigational", "clients.click_model: is valid only in a simulation"),
+        ("clients.count=4", "clients.count: 4, but 3 participate"),
         ("aggregator.name=my_lab:Mine", "my_lab:Mine"),
         ("aggregator.name=krum", "aggregator:"),
     ):
@@ -443,7 +443,7 @@ def test_run_refuses_before_anything_is_submitted(fedrank):
         one["state"] = "left"
     (home / "sites.json").write_text(json.dumps(members))
     code, _, err = fedrank("run", "my.toml", "--home", home)
-    assert (code, "nobody has joined federation 'f'" in err) == (2, True)
+    assert (code, "no site has joined federation 'f'" in err) == (2, True)
 
 
 def test_run_hands_every_run_with_its_plan_to_the_engine(fedrank, monkeypatch):
@@ -454,7 +454,7 @@ def test_run_hands_every_run_with_its_plan_to_the_engine(fedrank, monkeypatch):
         asked.append((task, plan))
         say("the server is away")
         if plan.seed == 2:
-            raise RuntimeError("3 jobs in a row got nowhere")
+            raise RuntimeError("3 consecutive jobs made no progress")
         return "interrupted"
 
     monkeypatch.setattr("fedrank.deploy.flare_jobs.run_deployed", run_deployed)
@@ -464,7 +464,7 @@ def test_run_hands_every_run_with_its_plan_to_the_engine(fedrank, monkeypatch):
     assert {site.name for site in asked[0][1].sites} == set(SITES)
     assert asked[0][1].sites[0].identity == "01" * 32
     assert "the server is away" in out
-    assert "3 jobs in a row got nowhere" in out
+    assert "3 consecutive jobs made no progress" in out
     assert "Stopped. 1 not finished" in out
 
 
@@ -493,10 +493,12 @@ def test_readmit(fedrank, monkeypatch):
     code, _, err = fedrank(*again)
     assert (code, "fold-1-seed-1" in err) == (2, True)
     (run / "spec.toml").write_text(to_toml(read_spec("my.toml").base))
-    (run / "left-out.json").write_text(json.dumps({"clinic-b": "left out after 3 refusals", "clinic-c": "too"}))
+    (run / "left-out.json").write_text(
+        json.dumps({"clinic-b": "excluded after 3 consecutive invalid answers", "clinic-c": "too"})
+    )
     code, out, _ = fedrank(*again)
     assert code == 130
-    assert "left out after 3 refusals" in out
+    assert "excluded after 3 consecutive invalid answers" in out
     assert json.loads((run / "left-out.json").read_text()) == {"clinic-c": "too"}
     code, _, err = fedrank(*again)
     assert (code, "clinic-c" in err) == (2, True)
@@ -520,13 +522,13 @@ def test_backup_and_restore(fedrank):
         (("stop", "--home", "nowhere"), "neither site.toml nor federation.toml"),
         (("start", "--home", "nowhere"), "neither site.toml nor federation.toml"),
         (("start", "--unit", "--home", "nowhere"), "neither site.toml nor federation.toml"),
-        (("show", "--home", "nowhere"), "no site.toml at nowhere"),
-        (("show", "abcdef123456", "--home", "nowhere"), "no site.toml at nowhere"),
-        (("show", "abcdef123456", "--home", "clinic-a"), "plans that came here: none"),
-        (("refuse", "abcdef123456", "--because", "x", "--home", "clinic-a"), "plans that came here: none"),
+        (("show", "--home", "nowhere"), "nowhere has no site.toml"),
+        (("show", "abcdef123456", "--home", "nowhere"), "nowhere has no site.toml"),
+        (("show", "abcdef123456", "--home", "clinic-a"), "plans received at this site: none"),
+        (("refuse", "abcdef123456", "--because", "x", "--home", "clinic-a"), "plans received at this site: none"),
         (("accept", "no.toml", "--home", "clinic-a"), "no.toml"),
-        (("init", "--folder", "shared", "--name", "a b", "--home", "hub"), "no certificate can carry it"),
-        (("init", "no.toml"), "no no.toml at"),
+        (("init", "--folder", "shared", "--name", "a b", "--home", "hub"), "certificates allow at most 64 letters"),
+        (("init", "no.toml"), "has no no.toml"),
         (("init",), "give federation.toml for NVFLARE, or --folder SHARED and --name NAME"),
         (("init", "--folder", "shared"), "needs --folder SHARED and --name NAME"),
         (("join", "no.json"), "no file or folder no.json"),

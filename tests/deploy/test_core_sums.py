@@ -103,13 +103,17 @@ def test_a_plan_with_another_key_for_a_partner_is_refused(tmp_path):
     other = Plan.load(json.dumps(content).encode())
     with Site.open(trial.folders["clinic-a"]) as site:
         answer = site.answer(protocol.request("hello", other.run, plan=other.dump()))
-        assert b"another one than was compared here" in answer
+        assert b"differs from the one compared before" in answer
         assert b"say hello first" in site.answer(protocol.request("share", other.run, 1, roster=b""))
 
 
 @pytest.mark.parametrize(
     ("change", "word"),
-    [("", b"no key of clinic-b"), ("own", b"another key for this site"), ("twice", b"one key, so that one pretends")],
+    [
+        ("", b"no key of clinic-b"),
+        ("own", b"key of this site in the plan is not its own"),
+        ("twice", b"same key, so one site could impersonate"),
+    ],
 )
 def test_keys_of_a_plan_that_cannot_be(tmp_path, monkeypatch, change, word):
     trial = RealTrial(tmp_path, LINEAR + SUM)
@@ -219,7 +223,7 @@ def test_a_site_that_spoils_sums_is_left_out(tmp_path):
     assert trial.run(spoil) == "finished"
     left_out = json.loads((trial.task.folder / "left-out.json").read_text())
     assert list(left_out) == ["clinic-d"]
-    assert "3 sums that it spoiled" in left_out["clinic-d"]
+    assert "excluded after spoiling 3 sums" in left_out["clinic-d"]
     assert trial.paid("clinic-a") == 4
     assert json.loads((trial.task.folder / "privacy.json").read_text())["participations_charged"] == 4
 

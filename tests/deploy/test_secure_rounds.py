@@ -121,7 +121,7 @@ def test_a_site_that_spoils_three_sums_is_left_out(monkeypatch):
         one = sites.try_sum(number)
         assert one.total is None
         assert one.why == {"clinic-c": "shares do not fit; nothing is added up"}
-    assert "3 sums that it spoiled" in sites.calls.left_out["clinic-c"]
+    assert "excluded after spoiling 3 sums" in sites.calls.left_out["clinic-c"]
 
 
 def test_only_the_protocol_of_secure_sums_is_one():

@@ -219,9 +219,9 @@ def test_a_site_corrects_by_its_own_log(log, static, tmp_path):
     with pytest.raises(NotIdentifiable, match="no document changed its position"):
         open_data_source(site_settings(policy, SiteData(log=str(static), normalise="none")), plan)
     made_up = load_share(SiteData(log=str(made_up_log(tmp_path / "log", [0, 1, 0]))))
-    assert any("lists of this site's log were made up" in line for line in differences(made_up, plan))
+    assert any("the lists of this site's log are synthetic" in line for line in differences(made_up, plan))
     shared = read_tables(tables(log, {"propensities": "shared"}, clients={"count": 2})).base
-    assert any("nobody sees the clicks of all sites" in line for line in only_simulated(shared))
+    assert any("no party sees the clicks of all sites" in line for line in only_simulated(shared))
 
 
 def test_trust_is_corrected_where_it_is_asked_for(tmp_path):
