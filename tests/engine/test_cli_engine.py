@@ -40,7 +40,7 @@ def test_features(fedrank, tmp_path, to):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("features", "engine-2", "--to", "solr", "--out", "e"), "no features 'engine-2'"),
+        (("features", "engine-2", "--to", "solr", "--out", "e"), "unknown feature set 'engine-2'"),
         (("features", "engine-1", "--to", "x", "--out", "e"), "unknown engine 'x'"),
         (("features", "engine-1", "--to", "solr", "--out", "e", "--title", "a'b"), 'title = "a\'b"'),
         (("read-log", "nowhere", "--out", "t.txt"), "nowhere"),
