@@ -284,7 +284,7 @@ def _measures(assessed: Assessed, log: SearchLog | None) -> Section:
         (
             Points(tuple(points) or ("no file says anything of measures",)),
             _fill("access control, encryption of disks, logging of access, training of staff"),
-            _fill("how a worse model is noticed and taken back (fedrank trial), and by whom"),
+            _fill("how a worse model is noticed and taken back (fedrank engine trial), and by whom"),
         ),
     )
 
@@ -311,7 +311,7 @@ def _rights(assessed: Assessed, log: SearchLog | None) -> Section:
         parts.append(
             paragraph(
                 "Erasure: ",
-                Span(f"fedrank forget-person ID --data {log.folder}", style="code"),
+                Span(f"fedrank forget person ID --data {log.folder}", style="code"),
                 " removes a person's rows and names the runs whose models learned from them. It changes no model; the "
                 "receipt says what each still holds, and under which ε.",
             )
