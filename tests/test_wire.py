@@ -160,7 +160,7 @@ def test_no_more_is_read_than_was_expected():
     "label", [replace(LABEL, run=b"short"), replace(LABEL, kind=""), replace(LABEL, kind="seventeen letters")]
 )
 def test_labels_that_cannot_travel_are_refused_when_packed(label):
-    with pytest.raises(ValueError, match="16 bytes and a kind by 1 to 16 letters"):
+    with pytest.raises(ValueError, match="16 bytes and a kind 1 to 16 letters"):
         pack(label, PARTS)
 
 

@@ -263,9 +263,9 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.txt"
     os.mkfifo(pipe)
     for read_it in (read_letor, read_comments):
-        with pytest.raises(ValueError, match=r"pipe.txt is a pipe, where a file was expected"):
+        with pytest.raises(ValueError, match=r"pipe.txt is a pipe; name a file"):
             read_it(pipe)
-    with pytest.raises(ValueError, match="is a folder, where a file was expected"):
+    with pytest.raises(ValueError, match="is a folder; name a file"):
         read_letor(tmp_path)
 
 

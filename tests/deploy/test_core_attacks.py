@@ -318,7 +318,7 @@ class Lies:
                 lambda answer: self.earlier["clinic-a", wire.label_of(answer).round], "comes from 10"
             ),
             "oversized": (lambda answer: answer + bytes(100 << 20), "too many"),
-            "no message": (bundled(), "no message came"),
+            "no message": (bundled(), "no valid message"),
             "a message that is longer than it is": (bundled(2**31), "too long"),
             "two messages": (lambda answer: replace(
                 self.parts(answer)[1], messages=self.parts(answer)[1].messages * 2

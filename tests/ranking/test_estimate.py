@@ -161,7 +161,7 @@ def test_what_cannot_be_told_is_not():
     truth = made_up_queries(100)
     log = simulate_shown(truth, 2000, showing=STATIC)
     shown = results(log)
-    with pytest.raises(CannotTell, match="clicks cannot be estimated from this log: propensities are not identifiable"):
+    with pytest.raises(CannotTell, match="cannot be estimated from this log: propensities are not identifiable"):
         estimate_clicks(shown, np.zeros(len(shown)), truth.features)
     few = simulate_shown(made_up_queries(10), 4000)
     shown = results(few)

@@ -238,7 +238,7 @@ def test_where_little_moved_features_help():
         propensities_of(shown)
     found = propensities_of(shown, truth.features)
     assert found.how == REGRESSION
-    assert "relevance is taken to be a function of the features" in found.notes[0]
+    assert "assume that relevance is a function of the features" in found.notes[0]
     assert found.slope[1:3] == pytest.approx([1 / 2, 1 / 3], rel=0.3)
     never = propensities_of(replace(shown, clicked=shown.clicked & (shown.position < 5)), truth.features)
     assert never.how == REGRESSION

@@ -358,7 +358,7 @@ def changed(content: dict, where: str, value: object) -> None:
         ("notes.silo.seed", True, "seed = True"),
         ("notes.silo.more", 1, "of another version"),
         ("notes.silo.k", None, "of another version"),
-        ("format", "theirs", "not a model of fedrank"),
+        ("format", "theirs", "not a model file of fedrank"),
         ("version", 99, "newer than this fedrank"),
     ],
 )

@@ -23,10 +23,7 @@ FILE, RANDOM = "file", "random"
 GIVEN = "given"  # as a start: the model that reproduces the baseline ranking
 SHUFFLES = 100  # their mean is the value of a random order
 MAX_SCORES = 20_000_000  # in all shuffles; with many documents, fewer shuffles are used
-BM25 = (
-    "BM25 of whole document",
-    "BM25 of body",
-)  # preferred features, if present; otherwise the first with BM25 in its name
+BM25 = ("BM25 of whole document", "BM25 of body")  # preferred; otherwise the first feature with BM25 in its name
 
 _FEATURE = re.compile(r"feature (\d+)( \(.*\))?")
 

@@ -56,7 +56,7 @@ class CannotTell(ValueError):
     """The log does not determine what users would have clicked."""
 
     def __init__(self, because: str) -> None:
-        super().__init__(f"clicks cannot be estimated from this log: {because}")
+        super().__init__(f"cannot be estimated from this log: {because}")
         self.because = because
 
 

@@ -45,7 +45,7 @@ from fedrank.ranking.model import Model, save_model
 from fedrank.ranking.rankers import Linear
 from tests.made_up import made_up_data
 
-ROOM = "make room, then run the same command again"
+ROOM = "free disk space, then run the same command again"
 CHANGES = {"os.rename", "os.remove", "os.link", "os.mkdir", "os.rmdir", "os.truncate"}
 # A checkpoint stays where a run was killed after it had finished, and before it removed it.
 NOT_COMPARED = {"timing.csv", "lock", "lock.unfinished", "traceback.txt", "checkpoint.npz"}

@@ -77,8 +77,8 @@ def test_why_it_cannot_be_told(files, tmp_path):
     done = run("model", "estimate", files / "model.json", "--log", files / "static")
     assert done.exit_code == 1
     said = " ".join(done.output.split())
-    assert "The clicks cannot be estimated from this log: positions cannot be told" in said
-    assert "Random swaps of two neighbours in" in said
+    assert "The clicks cannot be estimated from this log: propensities are not identifiable" in said
+    assert "Random swaps of two adjacent results in" in said
     done = run("model", "estimate", files / "model.json", "--log", files / "static", "--json")
     assert (done.exit_code, list(json.loads(done.stdout))) == (1, ["cannot"])
     save_model(Model(Linear(), np.ones(3), 3), tmp_path / "three.json")
@@ -110,6 +110,6 @@ def test_places_and_their_file(files, tmp_path):
     assert given.propensities.how == "given"
     done = run("data", "propensities", files / "static")
     assert done.exit_code == 1
-    assert "Positions cannot be told from documents: no document changed its position" in " ".join(done.output.split())
+    assert "Propensities are not identifiable: no document changed its position" in " ".join(done.output.split())
     done = run("data", "propensities", files / "log", "--bias", "trust")
     assert "clicks by trust" in " ".join(done.output.split()) or done.exit_code == 1

@@ -151,7 +151,7 @@ def test_a_model_without_a_checksum_is_used_with_a_note(theirs, monkeypatch, cap
     assert call(monkeypatch, *evaluate) == 0
     assert capsys.readouterr() == (
         out,
-        "note: model.json carries no checksum, so that damage to it may go unnoticed\n",
+        "note: model.json has no checksum, so damage to the file may go unnoticed\n",
     )
 
 
@@ -220,7 +220,7 @@ def test_what_is_no_file_is_told_in_a_line(theirs, monkeypatch, capsys, what, na
     found, err = told_in_time(monkeypatch, capsys, *arguments)
     assert (found, "Traceback" in err) == (code, False), err
     if code:
-        assert f"{Path(name).name} is a {'pipe' if what == 'pipe' else 'device'}, where a file was expected" in err
+        assert f"{Path(name).name} is a {'pipe' if what == 'pipe' else 'device'}; name a file" in err
 
 
 PAID = Paid("server", 2.0, 1.0, 4, "participation", 1e-5, "client", "zero-out", "a test")

@@ -151,7 +151,7 @@ def test_a_full_disk_names_the_file_and_the_run_resumes_byte_for_byte(tmp_path, 
     folder = tmp_path / "runs" / "hard" / "only" / "fold-1-seed-1"
     code, said = ended(command("run", spec, "--out", tmp_path / "runs", "--workers", 1, limit=room))
     assert code == 1
-    line = f"{folder / 'rounds.csv'}: File too large; make room, then run the same command again"
+    line = f"{folder / 'rounds.csv'}: File too large; free disk space, then run the same command again"
     assert f"failed only, fold 1, seed 1: {line}" in said
     [run] = load_runs(folder)
     assert (run.status, run.reason) == ("failed", line)
@@ -186,7 +186,7 @@ def test_a_failure_that_cannot_be_written_is_told_by_its_first_cause(tmp_path, s
     monkeypatch.setattr("fedrank.experiments.runner.federated.perform_federated", fails)
     results = run_experiment(grid, "full", tmp_path)
     [(task, reason)] = results.failed
-    assert reason == f"{task.folder}: No space left on device; make room, then run the same command again"
+    assert reason == f"{task.folder}: No space left on device; free disk space, then run the same command again"
 
 
 def test_a_clock_that_jumps_back_changes_nothing(tmp_path, spec, monkeypatch):
