@@ -208,9 +208,7 @@ class LocalCorrection(NamedTuple):
 
     pull: float = 0.0  # at each step, moves back by rate x pull of the distance to the start
     drifts: NDArray[np.float64] | None = None  # [clients, parameters]: added to every gradient
-    personal: NDArray[np.float64] | None = (
-        None  # [clients, units]: last parameters of the model, personal to each client
-    )
+    personal: NDArray[np.float64] | None = None  # [clients, units]: personal last parameters of the model
 
 
 NO_CORRECTION = LocalCorrection()
@@ -272,9 +270,7 @@ class Logged(NamedTuple):
 
     features: Features
     relevance: NDArray[np.float32]  # [positions]; NaN: unknown
-    drawn: tuple[NDArray[np.float32], float, float] | None = (
-        None  # scores, temperature and keep probability of its sampling, if known
-    )
+    drawn: tuple[NDArray[np.float32], float, float] | None = None  # sampling scores, temperature, keep
 
 
 class Impressions(Protocol):

@@ -124,7 +124,7 @@ def bad_requests(trial: RealTrial) -> dict[str, tuple[object, str]]:
         "a round beyond": (relabelled(good, round=4), "between 1 and 3"),
         "a round far beyond": (relabelled(good, round=2**64 - 1), "between 1 and 3"),
         "a call of another round": (relabelled(good, round=2), "round 1, but round 2 was expected"),
-        "a call of another attempt": (relabelled(good, attempt=7), "attempt 0, expected was attempt 7"),
+        "a call of another attempt": (relabelled(good, attempt=7), "attempt 0, but attempt 7 was expected"),
         "from another site": (relabelled(good, sender=20), "which was not asked"),
         "one byte less": (good[:-1], "checksum"),
         "one bit flipped": (good[:-40] + bytes([good[-40] ^ 1]) + good[-39:], "checksum"),

@@ -56,9 +56,7 @@ class SearchLog:
         None  # [entries]: positions before the first document; 10 on the second page of ten
     )
     dwell: NDArray[np.float32] | None = None  # [entries, longest]: dwell time in seconds; NaN if unknown
-    scores: NDArray[np.float32] | None = (
-        None  # [entries, longest]: the scores that the list was sampled with; see `drawn`
-    )
+    scores: NDArray[np.float32] | None = None  # [entries, longest]: sampling scores; see `drawn`
 
     def __len__(self) -> int:
         return len(self.user)

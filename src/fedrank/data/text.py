@@ -31,9 +31,7 @@ def tokens(text: str) -> list[str]:
 class Tokeniser:
     """Splits a text into the words of `tokens`, optionally stemmed."""
 
-    stem: Literal["none", "english"] = (
-        "none"  # english: Snowball's stemmer, which maps "tests" and "testing" to one term
-    )
+    stem: Literal["none", "english"] = "none"  # english: the Snowball stemmer
 
     def __post_init__(self) -> None:
         if self.stem not in ("none", "english"):

@@ -54,10 +54,21 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_@%+-][A-Za-z0-9_.@%+-]{0,127}")
 _DEPTH = 9  # maximum number of folders above a file
 # Files at the top level, and folders with their contents. Of a kit: what was created for it, without runtime files.
 _FILES = {
-    "site": {"site.toml", IDENTITY, "seed", "partners.json", "folder.json", "invitation.json", LEFT, RESTORED},
+    "site": {
+        "site.toml",
+        IDENTITY,
+        "seed",
+        "partners.json",
+        "folder.json",
+        "transport.json",
+        "invitation.json",
+        LEFT,
+        RESTORED,
+    },
     "home": {
         "federation.toml",
         "federation.json",
+        "transport.json",
         IDENTITY,
         "sites.json",
         "records.jsonl",

@@ -224,9 +224,7 @@ class Dirichlet:
     """
 
     concentration: float = 0.5  # small: a class belongs to few clients; large: all clients get equal shares
-    over: str = (
-        "grade"  # class of a query: its relevance label (default), or a file with lines of: query id, tab, topic
-    )
+    over: str = "grade"  # classes: relevance labels (default), or a file with lines of: query id, tab, topic
 
     def __post_init__(self) -> None:
         if not (self.concentration > 0 and math.isfinite(self.concentration)):

@@ -35,7 +35,7 @@ class Add:
 
 @dataclass(frozen=True)
 class Momentum:
-    """Gradient descent with momentum (Polyak, 1964; as in FedAvgM, Hsu et al., 2019)."""
+    """Momentum: earlier changes continue to act (Polyak, 1964; as in FedAvgM, Hsu et al., 2019)."""
 
     rate: float = 1.0
     momentum: float = 0.9  # decay of earlier changes, at least 0 and below 1

@@ -229,9 +229,7 @@ class CudaDevice:
         found = self._loops[loop]
         if memory > found.max_dynamic_shared_size_bytes:
             found.max_dynamic_shared_size_bytes = memory
-            found.preferred_shared_memory_carveout = (
-                100  # per cent of the memory that is divided between shared memory and cache
-            )
+            found.preferred_shared_memory_carveout = 100  # per cent of the memory shared with the cache
         return found
 
     def _guarded(self, take: Any, size: int) -> Any:

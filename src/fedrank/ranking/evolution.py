@@ -61,9 +61,7 @@ class Evolution:
     deviation: float = 0.01  # σ of the noise, in the unit of weights
     reward: Literal["max-rr", "dcg"] = "max-rr"  # 1 / rank of the first click, or DCG of all clicks, in the top 10
     truth: float = 1.0  # p: probability of reporting the true reward; 1: no privacy
-    chance: Literal["independent", "shared"] = (
-        "independent"  # random streams of noise, queries and clicks: separate, or one (published code)
-    )
+    chance: Literal["independent", "shared"] = "independent"  # one random stream each, or one for all (published code)
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"rewards"})
     message: ClassVar[np.dtype[Any]] = MESSAGE  # what a client sends

@@ -61,14 +61,10 @@ class Pdgd:
     ranker: Ranker = field(default_factory=Linear)
     rate: float = 0.1  # learning rate η, constant; gradients are not normalised
     batch: bool = False  # one step with the summed gradients of all interactions instead of one per interaction
-    lists: Literal["drawn", "logged"] = (
-        "drawn"  # lists shown: ten documents sampled by the model, or the list of a search log
-    )
+    lists: Literal["drawn", "logged"] = "drawn"  # ten documents sampled by the model, or the list of a search log
     temperature: float = 1.0  # of the sampling: scores are divided by it
     keep: float = 0.0  # probability that the best document stays first
-    clip_weights: float = (
-        0.0  # maximum L2 norm of the local model, applied after every step; 0: no limit (for fpdgd-paper)
-    )
+    clip_weights: float = 0.0  # maximum L2 norm of the local model after every step; 0: no limit (for fpdgd-paper)
     clip_gradients: float = 0.0  # maximum L2 norm of one interaction's gradient; 0: no limit; needs batch
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"steps"})

@@ -74,9 +74,7 @@ class Relu:
     """
 
     units: int = 10  # number of hidden units
-    start: Literal["zero", "normal"] = (
-        "zero"  # zero has no gradient, so it works only with evolution; normal is the start of `mlp`
-    )
+    start: Literal["zero", "normal"] = "zero"  # zero has no gradient and needs evolution; normal is as in `mlp`
 
     def __post_init__(self) -> None:
         if self.units < 1:
