@@ -1,4 +1,4 @@
-"""Words of the code as Markdown, for all hooks that make pages of them."""
+"""Docstrings and comments as Markdown, for the hooks that make pages from code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def prose(text: str | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """Docstrings are plain text but for their code: what Markdown would take for emphasis or a tag is none."""
+    """Escape what Markdown would read as emphasis or a tag, outside code."""
     parts = text.split("`")
     parts[::2] = [re.sub(r"([*_])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
     return "`".join(parts)

@@ -1,7 +1,7 @@
-"""What the search of the site knows: every section of every page, as a script, because a page that was opened from a
-file may load scripts but fetch nothing.
+"""The search index of the site: every section of every page, as a script, because a page that was opened from a file
+may load scripts but not fetch data.
 
-MkDocs runs this as a hook (see mkdocs.yml). `theme/site.js` reads what is written here.
+MkDocs runs this as a hook (see mkdocs.yml). `theme/site.js` reads it.
 """
 
 from __future__ import annotations

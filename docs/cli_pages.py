@@ -1,0 +1,60 @@
+"""Every command of fedrank as Markdown, read from the program; it replaces a marker in `reference/cli.md`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+from prose import cell, code
+
+from fedrank.cli import app
+
+MARKER = "<!-- every command -->"
+
+
+def cli_commands() -> str:
+    """Markdown: a section for each top-level command, and below it one for each of its commands."""
+    root = typer.main.get_command(app)
+    return "\n\n".join(part for name, command in _shown(root) for part in _section(command, name, 2)) + "\n"
+
+
+def _shown(group: Any) -> list[tuple[str, Any]]:
+    return [(name, command) for name, command in group.commands.items() if not command.hidden]
+
+
+def _section(command: Any, name: str, depth: int) -> Iterator[str]:
+    yield f"{'#' * depth} {name}"
+    yield cell(" ".join((command.help or "").split()))
+    if hasattr(command, "commands"):
+        for inner, one in _shown(command):
+            yield from _section(one, f"{name} {inner}", min(depth + 1, 4))
+        return
+    if examples := list(_examples(command.epilog or "")):
+        yield "```bash\n" + "\n".join(examples) + "\n```"
+    rows = [row for parameter in command.params if (row := _row(parameter))]
+    if rows:
+        yield "\n".join(["| Argument or option | Default | Meaning |", "|---|---|---|", *rows])
+
+
+def _examples(epilog: str) -> Iterator[str]:
+    """The command lines at the end of the help of a command."""
+    for part in epilog.partition(":")[2].split("·"):
+        line = " ".join(part.split())
+        if line.startswith("fedrank "):
+            yield line
+
+
+def _row(parameter: Any) -> str | None:
+    if parameter.hidden or "--help" in parameter.opts:
+        return None
+    is_option = parameter.opts[0].startswith("-")
+    names = ", ".join(code(name) for name in (*parameter.opts, *parameter.secondary_opts))
+    if not is_option:
+        names = code((parameter.metavar or parameter.name).upper())
+    default = "required" if parameter.required else _default(parameter.default)
+    return f"| {names} | {default} | {cell(' '.join((parameter.help or '').split()))} |"
+
+
+def _default(value: Any) -> str:
+    return "" if value in (None, False, (), []) or callable(value) else code(str(value))
