@@ -32,9 +32,16 @@ def _section(command: Any, name: str, depth: int) -> Iterator[str]:
         return
     if examples := list(_examples(command.epilog or "")):
         yield "```bash\n" + "\n".join(examples) + "\n```"
-    rows = [row for parameter in command.params if (row := _row(parameter))]
-    if rows:
-        yield "\n".join(["| Argument or option | Default | Meaning |", "|---|---|---|", *rows])
+    options = [option for option in command.params if "--help" not in option.opts]
+    if listed := [_row(option) for option in options if not option.hidden]:
+        yield _table("Argument or option", listed)
+    if hidden := [_row(option) for option in options if option.hidden]:
+        yield "The help of the command does not list these options; `--config` can set them, too:"
+        yield _table("Option", hidden)
+
+
+def _table(title: str, rows: list[str]) -> str:
+    return "\n".join([f"| {title} | Default | Meaning |", "|---|---|---|", *rows])
 
 
 def _examples(epilog: str) -> Iterator[str]:
@@ -45,9 +52,7 @@ def _examples(epilog: str) -> Iterator[str]:
             yield line
 
 
-def _row(parameter: Any) -> str | None:
-    if parameter.hidden or "--help" in parameter.opts:
-        return None
+def _row(parameter: Any) -> str:
     is_option = parameter.opts[0].startswith("-")
     names = ", ".join(code(name) for name in (*parameter.opts, *parameter.secondary_opts))
     if not is_option:
@@ -57,4 +62,4 @@ def _row(parameter: Any) -> str | None:
 
 
 def _default(value: Any) -> str:
-    return "" if value in (None, False, (), []) or callable(value) else code(str(value))
+    return "" if value is None or value is False or value in ((), []) or callable(value) else code(str(value))
