@@ -407,7 +407,8 @@ def drafts(text: str, settings: SiteSettings, own: RankingData | None) -> list[P
     """
     tables = parse_toml(text)
     data = tables.get("data")
-    agreed = {key: data[key] for key in ("folds", "propensities", "bias") if key in data} if isinstance(data, dict) else {}
+    given = data if isinstance(data, dict) else {}
+    agreed = {key: given[key] for key in ("folds", "propensities", "bias") if key in given}
     grid = read_tables(tables | {"data": {"name": ELSEWHERE, "folds": [1]} | agreed}, here=False)
     found = []
     for variant in grid.variants:
