@@ -17,8 +17,8 @@ help:  ## list these targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: $(DEMO)  ## two minutes: a federation learns, is attacked and forgets; writes demo.html
-	$(BIN)/fedrank demo --out runs --report demo.html
-	@echo "Search on your own device, to try in a browser: $(BIN)/fedrank search demo"
+	$(BIN)/fedrank run demo
+	@echo "Search your own documents in a browser: $(BIN)/fedrank search serve --demo"
 
 test: $(READY)  ## a few minutes: every test that needs no other process, browser or build
 	$(PYTEST) -m 'not ($(REST) or smoke)'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,9 +12,13 @@ import typer
 from fedrank.cli.shared import (
     FAILED,
     MAX_WAIT,
+    AsJson,
     Changes,
+    MethodChanges,
     Name,
+    Quiet,
     Spec,
+    Yes,
     label_of,
     new_console,
     print_failures,
@@ -23,82 +28,150 @@ from fedrank.cli.shared import (
 )
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedrank.deploy.data_sources import SiteSplit
+    from fedrank.deploy.make_plans import Do
     from fedrank.deploy.plan import Plan
     from fedrank.deploy.settings import SiteSettings
     from fedrank.deploy.unlearning import Departure
     from fedrank.experiments.spec.grid import Grid
 
 deploy_app = typer.Typer(
-    help="Organisations train together: a coordinator, and sites that keep their data.", no_args_is_help=True
+    help="Train with other organisations: a coordinator, and sites that keep their data.", no_args_is_help=True
 )
-folder_app = typer.Typer(
-    help="The same through a shared folder, without a server; noise on the client only.", no_args_is_help=True
-)
-deploy_app.add_typer(folder_app, name="folder")
 
-Home = Annotated[Path, typer.Option(help="Folder of the coordinator, or of the site.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
-Because = Annotated[str, typer.Option(help="Why; it goes into the records.")]
+Home = Annotated[Path, typer.Option(help="Folder of the coordinator or of the site.")]
+Because = Annotated[str, typer.Option(help="Reason; it is recorded.")]
 Planned = Annotated[
-    str, typer.Argument(metavar="SPEC", help="A plan that came here (digits, name or file), or a spec in TOML.")
+    str,
+    typer.Argument(metavar="SPEC", help="Plan that this site received (first digits, name or file), or a TOML spec."),
 ]
-Out = Annotated[Path | None, typer.Option(help="Folder for results; runs in the home if not given.")]
-Shared = Annotated[Path, typer.Argument(help="The folder that all share.")]
-Fingerprint = Annotated[str, typer.Option(help="What you were told by telephone.")]
-RunFolder = Annotated[Path, typer.Argument(help="Folder of a finished run between sites.")]
-LeavingSites = Annotated[list[str], typer.Option("--site", help="Who leaves; may be repeated.")]
-Method = Annotated[str, typer.Option(help="How: retrain, fed-eraser, fed-remove or fine-tune.")]
-MethodChanges = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one setting of the method; may be repeated."),
+Out = Annotated[Path | None, typer.Option(help="Folder for the results. Default: runs in the home.")]
+SiteId = Annotated[
+    int | None,
+    typer.Option(min=0, max=1_000_000, help="Id of the site, as agreed with the coordinator; with a shared folder."),
 ]
 
 
-# Who belongs
+# Members
 
 
-@deploy_app.command(epilog="Example:  fedrank deploy init federation.toml --home clinics")
+@deploy_app.command(
+    epilog="Examples:  fedrank deploy init federation.toml --home clinics  ·  fedrank deploy init --folder shared "
+    "--name clinics --home coordinator"
+)
 def init(
-    federation: Annotated[Path, typer.Argument(help="federation.toml: name, host, port, sites and people.")],
-    home: Annotated[Path | None, typer.Option(help="Folder to make; the federation's name if not given.")] = None,
+    federation: Annotated[
+        Path | None, typer.Argument(help="For NVFLARE: federation.toml with name, host, port, sites and people.")
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(metavar="SHARED", help="Shared folder that carries all messages, instead of NVFLARE."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="With --folder: name of the federation.")] = None,
+    home: Annotated[Path | None, typer.Option(help="Folder to create. Default: the name of the federation.")] = None,
 ) -> None:
-    """Begin a federation: its CA, the coordinator's kit, and an invitation for each site."""
+    """Create a federation that exchanges messages through NVFLARE or through a shared folder.
+
+    The home stores the choice. With NVFLARE, the command creates the CA, the kit of the coordinator, and an invitation
+    for each site.
+    """
+    console = new_console()
+    if folder is not None:
+        if federation is not None or name is None:
+            raise ValueError("a federation in a shared folder needs --folder SHARED and --name NAME, and no file")
+        fingerprint = _init_folder(folder, name, home or Path(name))
+        print_line(console, f"Federation {name}: {folder}")
+        print_line(console, "Fingerprint; sites compare it with you by telephone:")
+        print_line(console, fingerprint, style="bold")
+        print_line(console, f"A site joins with `fedrank deploy join {folder} --name SITE`.")
+        return
+    if federation is None or name is not None:
+        raise ValueError("give federation.toml for NVFLARE, or --folder SHARED and --name NAME for a shared folder")
     from fedrank.deploy.flare_kit import init
     from fedrank.deploy.settings import read_federation
 
     asked = read_federation(federation)
     made = init(home or Path(asked.name), asked, federation.read_text(encoding="utf-8-sig"))
-    console = new_console()
     print_line(console, f"Federation {asked.name}: {made.home}")
-    print_line(console, "Fingerprint, which sites compare with you by telephone:")
+    print_line(console, "Fingerprint; sites compare it with you by telephone:")
     print_line(console, made.fingerprint, style="bold")
     for path in made.invitations:
         print_line(console, f"Send: {path}")
-    print_line(console, "A site answers with `fedrank deploy request INVITATION`.")
+    print_line(console, "A site answers with `fedrank deploy join INVITATION`.")
+
+
+def _init_folder(shared: Path, name: str, home: Path) -> str:
+    from fedrank.deploy.folder_members import create_folder_federation
+    from fedrank.deploy.settings import check_name
+    from fedrank.deploy.transport import store_shared_folder
+
+    made = create_folder_federation(shared, home, check_name(name))
+    store_shared_folder(home, shared)
+    return made.fingerprint
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy invite clinic-d Clinic_D 3 --home clinics")
 def invite(
     name: Annotated[str, typer.Argument(help="Name of the new site.")],
-    organisation: Annotated[str, typer.Argument(help="Its organisation.")],
-    id: Annotated[int, typer.Argument(help="Its id, which nobody else has or had.")],
+    organisation: Annotated[str, typer.Argument(help="Organisation of the site.")],
+    id: Annotated[int, typer.Argument(help="Id of the site; no other site has or had it.")],
     home: Home = Path(),
 ) -> None:
-    """Invite one more site."""
+    """Invite another site to a federation that uses NVFLARE."""
     from fedrank.deploy.flare_kit import invite
     from fedrank.deploy.settings import new_entry
+    from fedrank.deploy.transport import require_nvflare
 
+    require_nvflare(home, "invite", "a site joins with `fedrank deploy join SHARED --name SITE`")
     print_line(new_console(), f"Send: {invite(home, new_entry(name, organisation, id))}")
 
 
-@deploy_app.command(epilog="Example:  fedrank deploy request clinic-a.json --home clinic-a")
-def request(
-    invitation: Annotated[Path, typer.Argument(help="The invitation that the coordinator sent.")],
-    home: Annotated[Path | None, typer.Option(help="Folder to make; the site's name if not given.")] = None,
+@deploy_app.command(
+    epilog="Examples:  fedrank deploy join clinic-a.json --home clinic-a  ·  fedrank deploy join clinic-a.signed.zip "
+    "--fingerprint SHA256:AB:CD... --home clinic-a  ·  fedrank deploy join shared --name clinic-a --id 0 --fingerprint "
+    "SHA256:66... --home clinic-a"
+)
+def join(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="Invitation (.json), then the signed answer (.signed.zip); or a shared folder.",
+        ),
+    ],
+    fingerprint: Annotated[
+        str | None,
+        typer.Option(help="Fingerprint of the coordinator, heard by telephone; with an answer or a shared folder."),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of this site; with a shared folder.")] = None,
+    id: SiteId = None,
+    home: Annotated[
+        Path | None, typer.Option(help="Folder of the site. Default: the name of the site, or the current folder.")
+    ] = None,
 ) -> None:
-    """Make this site's keys here, and a request without them."""
+    """Join a federation with an invitation, the signed answer, or a shared folder.
+
+    With an invitation, the command creates the keys and a request for the coordinator. With the signed answer, or with
+    a shared folder, it writes site.toml, which you complete.
+    """
+    import zipfile
+
+    if not source.exists():
+        raise FileNotFoundError(f"no file or folder {source}; give an invitation, a signed answer or a shared folder")
+    if source.is_dir():
+        _join_folder(source, home or Path(), name, id, fingerprint)
+        return
+    for option, given in (("--name", name), ("--id", id)):
+        if given is not None:
+            raise ValueError(f"{option} is for a shared folder; the invitation contains it; remove {option}")
+    if zipfile.is_zipfile(source):
+        _join_signed(source, home or Path(), fingerprint)
+    else:
+        _request(source, home)
+
+
+def _request(invitation: Path, home: Path | None) -> None:
     from fedrank.deploy.flare_kit import Invitation, request
     from fedrank.deploy.identity import fingerprint, read_identity
 
@@ -106,85 +179,141 @@ def request(
     path = request(invitation, folder)
     console = new_console()
     print_line(console, f"Send: {path}")
-    print_line(console, "Your fingerprint, which the coordinator and the other sites compare with you by telephone:")
+    print_line(console, "Your fingerprint; the coordinator and the other sites compare it with you by telephone:")
     print_line(console, fingerprint(read_identity(folder).public), style="bold")
-    print_line(console, "Keys are in the folder, and stay there.")
+    print_line(console, f"The private keys stay in {folder}. Then: fedrank deploy join SIGNED --home {folder}")
 
 
-@deploy_app.command(epilog="Example:  fedrank deploy approve clinic-a.request.zip --home clinics")
-def approve(
-    request: Annotated[Path, typer.Argument(help="The request of a site.")], home: Home = Path(), yes: Yes = False
-) -> None:
-    """Look at a request, compare the fingerprint by telephone, and sign it."""
-    from fedrank.deploy.flare_kit import approve, sign
-
-    applicant = approve(request, home)
-    console = new_console()
-    print_line(console, f"{'Renewal for' if applicant.renewal else 'Site'} {applicant.name}, id {applicant.id}")
-    print_line(console, f"Organisation: {applicant.organisation}")
-    print_line(console, f"Fingerprint: {applicant.fingerprint}")
-    if not yes:
-        typer.confirm("Did the site read you this fingerprint by telephone?", abort=True)
-    print_line(console, f"Send: {sign(applicant, home)}")
-    print_line(console, "The site goes on with `fedrank deploy join`, and your own fingerprint.")
-
-
-@deploy_app.command(
-    epilog="Example:  fedrank deploy join clinic-a.signed.zip --fingerprint SHA256:AB:CD... --home clinic-a"
-)
-def join(
-    signed: Annotated[Path, typer.Argument(help="What the coordinator signed.")],
-    fingerprint: Fingerprint,
-    home: Home = Path(),
-) -> None:
-    """Join: the site's folder, for its owner alone, with a site.toml to fill in."""
+def _join_signed(signed: Path, home: Path, fingerprint: str | None) -> None:
     from fedrank.deploy.flare_kit import join
     from fedrank.deploy.settings import SITE
 
+    if fingerprint is None:
+        raise ValueError("--fingerprint is missing; ask the coordinator for it by telephone")
     folder = join(signed, home, fingerprint)
     console = new_console()
     print_line(console, f"Joined: {folder}")
-    print_line(console, f"Fill in {folder / SITE}, then: fedrank deploy check --home {folder}")
+    print_line(console, f"Complete {folder / SITE}, then: fedrank deploy check --home {folder}")
+
+
+def _join_folder(shared: Path, home: Path, name: str | None, id: int | None, fingerprint: str | None) -> None:
+    from fedrank.deploy.folder_members import join_folder, read_invitation
+    from fedrank.deploy.settings import SITE, write_template
+    from fedrank.deploy.transport import store_shared_folder
+
+    if name is None or id is None or fingerprint is None:
+        raise ValueError("a shared folder needs --name and --id of this site, and --fingerprint of the coordinator")
+    own = join_folder(shared, home, name, fingerprint)
+    store_shared_folder(home, shared)
+    write_template(home, name, id, read_invitation(shared).name)
+    console = new_console()
+    print_line(console, "Your fingerprint; tell the coordinator by telephone:")
+    print_line(console, own, style="bold")
+    print_line(console, f"Complete {home / SITE}, then: fedrank deploy start --home {home}")
+
+
+@deploy_app.command(
+    epilog="Examples:  fedrank deploy approve clinic-a.request.zip --home clinics  ·  fedrank deploy approve clinic-a "
+    "--id 0 --fingerprint SHA256:66... --home coordinator"
+)
+def approve(
+    request: Annotated[
+        str, typer.Argument(help="Request of a site (.request.zip); in a shared folder, the name of the site.")
+    ],
+    fingerprint: Annotated[
+        str | None, typer.Option(help="Fingerprint of the site, heard by telephone. Default: you are asked.")
+    ] = None,
+    id: SiteId = None,
+    home: Home = Path(),
+    yes: Yes = False,
+) -> None:
+    """Admit a site after you have compared its fingerprint by telephone."""
+    from fedrank.deploy.transport import shared_folder
+
+    shared = shared_folder(home)
+    if shared is not None:
+        _approve_in_folder(shared, home, request, fingerprint, id, yes)
+        return
+    from fedrank.deploy.flare_kit import approve, sign
+
+    if id is not None:
+        raise ValueError("--id is for a shared folder; the invitation contains the id; remove --id")
+    applicant = approve(Path(request), home)
+    console = new_console()
+    print_line(console, f"{'Renewal for' if applicant.renewal else 'Site'} {applicant.name}, id {applicant.id}")
+    print_line(console, f"Organisation: {applicant.organisation}")
+    _compare(applicant.name, applicant.fingerprint, fingerprint, yes, console)
+    print_line(console, f"Send: {sign(applicant, home)}")
+    print_line(console, "The site continues with `fedrank deploy join` and your own fingerprint.")
+
+
+def _approve_in_folder(shared: Path, home: Path, name: str, fingerprint: str | None, id: int | None, yes: bool) -> None:
+    from fedrank.deploy.folder_members import applications, approve_in_folder
+
+    console = new_console()
+    if fingerprint is None:
+        waiting = {one.name: one.fingerprint for one in applications(shared, home)}
+        if name in waiting:
+            fingerprint = waiting[name]
+            print_line(console, f"Site {name}")
+            _compare(name, fingerprint, None, yes, console)
+    made = approve_in_folder(shared, home, name, fingerprint or "", id)
+    print_line(console, f"{made.name} participates with id {made.id}")
+
+
+def _compare(name: str, found: str, heard: str | None, yes: bool, console: Console) -> None:
+    """Compare a fingerprint with the one that was heard, or ask whether it was compared."""
+    from fedrank.deploy.identity import same_fingerprint
+
+    print_line(console, f"Fingerprint: {found}")
+    if heard is not None and not same_fingerprint(found, heard):
+        raise ValueError(
+            f"the request of {name!r} has the fingerprint {found}, not {heard}; do not approve it, and ask the site "
+            "again by telephone"
+        )
+    if heard is None and not yes:
+        typer.confirm("Did the site read you this fingerprint by telephone?", abort=True)
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy renew --home clinic-a")
 def renew(home: Home = Path()) -> None:
-    """Renew a certificate: of a site, as a request to be approved and joined; of a coordinator, at once."""
+    """Renew a certificate of NVFLARE: of a site, with a request to the coordinator; of the coordinator, at once."""
     from fedrank.deploy.flare_kit import renew
+    from fedrank.deploy.transport import require_nvflare
+
+    require_nvflare(home, "renew", "its keys do not expire")
 
     path = renew(home)
     console = new_console()
     if path.is_dir():
-        print_line(console, f"Renewed: {path}; a server that runs is started again with it")
+        print_line(console, f"Renewed: {path}; a running server restarts with it")
     else:
-        print_line(console, f"Send: {path}; then join what comes back, as the first time")
+        print_line(console, f"Send: {path}; then run `fedrank deploy join` with the signed answer")
 
 
 @deploy_app.command(epilog='Example:  fedrank deploy expel clinic-c --because "its key was stolen" --home clinics')
 def expel(
-    name: Annotated[str, typer.Argument(help="The site.")], because: Because, home: Home = Path(), yes: Yes = False
+    name: Annotated[str, typer.Argument(help="Name of the site.")],
+    because: Because,
+    home: Home = Path(),
+    yes: Yes = False,
 ) -> None:
-    """Shut a site out. What it sent before stays in models: see `unlearn`."""
+    """Expel a site. Models keep what it sent before; `fedrank deploy forget` unlearns it."""
+    from fedrank.deploy.transport import shared_folder
+
+    shared = shared_folder(home)
+    if not yes:
+        typer.confirm(f"Expel {name}? It cannot join again under this name.", abort=True)
+    if shared is not None:
+        from fedrank.deploy.folder_members import expel_from_folder
+
+        expel_from_folder(shared, home, name, because)
+        print_line(new_console(), f"{name} is expelled and receives no more requests.")
+        return
     from fedrank.deploy.flare_kit import expel
 
-    if not yes:
-        typer.confirm(f"Shut out {name}? It cannot come back under this name.", abort=True)
     member = expel(home, name, because)
-    print_line(
-        new_console(), f"{member.name} is {member.state}. A server that runs is started again, and lets it in no more."
-    )
-
-
-@deploy_app.command(epilog="Example:  fedrank deploy readmit clinic-c clinics/runs/my/only/fold-1-seed-1")
-def readmit(
-    site: Annotated[str, typer.Argument(help="The site.")],
-    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
-) -> None:
-    """Ask a site again that was left out of a run after three bad answers. Stop the run first."""
-    from fedrank.deploy.make_plans import readmit
-
-    why = readmit(run, site)
-    print_line(new_console(), f"{site} is asked again when the run goes on. It had been {why}")
+    print_line(new_console(), f"{member.name} is {member.state}. A running server restarts and refuses it.")
 
 
 @deploy_app.command(
@@ -193,44 +322,57 @@ def readmit(
 )
 def leave(
     home: Home = Path(),
-    site: Annotated[str | None, typer.Option(help="At the coordinator: who left.")] = None,
+    site: Annotated[str | None, typer.Option(help="At the coordinator: the site that left.")] = None,
     because: Because = "",
     yes: Yes = False,
 ) -> None:
-    """Leave a federation; or, at the coordinator, note that a site did."""
+    """Leave a federation; or, at the coordinator, record that a site left."""
+    from fedrank.deploy.transport import require_nvflare, shared_folder
+
     console = new_console()
     if site is not None:
         from fedrank.deploy.flare_kit import leave
 
+        require_nvflare(home, "leave --site", "the next `fedrank deploy run` records which sites left")
+
         if not yes:
-            typer.confirm(f"Did {site} say that it leaves? It cannot come back under this name.", abort=True)
+            typer.confirm(f"Did {site} say that it leaves? It cannot join again under this name.", abort=True)
         print_line(console, f"{site} has {leave(home, site, because).state}")
-        print_line(console, f"To let a model forget it: fedrank deploy unlearn RUN --site {site} --home {home}")
+        print_line(console, f"To unlearn it: fedrank deploy forget RUN --site {site} --home {home}")
+        return
+    shared = shared_folder(home)
+    if not yes:
+        typer.confirm("Leave the federation? This site will send nothing more.", abort=True)
+    if shared is not None:
+        from fedrank.deploy.folder_members import leave_folder
+
+        leave_folder(shared, home, because)
+        print_line(console, "Left. The coordinator sees it in the shared folder.")
         return
     from fedrank.deploy.consent import leave_site
     from fedrank.deploy.flare_processes import stop_serving
 
-    if not yes:
-        typer.confirm("Leave the federation? Nothing is sent from here any more.", abort=True)
     stop_serving(home)
     aside = leave_site(home, because)
     print_line(
-        console, f"Left. The kit lies in {aside}; ledger and models stay. Tell the coordinator, who notes it, too"
+        console, f"Left. The kit is now in {aside}; ledger and models stay. Tell the coordinator, who records it."
     )
 
 
-# What is agreed to
+# Consent
 
 
 @deploy_app.command(
     epilog="Examples:  fedrank deploy check --home clinic-a  ·  fedrank deploy check my.toml --home clinic-a"
 )
 def check(
-    spec: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="A plan, or a spec in TOML, to fit.")] = None,
+    spec: Annotated[
+        str | None, typer.Argument(metavar="[SPEC]", help="Plan or TOML spec to check against this site.")
+    ] = None,
     home: Home = Path(),
     json_: AsJson = False,
 ) -> None:
-    """Chain, expiry, clock, host, port, data, features, policy, ledger, disk: a line each, and what to do."""
+    """Check a home: certificates, clock, host, port, data, features, policy, ledger and disk, with remedies."""
     from fedrank.deploy.check import about_checks, as_json, check, is_fine
 
     plan = None if spec is None else _plans(home, spec)[0]
@@ -247,11 +389,13 @@ def check(
     epilog="Examples:  fedrank deploy show --home clinic-a  ·  fedrank deploy show 3bbe77746412 --home clinic-a"
 )
 def show(
-    spec: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="A plan that came here, or a spec.")] = None,
+    spec: Annotated[
+        str | None, typer.Argument(metavar="[SPEC]", help="Received plan, or TOML spec. Default: list the plans.")
+    ] = None,
     home: Home = Path(),
     json_: AsJson = False,
 ) -> None:
-    """Before anything: what leaves, how many bytes, who sees it, at which ε, what is left, what would be refused."""
+    """Show a plan before you accept it: what leaves the site, who sees it, its privacy budget, objections."""
     from fedrank.deploy.consent import proposals
     from fedrank.deploy.show import about_plan, as_facts, look_at
 
@@ -259,9 +403,12 @@ def show(
     if spec is None:
         _site_settings(home)  # refuses a folder that is not a site's
         waiting = proposals(home)
+        if json_:
+            typer.echo(json.dumps([{"digest": plan.digest, "name": plan.name} for plan in waiting], indent=1))
+            return
         for plan in waiting:
             print_line(console, f"{plan.digest[:12]}  {plan.name}")
-        print_line(console, "Look at one with its digits." if waiting else "No plan waits for this site's word.")
+        print_line(console, "Show one with its digits." if waiting else "No plan waits for a decision of this site.")
         return
     settings, share = _site(home)
     views = [look_at(home, settings, plan, share) for plan in _plans(home, spec, share)]
@@ -271,7 +418,7 @@ def show(
     for view in views:
         print_sections(about_plan(view), console)
     if not any(view.refused for view in views):
-        print_line(console, f"To take part: fedrank deploy accept {spec} --home {home}")
+        print_line(console, f"To participate: fedrank deploy accept {spec} --home {home}")
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy accept 3bbe77746412 --home clinic-a")
@@ -280,11 +427,11 @@ def accept(
     home: Home = Path(),
     new_key: Annotated[
         list[str] | None,
-        typer.Option(metavar="SITE", help="Whose key changed, and was compared anew; may be repeated."),
+        typer.Option(metavar="SITE", help="Site whose key changed and was compared again; may be repeated."),
     ] = None,
     yes: Yes = False,
 ) -> None:
-    """Take part, after a look at `show`. The keys of partners are pinned: compare them by telephone first."""
+    """Accept a plan that `fedrank deploy show` displays. Compare the keys of partners by telephone first."""
     from fedrank.deploy.consent import accept, accept_spec
     from fedrank.deploy.show import look_at
 
@@ -294,7 +441,7 @@ def accept(
     views = [look_at(home, settings, plan, share) for plan in plans]
     for plan, view in zip(plans, views, strict=True):
         if view.refused:
-            raise ValueError("\n".join(["the plan would be refused here, accepted or not:", *view.refused]))
+            raise ValueError("\n".join(["this site refuses the plan even if you accept it:", *view.refused]))
         print_line(
             console, f"Plan {plan.digest[:12]}: {plan.name}, {view.rounds:,} rounds with {len(plan.sites)} sites"
         )
@@ -302,24 +449,24 @@ def accept(
             if one.fingerprint:
                 print_line(console, f"  {one.name}: {one.fingerprint}{'' if one.pinned else '  (not compared yet)'}")
     drafted = _is_spec(spec)
-    ask = "Take part?" if drafted else "Did each partner read you its fingerprint by telephone, and do you take part?"
+    question = "Participate?" if drafted else "Did each partner read you its fingerprint by telephone? Participate?"
     if not yes:
-        typer.confirm(ask, abort=True)
+        typer.confirm(question, abort=True)
     for plan, view in zip(plans, views, strict=True):
         word = accept_spec(home, plan) if drafted else accept(home, plan, new_key or ())
         print_line(console, f"Accepted: {'spec' if drafted else 'plan'} {word.digest[:12]}")
         if drafted and view.sum is not None:
             print_line(
                 console,
-                "The plan will bring keys of partners; then `fedrank deploy show`, compare them, accept it, too",
+                "The plan will contain the keys of partners; then compare them and accept the plan, too.",
             )
 
 
 @deploy_app.command(epilog='Example:  fedrank deploy refuse 3bbe77746412 --because "not our question" --home clinic-a')
 def refuse(
-    run: Planned, because: Annotated[str, typer.Option(help="Why; the coordinator is told.")], home: Home = Path()
+    run: Planned, because: Annotated[str, typer.Option(help="Reason; the coordinator sees it.")], home: Home = Path()
 ) -> None:
-    """Take no part in a run, from now on."""
+    """Refuse a plan. This site no longer participates in its run."""
     from fedrank.deploy.consent import refuse, spec_digest
 
     drafted = _is_spec(run)
@@ -328,45 +475,81 @@ def refuse(
         print_line(new_console(), f"Refused: {word.digest[:12]}")
 
 
-# Work
+# Runs
 
 
 @deploy_app.command(
-    epilog="Examples:  fedrank deploy start --home clinic-a  ·  fedrank deploy start --home clinic-a --unit"
+    epilog="Examples:  fedrank deploy start --home clinic-a  ·  fedrank deploy start --home clinic-a --unit  ·  "
+    "fedrank deploy start --home clinic-a --once"
 )
 def start(
-    home: Home = Path(), unit: Annotated[bool, typer.Option("--unit", help="Print a systemd unit instead.")] = False
+    home: Home = Path(),
+    unit: Annotated[bool, typer.Option("--unit", help="Print a systemd unit instead.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="In a shared folder: answer the open requests, and exit.")
+    ] = False,
 ) -> None:
-    """Serve, in the foreground: the coordinator's server, or a site. What dies is started again."""
+    """Serve in the foreground: the server of the coordinator, or a site. A process that dies is restarted."""
     import getpass
     import threading
 
     from fedrank.deploy.flare_processes import ending_on_signals, serve
     from fedrank.deploy.flare_processes import unit as unit_of
     from fedrank.deploy.settings import SITE, read_site
+    from fedrank.deploy.transport import shared_folder
     from fedrank.deploy.warm_up import warm_up
 
-    _check_is_home(home)
+    shared = shared_folder(home)
+    if shared is None:
+        _check_is_home(home)
     if unit:
         typer.echo(unit_of(home, user=getpass.getuser()))
         return
+    if shared is not None:
+        _serve_folder(shared, home, once)
+        return
+    if once:
+        raise ValueError(f"--once is for a shared folder, and {home} uses NVFLARE; remove --once")
     console, stop = new_console(), threading.Event()
-    learners = read_site(home).policy.learners if (home / SITE).exists() else ()  # a server learns nothing
+    learners = read_site(home).policy.learners if (home / SITE).exists() else ()  # a server does not train
     with ending_on_signals(stop):
         serve(home, lambda: warm_up(learners), lambda line: print_line(console, line), stop)
 
 
+def _serve_folder(shared: Path, home: Path, once: bool) -> None:
+    from fedrank.deploy.folder import serve, serve_once
+    from fedrank.deploy.folder_members import MEMBERSHIP
+    from fedrank.experiments.runner.stop_signals import stop_requested
+
+    if not (home / MEMBERSHIP).exists():
+        raise ValueError(
+            f"a shared folder needs no server; the coordinator uses `fedrank deploy run SPEC --home {home}`"
+        )
+    console = new_console()
+    if once:
+        for one in serve_once(shared, home):
+            outcome = "refused; site.log says why" if one.refused else "answered"
+            print_line(console, f"Round {one.round}: {one.kind} {outcome}")
+        return
+    with stop_requested() as stop:
+        serve(shared, home, stop=stop, tell=lambda line: print_line(console, line))
+
+
 @deploy_app.command(epilog="Example:  fedrank deploy stop --home clinic-a")
 def stop(home: Home = Path()) -> None:
-    """End what `start` serves, in order."""
+    """Stop the process that `fedrank deploy start` runs."""
     from fedrank.deploy.flare_processes import stop_serving
+    from fedrank.deploy.transport import require_nvflare
+
+    require_nvflare(home, "stop", "end `fedrank deploy start` with Ctrl-C or SIGTERM")
 
     _check_is_home(home)
-    print_line(new_console(), "Stopped." if stop_serving(home) else "Nothing runs here.")
+    print_line(new_console(), "Stopped." if stop_serving(home) else "No process runs here.")
 
 
 @deploy_app.command(
-    epilog="Examples:  fedrank deploy run my.toml --home clinics  ·  fedrank deploy run quickstart --local 3"
+    epilog="Examples:  fedrank deploy run my.toml --home clinics  ·  fedrank deploy run quickstart --local 3  ·  "
+    "fedrank deploy run my.toml --readmit clinic-c --home clinics"
 )
 def run(
     spec: Spec,
@@ -375,62 +558,113 @@ def run(
     name: Name = None,
     set_: Changes = None,
     local: Annotated[
-        int | None, typer.Option(min=1, max=100, help="Try it on this machine, with so many sites as processes.")
+        int | None,
+        typer.Option(min=1, max=100, help="Try the experiment on this machine with this number of site processes."),
     ] = None,
+    readmit: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SITE", help="Site to ask again after its exclusion from the run; may be repeated."),
+    ] = None,
+    patience: Annotated[
+        float, typer.Option(min=1, max=MAX_WAIT, help="Seconds to wait for a site per round, in a shared folder.")
+    ] = 86_400,
+    quiet: Quiet = False,
 ) -> None:
-    """Do an experiment with the sites of a federation; run again to go on."""
+    """Run an experiment with the sites of a federation. Run the command again to continue."""
     from fedrank.experiments.spec.source import read_spec
 
     grid, label = read_spec(spec, set_ or [], trust=local is not None), label_of(name, spec)
     if local is not None:
-        _run_local(grid, label, out or Path("runs"), local)
+        _run_local(grid, label, out or Path("runs"), local, quiet)
         return
-    from fedrank.deploy.flare_jobs import run_deployed
+    from fedrank.deploy.folder_members import read_home
     from fedrank.deploy.make_plans import do_runs, parties_of, plan_runs
     from fedrank.deploy.settings import FEDERATION, read_federation
+    from fedrank.deploy.transport import shared_folder
     from fedrank.experiments.runner.stop_signals import stop_requested
 
-    console, results_in = new_console(), out or home / "runs"
-    runs = plan_runs(grid, label, results_in, parties_of(home), read_federation(home / FEDERATION).name)
-    with progress(console) as report, stop_requested() as stop:
-        results = do_runs(
-            grid,
-            runs,
-            lambda task, plan, tell: run_deployed(home, task, plan, tell, stop, lambda line: print_line(console, line)),
-            stop,
-            report,
-        )
+    console, results_in, shared = new_console(), out or home / "runs", shared_folder(home)
+    if shared is None:
+        runs = plan_runs(grid, label, results_in, parties_of(home), read_federation(home / FEDERATION).name)
+    else:
+        federation = read_home(home)
+        runs = plan_runs(grid, label, results_in, federation.parties(), federation.name)
+    for site in readmit or []:
+        why = _readmit(site, [task.folder for task, _ in runs])
+        print_line(console, f"{site} is asked again. Reason of its exclusion: {why}")
+    with progress(console, quiet) as report, stop_requested() as stop:
+        results = do_runs(grid, runs, _transport(home, shared, stop, console, patience), stop, report)
     tell_results(results, results_in / label)
 
 
+def _transport(
+    home: Path,
+    shared: Path | None,
+    stop: Callable[[], bool],
+    console: Console,
+    patience: float = 86_400,
+    departure: Departure | None = None,
+) -> Do:
+    """The function that executes one run with the sites of a home."""
+
+    def say(line: str) -> None:
+        print_line(console, line)
+
+    if shared is None:
+        from fedrank.deploy.flare_jobs import run_deployed
+
+        more: dict[str, Any] = {} if departure is None else {"departure": departure}
+        return lambda task, plan, tell: run_deployed(home, task, plan, tell, stop, say, **more)
+    from fedrank.deploy.make_plans import run_in_folder
+
+    return lambda task, plan, tell: run_in_folder(
+        shared, home, task, plan, tell, stop, patience, departure=departure, say=say
+    )
+
+
+def _readmit(site: str, runs: Sequence[Path]) -> str:
+    """Ask an excluded site again in all runs that excluded it; returns the reason of the exclusion."""
+    from fedrank.deploy.make_plans import readmit
+
+    reasons: list[str] = []
+    problems: list[Exception] = []
+    for folder in runs:
+        try:
+            reasons.append(readmit(folder, site))
+        except (FileNotFoundError, ValueError) as problem:
+            problems.append(problem)
+    if not reasons:
+        raise problems[0]
+    return reasons[0]
+
+
 @deploy_app.command(
-    epilog="Example:  fedrank deploy unlearn clinics/runs/my/only/fold-1-seed-1 --site clinic-c --home clinics"
+    epilog="Example:  fedrank deploy forget clinics/runs/my/only/fold-1-seed-1 --site clinic-c --home clinics"
 )
-def unlearn(
-    run: RunFolder,
-    site: LeavingSites,
-    method: Method = "retrain",
+def forget(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run of this federation.")],
+    site: Annotated[list[str], typer.Option("--site", help="Site to unlearn; may be repeated.")],
+    method: Annotated[
+        str, typer.Option(help="Unlearning method: retrain, fed-eraser, fed-remove or fine-tune.")
+    ] = "retrain",
     set_: MethodChanges = None,
     home: Home = Path(),
     out: Out = None,
     name: Name = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Let a finished run forget sites, with those who stay; the receipt goes to all. Then note who left: `leave`."""
-    from fedrank.deploy.flare_jobs import run_deployed
+    """Unlearn sites of a finished run, with the remaining sites. All sites receive the receipt.
+
+    Then record the departure: `fedrank deploy leave --site`.
+    """
     from fedrank.deploy.make_plans import forget_sites
+    from fedrank.deploy.transport import shared_folder
     from fedrank.experiments.runner.stop_signals import stop_requested
 
-    console, asked = new_console(), _departure(run, site, method, set_)
-    with progress(console) as report, stop_requested() as stop:
-        folder = forget_sites(
-            asked,
-            out or home / "runs",
-            name,
-            lambda task, plan, tell: run_deployed(
-                home, task, plan, tell, stop, lambda line: print_line(console, line), departure=asked
-            ),
-            report,
-        )
+    console, asked, shared = new_console(), _departure(run, site, method, set_), shared_folder(home)
+    with progress(console, quiet) as report, stop_requested() as stop:
+        execute = _transport(home, shared, stop, console, departure=asked)
+        folder = forget_sites(asked, out or home / "runs", name, execute, report)
     _tell_forgotten(folder)
 
 
@@ -438,7 +672,7 @@ def unlearn(
     epilog="Examples:  fedrank deploy status --home clinics  ·  fedrank deploy status --home clinic-a --json"
 )
 def status(home: Home = Path(), json_: AsJson = False) -> None:
-    """Sites, round, quality, time left, last refusal and why, days until a certificate ends."""
+    """Show sites, round, quality, remaining time, the last refusal, and when certificates expire."""
     from fedrank.deploy.status import about_status, as_facts, status
 
     found = status(home)
@@ -450,9 +684,9 @@ def status(home: Home = Path(), json_: AsJson = False) -> None:
 
 @deploy_app.command(epilog="Example:  fedrank deploy backup clinic-a.backup --home clinic-a")
 def backup(
-    out: Annotated[Path, typer.Argument(help="File to write; keep it as safe as the folder.")], home: Home = Path()
+    out: Annotated[Path, typer.Argument(help="File to write; it contains private keys.")], home: Home = Path()
 ) -> None:
-    """Copy what cannot be made again: CA and keys, ledgers, outboxes."""
+    """Back up what cannot be recreated: CA, keys, ledgers, outboxes."""
     from fedrank.deploy.backup import backup
 
     made = backup(home, out)
@@ -461,199 +695,19 @@ def backup(
 
 @deploy_app.command(epilog="Example:  fedrank deploy restore clinic-a.backup --home clinic-a")
 def restore(
-    file: Annotated[Path, typer.Argument(help="A file that fedrank deploy backup wrote.")], home: Home = Path()
+    file: Annotated[Path, typer.Argument(help="File written by fedrank deploy backup.")], home: Home = Path()
 ) -> None:
-    """Bring a backup back. No ledger ever says less than before."""
+    """Restore a backup. Ledgers are merged, so recorded spending is never lost."""
     from fedrank.deploy.backup import restore
 
     done = restore(file, home)
     console = new_console()
     print_line(
         console,
-        f"Restored from {done.made}: {len(done.brought):,} files came back, {len(done.kept):,} stayed as they were",
+        f"Restored the backup of {done.made}: {len(done.brought):,} files restored, {len(done.kept):,} unchanged",
     )
     for line in done.ledgers:
         print_line(console, line)
-
-
-# Through a folder
-
-
-@folder_app.command("begin", epilog="Example:  fedrank deploy folder begin shared --name clinics --home coordinator")
-def folder_begin(
-    shared: Shared, name: Annotated[str, typer.Option(help="Name of the federation.")], home: Home = Path()
-) -> None:
-    """Begin a federation in a folder that all share."""
-    from fedrank.deploy.folder_members import create_folder_federation
-    from fedrank.deploy.settings import check_name
-
-    made = create_folder_federation(shared, home, check_name(name))
-    console = new_console()
-    print_line(console, f"Federation {made.name}: {shared}")
-    print_line(console, "Fingerprint, which sites compare with you by telephone:")
-    print_line(console, made.fingerprint, style="bold")
-
-
-@folder_app.command(
-    "join",
-    epilog="Example:  fedrank deploy folder join shared clinic-a --id 0 --fingerprint SHA256:66... --home clinic-a",
-)
-def folder_join(
-    shared: Shared,
-    name: Annotated[str, typer.Argument(help="Name of this site.")],
-    id: Annotated[int, typer.Option(min=0, max=1_000_000, help="Its id, as agreed with the coordinator.")],
-    fingerprint: Fingerprint,
-    home: Home = Path(),
-) -> None:
-    """Ask to take part, and get a site.toml to fill in."""
-    from fedrank.deploy.folder_members import join_folder, read_invitation
-    from fedrank.deploy.settings import SITE, write_template
-
-    own = join_folder(shared, home, name, fingerprint)
-    write_template(home, name, id, read_invitation(shared).name)
-    console = new_console()
-    print_line(console, "Your fingerprint, which you tell the coordinator by telephone:")
-    print_line(console, own, style="bold")
-    print_line(console, f"Fill in {home / SITE}.")
-
-
-@folder_app.command(
-    "approve",
-    epilog="Example:  fedrank deploy folder approve shared clinic-a --id 0 --fingerprint SHA256:66... --home hub",
-)
-def folder_approve(
-    shared: Shared,
-    name: Annotated[str, typer.Argument(help="The site.")],
-    id: Annotated[int, typer.Option(min=0, max=1_000_000, help="Its id, as agreed.")],
-    fingerprint: Fingerprint,
-    home: Home = Path(),
-) -> None:
-    """Take a site in whose fingerprint you were told."""
-    from fedrank.deploy.folder_members import approve_in_folder
-
-    made = approve_in_folder(shared, home, name, fingerprint, id)
-    print_line(new_console(), f"{made.name} takes part, with id {made.id}")
-
-
-@folder_app.command(
-    "leave", epilog='Example:  fedrank deploy folder leave shared --home clinic-c --because "the study ended"'
-)
-def folder_leave(shared: Shared, home: Home = Path(), because: Because = "", yes: Yes = False) -> None:
-    """Take no further part. Ledger and models stay here; what was sent stays with those who have it."""
-    from fedrank.deploy.folder_members import leave_folder
-
-    if not yes:
-        typer.confirm("Leave the federation? Nothing is sent from here any more.", abort=True)
-    leave_folder(shared, home, because)
-    print_line(new_console(), "Left. The coordinator sees it in the folder.")
-
-
-@folder_app.command(
-    "expel", epilog='Example:  fedrank deploy folder expel shared clinic-c --home hub --because "sends nonsense"'
-)
-def folder_expel(
-    shared: Shared,
-    name: Annotated[str, typer.Argument(help="The site.")],
-    because: Because,
-    home: Home = Path(),
-    yes: Yes = False,
-) -> None:
-    """Shut a site out. What it sent before stays in models: see `unlearn`."""
-    from fedrank.deploy.folder_members import expel_from_folder
-
-    if not yes:
-        typer.confirm(f"Shut out {name}? It cannot come back under this name.", abort=True)
-    expel_from_folder(shared, home, name, because)
-    print_line(new_console(), f"{name} is expelled, and nothing is asked of it any more.")
-
-
-@folder_app.command("serve", epilog="Example:  fedrank deploy folder serve shared --home clinic-a")
-def folder_serve(
-    shared: Shared,
-    home: Home = Path(),
-    once: Annotated[bool, typer.Option("--once", help="Answer what is there, and end.")] = False,
-) -> None:
-    """Answer what is asked through the folder, until Ctrl-C."""
-    from fedrank.deploy.folder import serve, serve_once
-    from fedrank.experiments.runner.stop_signals import stop_requested
-
-    console = new_console()
-    if once:
-        for one in serve_once(shared, home):
-            print_line(
-                console, f"round {one.round}: {one.kind} {'refused; site.log says why' if one.refused else 'answered'}"
-            )
-        return
-    with stop_requested() as stop:
-        serve(shared, home, stop=stop, tell=lambda line: print_line(console, line))
-
-
-@folder_app.command("run", epilog="Example:  fedrank deploy folder run shared my.toml --home coordinator")
-def folder_run(
-    shared: Shared,
-    spec: Spec,
-    home: Home = Path(),
-    out: Out = None,
-    name: Name = None,
-    set_: Changes = None,
-    patience: Annotated[
-        float, typer.Option(min=1, max=MAX_WAIT, help="Seconds to wait for a site in a round.")
-    ] = 86_400,
-) -> None:
-    """Do an experiment with the sites that share the folder; run again to go on."""
-    from fedrank.deploy.folder_members import read_home
-    from fedrank.deploy.make_plans import do_runs, plan_runs, run_in_folder
-    from fedrank.experiments.runner.stop_signals import stop_requested
-    from fedrank.experiments.spec.source import read_spec
-
-    grid, label = read_spec(spec, set_ or [], trust=False), label_of(name, spec)
-    federation, results_in = read_home(home), out or home / "runs"
-    runs = plan_runs(grid, label, results_in, federation.parties(), federation.name)
-    console = new_console()
-    with progress(console) as report, stop_requested() as stop:
-        results = do_runs(
-            grid,
-            runs,
-            lambda task, plan, tell: run_in_folder(
-                shared, home, task, plan, tell, stop, patience, say=lambda line: print_line(console, line)
-            ),
-            stop,
-            report,
-        )
-    tell_results(results, results_in / label)
-
-
-@folder_app.command(
-    "unlearn",
-    epilog="Example:  fedrank deploy folder unlearn shared hub/runs/my/only/fold-1-seed-1 --site clinic-c --home hub",
-)
-def folder_unlearn(
-    shared: Shared,
-    run: RunFolder,
-    site: LeavingSites,
-    method: Method = "retrain",
-    set_: MethodChanges = None,
-    home: Home = Path(),
-    out: Out = None,
-    name: Name = None,
-) -> None:
-    """Let a finished run forget sites, with those who stay."""
-    from fedrank.deploy.make_plans import forget_sites, run_in_folder
-    from fedrank.experiments.runner.stop_signals import stop_requested
-
-    asked = _departure(run, site, method, set_)
-    console = new_console()
-    with progress(console) as report, stop_requested() as stop:
-        folder = forget_sites(
-            asked,
-            out or home / "runs",
-            name,
-            lambda task, plan, tell: run_in_folder(
-                shared, home, task, plan, tell, stop, departure=asked, say=lambda line: print_line(console, line)
-            ),
-            report,
-        )
-    _tell_forgotten(folder)
 
 
 def _departure(run: Path, sites: list[str], method: str, changes: list[str] | None) -> Departure:
@@ -671,21 +725,21 @@ def _tell_forgotten(folder: Path) -> None:
 
     console = new_console()
     print_line(console, f"Receipt: {folder / Receipt.FILE}")
-    print_line(console, f"The model without them: {folder / 'model.json'}")
+    print_line(console, f"Model without these sites: {folder / 'model.json'}")
 
 
-def _run_local(grid: Grid[Any], label: str, out: Path, sites: int) -> None:
+def _run_local(grid: Grid[Any], label: str, out: Path, sites: int, quiet: bool) -> None:
     from fedrank.deploy.local import run_local
     from fedrank.experiments.runner.stop_signals import stop_requested
 
     console = new_console()
-    with progress(console) as tell, stop_requested() as stop:
+    with progress(console, quiet) as tell, stop_requested() as stop:
         results = run_local(grid, label, out, sites, tell, stop, lambda line: print_line(console, line))
     tell_results(results, out / label)
 
 
 def tell_results(results: Any, folder: Path) -> None:
-    """What became of the runs, as `fedrank run` tells it."""
+    """Print the outcome of runs, as `fedrank run` does."""
     from fedrank.experiments.report.compose import brief
     from fedrank.experiments.runner.runs import load_runs
 
@@ -694,11 +748,11 @@ def tell_results(results: Any, folder: Path) -> None:
     if results.interrupted:
         print_line(
             console,
-            f"Stopped. {len(results.interrupted)} not finished; nothing is lost: run the same command to go on.",
+            f"Stopped. {len(results.interrupted)} not finished; run the same command to continue.",
         )
     if results.finished or results.skipped:
         print_sections(brief(load_runs(folder)), console)
-        print_line(console, f"Pictures and tests: fedrank report {folder} --out report.html")
+        print_line(console, f"Charts and significance tests: fedrank report {folder} --out report.html")
     if results.interrupted:
         raise typer.Exit(130)
     if results.failed:
@@ -706,7 +760,7 @@ def tell_results(results: Any, folder: Path) -> None:
 
 
 def _site(home: Path) -> tuple[SiteSettings, SiteSplit | None]:
-    """A site's settings, and what it has to learn from."""
+    """The settings of a site, and its training data."""
     from fedrank.deploy.data_sources import load_share
     from fedrank.deploy.settings import read_site
 
@@ -719,7 +773,7 @@ def _is_spec(text: str) -> bool:
 
 
 def _plans(home: Path, text: str, share: SiteSplit | None = None) -> list[Plan]:
-    """A plan that came to a site; or those that a spec would make."""
+    """A plan that a site received, or the plans of a spec."""
     from fedrank.deploy.consent import find_plan
 
     if not _is_spec(text):

@@ -1,4 +1,4 @@
-"""What the commands share: how they speak, and options that mean the same everywhere."""
+"""Output, progress and options that the commands share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,14 +28,14 @@ if TYPE_CHECKING:
 
 LARGEST = 1_000_000_000  # of options that count something, as in a spec
 MAX_WAIT = 366 * 86_400  # seconds
-FAILED = 1  # how a command ends whose runs failed
-AS_WIDE_AS_IT_TAKES = 100_000  # columns: nothing is wrapped that goes into a file or another program
+FAILED = 1  # exit code of a command whose runs failed
+FILE_WIDTH = 100_000  # columns: output to a file or a program is not wrapped
 SECONDS_BETWEEN_LINES = 10.0  # where progress is plain lines
-TOO_LITTLE = 0.02  # share of a thing that must be done before it can be said how long the rest takes
+MIN_SHARE_TO_ESTIMATE = 0.02  # share of the work that must be done before the remaining time is estimated
 
 
 def _specs(begun: str) -> list[str]:
-    """Specs whose name begins so, for the completion of a shell: files, and those that come with fedrank."""
+    """Specs whose name begins with `begun`, for shell completion: TOML files and built-in experiments."""
     from fedrank.experiments.spec.source import builtin_specs
 
     folder = Path(begun).parent if "/" in begun else Path()
@@ -45,57 +46,71 @@ def _specs(begun: str) -> list[str]:
     return [name for name in (*files, *builtin_specs()) if name.startswith(begun)]
 
 
-Spec = Annotated[str, typer.Argument(help="A TOML file, or the name of a built-in experiment.", autocompletion=_specs)]
-AsJson = Annotated[bool, typer.Option("--json", help="Print all of it as JSON, for programs.")]
-Name = Annotated[str | None, typer.Option(help="Name of the results; the spec's own if not given.")]
+Spec = Annotated[str, typer.Argument(help="TOML file, or name of a built-in experiment.", autocompletion=_specs)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Do not print progress.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Answer yes to every question.")]
+Name = Annotated[str | None, typer.Option(help="Name of the results. Default: the name of the spec.")]
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change one key of the spec; may be repeated."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one key of the spec; may be repeated."),
+]
+MethodChanges = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override one setting of the method; may be repeated."),
 ]
 Variants = Annotated[
     list[str] | None, typer.Option("--variant", metavar="NAME", help="Only this variant; may be repeated.")
 ]
 AnswerFile = Annotated[
-    Path | None, typer.Option(help="File: .json for all numbers, .md for what is printed; a folder for both.")
+    Path | None,
+    typer.Option(help="File to write: .json for all numbers, .md for the printed text, or a folder for both."),
 ]
+Picture = Annotated[Path | None, typer.Option("--out", help="Picture to write: .png, .svg or .pdf.")]
+Seed = Annotated[int, typer.Option(help="Random seed.")]
 Workers = Annotated[
     int | None,
     typer.Option(
-        min=1, max=10_000, help="Runs side by side; one per core if not given, and elsewhere all that are taken."
+        min=1,
+        max=10_000,
+        help="Number of runs in parallel. Default: one per core, or as many as the executor of --on accepts.",
     ),
 ]
-RunsFolders = Annotated[list[Path], typer.Argument(help="Folders of runs, such as runs/quickstart.")]
+RunsFolders = Annotated[list[Path], typer.Argument(help="Folders with runs, such as runs/quickstart.")]
+RunsFolder = Annotated[Path, typer.Option(help="Folder with the runs; population ledgers are in RUNS/populations.")]
 ModelFile = Annotated[
-    Path, typer.Argument(help="model.json, or the folder of a finished run (of its experiment, if it has one run).")
+    Path,
+    typer.Argument(help="Model file (model.json), folder of a finished run, or folder of an experiment with one run."),
 ]
 DataFile = Annotated[
-    str, typer.Argument(help="A LETOR file (.txt, .gz, .xz), a search log, or a name of the catalog (its test part).")
+    str,
+    typer.Argument(help="LETOR file (.txt, .gz, .xz), click log folder, or data set of the catalog (its test part)."),
 ]
-Client = Annotated[int | None, typer.Option(help="Whose model, where every client has its own.")]
-
-
+Client = Annotated[int | None, typer.Option(help="Client number, if each client has its own model.")]
 Trust = Annotated[
-    bool, typer.Option("--trust", help="Import methods from outside fedrank that it names; they may do anything.")
+    bool, typer.Option("--trust", help="Import methods from other packages that the spec names; they run as code.")
 ]
+Port = Annotated[int, typer.Option(min=0, max=65_535, help="Port of the page; 0 selects a free port.")]
+Browser = Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in your browser.")]
 
 
 def new_console() -> Console:
-    """Where commands speak: as wide as the terminal; where there is none, as wide as it takes."""
+    """The console: as wide as the terminal; output to a file or a program is not wrapped."""
     from rich.console import Console
 
     console = Console()
     if console.is_terminal or "COLUMNS" in os.environ:
         return console
-    return Console(width=AS_WIDE_AS_IT_TAKES)
+    return Console(width=FILE_WIDTH)
 
 
 def print_json(value: Any) -> None:
-    """All of an answer, for programs. What is not a number is null."""
+    """Print a result as JSON. Numbers that are not finite become null."""
     typer.echo(json.dumps(_plain(value), indent=1, ensure_ascii=False, allow_nan=False))
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold."""
+    """A value of types that JSON has."""
     if isinstance(value, float) or (hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0):
         number = value if isinstance(value, float) else value.item()
         return number if not isinstance(number, float) or math.isfinite(number) else None
@@ -111,27 +126,32 @@ def _plain(value: Any) -> Any:
 
 
 def print_line(console: Console, text: str, style: str | None = None) -> None:
-    """Print a line as it is: paths are not cut, brackets are not markup, `:x:` is no picture."""
+    """Print a line unchanged: paths are not cut; brackets and `:x:` are not markup."""
     from fedrank.experiments.report.terminal import printable
 
     console.print(printable(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def print_note(text: str) -> None:
-    """Something worth knowing, apart from what was asked for."""
+    """Print a note on standard error."""
     typer.echo(f"note: {text}", err=True)
 
 
 def print_sections(sections: Sequence[Section], console: Console) -> None:
-    """Print what there is to say."""
+    """Print sections of a report."""
     from fedrank.experiments.report.terminal import show
 
     show(sections, console)
 
 
 @contextmanager
-def progress(console: Console) -> Iterator[Progress]:
-    """How far things are: bars on a terminal, a line now and then elsewhere."""
+def progress(console: Console, quiet: bool = False) -> Iterator[Progress]:
+    """Report progress: bars on a terminal, a line every ten seconds elsewhere, nothing if quiet."""
+    if quiet:
+        from fedrank.progress import quiet as no_progress
+
+        yield no_progress
+        return
     if not console.is_terminal:
         yield _Lines(console)
         return
@@ -141,7 +161,7 @@ def progress(console: Console) -> Iterator[Progress]:
     from rich.text import Text
 
     class Short(ProgressColumn):
-        """Text that is cut where the line is too short, so that the bar and the time left stay."""
+        """Text that is cut where the line is too short; the bar and the remaining time stay."""
 
         def __init__(self, read: Callable[[Any], str]) -> None:
             super().__init__(Column())
@@ -170,11 +190,11 @@ def progress(console: Console) -> Iterator[Progress]:
 
 
 class _Lines:
-    """Progress where there is no terminal: what is slow is told now and then, and how each thing ended."""
+    """Progress without a terminal: a line every ten seconds for slow tasks, and one when a task ends."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._first: dict[str, tuple[float, float]] = {}  # when something was first heard of, and how far it was
+        self._first: dict[str, tuple[float, float]] = {}  # time and progress of the first report
         self._said: dict[str, float] = {}
 
     def __call__(self, what: str, done: float, of: float, detail: str = "") -> None:
@@ -189,7 +209,7 @@ class _Lines:
         elif now - self._said.setdefault(what, now) >= SECONDS_BETWEEN_LINES:
             self._said[what] = now
             left = ""
-            if done - before >= TOO_LITTLE * of:
+            if done - before >= MIN_SHARE_TO_ESTIMATE * of:
                 left = f", about {duration((now - began) / (done - before) * (of - done))} left"
             print_line(self._console, f"{what}: {detail or f'{done / of:.0%}'}{left}")
 
@@ -199,7 +219,7 @@ def count_runs(runs: int) -> str:
 
 
 def label_of(name: str | None, spec: str) -> str:
-    """Where below OUT the results lie: the given name, or that of the spec."""
+    """Folder of the results below OUT: the given name, or the name of the spec."""
     if name is None:
         path = Path(spec)
         return re.sub(r"[^\w.+=,-]+", "-", path.stem).strip("-.") or "experiment" if path.is_file() else spec
@@ -210,7 +230,7 @@ def label_of(name: str | None, spec: str) -> str:
 
 
 def print_failures(failed: Sequence[tuple[Task, str]], console: Console) -> None:
-    """Each cause once, and where somebody's own code failed, the last lines of its traceback."""
+    """Print each cause once, with the last lines of the traceback if code from another package failed."""
     from fedrank.experiments.runner.failures import causes
 
     for cause in causes(failed):
@@ -218,7 +238,7 @@ def print_failures(failed: Sequence[tuple[Task, str]], console: Console) -> None
         for line in cause.lines:
             print_line(console, f"    {line}", style="dim")
         if cause.file is not None:
-            print_line(console, f"    All of it: {cause.file}")
+            print_line(console, f"    Full traceback: {cause.file}")
 
 
 def do_experiment(
@@ -229,10 +249,11 @@ def do_experiment(
     threads: int = 1,
     device: str = "cpu",
     engine: tuple[Executor, str] | None = None,
+    quiet: bool = False,
 ) -> None:
-    """Do all runs of an experiment that are not finished, and show what came out.
+    """Execute all unfinished runs of an experiment and print the results.
 
-    An engine elsewhere does them if there is one; what is to be said of it comes with it.
+    `engine` is an executor on other machines, and a line that describes it.
     """
     from fedrank.experiments.report.compose import brief
     from fedrank.experiments.report.formatting import amount
@@ -250,30 +271,38 @@ def do_experiment(
     print_line(console, f"{count_runs(runs)} of {grid.base.extent}, into {folder}")
     recorded = sum(recorded_bytes(variant.experiment) for variant in grid.variants) * len(grid.repeats())
     if recorded:
-        print_line(console, f"Updates are recorded there, too: {amount('bytes', recorded)} at most")
+        print_line(console, f"Recorded updates need at most {amount('bytes', recorded)} there")
     executor = None
     if engine is None:
         workers = workers or os.cpu_count() or 1
     else:
         executor, about = engine
         print_line(console, about)
-    with progress(console) as tell:
+    with progress(console, quiet) as tell:
         results = run_experiment(
             grid, label, out, workers=workers, threads=threads, device=device, progress=tell, executor=executor
         )
     if results.skipped:
-        print_line(console, f"{count_runs(len(results.skipped))} of {runs} finished before")
+        print_line(console, f"{count_runs(len(results.skipped))} of {runs} were already finished")
     print_failures(results.failed, console)
     if results.interrupted:
         left = len(results.interrupted)
         are = "is" if left == 1 else "are"
         why = f": {results.stopped}" if results.stopped else ""
-        resume = "nothing is lost: run the same command to resume."
+        resume = "run the same command to resume."
         print_line(console, f"Stopped{why}. {count_runs(left)} {are} not finished; {resume}")
     if results.finished or results.skipped:
         print_sections(brief(load_runs(folder)), console)
-        print_line(console, f"Pictures and tests: fedrank report {folder} --out report.html")
+        print_line(console, f"Charts and significance tests: fedrank report {folder} --out report.html")
     if results.interrupted:
         raise typer.Exit(130)
     if results.failed:
         raise typer.Exit(FAILED)
+
+
+def browse(link: str) -> None:
+    """Open a link in the user's browser."""
+    import webbrowser
+
+    # A browser in the terminal would block the server of the page.
+    threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()

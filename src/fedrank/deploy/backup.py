@@ -54,10 +54,21 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_@%+-][A-Za-z0-9_.@%+-]{0,127}")
 _DEPTH = 9  # folders above a file
 # Files at the top, and folders with all that is in them. Of a kit, what was made for it, not what its engine leaves.
 _FILES = {
-    "site": {"site.toml", IDENTITY, "seed", "partners.json", "folder.json", "invitation.json", LEFT, RESTORED},
+    "site": {
+        "site.toml",
+        IDENTITY,
+        "seed",
+        "partners.json",
+        "folder.json",
+        "transport.json",
+        "invitation.json",
+        LEFT,
+        RESTORED,
+    },
     "home": {
         "federation.toml",
         "federation.json",
+        "transport.json",
         IDENTITY,
         "sites.json",
         "records.jsonl",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import sys
@@ -172,10 +173,14 @@ def _text(source: str | Path) -> tuple[str, Path]:
     if str(source) in names:
         return names[str(source)].read_text(encoding="utf-8"), Path()
     if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder; give a TOML file, or one of {', '.join(names)}")
+        raise IsADirectoryError(f"{path} is a folder; give a TOML file, or a built-in experiment such as quickstart")
+    near = difflib.get_close_matches(str(source).removesuffix(".toml"), names, n=3, cutoff=0.55)
+    meant = " or ".join(f'"{name}"' for name in near)
     if path.suffix == ".toml":
-        raise FileNotFoundError(f"no spec at {path}; give a TOML file, or one of {', '.join(names)}")
-    raise FileNotFoundError(f"no file and no built-in experiment '{source}'{did_you_mean(str(source), names)}")
+        remedy = f"did you mean {meant}?" if near else f"write one with `fedrank new {path}`"
+        raise FileNotFoundError(f"no spec at {path}; {remedy}")
+    remedy = f"did you mean {meant}?" if near else "give a TOML file, or the name of an experiment such as quickstart"
+    raise FileNotFoundError(f"no file and no built-in experiment {str(source)!r}; {remedy}")
 
 
 def _check_reach(tables: TomlTable, changes: Sequence[tuple[list[str], Any]]) -> None:

@@ -1,0 +1,309 @@
+"""`fedrank new`, `run`, `tune`, `report`, `watch` and `methods`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedrank.cli.config import Config
+from fedrank.cli.shared import (
+    AsJson,
+    Browser,
+    Changes,
+    Name,
+    Port,
+    Quiet,
+    RunsFolders,
+    Spec,
+    Workers,
+    Yes,
+    browse,
+    count_runs,
+    do_experiment,
+    label_of,
+    new_console,
+    print_failures,
+    print_json,
+    print_line,
+    print_sections,
+    progress,
+)
+from fedrank.files import write_atomic
+
+experiments_app = typer.Typer()  # its commands are on the top level
+PANEL = "Experiments"
+DEMO, DEMO_PAGE = "demo", Path("demo.html")
+
+
+@experiments_app.command(
+    rich_help_panel=PANEL, epilog="Examples:  fedrank new my.toml  ·  fedrank new forests.toml --kind trees"
+)
+def new(
+    file: Annotated[Path, typer.Argument(help="Spec to write, such as my.toml.")],
+    kind: Annotated[str, typer.Option(help="Kind of experiment: federated, async, silo or trees.")] = "federated",
+) -> None:
+    """Write a commented spec, and a JSON schema with which editors complete its keys."""
+    from fedrank.experiments.spec.blank import NEEDED, SCHEMA, blank_spec
+    from fedrank.experiments.spec.schema import schema_text
+
+    if file.suffix != ".toml":
+        raise ValueError(f"the name of a spec must end in .toml (got {file}); use {file}.toml")
+    if file.exists():
+        raise FileExistsError(f"{file} exists and is not overwritten; choose another name")
+    text = blank_spec(kind, SCHEMA)
+    write_atomic(file.with_name(SCHEMA), schema_text())
+    write_atomic(file, text)
+    console = new_console()
+    print_line(console, f"Spec: {file}")
+    print_line(console, f"Schema for editors: {file.with_name(SCHEMA)}")
+    if needed := NEEDED.get(kind):
+        print_line(console, f"First: {needed}")
+    print_line(console, f"Run it: fedrank run {file}")
+
+
+@experiments_app.command(
+    rich_help_panel=PANEL,
+    epilog="Examples:  fedrank run quickstart  ·  fedrank run demo  ·  "
+    "fedrank run my.toml --set learner.rate=0.05 --workers 2  ·  fedrank run quickstart --set rounds=100 --name short"
+    "  ·  fedrank run my.toml --on dask://node7:8786  ·  fedrank run my.toml --on slurm --sbatch partition=short",
+)
+def run(
+    spec: Spec,
+    out: Annotated[Path, typer.Option(help="Folder for the results; they are written to OUT/NAME.")] = Path("runs"),
+    name: Name = None,
+    set_: Changes = None,
+    workers: Workers = None,
+    threads: Annotated[
+        int,
+        typer.Option(min=1, max=1_024, hidden=True, help="Threads per run; useful only with thousands of clients."),
+    ] = 1,
+    device: Annotated[
+        str,
+        typer.Option(
+            help="Device of the clients: cpu, cuda or auto (identical results), or cuda-float16 (features of two "
+            "bytes, which changes results)."
+        ),
+    ] = "cpu",
+    on: Annotated[
+        str | None,
+        typer.Option(help="Executor on other machines: dask://HOST:PORT or slurm. OUT must be the same path there."),
+    ] = None,
+    sbatch: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            hidden=True,
+            help="With --on slurm: option of each job, such as time=240 (minutes); may be repeated.",
+        ),
+    ] = None,
+    quiet: Quiet = False,
+    config: Config = None,
+) -> None:
+    """Run an experiment. Finished runs are skipped; interrupted runs resume.
+
+    `fedrank run demo` trains, attacks and unlearns in two minutes and writes demo.html.
+    """
+    from fedrank.experiments.spec.source import read_spec
+
+    label = label_of(name, spec)
+    if on is None and sbatch:
+        raise ValueError(f"--sbatch {sbatch[0]} needs --on slurm; add it, or remove --sbatch")
+    if spec == DEMO and not Path(spec).is_file():
+        if set_ or name or on or threads != 1 or device != "cpu":
+            raise ValueError("fedrank run demo takes only --out, --quiet and --config; remove the other options")
+        _demo(out, quiet)
+        return
+    grid = read_spec(spec, set_ or [])
+    if on is None:
+        do_experiment(grid, label, out, workers, threads, device, quiet=quiet)
+        return
+    from fedrank.experiments.runner.executors import open_executor
+
+    with open_executor(on, out / label, sbatch or [], threads, device) as found:
+        do_experiment(grid, label, out, workers, threads, device, found, quiet)
+
+
+def _demo(out: Path, quiet: bool) -> None:
+    from fedrank.experiments.builtin.demo import DemoStopped, demo
+
+    console = new_console()
+    try:
+        with progress(console, quiet) as tell:
+            demo(out, DEMO_PAGE, lambda text: print_line(console, text, style="bold"), tell)
+    except DemoStopped:
+        print_line(console, "Stopped; run the same command to resume.")
+        raise typer.Exit(130) from None
+    print_line(console, f"Report with charts: {DEMO_PAGE}")
+
+
+@experiments_app.command(
+    rich_help_panel=PANEL,
+    epilog="Examples:  fedrank tune quickstart --over learner.rate=[0.03,0.1,0.3]  ·  then: fedrank run "
+    "runs/quickstart-tuning/tuned.toml",
+)
+def tune(
+    spec: Spec,
+    over: Annotated[
+        list[str], typer.Option(metavar="KEY=[VALUES]", help="Setting to tune and its values; may be repeated.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the results; they are written to OUT/NAME-tuning.")] = Path(
+        "runs"
+    ),
+    name: Name = None,
+    set_: Changes = None,
+    workers: Workers = None,
+    quiet: Quiet = False,
+) -> None:
+    """Select settings on the validation queries, separately for each variant."""
+    from fedrank.experiments.report.command_output import about_tuning
+    from fedrank.experiments.runner.tune import tune
+    from fedrank.experiments.spec.source import read_experiment
+    from fedrank.toml import parse_override
+
+    grid = read_experiment(spec, set_ or [])
+    tried_over = {".".join(keys): values for keys, values in map(parse_override, over)}
+    for key, values in tried_over.items():
+        if not isinstance(values, list):
+            raise ValueError(f"--over {key} must list the values to try, such as {key}=[0.03,0.1,0.3] (got {values})")
+    console = new_console()
+    with progress(console, quiet) as tell:
+        results, tried, path = tune(
+            grid, label_of(name, spec), tried_over, out, workers=workers or os.cpu_count() or 1, progress=tell
+        )
+    print_failures(results.failed, console)
+    if path is None:
+        print_line(console, "Stopped before all runs finished, so no setting is selected; run the same command again.")
+        raise typer.Exit(130)
+    print_sections(about_tuning(tried, grid.measures[0]), console)
+    print_line(console, f"All results: fedrank report {path.parent}")
+    print_line(console, f"Run the tuned experiment: fedrank run {path}")
+
+
+@experiments_app.command(
+    rich_help_panel=PANEL,
+    epilog="Examples:  fedrank report runs/quickstart  ·  fedrank report runs/quickstart --out table.csv  ·  "
+    "fedrank report runs/a runs/b --out both.html --baseline centralised --figures paper",
+)
+def report(
+    folders: RunsFolders,
+    out: Annotated[Path, typer.Option(help="File to write: .html, .md or .csv.")] = Path("report.html"),
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            help="Variant that the others are tested against; EXPERIMENT/VARIANT if there are several experiments."
+        ),
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder for charts (.svg, .pdf) and tables (.tex) for a paper.")
+    ] = None,
+) -> None:
+    """Write a report on one or several experiments: curves, tables, significance tests, queries, cost."""
+    from fedrank.experiments.report.write import write_report
+    from fedrank.experiments.runner.runs import load_runs
+
+    write_report(load_runs(folders), out, baseline=baseline, figures=figures)
+    console = new_console()
+    print_line(console, f"Report: {out}")
+    if figures is not None:
+        print_line(console, f"Figures and tables: {figures}")
+
+
+@experiments_app.command(
+    rich_help_panel=PANEL,
+    epilog="Examples:  fedrank watch runs  ·  fedrank watch runs/my runs/other --port 8080 --no-browser  ·  "
+    "fedrank watch runs --list  ·  fedrank watch runs/my --list --clean",
+)
+def watch(
+    folders: RunsFolders,
+    port: Port = 0,
+    browser: Browser = True,
+    list_: Annotated[bool, typer.Option("--list", help="Print the runs and their state instead.")] = False,
+    clean: Annotated[
+        bool, typer.Option("--clean", help="With --list: delete interrupted, failed and damaged runs.")
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show runs in the browser while they train: progress, curves, failures, comparisons and reports."""
+    if list_:
+        _list_runs(folders, clean, yes, as_json)
+        return
+    for option, given in (("--clean", clean), ("--yes", yes), ("--json", as_json)):
+        if given:
+            raise ValueError(f"{option} needs --list; add it, or remove {option}")
+    from fedrank.experiments.watch.serve import watch
+
+    console = new_console()
+
+    def ready(link: str) -> None:
+        print_line(console, f"Open {link}")
+        print_line(console, "The link works once, in one browser. Ctrl-C closes the page; the runs continue.")
+        if browser:
+            browse(link)
+
+    watch(folders, port, ready)
+    print_line(console, "Closed; the runs continue.")
+
+
+def _list_runs(folders: list[Path], clean: bool, yes: bool, as_json: bool) -> None:
+    from fedrank.experiments.report.command_output import about_runs
+    from fedrank.experiments.runner.runs import clean as delete
+    from fedrank.experiments.runner.runs import load_runs, run_facts
+
+    console = new_console()
+    listed = load_runs(folders)
+    if as_json:
+        if clean:
+            raise ValueError("--json cannot be combined with --clean; remove one of them")
+        print_json([run_facts(run) for run in listed.checked()])
+        return
+    print_sections(about_runs(listed), console)
+    if not clean:
+        return
+    unfinished = [run for run in listed if run.status in ("interrupted", "failed", "broken")]
+    if not unfinished:
+        print_line(console, "No runs to delete.")
+    elif yes or typer.confirm(f"Delete {count_runs(len(unfinished))}?"):
+        for path in delete(listed):
+            print_line(console, f"Deleted {path}{_except_ledgers(path)}")
+
+
+def _except_ledgers(folder: Path) -> str:
+    """A remark on the ledger of a deleted run, which stays."""
+    from fedrank.experiments.runner.runs import ledgers_of_run
+    from fedrank.privacy.population import Account, totals
+
+    ledgers = ledgers_of_run(folder)
+    if not ledgers:
+        return ""
+    sums = totals([account for account in map(Account.read, ledgers) if account is not None])
+    return (
+        f", except its ledger: {sums['participations']:,} participations of {sums['people']:,} people stay recorded "
+        f"and count if the run is repeated (to delete them: fedrank privacy ledger forget {folder})"
+    )
+
+
+@experiments_app.command(
+    rich_help_panel=PANEL,
+    epilog="Examples:  fedrank methods  ·  fedrank methods aggregator  ·  fedrank methods fltrust",
+)
+def methods(
+    word: Annotated[
+        str | None,
+        typer.Argument(help="Family, such as learner; or a method, a word of its description, or its name in a paper."),
+    ] = None,
+    name: Annotated[str | None, typer.Argument(help="Method of the family.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List learners, aggregators, click models, metrics and all other methods, with their settings."""
+    from fedrank.experiments.report.command_output import about_methods
+    from fedrank.experiments.spec.listing import search
+
+    found = search(word, name)
+    if as_json:
+        print_json(found)
+    else:
+        print_sections(about_methods(found), new_console())

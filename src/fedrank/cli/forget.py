@@ -1,0 +1,152 @@
+"""`fedrank forget`: a client of finished runs, or a person of a data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedrank.cli.config import Config
+from fedrank.cli.shared import (
+    MethodChanges,
+    RunsFolders,
+    Trust,
+    Yes,
+    label_of,
+    new_console,
+    print_line,
+    print_sections,
+    progress,
+)
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from fedrank.experiments.runner.forget_person import AffectedRun, ForgettingPlan
+
+forget_app = typer.Typer(
+    help="Unlearn a client of finished runs, or delete a person from a data set.", no_args_is_help=True
+)
+
+
+@forget_app.command(
+    epilog="Examples:  fedrank forget client runs/my --client 9  ·  fedrank forget client runs/my --client 9 "
+    "--client 3 --method fed-eraser --set steps=2 --verify  ·  fedrank forget client runs/my --client 9 "
+    "--method retrain --purge-parent"
+)
+def client(
+    folders: RunsFolders,
+    client: Annotated[list[int], typer.Option(help="Number of the client, from 0; may be repeated.")],
+    method: Annotated[
+        str, typer.Option(help="Unlearning method; fedrank methods unlearner lists them.")
+    ] = "fed-eraser",
+    set_: MethodChanges = None,
+    out: Annotated[Path, typer.Option(help="Folder for the results; they are written to OUT/NAME.")] = Path("runs"),
+    name: Annotated[
+        str | None,
+        typer.Option(hidden=True, help="Name of the results. Default: the name of the runs and -unlearned."),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Also retrain without these clients, with four seeds, and compare.")
+    ] = False,
+    purge_parent: Annotated[
+        bool, typer.Option("--purge-parent", help="Delete the models of the runs and the updates of these clients.")
+    ] = False,
+    yes: Yes = False,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust", hidden=True, help="Import methods from other packages that the spec names; they run as code."
+        ),
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", hidden=True, help="Do not print progress.")] = False,
+    config: Config = None,
+) -> None:
+    """Unlearn clients of finished runs: write new runs without them, each with a receipt."""
+    from fedrank.experiments.report.command_output import about_forgotten
+    from fedrank.experiments.runner.unlearning import unlearn_runs
+    from fedrank.experiments.spec.families import build
+    from fedrank.toml import parse_override
+    from fedrank.unlearning.methods import Unlearner
+
+    changes = {".".join(keys): value for keys, value in map(parse_override, set_ or [])}
+    unlearner = build(Unlearner, {"name": method} | changes, "method")
+    label = None if name is None else label_of(name, "")
+    if purge_parent and not yes:
+        typer.confirm(
+            "Delete the models of these runs and the updates of these clients? This cannot be undone.", abort=True
+        )
+    console = new_console()
+    with progress(console, quiet) as tell:
+        results = unlearn_runs(
+            folders, client, unlearner, out, label, verify=verify, purge=purge_parent, trust=trust, progress=tell
+        )
+    print_sections(about_forgotten(results), console)
+    print_line(console, f"Compare: fedrank report {' '.join(map(str, folders))} {results[0].folder.parent.parent}")
+
+
+@forget_app.command(
+    epilog="Examples:  fedrank forget person 71845 --data aol --plan  ·  fedrank forget person 71845 --data aol --out "
+    "receipt.json"
+)
+def person(
+    person: Annotated[str, typer.Argument(metavar="ID", help="Id of the person in the log.")],
+    data: Annotated[Path, typer.Option(help="Data set written by fedrank data build.")],
+    runs: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of runs that may have used the data set; may be repeated. Default: runs."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the receipt; the data set contains a copy.")] = None,
+    plan: Annotated[bool, typer.Option("--plan", help="Print what would be deleted, and change nothing.")] = False,
+    yes: Yes = False,
+    trust: Trust = False,
+) -> None:
+    """Delete a person's rows from a data set, list the runs that used them, and write a receipt."""
+    from fedrank.experiments.runner.forget_person import clear_traces, forget_person, plan_forgetting
+
+    folders = list(runs or [])
+    if not folders and Path("runs").is_dir():
+        folders = [Path("runs")]
+    console = new_console()
+    if not plan and clear_traces(data):  # first, because files of a stopped command may contain deleted rows
+        print_line(console, f"Deleted temporary files beside {data} that a stopped command had left.")
+    found = plan_forgetting(person, data, folders, trust)
+    if plan:
+        _print_plan(found, console)
+        print_line(console, "Nothing was changed.")
+        return
+    if not yes:
+        _print_plan(found, console)
+        typer.confirm(f"Delete these rows from {data}? This cannot be undone.", abort=True)
+    receipt, path = forget_person(person, data, folders, out, trust)
+    print_line(console, receipt.summary)
+    _print_commands(found.runs, console, before=False)
+    print_line(console, f"Receipt: {path}")
+
+
+def _print_plan(plan: ForgettingPlan, console: Console) -> None:
+    removed = plan.removed
+    print_line(
+        console,
+        f"{removed.entries:,} lists of one {plan.unit}, {removed.clicks:,} clicks, {removed.queries:,} queries and "
+        f"{removed.pairs:,} rows of features that occur only there",
+    )
+    for run in plan.runs:
+        print_line(console, f"{run.run}: {run.used}{f' ({run.because})' if run.because else ''}")
+        if run.holds:
+            print_line(console, f"    privacy guarantee of its model: {'; '.join(run.claims) or 'none'}")
+    _print_commands(plan.runs, console, before=True)
+
+
+def _print_commands(runs: tuple[AffectedRun, ...], console: Console, before: bool) -> None:
+    unlearn = dict.fromkeys(run.before for run in runs if run.before)
+    if before and unlearn:
+        print_line(console, "Before rows are deleted, unlearn without training again:")
+        for line in unlearn:
+            print_line(console, f"    {line}")
+    again = dict.fromkeys(run.after for run in runs if run.after and run.holds)
+    if again:
+        print_line(console, "After rows are deleted, train again on the remaining data:")
+        for line in again:
+            print_line(console, f"    {line}")

@@ -1,0 +1,176 @@
+"""`fedrank model`: score, evaluate, export and estimate."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedrank.cli.shared import (
+    FAILED,
+    AsJson,
+    Client,
+    DataFile,
+    ModelFile,
+    Picture,
+    new_console,
+    print_json,
+    print_line,
+    print_note,
+    print_sections,
+)
+from fedrank.files import write_atomic
+
+if TYPE_CHECKING:
+    from fedrank.ranking.propensity import Bias
+
+model_app = typer.Typer(
+    help="Use a trained model: score, evaluate, export, estimate from clicks.", no_args_is_help=True
+)
+BiasName = Annotated[
+    str, typer.Option(help="Bias of clicks to correct: position, or trust (position and trust in high ranks).")
+]
+
+
+@model_app.command(
+    epilog="Examples:  fedrank model score runs/quickstart/federated/fold-1-seed-1 new.txt > scores.txt  ·  "
+    "fedrank model score model.json new.txt --trec mine --out mine.run"
+)
+def score(
+    model: ModelFile,
+    data: DataFile,
+    out: Annotated[Path | None, typer.Option(help="File to write. Default: standard output.")] = None,
+    trec: Annotated[str | None, typer.Option(metavar="TAG", help="Write a TREC run file with this tag.")] = None,
+    client: Client = None,
+) -> None:
+    """Score documents: one number per line in the order of the file, or a TREC run file."""
+    from fedrank.experiments.runner.scoring import score_lines
+
+    lines = score_lines(model, data, trec, client, print_note)
+    if out is None:
+        sys.stdout.writelines(lines)
+    else:
+        write_atomic(out, lines)
+        print_line(new_console(), f"Scores: {out}")
+
+
+@model_app.command(
+    epilog="Examples:  fedrank model evaluate runs/quickstart/federated/fold-1-seed-1 synthetic-mq2007  ·  "
+    "fedrank model evaluate model.json test.txt --measure ndcg@5 --measure map --per-query values.csv"
+)
+def evaluate(
+    model: ModelFile,
+    data: DataFile,
+    measure: Annotated[
+        list[str] | None, typer.Option(help="Metric, such as ndcg@10, map, mrr@10, err or p@5; may be repeated.")
+    ] = None,
+    per_query: Annotated[Path | None, typer.Option(help="CSV file for the values of each query.")] = None,
+    client: Client = None,
+    as_json: AsJson = False,
+) -> None:
+    """Evaluate a model on judged data: the mean of each metric, and values per query."""
+    from fedrank.experiments.report.command_output import about_quality
+    from fedrank.experiments.runner.scoring import evaluate_model
+    from fedrank.ranking.measures import average
+
+    quality = evaluate_model(model, data, measure or ["ndcg@10", "mrr@10", "map"], client, print_note)
+    console = new_console()
+    if as_json:
+        print_json(dict(zip(quality.measures, average(quality.values), strict=True)))
+    else:
+        print_sections(about_quality(quality), console)
+    if per_query is not None:
+        write_atomic(per_query, quality.csv())
+        if not as_json:
+            print_line(console, f"Values per query: {per_query}")
+
+
+@model_app.command(
+    epilog="Examples:  fedrank model export runs/mine/only/fold-1-seed-1 --to opensearch --out model.json  ·  "
+    "fedrank model export forest.txt --to solr --name mine --feature-names names.txt --out model.json"
+)
+def export(
+    model: ModelFile,
+    to: Annotated[str, typer.Option(help="Format: opensearch, elasticsearch, solr or onnx.")],
+    out: Annotated[Path, typer.Option(help="File to write.")],
+    name: Annotated[
+        str | None, typer.Option(help="Name of the model in the engine. Default: the name of the file.")
+    ] = None,
+    feature_names: Annotated[
+        Path | None,
+        typer.Option(help="File with the engine's feature names, one per line. Default: those of the model."),
+    ] = None,
+    client: Client = None,
+    store: Annotated[str | None, typer.Option(help="Feature store in Solr. Default: Solr's default store.")] = None,
+) -> None:
+    """Export a ranker to a search engine or ONNX, and verify that the exported model gives the same scores."""
+    from fedrank.trees.export import export as write
+
+    done = write(model, to, out, name=name, feature_names=feature_names, client=client, tell=print_note, store=store)
+    console = new_console()
+    print_line(console, f"{done.what}: {done.path}")
+    print_line(console, done.next)
+    if done.needs:
+        print_note(done.needs)
+
+
+@model_app.command(
+    epilog="Examples:  fedrank model estimate runs/mine/only/fold-1-seed-1 --log mylog  ·  fedrank model estimate "
+    "model.json --log mylog --out estimate.png  ·  fedrank model estimate model.json --log mylog --json"
+)
+def estimate(
+    model: ModelFile,
+    log: Annotated[
+        Path, typer.Option("--log", help="Folder of a click log with shown lists, written by fedrank data build.")
+    ],
+    latest: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of the entries to use, the latest. Default: 0.2 if the model was trained on this log, else 1."
+        ),
+    ] = None,
+    bias: BiasName = "position",
+    propensities: Annotated[
+        Path | None, typer.Option(help="File written by fedrank data propensities. Default: estimated from the log.")
+    ] = None,
+    client: Client = None,
+    out: Picture = None,
+    as_json: AsJson = False,
+) -> None:
+    """Estimate from a click log which clicks this model would have received, with a confidence interval."""
+    from fedrank.experiments.report.estimates import about_estimate, draw_estimate
+    from fedrank.experiments.runner.estimating import estimate_model
+    from fedrank.ranking.estimate import CannotTell
+
+    console = new_console()
+    try:
+        found = estimate_model(
+            model, log, latest=latest, bias=bias_named(bias), propensities=propensities, client=client, tell=print_note
+        )
+    except CannotTell as problem:
+        if as_json:
+            typer.echo(json.dumps({"cannot": problem.because}))
+        else:
+            print_line(console, f"The clicks cannot be estimated from this log: {problem.because}.")
+        raise typer.Exit(FAILED) from None
+    if as_json:
+        typer.echo(json.dumps(found.as_json(), indent=1))
+    else:
+        print_sections(about_estimate(found), console)
+    if out is not None:
+        draw_estimate(found, out)
+        if not as_json:
+            print_line(console, f"Picture: {out}")
+
+
+def bias_named(name: str) -> Bias:
+    """The bias of clicks with this name."""
+    from fedrank.ranking.propensity import BIASES
+
+    for one in BIASES:
+        if one == name:
+            return one
+    raise ValueError(f"--bias must be {' or '.join(BIASES)} (got {name!r})")

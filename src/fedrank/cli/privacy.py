@@ -1,0 +1,217 @@
+"""`fedrank privacy`: show, audit, impact and ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedrank.cli.shared import (
+    AnswerFile,
+    AsJson,
+    Changes,
+    Quiet,
+    RunsFolder,
+    Spec,
+    Trust,
+    Variants,
+    new_console,
+    print_json,
+    print_line,
+    print_sections,
+    progress,
+)
+
+privacy_app = typer.Typer(
+    help="Privacy: guarantees of a spec, attacks on its messages, ledgers, impact assessment.", no_args_is_help=True
+)
+ledger_app = typer.Typer(
+    help="Ledgers: the privacy budget that people have spent in all runs. They outlive the runs.", no_args_is_help=True
+)
+privacy_app.add_typer(ledger_app, name="ledger")
+
+
+@privacy_app.command(
+    epilog="Examples:  fedrank privacy show my.toml  ·  fedrank privacy show thesis/fig-3-6 --target 2 --target 8  ·  "
+    "fedrank privacy show my.toml --set mechanism.noise=20 --out privacy.md"
+)
+def show(
+    spec: Spec,
+    set_: Changes = None,
+    target: Annotated[
+        list[float] | None,
+        typer.Option(help="Privacy budget ε to compute the noise for; may be repeated. Default: 1, 2, 4 and 8."),
+    ] = None,
+    variant: Variants = None,
+    out: AnswerFile = None,
+    runs: RunsFolder = Path("runs"),
+    trust: Trust = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show, before a run, its privacy budget, what each party sees, and the noise that a target ε needs."""
+    from fedrank.experiments.report.command_output import about_privacy
+    from fedrank.experiments.report.write import answer_files, write_answer
+    from fedrank.experiments.runner.disclosures import as_facts
+    from fedrank.experiments.runner.privacy import TARGETS
+    from fedrank.experiments.spec.source import read_spec
+
+    for value in target or []:
+        if not value > 0:
+            raise ValueError(f"--target must be positive (got {value:g})")
+    files, console = answer_files(out, "privacy"), new_console()
+    grid = read_spec(spec, set_ or [], trust=trust).only(variant or [])
+    if as_json:
+        if files:
+            raise ValueError("--json prints what --out writes; remove one of them")
+        print_json(as_facts(grid, target or TARGETS, runs))
+        return
+    with progress(console, quiet) as tell:
+        sections = about_privacy(grid, target or TARGETS, tell, runs)
+    print_sections(sections, console)
+    write_answer(files, sections, lambda: as_facts(grid, target or TARGETS, runs))
+    for file in files:
+        print_line(console, f"Written: {file}")
+
+
+@privacy_app.command(
+    epilog="Examples:  fedrank privacy audit my.toml  ·  fedrank privacy audit quickstart --variant federated --out "
+    "audit.md  ·  fedrank privacy audit my.toml --set mechanism.noise=1 --out audit.json"
+)
+def audit(
+    spec: Spec,
+    set_: Changes = None,
+    variant: Variants = None,
+    messages: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=10_000_000, help="Number of messages to attack. Default: as many as one minute allows."
+        ),
+    ] = None,
+    out: AnswerFile = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Attack the messages of clients, silos or tree growers, and compare what leaks with the guarantee."""
+    from fedrank.experiments.report.command_output import about_audit
+    from fedrank.experiments.report.write import answer_files, write_answer
+    from fedrank.experiments.runner.audit import as_facts, audit_experiment
+    from fedrank.experiments.spec.source import read_spec
+
+    files, console = answer_files(out, "audit"), new_console()
+    if as_json and files:
+        raise ValueError("--json prints what --out writes; remove one of them")
+    grid = read_spec(spec, set_ or []).only(variant or [])
+    with progress(console, quiet or as_json) as tell:
+        findings = audit_experiment(grid, messages=messages, progress=tell)
+    if as_json:
+        print_json(as_facts(findings, grid))
+        return
+    sections = about_audit(findings, grid)
+    print_sections(sections, console)
+    write_answer(files, sections, lambda: as_facts(findings, grid))
+    for file in files:
+        print_line(console, f"Written: {file}")
+
+
+@privacy_app.command(
+    epilog="Examples:  fedrank privacy impact my.toml --out dpia.md  ·  fedrank privacy impact runs/my --out dpia.md"
+)
+def impact(
+    source: Annotated[str, typer.Argument(metavar="SPEC_OR_RUNS", help="Spec, or folder of finished runs.")],
+    out: Annotated[Path, typer.Option(help="Markdown file to write; an existing file is not replaced.")],
+    runs: RunsFolder = Path("runs"),
+    trust: Trust = False,
+) -> None:
+    """Write a draft of a data protection impact assessment; what you must complete is marked."""
+    from fedrank.experiments.report.impact import TO_FILL_IN, read_assessed
+    from fedrank.experiments.report.impact import impact as assess
+    from fedrank.experiments.report.markdown import markdown
+    from fedrank.files import writing
+
+    if out.suffix.lower() != ".md":
+        raise ValueError(f"--out must end in .md (got {out}); the assessment is Markdown")
+    if out.exists():
+        raise FileExistsError(f"{out} exists and is not replaced; choose another name")
+    text = markdown(assess(read_assessed(source, trust), runs))
+    with writing(out, replace=False) as file:
+        file.write(text.encode())
+    marks = text.count(TO_FILL_IN.strip())
+    print_line(new_console(), f"Written: {out}; {marks:,} entries to complete are marked {TO_FILL_IN.strip(': ')}")
+
+
+@ledger_app.command(
+    "show",
+    epilog="Examples:  fedrank privacy ledger show runs  ·  fedrank privacy ledger show runs/populations/town",
+)
+def ledger_show(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Folders with ledgers: runs, or a population such as runs/populations/town."),
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Show each ledger, and the total budget if all of them belong to the same people."""
+    from fedrank.experiments.report.command_output import about_ledgers
+
+    for folder in folders:
+        if not folder.is_dir():
+            raise FileNotFoundError(f"no folder {folder}; give a folder of runs, or of a population")
+    sections = about_ledgers(folders)
+    if not as_json:
+        print_sections(sections, new_console())
+        return
+    print_json(_ledger_facts(folders))
+
+
+def _ledger_facts(folders: list[Path]) -> list[dict[str, object]]:
+    from fedrank.privacy.population import Account, ledgers_below, spent_together
+
+    found: list[dict[str, object]] = []
+    for ledger in (ledger for folder in folders for ledger in ledgers_below(folder)):
+        account = Account.read(ledger)
+        if account is not None:
+            found.append(
+                {
+                    "ledger": ledger,
+                    "people": account.terms.people,
+                    "rounds": account.rounds,
+                    "most_participations": int(account.participations.max(initial=0)),
+                    "delta": account.terms.delta,
+                    "epsilon": spent_together([account], account.terms.delta),
+                }
+            )
+    return found
+
+
+@ledger_app.command(
+    "forget",
+    epilog="Example:  fedrank privacy ledger forget runs/my/only/fold-1-seed-1 --because 'generated people'",
+)
+def ledger_forget(
+    folder: Annotated[Path, typer.Argument(help="Run folder, or folder of a population.")],
+    because: Annotated[str, typer.Option(help="Reason; it is recorded with the totals of the deleted ledgers.")],
+    words: Annotated[
+        str | None, typer.Option(help="The sentence that confirms the deletion, instead of the question.")
+    ] = None,
+) -> None:
+    """Delete the ledgers of a folder, so their budget no longer counts. The totals stay recorded."""
+    from fedrank.privacy.population import FORGOTTEN, Account, forget_ledgers, ledgers_below, totals
+
+    ledgers = ledgers_below(folder)
+    if not ledgers:
+        raise FileNotFoundError(f"no ledger in {folder} or its subfolders; nothing was deleted")
+    found = totals([account for account in map(Account.read, ledgers) if account is not None])
+    sentence = f"forget what {found['people']} people spent"
+    if words is None:
+        words = typer.prompt(
+            f"{found['participations']:,} participations of {found['people']:,} people in {folder} will no longer "
+            f"count. Type '{sentence}' to continue"
+        )
+    if words.strip() != sentence:
+        raise ValueError(f"the sentence must be {sentence!r} (got {words!r}); nothing was deleted")
+    record = forget_ledgers(folder, because)
+    print_line(
+        new_console(), f"Deleted {len(record['ledgers'])} ledgers; {folder / FORGOTTEN} records which, when and why"
+    )

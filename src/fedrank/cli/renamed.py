@@ -1,0 +1,94 @@
+"""Commands, options and words of earlier versions, and what replaces them.
+
+The table of the changelog equals this one; a test compares them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+# What was typed before (after `fedrank`): what replaces it. Commands stand in backquotes.
+RENAMED = {
+    "demo": "`run demo`",
+    "runs": "`watch FOLDERS --list`",
+    "clients": "`data clients`",
+    "logs build": "`data build`",
+    "logs convert": "`data build --aol4foltr METADATA --letor LETOR --out OUT`",
+    "logs describe": "`data check FOLDER` (`--json` in place of `--numbers`)",
+    "logs places": "`data propensities`",
+    "logs propensities": "`data propensities`",
+    "logs redact": "`data redact`",
+    "logs synth": "`data synth`",
+    "score": "`model score`",
+    "evaluate": "`model evaluate`",
+    "export": "`model export`",
+    "estimate": "`model estimate`",
+    "privacy SPEC": "`privacy show SPEC`",
+    "audit": "`privacy audit`",
+    "impact": "`privacy impact`",
+    "ledger show": "`privacy ledger show`",
+    "ledger forget": "`privacy ledger forget`",
+    "unlearn": "`forget client`",
+    "forget-person": "`forget person`",
+    "trees train": "removed; write a spec with `new FILE --kind trees`, then use `run FILE` (or `tune FILE`)",
+    "silo key": "removed; `silo sketch --key FILE` creates the key, and `deploy` exchanges keys between silos",
+    "silo add": "`silo update SKETCH --add DOCUMENTS --key KEY`",
+    "silo remove": "`silo update SKETCH --remove ID`",
+    "silo ask": "removed; `deploy run` carries questions and answers between silos",
+    "silo answer": "removed; `deploy run` carries questions and answers between silos",
+    "silo seal": "removed; `deploy run` carries models between silos",
+    "silo export": "removed; `deploy run` carries sketches between silos",
+    "silo train": "removed; `deploy run` trains one model across silos",
+    "deploy folder begin": "`deploy init --folder SHARED`",
+    "deploy folder join": "`deploy join SHARED`",
+    "deploy folder approve": "`deploy approve`",
+    "deploy folder expel": "`deploy expel`",
+    "deploy folder leave": "`deploy leave`",
+    "deploy folder run": "`deploy run`",
+    "deploy folder serve": "`deploy start`",
+    "deploy folder unlearn": "`deploy forget`",
+    "deploy request": "`deploy join INVITATION`",
+    "deploy readmit": "`deploy run SPEC --readmit SITE`",
+    "deploy unlearn": "`deploy forget`",
+    "trial plan": "`engine trial plan`",
+    "trial read": "`engine trial read`",
+    "trial show": "`engine trial show`",
+    "trial decide": "`engine trial decide`",
+    "trial adopt": "`engine trial adopt`",
+    "trial rollback": "`engine trial rollback`",
+    "search demo": "`search serve --demo`",
+    "methods place": "`methods placement`",
+    "methods user": "`methods click-model`",
+    "data build --least": "`data build --min-interactions`",
+    "data build --places": "`data build --positions`",
+    "engine trial plan --places": "`engine trial plan --positions`",
+    "engine trial show --picture": "`engine trial show --out`",
+    "engine trial decide --picture": "`engine trial decide --out`",
+    "trees grow --least": "`trees grow --min-data-in-leaf`",
+}
+
+
+def replacement(words: Sequence[str], commands: Collection[str] = ()) -> str | None:
+    """The error for words of an earlier version; None if they are not from one.
+
+    `commands` are those of the group `privacy`: before, a spec stood in their place.
+    """
+    for old, new in RENAMED.items():
+        if _matches(old.split(), words, commands):
+            removed = new.startswith("removed")
+            new = re.sub("`([a-z])", r"`fedrank \1", new)
+            return f"`fedrank {old}` {'was' if removed else 'is now'} {new}"
+    return None
+
+
+def _matches(old: Sequence[str], words: Sequence[str], commands: Collection[str]) -> bool:
+    *command, last = old
+    if list(words[: len(command)]) != command or len(words) <= len(command):
+        return False
+    after = words[len(command) :]
+    if last.startswith("--"):
+        return last in {word.split("=")[0] for word in after}
+    if last == "SPEC":
+        return after[0] not in commands and not after[0].startswith("-")
+    return after[0] == last
