@@ -1,7 +1,7 @@
-"""Pages on everything that `import fedrank` offers: signatures, fields and docstrings, read from the code.
+"""Pages on the Python interface: signatures, fields and docstrings of every name of `import fedrank`, from the code.
 
-MkDocs runs this as a hook (see mkdocs.yml). `fedrank/__init__.pyi` lists the names; a new name appears on its page
-without a change here. The hook also fills in the commands of `reference/cli.md` (cli_pages.py).
+MkDocs runs this as a hook (see mkdocs.yml). `fedrank/__init__.pyi` lists the names; a new name there appears on its
+page without a change here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cli_pages import MARKER, cli_commands
 from prose import cell, code, prose
 
 import fedrank
@@ -21,9 +20,8 @@ from fedrank.experiments.spec.listing import comments_of
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
-    from mkdocs.structure.pages import Page
 
-WIDTH = 88  # maximum length of a signature on one line
+WIDTH = 88  # of a signature; a longer one has one line per argument
 
 
 class Group(NamedTuple):
@@ -36,49 +34,48 @@ class Group(NamedTuple):
 
 
 GROUPS = (
-    Group("data", "Data", "Data sets: files, click logs, document collections and synthetic data.", ("data",)),
-    Group("ranking", "Ranking", "Rankers, metrics and click models.", ("ranking",)),
+    Group("data", "Data", "Files, logs, collections and generated data.", ("data",)),
+    Group("ranking", "Ranking", "Models, measures and click models.", ("ranking",)),
     Group(
         "federation",
         "Federation",
-        "Clients, rounds, and their client and server halves.",
+        "Clients, rounds, and the client and server halves of a round.",
         ("federated", "types"),
     ),
     Group("testing", "Testing", "Contract checks for your own methods.", ("testing",)),
-    Group("experiments", "Experiments", "From specs to run folders and reports.", ("experiments",)),
+    Group("experiments", "Experiments", "Specs, run folders and reports.", ("experiments",)),
     Group(
-        "organisations",
-        "Organisations",
-        "Forests, and document collections that stay in their organisation.",
-        ("trees", "silo"),
+        "organisations", "Organisations", "Trees, and document collections of several organisations.", ("trees", "silo")
     ),
 )
 
 
 def api_pages() -> dict[str, str]:
-    """Markdown by path: an overview, a page for each group of functions and records, and one per family of methods."""
+    """Markdown by path: an overview, a page for each group of names, and one for each family of methods."""
     pages, overview = {}, ["# The Python interface", "", OPENING, ""]
     overview += ["## Functions and records", "", "| Page | What it is | Names |", "|---|---|---|"]
     verbs, families = _names()
     for group in GROUPS:
         names = [name for name in verbs if _package(name) in group.packages]
         overview.append(f"| [{group.title}]({group.page}.md) | {group.what} | {_links(group.page, names)} |")
-        told = {name: getattr(fedrank, name) for name in names}
-        pages[f"api/{group.page}.md"] = _page(group.title, group.what, "fedrank", told)
+        described = {name: getattr(fedrank, name) for name in names}
+        pages[f"reference/python/{group.page}.md"] = _page(group.title, group.what, "fedrank", described)
     overview += ["", "## Methods", "", "| Family | What it is | Names |", "|---|---|---|"]
     for family in families:
         methods = vars(fedrank._family(family))
         what = fedrank._family_doc(family)
         overview.append(f"| [{family}]({family}.md) | {cell(_first(what))} | {_links(family, list(methods))} |")
-        pages[f"api/{family}.md"] = _page(f"fedrank.{family}", what, f"fedrank.{family}", methods)
-    return {"api/index.md": "\n".join(overview) + "\n"} | pages
+        pages[f"reference/python/{family}.md"] = _page(f"fedrank.{family}", what, f"fedrank.{family}", methods)
+    return {"reference/python/index.md": "\n".join(overview) + "\n"} | pages
 
 
-OPENING = """Everything that `import fedrank` offers, read from the code. Functions and records are names of
-`fedrank`, such as `fedrank.simulate`. Methods are in their family, as in `fedrank.aggregators.Krum`. The
-[pages about methods](../methods/index.md) say how a spec names them. All other names may change without notice.
+OPENING = """Every name of `import fedrank`, read from the code. Functions and records are names of `fedrank`, such as
+`fedrank.simulate`. Methods are below their family, as in `fedrank.aggregators.Krum`; the
+[pages about methods](../methods/index.md) show how a spec names them. Names that are not listed here may change without
+notice.
 
-[The first experiment](../tutorials/first-experiment.md) shows how the names work together."""
+The [tutorial](../../tutorials/first-experiment.md) and the
+[section on notebooks](../../how-to/compare-methods.md#notebooks-and-data-frames) show how the names work together."""
 
 
 def _names() -> tuple[list[str], list[str]]:
@@ -104,7 +101,7 @@ def _page(title: str, what: str, home: str, names: dict[str, Any]) -> str:
 
 
 def _described(one: Any, called: str) -> Iterator[str]:
-    """The signature, the docstring and the members."""
+    """Its signature, docstring and members."""
     if inspect.ismodule(one):
         yield prose(inspect.getdoc(one))
         for name, function in sorted(vars(one).items()):
@@ -121,13 +118,13 @@ def _described(one: Any, called: str) -> Iterator[str]:
 
 
 def _said(one: Any) -> str:
-    """The docstring, if there is one; dataclasses without one get their signature from Python."""
+    """The docstring; Python gives a dataclass without one its signature, which is left out."""
     said = inspect.getdoc(one) or ""
     return "" if inspect.isclass(one) and said.startswith(f"{one.__name__}(") else said
 
 
 def signature(one: Any, called: str) -> str:
-    """The signature as Python code, on one line where it fits."""
+    """The call as it is typed, on one line if it fits."""
     asked = inspect.signature(one)
     arguments, starred = [], False
     for parameter in asked.parameters.values():
@@ -165,13 +162,13 @@ def _kind(annotation: Any) -> str:
 
 
 def _default(value: Any) -> str:
-    """The default as Python code, or dots where its text is only a class."""
+    """The value as it is typed, or dots if its repr is only its class."""
     text = repr(value)
     return "..." if text.startswith("<") else text
 
 
 def _fields(kind: type) -> Iterator[str]:
-    """Fields with a comment; the signature has their names and types."""
+    """Fields with a comment; the signature has the names and types of all."""
     if not dataclasses.is_dataclass(kind):
         return
     comments = comments_of(kind)
@@ -184,7 +181,7 @@ def _fields(kind: type) -> Iterator[str]:
 
 
 def _members(kind: type) -> Iterator[str]:
-    """Public methods and properties with a docstring."""
+    """Public methods and properties that have a docstring."""
     lines = ["| Member | What it does |", "|---|---|"]
     for name, member in sorted(_own(kind).items()):
         asked = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
@@ -200,7 +197,7 @@ def _members(kind: type) -> Iterator[str]:
 
 
 def _own(kind: type) -> dict[str, Any]:
-    """Members that its classes in this project define."""
+    """Members that classes of this project define."""
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if base.__module__.startswith("fedrank"):
@@ -209,7 +206,7 @@ def _own(kind: type) -> dict[str, Any]:
 
 
 def _compact(function: Any, name: str) -> str:
-    """A call with the names of its arguments, without types."""
+    """A call with the names of its arguments."""
     names = [
         str(each.name) for each in inspect.signature(function).parameters.values() if each.name not in ("self", "cls")
     ]
@@ -227,8 +224,3 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
     for path, text in api_pages().items():
         files.append(File.generated(config, path, content=text))
     return files
-
-
-def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Fill in the commands."""
-    return markdown.replace(MARKER, cli_commands()) if page.file.src_uri == "reference/cli.md" else markdown

@@ -1,14 +1,20 @@
-"""Every command of fedrank as Markdown, read from the program; it replaces a marker in `reference/cli.md`."""
+"""Every command of fedrank as Markdown, read from the program.
+
+MkDocs runs this as a hook (see mkdocs.yml): the commands replace a marker in `reference/cli.md`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from prose import cell, code
 
 from fedrank.cli import app
+
+if TYPE_CHECKING:
+    from mkdocs.structure.pages import Page
 
 MARKER = "<!-- every command -->"
 
@@ -63,3 +69,8 @@ def _row(parameter: Any) -> str:
 
 def _default(value: Any) -> str:
     return "" if value is None or value is False or value in ((), []) or callable(value) else code(str(value))
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Fill in the commands."""
+    return markdown.replace(MARKER, cli_commands()) if page.file.src_uri == "reference/cli.md" else markdown
