@@ -3,7 +3,7 @@
     python -m benchmarks.trial_errors [--organisations 1000] [--check]
 
 Organisations have some hundred browsers, of which a few search most. People prefer the new model's places in so many of
-the decided searches. Rulings are those of `fedrank trial decide`, after every search; and when events are read once a
+the decided searches. Rulings are those of `fedrank engine trial decide`, after every search; and when events are read once a
 day, 40 decided searches each. Then one browser floods: half of all decided searches are its own, all for the new model,
 or all against it. Last, whole searches: two lists, a team draft, a coin, clicks; through files, as an organisation has
 them; mixed by a service of its own, or by an engine whose log does not tell both lists.

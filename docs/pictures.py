@@ -148,7 +148,7 @@ def live_pages(chromium: Any, folder: Path) -> None:
 
 def search_pages(chromium: Any, folder: Path) -> None:
     shutil.rmtree(folder / "search-demo", ignore_errors=True)
-    with opened(chromium, folder, "search", "demo") as (origin, context):
+    with opened(chromium, folder, "search", "serve", "--demo") as (origin, context):
         tab = context.new_page()
         for kind, width in WIDTHS.items():
             tab.set_viewport_size({"width": width, "height": 900})

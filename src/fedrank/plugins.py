@@ -39,7 +39,7 @@ def methods() -> dict[str, str]:
 
 @cache
 def spec_folders() -> tuple[Traversable, ...]:
-    """Folders of specifications in installed packages. A package that is listed and cannot be found is left out."""
+    """Folders of specifications in installed packages. A package that cannot be found is omitted."""
     found = []
     for one in sorted(entry_points(group=SPECS), key=lambda one: one.name):
         with suppress(ImportError):

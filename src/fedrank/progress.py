@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
 from html import escape
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
+_notes: set[str] = set()  # that were shown
 SECONDS_BETWEEN_LOOKS = 0.2  # a notebook keeps all that is sent to it
 
 
@@ -60,3 +62,28 @@ class NotebookBars:
 def by_rounds(progress: Progress, what: str) -> Callable[[int, int], None]:
     """For whoever says after every round how many are done, and how many there are."""
     return lambda done, rounds: progress(what, done, rounds, f"round {done:,} of {rounds:,}")
+
+
+def show_warnings_as_notes(shown: Iterable[str] = ()) -> None:
+    """Show a warning of Python as one line without its place in the code, once; not those that were `shown` already."""
+    _notes.update(shown)
+    warnings.showwarning = _show_note
+
+
+def shown_notes() -> frozenset[str] | None:
+    """The notes that were shown; None if warnings are not shown as notes."""
+    return frozenset(_notes) if warnings.showwarning is _show_note else None
+
+
+def _show_note(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    note = " ".join(str(message).split())
+    if issubclass(category, UserWarning) and note not in _notes:
+        _notes.add(note)
+        print(f"note: {note}", file=sys.stderr, flush=True)

@@ -367,16 +367,16 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     write_files(tmp_path)
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedrank", "logs", "convert", *arguments])
+        monkeypatch.setattr(sys, "argv", ["fedrank", "data", "build", *arguments])
         with pytest.raises(SystemExit) as end:
             main()
         return end.value.code or 0, *capsys.readouterr()
 
-    asked = ("--metadata", "metadata.csv", "--letor", "letor.txt", "--out", "aol")
+    asked = ("--aol4foltr", "metadata.csv", "--letor", "letor.txt", "--out", "aol")
     code, out, err = call(*asked)
     assert (code, err) == (0, "")
     assert out.startswith("4 rows, 4 of them sound; 4 entries of 2 users with 3 queries"), "no empty line of a bar"
-    assert "fedrank logs describe aol" in out
+    assert "fedrank data check aol" in out
     code, out, err = call(*asked[:3], "metadata.csv", *asked[4:5], "other")
     assert (code, out) == (2, ""), "no empty line before an error"
     assert err.startswith("fedrank: metadata.csv, line 1: 'qid,user_id,timestamp,query,target_doc_i' cannot be read")

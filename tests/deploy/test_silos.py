@@ -433,12 +433,12 @@ def test_a_backup_holds_sketches_and_what_they_cost(done, tmp_path):
 def test_letters_travel_through_a_shared_folder_by_the_commands(tmp_path, fedrank, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedrank.deploy.folder.folder_send", lambda shared, home: FolderSend(shared, home, every=0.05))
-    _, out, _ = fedrank("folder", "begin", "shared", "--name", "hospitals", "--home", "hub")
+    _, out, _ = fedrank("init", "--folder", "shared", "--name", "hospitals", "--home", "hub")
     coordinator = FINGERPRINT.search(out)[0]
     for id, name in enumerate(SITES):
-        _, out, _ = fedrank("folder", "join", "shared", name, "--id", id, "--fingerprint", coordinator, "--home", name)
+        _, out, _ = fedrank("join", "shared", "--name", name, "--id", id, "--fingerprint", coordinator, "--home", name)
         own = FINGERPRINT.search(out)[0]
-        fedrank("folder", "approve", "shared", name, "--id", id, "--fingerprint", own, "--home", "hub")
+        fedrank("approve", name, "--id", id, "--fingerprint", own, "--home", "hub")
         write_collection(Path(name, "data"), id, 4)
         said = {"learner": "cross-silo", "unprotected": "true", "epsilon": "40.0"}
         Path(name, "site.toml").write_text(SITE.format(name=name, id=id, **said))
@@ -448,7 +448,7 @@ def test_letters_travel_through_a_shared_folder_by_the_commands(tmp_path, fedran
     assert (code, "letters that it cannot open" in out) == (0, True), out + err
     threading.Thread(target=accept_when_it_comes, args=(SITES,), daemon=True).start()
     with serving():
-        code, out, err = fedrank("folder", "run", "shared", "spec.toml", "--home", "hub")
+        code, out, err = fedrank("run", "spec.toml", "--home", "hub")
     assert code == 0, out + err
     [run] = load_runs("hub/runs/spec")
     for name in SITES:

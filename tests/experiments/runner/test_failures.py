@@ -105,7 +105,7 @@ def test_the_screen_shows_the_cause_its_last_lines_and_where_all_of_it_is(tmp_pa
     assert done.returncode == 1
     assert done.stdout.count("KeyError: 'weights'; own_methods.py") == 1
     assert 'return table["weights"]' in done.stdout
-    assert "All of it: " in done.stdout
+    assert "Full traceback: " in done.stdout
 
 
 # Before the first run.

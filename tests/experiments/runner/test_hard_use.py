@@ -105,7 +105,7 @@ def test_the_true_round_is_shown_while_running_and_after_kill_9(running):
     with np.load(folder / "checkpoint.npz") as kept:
         assert (run.status, run.round) == ("interrupted", int(kept["round"]))
     assert run.reason == f"stopped after round {run.round} of 2000000"
-    assert f"{run.round:,} / 2,000,000" in ended(command("runs", folder))[1]
+    assert f"{run.round:,} / 2,000,000" in ended(command("watch", folder, "--list"))[1]
     (folder / "checkpoint.npz").write_bytes(b"PK damaged")
     rows = (folder / "rounds.csv").read_text().splitlines()
     assert load_runs(folder)[0].round == int(rows[-1].split(",")[0])
@@ -258,7 +258,7 @@ def reachable() -> Iterator[Path]:
 def test_permission_denied_is_one_clear_line(reachable):
     folder = write_run(reachable / "runs")
     write_experiment(reachable / "runs")
-    shown = fedrank("runs", reachable / "runs")
+    shown = fedrank("watch", reachable / "runs", "--list")
     assert "finished" in as_nobody(shown)
     (folder / "run.json").chmod(0)
     assert f"only fold 1 seed 1: {folder / 'run.json'}: Permission denied" in as_nobody(shown)
@@ -297,7 +297,7 @@ def test_a_run_of_another_user_is_seen_to_run(reachable):
     folder = write_run(reachable, status="running", pid=os.getpid())
     (folder / LOCK).touch()
     (folder / LOCK).chmod(0)
-    assert "running" in as_nobody(fedrank("runs", reachable))
+    assert "running" in as_nobody(fedrank("watch", reachable, "--list"))
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(reachable, monkeypatch):

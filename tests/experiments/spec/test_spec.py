@@ -399,10 +399,9 @@ def test_overrides_of_what_is_varied_need_no_quotes(tmp_path):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    names = ", ".join(builtin_specs())
     missing = tmp_path / "no.toml"
-    assert said(missing) == f"no spec at {missing}; give a TOML file, or one of {names}"
-    assert said(tmp_path) == f"{tmp_path} is a folder; give a TOML file, or one of {names}"
+    assert said(missing) == f"no spec at {missing}; write one with `fedrank new {missing}`"
+    assert said(tmp_path) == f"{tmp_path} is a folder; give a TOML file, or a built-in experiment such as quickstart"
     empty = write(tmp_path / "empty.toml", "# nothing\n")
     assert said(empty) == f"{empty}: is empty; `fedrank run quickstart` leaves an example in its results"
     broken = write(tmp_path / "broken.toml", "rounds = 3\nseeds = [1,\n")
