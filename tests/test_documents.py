@@ -166,7 +166,8 @@ def test_specs_are_valid(block: Block, folder: Path) -> None:
 def _check_spec(block: Block, folder: Path) -> None:
     tables = tomllib.loads(block.text)
     if reader := next((read for key, read in OTHER_FILES.items() if key in tables), None):
-        (folder / "other.toml").write_text(re.sub(r'"\.\./data/.*"', '"other.toml"', block.text), encoding="utf-8")
+        text = re.sub(r'^(log *= *)"\.\./.*"', r'\1"."', block.text, flags=re.MULTILINE)
+        (folder / "other.toml").write_text(re.sub(r'"\.\./data/.*"', '"other.toml"', text), encoding="utf-8")
         assert reader(folder / "other.toml")
         return
     named = [tables.get("data", {}).get(key) for key in ("train", "test", "validation")]
