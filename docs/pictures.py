@@ -1,8 +1,8 @@
-"""Pictures of everything that people see, by a real browser: `python docs/pictures.py FOLDER`.
+"""Screenshots of every page that users see, by a real browser: `python docs/pictures.py FOLDER`.
 
-FOLDER gets the report, the page on runs, the site, a notebook and the search page, each as wide as a desktop and as a
-telephone; whoever changes one of them looks at these. `--docs` also replaces the few that README.md shows.
-It needs the packages of `.[dev]` and Chromium as the system has it. What was computed in FOLDER is not computed again.
+FOLDER gets the report, the page on runs, the site, a notebook and the search page, each in the width of a desktop and
+of a telephone, to look at after a change. `--docs` also replaces the few that README.md shows.
+It needs the packages of `.[dev]` and Chromium. Results that are in FOLDER are not computed again.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def still_pages(folder: Path) -> dict[str, Path]:
         "report": folder / "report.html",
         "compared": folder / "compared.html",
         "site": site / "index.html",
-        "site-tutorial": site / "tutorial.html",
+        "site-tutorial": site / "tutorials" / "first-experiment.html",
         "site-methods": site / "methods" / "index.html",
         "notebook": site / "files" / "examples" / "first_federation.ipynb.html",
     }
@@ -114,7 +114,7 @@ def curves(chromium: Any, folder: Path) -> None:
 
 
 def live_pages(chromium: Any, folder: Path) -> None:
-    """The page on runs, while one experiment goes on and another has failed."""
+    """The page on runs, while one experiment is running and another has failed."""
     fails = [
         "--set",
         "variants.federated={aggregator='broken:Broken'}",
@@ -207,7 +207,7 @@ def picture(tab: Any, file: Path) -> None:
     tab.wait_for_load_state("networkidle")
     wide = tab.evaluate("document.documentElement.scrollWidth")
     if wide > tab.viewport_size["width"]:
-        print(f"{file.name}: {wide} pixels wide, so that it has to be moved sideways")
+        print(f"{file.name}: {wide} pixels wide, which needs horizontal scrolling")
     with Image.open(io.BytesIO(tab.screenshot(full_page=True))) as whole:
         whole.convert("RGB").crop((0, 0, whole.width, min(TALLEST, whole.height))).save(file)
     print(file)
