@@ -27,7 +27,7 @@ pytestmark = pytest.mark.process
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "organisations.md"
 HERE, PORT = "/home/you/trial", "8002"  # as the page writes them
 FINGERPRINT = re.compile(r"SHA256:\S+")
-NUMBER = re.compile(r"\b[0-9a-f]{12}\b|[+-]?\d(?:[\d,.:T+-]*\d)?")  # noise, sizes and dates differ each time
+NUMBER = re.compile(r"-?\b[0-9a-f]{10,12}\b|[+-]?\d(?:[\d,.:T+-]*\d)?")  # noise, sizes and dates differ each time
 SHORTER = ("rounds   = 20", "rounds   = 5")  # over the network, where only the transport differs
 SITES = ("north", "east", "south")
 LOGS = ("Each organisation builds a data set from its log", "Agree on an experiment")
