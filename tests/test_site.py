@@ -93,7 +93,7 @@ def test_search_from_a_page_in_a_folder(site: Path, reader: Any) -> None:
 def test_search_says_when_there_is_nothing_and_takes_any_text(site: Path, reader: Any) -> None:
     reader.goto((site / "index.html").as_uri())
     assert _find(reader, "xyzzyplugh") == []
-    assert "Nothing has" in reader.locator("#count").inner_text()
+    assert "No section contains" in reader.locator("#count").inner_text()
     _find(reader, "<img src=x onerror=alert(1)> clients (.*[")
     assert reader.locator("#search img").count() == 0
     reader.keyboard.press("Escape")
