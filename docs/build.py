@@ -195,7 +195,8 @@ def linked_files(pages: list[Path]) -> dict[str, str]:
         elif path.suffix == ".ipynb":
             found[_page_of(name)] = _notebook(path)
         elif path.suffix == ".md":
-            found[_page_of(name)] = path.read_text(encoding="utf-8")
+            up = "../" * (name.count("/") + 1)
+            found[_page_of(name)] = path.read_text(encoding="utf-8").replace("](docs/", f"]({up}")
         else:
             kind = "toml" if path.suffix == ".toml" else "python"
             found[_page_of(name)] = f"# {name}\n\n```{kind}\n{path.read_text(encoding='utf-8')}```\n"

@@ -28,7 +28,7 @@ WIDTHS = {"wide": 1200, "narrow": 400}
 TALLEST = 8000  # pixels; of the rest of a page there is nothing new to see
 COLOURS = 256  # enough for charts and text, and a third of the bytes
 SHOWN = {  # in README.md: a part of a picture, by its left, upper, right and lower edge
-    "report": ("report-curves.png", (0, 0, 1100, 515)),
+    "report": ("report-top.png", (0, 30, 1060, 630)),
     "search": ("search-results-wide.png", (220, 0, 980, 680)),
 }
 BROKEN = """# broken.py
@@ -75,7 +75,7 @@ def main() -> None:
                 tab.goto(file.as_uri())
                 picture(tab, folder / f"{name}-{kind}.png")
             tab.close()
-        curves(chromium, folder)
+        top_of_report(chromium, folder)
         live_pages(chromium, folder)
         search_pages(chromium, folder)
     if asked.docs:
@@ -102,14 +102,11 @@ def still_pages(folder: Path) -> dict[str, Path]:
     }
 
 
-def curves(chromium: Any, folder: Path) -> None:
-    """Learning curves of the report, with the pointer on one of them."""
+def top_of_report(chromium: Any, folder: Path) -> None:
+    """The conclusion and the main chart of the report."""
     tab = chromium.new_page(viewport={"width": 1100, "height": 900}, color_scheme="light")
     tab.goto((folder / "report.html").as_uri())
-    tab.get_by_role("heading", name="Learning curves").evaluate("heading => heading.scrollIntoView()")
-    box = tab.locator(".lively > svg").first.bounding_box()
-    tab.mouse.move(box["x"] + 0.35 * box["width"], box["y"] + 0.5 * box["height"])
-    tab.screenshot(path=folder / "report-curves.png")
+    tab.screenshot(path=folder / "report-top.png")
     tab.close()
 
 

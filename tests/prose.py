@@ -24,7 +24,8 @@ EXEMPT = "prose: ok"
 # (pattern, what to write instead)
 RULES = [
     (
-        r"\b(?:is|are|was|were|be) no (?!longer|more|less|fewer|better|worse|larger|smaller|higher|lower|later)",
+        r"(?<!there )(?<!there can )\b(?:is|are|was|were|be) no "
+        r"(?!longer|more|less|fewer|better|worse|larger|smaller|higher|lower|later)",
         "say what it must be, or 'is not a'",
     ),
     (r"\b(?:that|which|what|who) (?:is|are|was|were) none\b", "say what it must be"),
@@ -47,7 +48,7 @@ RULES = [
     (r"\bat home\b", "locally, at the site"),
     (r"\b(?:goes|go|went|going) on\b", "continue"),
     (r"\bone an? (?:line|query|client|round|person|row|document|site|tree|feature)\b", "one per line"),
-    (r"\blies? (?:in|at|on|beside|there|here|below|outside|under|next)\b", "is in"),
+    (r"\blies? (?:in|at|on|beside|there|here|under|next)\b", "is in"),
     (r"\bgrades?\b(?! school)", "relevance label"),
     (r"\bgraphics cards?\b|\bon a card\b|\bon the card\b", "GPU"),
     (r"\bsecure sums?\b", "secure aggregation"),
@@ -73,7 +74,7 @@ def prose_of_python(text: str) -> Iterator[tuple[int, str]]:
             for offset, line in enumerate(token.string.splitlines()):
                 place = token.start[0] + offset
                 if " " in line.strip() and place not in skipped and EXEMPT not in lines[place - 1]:
-                    yield place, line.strip().strip("\"'")
+                    yield place, re.sub(r"\{[^{}]*\}", "{}", line.strip().strip("\"'"))
 
 
 def _doctest_lines(text: str) -> set[int]:

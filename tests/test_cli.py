@@ -127,7 +127,7 @@ WRONG = [
     (("report", "nowhere"), "no folder nowhere"),
     (
         ("report", "runs/small", "--out", "x.pdf"),
-        "x.pdf ends in '.pdf', which is no kind of report; use .html, .md or .csv",
+        "x.pdf ends in '.pdf', which is not a report format; use .html, .md or .csv",
     ),
     (("report", "runs/small", "--out", "x.md", "--baseline", "alon"), "no variant 'alon' to compare with"),
     (("model", "score", "nowhere", "good.txt"), "no model at nowhere"),
@@ -513,7 +513,7 @@ def test_a_narrow_terminal(fedrank, monkeypatch):
     ):  # fmt: skip
         code, out, err = fedrank(*arguments)
         assert (code, err) == (0, "")
-        out = out.partition("Where they lie")[0]  # addresses and folders stay whole
+        out = out.partition("Location, or where to get them")[0]  # addresses and folders stay whole
         assert max(map(len, out.splitlines())) <= 60, arguments
     assert "Report: " in fedrank("report", "runs/small", "--out", f"{'long-' * 20}.md")[1]
 

@@ -93,7 +93,7 @@ def test_search_from_a_page_in_a_folder(site: Path, reader: Any) -> None:
 def test_search_says_when_there_is_nothing_and_takes_any_text(site: Path, reader: Any) -> None:
     reader.goto((site / "index.html").as_uri())
     assert _find(reader, "xyzzyplugh") == []
-    assert "Nothing has" in reader.locator("#count").inner_text()
+    assert "No section contains" in reader.locator("#count").inner_text()
     _find(reader, "<img src=x onerror=alert(1)> clients (.*[")
     assert reader.locator("#search img").count() == 0
     reader.keyboard.press("Escape")
@@ -157,7 +157,9 @@ def test_the_menu_is_grouped_and_opens_on_a_small_window(site: Path, reader: Any
     assert reader.locator("#pages [aria-current]").inner_text() == "Trees"
 
 
-@pytest.mark.parametrize("name", ["index.html", "explanation/simulated-and-deployed.html", "reference/python/federation.html"])
+@pytest.mark.parametrize(
+    "name", ["index.html", "explanation/simulated-and-deployed.html", "reference/python/federation.html"]
+)
 def test_axe_finds_nothing(site: Path, browser: Any, name: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
@@ -198,6 +200,9 @@ def test_every_public_name_is_described_with_its_signature() -> None:
             assert text.count(f"\n## {name}\n") == 1, (
                 f"fedrank.{name} belongs to no group of docs/api_pages.py, or to two"
             )
-    assert "fedrank.plot.curves(runs: Runs | Run, column: str | None = None) -> Picture" in pages["reference/python/experiments.md"]
+    assert (
+        "fedrank.plot.curves(runs: Runs | Run, column: str | None = None) -> Picture"
+        in pages["reference/python/experiments.md"]
+    )
     assert "<factory>" not in text
     assert " object at 0x" not in text

@@ -341,7 +341,7 @@ def test_the_table_shows_what_is_here_and_where_to_get_the_rest(root: Path) -> N
     parts(root / "mq2008")
     console = Console(file=io.StringIO(), width=80)  # names and addresses are whole even here
     show(about_catalog(available()), console)
-    table, places = console.file.getvalue().split("Where they lie")  # type: ignore[attr-defined]
+    table, places = console.file.getvalue().split("Location, or where to get them")  # type: ignore[attr-defined]
     rows = {line.split()[0]: line.split() for line in table.splitlines() if line}
     assert set(CATALOG) <= set(rows)
     assert rows["mq2008"] == ["mq2008", "784", "15,211", "46", "0-2", "5", "yes"]

@@ -83,6 +83,20 @@ def test_text_markdown_and_code_are_files_with_titles(tmp_path):
     assert {piece.kind for pieces in documents.values() for piece in pieces} == {"file"}
 
 
+def test_a_short_first_line_is_the_title_and_the_name_can_be_searched(tmp_path):
+    (tmp_path / "letter.txt").write_text("Roof repair\n===\n\nThe tiles are broken.")
+    (tmp_path / "long.txt").write_text("word " * 40 + "\nmore")
+    (tmp_path / "digits.txt").write_text("12 345\nmore")
+    (tmp_path / "one.txt").write_text("All of the text")
+    (tmp_path / "table.csv").write_text("name,date\nann,2024")
+    documents, _ = read(tmp_path)
+    titles = {name: pieces[0].title for name, pieces in documents.items()}
+    assert titles.pop("letter.txt") == "Roof repair"
+    assert all(name == title for name, title in titles.items())
+    assert documents["letter.txt"][0].text.endswith("The tiles are broken.\nletter.txt")
+    assert documents["long.txt"][0].text.endswith("more")
+
+
 def test_html_is_its_text_without_scripts(tmp_path):
     (tmp_path / "a.html").write_text(
         "<html><head><title>A &amp; B</title><style>p {}</style></head><body><!-- not this --><p>one <b>two</b></p>"
@@ -90,7 +104,7 @@ def test_html_is_its_text_without_scripts(tmp_path):
     )
     (piece,) = only(tmp_path)
     assert piece.title == "A & B"
-    assert piece.text.split() == ["one", "two", "1", "<", "2", "four"]
+    assert piece.text.split() == ["one", "two", "1", "<", "2", "four", "a.html"]  # its name can be searched
 
 
 @pytest.mark.parametrize("piece", ["<!--", "<script>", "<title>", "<a href='", "<!", "</", "&#", "<style><script>"])
@@ -359,7 +373,7 @@ def test_office_files_are_their_text(tmp_path):
     office(tmp_path / "c.pptx", "ppt/slides/slide1.xml", b"<a:t xmlns:a='a'>five</a:t>")
     documents, reasons = read(tmp_path)
     assert not reasons
-    assert [pieces[0].text for pieces in documents.values()] == ["one\ntwo & three", "four", "five"]
+    assert [pieces[0].text for pieces in documents.values()] == ["one\ntwo & three\na.docx", "four", "five"]
 
 
 def test_bombs_are_not_unpacked(tmp_path, monkeypatch):

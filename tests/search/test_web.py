@@ -15,7 +15,7 @@ import pytest
 
 from fedrank.search.open_original import open_original
 from fedrank.search.pictures import BarScale, split, week_bar
-from fedrank.search.render import day, marked, moment, short, size
+from fedrank.search.render import day, location, marked, moment, short, size
 from fedrank.search.results import SearchError, SentBytes, Snippet, TrialNews, Week
 from fedrank.search.serve import COMMAND
 from fedrank.search.web import MAX_FORM_LENGTH
@@ -576,3 +576,15 @@ def test_dates_and_sizes_are_written_for_people() -> None:
     assert [size(n) for n in (0, 999, 1500, 2_000_000, 3e9)] == ["0 bytes", "999 bytes", "1.5 kB", "2.0 MB", "3.0 GB"]
     assert short("abcdef", 4) == "abc…"
     assert short("abcd", 4) == "abcd"
+
+
+def test_long_paths_are_short_by_hand(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ann")
+    assert location("/home/ann/notes/a.txt") == "~/notes/a.txt"
+    assert location("/home/anna/a.txt") == "/home/anna/a.txt"
+    deep = "/".join(["folder"] * 12)
+    assert location(f"/home/ann/{deep}/roof/a.txt") == "~/…/roof/a.txt"
+    assert location(f"/srv/{deep}/roof/a.txt") == "/srv/…/roof/a.txt"
+    assert location(f"ann@example.org · /home/ann/{deep}/roof/box") == "ann@example.org · ~/…/roof/box"
+    assert location(f"https://example.org/{deep}") == f"https://example.org/{deep}"
+    assert location("") == ""

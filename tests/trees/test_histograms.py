@@ -134,7 +134,7 @@ def test_a_killed_command_goes_on(files):
     assert made.resumed == 3
     assert made.forest.trees == whole.forest.trees
     said = markdown(about_grown(replace(made, resumed=made.grown - 1, bytes_up=3_000_000)))
-    assert "1.50 MB a tree and client went up" in said  # one tree, two clients
+    assert "1.50 MB sent per tree and client" in said  # one tree, two clients
     before = {path.name: path.read_bytes() for path in (files / "out").iterdir()}
     again = grow_files(silos, files / "out", RULES, test=silos[:1], tell=kill)
     assert again.finished_before

@@ -20,6 +20,7 @@ from fedrank.seeds import rng_for
 from fedrank.types import Weights
 
 FILE, RANDOM = "file", "random"
+LOGGED = "logged order"  # name of the order of a search log, as runs store it
 GIVEN = "given"  # as a start: the model that gives the order that users have
 SHUFFLES = 100  # whose mean is the value of chance
 MAX_SCORES = 20_000_000  # of all shuffles together: many documents need fewer shuffles
@@ -48,7 +49,7 @@ def baseline_order(evaluator: Evaluator, asked: str | None = None) -> BaselineRa
         return _random(evaluator)
     if order == FILE:
         starts = np.repeat(data.offsets[:-1], np.diff(data.offsets))
-        name = "logged order" if len(data.who) else "order of the file"
+        name = LOGGED if len(data.who) else "order of the file"
         return BaselineRanking(name, evaluator.per_query_of_scores(starts - np.arange(data.documents)))
     feature, name = _feature(order, data)
     return BaselineRanking(name, evaluator.per_query_of_scores(data.features[:, feature]))

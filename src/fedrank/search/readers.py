@@ -39,6 +39,7 @@ MAX_BOUNDARIES = 200  # of a message: the standard parser looks for all that are
 MAX_HEADER_LENGTH = 20_000  # characters of a header that are looked at
 MAX_PARAMETERS_LENGTH = 2_000  # of one with parameters, for which the standard parser takes the square of its length
 DEEPEST_XML = 1_000  # elements in each other; each takes memory as long as it is open
+LONGEST_TITLE = 100  # characters of a first line that is shown as the title
 MAX_PAGES = 2_000  # of a PDF
 MAX_SECONDS = 10.0  # of the processor for a PDF, whose small programs may call each other without end
 _BLANKS = re.compile(r"[ \t\f\v\r\x00]{2,}|[\t\f\v\r\x00]")  # a single one is fine, and most are
@@ -49,6 +50,7 @@ _CODE = frozenset(
     "nim pas php pl proto ps1 py r rb rkt rs scala sh sql swift tcl tf toml ts tsx v vb vim xml yaml yml zig".split()
 )
 _TEXT = {"txt", "text", "md", "markdown", "rst", "org", "tex", "csv", "tsv", "log", "adoc", "bib", "srt"}
+_PROSE = {"txt", "text", "md", "markdown", "rst", "org", "adoc", "docx", "odt", "pptx", "odp"}  # may begin with a title
 _MARKUP = {"html", "htm", "xhtml"}
 _OFFICE = {"docx": "word/document.xml", "odt": "content.xml", "odp": "content.xml", "ods": "content.xml"}
 _SLIDES = re.compile(r"ppt/slides/slide\d{1,4}\.xml")
@@ -158,10 +160,23 @@ def _text(data: bytes, name: str) -> Iterator[Piece]:
     text = clean(decoded(data)[: 4 * MAX_TEXT])
     if not text:
         raise Unreadable("empty")
-    title = name
-    if ending in ("md", "markdown") and (heading := re.search(r"^#{1,3}[ \t]+(.{1,300})", text, re.MULTILINE)):
-        title = _one_line(heading[1].strip("# "))
-    yield Piece("", "file", title, text)
+    heading = re.search(r"^#{1,3}[ \t]+(.{1,300})", text, re.MULTILINE) if ending in ("md", "markdown") else None
+    if heading is not None:
+        yield _titled(_one_line(heading[1].strip("# ")), text, name)
+    else:
+        yield _titled(_first_line(text) if ending in _PROSE else "", text, name)
+
+
+def _first_line(text: str) -> str:
+    """The first line of a text if it can be its title: short, with a letter, and not all of the text."""
+    line, _, rest = text.partition("\n")
+    line = _one_line(line.strip("#=*-_ \t"))
+    return line if 3 <= len(line) <= LONGEST_TITLE and any(map(str.isalpha, line)) and rest.strip() else ""
+
+
+def _titled(title: str, text: str, name: str) -> Piece:
+    """A file as a document. Its name stays searchable where the content gives it another title."""
+    return Piece("", "file", title, f"{text}\n{name}") if title and title != name else Piece("", "file", name, text)
 
 
 _SKIPPED = {"script", "style", "template", "noscript", "svg", "math", "iframe", "object"}
@@ -216,7 +231,7 @@ def _markup(data: bytes, name: str) -> Iterator[Piece]:
     title, text = text_of_markup(decoded(data))
     if not title and not text:
         raise Unreadable("empty")
-    yield Piece("", "file", title or name, text)
+    yield _titled(title, text, name)
 
 
 _BOOKMARK = re.compile(
@@ -471,7 +486,7 @@ def _office(data: bytes, name: str) -> Iterator[Piece]:
     text = clean("\n".join(texts))
     if not text:
         raise Unreadable("empty")
-    yield Piece("", "file", name, text)
+    yield _titled(_first_line(text) if ending in _PROSE else "", text, name)
 
 
 _BREAKS = {"p", "h", "tab", "br", "line-break", "table-row", "tr"}
@@ -539,7 +554,7 @@ def _pdf(data: bytes, name: str) -> Iterator[Piece]:
     text = clean("\n\n".join(pages))
     if not text:
         raise Unreadable("PDF without text")
-    yield Piece("", "file", title or name, text)
+    yield _titled(title, text, name)
 
 
 def _part_keys() -> Callable[[bytes], str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedrank.search import pictures
@@ -40,6 +42,7 @@ def _environment() -> Environment:
 
     environment = templates("fedrank.search", "pages")
     environment.filters |= {"day": day, "moment": moment, "size": size, "marked": marked, "short": short}
+    environment.filters["location"] = location
     environment.globals |= {"kinds": KINDS, "orders": ORDERS, "scale": pictures.BarScale.over}
     environment.globals |= {"week_bar": pictures.week_bar, "stack": pictures.stack, "meanings": LIVE_1.meanings}
     return environment
@@ -73,6 +76,18 @@ def size(count: float) -> str:
 def short(text: str, most: int) -> str:
     """A text that must not push everything else aside."""
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def location(where: str, most: int = 60) -> str:
+    """A place for people: `~` for the home folder, and of a long path its beginning and its last two parts."""
+    before, separator, path = where.rpartition(" · ")
+    home = str(Path.home())
+    if path == home or path.startswith(home + os.sep):
+        path = "~" + path[len(home) :]
+    parts = path.split(os.sep)
+    if len(path) > most and len(parts) > 4 and "://" not in path:
+        path = os.sep.join([*parts[: 1 if parts[0] else 2], "…", *parts[-2:]])
+    return before + separator + path
 
 
 def marked(snippet: Snippet) -> Markup:

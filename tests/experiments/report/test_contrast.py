@@ -177,7 +177,7 @@ def test_folds_by_hand() -> None:
     assert (found.counted, found.repeats, found.unit) == (3, 6, "folds")
     few = by_folds(np.array([0.1, 0.1, 0.1]), np.array([1, 1, 2]))
     assert not few.tested
-    assert "2 folds cannot stand for other queries" in few.reason
+    assert "2 folds cannot represent other queries" in few.reason
     assert few.luck == pytest.approx(0.0, abs=1e-12)
 
 
@@ -189,7 +189,7 @@ def test_in_general_means_over_data_sets() -> None:
     for few in ([0.1], [0.1, 0.2]):
         verdict = judge(Stated("a beats b", "ndcg@10", across(few)))
         assert verdict.verdict == OPEN
-        assert verdict.reason.startswith("this design cannot tell: ")
+        assert verdict.reason.startswith("this design cannot decide: ")
         assert verdict.power == 0.0
 
 
@@ -214,7 +214,7 @@ def test_what_is_counted_follows_from_the_runs() -> None:
     same = {(1, seed): {"a": 0.5, "b": 0.1 * seed, "c": 0.3} for seed in (1, 2, 3)}
     lower = {repeat: {query: value - 0.1 for query, value in each.items()} for repeat, each in same.items()}
     assert contrast(variant("x", same), variant("y", lower), "ndcg@10").unit == "queries"
-    assert "they are known of runs" in contrast(variant("x", same), variant("y", lower), "online").reason
+    assert "values exist by run" in contrast(variant("x", same), variant("y", lower), "online").reason
     moved = {(1, seed): {f"{seed}": 0.5, "b": 0.1 * seed, "c": 0.3} for seed in (1, 2, 3)}
     less = {repeat: {query: value / 2 for query, value in each.items()} for repeat, each in moved.items()}
     found = contrast(variant("x", moved), variant("y", less), "ndcg@10")

@@ -132,8 +132,8 @@ def test_one_repeat_is_not_said_to_be_tested(tmp_path: Path) -> None:
     write_run(tmp_path, "one", "median")
     (found,) = analyse(load_runs(tmp_path))
     assert not any("▲" in note for note in final_table(found).notes)
-    (why,) = [note for note in found.notes if "No test of ndcg@10" in note]
-    assert "one training of each: its luck cannot be told from the method; use several seeds" in why
+    (why,) = [note for note in found.notes if "Not tested: ndcg@10" in note]
+    assert "each variant was trained once, so the method cannot be separated from random variation" in why
 
 
 @pytest.mark.parametrize(
@@ -256,5 +256,5 @@ def test_figures_and_tables_for_a_paper(tmp_path: Path) -> None:
     again = tmp_path / "again"
     write_report(runs, tmp_path / "r.md", figures=again)
     assert all((again / name).read_bytes() == (tmp_path / "paper" / name).read_bytes() for name in names)
-    with pytest.raises(NotADirectoryError, match=r"r\.md is a file, and figures and tables need a folder"):
+    with pytest.raises(NotADirectoryError, match=r"r\.md is a file; --figures needs a folder"):
         write_report(runs, tmp_path / "r.md", figures=tmp_path / "r.md")

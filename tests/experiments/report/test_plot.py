@@ -61,7 +61,7 @@ def test_weights_of_runs_and_of_a_model(runs):
         fr.plot.weights(named, top=3).axes[0].get_yticklabels()[0].get_text() == NAMES[np.abs(model.weights).argmax()]
     )
     assert len(fr.plot.weights(runs).axes) == 2
-    with pytest.raises(ValueError, match="no weight of its own for each feature"):
+    with pytest.raises(ValueError, match="does not have one weight per feature"):
         fr.plot.weights(fr.Model(fr.rankers.Mlp(hidden=2), np.zeros(10), 3))
 
 
@@ -84,7 +84,7 @@ def test_what_cannot_be_drawn_is_said(runs, tmp_path):
         fr.plot.curves(fr.load_runs(tmp_path))
     with pytest.raises(ValueError, match="no runs to report on"):
         fr.plot.curves(runs.filter(variant="nobody"))
-    with pytest.raises(TypeError, match=r"'runs/robust' is no run that was read; give what fedrank.load_runs"):
+    with pytest.raises(TypeError, match=r"'runs/robust' must be runs \(got str\); pass what fedrank.load_runs"):
         fr.plot.curves("runs/robust")
 
 

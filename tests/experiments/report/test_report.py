@@ -14,9 +14,10 @@ from rich.console import Console
 
 from fedrank.experiments.report import figures
 from fedrank.experiments.report.analysis import analyse
-from fedrank.experiments.report.compose import brief, conventions, draw_curves
+from fedrank.experiments.report.compose import brief, conventions, draw_curves, whole
 from fedrank.experiments.report.formatting import amount
 from fedrank.experiments.report.run_values import running_mean
+from fedrank.experiments.report.sections import Interactive, Paragraph
 from fedrank.experiments.report.statistics import holm
 from fedrank.experiments.report.tables import final_table
 from fedrank.experiments.report.terminal import show
@@ -88,8 +89,14 @@ def test_the_page_stands_alone_and_holds_every_part(tmp_path: Path) -> None:
     assert len(scripts) == 1
     assert "url(http" not in text
     assert "@import" not in text
-    parts = ["What was asked", "Final quality", "Against the baseline", "Published and measured", "Learning curves"]
-    parts += ["Query by query", "Cost", "What the linear model learned", "How it was measured", "Provenance"]
+    parts = [
+        "Final quality",
+        "Other learning curves",
+        "Against the baseline",
+        "Published and measured",
+        "Query by query",
+    ]
+    parts += ["Cost", "What the linear model learned", "Settings", "How it was measured", "Provenance"]
     assert re.findall(r"<h2>(.*?)</h2>", text) == parts
     assert outline.tags.count("svg") == 4  # two measures, online, weights
     assert "queries without a relevant document are skipped" in text
@@ -103,6 +110,22 @@ def test_the_same_runs_give_the_same_page(tmp_path: Path) -> None:
     runs = two_variants(tmp_path / "runs")
     first = write_report(runs, tmp_path / "a.html").read_bytes()
     assert write_report(runs, tmp_path / "b.html").read_bytes() == first
+
+
+def test_the_report_opens_with_a_conclusion_and_the_main_chart(tmp_path: Path) -> None:
+    (found,) = analyse(two_variants(tmp_path))
+    opening = whole(found).parts
+    conclusion, chart = opening[0], next(part for part in opening if not isinstance(part, Paragraph))
+    best = max(found.variants, key=lambda variant: variant.summary("ndcg@10").mean)
+    (other,) = [variant for variant in found.variants if variant is not found.baseline]
+    verdict = found.comparisons["ndcg@10"][other.name].verdict
+    assert verdict
+    assert isinstance(conclusion, Paragraph)
+    text = conclusion.text
+    assert text.startswith(f"Highest ndcg@10: {best.label}, ")
+    assert text.endswith(f" Compared with {found.baseline.label}, {other.label} is significantly {verdict}.")
+    assert isinstance(chart, Interactive)
+    assert chart.data()["title"] == "ndcg@10"
 
 
 def test_comparisons_are_of_the_queries_of_shared_repeats(tmp_path: Path) -> None:
@@ -127,7 +150,7 @@ def test_comparisons_are_of_the_queries_of_shared_repeats(tmp_path: Path) -> Non
     assert not online.contrast.tested
     assert online.verdict == ""
     assert any(
-        "No test of online nDCG@10, online, discounted sum: krum against the baseline, they are known of runs" in note
+        "Not tested: online nDCG@10, online, discounted sum: krum against the baseline, values exist by run" in note
         for note in found.notes
     )
 
@@ -194,7 +217,9 @@ def test_unfinished_runs_are_listed_and_not_counted(tmp_path: Path) -> None:
     assert "Unfinished runs" in text
     assert "3 updates are not finite (round 12, client 4)" in text
     assert "1 of 13 runs is not finished" in text
-    assert "without a finished run are not reported on: other, 3 runs, the first of them only fold 1 seed 1: " in text
+    assert (
+        "without a finished run are not in this report: other, 3 runs, the first of them only fold 1 seed 1: " in text
+    )
     (found,) = analyse(runs)
     assert [len(variant.repeats) for variant in found.variants] == [6, 6]
 
@@ -268,7 +293,7 @@ def test_runs_without_queries_model_online_or_timing(tmp_path: Path) -> None:
     text = write_report(load_runs(tmp_path / "runs"), tmp_path / "report.html").read_text()
     assert "What the linear model learned" not in text
     assert "There is no experiment.toml" in text
-    assert "Who attacked is not known of 6 runs" in text
+    assert "The attackers of 6 runs are unknown" in text
 
 
 @pytest.mark.long

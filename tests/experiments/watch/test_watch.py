@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fedrank.experiments.runner.runs import load_runs
-from fedrank.experiments.watch.state import MAX_LOG_LENGTH, Watched, charts, log_of
+from fedrank.experiments.watch.state import MAX_LOG_LENGTH, Watched, charts, log_of, preview
 from tests.experiments.report.made_up_runs import write_run
 from tests.experiments.watch.served import BAD, WatchedPage, finish, grow, running, served, write_folders
 
@@ -82,6 +82,29 @@ def test_of_many_runs_the_farthest_of_each_variant_is_drawn(tmp_path: Path) -> N
         write_run(tmp_path, "many", "only", seed=seed)
     (many,) = Watched((tmp_path,)).look()
     assert [len(chart["lines"]) for chart in charts([many])] == [1, 1, 1]
+
+
+def test_the_overview_has_the_best_variant_and_a_curve_of_each(tmp_path: Path) -> None:
+    for variant, final in (("low", 0.2), ("high", 0.7), ("middle", 0.5)):
+        for seed in (1, 2):
+            folder = write_run(tmp_path, "three", variant, seed=seed)
+            rows = ["round,online,ndcg@10", "1,,0.1", f"2,,{final - 0.01 * seed}"]
+            (folder / "rounds.csv").write_text("\n".join(rows) + "\n")
+    (three,) = Watched((tmp_path,)).look()
+    measure, variant, value = three.best
+    assert (measure, variant) == ("ndcg@10", "high")
+    assert value == pytest.approx(sum(one.quality for one in three.variants["high"]) / 2)
+    lines = {line["name"]: line["points"] for line in preview(three)}
+    assert set(lines) == {"low", "high", "middle"}
+    assert lines["high"] == "0.0,30.0 120.0,2.0"  # from the lowest value of all curves to the highest
+
+
+def test_the_overview_of_a_run_without_evaluations_has_no_curve(tmp_path: Path) -> None:
+    folder = write_run(tmp_path)
+    (folder / "rounds.csv").write_text("round,online\n")
+    (one,) = Watched((tmp_path,)).look()
+    assert math.isnan(one.best[2])
+    assert preview(one) == []
 
 
 def test_a_run_that_cannot_be_read_is_shown_as_broken(tmp_path: Path) -> None:

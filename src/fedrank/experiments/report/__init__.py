@@ -1,1 +1,1 @@
-"""Reading run folders: what came out, how sure that is, and three ways to show it."""
+"""Read run folders, compute statistics, and render reports."""

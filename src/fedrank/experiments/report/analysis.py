@@ -1,4 +1,4 @@
-"""What the finished runs of one experiment say: comparisons, claims and warnings, without any layout."""
+"""Analyse the finished runs of one experiment: comparisons, claims and warnings, without layout."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from fedrank.experiments.spec.grid import NOTHING, About, Grid, Published, read_
 from fedrank.experiments.spec.kinds import KINDS
 from fedrank.files import read_text, told
 from fedrank.names import did_you_mean
+from fedrank.ranking.baseline_ranking import LOGGED
 from fedrank.ranking.measures import average
 from fedrank.toml import parse_toml, readable
 from fedrank.types import has_trait
@@ -208,7 +209,8 @@ def other_data(finished: Runs) -> list[str]:
         for file, checksum in run.files.items():
             sums.setdefault(file, set()).add(checksum)
     return [
-        f"Runs read {len(versions)} different versions of {file}, so that they cannot be compared; do those again that "
+        f"Runs read {len(versions)} different versions of {file}, so their results are not comparable; run those "
+        "again that "
         "read an old one."
         for file, versions in sums.items()
         if len(versions) > 1
@@ -236,10 +238,13 @@ def _analyse(runs: Runs, readings: Mapping[Path, RunValues], baseline: str | Non
         notes.append(reason)
     threats = [variant.threat for variant in variants if variant.threat is not None]
     if any(threat.attack for threat in threats) and not any(threat.malicious for threat in threats):
-        notes.append("An attack is set, but nobody is malicious, so nobody attacked; set clients.malicious.")
+        notes.append("An attack is set, but no client is malicious, so there was no attack; set clients.malicious.")
     problems = [problem for run in runs.finished if (problem := readings[run.path].problem)]
     if problems:
-        notes.append(f"Who attacked is not known of {len(problems)} runs: their specs cannot be read ({problems[0]}).")
+        notes.append(
+            f"The attackers of {len(problems)} runs are unknown because their specifications cannot be read "
+            f"({problems[0]})."
+        )
     notes += other_data(runs.finished)
     counts = {len(variant.repeats) for variant in variants}
     if len(counts) > 1:
@@ -275,7 +280,7 @@ def _analyse(runs: Runs, readings: Mapping[Path, RunValues], baseline: str | Non
 
 
 def _read_grid(run: Run) -> tuple[Grid[Any] | None, str, list[str]]:
-    """What the runs were made for: as it lies next to them, or as one of them says."""
+    """The specification of the runs: experiment.toml next to them, or the copy in one of them."""
     for file in (run.folder / "experiment.toml", run.path / "spec.toml"):
         if file.exists():
             try:
@@ -283,8 +288,8 @@ def _read_grid(run: Run) -> tuple[Grid[Any] | None, str, list[str]]:
                 return read_tables(parse_toml(text), here=False), text, []
             except ValueError as problem:
                 reason = "; ".join(str(problem).splitlines())
-                return None, "", [f"{file} cannot be read, so what was asked is known from the runs alone: {reason}"]
-    return None, "", ["There is no experiment.toml next to the runs: what was asked is known from the runs alone."]
+                return None, "", [f"{file} cannot be read, so the settings are taken from the runs: {reason}"]
+    return None, "", ["There is no experiment.toml next to the runs, so the settings are taken from the runs."]
 
 
 def _labels(runs: Runs) -> dict[str, str]:
@@ -339,7 +344,7 @@ def baseline_results(variants: Sequence[VariantRuns], measures: Sequence[str]) -
 
 
 def _without_model(reading: RunValues) -> RunValues:
-    """The same run as if nobody had learned."""
+    """The same run without learning."""
     values = {name: average(per_query).item() for name, per_query in reading.nothing.items()}
     queries, given = reading.nothing, reading.given
     return RunValues(values, query_ids=reading.query_ids, queries=queries, given=given, nothing=queries)
@@ -370,10 +375,17 @@ def below_nothing(analysis: Analysis) -> list[str]:
                 for name in below[:MAX_NAMED]
             ]
             more = f", and {len(below) - MAX_NAMED} more" if len(below) > MAX_NAMED else ""
-            lines.append(
-                f"Worse than doing nothing: in {column}, what users have without learning ({each.order}) is "
-                f"significantly better than {', '.join(texts)}{more}."
-            )
+            if each.order == LOGGED:
+                lines.append(
+                    f"By replay, the logged order has a significantly higher {column} than {', '.join(texts)}{more}. "
+                    "Replay counts logged clicks, which favour the logged order: to learn whether users would click "
+                    "more or less, run fedrank model estimate."
+                )
+            else:
+                lines.append(
+                    f"Worse than doing nothing: the {column} of {each.order} is significantly higher than that of "
+                    f"{', '.join(texts)}{more}."
+                )
     return lines
 
 
@@ -402,7 +414,7 @@ def _baseline(
             return None, f"The experiment names the baseline {name!r}, but no variant is called that."
     for variant in variants:
         if variant.settings.get("method.name") == "retrain":
-            return variant, "retraining is what unlearning should come to"
+            return variant, "unlearning should equal retraining"
     return variants[0], "the first variant, because no baseline was named"
 
 
@@ -413,12 +425,12 @@ def compare(analysis: Analysis, column: str) -> dict[str, Comparison]:
     others = [variant for variant in analysis.variants if variant is not base and _has(variant, column)]
     if not others or not _has(base, column):
         return {}
-    single = analysis.kind == "trees"  # forests are grown with little luck, so one of them can stand for itself
+    single = analysis.kind == "trees"  # forests vary little between seeds, so one training is enough
     return _corrected({variant.name: contrast(variant, base, column, single) for variant in others})
 
 
 def untested(analysis: Analysis, comparisons: Mapping[str, Mapping[str, Comparison]]) -> list[str]:
-    """What could not be tested, and why."""
+    """Comparisons that could not be tested, with the reason."""
     labels = {variant.name: variant.label for variant in analysis.variants}
     reasons: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for column, found in comparisons.items():
@@ -427,19 +439,19 @@ def untested(analysis: Analysis, comparisons: Mapping[str, Mapping[str, Comparis
                 which, columns = reasons.setdefault(comparison.contrast.reason, ({}, {}))
                 which[labels[name]] = columns[column] = None
     return [
-        f"No test of {', '.join(heading(column) for column in columns)}: "
+        f"Not tested: {', '.join(heading(column) for column in columns)}: "
         f"{f'{len(which)} variants' if len(which) > MAX_NAMED else '; '.join(which)} against the baseline, {reason}."
         for reason, (which, columns) in reasons.items()
     ]
 
 
 def _has(variant: VariantRuns, column: str) -> bool:
-    """Whether there is anything to compare: a learner that shows nobody a list has no online quality."""
+    """Whether there is anything to compare: a learner that shows no lists has no online quality."""
     return any(not math.isnan(value) for value in variant.values(column).values())
 
 
 def _better_alone(analysis: Analysis) -> list[str]:
-    """Which variants spend privacy on a model that is worse than what clients learn where nothing leaves them."""
+    """Warn about protected variants whose model is worse than models that clients learn alone."""
     if analysis.grid is None:
         return []
     asked = {each.name: each.experiment for each in analysis.grid.variants}
@@ -454,7 +466,7 @@ def _better_alone(analysis: Analysis) -> list[str]:
             ours, theirs = variant.summary(column).mean, alone.summary(column).mean
             found.append(
                 f"{variant.label}: do not federate at this ε. With {column} of {ours:.3f} it ends significantly below "
-                f"{alone.label} ({theirs:.3f}), where nothing leaves a client; it takes more people, or a larger ε."
+                f"{alone.label} ({theirs:.3f}), where no data leave a client. Add people or use a larger ε."
             )
     return found
 
@@ -529,7 +541,8 @@ def what_final_means(analysis: Analysis) -> list[str]:
         ]
     sentences += [
         "± is the sample standard deviation over repeats (folds x seeds); intervals of a mean are 95% confidence "
-        "intervals by Student's t over repeats, which share their data: they tell how repeats vary, and no more.",
+        "intervals by Student's t over repeats, which share their data: they describe the variation between repeats "
+        "only.",
     ]
     tests = [RULE, "Effects are differences in standard deviations of what is counted (Cohen's d)."]
     return sentences if analysis.baseline is None and not analysis.claims else sentences + tests
@@ -540,8 +553,10 @@ RULE = (
     "bootstrap over the test queries of the last models, then over seeds, around the difference of final values; "
     "degrees of freedom by Satterthwaite. Where another seed has other test queries: the corrected t-test of Nadeau "
     "and Bengio (2003) over splits. Where values are known of runs only, such as online quality: a t-test over at "
-    "least three folds, corrected for the queries they share. Seeds are luck, and are never counted as data. p is "
-    "corrected for the number of comparisons (Holm). All of this is about this data set; in general is tested over "
+    "least three folds, corrected for the queries they share. Seeds measure random variation in training and are "
+    "never counted as data. p is "
+    "corrected for the number of comparisons (Holm). These conclusions are about this data set; “in general” is "
+    "tested over "
     "data sets."
 )
 _FINAL = f"A final value is the mean of the last {LAST} offline evaluations of a run (all of them if there were fewer)."

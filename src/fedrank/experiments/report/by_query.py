@@ -17,7 +17,7 @@ from fedrank.experiments.report.sections import Cell, Interactive, Part, Section
 
 STEPS = 10_000  # values are compared as they are shown, with four digits
 NAMED = 5  # queries at either end
-MOST = 400_000  # numbers in a page; with more of them a browser takes its time
+MOST = 400_000  # numbers in a page; more would slow a browser down
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ def queries_section(analysis: Analysis) -> list[Section]:
     first = int(np.nanargmax(means)) if not np.isnan(means).all() else 0
     about = paragraph(
         f"{heading(column)} of the last models, mean over the repeats that all have, to four digits. Queries that a "
-        "measure skips are left out. Single queries differ by luck as well: a list of them is a place to look, and no "
+        "measure skips are left out. Single queries also differ by random variation: use the list to find queries to "
+        "inspect, not as a "
         "finding."
     )
     still: tuple[Part, ...] = (_tally_table(rows, table, second), _named_table(rows, table, column, first, second))
@@ -138,7 +139,7 @@ def _named_table(rows: Sequence[VariantRuns], table: QueryTable, column: str, fi
 
 
 def _data(analysis: Analysis, rows: Sequence[VariantRuns], first: int, second: int) -> Mapping[str, Any]:
-    """All that a reader may ask for, as whole numbers of 1/10,000; fewer measures where a page would become slow."""
+    """The data of the interactive table, as integers in units of 1/10,000; fewer measures on large pages."""
     measures: list[str] = []
     values: list[list[list[int | None]]] = []
     names: tuple[str, ...] | None = None

@@ -1,4 +1,4 @@
-"""Findings of papers put to the test: a claim holds, does not hold, or cannot be told from the design there is."""
+"""Tests of published findings: a claim holds, does not hold, or is undecided with this design."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from fedrank.experiments.report.contrast import Contrast
 from fedrank.experiments.report.statistics import LEVEL, t_quantile
 
-SMALL = 0.01  # of a measure between 0 and 1: a difference that nobody would act on
+SMALL = 0.01  # of a measure between 0 and 1: too small to matter
 ENOUGH = 0.8  # power of a design that is worth its time
-MOST = 1_000  # repeats; whoever needs more needs another design
+MOST = 1_000  # repeats; beyond this, another design is needed
 HOLDS = "holds"
 FAILS = "does not hold"
-OPEN = "cannot be told"
+OPEN = "undecided"
 UNTESTED = "not tested here"
-CANNOT = "this design cannot tell"
+CANNOT = "this design cannot decide"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def judge_all(claims: Sequence[Stated]) -> tuple[Verdict, ...]:
     """Judge the claims of one experiment together, the clearest first (Holm's step-down procedure).
 
     The clearest one must be clear at LEVEL / claims, the next one at LEVEL / (claims - 1), and so on; from the first
-    that cannot be told, the others cannot be told either.
+    that is undecided, all others are undecided as well.
     """
     verdicts: dict[int, Verdict] = {}
     clearest = sorted(range(len(claims)), key=lambda i: _decided_at(claims[i]))
@@ -93,7 +93,7 @@ def judge(claim: Stated, level: float = LEVEL) -> Verdict:
 
 
 def _on_these_queries(found: Contrast) -> str:
-    """What repeats say, who know nothing about other queries."""
+    """The result over repeats, which holds for exactly these queries."""
     if math.isnan(found.luck):
         return ""
     half = t_quantile(1 - LEVEL / 2, found.repeats - 1) * found.luck

@@ -1,4 +1,4 @@
-"""Who holds what, as a picture."""
+"""Charts of the data of each client."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ from fedrank.federated.heterogeneity import Differences
 
 @mpl.rc_context(LOOK)
 def draw_clients(summary: ClientSummary, path: str | Path) -> None:
-    """Draw the shares of grades of clients, and how different each two of them are; the file's ending is its format."""
+    """Draw the relevance labels of each client and the differences between clients; the suffix is the format."""
     heights = [max(1.6, 0.24 * len(group.found.compared)) + 1.0 for group in summary.groups]
     figure = Figure(figsize=(11.0, sum(heights) + 0.6), layout="constrained")
     plain(
-        figure.suptitle(f"Who holds what: {summary.data}, fold {summary.fold}, seed {summary.seed}", x=0.01, ha="left")
+        figure.suptitle(
+            f"Data of each client: {summary.data}, fold {summary.fold}, seed {summary.seed}", x=0.01, ha="left"
+        )
     )
     parts = figure.subfigures(len(summary.groups), 1, squeeze=False, height_ratios=heights)[:, 0]
     for part, group in zip(parts, summary.groups, strict=True):
@@ -37,7 +39,7 @@ def _draw_group(part: Any, group: Group) -> None:
     _bars(bars, differences)
     names = differences.compared
     grades = next(one for one in differences.distances if one.name == "grades, from all")
-    _heat(left, differences.grade_pairs, names, "Difference in grades", f"from all: {_against(grades)}")
+    _heat(left, differences.grade_pairs, names, "Difference in relevance labels", f"from all: {_against(grades)}")
     judged = differences.judgement_pairs.any()
     wanted = "judged differently" if judged else "queries in common"
     other = next(one for one in differences.distances if one.name == wanted)
@@ -55,7 +57,7 @@ def _bars(axis: Any, differences: Differences) -> None:
     before = np.zeros(len(rows))
     for grade in range(levels):
         colour = "#dde2e8" if grade == 0 else relevant[grade - 1]
-        axis.barh(rows, shares[:, grade], left=before, color=colour, height=0.8, label=f"grade {grade}", lw=0)
+        axis.barh(rows, shares[:, grade], left=before, color=colour, height=0.8, label=f"label {grade}", lw=0)
         before += shares[:, grade]
     for row, c in zip(rows, differences.compared.tolist(), strict=True):
         axis.text(
@@ -69,7 +71,7 @@ def _bars(axis: Any, differences: Differences) -> None:
     axis.tick_params(length=0)
     axis.grid(False)
     axis.spines[:].set_visible(False)
-    axis.set_title("Shares of grades; queries (q) and documents (d)", loc="left", fontsize=8.5)
+    axis.set_title("Shares of relevance labels; queries (q) and documents (d)", loc="left", fontsize=8.5)
     axis.legend(
         loc="upper left",
         bbox_to_anchor=(0, -0.04 - 0.6 / len(rows)),

@@ -1,4 +1,4 @@
-"""What commands answer, section by section."""
+"""The output of commands as sections."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ VERDICTS: dict[str, Tone] = {"VIOLATED": "worse", "READ": "worse", "NOT SHOWN": 
 
 
 def about_runs(runs: Runs) -> list[Section]:
-    """One line for each run: where it stands, what it reached, how long it took."""
+    """One line for each run: status, quality and time."""
     if not len(runs):
         return [
             Section("", (paragraph("No runs here. Start one with ", Span("fedrank run EXPERIMENT.toml", "code"), "."),))
@@ -142,11 +142,11 @@ def about_methods(methods: Sequence[ListedMethod]) -> list[Section]:
 def about_privacy(
     grid: Grid[Any], targets: Sequence[float] = TARGETS, progress: Progress = quiet, home: Path = Path("runs")
 ) -> list[Section]:
-    """What every variant would spend or give away, and which noise would keep a target.
+    """What each variant would spend or disclose, and the noise that each target ε needs.
 
-    Ledgers of named people lie below `home`.
+    Ledgers of populations are below `home`.
     """
-    groups: dict[str, list[Variant[Any]]] = {}  # variants that differ in nothing that matters here
+    groups: dict[str, list[Variant[Any]]] = {}  # variants with the same privacy settings
     steps = len(grid.variants)
     for done, variant in enumerate(grid.variants, start=1):
         groups.setdefault(_what_matters(variant.experiment), []).append(variant)
@@ -167,7 +167,7 @@ def about_privacy(
 
 
 def _what_matters(spec: Any) -> str:
-    """What a variant spends or gives away depends on."""
+    """The settings that decide what a variant spends or discloses."""
     if not isinstance(spec, FederatedExperiment):
         return repr((leaving(spec), isinstance(spec, SiloExperiment) and (cost_of_words(spec), budget_line(spec))))
     protected = None if spec.mechanism is None else (describe(spec.mechanism), planned(spec), spec.privacy.budget)
@@ -189,8 +189,8 @@ def _spending(spec: FederatedExperiment, targets: Sequence[float], home: Path, r
     yield from about_prices(prices)
     if people := budget_forecast(spec, home):
         if not home.is_dir():
-            elsewhere = "if runs went elsewhere, name their folder with --runs"
-            yield paragraph(f"There is no folder {home}, so that no run is counted; {elsewhere}.", tone="warn")
+            elsewhere = "if runs are stored elsewhere, pass their folder with --runs"
+            yield paragraph(f"There is no folder {home}, so no earlier run is counted; {elsewhere}.", tone="warn")
         yield from _of_people(people, runs)
     else:
         yield from (paragraph(line, tone="warn") for line in budget_lines(prices, spec.privacy.budget))
@@ -205,7 +205,7 @@ def _spending(spec: FederatedExperiment, targets: Sequence[float], home: Path, r
 
 
 def _of_people(found: BudgetForecast, runs: int) -> Iterable[Part]:
-    """What named people have spent, and what one of these runs would add."""
+    """What a population has spent, and what one of these runs would add."""
     had = "no run yet" if not found.runs else "1 run so far" if found.runs == 1 else f"{found.runs:,} runs so far"
     yield paragraph(
         f"Population {found.name!r}, {had}: at most ε = {found.limit:g} at δ = {found.delta:g} over all runs."
@@ -217,14 +217,14 @@ def _of_people(found: BudgetForecast, runs: int) -> Iterable[Part]:
     ]
     yield Table(["against", "ε spent", "ε of this run", "ε after it", "ε left before it"], rows)
     each = f" This spec has {runs:,} such runs, and each adds to it." if runs > 1 else ""
-    yield paragraph(
-        f"Runs are composed first and priced then: together they cost less than the sum.{each}", tone="quiet"
-    )
+    yield paragraph(f"The cost of all runs is composed, which gives less than their sum.{each}", tone="quiet")
     if found.refusal and not found.paid:
-        yield paragraph(f"Not one round of this run is paid for: {found.refusal}. It will be refused.", tone="warn")
+        yield paragraph(
+            f"The budget does not cover one round of this run: {found.refusal}. The run will be refused.", tone="warn"
+        )
     elif found.refusal:
         yield paragraph(
-            f"What is left pays for {found.paid:,} of {found.rounds:,} rounds: the run will stop by itself then.",
+            f"The remaining budget covers {found.paid:,} of {found.rounds:,} rounds: the run will stop after them.",
             tone="warn",
         )
 
@@ -233,7 +233,7 @@ def _leaving(spec: SiloExperiment | TreesExperiment, targets: Sequence[float]) -
     """What leaves organisations, what that costs, and which noise would cost less."""
     leaves = leaving(spec)
     if not leaves:
-        yield paragraph("Nothing leaves anybody: each learns alone.")
+        yield paragraph("No data leave the clients: each learns alone.")
         return
     rows = []
     for each in leaves:
@@ -261,7 +261,7 @@ def _of_sketches(spec: SiloExperiment, targets: Sequence[float]) -> Iterable[Par
         yield paragraph(f"Noise of sketches for a target ε of one occurrence of a word (this spec has {have:g}):")
         yield Table(["noise", *(f"ε = {target:g}" for target in targets)], [["σ1", *needed]])
         yield paragraph(
-            'Letters that answer from a noised sketch cost nothing on top. With noise = "lookup", which is drawn for '
+            'Answers from a noised sketch cost nothing more. With noise = "lookup", which is drawn for '
             "every answer, each term that is answered costs again, and the owner's ledger counts it.",
             tone="quiet",
         )
@@ -270,7 +270,7 @@ def _of_sketches(spec: SiloExperiment, targets: Sequence[float]) -> Iterable[Par
 
 
 def about_ledgers(folders: Sequence[Path]) -> list[Section]:
-    """What the ledgers below some folders say, and what they come to together."""
+    """The ledgers below some folders, and their composed total."""
     rows: list[Row] = []
     accounts, parts = [], []
     for folder in folders:
@@ -306,7 +306,7 @@ def about_ledgers(folders: Sequence[Path]) -> list[Section]:
 
 
 def _check_populations(folder: Path) -> None:
-    """Raise where a population at or below a folder, or one that a ledger there belongs to, lacks what was spent."""
+    """Raise an error if a ledger of a population in or below a folder is incomplete."""
     folder = folder.absolute()
     around = {home for ledger in (*ledger_folders(folder), folder / LEDGER) if (home := home_of(ledger)) is not None}
     for people in sorted({file.parent for file in folder.rglob(PEOPLE)} | around):
@@ -320,7 +320,7 @@ def _dearest(spent: Mapping[str, float]) -> str:
     costs: dict[str, list[str]] = {}
     for against, cost in spent.items():
         costs.setdefault(_epsilon(cost), []).append(against)
-    return "; ".join(f"{cost} against {', '.join(whom)}" for cost, whom in costs.items()) or "nothing is promised"
+    return "; ".join(f"{cost} against {', '.join(whom)}" for cost, whom in costs.items()) or "no guarantee"
 
 
 def _epsilon(cost: float) -> str:
@@ -343,7 +343,7 @@ def about_prices(prices: Sequence[Price]) -> list[Part]:
 
 
 def about_audit(findings: Sequence[Finding], grid: Grid[Any]) -> list[Section]:
-    """What every attack found, and a sentence on each."""
+    """The result of each attack."""
     sections = []
     for variant in grid.variants:
         mine = [each for each in findings if each.variant == variant.name]
@@ -360,19 +360,19 @@ def about_audit(findings: Sequence[Finding], grid: Grid[Any]) -> list[Section]:
 
 
 def _attacked(spec: Any) -> str:
-    """In a sentence: who gets to see what."""
+    """Who sees what, in one sentence."""
     if not isinstance(spec, FederatedExperiment):
         leaves = "; ".join(f"to {each.to}: {each.what.partition(':')[0]}" for each in leaving(spec))
-        return f"What leaves {leaves}." if leaves else "Nothing leaves anybody: each learns alone."
+        return f"What leaves {leaves}." if leaves else "No data leave the clients: each learns alone."
     if has_trait(spec.aggregator, "apart"):
         return ALONE
     if spec.mechanism is None:
-        return "No mechanism: the server sees every update as it is, and nothing is promised."
+        return "No mechanism: the server sees every update unprotected, and there is no guarantee."
     return f"Mechanism {describe(spec.mechanism)['name']}: {spec.mechanism.sees}."
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:
-    """What became of some attacks."""
+    """A table of attack results."""
     rows: list[Row] = [
         [
             each.attacked,
@@ -387,7 +387,7 @@ def findings_table(findings: Sequence[Finding]) -> Table:
 
 
 def about_forgotten(results: Sequence[Forgotten]) -> list[Section]:
-    """What unlearning came to: cost, and, where it was verified, quality and distances next to retrained models."""
+    """Results of unlearning: cost and, if verified, quality and distances compared with retrained models."""
     return [_forgotten(result) for result in results]
 
 
@@ -433,17 +433,17 @@ def _verdict(verified: Mapping[str, Any]) -> str:
     if within is None:
         return text
     if within:
-        return f"{text} By every distance, some retrained model lies as far out: within their spread."
+        return f"{text} Every distance is within the spread of the retrained models."
     out = ", ".join(name for name, share in verified["as_far"].items() if share == 0)
-    return f"{text} By {out} the unlearned model lies farther out than all of them: not within their spread."
+    return f"{text} By {out} the unlearned model is farther away than all of them: not within their spread."
 
 
 def about_clients(summary: ClientSummary) -> list[Section]:
-    """What clients hold, and how different they are."""
+    """The data of clients, and how much clients differ."""
     from fedrank.experiments.runner.client_summary import MEANINGS
 
     meanings = [f"{name}: {meaning}" for name, meaning in MEANINGS.items()]
-    meanings.append("by chance: the same if everybody's share were drawn at random from what all hold")
+    meanings.append("by chance: the same if each client's data were drawn at random from all data")
     last: list[Part] = [paragraph(line, tone="quiet") for line in meanings]
     if summary.left_out:
         more = f"{summary.left_out} more kinds of clients are not shown; use --set to describe one of them"
@@ -455,7 +455,7 @@ def about_clients(summary: ClientSummary) -> list[Section]:
 def _group(group: Group) -> Section:
     differences = group.found
     alike = len(set(differences.users)) == 1  # then one word says it, and the table fits a narrow terminal
-    grades = [f"grade {grade}" for grade in range(differences.grades.shape[1])]
+    grades = [f"label {grade}" for grade in range(differences.grades.shape[1])]
     header = ["client", "queries", "no relevant", "documents", *grades, "searches", "from all", *["user"] * (not alike)]
     rows, before = [], -1
     for c in _first_and_last(len(differences.queries)):
@@ -532,7 +532,7 @@ def about_split(made: SplitMade) -> list[Section]:
     differences = Table(["client", "set", "queries", "documents", "relevant"], rows, 2)
     apart = [
         [*(one.name, f"{one.mean:.3f}", f"{one.mean_by_chance:.3f}", MEANINGS[one.name])]
-        for one in made.distances[:2]  # no query has two owners, and grades are the same for all
+        for one in made.distances[:2]  # no query belongs to two clients, and all clients have the same relevance labels
     ]
     different = Table(["how different", "mean", "by chance", "meaning"], apart)
     return [
@@ -582,7 +582,7 @@ def _made_of(model: Scorer) -> str:
 
 
 def about_grown(made: GrownFile) -> list[Section]:
-    """Who grew a forest, what it took, and how well it ranks."""
+    """The clients of a forest, its cost and its quality."""
     rows = [[name, f"{data.queries:,}", f"{data.documents:,}"] for name, data in made.silos.items()]
     summary = Table(["silo", "queries", "documents"], rows, 1)
     size = len(made.forest)
@@ -593,9 +593,13 @@ def about_grown(made: GrownFile) -> list[Section]:
         if made.resumed:
             paragraphs.append(paragraph(f"{made.resumed:,} of them were there before", tone="quiet"))
         fresh = max(made.grown - made.resumed, 1) * len(made.silos)
-        paragraphs.append(paragraph(f"{made.bytes_up / fresh / 1e6:.2f} MB a tree and client went up"))
+        paragraphs.append(paragraph(f"{made.bytes_up / fresh / 1e6:.2f} MB sent per tree and client"))
     paragraphs += [paragraph(f"nDCG@10 {value:.4f} on ", Span(name, "code")) for name, value in made.test.items()]
-    paragraphs.append(paragraph("histograms of few rows tell grades: this is not private by itself", tone="quiet"))
+    paragraphs.append(
+        paragraph(
+            "histograms of few rows reveal relevance labels: growing trees is not private without noise", tone="quiet"
+        )
+    )
     paragraphs.append(paragraph("written to ", Span(str(made.file), "code")))
     return [Section("one forest, grown together", (summary, *paragraphs))]
 
@@ -603,7 +607,7 @@ def about_grown(made: GrownFile) -> list[Section]:
 def about_catalog(
     available: Sequence[tuple[DataSet, Any]], collections: Sequence[tuple[str, Path | None]] = ()
 ) -> list[Section]:
-    """The catalog of data sets, and where each lies or can be got; and text collections that are here."""
+    """The catalog of data sets, where each is stored or available, and local text collections."""
     rows, positions = [], []
     for entry, folder in available:
         counts = (f"{count:,}" if count else "" for count in (entry.queries, entry.documents))
@@ -617,7 +621,7 @@ def about_catalog(
                 paragraph(Span(entry.name, "strong"), ": ", Span(position, "code"))
             )  # an address that can be copied
     table = Table(["name", "queries", "documents", "features", "grades", "folds", "here"], rows, whole=0)
-    where = paragraph("Where they lie, or where to get them:", tone="quiet")
+    where = paragraph("Location, or where to get them:", tone="quiet")
     named = [
         paragraph(Span(name, "strong"), ": ", "built in" if folder is None else Span(str(folder), "code"))
         for name, folder in collections
@@ -644,7 +648,7 @@ def about_checks(checks: Sequence[FileCheck]) -> list[Section]:
         for check in checks
         if check.sound
     ]
-    header = ["file", "queries", "documents", "features", "docs per query", "documents by grade 0, 1 ...", "zeros"]
+    header = ["file", "queries", "documents", "features", "docs per query", "documents by label 0, 1 ...", "zeros"]
     parts: list[Part] = []
     if rows:
         parts.append(Table([*header, "values"], rows, notes=["docs per query: fewest / median / most"]))
@@ -657,13 +661,13 @@ def about_checks(checks: Sequence[FileCheck]) -> list[Section]:
 
 
 def about_sketch(description: Mapping[str, str]) -> list[Section]:
-    """What a sketch, or a turn of training on sketches, is like; what is not protected stands out."""
+    """The properties of a sketch; what is not protected is highlighted."""
     rows = [(name, text, "worse" if text.startswith(("none", "SECRET")) else "") for name, text in description.items()]
     return [Section("", (_named(rows),))]
 
 
 def about_log(log: LogDescription) -> list[Section]:
-    """What a search log is like, in numbers."""
+    """Statistics of a search log."""
     rows = [(name, text, "") for name, text in _log_rows(log)]
     return [Section(log.name, tuple(map(paragraph, log.notes))), Section("", (_named(rows),))]
 
@@ -716,7 +720,7 @@ def _log_rows(log: LogDescription) -> list[tuple[str, str]]:
 
 
 def _shown_rows(shown: ShownDescription) -> list[tuple[str, str]]:
-    """What is only known of lists as they were shown."""
+    """Statistics of lists that were shown to users."""
     low, middle, high = shown.lengths
     positions = [
         f"{clicked / often:.1%}" for clicked, often in zip(shown.clicked_at, shown.shown_at, strict=True) if often

@@ -1,4 +1,4 @@
-"""What a report says about one experiment: all of it for a page, what matters most for a terminal."""
+"""The sections of a report: all of them for a page, the most important for a terminal."""
 
 from __future__ import annotations
 
@@ -53,18 +53,15 @@ from fedrank.experiments.runner.runs import Runs
 
 
 def whole(analysis: Analysis, anchor: str = "") -> Section:
-    """All that a report says about one experiment."""
+    """All sections on one experiment."""
     over = f"{analysis.kind} experiment · {analysis.name}" if analysis.kind else analysis.name
-    first: list[Part] = [paragraph(headline(analysis), tone="lead"), *_below(analysis), *warnings(analysis)]
-    count = len(analysis.unfinished)
-    if count:
-        runs = f"{count} of {len(analysis.runs)} runs {'is' if count == 1 else 'are'}"
-        first.append(paragraph(f"{runs} not finished and not counted; see “Unfinished runs” below.", tone="warn"))
-    return Section(analysis.title, (*first, *_sections(analysis)), over, anchor)
+    charts = _charts(analysis)
+    first: list[Part] = [paragraph(headline(analysis), tone="lead"), *_below(analysis), *charts[:1]]
+    return Section(analysis.title, (*first, *_sections(analysis, charts[1:])), over, anchor)
 
 
 def brief(runs: Runs, baseline: str | None = None) -> list[Section]:
-    """What a terminal shows after a run: the final table of each experiment, and what must not be overlooked."""
+    """What a terminal shows after a run: the final table of each experiment and its warnings."""
     if not len(runs.finished):
         return [Section("", (paragraph(f"No finished run among {len(runs)}."),))]
     return [_brief(analysis) for analysis in analyse(runs, baseline)]
@@ -81,7 +78,7 @@ def _brief(analysis: Analysis) -> Section:
     parts += map(paragraph, privacy_lines(analysis))
     if len(analysis.unfinished):
         parts.append(
-            paragraph(f"{len(analysis.unfinished)} of {len(analysis.runs)} runs are not finished and not counted:")
+            paragraph(f"{len(analysis.unfinished)} of {len(analysis.runs)} runs are not finished and not included:")
         )
         for some in alike(analysis.unfinished):
             parts.append(paragraph(f"  {several(some)}: {some[0].status}, {some[0].reason}", tone="warn"))
@@ -89,12 +86,12 @@ def _brief(analysis: Analysis) -> Section:
 
 
 def warnings(analysis: Analysis) -> list[Paragraph]:
-    """What to keep in mind."""
+    """Notes that limit the conclusions."""
     return [paragraph(note, tone="warn") for note in analysis.notes]
 
 
 def _below(analysis: Analysis) -> list[Paragraph]:
-    """Models that should not be used: what users have without them is better."""
+    """Models that are worse than doing nothing."""
     return [paragraph(line, tone="warn") for line in below_nothing(analysis)]
 
 
@@ -117,23 +114,26 @@ def conventions(analysis: Analysis) -> Section:
     return Section("How it was measured", (Points(tuple(sentences)),))
 
 
-def _sections(analysis: Analysis) -> Iterator[Section]:
-    """In the order in which they are read."""
-    yield _settings_section(analysis)
+def _charts(analysis: Analysis) -> list[Interactive]:
+    """The learning curves of each measure; the main measure comes first."""
+    drawings = curve_drawings(analysis)
+    columns = sorted(drawings, key=lambda column: column != analysis.main)
+    return [Interactive("curves", partial(curve_data, analysis, column), (drawings[column],)) for column in columns]
+
+
+def _sections(analysis: Analysis, charts: Sequence[Interactive]) -> Iterator[Section]:
+    """In reading order: the table, its limits, tests, details, settings."""
     intervals = tuple(Section(heading(column), (interval_table(analysis, column),)) for column in analysis.columns)
     folded = Section("Confidence intervals and ranges", intervals, folded=True)
-    yield Section("Final quality", (final_table(analysis), folded))
+    yield Section("Final quality", (final_table(analysis), folded, *_unfinished_note(analysis), *warnings(analysis)))
+    if charts:
+        yield Section("Other learning curves", tuple(charts))
     if analysis.nothing:
         yield _against_nothing(analysis)
     if analysis.baseline is not None:
         yield _against_the_baseline(analysis)
     yield from _with_table("Does it hold?", claims_table(analysis) if analysis.claims else None)
     yield from _with_table("Published and measured", published_table(analysis) if analysis.published else None)
-    if charts := curve_drawings(analysis):
-        lively = tuple(
-            Interactive("curves", partial(curve_data, analysis, column), (charts[column],)) for column in charts
-        )
-        yield Section("Learning curves", lively)
     yield from queries_section(analysis)
     yield from _with_table("Under attack", robustness_table(analysis))
     yield from _with_table("Unlearned", unlearned_table(analysis))
@@ -142,6 +142,7 @@ def _sections(analysis: Analysis) -> Iterator[Section]:
     yield from _privacy(analysis)
     yield Section("Cost", (cost_table(analysis),))
     yield from _weights(analysis)
+    yield _settings_section(analysis)
     yield conventions(analysis)
     if len(analysis.unfinished):
         left_out = paragraph("These are left out of every table and chart above.")
@@ -149,19 +150,27 @@ def _sections(analysis: Analysis) -> Iterator[Section]:
     yield _provenance(analysis)
 
 
+def _unfinished_note(analysis: Analysis) -> list[Paragraph]:
+    count = len(analysis.unfinished)
+    if not count:
+        return []
+    runs = f"{count} of {len(analysis.runs)} runs {'is' if count == 1 else 'are'}"
+    return [paragraph(f"{runs} not finished and not included; see “Unfinished runs” below.", tone="warn")]
+
+
 def _settings_section(analysis: Analysis) -> Section:
     note = paragraph(
         "Settings that have their default are not listed; the experiment in full is under “Provenance”.", tone="note"
     )
     if not analysis.parts:
-        return Section("What was asked", (Pairs(tuple(settings_rows(analysis))), note))
+        return Section("Settings", (Pairs(tuple(settings_rows(analysis))), note))
     about = paragraph(
-        "These experiments were tested on the same queries, so their variants stand in one table. Values are compared "
-        "over the folds and seeds that two variants share; what else differs between experiments is said here, and "
-        "nothing corrects for it."
+        "These experiments were tested on the same queries, so one table shows their variants. Values are compared "
+        "over the folds and seeds that two variants share. Other differences between the experiments are listed here; "
+        "the comparison does not correct for them."
     )
     each = [Section(f"{part.name}: {part.title}", (Pairs(tuple(settings_rows(part))),)) for part in analysis.parts]
-    return Section("What was asked", (about, *each, note))
+    return Section("Settings", (about, *each, note))
 
 
 def _with_table(name: str, table: Table | None) -> list[Section]:
@@ -173,8 +182,8 @@ def _against_nothing(analysis: Analysis) -> Section:
     about = paragraph(
         "What users have without learning: ",
         Span(orders, "strong"),
-        ". Differences are of final values, tested as all others are, and corrected for the variants (Holm). One model "
-        "may stand for itself here, since it is what users would get: then another seed may give something else.",
+        ". Differences of final values are tested like all others and corrected for the number of variants (Holm). One "
+        "training is enough for this test; another seed may give another result.",
     )
     columns = [name for name in analysis.measures if any(name in nothing.comparisons for nothing in analysis.nothing)]
     tables = [Section(heading(column), (nothing_table(analysis, column),)) for column in columns]
@@ -191,7 +200,7 @@ def _against_the_baseline(analysis: Analysis) -> Section:
         Span(analysis.baseline.label, "strong"),
         f" ({analysis.baseline_reason}). The difference is the variant minus the baseline, over the folds and seeds "
         f"that both finished; p is corrected for the {number(count, 'comparison')} that could be tested (Holm). "
-        "All of it is about this data set.",
+        "The conclusions are about this data set.",
     )
     tables = [Section(heading(column), (comparison_table(analysis, column),)) for column in analysis.columns]
     parts: list[Part] = [about, tables[0]]
@@ -224,13 +233,13 @@ def curve_drawings(analysis: Analysis) -> dict[str, Drawing]:
         else:
             text += " Measured on the test queries, after aggregation."
         if analysis.nothing and column in analysis.measures:
-            text += " Level lines: what users have without learning."
+            text += " Level lines: doing nothing."
         charts[column] = Drawing(partial(draw_curves, analysis, column), text)
     return charts
 
 
 def curve_data(analysis: Analysis, column: str) -> dict[str, Any]:
-    """The same chart as numbers, for a page that lets its reader look closer."""
+    """The data of a chart, for the interactive page."""
     from fedrank.experiments.report.figures import line_look
 
     lines = []
@@ -278,7 +287,7 @@ def _weights(analysis: Analysis) -> list[Section]:
     shown = [variant for variant in wanted if variant is not None and variant.weights() is not None]
     if not shown:
         return []
-    text = "Features with the largest mean weight, whatever its sign; lines show one standard deviation over repeats."
+    text = "Features with the largest absolute mean weight; lines show one standard deviation over repeats."
     if len(analysis.variants) > 1:
         roles = [f"{v.label} ({'highest quality' if v is analysis.best else 'baseline'})" for v in shown]
         text += f" Shown: {'; '.join(roles)}."
@@ -290,7 +299,7 @@ def _weights(analysis: Analysis) -> list[Section]:
 
 def draw_curves(analysis: Analysis, column: str) -> str:
     """The learning curves of one column as SVG."""
-    from fedrank.experiments.report.figures import as_svg, curves_figure  # matplotlib takes its time
+    from fedrank.experiments.report.figures import as_svg, curves_figure  # matplotlib is slow to import
 
     return as_svg(curves_figure(analysis, column, heading(column)))
 
@@ -315,7 +324,7 @@ def _provenance(analysis: Analysis) -> Section:
 
 
 def left_out(runs: Runs, reported: Sequence[Analysis]) -> str:
-    """Experiments without a single finished run have no section, but are not passed over in silence."""
+    """A note on experiments without a finished run, which have no section."""
     folders = {analysis.folder for analysis in reported}
     missing = [run for run in runs if run.folder not in folders]
     if not missing:
@@ -324,4 +333,4 @@ def left_out(runs: Runs, reported: Sequence[Analysis]) -> str:
     text = (f"{some[0].experiment}, {several(some)}: {some[0].status}, {some[0].reason}" for some in groups[:20])
     reasons = "; ".join(text)
     more = f"; and {len(groups) - 20} more" if len(groups) > 20 else ""
-    return f"Experiments without a finished run are not reported on: {reasons}{more}."
+    return f"Experiments without a finished run are not in this report: {reasons}{more}."

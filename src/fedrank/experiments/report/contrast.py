@@ -1,7 +1,7 @@
-"""One rule for every comparison of two variants: a mean difference, how sure it is, and what that rests on.
+"""One rule for every comparison of two variants: the mean difference, its standard error, and the unit of the test.
 
-Seeds tell luck in training, and nothing about other queries. So a difference is tested over the queries of a data set
-wherever they are known, with luck on top; seeds are never counted as data.
+Seeds measure random variation in training, not other queries. So a difference is tested over the queries of a data set
+wherever they are known, plus the variation between seeds; seeds are never counted as data.
 """
 
 from __future__ import annotations
@@ -19,13 +19,15 @@ from fedrank.experiments.report.statistics import LEVEL, power_of, t_quantile, t
 from fedrank.seeds import rng_for
 
 DRAWS = 2_000  # of a bootstrap: its standard error is known to 2 %
-FEWEST = 3  # folds, splits or data sets: two have a spread that says next to nothing
+FEWEST = 3  # folds, splits or data sets: the spread of two is not informative
 SHARED = 0.5  # of their training queries, that two folds of five have in common on average: each trains on three parts
 # Of the degrees of freedom of five such folds: a fold is a window of three of five parts, whose variance has the
 # eigenvalues (1 + 2 cos(2πk/5))² / 9 for k = 1, 2, twice each: (Σλ)² / Σλ² = 2.57 degrees of freedom instead of 4.
 FREE = 0.64
 HERE, ANYWHERE = "on this data set", "in general"
-ONE_TRAINING = "one training of each: its luck cannot be told from the method; use several seeds"
+ONE_TRAINING = (
+    "each variant was trained once, so the method cannot be separated from random variation; use several seeds"
+)
 
 
 @dataclass(frozen=True)
@@ -33,13 +35,13 @@ class Contrast:
     """A mean difference between two variants, its standard error, and what was counted."""
 
     difference: float = math.nan  # ours minus theirs, of final values
-    error: float = math.nan  # standard error of it; NaN where the design does not tell
+    error: float = math.nan  # standard error of it; NaN where the design gives none
     freedom: float = math.nan  # degrees of freedom of that error
     unit: str = ""  # what is counted: "queries", "splits", "folds" or "data sets"
     counted: int = 0
     repeats: int = 0  # runs that both have
     spread: float = math.nan  # standard deviation of what is counted
-    floor: float = 0.0  # what the error would be after ever so many repeats
+    floor: float = 0.0  # the limit of the error for many repeats
     reason: str = ""  # why there is no test; empty if there is one
     luck: float = math.nan  # where there is no test: standard error over repeats, which is for exactly these queries
 
@@ -147,10 +149,10 @@ def by_queries(
 ) -> Contrast:
     """Bootstrap over queries, then seeds.
 
-    A query is drawn with all that every run knows of it, and from n queries or seeds n - 1 are drawn, so that the
+    A query is drawn with its values in every run, and n - 1 of n queries or seeds are drawn, so the
     variance of a mean is not underestimated where n is small (McCarthy and Snowden 1985). The error has the degrees of
     freedom of Satterthwaite: a handful of seeds is a handful, however many queries there are. Where a fold has one
-    seed, luck is taken from the spread between runs.
+    seed, this variation is taken from the spread between runs.
     """
     runs, mean = len(finals), float(finals.mean())
     queries, position = np.unique(np.concatenate(ids), return_inverse=True)
@@ -171,7 +173,7 @@ def by_queries(
         error2 = float(((finals + moved) * weights).sum(axis=1).var())
         luck, luck_freedom = float((finals * weights).sum(axis=1).var()), runs - len(np.unique(folds))
     elif runs >= 2:
-        between = float(finals.var(ddof=1)) / runs  # of queries and luck together
+        between = float(finals.var(ddof=1)) / runs  # of queries and seeds together
         if between > over_queries:
             return Contrast(mean, math.sqrt(between), runs - 1, "queries", n, runs, spread, math.sqrt(over_queries))
         error2, luck, luck_freedom = over_queries, 0.0, 1
@@ -208,7 +210,7 @@ def _resampled(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> NDArra
 
 @lru_cache(maxsize=8)
 def _drawn(n: int) -> NDArray[np.uint8]:
-    """[draws, n] of how often each of n was drawn; the same for all comparisons, so that they share their luck."""
+    """[draws, n] of how often each of n was drawn; the same for all comparisons."""
     picked = rng_for(0, "bootstrap", n).integers(0, n, (DRAWS, n - 1))
     flat = (picked + n * np.arange(DRAWS)[:, None]).ravel()
     return np.bincount(flat, minlength=DRAWS * n).reshape(DRAWS, n).astype(np.uint8)
@@ -230,14 +232,16 @@ def _seed_weights(folds: tuple[int, ...]) -> NDArray[np.float64]:
 def by_splits(finals: NDArray[np.float64], test_share: float) -> Contrast:
     """Random splits of one data set: the corrected resampled t-test of Nadeau and Bengio (2003).
 
-    Splits share training and test queries, so that their variance is raised from s² / J to s² (1 / J + test / train).
+    Splits share training and test queries, so their variance is raised from s² / J to s² (1 / J + test / train).
     """
     runs, mean = len(finals), float(finals.mean())
     if runs < FEWEST:
-        reason = f"{_few(runs, 'random split')} of the queries: their spread says nothing; use at least {FEWEST} seeds"
+        reason = f"{_few(runs, 'random split')} of the queries: too few for a test; use at least {FEWEST} seeds"
         return Contrast(mean, unit="splits", counted=runs, repeats=runs, reason=reason)
     if math.isnan(test_share):
-        reason = "how many queries were trained on is not known, so that splits cannot be corrected for what they share"
+        reason = (
+            "the number of training queries is unknown, so splits cannot be corrected for the queries that they share"
+        )
         return Contrast(mean, unit="splits", counted=runs, repeats=runs, reason=reason)
     spread = float(finals.std(ddof=1))
     error = spread * math.sqrt(1 / runs + test_share)
@@ -245,16 +249,16 @@ def by_splits(finals: NDArray[np.float64], test_share: float) -> Contrast:
 
 
 def by_folds(finals: NDArray[np.float64], folds: NDArray[np.int64]) -> Contrast:
-    """What is known of runs only: by folds, each with the mean over its seeds.
+    """Values by run only: tested over folds, each with the mean over its seeds.
 
     Folds that share a part ρ of their queries vary too little, and not freely: the mean of J of them has a variance of
     s² (1 / J + ρ / (1 - ρ)), as in Nadeau and Bengio (2003), and s² has fewer degrees of freedom than J - 1. What seeds
-    of one fold differ by is luck, which folds do not share.
+    of one fold differ by is random variation, which folds do not share.
     """
     names, position = np.unique(folds, return_inverse=True)
     count, runs, mean = len(names), len(finals), float(finals.mean())
     if count < FEWEST:
-        reason = f"they are known of runs, not of queries, and {_few(count, 'fold')} cannot stand for other queries"
+        reason = f"values exist by run, not by query, and {_few(count, 'fold')} cannot represent other queries"
         luck = float(finals.std(ddof=1)) / math.sqrt(runs) if runs >= 2 else math.nan
         return Contrast(mean, unit="folds", counted=count, repeats=runs, reason=reason, luck=luck)
     each = np.bincount(position)
@@ -268,11 +272,11 @@ def by_folds(finals: NDArray[np.float64], folds: NDArray[np.int64]) -> Contrast:
 
 
 def across(differences: Sequence[float], repeats: int = 0) -> Contrast:
-    """The same comparison on several data sets: each counts once, whatever its size."""
+    """The same comparison on several data sets: each counts once, regardless of its size."""
     known = np.array([value for value in differences if not math.isnan(value)])
     count, mean = len(known), float(known.mean()) if len(known) else math.nan
     if count < FEWEST:
-        reason = f"{_few(count, 'data set')} cannot stand for others; at least {FEWEST} are needed"
+        reason = f"{_few(count, 'data set')} cannot represent others; at least {FEWEST} are needed"
         return Contrast(mean, unit="data sets", counted=count, repeats=repeats, reason=reason)
     spread = float(known.std(ddof=1))
     return Contrast(mean, spread / math.sqrt(count), count - 1, "data sets", count, repeats, spread)

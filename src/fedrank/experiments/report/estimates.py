@@ -1,4 +1,4 @@
-"""What people would have clicked, and what a log tells of positions: tables and a picture."""
+"""Estimated clicks of a model, and propensities by position: tables and a chart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedrank.ranking.propensity import Propensities, ShownResults
 
 
 def about_estimate(found: ClickEstimate) -> list[Section]:
-    """The estimates, and how far they can be believed."""
+    """The estimates and their limits."""
     rows: list[Row] = [
         [
             Cell(row.name, tone="warn" if row.note else ""),
@@ -32,12 +32,13 @@ def about_estimate(found: ClickEstimate) -> list[Section]:
     ]
     headings = ["estimate", "unit", "logged order", "model", "95 % interval", "difference", "95 % interval"]
     points = [
-        f"{found.searches:,} lists of {found.queries:,} queries, worth those of {found.effective:,.0f} queries that "
+        f"{found.searches:,} lists of {found.queries:,} queries, an effective sample of {found.effective:,.0f} "
+        "queries that "
         f"weigh alike; {found.clicks:,} clicks in the first {found.positions} positions; intervals are over queries",
-        f"propensities from {found.propensities.how}; {found.clipped:.1%} of clicks had their weight cut, "
-        f"{found.unseen:.1%} of what the model would show was never seen in a known position",
-        f"the model puts {found.moved:.0%} of all results elsewhere in their list; it orders what was shown, and finds "
-        "nothing new",
+        f"propensities from {found.propensities.how}; {found.clipped:.1%} of clicks had their weight clipped, "
+        f"{found.unseen:.1%} of the model's top results were never shown at a known position",
+        f"the model moves {found.moved:.0%} of all results within their list; it reorders what was shown and retrieves "
+        "no other documents",
         *(f"{row.name} is {row.note}" for row in found.rows if row.note),
         *found.notes,
     ]
@@ -48,7 +49,7 @@ def about_estimate(found: ClickEstimate) -> list[Section]:
 
 
 def about_positions(by: Propensities, shown: ShownResults) -> list[Section]:
-    """How often each position is looked at, compared with the first."""
+    """Propensity of each position, relative to the first."""
     lists, clicks = (np.bincount(shown.position, weights=weights) for weights in (None, shown.clicked))
     rows = []
     for position in range(len(by.slope)):
@@ -62,14 +63,14 @@ def about_positions(by: Propensities, shown: ShownResults) -> list[Section]:
     headings += ["clicks by trust"] if by.extra[by.known].any() else []
     note = (
         f"From {by.how}: {by.moved:,} pairs of a query and a document were shown in several positions. The click rate "
-        "is of whatever stood there; the comparison is of the same documents."
+        "is that of the documents shown there; the comparison uses the same documents in both positions."
     )
     return [Section("", (Table(headings, rows), paragraph(note), *([Points(by.notes)] if by.notes else [])))]
 
 
 @mpl.rc_context(LOOK)
 def draw_estimate(found: ClickEstimate, path: str | Path) -> None:
-    """Differences to the logged order with their intervals, and propensities by position; the ending is the format."""
+    """Differences to the logged order with their intervals, and propensities by position; the suffix is the format."""
     figure = Figure(figsize=(9.5, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.3, 1))
     _draw_differences(left, found)
@@ -88,8 +89,8 @@ def _draw_differences(axis: Any, found: ClickEstimate) -> None:
         range(len(found.rows)), [row.name + (" (biased)" if row.note else "") for row in reversed(found.rows)]
     )
     axis.set_ylim(-0.6, len(found.rows) - 0.4)
-    axis.set_xlabel("more clicks a list than with the logged order")
-    axis.set_title("What people would have clicked, 95 % intervals over queries", loc="left", fontsize=9.5)
+    axis.set_xlabel("additional clicks per list, compared with the logged order")
+    axis.set_title("Estimated clicks, 95 % intervals over queries", loc="left", fontsize=9.5)
 
 
 def _draw_positions(axis: Any, by: Propensities) -> None:

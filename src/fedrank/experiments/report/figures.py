@@ -53,7 +53,7 @@ FONTS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 
 
 
 class Picture(Figure):
-    """A Matplotlib figure that a notebook shows by itself, whether or not pyplot was ever imported."""
+    """A Matplotlib figure that a notebook displays without pyplot."""
 
     def _repr_png_(self) -> bytes:
         file = io.BytesIO()
@@ -64,7 +64,7 @@ class Picture(Figure):
 
 
 def save_picture(figure: Figure, path: str | Path, **settings: Any) -> None:
-    """Write a figure as a whole file, in the format that its ending names; PNG if it has none."""
+    """Write a figure as a whole file, in the format of its suffix; PNG without one."""
     content = io.BytesIO()
     figure.savefig(content, format=Path(path).suffix[1:] or "png", dpi=150, **settings)
     write_atomic(path, content.getvalue())

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def page(title: str, sections: Sequence[Section], last: Sequence[Part] = ()) -> str:
-    """A web page. Several sections get a list of contents; `last` stands below all of them."""
+    """A web page. Several sections get a list of contents; `last` is below all of them."""
     from markupsafe import Markup
 
     script = _script() if any(map(_is_lively, (*sections, *last))) else ""
@@ -32,7 +32,7 @@ def part(name: str) -> str:
 
 
 def policy(script: str | None = None) -> str:
-    """What a browser may do with a report: nothing is fetched, and no script runs but the one it comes with."""
+    """The content security policy of a report: nothing is fetched, and only its own script runs."""
     allowed = f"; script-src '{_hash(_script() if script is None else script)}'" if script != "" else ""
     return f"default-src 'none'; style-src 'unsafe-inline'; img-src data:{allowed}; base-uri 'none'; form-action 'none'"
 
@@ -43,7 +43,7 @@ def _script() -> str:
 
 
 def _hash(script: str) -> str:
-    """By which a browser knows the one script that may run."""
+    """The hash that allows the script to run."""
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
@@ -59,7 +59,7 @@ def _environment() -> Environment:
 
 
 def _drawing(figure: Drawing) -> Markup:
-    """The drawing, with its caption for those who cannot see it."""
+    """The drawing, with its caption as a text alternative."""
     from markupsafe import Markup
 
     named = Markup('<svg role="img" aria-label="{}" ').format(figure.caption)

@@ -30,17 +30,18 @@ from fedrank.privacy.population import now
 TO_FILL_IN = "TO FILL IN: "
 NOT_SAID = "not said"
 DISCLAIMER = (
-    "This is a template, not an assessment and no legal advice. fedrank filled in what files say; whether that is true "
-    "of the processing as a whole, and whether it is enough, has to be decided by people."
+    "This is a template, not an assessment or legal advice. fedrank filled in what files contain; people must decide "
+    "whether it is true "
+    "of the processing as a whole and whether it is sufficient."
 )
 RISKS = (  # what could happen to people, and to which part of a card it belongs
-    ("Somebody reads from an update what a person clicked or searched for", "promises"),
-    ("The model tells that a person's searches were among the training data", "promises"),
-    ("Whoever can read the data set learns who searched for what", "log"),
+    ("An attacker reads from an update what a person clicked or searched for", "promises"),
+    ("The model reveals that a person's searches were in the training data", "promises"),
+    ("A reader of the data set learns who searched for what", "log"),
     ("A query names a person, who is recognised", "log"),
     ("One person uses several devices or browsers, and is protected as if they were several", "unit"),
-    ("Updates that were kept are read later", "kept"),
-    ("Somebody sends forged events or updates, and others see worse results", "none"),
+    ("Stored updates are read later", "kept"),
+    ("An attacker sends forged events or updates, and other users get worse results", "none"),
     ("The model ranks worse for some people than for others", "none"),
 )
 
@@ -77,7 +78,7 @@ def read_assessed(source: str | Path, trust: bool = False) -> Assessed:
 
 
 def impact(assessed: Assessed, home: Path = Path("runs")) -> list[Section]:
-    """The whole document; ledgers of named people lie below `home`."""
+    """The whole document; ledgers of populations are below `home`."""
     log = _log(assessed)
     return [
         Section(
@@ -134,7 +135,8 @@ def _processing(assessed: Assessed, log: SearchLog | None) -> Section:
     parts += [
         _fill("purposes, and the legitimate interest where that is the basis (Article 35(7)(a))"),
         _fill(
-            "legal basis (Article 6; Article 9 if queries tell of health, belief or the like, as people's queries do)"
+            "legal basis (Article 6; Article 9 if queries reveal health, beliefs or similar, as search queries often "
+            "do)"
         ),
         _fill("whose data these are, and whether children or others who need protection are among them"),
         _fill("recipients, processors, and transfers to third countries"),
@@ -170,7 +172,7 @@ def _leaving(assessed: Assessed) -> Section:
         text = NOT_SAID if card is None else f"{card.who_sees_what}; {card.kept_updates or 'no update is kept'}"
         parts.append(paragraph(Span(run.label, style="strong"), f": {text}."))
     if not assessed.cards:
-        parts.append(paragraph("Nothing has run yet. What would leave, and to whom, stands under 4."))
+        parts.append(paragraph("Nothing has run yet. Section 4 lists what would leave, and to whom."))
     parts.append(_fill("what else leaves: logs of services, metrics, backups, support"))
     return Section("2. What leaves people's devices or organisations, and who sees it", tuple(parts))
 
@@ -183,7 +185,7 @@ def _necessity() -> Section:
                 "why a ranker has to learn from people at all, and what it gains them (figures of an estimate or trial)"
             ),
             _fill("why less would not do: fewer people, fewer searches, shorter logs, judgements instead of clicks"),
-            _fill("how people are told, and how they object"),
+            _fill("how people are informed, and how they can object"),
         ),
     )
 
@@ -196,7 +198,7 @@ def _promises(assessed: Assessed, home: Path) -> Section:
                 paragraph(Span(run.label, style="strong"), ": it has no privacy card, so nothing can be claimed.")
             )
             continue
-        summary, _, _ = card.summary.partition(" Not covered: ")  # which has a section of its own
+        summary, _, _ = card.summary.partition(" Not covered: ")  # covered in a separate section
         parts.append(paragraph(Span(run.label, style="strong"), f": {summary}"))
         if card.promises:
             parts.append(_paid(card))
@@ -282,9 +284,9 @@ def _measures(assessed: Assessed, log: SearchLog | None) -> Section:
     return Section(
         "7. Measures",
         (
-            Points(tuple(points) or ("no file says anything of measures",)),
+            Points(tuple(points) or ("no file describes measures",)),
             _fill("access control, encryption of disks, logging of access, training of staff"),
-            _fill("how a worse model is noticed and taken back (fedrank trial), and by whom"),
+            _fill("how a worse model is noticed and rolled back (fedrank engine trial), and by whom"),
         ),
     )
 
@@ -311,7 +313,7 @@ def _rights(assessed: Assessed, log: SearchLog | None) -> Section:
         parts.append(
             paragraph(
                 "Erasure: ",
-                Span(f"fedrank forget-person ID --data {log.folder}", style="code"),
+                Span(f"fedrank forget person ID --data {log.folder}", style="code"),
                 " removes a person's rows and names the runs whose models learned from them. It changes no model; the "
                 "receipt says what each still holds, and under which ε.",
             )
@@ -319,7 +321,7 @@ def _rights(assessed: Assessed, log: SearchLog | None) -> Section:
     if any(run.unlearned is not None for run, _ in assessed.cards):
         parts.append(paragraph("Among these runs are some that clients were unlearned from; their receipts say how."))
     parts += [
-        _fill("how a person learns the id under which the log knows them, without being identified further"),
+        _fill("how a person learns their id in the log without further identification"),
         _fill("access, rectification, objection, and complaints: who answers, and within which time"),
     ]
     return Section("8. Rights of people", tuple(parts))

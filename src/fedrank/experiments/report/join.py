@@ -1,4 +1,4 @@
-"""Several experiments as one, where they were tested on the same queries: one table, one set of curves, one test."""
+"""Combine experiments that were tested on the same queries: one table, one set of curves, one test."""
 
 from __future__ import annotations
 
@@ -59,7 +59,8 @@ def _joined(parts: Sequence[Analysis], baseline: str | None) -> Analysis:
         notes.append(f"Not measured by all of these experiments, and left out: {', '.join(unshared)}.")
     if len({run.asked for part in parts for run in part.runs.finished}) > 1 and any(part.served for part in parts):
         notes.append(
-            "Experiments differ in their rounds: sums over rounds are left out, and final values are not of one age."
+            "Experiments differ in their rounds: sums over rounds are left out, and final values are from different "
+            "numbers of rounds."
         )
     runs = Runs(tuple(replace(run, variant=f"{part.name}/{run.variant}") for part in parts for run in part.runs))
     notes += other_data(runs.finished)
@@ -90,7 +91,7 @@ def _joined(parts: Sequence[Analysis], baseline: str | None) -> Analysis:
     )
     compared = {column: compare(analysis, column) for column in analysis.columns}
     notes += untested(analysis, compared)
-    # What holds of a comparison within one experiment has been said already where it holds of all.
+    # Notes on comparisons within one experiment, unless they apply to all.
     notes += [f"{part.name}: {note}" for part in parts for note in part.notes if note not in notes]
     return replace(analysis, comparisons=compared, published=published, notes=tuple(dict.fromkeys(notes)))
 

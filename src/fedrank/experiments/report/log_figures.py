@@ -1,4 +1,4 @@
-"""What a search log is like, as a picture."""
+"""Charts of a search log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_REASONS = 10  # that are drawn
 
 @mpl.rc_context(LOOK)
 def draw_log(log: LogDescription, path: str | Path) -> None:
-    """Draw users by clicks, days of the most active users, and their differences; the file's ending is its format.
+    """Draw users by clicks, days of the most active users, and their differences; the suffix of the file is the format.
 
     Of lists as they were shown, a second row has clicks by position, what was left out, and who clicks most.
     """
@@ -55,7 +55,7 @@ def _draw_users(axis: Any, log: LogDescription) -> None:
 
 
 def _entries(log: LogDescription) -> str:
-    """What is counted: a made-up list has one click, a shown one any number."""
+    """What is counted: a generated list has one click, a shown list any number."""
     return "clicks" if log.shown is None else "lists"
 
 
@@ -87,7 +87,7 @@ def _draw_differences(figure: Any, axis: Any, log: LogDescription) -> None:
 
 
 def _draw_positions(axis: Any, shown: ShownDescription) -> None:
-    """How often what stands at a position is clicked; where few lists reach, nothing is drawn."""
+    """Click rate by position; positions with few lists are left out."""
     often = shown.shown_at >= max(1, shown.shown_at.max(initial=0) // 100)
     positions = np.flatnonzero(often)
     axis.plot(

@@ -1,4 +1,4 @@
-"""Figures and tables of a report as files of their own, for a paper: SVG, PDF and LaTeX."""
+"""Figures and tables of a report as separate files for a paper: SVG, PDF and LaTeX."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedrank.experiments.report.sections import Table
 from fedrank.experiments.report.tables import comparison_table, cost_table, final_table, nothing_table, privacy_table
 from fedrank.files import write_atomic
 
-FORMATS = {  # without a date, so that the same runs give the same files
+FORMATS = {  # without a date: the same runs give the same files
     "svg": {"Date": None, "Creator": None},
     "pdf": {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None},
 }
@@ -25,7 +25,7 @@ FORMATS = {  # without a date, so that the same runs give the same files
 def write_figures(reported: Sequence[Analysis], folder: Path) -> list[Path]:
     """Write every chart as SVG and PDF, and the tables as LaTeX; the files."""
     if folder.exists() and not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is a file, and figures and tables need a folder; name another one")
+        raise NotADirectoryError(f"{folder} is a file; --figures needs a folder")
     written: list[Path] = []
     for i, analysis in enumerate(reported, 1):
         before = "" if len(reported) == 1 else f"{i}-{_plain(analysis.name)}-"

@@ -65,7 +65,7 @@ def weights(models: Runs | Run | Model, top: int = 12) -> Picture:
 
     if isinstance(models, Model):
         if models.ranker.hidden or models.weights.ndim > 1:
-            raise ValueError(f"{models} has no weight of its own for each feature; give a single linear model")
+            raise ValueError(f"{models} does not have one weight per feature; pass a single linear model")
         return weights_figure([_alone(models)], top)
     shown = [variant for variant in _found(models).variants if variant.weights() is not None]
     if not shown:
@@ -74,7 +74,7 @@ def weights(models: Runs | Run | Model, top: int = 12) -> Picture:
 
 
 def clients(simulated: SimulatedClients) -> Picture:
-    """How many queries each client holds, and how many of its documents have each grade."""
+    """How many queries each client holds, and the share of documents with each relevance label."""
     from fedrank.experiments.report.plot_figures import clients_figure
 
     data = simulated.data
@@ -87,7 +87,7 @@ def clients(simulated: SimulatedClients) -> Picture:
 
 
 def _alone(model: Model) -> VariantRuns:
-    """A model that no run is known of, as if it were the only repeat of a variant."""
+    """A model without a run, as the only repeat of a variant."""
     names = model.feature_names or tuple(f"feature {i + 1}" for i in range(model.features))
     return VariantRuns("", "", {}, {(1, 1): RunValues({}, weights=model.weights, feature_names=names)})
 
@@ -95,7 +95,9 @@ def _alone(model: Model) -> VariantRuns:
 def _found(runs: Runs | Run) -> Analysis:
     """What finished runs of one experiment come to, or of several that were tested on the same queries."""
     if not isinstance(runs, Runs | Run):
-        raise TypeError(f"{runs!r} is no run that was read; give what fedrank.load_runs(folder) returns")
+        raise TypeError(
+            f"{runs!r} must be runs (got {type(runs).__name__}); pass what fedrank.load_runs(folder) returns"
+        )
     reported = join(analyse(Runs((runs,)) if isinstance(runs, Run) else runs))
     if len(reported) > 1:
         names = "; ".join(analysis.name for analysis in reported)

@@ -1,4 +1,4 @@
-"""Figures that only `plot` draws: final values as points, and what clients hold."""
+"""Figures of `plot`: final values as points, and the data of clients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def final_figure(analysis: Analysis, column: str, title: str) -> Picture:
 
 @mpl.rc_context(LOOK)
 def clients_figure(queries: NDArray[np.int64], shares: NDArray[np.float64]) -> Picture:
-    """[clients] queries, and [clients, grades] shares of documents, as two rows of bars."""
+    """[clients] queries, and [clients, labels] shares of documents, as two rows of bars."""
     figure = Picture(figsize=(8.2, 4.0), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True)
     positions = np.arange(len(queries))
@@ -49,7 +49,7 @@ def clients_figure(queries: NDArray[np.int64], shares: NDArray[np.float64]) -> P
     bottom = np.zeros(len(queries))
     for grade, share in enumerate(shares.T):
         colour = "#e4e7eb" if grade == 0 else COLOURS[(grade - 1) % len(COLOURS)]
-        below.bar(positions, share, bottom=bottom, color=colour, width=0.8, label=f"grade {grade}")
+        below.bar(positions, share, bottom=bottom, color=colour, width=0.8, label=f"label {grade}")
         bottom += share
     below.set_ylabel("share of documents")
     below.set_xlabel("client")

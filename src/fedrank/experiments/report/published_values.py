@@ -1,4 +1,4 @@
-"""Published values next to ours: how far apart two means are, in units of what luck does to their difference."""
+"""Published values next to ours: the difference of two means in units of its standard error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PublishedComparison:
     error: float = math.nan  # standard error of the difference of both means
     freedom: float = math.nan
     how: str = ""  # where the error comes from
-    wide: bool = False  # whether it also holds what folds differ by, so that nothing can be called met by it
+    wide: bool = False  # whether it includes differences between folds, so it cannot confirm a value
 
     @property
     def difference(self) -> float:
@@ -53,7 +53,7 @@ class PublishedComparison:
             return f"{UNSURE}: one repeat has no spread"
         if not low <= 0 <= high and abs(self.difference) > _rounding(self.value):
             return OUTSIDE
-        return f"{UNSURE}: with one seed a fold luck is not known" if self.wide else WITHIN
+        return f"{UNSURE}: with one seed per fold the variation between seeds is unknown" if self.wide else WITHIN
 
 
 def _rounding(value: float) -> float:
@@ -64,10 +64,11 @@ def _rounding(value: float) -> float:
 def reproduced(row: Published, column: str, variant: VariantRuns) -> PublishedComparison:
     """Put a published value next to the final values of a variant.
 
-    Both were measured on the same queries, so that only luck in training tells them apart. Published by fold: the
-    standard error of the mean paired difference. Otherwise ours is the luck of seeds within folds, and theirs is taken
-    to be as large for every run behind the published mean: as many as it says, or one a fold. One seed a fold shows no
-    luck; then the spread between folds bounds it, which can refute and not confirm.
+    Both were measured on the same queries, so they differ only by random variation in training. Published by fold: the
+    standard error of the mean paired difference. Otherwise our error is that of seeds within folds, and theirs is taken
+    to be as large for every run behind the published mean: as many as it says, or one per fold. One seed per fold
+    shows no
+    variation; then the spread between folds bounds it, which can refute a value but not confirm it.
     """
     known = {repeat: value for repeat, value in variant.values(column).items() if not math.isnan(value)}
     summary = variant.summary(column)
@@ -91,6 +92,6 @@ def reproduced(row: Published, column: str, variant: VariantRuns) -> PublishedCo
         )
         luck = math.sqrt(within / freedom)
         error = luck * math.sqrt(1 / runs + 1 / theirs)
-        return replace(base, error=error, freedom=freedom, how="luck of seeds within folds")
+        return replace(base, error=error, freedom=freedom, how="variation of seeds within folds")
     error = summary.sd * math.sqrt(1 / runs + 1 / theirs)
     return replace(base, error=error, freedom=runs - 1, how="spread between folds", wide=True)

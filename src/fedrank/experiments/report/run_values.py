@@ -38,7 +38,7 @@ class Curve:
     half: NDArray[np.float64]  # half the 95% confidence interval; NaN for one repeat
     repeats: int
     window: int = 1  # rounds of the running mean; 1 where nothing was smoothed
-    interactions: NDArray[np.float64] | None = None  # up to each round; None where nobody counted them
+    interactions: NDArray[np.float64] | None = None  # up to each round; None where they were not counted
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class RunValues:
     threat: Threat | None = None  # who attacked, and what defended
     receipt: Receipt | None = None  # of unlearning
     promotion: float | None = None  # share of the documents to be promoted that reach the top ten
-    problem: str = ""  # why its spec cannot be read, so that it is not known who attacked
+    problem: str = ""  # why its specification cannot be read; the attackers are then unknown
     given: str = ""  # the order that users have without the model; empty where it was not measured
     nothing: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # measure -> [queries] in that order
     interactions: Line | None = None  # up to the rounds of the curves
@@ -154,7 +154,7 @@ def read_run(run: Run, threats: dict[str, Threat | None]) -> RunValues:
         if len(rows):
             curves[name] = number[rows], rounds[name][rows]
     window = max(1, len(number) // 50)
-    # A model trained in one place serves nobody on the way.
+    # A centrally trained model shows no lists during training.
     served = np.flatnonzero(np.isfinite(rounds.get("online", np.full(len(number), np.nan))))
     if len(served):
         rows = thinned(len(served))
@@ -198,9 +198,9 @@ def _test_share(data: dict[str, Any]) -> float:
 
 
 def _threat(run: Run, known: dict[str, Threat | None]) -> Threat | None:
-    """None where nobody can have attacked: other kinds, or a run that unlearned who did.
+    """None where there can be no attack: other kinds of experiments, or a run that unlearned the attackers.
 
-    Repeats of a variant differ in fold and seed alone, which matter to nobody here: one of them is read for all.
+    Repeats of a variant differ in fold and seed alone, which do not matter here: one of them is read for all.
     """
     if run.unlearned is not None:
         return None
@@ -215,7 +215,7 @@ def _threat_in(spec: Experiment) -> Threat | None:
         return None
     clients, rule = spec.clients, describe(spec.aggregator)
     attack = {} if spec.attack is None else describe(spec.attack)
-    # What an attack knows of the rule and the ranker that it attacks is no setting of its own.
+    # The rule and ranker that an attack targets are not settings of the attack.
     attack = {key: value for key, value in attack.items() if key not in ("aggregator", "ranker")}
     rest = replace(
         spec,

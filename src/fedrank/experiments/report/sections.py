@@ -1,6 +1,6 @@
-"""What there is to say, without any layout: sections of paragraphs, tables and figures.
+"""The content of pages without layout: sections of paragraphs, tables and figures.
 
-Whoever has something to say makes a list of sections; `terminal`, `markdown` and `html` render any of them.
+A command or report makes a list of sections; `terminal`, `markdown` and `html` render them.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Table:
     rows: Sequence[Row]
     words: int = 1  # leading columns that hold words; the others hold numbers
     notes: Sequence[str] = ()
-    whole: int | None = None  # the column whose words are to be typed, so that they must not be broken
+    whole: int | None = None  # the column of commands, which must not be broken across lines
     bare: bool = False  # the headings would say nothing, and are left out where a table can do without
 
     @property
@@ -102,22 +102,22 @@ class Table:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A drawing, for those who can show one."""
+    """A drawing."""
 
     shape: ClassVar[str] = "figure"
 
-    draw: Callable[[], str]  # as SVG; drawing takes its time, and not everybody can show it
+    draw: Callable[[], str]  # as SVG; drawn only where it is shown
     caption: str
 
 
 @dataclass(frozen=True)
 class Interactive:
-    """Something that a page lets its reader change; elsewhere, and without a script, the parts it stands for."""
+    """An interactive part of a page; without a script, the parts that it replaces."""
 
     shape: ClassVar[str] = "interactive"
 
     shows: str  # "curves" or "queries": which part of the script makes it
-    data: Callable[[], Mapping[str, Any]]  # as JSON; computed only for those who can show it
+    data: Callable[[], Mapping[str, Any]]  # as JSON; computed only where it is shown
     still: tuple[Part, ...]
 
 
@@ -142,7 +142,7 @@ class Section:
     over: str = ""  # a quiet line that belongs to the heading
     anchor: str = ""  # by which it can be found
     link: str = ""  # where the heading leads
-    folded: bool = False  # behind a click, for those who can fold
+    folded: bool = False  # collapsed, on pages that can
 
     @property
     def tables(self) -> list[Table]:

@@ -1,4 +1,4 @@
-"""How sure we are: means with their spread, tests, their power, and corrections for asking several times."""
+"""Statistics: means with their spread, tests, power, and corrections for multiple comparisons."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def randomisation_test(
     rng = rng if rng is not None else rng_for(0, "randomisation test")
     differences = np.atleast_2d(np.asarray(a, dtype=np.float64) - np.asarray(b, dtype=np.float64))
     empty = np.all(np.isnan(differences), axis=1)
-    differences = np.nan_to_num(differences, nan=0.0)  # a zero adds nothing to a sum, whatever its sign
+    differences = np.nan_to_num(differences, nan=0.0)  # a zero adds nothing to a sum, regardless of its sign
     differences = differences[:, np.any(differences != 0, axis=0)]
     queries = differences.shape[1]
     observed = np.abs(differences.sum(axis=1))

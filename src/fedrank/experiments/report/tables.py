@@ -37,7 +37,7 @@ from fedrank.experiments.spec.grid import Grid
 from fedrank.privacy.guarantees import up
 from fedrank.toml import TomlTable, readable
 
-ABOUT_CLIENTS = ("queries", "interactions")  # columns of clients.csv that are no quality
+ABOUT_CLIENTS = ("queries", "interactions")  # columns of clients.csv other than quality
 
 Rows = list[tuple[VariantRuns, Row]]
 
@@ -155,7 +155,7 @@ def nothing_table(analysis: Analysis, column: str) -> Table:
             if found is None:
                 continue
             test, tone = found.contrast, found.verdict
-            verdict = tone or ("cannot be told" if test.tested else f"not tested: {test.reason}")
+            verdict = tone or ("not significant" if test.tested else f"not tested: {test.reason}")
             cells: Row = [
                 *([nothing.order] if several else []),
                 Cell(signed(column, test.difference), tone=tone),
@@ -182,7 +182,8 @@ def published_table(analysis: Analysis) -> Table:
 PUBLISHED = ("published", "measured", "95% of our mean", "repeats", "ours - theirs", "its 95% interval", "z")
 PUBLISHED_RULE = (
     "Rule: a published value is within if the 95% interval of ours - theirs holds 0. Its standard error is that of "
-    "luck: paired by folds where they are published, else of seeds within folds, with one run a fold behind the "
+    "random variation: paired by folds where they are published, else of seeds within folds, with one run per fold "
+    "behind the "
     "published mean unless it says how many. With one seed a fold, the spread between folds can put a value outside, "
     "and no more. z is the difference in standard errors. ± is the spread over repeats, and decides nothing."
 )
@@ -251,7 +252,7 @@ class Footnotes:
         self._marks: dict[str, str] = {}
 
     def short(self, claim: Verdict) -> str:
-        """A verdict with the mark of its reason; the power of the design has a column of its own."""
+        """A verdict with the mark of its reason; the power of the design has a separate column."""
         if not claim.reason:
             return claim.verdict
         reason = (claim.outlook or claim.reason).removeprefix(f"{CANNOT}: ")
@@ -311,7 +312,8 @@ def clients_table(analysis: Analysis) -> Table | None:
     if not rows:
         return None
     note = (
-        "Each client's final model on the queries that it searches with, by its own grades; means over repeats. "
+        "Each client's final model on the queries that it searches with, by its own relevance labels; means over "
+        "repeats. "
         "They learned from these queries: compare variants here, not with the tables above."
     )
     if analysis.kind == "silo":
@@ -320,7 +322,7 @@ def clients_table(analysis: Analysis) -> Table | None:
 
 
 def _merged_table(analysis: Analysis) -> Table | None:
-    """Every client before and after merging: who gains, and who loses."""
+    """The quality of each client before and after merging."""
     columns = [f"{where} {when}" for where in ("own", "others", "all") for when in ("before", "after")]
     rows: Rows = []
     for variant in analysis.variants:
@@ -334,7 +336,7 @@ def _merged_table(analysis: Analysis) -> Table | None:
     if not rows:
         return None
     note = (
-        "Each client's model as it trained it (before) and as it became (after), on test queries of its own kind, of "
+        "Each client's model before and after merging, on its own kind of test queries, on those of "
         "the other clients' kinds, and on all of them; means over repeats."
     )
     return _variant_table(analysis, ["measure", "client", *columns], rows, 2, [note])
@@ -342,7 +344,7 @@ def _merged_table(analysis: Analysis) -> Table | None:
 
 def cost_table(analysis: Analysis) -> Table:
     """What a run of each variant cost, on average over repeats."""
-    # Nobody searches while trees grow, and what travels is not counted.
+    # Trees are grown without searches, and traffic is not counted.
     costs = [name for name in (*COUNTED, *TIMED) if analysis.kind != "trees" or name.endswith("seconds")]
     rows: Rows = [(each, [amount(name, each.cost(name)) for name in costs]) for each in analysis.variants]
     note = "Means over repeats, each for a whole run. Times depend on the machine and on what else it was doing."
@@ -365,7 +367,7 @@ def unfinished_table(runs: Runs) -> Table:
 
 
 def robustness_table(analysis: Analysis) -> Table | None:
-    """Quality without attack next to quality under attack, rule by rule; None where nobody attacks.
+    """Quality without attack next to quality under attack, rule by rule; None without an attack.
 
     A row is a rule and an attack, everything else being the same.
     """
@@ -395,7 +397,7 @@ def robustness_table(analysis: Analysis) -> Table | None:
     shares = sorted({share for values in cells.values() for share in values})
     varied = list(dict.fromkeys(key for each in settings.values() for key in each if not _is_threat(key)))
     words = {place: [*(readable(settings[place[0]].get(key, "")) for key in varied), *place[1:]] for place in cells}
-    alike = len(set(map(tuple, words.values()))) < len(words)  # only the names of variants tell them apart
+    alike = len(set(map(tuple, words.values()))) < len(words)  # only the names of variants distinguish them
     rows = []
     for (rest, rule, attack), values in sorted(cells.items(), key=lambda item: order.index(item[0][0])):
         before, plain = quiet.get((rule, rest), math.nan), quiet.get(("mean", rest), math.nan)
@@ -411,13 +413,13 @@ def robustness_table(analysis: Analysis) -> Table | None:
     header += [f"{malicious} of {count}" for malicious, count in shares]
     note = (
         f"Mean {heading(analysis.main)}; in brackets, what the attack took from the same rule without attack. "
-        "“Defence alone”: the rule against the mean when nobody attacks."
+        "“Defence alone”: the rule compared with the mean, without an attack."
     )
     return Table(header, rows, len(header) - len(shares) - 2, [note])
 
 
 def unlearned_table(analysis: Analysis) -> Table | None:
-    """Quality before and after unlearning, what it cost, and how near it came; None where nobody was forgotten."""
+    """Quality before and after unlearning, what it cost, and how near it came; None where no client was unlearned."""
     main = analysis.main
     rows: Rows = []
     for variant in analysis.variants:
@@ -458,7 +460,7 @@ def promotion_table(analysis: Analysis) -> Table | None:
 
 
 def _is_threat(setting: str) -> bool:
-    """Whether a setting is told by the rule, the attack and the share of attackers."""
+    """Whether a setting belongs to the rule, the attack or the share of attackers."""
     return setting.partition(".")[0] in ("variants", "attack", "aggregator") or setting == "clients.malicious"
 
 
@@ -552,7 +554,7 @@ def _cards(analysis: Analysis) -> list[Card]:
 
 
 def settings_rows(analysis: Analysis) -> list[tuple[str, str]]:
-    """What was asked, one line per part of the experiment; settings that have their default are left out."""
+    """The settings, one line per part of the experiment; defaults are left out."""
     facts, about = analysis.runs.finished[0].data, analysis.about
     tables = {} if analysis.grid is None else _common_settings(analysis.grid)
     first = ("data", "clients", "learner", "attack", "mechanism", "aggregator", "server", "rounds")
@@ -608,25 +610,35 @@ def _but_defaults(part: Any, given: TomlTable) -> TomlTable:
 
 
 def headline(analysis: Analysis) -> str:
-    """The result in one or two sentences."""
+    """The conclusion in two sentences: the highest quality beside doing nothing, and how the variants compare."""
     best, column = analysis.best, analysis.main
-    value = f"{heading(column)} {spread(column, best.summary(column))}"
-    repeats = count(len(best.repeats), "repeat")
+    quality = f"{spread(column, best.summary(column))} over {count(len(best.repeats), 'repeat')}"
     without = ""
     if (nothing := analysis.nothing_for(best)) is not None:
         mean = number(column, nothing.values.summary(column).mean)
-        without = f" Without learning, users have {mean} ({nothing.order})."
+        without = f"; doing nothing ({nothing.order}) has {mean}"
     if len(analysis.variants) == 1:
-        return f"{value} over {repeats}.{without}"
-    text = f"Highest {heading(column)}: {best.label}, {spread(column, best.summary(column))} over {repeats}."
-    if analysis.baseline is not None:
-        verdicts = [comparison.verdict for comparison in analysis.comparisons[column].values()]
-        better, worse = verdicts.count("better"), verdicts.count("worse")
-        text += (
-            f" Of {count(len(verdicts), 'variant')} compared with {analysis.baseline.label}, {better} {_is(better)} "
-            f"significantly better and {worse} significantly worse."
-        )
-    return text + without
+        return f"{heading(column)} {quality}{without}."
+    text = f"Highest {heading(column)}: {best.label}, {quality}{without}."
+    return f"{text} {_verdicts(analysis)}" if analysis.baseline is not None else text
+
+
+def _verdicts(analysis: Analysis) -> str:
+    """Every variant against the baseline in the main measure, grouped by verdict."""
+    assert analysis.baseline is not None
+    found, labels = analysis.comparisons[analysis.main], {each.name: each.label for each in analysis.variants}
+    verdicts = {
+        "significantly better": [name for name, each in found.items() if each.verdict == "better"],
+        "significantly worse": [name for name, each in found.items() if each.verdict == "worse"],
+        "not significantly different": [n for n, each in found.items() if not each.verdict and each.contrast.tested],
+        "not tested": [name for name, each in found.items() if not each.contrast.tested],
+    }
+    groups = []
+    for verdict, names in verdicts.items():
+        if names:
+            which = " and ".join(labels[name] for name in names) if len(names) < 3 else f"{len(names)} variants"
+            groups.append(f"{which} {_is(len(names))} {verdict}")
+    return f"Compared with {analysis.baseline.label}, {', '.join(groups)}." if groups else ""
 
 
 def _variant_table(
@@ -639,7 +651,7 @@ def _variant_table(
 
 
 def _variant_columns(analysis: Analysis) -> tuple[list[str], list[str]]:
-    """Headings, and the settings behind them: one column a setting where every variant has the same few."""
+    """Headings, and the settings behind them: one column per setting where all variants have the same few."""
     keys = list(analysis.variants[0].settings)
     regular = all(list(variant.settings) == keys and "=" in variant.name for variant in analysis.variants)
     names, words = (keys, keys) if regular and 1 <= len(keys) <= 4 else (["variant"], [])
@@ -668,7 +680,7 @@ def _best(analysis: Analysis, column: str) -> set[str]:
 
 
 def data_facts(facts: Json) -> list[str]:
-    """Numbers of queries, features and grades, as far as they are known."""
+    """Numbers of queries, features and relevance labels, as far as they are known."""
     sentences = []
     if "train_queries" in facts and "test_queries" in facts:
         train, test = (readable(facts[f"{part}_queries"]) for part in ("train", "test"))
@@ -676,7 +688,7 @@ def data_facts(facts: Json) -> list[str]:
     if "features" in facts:
         sentences.append(f"{readable(facts['features'])} features, normalised: {facts.get('normalised', 'unknown')}")
     if "top_grade" in facts:
-        sentences.append(f"grades 0 to {facts['top_grade']}")
+        sentences.append(f"relevance labels 0 to {facts['top_grade']}")
     return sentences
 
 

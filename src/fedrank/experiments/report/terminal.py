@@ -33,12 +33,12 @@ STYLES: dict[Tone, str] = {
 
 
 MAX_WORD_LENGTH = 30  # that is not broken; longer ones are mostly paths
-# Escape sequences in a name from somebody else's folder could rewrite what a terminal shows.
+# Escape sequences in names from untrusted folders could change what a terminal shows.
 CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 
 
 def printable(text: str) -> str:
-    """Text in which a terminal finds nothing to obey.
+    """Text without control sequences.
 
     >>> printable("a\\x1b[2Jb")
     'a\\\\x1b[2Jb'

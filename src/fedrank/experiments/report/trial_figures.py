@@ -1,4 +1,4 @@
-"""How the evidence of a trial grew, as a picture."""
+"""A chart of the evidence of a trial."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEEPEST = 0.01  # evidence below this is cut off: it says no more
 
 @mpl.rc_context(LOOK)
 def draw_trial(evidence: NDArray[np.float64], gate: Gate, title: str, path: str | Path) -> None:
-    """Draw both bets over the decided searches, and where each decides; the file's ending is its format.
+    """Draw both bets over the decided searches, and where each decides; the suffix of the file is the format.
 
     `evidence` [searches + 1, 3] holds logarithms: for the new model, the same without its best friends, against it.
     """
@@ -39,7 +39,7 @@ def draw_trial(evidence: NDArray[np.float64], gate: Gate, title: str, path: str 
     axis.set_yscale("log")
     axis.set_xlim(0, max(len(evidence) - 1, 10))
     axis.set_xlabel("decided searches")
-    axis.set_ylabel("what a stake of 1 has become")
+    axis.set_ylabel("e-value (wealth of a bet of 1)")
     axis.set_title(title, loc="left")
     figure.legend(loc="outside lower center", ncols=3)
     save_picture(figure, path)

@@ -49,7 +49,7 @@ def write_report(
     """
     file = Path(out)
     if file.suffix not in (".html", ".md", ".csv"):
-        raise ValueError(f"{file} ends in {file.suffix!r}, which is no kind of report; use .html, .md or .csv")
+        raise ValueError(f"{file} ends in {file.suffix!r}, which is not a report format; use .html, .md or .csv")
     found = analyse(runs, baseline)
     reported = join(found, baseline)
     if figures is not None:
@@ -81,7 +81,9 @@ def _composed(
     if len(sections) > 1:
         last.append(
             paragraph(
-                "These were not tested on the same queries by the same measure: they are not compared.", tone="note"
+                "These experiments were not tested on the same queries with the same measure, so they are not "
+                "compared.",
+                tone="note",
             )
         )
     return title, sections, last
@@ -97,7 +99,7 @@ def answer_files(out: Path | None, name: str) -> list[Path]:
 
 
 def write_answer(files: Sequence[Path], sections: Sequence[Section], facts: Callable[[], Mapping[str, Any]]) -> None:
-    """Write what a command answers to each of the `answer_files`; `facts` gives all numbers."""
+    """Write the output of a command to each of the `answer_files`; `facts` gives all numbers."""
     for file in files:
         if file.suffix == ".md":
             write_atomic(file, markdown(sections))

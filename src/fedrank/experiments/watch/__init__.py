@@ -1,1 +1,1 @@
-"""A page on the runs of this machine: what is running, finished, failed, and how far."""
+"""A local web page that follows runs: running, finished, failed, and their progress."""

@@ -13,7 +13,7 @@ COMMAND = "fedrank watch"
 
 
 def watch(folders: Sequence[Path], port: int = 0, ready: Callable[[str], None] = lambda link: None) -> None:
-    """Serve until interrupted; `ready` is told the one-time link as soon as it can be opened."""
+    """Serve until interrupted; `ready` gets the one-time link as soon as it can be opened."""
     for folder in folders:
         if not folder.is_dir():
             raise FileNotFoundError(f"no folder {folder}; give the folder that runs go to, such as runs")

@@ -1,4 +1,4 @@
-"""What runs look like right now: read from their folders, while other processes write to them."""
+"""The current state of runs, read from their folders while other processes write to them."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from fedrank.files import opened, read_text
 from fedrank.toml import parse_toml
 
 SECONDS_BETWEEN_LOOKS = 1.0  # however many tabs ask
+PREVIEW_LINES = 8  # variants drawn in the overview
+PREVIEW_SIZE = (120.0, 32.0)  # width and height of a preview in pixels
 LINES = 24  # runs that are drawn one by one; of more, one for each variant
 MAX_LOG_LENGTH = 40_000  # bytes of a traceback, the last ones
 
@@ -42,7 +44,7 @@ class WatchedRun:
 
     @property
     def left(self) -> float:
-        """Seconds that a running one still takes, as fast as it was; NaN where that cannot be told."""
+        """Estimated remaining seconds of a running run; NaN if unknown."""
         if self.run.status != "running" or not self.run.round:
             return math.nan
         return self.seconds / self.run.round * (self.run.asked - self.run.round)
@@ -80,7 +82,7 @@ class WatchedExperiment:
 
     @property
     def left(self) -> float:
-        """Seconds until all are done, with as many at a time as now; NaN where none is running or it cannot be told."""
+        """Estimated seconds until all runs are finished, with as many in parallel as now; NaN if unknown."""
         running = [one for one in self.runs if one.run.status == "running"]
         known = [one.whole for one in self.runs if not math.isnan(one.whole)]
         if not running or not known:
@@ -96,10 +98,23 @@ class WatchedExperiment:
             found.setdefault(one.run.variant, []).append(one)
         return found
 
+    @property
+    def best(self) -> tuple[str, str, float]:
+        """Main measure, the variant with the highest mean so far, and that mean; NaN before the first evaluation."""
+        found = []
+        for name, runs in self.variants.items():
+            values = [one.quality for one in runs if not math.isnan(one.quality)]
+            if values:
+                found.append((sum(values) / len(values), name, runs[0].measure))
+        if not found:
+            return "", "", math.nan
+        value, name, measure = max(found, key=lambda entry: entry[0])
+        return measure, name, value
+
 
 @dataclass
 class Watched:
-    """Folders of runs, looked at again when somebody asks and the last look is too long ago."""
+    """Folders of runs, read again on request when the last reading is too old."""
 
     folders: Sequence[Path]
     clock: Callable[[], float] = time.monotonic
@@ -155,17 +170,17 @@ def _run(run: Run) -> WatchedRun:
 
 
 def _id(folder: Path) -> str:
-    """How a page calls a folder: not by its path, which would have to be checked."""
+    """The id of a folder on pages: not its path, which would have to be validated."""
     return hashlib.sha256(str(folder).encode()).hexdigest()[:16]
 
 
 def log_of(run: Run) -> str:
-    """What a failed run left of its failure, the end of it; empty where there is nothing."""
+    """The end of the traceback of a failed run; empty if there is none."""
     from fedrank.experiments.runner.failures import TRACEBACK
 
     file = run.path / TRACEBACK
     with suppress(OSError, ValueError):
-        if not file.is_symlink():  # a folder from elsewhere shows nothing that lies outside it
+        if not file.is_symlink():  # an untrusted folder must not show files outside it
             with opened(file) as content:
                 content.seek(max(0, os.fstat(content.fileno()).st_size - MAX_LOG_LENGTH))
                 return content.read().decode("utf-8", "replace")
@@ -174,7 +189,7 @@ def log_of(run: Run) -> str:
 
 def charts(experiments: Sequence[WatchedExperiment], only: WatchedRun | None = None) -> list[dict[str, Any]]:
     """Learning curves so far, a chart for each measure and one for online quality, as a page's script takes them."""
-    from fedrank.experiments.report.figures import line_look  # matplotlib takes its time
+    from fedrank.experiments.report.figures import line_look  # matplotlib is slow to import
 
     drawn: dict[str, list[dict[str, Any]]] = {}
     position = 0
@@ -190,6 +205,33 @@ def charts(experiments: Sequence[WatchedExperiment], only: WatchedRun | None = N
     return [
         {"title": heading(column), "axis": axis, "lines": lines, "levels": []}
         for column, lines in sorted(drawn.items(), key=lambda item: item[0] == "online")
+    ]
+
+
+def preview(experiment: WatchedExperiment) -> list[dict[str, str]]:
+    """The curves of the main measure as small SVG polylines: for each variant, the run with the most rounds."""
+    from fedrank.experiments.report.figures import line_look
+
+    measure, curves = experiment.best[0], []
+    for position, (variant, runs) in enumerate(list(experiment.variants.items())[:PREVIEW_LINES]):
+        for column, line in _lines(runs, many=True):
+            if column == measure and len(line["rounds"]) > 1:
+                curves.append((variant, line_look(position)["colour"], line["rounds"], line["mean"]))
+    if not curves:
+        return []
+    first, last = min(min(rounds) for *_, rounds, _ in curves), max(max(rounds) for *_, rounds, _ in curves)
+    low, high = min(min(values) for *_, values in curves), max(max(values) for *_, values in curves)
+    across, up = PREVIEW_SIZE[0] / max(last - first, 1), (PREVIEW_SIZE[1] - 4) / max(high - low, 1e-9)
+    return [
+        {
+            "name": variant,
+            "colour": colour,
+            "points": " ".join(
+                f"{(x - first) * across:.1f},{PREVIEW_SIZE[1] - 2 - (y - low) * up:.1f}"
+                for x, y in zip(rounds, values, strict=True)
+            ),
+        }
+        for variant, colour, rounds, values in curves
     ]
 
 

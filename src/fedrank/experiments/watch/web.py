@@ -1,4 +1,4 @@
-"""The page: what a browser may ask for, and what it gets. It only reads; nothing on it changes a run."""
+"""The routes of the page. It only reads; nothing on it changes a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedrank.experiments.report.formatting import duration
 from fedrank.experiments.report.html import part, policy
 from fedrank.experiments.report.write import report_page
 from fedrank.experiments.runner.runs import Runs
-from fedrank.experiments.watch.state import Watched, WatchedExperiment, charts, log_of
+from fedrank.experiments.watch.state import Watched, WatchedExperiment, charts, log_of, preview
 from fedrank.web.access import Access
 from fedrank.web.local_app import LocalApp
 from fedrank.web.templates import script_json, templates
@@ -34,15 +34,15 @@ MAX_COMPARED = 12  # experiments
 
 
 class UnknownRun(Exception):
-    """There is no such experiment or run, or no longer."""
+    """This experiment or run does not exist, or was deleted."""
 
 
 def make_app(watched: Watched, door: Access) -> ASGIApp:
-    """The whole page as an application that a server runs."""
+    """The ASGI application."""
     app = LocalApp(door, watched, "watch", _message)
     for path, page in PAGES.items():
         app.get(path, page)
-    return app.build({UnknownRun: lambda problem: (404, "There is no such experiment or run, or no longer.")})
+    return app.build({UnknownRun: lambda problem: (404, "This experiment or run does not exist, or was deleted.")})
 
 
 def _overview(watched: Watched, request: Request) -> Response:
@@ -102,7 +102,7 @@ def _report(watched: Watched, request: Request) -> Response:
 
 
 def _chosen(watched: Watched, request: Request) -> list[WatchedExperiment]:
-    """The experiments that an address names, always in the same order: colours should not change while one looks."""
+    """The experiments that an address names, always in the same order, so colours do not change."""
     wanted = {*request.query_params.getlist("e")}
     chosen = [one for one in watched.look() if one.id in wanted]
     if not chosen:
@@ -124,7 +124,7 @@ def _message(status_code: int, text: str) -> Response:
 @cache
 def _environment() -> Environment:
     environment = templates("fedrank.experiments.watch", "pages")
-    environment.filters |= {"data": script_json, "time": _time, "quality": _quality}
+    environment.filters |= {"data": script_json, "time": _time, "quality": _quality, "preview": preview}
     return environment
 
 
