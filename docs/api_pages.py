@@ -1,7 +1,7 @@
-"""Pages on everything that `import fedrank` offers: signatures, fields and docstrings, read from the code.
+"""Pages on the Python interface: signatures, fields and docstrings of every name of `import fedrank`, from the code.
 
-MkDocs runs this as a hook (see mkdocs.yml). Which names there are, `fedrank/__init__.pyi` says; a name that is new
-there is on its page without being named here.
+MkDocs runs this as a hook (see mkdocs.yml). `fedrank/__init__.pyi` lists the names; a new name there appears on its
+page without a change here.
 """
 
 from __future__ import annotations
@@ -21,67 +21,70 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.files import Files
 
-WIDTH = 88  # of a signature, before it takes a line for each argument
+WIDTH = 88  # of a signature; a longer one has one line per argument
 
 
 class Group(NamedTuple):
-    """Names that stand on one page: those whose home is in one of these rooms."""
+    """Names on one page: those defined in one of these packages."""
 
     page: str
     title: str
     what: str
-    rooms: tuple[str, ...]
+    packages: tuple[str, ...]
 
 
 GROUPS = (
-    Group("data", "Data", "What is ranked: files, logs, collections and made-up data.", ("data",)),
-    Group("ranking", "Ranking", "How one machine ranks: models, measures, users who click.", ("ranking",)),
+    Group("data", "Data", "Files, logs, collections and generated data.", ("data",)),
+    Group("ranking", "Ranking", "Models, measures and click models.", ("ranking",)),
     Group(
         "federation",
         "Federation",
-        "Many learn together: clients, rounds, and their two halves.",
+        "Clients, rounds, and the client and server halves of a round.",
         ("federated", "types"),
     ),
-    Group("testing", "Testing", "Contract checks for methods of your own.", ("testing",)),
-    Group("experiments", "Experiments", "Specs in, run folders and reports out.", ("experiments",)),
-    Group("organisations", "Organisations", "Forests, and documents that stay in their house.", ("trees", "silo")),
+    Group("testing", "Testing", "Contract checks for your own methods.", ("testing",)),
+    Group("experiments", "Experiments", "Specs, run folders and reports.", ("experiments",)),
+    Group(
+        "organisations", "Organisations", "Trees, and document collections of several organisations.", ("trees", "silo")
+    ),
 )
 
 
 def api_pages() -> dict[str, str]:
-    """Markdown by path: an overview, a page for each group of verbs and records, and one for each family of methods."""
+    """Markdown by path: an overview, a page for each group of names, and one for each family of methods."""
     pages, overview = {}, ["# The Python interface", "", OPENING, ""]
-    overview += ["## Verbs and records", "", "| Page | What it is | Names |", "|---|---|---|"]
+    overview += ["## Functions and records", "", "| Page | What it is | Names |", "|---|---|---|"]
     verbs, families = _names()
     for group in GROUPS:
-        names = [name for name in verbs if _room(name) in group.rooms]
+        names = [name for name in verbs if _package(name) in group.packages]
         overview.append(f"| [{group.title}]({group.page}.md) | {group.what} | {_links(group.page, names)} |")
-        told = {name: getattr(fedrank, name) for name in names}
-        pages[f"api/{group.page}.md"] = _page(group.title, group.what, "fedrank", told)
+        described = {name: getattr(fedrank, name) for name in names}
+        pages[f"reference/python/{group.page}.md"] = _page(group.title, group.what, "fedrank", described)
     overview += ["", "## Methods", "", "| Family | What it is | Names |", "|---|---|---|"]
     for family in families:
         methods = vars(fedrank._family(family))
         what = fedrank._family_doc(family)
         overview.append(f"| [{family}]({family}.md) | {cell(_first(what))} | {_links(family, list(methods))} |")
-        pages[f"api/{family}.md"] = _page(f"fedrank.{family}", what, f"fedrank.{family}", methods)
-    return {"api/index.md": "\n".join(overview) + "\n"} | pages
+        pages[f"reference/python/{family}.md"] = _page(f"fedrank.{family}", what, f"fedrank.{family}", methods)
+    return {"reference/python/index.md": "\n".join(overview) + "\n"} | pages
 
 
-OPENING = """Everything that `import fedrank` offers, read from the code. Verbs and records are names of `fedrank`,
-such as `fedrank.simulate`. Methods stand under their family, as in `fedrank.aggregators.Krum`. How a spec names them is
-on the [pages about methods](../methods/index.md). Whatever is not here may change without notice.
+OPENING = """Every name of `import fedrank`, read from the code. Functions and records are names of `fedrank`, such as
+`fedrank.simulate`. Methods are below their family, as in `fedrank.aggregators.Krum`; the
+[pages about methods](../methods/index.md) show how a spec names them. Names that are not listed here may change without
+notice.
 
-To see how the names work together, read [the tutorial](../tutorial.md) or
-[how to work in a notebook](../how-to-work-in-a-notebook.md)."""
+The [tutorial](../../tutorials/first-experiment.md) and the
+[section on notebooks](../../how-to/compare-methods.md#notebooks-and-data-frames) show how the names work together."""
 
 
 def _names() -> tuple[list[str], list[str]]:
-    """Verbs and records; families. Both in the order of the alphabet."""
+    """Functions and records; families. Both in alphabetical order."""
     families = [name for name in fedrank.__all__ if isinstance(fedrank._listed()[name], dict)]
     return [name for name in fedrank.__all__ if name not in families], families
 
 
-def _room(name: str) -> str:
+def _package(name: str) -> str:
     one = getattr(fedrank, name)
     return (one.__name__ if inspect.ismodule(one) else one.__module__).split(".")[1]
 
@@ -98,7 +101,7 @@ def _page(title: str, what: str, home: str, names: dict[str, Any]) -> str:
 
 
 def _described(one: Any, called: str) -> Iterator[str]:
-    """How it is called, what it says of itself, and what it has."""
+    """Its signature, docstring and members."""
     if inspect.ismodule(one):
         yield prose(inspect.getdoc(one))
         for name, function in sorted(vars(one).items()):
@@ -115,13 +118,13 @@ def _described(one: Any, called: str) -> Iterator[str]:
 
 
 def _said(one: Any) -> str:
-    """A docstring that somebody wrote; dataclasses without one get their signature from Python."""
+    """The docstring; Python gives a dataclass without one its signature, which is left out."""
     said = inspect.getdoc(one) or ""
     return "" if inspect.isclass(one) and said.startswith(f"{one.__name__}(") else said
 
 
 def signature(one: Any, called: str) -> str:
-    """As one would type it, on one line where it fits."""
+    """The call as it is typed, on one line if it fits."""
     asked = inspect.signature(one)
     arguments, starred = [], False
     for parameter in asked.parameters.values():
@@ -159,13 +162,13 @@ def _kind(annotation: Any) -> str:
 
 
 def _default(value: Any) -> str:
-    """As it is typed, or dots where only its class would tell."""
+    """The value as it is typed, or dots if its repr is only its class."""
     text = repr(value)
     return "..." if text.startswith("<") else text
 
 
 def _fields(kind: type) -> Iterator[str]:
-    """Fields that a comment says more about than their name and kind, which the signature has."""
+    """Fields with a comment; the signature has the names and types of all."""
     if not dataclasses.is_dataclass(kind):
         return
     comments = comments_of(kind)
@@ -178,7 +181,7 @@ def _fields(kind: type) -> Iterator[str]:
 
 
 def _members(kind: type) -> Iterator[str]:
-    """Public methods and properties that say something of themselves."""
+    """Public methods and properties that have a docstring."""
     lines = ["| Member | What it does |", "|---|---|"]
     for name, member in sorted(_own(kind).items()):
         asked = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
@@ -194,7 +197,7 @@ def _members(kind: type) -> Iterator[str]:
 
 
 def _own(kind: type) -> dict[str, Any]:
-    """What its classes in this project define; not what Python gives to each."""
+    """Members that classes of this project define."""
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if base.__module__.startswith("fedrank"):
@@ -203,7 +206,7 @@ def _own(kind: type) -> dict[str, Any]:
 
 
 def _compact(function: Any, name: str) -> str:
-    """A call with its arguments' names: kinds are for the editor."""
+    """A call with the names of its arguments."""
     names = [
         str(each.name) for each in inspect.signature(function).parameters.values() if each.name not in ("self", "cls")
     ]

@@ -1,13 +1,14 @@
-"""Pages of the site that nobody writes by hand: one for each family of methods, one for each file that a page links to.
+"""Generated pages of the site: one for each family of methods, one for each file of the project that a page links to.
 
 MkDocs runs this as a hook (see mkdocs.yml); `make docs` builds the site. The other two hooks are `api_pages.py` and
-`search_index.py`; how pages look is in `theme/`.
+`search_index.py`; the layout is in `theme/`.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import posixpath
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,107 +24,109 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[1]
-OUTSIDE = re.compile(r"\]\(\.\./([^)#\s]+)(#[^)\s]+)?\)")  # a link to a file of the project that is no page
+METHODS = "reference/methods"  # folder of the generated pages
+GENERATED = (f"{METHODS}/", "reference/python/")
+LINK = re.compile(r"\]\((\.\./[^)#\s]+)(#[^)\s]+)?\)")
 
 
-class Told(NamedTuple):
-    """What is said about a family before its methods are listed."""
+class FamilyPage(NamedTuple):
+    """The text of a family's page before its methods are listed."""
 
     what: str
-    example: str  # how one of its methods is named: TOML, or a command
+    example: str  # TOML or a command that names one of its methods
     more: str  # the page that uses it
 
 
 FAMILY_PAGES = {
-    "learner": Told(
-        "What a client does with its searches in a round.",
+    "learner": FamilyPage(
+        "How a client learns from its interactions in a round.",
         'learner = { name = "pdgd", rate = 0.1 }',
-        "concepts.md#pdgd",
+        "explanation/concepts.md",
     ),
-    "ranker": Told(
-        "What turns the features of a document into a score.",
+    "ranker": FamilyPage(
+        "The model: it computes a score from the features of a document.",
         'learner = { name = "pdgd", ranker = { name = "mlp", hidden = 32 } }',
-        "concepts.md#queries-documents-grades",
+        "explanation/concepts.md",
     ),
-    "local": Told(
-        "What corrects the local steps of clients that differ.",
+    "local": FamilyPage(
+        "How local steps are corrected when clients differ.",
         'local = { name = "fedprox", strength = 0.1 }',
-        "how-to-learn-from-clients-that-differ.md",
+        "how-to/compare-methods.md#clients-that-differ",
     ),
-    "aggregator": Told(
+    "aggregator": FamilyPage(
         "How the server combines the updates of a round into one change.",
         'aggregator = "mean"',
-        "how-to-attack-and-defend.md",
+        "how-to/attacks-and-unlearning.md",
     ),
-    "server": Told(
+    "server": FamilyPage(
         "How the server moves its model by the combined change.",
         'server = { name = "adam" }',
-        "concepts.md#fpdgd-many-learn-together",
+        "explanation/concepts.md",
     ),
-    "arrival": Told(
-        "What the server does with updates that arrive one by one; only of kind `async`.",
+    "arrival": FamilyPage(
+        "How the server uses updates that arrive one by one; only for kind `async`.",
         'kind    = "async"\nrounds  = 1_000\nlearner = "pdgd"\narrival = { name = "fedbuff", size = 10 }\n\n'
         '[data]\nlog = "aol"\n\n[clients]\ncount     = 100\npartition = { name = "users" }',
-        "how-to-federate-a-search-log.md",
+        "how-to/click-logs.md#asynchronous-updates",
     ),
-    "attack": Told(
-        "What malicious clients do.",
+    "attack": FamilyPage(
+        "What malicious clients send.",
         'attack = "sign-flip"\n\n[clients]\ncount     = 10\nmalicious = 2',
-        "how-to-attack-and-defend.md",
+        "how-to/attacks-and-unlearning.md",
     ),
-    "mechanism": Told(
-        "What protects updates.",
+    "mechanism": FamilyPage(
+        "How updates are protected.",
         'mechanism = { name = "gaussian", clip = 0.3, noise = 20.0, placement = "server" }',
-        "how-to-protect-updates.md",
+        "how-to/privacy.md",
     ),
-    "placement": Told(
-        "Where a mechanism adds its noise, and so who has to be trusted.",
+    "placement": FamilyPage(
+        "Where a mechanism adds its noise, and therefore which party must be trusted.",
         '[mechanism]\nname      = "gaussian"\nclip      = 0.3\nnoise     = 20.0\n'
         'placement = { name = "secure-aggregation", honest = 0.7 }',
-        "how-to-protect-updates.md#choose-who-has-to-be-trusted",
+        "how-to/privacy.md",
     ),
-    "partition": Told(
-        "Which queries, documents and grades a client has.",
+    "partition": FamilyPage(
+        "Which queries, documents and relevance labels a client has.",
         '[clients]\ncount     = 10\npartition = { name = "own" }',
-        "how-to-make-clients-differ.md",
+        "how-to/compare-methods.md#clients-that-differ",
     ),
-    "unlearner": Told(
-        "How a finished run forgets a client.",
-        "$ fedrank unlearn runs/my --client 9 --method fed-eraser --set steps=2",
-        "how-to-unlearn-a-client.md",
+    "unlearner": FamilyPage(
+        "How the model of a finished run forgets a client.",
+        "$ fedrank forget client runs/my --client 9 --method fed-eraser --set steps=2",
+        "how-to/attacks-and-unlearning.md",
     ),
-    "silo-method": Told(
-        "How organisations that keep their documents train a ranker; only of kind `silo`.",
+    "silo-method": FamilyPage(
+        "How organisations train a ranker across separate document collections; only for kind `silo`.",
         'kind   = "silo"\nrounds = 20\ndata   = { name = "synthetic-silos" }\n'
         'method = { name = "cross-silo", noise = 1.0 }',
-        "how-to-train-across-organisations.md",
+        "how-to/document-collections.md",
     ),
-    "booster": Told(
-        "How a forest is grown; only of kind `trees`.",
+    "booster": FamilyPage(
+        "How a forest is grown; only for kind `trees`.",
         'kind    = "trees"\ndata    = { name = "synthetic-istella-x" }\nbooster = { name = "selgb", keep = 0.05 }',
-        "how-to-train-trees.md",
+        "how-to/trees.md",
     ),
-    "split": Told(
-        "Which organisation holds which queries; only of kind `trees`, together with `merge`.",
+    "split": FamilyPage(
+        "Which organisation holds which queries; only for kind `trees`, together with `merge`.",
         'kind    = "trees"\ndata    = { name = "synthetic-categories" }\nbooster = "lambdamart"\n'
         'split   = { name = "topics", clients = 3 }\nmerge   = "linear"',
-        "how-to-merge-tree-models.md",
+        "how-to/trees.md",
     ),
-    "merger": Told(
-        "How organisations come from their models to one for each; only of kind `trees`, together with `split`.",
+    "merger": FamilyPage(
+        "How organisations combine their models; only for kind `trees`, together with `split`.",
         'kind    = "trees"\ndata    = { name = "synthetic-categories" }\nbooster = "lambdamart"\n'
         'split   = { name = "topics", clients = 3 }\nmerge   = "linear"',
-        "how-to-merge-tree-models.md",
+        "how-to/trees.md",
     ),
-    "click-model": Told(
-        "How simulated people click.",
+    "click-model": FamilyPage(
+        "How simulated users click.",
         '[clients]\ncount = 10\nclick_model  = "navigational"',
-        "concepts.md#users-who-click",
+        "explanation/concepts.md",
     ),
-    "measure": Told(
-        "How a ranking is judged.",
+    "measure": FamilyPage(
+        "How a ranking is evaluated.",
         'measures = ["ndcg@10", "map"]',
-        "spec.md#measures",
+        "reference/metrics.md",
     ),
 }
 
@@ -136,8 +139,8 @@ def method_pages() -> dict[str, str]:
     overview = [
         "# Methods",
         "",
-        "Everything that a spec or a command can name, as `fedrank methods` lists it. "
-        "[How to add one of your own](../how-to-add-a-method.md).",
+        "Every method that a spec or a command can name, as `fedrank methods` lists it. "
+        "[Write your own method](../../how-to/own-method.md).",
         "",
         "| Family | What it is | Methods |",
         "|---|---|---|",
@@ -146,14 +149,14 @@ def method_pages() -> dict[str, str]:
     for family, rows in listed.items():
         links = ", ".join(f"[{row.name}]({family}.md#{row.name.replace('.', '')})" for row in rows)
         overview.append(f"| [{family}]({family}.md) | {FAMILY_PAGES[family].what} | {links} |")
-        pages[f"methods/{family}.md"] = _family_page(family, rows)
-    return {"methods/index.md": "\n".join(overview) + "\n"} | pages
+        pages[f"{METHODS}/{family}.md"] = _family_page(family, rows)
+    return {f"{METHODS}/index.md": "\n".join(overview) + "\n"} | pages
 
 
 def _family_page(family: str, rows: list[ListedMethod]) -> str:
-    told = FAMILY_PAGES[family]
-    fence = "console" if told.example.startswith("$") else "toml"
-    parts = [f"# {family}", told.what, f"```{fence}\n{told.example}\n```", f"[More about it](../{told.more})."]
+    page = FAMILY_PAGES[family]
+    fence = "console" if page.example.startswith("$") else "toml"
+    parts = [f"# {family}", page.what, f"```{fence}\n{page.example}\n```", f"[How to use it](../../{page.more})."]
     classes = {name: kind for each in FAMILIES.values() if each.name == family for name, kind in each.methods.items()}
     for row in rows:
         parts += [f"## {row.name}", prose(inspect.getdoc(classes[row.name]) if classes else row.meaning)]
@@ -166,9 +169,21 @@ def _family_page(family: str, rows: list[ListedMethod]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def written_pages() -> list[Path]:
+    """The pages of docs/ that are files."""
+    return sorted((ROOT / "docs").rglob("*.md"))
+
+
+def _outside(page: Path, link: str) -> str | None:
+    """The path of a linked file within the project, if it is outside docs/."""
+    path = posixpath.normpath(posixpath.join(page.relative_to(ROOT).parent.as_posix(), link))
+    return None if path.startswith(("docs/", "..")) or path == "docs" else path
+
+
 def linked_files(pages: list[Path]) -> dict[str, str]:
     """Markdown by path, for every file or folder outside docs/ that these pages link to."""
-    asked = sorted({found for page in pages for found, _ in OUTSIDE.findall(page.read_text(encoding="utf-8"))})
+    links = ((page, link) for page in pages for link, _ in LINK.findall(page.read_text(encoding="utf-8")))
+    asked = sorted({path for page, link in links if (path := _outside(page, link)) is not None})
     found: dict[str, str] = {}
     while asked:
         name = asked.pop().rstrip("/")
@@ -180,14 +195,16 @@ def linked_files(pages: list[Path]) -> dict[str, str]:
         elif path.suffix == ".ipynb":
             found[_page_of(name)] = _notebook(path)
         elif path.suffix == ".md":
-            found[_page_of(name)] = path.read_text(encoding="utf-8")
+            up = "../" * (name.count("/") + 1)
+            found[_page_of(name)] = path.read_text(encoding="utf-8").replace("](docs/", f"]({up}")
         else:
-            found[_page_of(name)] = f"# {name}\n\n```python\n{path.read_text(encoding='utf-8')}```\n"
+            kind = "toml" if path.suffix == ".toml" else "python"
+            found[_page_of(name)] = f"# {name}\n\n```{kind}\n{path.read_text(encoding='utf-8')}```\n"
     return found
 
 
 def _notebook(path: Path) -> str:
-    """A notebook as a page: its words, its code, and what it showed."""
+    """A notebook as a page: its text, its code and its stored output."""
     parts = []
     for part in json.loads(path.read_text(encoding="utf-8"))["cells"]:
         source = "".join(part["source"])
@@ -213,13 +230,20 @@ def on_files(files: Files, config: MkDocsConfig, **_: Any) -> Files:
     """Add the generated pages to those of docs/."""
     from mkdocs.structure.files import File
 
-    for path, text in (method_pages() | linked_files(sorted((ROOT / "docs").glob("*.md")))).items():
+    for path, text in (method_pages() | linked_files(written_pages())).items():
         files.append(File.generated(config, path, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Lead links to files of the project to their pages."""
-    if page.file.src_uri.startswith(("api/", "files/", "methods/")):
+    """Replace links to files of the project by links to their pages."""
+    if page.file.src_uri.startswith((*GENERATED, "files/")):
         return markdown
-    return OUTSIDE.sub(lambda match: f"]({_page_of(match[1])}{match[2] or ''})", markdown)
+    source = ROOT / "docs" / page.file.src_uri
+    up = "../" * page.file.src_uri.count("/")
+
+    def replaced(match: re.Match[str]) -> str:
+        path = _outside(source, match[1])
+        return match[0] if path is None else f"]({up}{_page_of(path)}{match[2] or ''})"
+
+    return LINK.sub(replaced, markdown)

@@ -90,7 +90,7 @@ def site(axes: Axes) -> None:
         box(axes, (65 + 1.2 * back, 10 + 1.2 * back), (37, 74), "", MACHINE)
     box(axes, (65, 10), (37, 74), "", MACHINE)
     axes.text(66.5, 82, "Site clinic-a", va="top", weight="bold", size=12, color=INK)
-    axes.text(100.5, 81.6, "others alike", va="top", ha="right", size=8.5, color=QUIET)
+    axes.text(100.5, 81.6, "others likewise", va="top", ha="right", size=8.5, color=QUIET)
     box(
         axes,
         (67, 66),
@@ -121,8 +121,8 @@ def site(axes: Axes) -> None:
         axes,
         (67, 14),
         (33, 15),
-        "kit/: the site's, for TLS\nidentity.key: signs in a secure sum\n"
-        "seed: what all its chance is drawn from\npartners.json: keys of others, pinned",
+        "kit/: the site's, for TLS\nidentity.key: signs secure aggregation\n"
+        "seed: of all its random choices\npartners.json: keys of others, pinned",
         SECRET,
         "Keys, which stay here",
     )
@@ -130,15 +130,15 @@ def site(axes: Axes) -> None:
 
 def between(axes: Axes) -> None:
     """The middle: what travels, and what people say."""
-    note(axes, (51.5, 72), "mutual TLS, one port at the coordinator:\nsites connect, nobody connects to them", INK)
+    note(axes, (51.5, 72), "mutual TLS, one port at the coordinator:\nsites connect, no connections to sites", INK)
     arrow(axes, (36.4, 58), (66.6, 58))
-    note(axes, (51.5, 61.8), "plan, then each round:\nweights, phase of a secure sum")
+    note(axes, (51.5, 61.8), "plan, then each round:\nweights, phase of secure aggregation")
     arrow(axes, (66.6, 52), (36.4, 52))
     note(axes, (51.5, 47.2), "clipped update with noise,\nor masked numbers and signatures;\na refusal says why")
     arrow(axes, (36.4, 26), (66.6, 26), TELEPHONE, both=True)
     note(axes, (51.5, 31), "by telephone, once:\nfingerprints of CA and site", TELEPHONE)
     arrow(axes, (83.5, 9.6), (83.5, 3.4), TELEPHONE, both=True)
-    note(axes, (82, 5.5), "site with site, before a secure sum:\nfingerprints of identity keys", TELEPHONE, "right")
+    note(axes, (82, 5.5), "site with site, for secure aggregation:\nfingerprints of identity keys", TELEPHONE, "right")
 
 
 def draw() -> Figure:

@@ -1,8 +1,8 @@
-"""Pictures of everything that people see, by a real browser: `python docs/pictures.py FOLDER`.
+"""Screenshots of every page that users see, by a real browser: `python docs/pictures.py FOLDER`.
 
-FOLDER gets the report, the page on runs, the site, a notebook and the search page, each as wide as a desktop and as a
-telephone; whoever changes one of them looks at these. `--docs` also replaces the few that README.md shows.
-It needs the packages of `.[dev]` and Chromium as the system has it. What was computed in FOLDER is not computed again.
+FOLDER gets the report, the page on runs, the site, a notebook and the search page, each in the width of a desktop and
+of a telephone, to look at after a change. `--docs` also replaces the few that README.md shows.
+It needs the packages of `.[dev]` and Chromium. Results that are in FOLDER are not computed again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WIDTHS = {"wide": 1200, "narrow": 400}
 TALLEST = 8000  # pixels; of the rest of a page there is nothing new to see
 COLOURS = 256  # enough for charts and text, and a third of the bytes
 SHOWN = {  # in README.md: a part of a picture, by its left, upper, right and lower edge
-    "report": ("report-curves.png", (0, 0, 1100, 515)),
+    "report": ("report-top.png", (0, 30, 1060, 630)),
     "search": ("search-results-wide.png", (220, 0, 980, 680)),
 }
 BROKEN = """# broken.py
@@ -75,7 +75,7 @@ def main() -> None:
                 tab.goto(file.as_uri())
                 picture(tab, folder / f"{name}-{kind}.png")
             tab.close()
-        curves(chromium, folder)
+        top_of_report(chromium, folder)
         live_pages(chromium, folder)
         search_pages(chromium, folder)
     if asked.docs:
@@ -96,25 +96,22 @@ def still_pages(folder: Path) -> dict[str, Path]:
         "report": folder / "report.html",
         "compared": folder / "compared.html",
         "site": site / "index.html",
-        "site-tutorial": site / "tutorial.html",
+        "site-tutorial": site / "tutorials" / "first-experiment.html",
         "site-methods": site / "methods" / "index.html",
         "notebook": site / "files" / "examples" / "first_federation.ipynb.html",
     }
 
 
-def curves(chromium: Any, folder: Path) -> None:
-    """Learning curves of the report, with the pointer on one of them."""
+def top_of_report(chromium: Any, folder: Path) -> None:
+    """The conclusion and the main chart of the report."""
     tab = chromium.new_page(viewport={"width": 1100, "height": 900}, color_scheme="light")
     tab.goto((folder / "report.html").as_uri())
-    tab.get_by_role("heading", name="Learning curves").evaluate("heading => heading.scrollIntoView()")
-    box = tab.locator(".lively > svg").first.bounding_box()
-    tab.mouse.move(box["x"] + 0.35 * box["width"], box["y"] + 0.5 * box["height"])
-    tab.screenshot(path=folder / "report-curves.png")
+    tab.screenshot(path=folder / "report-top.png")
     tab.close()
 
 
 def live_pages(chromium: Any, folder: Path) -> None:
-    """The page on runs, while one experiment goes on and another has failed."""
+    """The page on runs, while one experiment is running and another has failed."""
     fails = [
         "--set",
         "variants.federated={aggregator='broken:Broken'}",
@@ -207,7 +204,7 @@ def picture(tab: Any, file: Path) -> None:
     tab.wait_for_load_state("networkidle")
     wide = tab.evaluate("document.documentElement.scrollWidth")
     if wide > tab.viewport_size["width"]:
-        print(f"{file.name}: {wide} pixels wide, so that it has to be moved sideways")
+        print(f"{file.name}: {wide} pixels wide, which needs horizontal scrolling")
     with Image.open(io.BytesIO(tab.screenshot(full_page=True))) as whole:
         whole.convert("RGB").crop((0, 0, whole.width, min(TALLEST, whole.height))).save(file)
     print(file)

@@ -1,4 +1,4 @@
-"""Words of the code as Markdown, for all hooks that make pages of them."""
+"""Docstrings and comments as Markdown, for the hooks that generate pages."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 
 
 def prose(text: str | None) -> str:
-    """A docstring as Markdown: examples become blocks of code, and all other text stays as it is."""
+    """A docstring as Markdown: examples become code blocks."""
     paragraphs = (text or "").split("\n\n")
     return "\n\n".join(f"```pycon\n{each}\n```" if each.startswith(">>> ") else _plain(each) for each in paragraphs)
 
 
 def _plain(text: str) -> str:
-    """Docstrings are plain text but for their code: what Markdown would take for emphasis or a tag is none."""
+    """Docstrings are plain text except for code: escape what Markdown would read as emphasis or a tag."""
     parts = text.split("`")
     parts[::2] = [re.sub(r"([*_])", r"\\\1", part).replace("<", "&lt;") for part in parts[::2]]
     return "`".join(parts)

@@ -1,7 +1,7 @@
-"""What the search of the site knows: every section of every page, as a script, because a page that was opened from a
-file may load scripts but fetch nothing.
+"""The search index of the site: every section of every page, as a script, because a page that was opened from a file
+may load scripts but cannot fetch files.
 
-MkDocs runs this as a hook (see mkdocs.yml). `theme/site.js` reads what is written here.
+MkDocs runs this as a hook (see mkdocs.yml). `theme/site.js` reads the index.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
     from mkdocs.structure.pages import Page
 
-LONGEST = 6000  # characters of one section: listings of files would be most of the index otherwise
+LONGEST = 6000  # characters per section: listings of files would be most of the index otherwise
 HEADINGS = {"h1", "h2", "h3", "h4"}
 BREAKS = {"p", "li", "td", "th", "tr", "pre", "div", "br", *HEADINGS}  # words on both sides are two words
 SKIPPED = {"script", "style"}
@@ -25,7 +25,7 @@ _pages: list[dict[str, Any]] = []
 
 
 class Sections(HTMLParser):
-    """The text of a page, by the headings that can be jumped to."""
+    """The text of a page by heading."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Sections(HTMLParser):
             self._text += data
 
     def end(self) -> None:
-        """A section is over."""
+        """End a section."""
         text = re.sub(r"\s+", " ", self._text).strip()
         if self._heading or text:
             self.found.append((self._anchor, self._heading.strip(), text[:LONGEST]))
@@ -72,12 +72,12 @@ def sections(html: str) -> list[tuple[str, str, str]]:
 
 
 def on_pre_build(**_: Any) -> None:
-    """A build begins with nothing, also when `mkdocs serve` builds again."""
+    """Begin with an empty index, also when `mkdocs serve` builds again."""
     _pages.clear()
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:
-    """Note what the page says."""
+    """Add the sections of the page."""
     _pages.append({"title": str(page.title), "url": page.url, "sections": sections(html)})
     return html
 

@@ -20,7 +20,7 @@ from tests.browser import CHROMIUM
 
 # Name of a need -> how to get what is missing. A reason for skipping starts with one of these names.
 REMEDIES = {
-    "data": "set FEDRANK_DATA to a folder with the data sets of docs/how-to-get-data-sets.md",
+    "data": "set FEDRANK_DATA to a folder with the data sets of docs/how-to/own-data.md",
     "browser": "install Chromium as `chromium`, for example with apt-get install chromium",
     "compiler": "install a C++ compiler as `g++` or `clang++`, for example with apt-get install g++",
     "package": "install the development dependencies: pip install --editable '.[dev]'",

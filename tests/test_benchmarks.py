@@ -22,7 +22,7 @@ from tests import needs
 ROOT = Path(__file__).parents[1]
 NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem != "__init__")
 DOCUMENTED = [
-    *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "docs").rglob("*.md"),
     *(ROOT / "benchmarks").glob("*.py"),
     *(ROOT / "reproduction").rglob("*.toml"),
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "Makefile")),

@@ -25,8 +25,6 @@ from typer.testing import CliRunner
 
 from fedrank.cli import app
 from fedrank.deploy.settings import read_federation, read_site
-from fedrank.engine.adoption import read_current
-from fedrank.engine.trial import EngineTrial
 from fedrank.experiments.spec.experiment import Experiment
 from fedrank.experiments.spec.grid import About
 from fedrank.experiments.spec.kinds import KINDS
@@ -39,18 +37,22 @@ from tests.documents import hook
 from tests.notebooks import forget_modules
 
 ROOT = Path(__file__).parents[1]
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*DOCS, *(path for name in ("README.md", "CONTRIBUTING.md") if (path := ROOT / name).exists())]
 # tests/test_testing.py runs my_methods.
 EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.stem != "my_methods"]
-TUTORIAL = ROOT / "docs" / "tutorial.md"
-PRODUCTION = ROOT / "docs" / "tutorial-production.md"
-LOGGED_CLICKS = ROOT / "docs" / "how-to-learn-from-logged-clicks.md"
-FOLLOWED = (TUTORIAL, PRODUCTION, LOGGED_CLICKS)  # their code stands on what comes before it
+TUTORIAL = ROOT / "docs" / "tutorials" / "first-experiment.md"
+ORGANISATIONS = ROOT / "docs" / "tutorials" / "organisations.md"
+CLICK_LOGS = ROOT / "docs" / "how-to" / "click-logs.md"
+FOLLOWED = (TUTORIAL, ORGANISATIONS, CLICK_LOGS)  # their code needs what precedes it
 SHORT = ["rounds=10", "seeds=[1]", "data.folds=[1]"]  # the same experiment, in seconds
 WHOLE = {"rounds", "data", "clients", "learner"}  # a spec without these is a fragment
 OTHER_FILES: dict[str, Callable[[Path], object]] = {"sites": read_federation, "policy": read_site}  # by a key
 SMALLEST = {"rounds": 1, "data": {"name": "mq2008"}, "clients": {"count": 4}, "learner": {"name": "pdgd"}}
+
+
+def _place(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
 
 
 class Block(NamedTuple):
@@ -62,7 +64,7 @@ class Block(NamedTuple):
     text: str
 
     def __str__(self) -> str:
-        return f"{self.page.name}:{self.line}"
+        return f"{_place(self.page)}:{self.line}"
 
 
 @cache
@@ -124,7 +126,7 @@ def test_there_are_documents_and_examples() -> None:
     assert _commands()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=_place)
 def test_links_lead_somewhere(page: Path) -> None:
     for text, target in re.findall(r"\[([^\]]+)\]\(([^)\s]+)\)", _prose(page)):
         if re.match(r"[a-z]+:", target):
@@ -144,9 +146,16 @@ def _anchors(page: Path) -> set[str]:
 
 
 def test_index_names_every_page() -> None:
-    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    index = ROOT / "docs" / "index.md"
+    text = index.read_text(encoding="utf-8")
     for page in DOCS:
-        assert page.name == "index.md" or f"({page.name})" in index, f"{page.name} is not in the index"
+        assert page == index or f"({page.relative_to(index.parent).as_posix()})" in text, f"{page} is not in the index"
+
+
+def test_pages_are_in_folders_by_kind() -> None:
+    assert len(DOCS) <= 30
+    kinds = {page.parent.name for page in DOCS if page.name != "index.md"}
+    assert kinds == {"tutorials", "how-to", "reference", "explanation"}
 
 
 @pytest.mark.parametrize("block", blocks("toml"), ids=str)
@@ -157,7 +166,8 @@ def test_specs_are_valid(block: Block, folder: Path) -> None:
 def _check_spec(block: Block, folder: Path) -> None:
     tables = tomllib.loads(block.text)
     if reader := next((read for key, read in OTHER_FILES.items() if key in tables), None):
-        (folder / "other.toml").write_text(re.sub(r'"\.\./data/.*"', '"other.toml"', block.text), encoding="utf-8")
+        text = re.sub(r'^(log *= *)"\.\./.*"', r'\1"."', block.text, flags=re.MULTILINE)
+        (folder / "other.toml").write_text(re.sub(r'"\.\./data/.*"', '"other.toml"', text), encoding="utf-8")
         assert reader(folder / "other.toml")
         return
     named = [tables.get("data", {}).get(key) for key in ("train", "test", "validation")]
@@ -186,7 +196,7 @@ def test_tutorial_shows_the_built_in_experiment() -> None:
 
 
 def test_every_key_of_a_spec_is_documented() -> None:
-    page = (ROOT / "docs" / "spec.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "spec.md").read_text(encoding="utf-8")
     sections = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n)*)", page, re.MULTILINE))
     federated, about = KINDS["federated"].spec, typing.get_type_hints(About)
     hints = typing.get_type_hints(federated)
@@ -206,10 +216,10 @@ def test_every_key_of_a_spec_is_documented() -> None:
         fields = {field.name: field for kind in classes for field in dataclasses.fields(kind)}
         if section.startswith("Kind"):
             fields = {name: field for name, field in fields.items() if name not in common}
-        assert rows.keys() == fields.keys(), f"docs/spec.md, {section}"
+        assert rows.keys() == fields.keys(), f"docs/reference/spec.md, {section}"
         for name, field in fields.items():
             required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-            assert (rows[name] == "required") == required, f"docs/spec.md, {section}: {name}"
+            assert (rows[name] == "required") == required, f"docs/reference/spec.md, {section}: {name}"
             default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
             if isinstance(default, (int, float, str)):
                 assert tomllib.loads(f"value = {rows[name].strip('`')}") == {"value": default}, f"{section}: {name}"
@@ -224,45 +234,16 @@ def test_code_runs(block: Block, folder: Path) -> None:
 @pytest.mark.long
 def test_tutorial_can_be_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _follow(TUTORIAL, folder, monkeypatch)
-    assert {"interactions.toml", "own.toml", "report.html", "own.run", "ranker.json", "curve.png"} <= {
+    assert {"interactions.toml", "own.toml", "report.html", "own.run", "ranker.json"} <= {
         path.name for path in folder.iterdir()
     }
 
 
 @pytest.mark.long
-def test_the_way_into_production_can_be_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a log to a model in use, and back: the better model is adopted, the worse one is not."""
-    _follow(PRODUCTION, folder, monkeypatch)
-    assert {"log.png", "estimate.png", "evidence.png", "harm.png"} <= {path.name for path in folder.iterdir()}
-    in_use = read_current("trials/current.json").now
-    assert in_use is not None
-    assert in_use.path == "runs/sites/corrected/fold-1-seed-1/model.json"
-    assert [deed.what for deed in EngineTrial("trials/spring").history()] == ["planned", "decided", "adopted"]
-    assert [deed.what for deed in EngineTrial("trials/summer").history()] == [
-        *("planned", "decided", "adopted", "rolled back"),
-    ]
-
-
-@pytest.mark.long
-def test_a_production_log_can_be_brought(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _follow(ROOT / "docs" / "how-to-bring-a-production-log.md", folder, monkeypatch)
+def test_a_click_log_can_be_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _follow(CLICK_LOGS, folder, monkeypatch)
     assert (folder / "shop" / "log.png").is_file()
-    assert next((folder / "runs").rglob("model.json"))
-
-
-@pytest.mark.long
-def test_logged_clicks_can_be_learned_from(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _follow(LOGGED_CLICKS, folder, monkeypatch)
     assert {"propensities.json", "estimate.png"} <= {path.name for path in folder.iterdir()}
-
-
-@pytest.mark.long
-def test_two_organisations_can_follow_their_page(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From documents to a model; neither has a file of the other that was not sent."""
-    _follow(ROOT / "docs" / "how-to-share-sketches.md", folder, monkeypatch)
-    for hospital, taken in (("hospital-a", (1, 3)), ("hospital-b", (2, 4))):  # each turn with its card
-        turns = {f"turn-{turn}.json{card}" for turn in taken for card in ("", ".privacy.json")}
-        assert {path.name for path in (folder / hospital / "turns").iterdir()} == turns
 
 
 def _follow(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,7 +295,7 @@ def _commands() -> list[tuple[str, str, bool]]:
             if match := re.match(r"\$ (?:\w+=\S* )*(fedrank .*)", line):
                 found.append((str(block), match[1], True))
     for page in DOCS:
-        found += [(page.name, text, False) for text in re.findall(r"`(fedrank [^`]+)`", _prose(page))]
+        found += [(_place(page), text, False) for text in re.findall(r"`(fedrank [^`]+)`", _prose(page))]
     return found
 
 
@@ -387,7 +368,7 @@ def _generated() -> dict[str, str]:
 def test_every_method_has_its_place_on_a_generated_page() -> None:
     pages = _generated()
     for row in _methods():
-        page = pages[f"methods/{row.family}.md"]
+        page = pages[f"reference/methods/{row.family}.md"]
         assert f"\n## {row.name}\n" in page
         section = page.partition(f"\n## {row.name}\n")[2].partition("\n## ")[0]
         for setting in row.settings:
@@ -413,7 +394,8 @@ def test_pages_for_files_hold_what_is_linked() -> None:
     pages = hook("build")["linked_files"](DOCS)
     for example in EXAMPLES:
         assert example.read_text(encoding="utf-8") in pages[f"files/examples/{example.name}.md"]
-    assert pages["files/CONTRIBUTING.md"] == (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert pages["files/CONTRIBUTING.md"] == contributing.replace("](docs/", "](../")
 
 
 @pytest.mark.build
@@ -422,16 +404,17 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
     done = subprocess.run([*build, "--site-dir", str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert {page.with_suffix(".html").name for page in DOCS} <= {path.name for path in tmp_path.iterdir()}
+    pages = [page.relative_to(ROOT / "docs").with_suffix(".html") for page in DOCS]
+    assert all((tmp_path / page).is_file() for page in pages)
     front = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert not re.findall(r"""(?:src|<link[^>]+href)=["']https?:""", front), "it opens without a network"
-    for page in DOCS:
-        assert f'href="{page.stem}.html"' in front, f"{page.name} is not in the navigation"
-    assert "FedBuff" in (tmp_path / "methods" / "arrival.html").read_text(encoding="utf-8")
+    for page in pages:
+        assert f'href="{page.as_posix()}"' in front, f"{page} is not in the navigation"
+    assert "FedBuff" in (tmp_path / "reference" / "methods" / "arrival.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", [page for page in DOCS if page.name.startswith("how-to-")], ids=lambda path: path.stem)
-def test_how_to_pages_are_titled_as_tasks(page: Path) -> None:
-    title = page.read_text(encoding="utf-8").splitlines()[0]
-    assert title.startswith("# How to ")
-    assert f"[{title.removeprefix('# ').partition(', and what')[0]}](" in (ROOT / "docs" / "index.md").read_text()
+@pytest.mark.parametrize("page", DOCS, ids=_place)
+def test_a_page_begins_with_its_title(page: Path) -> None:
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    assert sum(line.startswith("# ") for line in _prose(page).splitlines()) == 1

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TERMS, _, EARLIER = (
-    (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8").partition("## Names of earlier versions")
+    (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8").partition("## Names of earlier versions")
 )
 NAMES = re.findall(r"\| `(fedrank[\w.]+)` \|$", TERMS, re.MULTILINE)
 REPLACED = [re.findall(r"`(\w+)`", cells) for cells in re.findall(r"^\| (.+?) \| .+ \|$", EARLIER, re.MULTILINE)]

@@ -54,7 +54,7 @@ def test_a_notebook_is_one_that_jupyter_opens(file):
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
 def test_the_site_shows_a_notebook_as_it_was_run(file, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "docs"))  # as MkDocs does for a hook
-    pages = runpy.run_path(str(ROOT / "docs" / "build.py"))["linked_files"](sorted((ROOT / "docs").glob("*.md")))
+    pages = runpy.run_path(str(ROOT / "docs" / "build.py"))["linked_files"](sorted((ROOT / "docs").rglob("*.md")))
     page = pages[f"files/examples/{file.name}.md"]
     for cell in read(file)["cells"]:
         assert "".join(cell["source"]) in page

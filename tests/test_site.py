@@ -66,34 +66,34 @@ def _find(page: Any, words: str) -> list[str]:
 
 
 def test_search_finds_a_section_and_leads_there(site: Path, reader: Any) -> None:
-    reader.goto((site / "tutorial.html").as_uri())
-    found = _find(reader, "secure sum")
+    reader.goto((site / "tutorials" / "first-experiment.html").as_uri())
+    found = _find(reader, "position bias")
     assert 5 < len(found) <= 20
-    assert "A secure sum" in found[0]
+    assert "Correct position bias" in found[0]
     assert "of " in reader.locator("#count").inner_text()
     reader.keyboard.press("ArrowDown")
     assert reader.locator("#found [aria-selected]").count() == 1
     assert reader.locator("#words").get_attribute("aria-activedescendant") == "found-1"
     reader.keyboard.press("ArrowUp")
     reader.keyboard.press("Enter")
-    reader.wait_for_url("**/how-to-protect-updates.html#a-secure-sum")
+    reader.wait_for_url("**/how-to/click-logs.html#correct-position-bias")
     assert not reader.locator("#search").is_visible()
 
 
 def test_search_from_a_page_in_a_folder(site: Path, reader: Any) -> None:
-    reader.goto((site / "methods" / "aggregator.html").as_uri())
+    reader.goto((site / "reference" / "methods" / "aggregator.html").as_uri())
     found = _find(reader, "KRUM")
     assert set(found[:2]) == {"aggregator › krum", "fedrank.aggregators › Krum"}, (
         "headings that are the word come first"
     )
     reader.locator("#found a", has_text="fedrank.aggregators › Krum").first.click()
-    reader.wait_for_url("**/api/aggregators.html#krum")
+    reader.wait_for_url("**/reference/python/aggregators.html#krum")
 
 
 def test_search_says_when_there_is_nothing_and_takes_any_text(site: Path, reader: Any) -> None:
     reader.goto((site / "index.html").as_uri())
     assert _find(reader, "xyzzyplugh") == []
-    assert "Nothing has" in reader.locator("#count").inner_text()
+    assert "No section contains" in reader.locator("#count").inner_text()
     _find(reader, "<img src=x onerror=alert(1)> clients (.*[")
     assert reader.locator("#search img").count() == 0
     reader.keyboard.press("Escape")
@@ -101,7 +101,7 @@ def test_search_says_when_there_is_nothing_and_takes_any_text(site: Path, reader
 
 
 def test_code_has_colours_that_can_be_read_in_light_and_dark(site: Path, reader: Any) -> None:
-    reader.goto((site / "tutorial.html").as_uri())
+    reader.goto((site / "tutorials" / "first-experiment.html").as_uri())
     for _ in ("light", "dark"):
         assert len(_colours(reader)) >= 5
         assert _least_contrast(reader) >= 4.5
@@ -147,15 +147,19 @@ def test_no_page_is_wider_than_the_window(site: Path, reader: Any, width: int) -
 
 def test_the_menu_is_grouped_and_opens_on_a_small_window(site: Path, reader: Any) -> None:
     reader.set_viewport_size({"width": 400, "height": 900})
-    reader.goto((site / "how-to-train-trees.html").as_uri())
+    reader.goto((site / "how-to" / "trees.html").as_uri())
     assert not reader.locator("#pages").is_visible()
     reader.locator("#menu").click()
     assert reader.locator("#pages").is_visible()
-    assert reader.locator("#pages details[open] > summary").all_inner_texts() == ["Trees and silos"]
-    assert reader.locator("#pages [aria-current]").inner_text() == "Train trees"
+    assert reader.locator("#pages h2").all_inner_texts() == [
+        *("TUTORIALS", "HOW-TO GUIDES", "REFERENCE", "EXPLANATION"),
+    ]
+    assert reader.locator("#pages [aria-current]").inner_text() == "Trees"
 
 
-@pytest.mark.parametrize("name", ["index.html", "what-is-simulated.html", "api/federation.html"])
+@pytest.mark.parametrize(
+    "name", ["index.html", "explanation/simulated-and-deployed.html", "reference/python/federation.html"]
+)
 def test_axe_finds_nothing(site: Path, browser: Any, name: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
@@ -189,13 +193,16 @@ def test_every_public_name_is_described_with_its_signature() -> None:
     text = "\n".join(pages.values())
     for name in fedrank.__all__:
         if isinstance(fedrank._listed()[name], dict):
-            assert "\n```pycon\n>>> import " in pages[f"api/{name}.md"]
+            assert "\n```pycon\n>>> import " in pages[f"reference/python/{name}.md"]
             for method in vars(fedrank._family(name)):
-                assert f"\n## {method}\n\n```python\nfedrank.{name}.{method}(" in pages[f"api/{name}.md"]
+                assert f"\n## {method}\n\n```python\nfedrank.{name}.{method}(" in pages[f"reference/python/{name}.md"]
         else:
             assert text.count(f"\n## {name}\n") == 1, (
                 f"fedrank.{name} belongs to no group of docs/api_pages.py, or to two"
             )
-    assert "fedrank.plot.curves(runs: Runs | Run, column: str | None = None) -> Picture" in pages["api/experiments.md"]
+    assert (
+        "fedrank.plot.curves(runs: Runs | Run, column: str | None = None) -> Picture"
+        in pages["reference/python/experiments.md"]
+    )
     assert "<factory>" not in text
     assert " object at 0x" not in text

@@ -7,20 +7,20 @@
   const by = id => document.getElementById(id);
   const dialog = by("search"), input = by("words"), list = by("found"), count = by("count");
 
-  // ---- colours: those of the system, until somebody chooses
+  // ---- colours: those of the system, until the reader chooses
 
   const theme = by("theme");
   const dark = () => root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   const label = () => { theme.textContent = dark() ? "Light" : "Dark"; };
   theme.addEventListener("click", () => {
     root.dataset.theme = dark() ? "light" : "dark";
-    try { localStorage.setItem("fedrank-theme", root.dataset.theme); } catch { /* a browser that keeps nothing */ }
+    try { localStorage.setItem("fedrank-theme", root.dataset.theme); } catch { /* the browser stores nothing */ }
     label();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", label);
   label();
 
-  // ---- the menu, where there is no room for it; and contents, which are folded there
+  // ---- menu and contents on narrow screens
 
   const menu = by("menu");
   menu.addEventListener("click", () => {
@@ -32,7 +32,7 @@
   if (toc && !matchMedia("(min-width: 1180px)").matches) toc.open = false;
   const here = document.querySelector("#pages [aria-current]");
   if (here && here.offsetParent) by("pages").scrollTop = Math.max(0, here.offsetTop - 200);
-  document.querySelectorAll("article table").forEach((table, place) => {  // wide ones scroll, and keys can scroll them
+  document.querySelectorAll("article table").forEach((table, place) => {  // wide tables scroll, also with the keyboard
     const frame = document.createElement("div");
     frame.className = "wide";
     table.replaceWith(frame);
@@ -74,7 +74,7 @@
     })));
   }
 
-  // How often words that begin with a term occur: a term of letters and digits is looked for at the beginnings of words.
+  // Number of words that begin with a term.
   function occurrences(text, term, enough) {
     let found = 0;
     for (let at = text.indexOf(term); at >= 0 && found < enough; at = text.indexOf(term, at + 1)) {
@@ -107,7 +107,7 @@
     return { terms, rows: rows.slice(0, MOST), total: rows.length };
   }
 
-  // Text with the terms marked: as nodes, so that nothing in a page can be taken for a tag.
+  // Text with the terms marked, as nodes: text of a page is never parsed as HTML.
   function marked(into, text, terms) {
     const low = plain(text).length === text.length ? plain(text) : text.toLowerCase();
     let at = 0;
@@ -153,7 +153,7 @@
       return item;
     }));
     input.setAttribute("aria-expanded", String(rows.length > 0));
-    count.textContent = !terms.length ? "" : !total ? `Nothing has “${input.value.trim()}”. Try fewer or shorter words.`
+    count.textContent = !terms.length ? "" : !total ? `No section contains “${input.value.trim()}”. Try fewer or shorter words.`
       : total > rows.length ? `The best ${rows.length} of ${total} sections` : `${total} section${total > 1 ? "s" : ""}`;
     choose(rows.length ? 0 : -1);
   }

@@ -211,6 +211,15 @@ def test_the_draft_of_a_spec_has_the_digest_of_the_plan_that_is_made_of_it(tmp_p
     assert consent.objection(tmp_path, plan, POLICY) is None
 
 
+def test_a_draft_keeps_how_clicks_are_corrected():
+    """Otherwise a site would accept another spec than the coordinator plans."""
+    files = 'train = "/nowhere/train.txt"\ntest = "/nowhere/test.txt"'
+    logged = SPEC.replace(files, 'log = "/nowhere"\npropensities = "own"').replace('"pdgd"', '"logged-clicks"')
+    assert [plan.experiment.data.propensities for plan in drafts(logged, site_settings(POLICY), made_up_data())] == [
+        *("own", "own"),
+    ]
+
+
 def test_a_draft_of_a_simulation_or_of_code_is_refused_by_name():
     with pytest.raises(SpecError, match=r"clients\.click_model"):
         drafts(SPEC.replace("interactions = 4", 'click_model = "navigational"'), site_settings(), made_up_data())

@@ -25,6 +25,9 @@ def test_an_organisation_and_its_trial(tmp_path):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
     rows = [json.loads(line) for line in (tmp_path / "a" / QUERIES).read_text().splitlines()]
     assert {row["query_attributes"]["site"] for row in rows} == set(SITES)
+    made.write_log(tmp_path / "east", searches=300, site="east")
+    own = [json.loads(line) for line in (tmp_path / "east" / QUERIES).read_text().splitlines()]
+    assert own == [row for row in rows if row["query_attributes"]["site"] == "east"]
     weights = np.zeros(len(NAMES))
     for name, weight in WANTED.items():
         weights[NAMES.index(name)] = weight * 3 if name == "popularity" else weight

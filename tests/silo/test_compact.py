@@ -178,7 +178,7 @@ def test_noised_sketches_take_about_as_many_bits_as_their_noise(tmp_path):
 
 
 def test_a_few_rows_make_a_sketch_about_as_large_as_its_text(tmp_path):
-    """What how-to-share-sketches.md advises: noise errs alike with ten rows, and fewer cells hold less of it."""
+    """What document-collections.md advises: noise errs alike with ten rows, and fewer cells hold less of it."""
     whole = documents(300, 170)  # as long as the abstracts of cranfield
     text = sum(len(part.encode()) for part in (*whole.title, *whole.text))
     path = tmp_path / "a.sketch"

@@ -107,7 +107,7 @@ def test_fixed_ranges_ask_no_other_document() -> None:
 
 
 def test_the_page_for_engines_has_these_ranges_and_formulas() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "how-to-train-across-organisations.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "document-collections.md").read_text(encoding="utf-8")
     table = {row[0]: row for line in page.splitlines() if len(row := line.strip("| ").split(" | ")) == 4}
     reach = dict(zip(FEATURE_NAMES, RANGES.T.tolist(), strict=True))
     for kind in KINDS:

@@ -409,8 +409,9 @@ def drafts(text: str, settings: SiteSettings, own: RankingData | None) -> list[P
     """
     tables = parse_toml(text)
     data = tables.get("data")
-    folds = data.get("folds", [1]) if isinstance(data, dict) else [1]
-    grid = read_tables(tables | {"data": {"name": ELSEWHERE, "folds": folds}}, here=False)
+    given = data if isinstance(data, dict) else {}
+    agreed = {key: given[key] for key in ("folds", "propensities", "bias") if key in given}
+    grid = read_tables(tables | {"data": {"name": ELSEWHERE, "folds": [1]} | agreed}, here=False)
     found = []
     for variant in grid.variants:
         experiment = variant.experiment

@@ -79,27 +79,30 @@ class Practice:
         ]
         return cls(made.queries, documents.ids, corpus, np.stack(found), described, relevance, Browsing(), seed)
 
-    def write_log(self, folder: str | Path, searches: int = 6000) -> None:
-        """Write the logs of the four sites: documents, searches and clicks in the format of User Behavior Insights.
+    def write_log(self, folder: str | Path, searches: int = 6000, site: str | None = None) -> None:
+        """Write the documents, searches and clicks of one site, or of all four, in the format of User Behavior Insights.
 
-        They contain a robot, clicks on results that were not displayed, and lines that are not JSON.
+        The log contains a robot, clicks on results that were not displayed, and lines that are not JSON.
         """
         folder, rng = Path(folder), rng_for(self.seed, "practice", "log")
         queries: list[str] = []
         events: list[str] = []
         engine = self.features[:, :, ENGINE_1.names.index("all_match")].astype(np.float64)
-        for number, (query, site, client, time) in enumerate(self._searches(searches, rng)):
+        for number, (query, place, client, time) in enumerate(self._searches(searches, rng)):
             restless = RESTLESS * engine[query].std() * rounded_normals(rng, FOUND)
             shown = np.argsort(-(engine[query] + restless), kind="stable")[:PLACES]
             id = f"q{number:05d}"
-            queries.append(self._query_line(id, client, time, query, shown, {"site": site}))
-            events += self._click_lines(id, client, time, query, shown, rng)
+            clicks = self._click_lines(id, client, time, query, shown, rng)
+            if site not in (None, place):
+                continue
+            queries.append(self._query_line(id, client, time, query, shown, {"site": place}))
+            events += clicks
             if number % 500 == 0:
                 events += [_event(id, client, time, f"never-shown-{number}"), "{cut off"]
-        for number in range(ROBOT_SEARCHES):
+        for number in range(ROBOT_SEARCHES if site in (None, SITES[0]) else 0):
             id, time, query = f"r{number}", BEGINNING + 20 * number, int(rng.integers(len(self.queries)))
             queries.append(self._query_line(id, "robot", time, query, np.arange(PLACES), {"site": SITES[0]}))
-            events += [_event(id, "robot", time, self._name(query, place)) for place in range(PLACES)]
+            events += [_event(id, "robot", time, self._name(query, row)) for row in range(PLACES)]
         write_atomic(folder / DOCUMENTS, "".join(json.dumps(row) + "\n" for row in self.corpus))
         write_atomic(folder / QUERIES, "\n".join(queries) + "\n")
         write_atomic(folder / EVENTS, "\n".join(events) + "\n")
