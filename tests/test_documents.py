@@ -24,6 +24,7 @@ import typer
 from typer.testing import CliRunner
 
 from fedrank.cli import app
+from fedrank.cli.renamed import RENAMED
 from fedrank.deploy.settings import read_federation, read_site
 from fedrank.experiments.spec.experiment import Experiment
 from fedrank.experiments.spec.grid import About
@@ -310,7 +311,7 @@ def _other_commands() -> Iterator[tuple[str, str]]:
     for source in sources:
         text = source.read_text(encoding="utf-8").replace("\\\n", " ")
         for line in re.findall(r"^ *(?:later )?(fedrank [a-z].*)$", text, re.MULTILINE):
-            if line.split()[1] in _root().commands:
+            if line.split()[1] in (*_root().commands, *(words.split()[0] for words in RENAMED)):
                 yield source.name, re.split(r"\s+#\s", line)[0]
     yield from _epilogs(_root(), "fedrank")
 
