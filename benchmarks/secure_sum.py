@@ -50,7 +50,8 @@ def main() -> int:
 
 def measure(size: int) -> bool:
     """Print the table; True if a target was missed."""
-    from fedrank.privacy.secure_aggregation import Step, ideal_sum, message_bytes, secure_sum, threshold_for
+    from fedrank.privacy.secure_aggregation import Step, ideal_sum, secure_sum, threshold_for
+    from fedrank.privacy.secure_messages import message_bytes
 
     table = Table(title=f"Secure sum of {size} numbers, one round (CPU seconds, all parties together)", box=None)
     columns = ("clients", "protocol", "a tenth vanishes", "signed", "bare exchanges", "ratio", "ideal sum")

@@ -253,7 +253,7 @@ refused fedrank deploy accept bare.toml --home clinic-a --yes
 
 step "With noise: what leaves, to whom, at which price"
 ask fedrank deploy show first.toml --home clinic-a
-sees "Nothing: the plan fits the policy of this site." "What leaves this site" "What is not covered"
+sees "Nothing: the plan fits the policy of this site." "What this site sends" "What is not covered"
 
 step "Why noise: somebody who attacks messages without it reads the clicks"
 ask fedrank audit quickstart --variant federated --messages 20 --out audit.md

@@ -99,17 +99,20 @@ def snapshot():
 
 MODEL = "runs/small/together/fold-1-seed-1"
 WRONG = [
-    (("run", "quickstrat"), "no file and no built-in experiment 'quickstrat'; did you mean \"quickstart\"?"),
-    (("run", "no.toml"), "no spec at no.toml; give a TOML file, or one of "),
+    (("run", "quickstrat"), "'quickstrat' is not a file or a built-in experiment; did you mean \"quickstart\"?"),
+    (("run", "no.toml"), "spec no.toml does not exist; give a TOML file, or one of "),
     (("run", "empty.toml"), "empty.toml: is empty; "),
     (("run", "bad.txt"), "bad.txt: is not TOML: "),
     (("run", "small.toml", "--set", "ruonds=3"), 'small.toml: ruonds: no such key; did you mean "rounds"?'),
-    (("run", "small.toml", "--on", "slrum"), "--on slrum: no engine 'slrum'; did you mean \"slurm\"?"),
-    (("run", "small.toml", "--on", "dask://node7"), "--on dask://node7 names no scheduler; write dask://HOST:PORT"),
+    (("run", "small.toml", "--on", "slrum"), "--on slrum: unknown executor 'slrum'; did you mean \"slurm\"?"),
+    (
+        ("run", "small.toml", "--on", "dask://node7"),
+        "--on dask://node7 is not the address of a scheduler; write dask://HOST:PORT",
+    ),
     (("run", "small.toml", "--sbatch", "mem=2G"), "--sbatch mem=2G is an option of Slurm; also say --on slurm"),
     (
         ("run", "small.toml", "--on", "slurm", "--sbatch", "memm=2G"),
-        "no option 'memm' that runs can have; did you mean",
+        "unknown or unsupported option 'memm'; did you mean",
     ),
     (("run", "small.toml", "--set", "rounds"), "'rounds' sets nothing; write key=value, such as rounds=100"),
     (("run", "small.toml", "--name", "../x"), "--name '../x' does not name a folder below OUT; use letters"),
@@ -118,8 +121,8 @@ WRONG = [
     (("run", "small.toml", "--name", "a/../../x"), "--name 'a/../../x' does not name"),
     (("run", "small.toml", "--name", "a\\b"), "--name 'a\\\\b' does not name"),
     (("run", "small.toml", "--out", "good.txt"), "good.txt is a file; --out and --name must lead to a folder"),
-    (("runs", "nowhere"), "no folder nowhere; give a folder of runs, or one run folder"),
-    (("report", "nowhere"), "no folder nowhere"),
+    (("runs", "nowhere"), "folder nowhere does not exist; give a folder of runs, or one run folder"),
+    (("report", "nowhere"), "folder nowhere does not exist"),
     (
         ("report", "runs/small", "--out", "x.pdf"),
         "x.pdf ends in '.pdf', which is not a report format; use .html, .md or .csv",
@@ -131,14 +134,14 @@ WRONG = [
     (("score", "empty.txt", "good.txt"), "empty.txt cannot be read as a model: "),
     (("score", MODEL, "empty.txt", "--out", "s.txt"), "empty.txt: there are no documents in it"),
     (("score", MODEL, "bad.txt", "--out", "s.txt"), "bad.txt, line 2"),
-    (("score", MODEL, "nowhere", "--out", "s.txt"), "no file and no data set 'nowhere'"),
+    (("score", MODEL, "nowhere", "--out", "s.txt"), "'nowhere' is not a file or a data set"),
     (("score", MODEL, "good.txt", "--trec", "two words"), "the tag 'two words' of a TREC run must be one word"),
-    (("score", MODEL, "good.txt", "--client", "1"), "holds one model for all clients; leave out client = 1"),
+    (("score", MODEL, "good.txt", "--client", "1"), "holds one model for all clients; remove client = 1"),
     (("evaluate", MODEL, "good.txt", "--measure", "ndgc"), "no measure 'ndgc'; did you mean \"ndcg\"?"),
-    (("evaluate", MODEL, "synthetic-mq2008"), "no file and no data set 'synthetic-mq2008'; did you mean"),
+    (("evaluate", MODEL, "synthetic-mq2008"), "'synthetic-mq2008' is not a file or a data set; did you mean"),
     (("evaluate", "empty.toml", "good.txt"), "empty.toml cannot be read as a model: "),
-    (("methods", "lerner"), "no family or method 'lerner', and none mentions it; did you mean \"learner\"?"),
-    (("methods", "learner", "pdg"), "no learner 'pdg'; did you mean \"pdgd\"?"),
+    (("methods", "lerner"), "no family or method is called 'lerner' or mentions it; did you mean \"learner\"?"),
+    (("methods", "learner", "pdg"), "unknown learner 'pdg'; did you mean \"pdgd\"?"),
 ]
 
 
@@ -205,7 +208,7 @@ def test_run_again_skips_and_another_spec_is_not_overwritten(fedrank, results):
     assert "2 runs of 2 finished before" in out
     code, out, err = fedrank("run", "small.toml", "--workers", "1", "--set", "learner.rate=0.5")
     assert code == 2
-    assert re.fullmatch(r"fedrank: runs/small/.* holds a run of another spec, and nothing is overwritten; .*\n", err)
+    assert re.fullmatch(r"fedrank: runs/small/.* contains a run of another spec, which is not overwritten; .*\n", err)
     after = snapshot()
     assert all(after[path] == content for path, content in before.items())
 
@@ -404,7 +407,7 @@ def test_papers_go_on_after_a_failure_and_not_after_a_stop(fedrank, monkeypatch,
     ended, out, err = fedrank("papers", "run", *names, "--quick")
     assert (ended, err) == (code, "")
     assert asked == [f"{name}-quick" for name in names[:done]]
-    assert ("Runs failed in thesis/fig-4-6; see above." in out) == (code == 1)
+    assert ("Runs failed in thesis/fig-4-6; the reasons are above." in out) == (code == 1)
 
 
 def test_version(fedrank):

@@ -142,7 +142,7 @@ def test_an_unfinished_run_between_organisations_is_refused(own, monkeypatch, ca
     assert call(monkeypatch, "deploy", "folder", "run", "shared", "first.toml", "--home", "coordinator") == 1
     told = " ".join(capsys.readouterr().out.split())
     assert "its version is 0.1.0" in told
-    assert "finish the run with the version it began with, or begin a new one under another --name" in told
+    assert "finish the run with the version that started it, or start a new run with another --name" in told
 
 
 def test_kits_name_the_classes_of_this_version(own, monkeypatch):

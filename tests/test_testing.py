@@ -136,7 +136,7 @@ def test_a_file_beside_the_spec_is_found_and_cards_say_not_verified(tmp_path, mo
     by_name = {variant.name: variant.experiment for variant in grid.variants}
     made = card(by_name["mechanism"], [], 2, 2)
     assert made.summary.startswith("Not verified: the mechanism is not part of fedrank")
-    assert "not verified: whether my_methods_here:Clip keeps what it claims" in made.not_covered
+    assert "not verified: whether my_methods_here:Clip achieves what it claims" in made.not_covered
     assert list(code_from_outside(by_name["click-model"])) == ["clients.click_model: 'my_methods_here:Dcm'"]
     with pytest.raises(ValueError, match="my_methods_here:Dcm"):
         fr.read_spec(spec_beside(tmp_path), trust=False)

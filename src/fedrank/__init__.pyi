@@ -235,9 +235,9 @@ class placements:
     >>> import fedrank as fr
     >>> for placement in (fr.placements.OnClient(), fr.placements.SecureAggregation(), fr.placements.AtServer()):
     ...     print(fr.mechanisms.Gaussian(clip=1.0, noise=1.0, placement=placement).sees)
-    the server sees every update, shortened and with noise
-    the server sees the sum of a round's updates, with noise, and who took part
-    the server sees every update as it is; everybody else sees models made from noisy sums
+    the server sees every update, clipped and with noise
+    the server sees the sum of a round's updates, with noise, and which clients participated
+    the server sees every update without noise; all others see only models computed from noisy sums
     """
 
     from fedrank.privacy.mechanisms import AtServer as AtServer

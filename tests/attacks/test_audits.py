@@ -9,7 +9,8 @@ import pytest
 
 from fedrank.attacks import audits
 from fedrank.attacks.audits import Audit, matching_bound
-from fedrank.attacks.clicks import ClickAudit, Share, forward, replay
+from fedrank.attacks.click_audit import ClickAudit, Share
+from fedrank.attacks.clicks import forward, replay
 from fedrank.federated.aggregators import Apart, Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.local import FedProx, Scaffold
@@ -34,7 +35,7 @@ def audit(learner=None, aggregator=None, **changes) -> Audit:
 def test_nothing_leaves_clients_who_learn_alone():
     [only] = audit(aggregator=Apart()).findings()
     assert (only.verdict, only.counts) == ("SKIPPED", {})
-    assert only.sentence == 'Nothing leaves a client with the aggregator "none".'
+    assert only.sentence == 'With the aggregator "none" nothing leaves a client.'
 
 
 @pytest.mark.parametrize(
@@ -100,9 +101,9 @@ def test_matching_against_what_epsilon_allows(right, control, verdict):
 @pytest.mark.parametrize(
     ("read", "of", "verdict", "power"),
     [
-        (13, 20, "READ", "from 13 of 20 on"),
-        (12, 20, "NOT READ", "from 13 of 20 on"),
-        (5, 5, "NO POWER", "not even 5 of 5 would show more than guessing"),
+        (13, 20, "READ", "13 or more of 20"),
+        (12, 20, "NOT READ", "13 or more of 20"),
+        (5, 5, "NO POWER", "not even 5 of 5 would be significantly better than guessing"),
         (0, 200, "NOT READ", None),
     ],
 )
@@ -111,7 +112,7 @@ def test_fewer_messages_say_what_they_could_have_shown(read, of, verdict, power)
     assert (finding.verdict, finding.shown, finding.guessed) == (verdict, f"{read} of {of} messages", f"0 of {of}")
     assert ("messages were attacked" in finding.sentence) == (power is not None)
     assert power is None or power in finding.sentence
-    assert "at 95 %" in finding.sentence
+    assert "95% confidence" in finding.sentence
 
 
 @pytest.mark.parametrize(("right", "of", "verdict"), [(16, 20, "NOT READ"), (20, 20, "READ"), (5, 5, "NO POWER")])

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fedrank.attacks import click_audit as audit_module
 from fedrank.attacks import clicks
-from fedrank.attacks.clicks import Search, Share, click_audit, decode, forward, match, misfit, reconstruct, replay
+from fedrank.attacks.click_audit import Share, click_audit
+from fedrank.attacks.clicks import Search, decode, forward, match, misfit, reconstruct, replay
 from fedrank.data.ranking import RankingData
 from fedrank.federated.clients import make_clients
 from fedrank.ranking.click_models import ClickModel
@@ -150,7 +152,7 @@ def test_match_prefers_what_fits_most_coordinates():
 def test_the_other_clicks_of_the_game_are_as_likely_as_the_true_ones():
     # Otherwise the longer pattern, say, could be told without any message.
     _, clients = few_clients(interactions=(1,), count=20, click_model="informational")
-    found = clicks._collect(Pdgd(), np.zeros(40), clients, lambda arrived: arrived, 1, "test", 600)
+    found = audit_module._collect(Pdgd(), np.zeros(40), clients, lambda arrived: arrived, 1, "test", 600)
     pairs = [(one.searches[0].clicked, one.other[0].clicked) for one in found if one.other is not None]
     more = sum(true.sum() > other.sum() for true, other in pairs)
     fewer = sum(true.sum() < other.sum() for true, other in pairs)
@@ -189,7 +191,9 @@ def test_intervals_are_those_of_the_binomial_law(right, of):
 
 def test_auc_by_hand():
     # Of the four pairs of a clicked and an unclicked document three are in order and one is a tie.
-    assert clicks._auc(np.array([3.0, 1.0, 1.0, 0.0]), np.array([True, True, False, False])) == pytest.approx(3.5 / 4)
+    assert audit_module._auc(np.array([3.0, 1.0, 1.0, 0.0]), np.array([True, True, False, False])) == pytest.approx(
+        3.5 / 4
+    )
 
 
 def audit(send, messages=30, interactions=(1,), **more):
@@ -255,7 +259,7 @@ def test_an_audit_does_not_depend_on_anything_but_its_seed():
 
 
 def test_an_audit_says_what_it_cannot_do():
-    with pytest.raises(ValueError, match="messages = 0"):
+    with pytest.raises(ValueError, match="messages must be at least 1"):
         audit(lambda arrived: arrived, messages=0)
     silent = ClickModel((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
     start, clients = few_clients(interactions=(1,), count=1, click_model=silent)
@@ -276,7 +280,7 @@ def test_published_noise_lets_clicks_of_real_queries_be_read():
     right = tried = 0
     for c in range(20):
         searches = replay(learner, start, clients, c, Chance(1, 1))
-        found = reconstruct(sent[c], start, [clicks._features(data, search) for search in searches], clipped=True)
+        found = reconstruct(sent[c], start, [clicks.features_of(data, search) for search in searches], clipped=True)
         tried += any(search.clicked.any() for search in searches)
         right += any(search.clicked.any() for search in searches) and all(
             np.array_equal(own > 1e-4, search.clicked) for own, search in zip(found, searches, strict=True)

@@ -245,5 +245,5 @@ def test_the_same_key_gives_the_same_audit():
 
 
 def test_nothing_claimed_is_nothing_to_break():
-    with pytest.raises(ValueError, match="nothing to break"):
+    with pytest.raises(ValueError, match="claims no guarantee"):
         membership._claimed(FpdgdPaper(1.0).guarantees(setting(learner=Pdgd(clip_weights=1.5)))[:1])

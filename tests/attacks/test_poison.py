@@ -330,7 +330,7 @@ def test_other_attackers_send_near_copies():
 
 
 def test_fang_says_which_aggregators_it_knows():
-    with pytest.raises(ValueError, match="no formula against GeometricMedian; it knows krum, multi-krum, trimmed-mean"):
+    with pytest.raises(ValueError, match="no formula against GeometricMedian; use krum, multi-krum, trimmed-mean"):
         Fang(GeometricMedian())
 
 
@@ -438,13 +438,15 @@ def test_promote_lifts_with_a_neural_ranker(ranker):
 
 
 def test_promote_refuses_what_is_not_there():
-    with pytest.raises(ValueError, match=r"features = \[\] lifts no document"):
+    with pytest.raises(ValueError, match="features must not be empty"):
         Promote(())
-    with pytest.raises(ValueError, match="no feature 0; feature numbers go from 1"):
+    with pytest.raises(ValueError, match=r"numbers from 1 \(got 0"):
         Promote((0,))
-    with pytest.raises(ValueError, match="no feature 7; feature numbers go from 1 to 6"):
+    with pytest.raises(ValueError, match=r"numbers from 1 to 6 \(got 7"):
         Promote((1, 7))(some(), first(2), rng())
-    with pytest.raises(ValueError, match="6 parameters, which no Mlp with 4 units has; give the attack the ranker of"):
+    with pytest.raises(
+        ValueError, match="6 parameters, which does not fit Mlp with 4 units; give the attack the ranker of"
+    ):
         Promote((1,), ranker=Mlp(hidden=4))(some(), first(2), rng())
 
 
@@ -491,7 +493,7 @@ def test_promotion_is_that_of_the_slow_version():
 
 def test_promotion_refuses_what_is_not_there():
     data = made_up_data()
-    with pytest.raises(ValueError, match="no feature 6; feature numbers go from 1 to 5"):
+    with pytest.raises(ValueError, match=r"numbers from 1 to 5 \(got 6"):
         promotion(np.zeros(5), Linear(), data, [6])
     with pytest.raises(ValueError, match="share = 0"):
         promotion(np.zeros(5), Linear(), data, [1], share=0)
@@ -515,16 +517,16 @@ def test_a_few_attackers_lift_documents_in_a_federation(ranker):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Lie("some"), 'no knowledge \'some\'; use "full" or "partial"'),
-        (lambda: MinMax("unit", "some"), 'no knowledge \'some\'; use "full" or "partial"'),
-        (lambda: MinSum("length"), 'no perturbation \'length\'; use "unit" or "sign" or "std"'),
-        (lambda: Fang(stretch="twice"), 'no stretch \'twice\'; use "model" or "update"'),
-        (lambda: Fang(partial="paper"), 'no partial \'paper\'; use "thesis" or "original"'),
-        (lambda: Fang(spread=1.0), "spread = 1.0 makes no near copies"),
-        (lambda: SignFlip(0.0), "scale = 0.0 attacks nobody"),
-        (lambda: Noise(math.inf), "scale = inf attacks nobody"),
-        (lambda: InnerProduct(math.nan), "scale = nan attacks nobody"),
-        (lambda: Opposite(-1.0), "scale = -1.0 attacks nobody"),
+        (lambda: Lie("some"), 'knowledge must be "full" or "partial" (got \'some\')'),
+        (lambda: MinMax("unit", "some"), 'knowledge must be "full" or "partial" (got \'some\')'),
+        (lambda: MinSum("length"), 'perturbation must be "unit" or "sign" or "std" (got \'length\')'),
+        (lambda: Fang(stretch="twice"), 'stretch must be "model" or "update" (got \'twice\')'),
+        (lambda: Fang(partial="paper"), 'partial must be "thesis" or "original" (got \'paper\')'),
+        (lambda: Fang(spread=1.0), "spread must be at least 0 and below 1 (got 1.0)"),
+        (lambda: SignFlip(0.0), "scale must be finite and above 0 (got 0.0)"),
+        (lambda: Noise(math.inf), "scale must be finite and above 0 (got inf)"),
+        (lambda: InnerProduct(math.nan), "scale must be finite and above 0 (got nan)"),
+        (lambda: Opposite(-1.0), "scale must be finite and above 0 (got -1.0)"),
     ],
 )
 def test_bad_settings_are_refused(make, message):
@@ -541,5 +543,5 @@ def test_poisoned_clicks_change_no_update_and_know_their_user():
     arrived, malicious = some(), np.arange(10) < 3
     assert PoisonedClicks()(arrived, malicious, np.random.default_rng(1)) is arrived
     assert PoisonedClicks().click_model == "poison"
-    with pytest.raises(ValueError, match="no click model 'posion'"):
+    with pytest.raises(ValueError, match="unknown click model 'posion'"):
         PoisonedClicks("posion")

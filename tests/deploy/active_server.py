@@ -17,8 +17,8 @@ from fedrank.deploy import protocol
 from fedrank.deploy.protocol import ASKED, Answers
 from fedrank.deploy.site import Site
 from fedrank.federated.messages import Call
-from fedrank.privacy import secure_aggregation
-from fedrank.privacy.secure_aggregation import (
+from fedrank.privacy import secure_messages
+from fedrank.privacy.secure_messages import (
     BOX,
     CLIENT,
     DEALER,
@@ -31,7 +31,7 @@ from fedrank.privacy.secure_aggregation import (
 )
 from fedrank.wire import Label, Part
 
-KEYS = secure_aggregation.SIGNED_KEYS
+KEYS = secure_messages.SIGNED_KEYS
 WAYS = (
     "honest", "swapped keys", "borrowed keys", "old keys", "two rosters", "withheld posts", "swapped posts",
     "old posts", "masks twice", "second list", "short list", "mixed consent", "forged consent", "old consent",

@@ -102,6 +102,6 @@ def test_a_site_that_was_restarted_is_greeted_and_asked_again(plan):
 def test_sites_that_send_what_cannot_be_are_left_out_until_nobody_is_left(plan):
     calls = calls_to(plan, lambda name, content, label: update(plan, name, label, size=1000))
     made, state = rounds_of(plan, calls)
-    with pytest.raises(Differs, match="nobody is left to ask: left out after 3 refusals in a row"):
+    with pytest.raises(Differs, match="no site is left to ask: excluded after 3 consecutive invalid answers"):
         list(made.rounds(state, 1))
     assert set(calls.left_out) == {"clinic-a", "clinic-b", "clinic-c"}

@@ -170,7 +170,7 @@ def test_a_folder_that_others_can_read(site):
     site.chmod(0o750)
     found = lines(site)
     assert wrong(found) == {"folder"}
-    assert "is open to others (mode 750)" in found["folder"].said
+    assert "is accessible to other users (mode 750)" in found["folder"].said
     assert found["folder"].remedy == f"chmod 700 {site}"
 
 
@@ -186,7 +186,7 @@ def test_settings_and_data(site):
     (site / "train.txt").write_text("0 qid:1 1:0.5\n0 qid:1 1:0.7\n")
     os.utime(site / "site.toml", (NOW.timestamp(), NOW.timestamp()))
     os.utime(site / "train.txt", (NOW.timestamp(), NOW.timestamp()))
-    assert "none of these is relevant" in lines(site)["data"].said
+    assert "no document is relevant" in lines(site)["data"].said
     (site / "train.txt").write_text("not letor\n")
     os.utime(site / "train.txt", (NOW.timestamp(), NOW.timestamp()))
     damaged = lines(site)
@@ -200,7 +200,7 @@ def test_a_plan_is_compared_with_data_and_policy(site):
     found = lines(site, plan)
     assert wrong(found) == set()  # the last policy line is the summary
     policy = [line for line in check(site, plan, looks()) if line.what == "policy"]
-    assert "is not accepted here" in policy[0].said
+    assert "has not been accepted at this site" in policy[0].said
     consent.accept(site, plan)
     for path in site.rglob("*"):
         os.utime(path, (NOW.timestamp(), NOW.timestamp()))
@@ -236,8 +236,8 @@ def test_the_ledger_is_read_and_what_it_promised_holds(site):
     assert "of 8 spent in 1 runs" in found["ledger"].said
     text = (site / "site.toml").read_text()
     for before, after, said in (
-        ("largest_epsilon = 8.0", "largest_epsilon = 9.0", "people were promised ε = 8 at most"),
-        ("delta           = 1e-5", "delta = 1e-4", "people were promised δ = 1e-05"),
+        ("largest_epsilon = 8.0", "largest_epsilon = 9.0", "this site promised at most ε = 8"),
+        ("delta           = 1e-5", "delta = 1e-4", "this site promised δ = 1e-05"),
         ("largest_epsilon = 8.0", "largest_epsilon = 0.1", "of 0.1 spent"),
     ):
         (site / "site.toml").write_text(text.replace(before, after))
@@ -255,7 +255,7 @@ def test_a_damaged_or_lost_ledger(site):
     assert wrong(lines(site)) == {"ledger"}
     (site / "people" / "people.json").unlink()
     os.utime(site / "people", (NOW.timestamp(), NOW.timestamp()))
-    assert "is missing, and people were charged" in lines(site)["ledger"].said
+    assert "is missing, but its people were charged" in lines(site)["ledger"].said
     (site / "people" / "people.json").write_text(content)
     [log] = [path for path in (site / "people").rglob("*") if path.is_file() and path.name == "terms.json"]
     log.write_text("{}")
@@ -296,8 +296,8 @@ def test_a_coordinator(home):
     sites = (("s0", "joined", soon), ("s1", "invited", ""), ("s2", "joined", past), ("s3", "left", past))
     said = [line for line in check(home, None, looks(MadeUpKits(sites=sites))) if line.what == "sites"]
     assert [line.state for line in said] == ["soon", "soon", "wrong"]
-    assert "s1 not joined yet" in said[0].said
-    assert "s0 ends in 3 days" in said[1].said
+    assert "not joined yet: s1" in said[0].said
+    assert "s0 expires in 3 days" in said[1].said
     assert "s2" in said[2].said
 
 

@@ -127,7 +127,7 @@ def test_a_federation_through_a_folder_from_the_first_word_to_the_model(fedrank,
     assert run.status == "finished"
     rows = (run.path / "sites.csv").read_text().splitlines()
     assert rows[0] == "round,site,seconds,bytes_down,bytes_up,refused"
-    assert any("clinic-c" in row and "is not accepted at this site" in row for row in rows)
+    assert any("clinic-c" in row and "has not been accepted at this site" in row for row in rows)
     assert len((run.path / "clients.csv").read_text().splitlines()) == 3  # two sites report their quality
     for name in SITES[:2]:
         [model] = Path(name, "models").glob("*/model.json")
@@ -172,7 +172,7 @@ def test_a_site_leaves_and_the_model_forgets_it(fedrank, monkeypatch):
     code, out, err = fedrank(*leaving, "--method", "fed-remove", "--name", "removed")
     assert code == 0, out + err
     code, _, err = fedrank(*leaving[:4], "--site", "clinic-x", "--home", "hub")
-    assert (code, "does not take part" in err) == (2, True)
+    assert (code, "does not participate" in err) == (2, True)
 
 
 class serving:
@@ -204,7 +204,7 @@ def test_show_before_and_accept_after(fedrank):
     consent.propose(folder, plan)
     code, out, _ = fedrank("show", "first", "--home", folder)
     assert code == 0
-    for said in ("What leaves this site", "What would be refused", "What it costs", "What is not covered"):
+    for said in ("What this site sends", "What would be refused", "What it costs", "What is not covered"):
         assert said in out
     assert f"fedrank deploy accept first --home {folder}" in out
     _, out, _ = fedrank("show", "first", "--home", folder, "--json")
@@ -221,7 +221,7 @@ def test_show_before_and_accept_after(fedrank):
     consent.propose(folder, changed)
     code, _, err = fedrank("accept", changed.digest[:12], "--home", folder, "--yes")
     assert code == 2
-    assert "the key of 'clinic-b' is another one" in err
+    assert "the key of 'clinic-b' differs" in err
     code, _, _ = fedrank("accept", changed.digest[:12], "--home", folder, "--yes", "--new-key", "clinic-b")
     assert code == 0
     code, _, _ = fedrank("refuse", plan.digest[:12], "--because", "the board said no", "--home", folder)
@@ -317,7 +317,7 @@ def test_invite_checks_names_like_init(fedrank, monkeypatch):
     monkeypatch.setattr("fedrank.deploy.flare_kit.invite", lambda home, entry: invited.append(entry) or Path("d.json"))
     code, _, err = fedrank("invite", "clinic d", "D", 3)
     assert code == 2
-    assert "no certificate can carry it" in err
+    assert "certificates allow at most 64 letters" in err
     code, out, _ = fedrank("invite", "clinic-d", "D", 3)
     assert (code, out) == (0, "Send: d.json\n")
     assert (invited[0].name, invited[0].id) == ("clinic-d", 3)
@@ -356,8 +356,8 @@ def test_run_refuses_before_anything_is_submitted(fedrank):
     }
     (home / "sites.json").write_text(json.dumps(members))
     for change, said in (
-        ("clients.click_model=navigational", "clients.click_model: belongs to a simulation"),
-        ("clients.count=4", "clients.count: 4 where 3 take part"),
+        ("clients.click_model=navigational", "clients.click_model: is valid only in a simulation"),
+        ("clients.count=4", "clients.count: 4, but 3 participate"),
         ("aggregator.name=my_lab:Mine", "my_lab:Mine"),
         ("aggregator.name=krum", "aggregator:"),
     ):
@@ -369,7 +369,7 @@ def test_run_refuses_before_anything_is_submitted(fedrank):
         one["state"] = "left"
     (home / "sites.json").write_text(json.dumps(members))
     code, _, err = fedrank("run", "my.toml", "--home", home)
-    assert (code, "nobody has joined federation 'f'" in err) == (2, True)
+    assert (code, "no site has joined federation 'f'" in err) == (2, True)
 
 
 def test_run_hands_every_run_with_its_plan_to_the_engine(fedrank, monkeypatch):
@@ -389,7 +389,7 @@ def test_run_hands_every_run_with_its_plan_to_the_engine(fedrank, monkeypatch):
         asked.append((task, plan))
         say("the server is away")
         if plan.seed == 2:
-            raise RuntimeError("3 jobs in a row got nowhere")
+            raise RuntimeError("3 consecutive jobs made no progress")
         return "interrupted"
 
     monkeypatch.setattr("fedrank.deploy.flare_jobs.run_deployed", run_deployed)
@@ -399,7 +399,7 @@ def test_run_hands_every_run_with_its_plan_to_the_engine(fedrank, monkeypatch):
     assert {site.name for site in asked[0][1].sites} == set(SITES)
     assert asked[0][1].sites[0].identity == "01" * 32
     assert "the server is away" in out
-    assert "3 jobs in a row got nowhere" in out
+    assert "3 consecutive jobs made no progress" in out
     assert "Stopped. 1 not finished" in out
 
 
@@ -423,15 +423,17 @@ def test_readmit(fedrank):
     run = Path("run")
     run.mkdir()
     (run / "spec.toml").write_text("rounds = 1\n")
-    (run / "left-out.json").write_text(json.dumps({"clinic-b": "left out after 3 refusals", "clinic-c": "too"}))
+    (run / "left-out.json").write_text(
+        json.dumps({"clinic-b": "excluded after 3 consecutive invalid answers", "clinic-c": "too"})
+    )
     code, out, _ = fedrank("readmit", "clinic-b", run)
     assert code == 0
-    assert "left out after 3 refusals" in out
+    assert "excluded after 3 consecutive invalid answers" in out
     assert json.loads((run / "left-out.json").read_text()) == {"clinic-c": "too"}
     code, _, err = fedrank("readmit", "clinic-b", run)
-    assert (code, "left out: clinic-c" in err) == (2, True)
+    assert (code, "excluded: clinic-c" in err) == (2, True)
     code, _, err = fedrank("readmit", "clinic-b", "nowhere")
-    assert (code, "nowhere is no run" in err) == (2, True)
+    assert (code, "nowhere is not a run folder" in err) == (2, True)
 
 
 def test_backup_and_restore(fedrank):
@@ -452,13 +454,13 @@ def test_backup_and_restore(fedrank):
         (("stop", "--home", "nowhere"), "neither site.toml nor federation.toml"),
         (("start", "--home", "nowhere"), "neither site.toml nor federation.toml"),
         (("start", "--unit", "--home", "nowhere"), "neither site.toml nor federation.toml"),
-        (("show", "--home", "nowhere"), "no site.toml at nowhere"),
-        (("show", "abcdef123456", "--home", "nowhere"), "no site.toml at nowhere"),
-        (("show", "abcdef123456", "--home", "clinic-a"), "plans that came here: none"),
-        (("refuse", "abcdef123456", "--because", "x", "--home", "clinic-a"), "plans that came here: none"),
+        (("show", "--home", "nowhere"), "nowhere has no site.toml"),
+        (("show", "abcdef123456", "--home", "nowhere"), "nowhere has no site.toml"),
+        (("show", "abcdef123456", "--home", "clinic-a"), "plans received at this site: none"),
+        (("refuse", "abcdef123456", "--because", "x", "--home", "clinic-a"), "plans received at this site: none"),
         (("accept", "no.toml", "--home", "clinic-a"), "no.toml"),
-        (("folder", "begin", "shared", "--name", "a b", "--home", "hub"), "no certificate can carry it"),
-        (("init", "no.toml"), "no no.toml at"),
+        (("folder", "begin", "shared", "--name", "a b", "--home", "hub"), "certificates allow at most 64 letters"),
+        (("init", "no.toml"), "has no no.toml"),
         (("request", "no.json"), "no.json"),
     ],
 )

@@ -175,7 +175,7 @@ def test_a_site_that_sends_nonsense_is_named_and_left_out(folder):
     assert trial.run(damaged) == "finished"
     text = (trial.task.folder / "sites.csv").read_text()
     assert text.count("site-2") == 3
-    assert "left out after 3 refusals" in (trial.task.folder / "run.json").read_text()
+    assert "excluded after 3 consecutive invalid answers" in (trial.task.folder / "run.json").read_text()
     assert json.loads((trial.task.folder / "left-out.json").read_text()).keys() == {"site-2"}
 
 
@@ -211,7 +211,7 @@ def test_a_plan_that_was_changed_is_another_run(folder):
     assert other.run != trial.plan.run
     with trial.sites() as sites:
         answer = sites["site-0"].answer(protocol.request("hello", trial.plan.run, plan=other.dump()))
-    assert b"another run than its plan" in answer
+    assert b"name different runs" in answer
 
 
 def test_foreign_words_of_a_site_do_not_leave_it(folder, monkeypatch):

@@ -116,13 +116,13 @@ def bad_requests(trial: RealTrial) -> dict[str, tuple[object, str]]:
         "cut short": (good[:60], "too short"),
         "another magic": (relabelled(good, magic=b"frnc"), "no message of fedrank"),
         "another version": (relabelled(good, version=9), "another version"),
-        "a foreign kind": (relabelled(good, kind=b"shell"), "nothing of kind"),
-        "an answer": (relabelled(good, kind=b"answers"), "nothing of kind"),
-        "a kind of strange letters": (relabelled(good, kind=b"\xff\x1b[2J"), "nothing of kind"),
+        "a foreign kind": (relabelled(good, kind=b"shell"), "does not support requests of kind"),
+        "an answer": (relabelled(good, kind=b"answers"), "does not support requests of kind"),
+        "a kind of strange letters": (relabelled(good, kind=b"\xff\x1b[2J"), "does not support requests of kind"),
         "another run": (relabelled(good, run=other), "say hello first"),
-        "round 0": (relabelled(good, round=0), "the plan has 3"),
-        "a round beyond": (relabelled(good, round=4), "the plan has 3"),
-        "a round far beyond": (relabelled(good, round=2**64 - 1), "the plan has 3"),
+        "round 0": (relabelled(good, round=0), "between 1 and 3"),
+        "a round beyond": (relabelled(good, round=4), "between 1 and 3"),
+        "a round far beyond": (relabelled(good, round=2**64 - 1), "between 1 and 3"),
         "a call of another round": (relabelled(good, round=2), "round 1, expected was round 2"),
         "a call of another attempt": (relabelled(good, attempt=7), "attempt 0, expected was attempt 7"),
         "from another site": (relabelled(good, sender=20), "who was not asked"),
@@ -149,34 +149,34 @@ def bad_requests(trial: RealTrial) -> dict[str, tuple[object, str]]:
         "a cohort of one": (ask.calling(cohort=1.0), "cohort of 1"),
         "a cohort of none": (ask.calling(cohort=0.0), "cannot be"),
         "a cohort that is no number": (ask.calling(cohort=np.nan), "not finite"),
-        "an update that counts half": (ask.calling(count=0.5), "counts fully"),
+        "an update that counts half": (ask.calling(count=0.5), "must be 1 between sites"),
         "an update that counts twice": (ask.calling(count=2.0), "cannot be"),
         "a call of another run": (ask.calling(run=other), "run 0707"),
-        "somebody else's client": (ask.asking((20, -1, 0)), "answers for [10]"),
-        "a client that cannot be": (ask.asking((-(2**63), -1, 0)), "answers for [10]"),
-        "nobody": (ask.asking(), "answers for [10]"),
+        "somebody else's client": (ask.asking((20, -1, 0)), "but this site has [10]"),
+        "a client that cannot be": (ask.asking((-(2**63), -1, 0)), "but this site has [10]"),
+        "nobody": (ask.asking(), "but this site has [10]"),
         "the same client twice": (protocol.request(
             "round", plan.run, 1, call=ask.parts["call"], asked=np.array([(10, -1, 0)] * 2, ASKED).tobytes()
         ), "at most 24"),
-        "what to search for": (ask.asking((10, 0, 5)), "only simulated people"),
+        "what to search for": (ask.asking((10, 0, 5)), "only for simulated people"),
         "half a record": (ask(asked=bytes(20)), "whole records"),
-        "a sum where there is none": (protocol.request("advertise", plan.run, 1, **ask.parts), "has no secure sum"),
-        "shares where there is no sum": (protocol.request("share", plan.run, 1, roster=b""), "no secure sum"),
+        "a sum where there is none": (protocol.request("advertise", plan.run, 1, **ask.parts), "does not use secure"),
+        "shares where there is no sum": (protocol.request("share", plan.run, 1, roster=b""), "does not use secure"),
         "openings where there is no sum": (
-            protocol.request("open", plan.run, 1, request=b"", consent=b""), "no secure sum"
+            protocol.request("open", plan.run, 1, request=b"", consent=b""), "does not use secure aggregation"
         ),
-        "keys of others": (protocol.request("partners", plan.run, keys=b"{}"), "no others are taken"),
+        "keys of others": (protocol.request("partners", plan.run, keys=b"{}"), "other keys are not used"),
         "keys that are deep": (protocol.request("partners", plan.run, keys=b"[" * 100_000), "cannot be read"),
-        "measures": (wire.pack(Label("measure", plan.run, 3), {"weights": ask.call.weights}), "reports no measures"),
-        "a plan that is none": (hello(b"{}"), "no plan of this version"),
-        "a plan that is a list": (hello(b"[1, 2]"), "no plan of this version"),
-        "a plan of junk": (hello(b"\xff\xfe{"), "no plan"),
+        "measures": (wire.pack(Label("measure", plan.run, 3), {"weights": ask.call.weights}), "does not report"),
+        "a plan that is none": (hello(b"{}"), "not a plan of this version"),
+        "a plan that is a list": (hello(b"[1, 2]"), "not a plan of this version"),
+        "a plan of junk": (hello(b"\xff\xfe{"), "not a plan"),
         "a plan that is deep": (hello(b"[" * 200_000), "nested too deeply"),
         "a plan that is long": (hello(bytes((1 << 20) + 1)), "too many"),
-        "a plan of another run": (planned(name="second"), "another run than its plan"),
+        "a plan of another run": (planned(name="second"), "name different runs"),
         "a plan with more keys": (planned(code="x"), "keys differ"),
-        "a plan with a text for a number": (planned(min_sites="1"), "its min_sites is str"),
-        "a plan of another federation's site": (planned(sites=[]), "no round could end"),
+        "a plan with a text for a number": (planned(min_sites="1"), "its min_sites must be of type int (got str)"),
+        "a plan of another federation's site": (planned(sites=[]), "min_sites must be between"),
         "a plan that says that later rounds are over": (trial.hello(9), "the plan has 3"),
         "a model that is none": (result(model=b"{}"), "cannot be read"),
         "a model that is deep": (result(model=b"[" * 100_000), "cannot be read"),
@@ -215,7 +215,7 @@ def test_an_answered_round_is_not_answered_for_another_call(trial, site):
         "round", trial.plan.run, 1, 1, call=replace(ask.call, attempt=1).pack(), asked=ask.parts["asked"]
     )
     for other in (ask.weighing(1.0), attempt):
-        assert b"answered here for another request" in site.answer(other)
+        assert b"already answered for a different request" in site.answer(other)
     assert site.answer(ask.content) == first
     assert trial.paid("clinic-a") == 1
 
@@ -332,7 +332,7 @@ class Lies:
             "fewer numbers": (payload(lambda weights: weights[:-1]), "values of type"),
             "more numbers": (payload(lambda weights: np.append(weights, np.float32(0))), "too many"),
             "numbers of eight bytes": (payload(lambda weights: weights.astype(np.float64)), "too many"),
-            "more searches than were asked for": (lambda answer: self.with_message(answer, size=10**9), "asked for 3"),
+            "more searches than were asked for": (lambda answer: self.with_message(answer, size=10**9), "but 3 were"),
             "fewer than none": (lambda answer: self.with_message(answer, size=-1), "cannot be"),
             "what only a simulation sees": (observed(observed=bytes(16)), "at most 0"),
             "what only a simulation keeps": (observed(personal=bytes(8)), "at most 0"),
@@ -406,7 +406,7 @@ def test_a_site_longer_than_the_clip_is_refused_where_the_server_adds_the_noise(
         return found
 
     assert made.run(long) == "finished"
-    assert (made.task.folder / "sites.csv").read_text().count("no honest one is longer") == 2
+    assert (made.task.folder / "sites.csv").read_text().count("an honest one has at most") == 2
 
 
 def canned(answers) -> site_calls.Send:
@@ -424,7 +424,7 @@ GOOD = {"protocol": PROTOCOL, "last": 0, "feature_names": "", "normalised": "non
 @pytest.mark.parametrize(
     ("facts", "word"),
     [
-        (b"{", "cannot be read"), (b"[]", "no table"), (b"[" * 100_000, "nested too deeply"), (b"\xff", "cannot be"),
+        (b"{", "cannot be read"), (b"[]", "JSON object"), (b"[" * 100_000, "nested too deeply"), (b"\xff", "cannot be"),
         (b"x" * (2 << 20), "too many"),
     ],
 )  # fmt: skip
@@ -491,11 +491,14 @@ def test_a_plan_that_would_fill_the_memory_is_refused(trial):
     assert large != content["spec"]
     for changes, word in (
         ({"spec": large}, "too large"),
-        ({"features": 1 << 40}, "cannot be"),
-        ({"spec": content["spec"].replace("count = 3", "count = 300")}, "300 clients, and 3 take part"),
+        ({"features": 1 << 40}, "features must be between"),
+        ({"spec": content["spec"].replace("count = 3", "count = 300")}, "300 clients, but 3 participate"),
         ({"min_sites": 1, "sites": [content["sites"][0] | {"clients": [10, 11, 12]}]}, "several clients"),
-        ({"sites": [*content["sites"][:2], content["sites"][0]]}, "one name"),
-        ({"sites": [*content["sites"][:2], content["sites"][2] | {"identity": "zz"}]}, "key of 'clinic-c' is none"),
+        ({"sites": [*content["sites"][:2], content["sites"][0]]}, "the same name or id"),
+        (
+            {"sites": [*content["sites"][:2], content["sites"][2] | {"identity": "zz"}]},
+            "key of 'clinic-c' is not valid",
+        ),
     ):
         with pytest.raises(wire.Refused, match=word):
             Plan.load(json.dumps(content | changes).encode())

@@ -335,7 +335,7 @@ def test_a_damaged_ledger_lets_nothing_leave(tmp_path):
         for request in requests:
             answer = site.answer(request)
             assert wire.label_of(answer).kind == "refused"
-            assert b"ledger of this site cannot be trusted" in answer or b"say hello first" in answer
+            assert b"ledger of this site is damaged" in answer or b"say hello first" in answer
             assert str(tmp_path).encode() not in answer
     assert "participants.log" in (trial.folders["clinic-b"] / "site.log").read_text()
 
@@ -352,7 +352,7 @@ def test_a_damaged_outbox_is_named_and_not_replaced(tmp_path):
     with Site.open(trial.folders["clinic-b"]) as site:
         assert wire.label_of(site.answer(trial.hello())).kind == "facts"
         answer = site.answer(first)
-    assert b"what this site sent before cannot be read" in answer
+    assert b"the outbox of this site cannot be read" in answer
     assert path.read_bytes() == bytes(content)
     assert path.name in (trial.folders["clinic-b"] / "site.log").read_text()
 
@@ -366,7 +366,7 @@ def test_a_lost_outbox_is_no_way_to_a_second_noise(tmp_path):
     with Site.open(trial.folders["clinic-b"]) as site:
         assert wire.label_of(site.answer(trial.hello())).kind == "facts"
         for request in rounds:
-            assert b"what was sent for it is gone" in site.answer(request)
+            assert b"its message is lost" in site.answer(request)
     assert trial.paid("clinic-b") == 3
 
 

@@ -103,7 +103,7 @@ def test_measures_are_reported_where_the_policy_lists_them_and_once(tmp_path):
     assert set(asked) == {"clinic-b"}
     with Site.open(trial.folders["clinic-a"]) as site:
         site.answer(trial.hello())
-        assert b"reports no measures" in site.answer(asked["clinic-b"][0])
+        assert b"does not report measures" in site.answer(asked["clinic-b"][0])
     with Site.open(trial.folders["clinic-b"]) as site:
         site.answer(trial.hello())
         assert site.answer(asked["clinic-b"][0]) == asked["clinic-b"][1]
@@ -263,7 +263,7 @@ def test_rounds_beyond_the_plan_and_before_it(tmp_path):
         site.answer(trial.hello(3))
         for round in (0, 4, 2**63):
             request = protocol.request("round", trial.plan.run, round, call=b"", asked=b"")
-            assert f"round {round}, and the plan has 3".encode() in site.answer(request)
+            assert f"between 1 and 3 (got {round})".encode() in site.answer(request)
         assert b"the plan has 3" in site.answer(trial.hello(4))
 
 

@@ -12,7 +12,7 @@ from fedrank import wire
 from fedrank.deploy import consent, protocol, site_calls, site_data
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.site import Site
-from fedrank.privacy import secure_aggregation
+from fedrank.privacy import secure_aggregation, secure_messages
 from tests.deploy.active_server import WAYS, ActiveServer
 from tests.deploy.real_trial import LINEAR, NOISE, SUM, RealTrial
 
@@ -103,13 +103,17 @@ def test_a_plan_with_another_key_for_a_partner_is_refused(tmp_path):
     other = Plan.load(json.dumps(content).encode())
     with Site.open(trial.folders["clinic-a"]) as site:
         answer = site.answer(protocol.request("hello", other.run, plan=other.dump()))
-        assert b"another one than was compared here" in answer
+        assert b"differs from the one compared before" in answer
         assert b"say hello first" in site.answer(protocol.request("share", other.run, 1, roster=b""))
 
 
 @pytest.mark.parametrize(
     ("change", "word"),
-    [("", b"no key of clinic-b"), ("own", b"another key for this site"), ("twice", b"one key, so that one pretends")],
+    [
+        ("", b"no key of clinic-b"),
+        ("own", b"key of this site in the plan is not its own"),
+        ("twice", b"same key, so one site could impersonate"),
+    ],
 )
 def test_keys_of_a_plan_that_cannot_be(tmp_path, monkeypatch, change, word):
     trial = RealTrial(tmp_path, LINEAR + SUM)
@@ -204,14 +208,14 @@ def test_a_site_that_spoils_sums_is_left_out(tmp_path):
             return found
         agreed = trial.plan.sum_terms(label)
         agreed.pop("min_survivors")
-        terms = secure_aggregation.Terms(**agreed, signed=True)
+        terms = secure_messages.Terms(**agreed, signed=True)
         content = wire.unpack(found, wire.label_of(found), {"letters": wire.Part("|S", 1 << 20)})[1]["letters"]
         [letter] = protocol.unbundle(content, 1, 1 << 20)
         _, body = terms.unpack("shares", letter)
-        size = secure_aggregation.DEALER.size
+        size = secure_messages.DEALER.size
         boxes = [
-            secure_aggregation.BOX.pack(to, bytes(80), *committed)
-            for to, _, *committed in secure_aggregation.BOX.iter_unpack(body[size:])
+            secure_messages.BOX.pack(to, bytes(80), *committed)
+            for to, _, *committed in secure_messages.BOX.iter_unpack(body[size:])
         ]
         letter = terms.pack("shares", 40, body[:size] + b"".join(boxes))
         return protocol.reply("letters", label, 40, letters=protocol.bundle([letter]))
@@ -219,7 +223,7 @@ def test_a_site_that_spoils_sums_is_left_out(tmp_path):
     assert trial.run(spoil) == "finished"
     left_out = json.loads((trial.task.folder / "left-out.json").read_text())
     assert list(left_out) == ["clinic-d"]
-    assert "3 sums that it spoiled" in left_out["clinic-d"]
+    assert "excluded after spoiling 3 sums" in left_out["clinic-d"]
     assert trial.paid("clinic-a") == 4
     assert json.loads((trial.task.folder / "privacy.json").read_text())["participations_charged"] == 4
 

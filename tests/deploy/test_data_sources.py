@@ -70,22 +70,24 @@ def test_people_are_rows_of_their_own(tmp_path):
     assert sorted(people.queries.tolist()) == list(range(12))
     assert held.rows([1]).tolist() == [0]  # all of them pay at once
     assert len(held.client(1).people) == 12
-    with pytest.raises(ValueError, match=r"this site has 12, and the plan is made for 11"):
+    with pytest.raises(ValueError, match=r"this site has 12, but the plan allows at most 11"):
         simulated_clients_of(load_share(data), made_plan(clients={"count": 3, "people": 11}, mechanism=None), 1)
     assert differences(load_share(data), made_plan(clients={"count": 3, "people": 12}, mechanism=None)) == []
     [why] = differences(load_share(data), made_plan(clients={"count": 3, "people": 11}, mechanism=None))
-    assert why.startswith("people: this site has 12, and the plan is made for 11")  # so that a look at the plan says it
+    assert why.startswith(
+        "people: this site has 12, but the plan allows at most 11"
+    )  # so that a look at the plan says it
     with pytest.raises(ValueError, match=r"data\.person: the plan has clients\.people = 20"):
         simulated_clients_of(load_share(replace(data, person=None)), plan, 1)
 
 
 def test_everybody_is_somebody(tmp_path):
     some = letor_file(tmp_path / "some.txt", comment="ward = 3")
-    with pytest.raises(ValueError, match=r"query 0 of .*some\.txt is nobody's; write `# patient"):
+    with pytest.raises(ValueError, match=r"query 0 of .*some\.txt is not assigned to a person; write `# patient"):
         load_share(SiteData(letor=str(some), person="patient"))
     two = tmp_path / "two.txt"
     two.write_text("1 qid:1 1:0.5 # patient = a\n0 qid:1 1:0.1 # patient: b\n")
-    with pytest.raises(ValueError, match="said to be of a, b"):
+    with pytest.raises(ValueError, match="assigned to a, b"):
         load_share(SiteData(letor=str(two), person="patient"))
     one = load_share(SiteData(letor=str(some), person="ward"))
     assert one.people == 1
@@ -136,9 +138,9 @@ def test_differences_name_both_values(tmp_path):
     named = load_share(SiteData(letor=str(file), names=str(tmp_path / "names.txt")))
     assert differences(named, made_plan(names=list("abcde"))) == []
     [unnamed] = differences(share, made_plan(names=list("abcde")))
-    assert "have the digest none" in unnamed
+    assert "digest at this site is none" in unnamed
     assert "set data.names in site.toml" in unnamed
-    assert "leave out data.names" in differences(named, made_plan())[0]
+    assert "remove data.names" in differences(named, made_plan())[0]
     [names] = differences(named, made_plan(names=list("abced")))
     assert names_digest("abcde") in names
     assert names_digest("abced") in names
@@ -179,5 +181,5 @@ def test_no_data_are_opened_for_a_plan_that_the_policy_refuses(tmp_path):
 
 
 def test_documents_alone_teach_nothing(tmp_path):
-    with pytest.raises(ValueError, match="nothing to learn from"):
+    with pytest.raises(ValueError, match="no training data are configured"):
         load_share(SiteData(documents="corpus.jsonl"))

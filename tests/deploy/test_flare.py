@@ -129,7 +129,7 @@ def test_bytes_are_carried_and_what_is_too_long_is_refused(federation):
     assert took < 0.5, "a round takes 20 ms where nobody else works"
     lengths, words, seconds = zip(*[one[1:] for one in asked(folder)], strict=True)
     assert lengths[:2] == (5, 60 << 20)
-    assert words[2].startswith("314,572,800 bytes are too long")
+    assert words[2].startswith("the message is too long (314,572,800 bytes")
     assert "was lost: it is longer than 64 MiB" in words[3]
     assert seconds[3] < 1.0
     assert words[4] == "hello"
@@ -150,8 +150,8 @@ def test_silent_broken_and_talkative_sites(federation):
         for path in (a / "word", b / "broken", c / "silent"):
             path.unlink()
     (_, _, talkative, _), (_, _, broken, _), (_, _, silent, seconds) = asked(folder)
-    assert talkative == "the site cannot answer (ValueError); its site.log says why"
-    assert broken == "the site cannot be opened (ValueError); its administrator finds why in site.log"
+    assert talkative == "the site cannot answer (ValueError); the reason is in its site.log"
+    assert broken == "the site cannot be opened (ValueError); the reason is in the site's site.log"
     assert silent == "clinic-c did not answer within 3 s"
     assert 2.9 < seconds < 5
     assert WORD in (a / "site.log").read_text()

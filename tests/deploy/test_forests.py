@@ -180,8 +180,8 @@ def test_organisations_get_the_model_that_their_forests_make(tmp_path):
     assert all(float(row["ndcg@10 all after"]) > 0 for row in rows)
     card = json.loads((folder / "privacy.json").read_text())
     assert card["what"] == "deployed run"
-    assert "which sites took part: site-0, site-1, site-2" in card["not_covered"]
-    assert "nothing is noised" in card["who_sees_what"]
+    assert "which sites participated: site-0, site-1, site-2" in card["not_covered"]
+    assert "without noise" in card["who_sees_what"]
     test = load_fold(made.task.experiment.data, 1).test
     for where in made.folders.values():
         [place] = (where / "models").iterdir()
@@ -224,7 +224,7 @@ def test_a_forest_that_takes_long_grows_on_when_it_is_asked_for_again(tmp_path, 
         return answer
 
     assert made.run(listen) == "finished", made.reason()
-    assert any(b"a forest grows here, and has 1 trees by now" in answer for answer in refused)
+    assert any(b"the forest is still being trained (1 trees so far)" in answer for answer in refused)
     slow = files_of(made.task.folder)
     monkeypatch.undo()
     assert not list(tmp_path.rglob("growing.json"))
@@ -249,10 +249,10 @@ def test_a_site_refuses_by_its_policy_and_the_others_go_on(tmp_path):
 def test_a_booster_must_be_listed(tmp_path):
     made = Federation(tmp_path, spec_of(tmp_path, 'split = "sites"\n'), sites=3, simulated=False, learner="pdgd")
     [line] = read_site(made.folders["site-0"]).objections(made.plan)
-    assert line.startswith('booster.name: "lambdamart" is not among policy.learners = ["pdgd"]')
+    assert line.startswith('booster.name: "lambdamart" is not in policy.learners = ["pdgd"]')
     with Site.open(made.folders["site-0"]) as site:
         answer = site.answer(protocol.request("hello", made.plan.run, 0, plan=made.plan.dump()))
-        assert b'"lambdamart" is not among' in answer
+        assert b'"lambdamart" is not in policy' in answer
         assert protocol.SAY_HELLO.encode() in site.answer(protocol.request("forest", made.plan.run, 1))
 
 
@@ -265,7 +265,7 @@ def test_what_a_site_is_shown_says_that_nothing_is_noised(tmp_path):
     assert view.refused
     assert view.prices == ()
     text = markdown(about_plan(view))
-    assert "forests leave as they are" in text
+    assert "forests are sent without noise" in text
     assert "thresholds and leaf values" in text
     [draft] = drafts(spec.read_text(), settings, load_fold(made.task.experiment.data, 1).train)
     assert draft.spec == made.plan.spec
@@ -274,11 +274,11 @@ def test_what_a_site_is_shown_says_that_nothing_is_noised(tmp_path):
 @pytest.mark.parametrize(
     ("split", "merge", "more", "said"),
     [
-        ('split = "dealt"\n', '[merge]\nname = "linear"\n', {}, "split: belongs to a simulation"),
+        ('split = "dealt"\n', '[merge]\nname = "linear"\n', {}, "split: is valid only in a simulation"),
         ('split = "sites"\n', '[merge]\nname = "pooled"\n', {}, 'merge: "pooled"'),
         ('split = "sites"\n', '[merge]\nname = "bagged"\n', {}, 'merge: "bagged"'),
-        ("", "", {}, "merge: there is none"),
-        ('split = "sites"\n', '[merge]\nname = "linear"\n', {"tune": 3}, "tune: settings are not looked for"),
+        ("", "", {}, "merge: not set"),
+        ('split = "sites"\n', '[merge]\nname = "linear"\n', {"tune": 3}, "tune: is not supported between sites"),
     ],
 )
 def test_what_is_not_done_between_sites_is_named_before_anything_begins(tmp_path, split, merge, more, said):
@@ -320,10 +320,10 @@ def changed(tree: str, key: str, value: str) -> str:
 BAD = {
     "a child that is not there": (lambda trees: [changed(trees[0], "left_child", "99")], "cannot be read"),
     "a walk that never ends": (lambda trees: [changed(trees[0], "left_child", "0")], "cannot be read"),
-    "a feature beyond all": (lambda trees: [changed(trees[0], "split_feature", "500")], "reads feature 501"),
-    "a threshold that is none": (lambda trees: [changed(trees[0], "threshold", "nan")], "no name with numbers"),
-    "a word among numbers": (lambda trees: [changed(trees[0], "split_gain", "x/../y")], "no name with numbers"),
-    "a leaf beyond all numbers": (lambda trees: [changed(trees[0], "leaf_value", "1e999")], "not finite"),
+    "a feature beyond all": (lambda trees: [changed(trees[0], "split_feature", "500")], "uses feature 501"),
+    "a threshold that is none": (lambda trees: [changed(trees[0], "threshold", "nan")], "not a name with numbers"),
+    "a word among numbers": (lambda trees: [changed(trees[0], "split_gain", "x/../y")], "not a name with numbers"),
+    "a leaf beyond all numbers": (lambda trees: [changed(trees[0], "leaf_value", "1e999")], "only finite numbers"),
     "a line that no tree has": (lambda trees: [f"{trees[0]}\nparameters=1"], "cannot be read"),
     "other letters": (lambda trees: [trees[0].replace("num_leaves", "num_leav\u0435s")], "cannot be read"),
     "more trees than were asked for": (lambda trees: trees * 7, "more than 6 pieces"),
@@ -346,7 +346,7 @@ def test_more_leaves_than_the_booster_has_are_refused(grown):
     content = protocol.bundle([tree.encode() for tree in trees])
     assert read_trees(content, made.plan.forests, made.plan.features) == tuple(trees)
     smaller = Plan.load(made.plan.dump().replace(b"leaves = 4", b"leaves = 2"))
-    with pytest.raises(Refused, match=r"leaves, and at most 2 may be"):
+    with pytest.raises(Refused, match=r"leaves, the maximum is 2"):
         read_trees(content, smaller.forests, smaller.features)
 
 
@@ -362,7 +362,10 @@ def test_whoever_sends_nonsense_is_left_out_and_named(tmp_path):
         return answer
 
     assert made.run(spoil) == "finished", made.reason()
-    assert "left out after 3 refusals" in json.loads((made.task.folder / "left-out.json").read_text())["site-2"]
+    assert (
+        "excluded after 3 consecutive invalid answers"
+        in json.loads((made.task.folder / "left-out.json").read_text())["site-2"]
+    )
     with (made.task.folder / "clients.csv").open() as file:
         assert [row["client"] for row in csv.DictReader(file)] == ["site-0", "site-1"]
 
@@ -404,7 +407,7 @@ def test_changed_data_are_noticed(tmp_path):
 MERGED = {
     "a path": ({"../model.json": b"{}"}, "is not a file of a merged model"),
     "another file": ({"site.toml": b""}, "is not a file of a merged model"),
-    "no model": ({}, "has no model.json"),
+    "no model": ({}, "must contain model.json"),
     "a model that cannot be read": ({"model.json": b"{}"}, "cannot be read"),
 }
 
@@ -451,7 +454,7 @@ def test_forests_travel_through_a_shared_folder_by_the_commands(tmp_path, fedran
     letor_file(Path("test.txt"), seed=8)
     spec_of(tmp_path, 'split = "sites"\n')
     code, out, err = fedrank("show", "spec.toml", "--home", SITES[0])
-    assert (code, "forests leave as they are" in out) == (0, True), out + err
+    assert (code, "forests are sent without noise" in out) == (0, True), out + err
     with serving():
         code, out, err = fedrank("folder", "run", "shared", "spec.toml", "--home", "hub")
     assert code == 0, out + err

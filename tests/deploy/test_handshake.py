@@ -45,10 +45,10 @@ def test_sites_that_fail_at_their_own_settings_end_the_run_with_their_reason(mon
 
     def answer(name, content, label):
         heard.append(name)
-        reason = f"{protocol.SITE_FAILS[0]} (FileNotFoundError); its log says what"
+        reason = f"{protocol.SITE_FAILS[0]} (FileNotFoundError); the reason is in its log"
         return protocol.refusal(label, plan.party(name).clients[0], reason)
 
-    with pytest.raises(Differs, match=r"2 sites are needed, and 3 of 3 fail.*clinic-a: something is wrong.*NotFound"):
+    with pytest.raises(Differs, match=r"2 sites are needed, but 3 of 3 fail.*clinic-a: something is wrong.*NotFound"):
         Handshake(calls_to(plan, answer)).hello()
     assert heard.count("clinic-a") == 3
 
@@ -127,7 +127,7 @@ def test_keys_of_a_trial_come_from_its_sites_and_go_to_everybody():
 def test_a_site_of_a_trial_without_keys_stops_a_secure_run():
     plan = made_plan(simulated=True, mechanism=SUM)
     calls = calls_to(plan, lambda name, content, label: facts(plan, name, label, identities={"0": "zz"}))
-    with pytest.raises(Differs, match="clinic-a brings no keys"):
+    with pytest.raises(Differs, match="clinic-a reports no signing keys"):
         Handshake(calls, secure=True).hello()
 
 

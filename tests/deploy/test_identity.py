@@ -16,7 +16,7 @@ from fedrank.deploy.identity import (
     same_fingerprint,
     verify,
 )
-from fedrank.privacy.secure_aggregation import Identity
+from fedrank.privacy.secure_messages import Identity
 
 
 def test_a_key_is_made_read_and_believed(tmp_path):
@@ -79,7 +79,7 @@ def test_a_link_to_nowhere_is_not_written_through(tmp_path):
 def test_a_damaged_key_is_named(tmp_path, content):
     (tmp_path / IDENTITY).write_bytes(content)
     os.chmod(tmp_path / IDENTITY, 0o600)
-    with pytest.raises(ValueError, match=r"identity\.key should hold"):
+    with pytest.raises(ValueError, match=r"identity\.key must contain"):
         read_identity(tmp_path)
 
 
@@ -102,7 +102,7 @@ def test_fingerprints_are_read_by_telephone():
     assert not same_fingerprint("", "")
     assert not same_fingerprint("SHA256:", "SHA256:")
     assert not same_fingerprint(fingerprint(one)[:-1], fingerprint(one)[:-1])
-    with pytest.raises(ValueError, match="no public key"):
+    with pytest.raises(ValueError, match="not a public key"):
         fingerprint("abc")
 
 

@@ -79,7 +79,7 @@ def test_sites_grow_the_forest_of_their_pooled_rows(tmp_path, merge):
     assert forest.trees == pooled(made)
     card = json.loads((made.task.folder / "privacy.json").read_text())
     assert "Nothing can be claimed" in card["summary"]
-    assert ("no client's own" in card["who_sees_what"]) == (merge == SECURE)
+    assert ("sees only" in card["who_sees_what"]) == (merge == SECURE)
     for where in made.folders.values():
         [place] = (where / "models").iterdir()
         assert load_model(place / "model.json").trees == forest.trees
@@ -137,10 +137,10 @@ def test_a_site_sends_nothing_else_and_refuses_what_does_not_fit(tmp_path):
             assert wire.label_of(answer).kind == "refused"
             return answer.decode("utf-8", "replace")
 
-        assert "this run grows one forest, and" in refused(protocol.request("forest", made.plan.run, 1))
+        assert "this run grows one forest and does not" in refused(protocol.request("forest", made.plan.run, 1))
         whom = np.array([0], "<i8").tobytes()
         other = np.array([1], "<i8").tobytes()
-        assert "none of growing" in refused(
+        assert "unknown kind of message" in refused(
             protocol.request("grow", made.plan.run, 1, whom=whom, message=wire.pack(wire.Label("x", bytes(16), 0), {}))
         )
         assert "this site has [0]" in refused(protocol.request("grow", made.plan.run, 1, whom=other, message=b"x"))
@@ -163,7 +163,7 @@ def test_sites_vote_and_sites_that_vote_for_all_lose_nothing(tmp_path):
     best = int(np.argmax([quality for _, quality in grown])) + 1
     assert load_model(made.task.folder / "model.json").trees == tuple(tree for tree, _ in grown[:best])
     view = look_at(made.folders["site-0"], read_site(made.folders["site-0"]), made.plan)
-    assert "for the 1 features that gain most on own rows" in view.leaves[1].about
+    assert "for the 1 features with the largest gain on own rows" in view.leaves[1].about
     every = real(tmp_path / "all", f"{HISTOGRAMS}vote = {made.plan.features - 1}\n")
     assert every.run() == "finished", every.reason()
     assert load_model(every.task.folder / "model.json").trees == pooled(every)
@@ -173,15 +173,15 @@ def test_what_leaves_is_told_before(tmp_path):
     made = real(tmp_path, SECURE)
     view = look_at(made.folders["site-0"], read_site(made.folders["site-0"]), made.plan)
     assert [one.what for one in view.leaves][:1] == ["histograms"]
-    assert "added up over all sites" in view.leaves[0].about
+    assert "aggregated over all sites" in view.leaves[0].about
     assert not any(one.covered for one in view.leaves)
 
 
 @pytest.mark.parametrize(
     ("merge", "message"),
     [
-        ('edges = "pooled"\n', "do not follow from a plan"),
-        ('edges = "pooled"\nprivate = "random-splits"\n', "which noise later cannot undo"),
+        ('edges = "pooled"\n', "cannot be derived from a plan"),
+        ('edges = "pooled"\nprivate = "random-splits"\n', "cannot undo"),
         ('private = "random-splits"\nunit = "row"\n', "unit"),
     ],
 )
@@ -255,7 +255,7 @@ def test_noise_is_written_and_paid_for_before_it_leaves(tmp_path, secure):
     assert guarantee["unit"] == "client"
     assert guarantee["times"] == RELEASES
     assert rho < guarantee["epsilon"] <= rho + 2 * np.sqrt(rho * np.log(1e5))
-    assert ("no client's own" in card["who_sees_what"]) == secure
+    assert ("sees only" in card["who_sees_what"]) == secure
     for where in made.folders.values():
         [place] = (where / "models").iterdir()
         assert len(load_model(place / "model.json").trees) == 6
@@ -332,7 +332,7 @@ def test_a_site_that_was_killed_between_outbox_and_ledger_pays_once(tmp_path, mo
     [
         ({"unit": "query"}, 'merge.unit: "query" protects less than policy.unit = "site"'),
         ({"unit": "query", "placements": ["secure-aggregation"]}, "placements"),
-        ({"largest": 0.1}, "the run alone would cost ε"),
+        ({"largest": 0.1}, "this run alone would cost ε"),
     ],
 )
 def test_plans_that_a_policy_refuses_by_name(tmp_path, settings, message):
@@ -354,7 +354,7 @@ def test_persons_must_be_named(tmp_path):
         text = (where / "site.toml").read_text().replace("[policy]\n", '[policy]\nunit = "person"\n')
         (where / "site.toml").write_text(text)
     assert made.run() != "finished"
-    assert "do not say who asked" in made.reason()
+    assert "do not record persons" in made.reason()
 
 
 @pytest.mark.long
@@ -380,7 +380,7 @@ def test_a_restored_site_adds_no_noise_to_a_run_that_has_begun(tmp_path):
             {"number": np.array([0]), "cuts": b"", "roster": b""},
         )
         request = protocol.request("grow", again.plan.run, 1, whom=np.array([2], "<i8").tobytes(), message=message)
-        assert b"nobody can tell what it sent since in this run" in site.answer(request)
+        assert b"cannot determine what it sent since then in this run" in site.answer(request)
 
 
 def test_other_rows_in_the_middle_of_a_forest_are_refused(tmp_path):
@@ -396,4 +396,4 @@ def test_other_rows_in_the_middle_of_a_forest_are_refused(tmp_path):
     own.write_text("".join(own.read_text().splitlines(keepends=True)[:-3]))
     with Site.open(made.folders["site-1"]) as site:
         answer = site.answer(protocol.request("hello", made.plan.run, 0, plan=made.plan.dump()))
-    assert b"have changed since it took part" in answer
+    assert b"have changed since it started to participate" in answer

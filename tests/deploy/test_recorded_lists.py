@@ -64,7 +64,7 @@ def test_what_is_still_being_written_does_not_count(tmp_path):
 @pytest.mark.parametrize("name", ["notes.txt", "1", "00000000000000000001", "000000000001 (copy)"])
 def test_a_foreign_file_is_refused_by_name(tmp_path, name):
     (tmp_path / name).write_bytes(b"hello")
-    with pytest.raises(RecordError, match="is no recorded list") as told:
+    with pytest.raises(RecordError, match="is not a recorded list") as told:
         RecordedFolder(tmp_path).numbers()
     assert name in str(told.value)
 
@@ -98,11 +98,11 @@ def test_a_list_under_another_number_and_a_pipe_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"shown": np.array([0, 0])}, "do not belong together"),
+        ({"shown": np.array([0, 0])}, "do not match"),
         ({"shown": np.zeros(10, np.int64)}, "twice"),
-        ({"shown": np.arange(10) + 3}, "others than its 12"),
+        ({"shown": np.arange(10) + 3}, "not among its 12"),
         ({"scores": np.full(12, np.nan, np.float32)}, "not finite"),
-        ({"scores": np.zeros(11, np.float32)}, "do not belong together"),
+        ({"scores": np.zeros(11, np.float32)}, "do not match"),
     ],
 )
 def test_a_list_that_makes_no_sense_is_not_written(tmp_path, changes, said):
@@ -117,5 +117,5 @@ def test_they_give_what_was_drawn_and_nothing_else():
     assert found.drawn(np.ones(34, np.float32), 1) is found.lists[1].impression
     with pytest.raises(ValueError, match="pdgd"):
         found.best(np.ones(34, np.float32), 0)
-    with pytest.raises(ValueError, match="no grades"):
+    with pytest.raises(ValueError, match="no relevance labels"):
         found.judged(0)

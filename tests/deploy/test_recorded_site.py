@@ -121,7 +121,7 @@ def test_another_run_does_not_use_them_again(tmp_path):
         for plan, refused in zip(plans, (False, True), strict=True):
             site.answer(hello(plan))
             assert is_refused(site.answer(a_round(plan))) == refused
-    assert "waits: 10 of 30 searches" in person.log()
+    assert "waiting: 10 of 30 searches" in person.log()
 
 
 def test_who_waits_says_so_and_not_how_often_somebody_searched(tmp_path):
@@ -130,9 +130,9 @@ def test_who_waits_says_so_and_not_how_often_somebody_searched(tmp_path):
         site.answer(hello(plan))
         found = site.answer(a_round(plan))
         assert is_refused(found)
-        assert b"waits: fewer than 30 searches" in found
+        assert b"waiting: fewer than 30 searches" in found
         assert b"12" not in found
-        assert "waits: 12 of 30 searches" in person.log()
+        assert "waiting: 12 of 30 searches" in person.log()
         assert "12 of 30" in json.loads((person.folder / "status.json").read_text())["refused"]
         assert len(person.outbox(plan)) == 0
         person.record(range(13, 31))
@@ -201,7 +201,7 @@ def test_an_answer_stands_in_the_journal_before_it_leaves_and_none_leaves_withou
     assert [one.what for one in found] == [
         "round 0: answer to hello",
         "round 1: answer to round",
-        "round 2: that it does not, and why",
+        "round 2: refusal with its reason",
     ]
     assert found[1].bytes == len(sent)
 
@@ -224,7 +224,7 @@ def test_a_damaged_or_foreign_file_stops_the_round_and_its_name_stays_here(tmp_p
         found = site.answer(a_round(plan))
         assert is_refused(found)
         assert b"000000000007" not in found
-        assert "000000000007 is no recorded list, or damaged" in person.log()
+        assert "000000000007 is not a recorded list or is damaged" in person.log()
         person.lists.forget(7)
         (person.lists.folder / "diary.txt").write_text("dear diary")
         found = site.answer(a_round(plan))
@@ -240,15 +240,15 @@ def test_lists_that_were_drawn_otherwise_are_refused(tmp_path, key, value):
     plan, person = a_plan(learner=LEARNER | {key: value}), Person(tmp_path, 30)
     with Site.open(person.folder) as site:
         site.answer(hello(plan))
-        assert b"lists here were drawn with temperature 0.3 and keep 0.9" in site.answer(a_round(plan))
+        assert b"lists at this site were drawn with temperature 0.3 and keep 0.9" in site.answer(a_round(plan))
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"interactions": 29}, "clients.interactions: an update of 29 searches"),
-        ({"learner": {"name": "lambdarank"}}, "learner: 'lambdarank' cannot learn from lists"),
-        ({"people": 5}, "clients.people: 5 at each site"),
+        ({"interactions": 29}, "clients.interactions: an update from 29 searches"),
+        ({"learner": {"name": "lambdarank"}}, "learner: 'lambdarank' cannot use lists"),
+        ({"people": 5}, "clients.people: 5 per site"),
     ],
 )
 def test_a_plan_that_does_not_fit_one_person_is_refused(tmp_path, changes, said):
@@ -265,7 +265,7 @@ def test_other_features_are_told_before_anything_is_learnt(tmp_path):
     assert any("feature names" in line for line in look_at(person.folder, settings, plan).refused)
     with Site.open(person.folder) as site:
         site.answer(hello(plan))
-        assert b"do not fit the plan" in site.answer(a_round(plan))
+        assert b"do not match the plan" in site.answer(a_round(plan))
 
 
 def test_what_leaves_is_shown_before_and_what_is_not_covered(tmp_path):
@@ -301,7 +301,7 @@ def test_show_tells_how_many_searches_there_are_and_for_how_many_rounds(tmp_path
     told = capsys.readouterr()
     assert not ended.value.code, told.err
     assert said in told.out
-    assert "This site would say no" not in told.out
+    assert "This site would refuse the plan" not in told.out
     (person.folder / "searches" / "diary.txt").write_text("dear diary")
     assert "cannot be counted" in look_at(person.folder, read_site(person.folder), plan).has
 
@@ -309,8 +309,12 @@ def test_show_tells_how_many_searches_there_are_and_for_how_many_rounds(tmp_path
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ('impressions = "searches"', 'impressions = "nowhere"', "data.impressions: no folder"),
-        ('impressions = "searches"', 'impressions = "searches"\nletor = "site.toml"', "has both letor and impressions"),
+        ('impressions = "searches"', 'impressions = "nowhere"', "data.impressions: the folder"),
+        (
+            'impressions = "searches"',
+            'impressions = "searches"\nletor = "site.toml"',
+            "letor and impressions are both set",
+        ),
         ("[policy]", '[policy]\nunit = "person"', "policy.unit"),
     ],
 )

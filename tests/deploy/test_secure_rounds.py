@@ -12,7 +12,8 @@ from fedrank.deploy.protocol import OBSERVED, Answers
 from fedrank.deploy.round_answers import AnswerReader
 from fedrank.deploy.secure_rounds import SecureRounds
 from fedrank.federated.server import ServerTask
-from fedrank.privacy.secure_aggregation import BadDealing, Identity, SumClient
+from fedrank.privacy.secure_aggregation import BadDealing, SumClient
+from fedrank.privacy.secure_messages import Identity
 from fedrank.wire import Label, Part, unpack
 from tests.deploy.fake_sites import calls_to
 from tests.deploy.plans import NOISE, SUM, made_plan
@@ -120,8 +121,8 @@ def test_a_site_that_spoils_three_sums_is_left_out(monkeypatch):
         assert not sites.calls.left_out
         one = sites.try_sum(number)
         assert one.total is None
-        assert one.why == {"clinic-c": "shares do not fit; nothing is added up"}
-    assert "3 sums that it spoiled" in sites.calls.left_out["clinic-c"]
+        assert one.why == {"clinic-c": "shares do not fit; no sum is computed"}
+    assert "excluded after spoiling 3 sums" in sites.calls.left_out["clinic-c"]
 
 
 def test_only_the_protocol_of_secure_sums_is_one():

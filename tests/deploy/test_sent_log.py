@@ -75,14 +75,14 @@ def test_lengths_are_those_of_back_then(trial):
 
 
 def test_what_cannot_be_done_is_refused_before_anybody_is_asked(trial):
-    with pytest.raises(ValueError, match="does not take part"):
+    with pytest.raises(ValueError, match="does not participate"):
         named(trial.task.folder, ["site-9"], UNLEARNERS["retrain"]())
-    with pytest.raises(ValueError, match="asks who leaves to take part"):
+    with pytest.raises(ValueError, match="needs the participation of the leaving site"):
         named(trial.task.folder, ["site-3"], UNLEARNERS["gradient-ascent"]())
-    with pytest.raises(ValueError, match="one alone is no federation"):
+    with pytest.raises(ValueError, match="at least 2 are needed"):
         named(trial.task.folder, ["site-1", "site-2", "site-3"], UNLEARNERS["retrain"]())
     (trial.task.folder / "plan.json").unlink()
-    with pytest.raises(ValueError, match="was not made between sites"):
+    with pytest.raises(ValueError, match="is not a run between sites"):
         named(trial.task.folder, ["site-3"], UNLEARNERS["retrain"]())
 
 
@@ -91,7 +91,7 @@ def test_under_a_secure_sum_only_retraining_is_left(tmp_path):
     noise = '[mechanism]\nname = "gaussian"\nclip = 0.5\nnoise = 1.0\nplacement = { name = "secure-aggregation" }\n'
     trial = Trial(tmp_path, spec_of(tmp_path, LINEAR + noise, rounds=2, clients="count = 4"), sites=4)
     assert trial.run() == "finished"
-    with pytest.raises(ValueError, match="nobody saw that; use --method retrain"):
+    with pytest.raises(ValueError, match="secure aggregation does not reveal; use --method retrain"):
         named(trial.task.folder, ["site-3"], UNLEARNERS["fed-remove"]())
     folder = forget(trial, "retrain")
     assert json.loads((folder / "receipt.json").read_text())["method"]["exact"]
@@ -103,4 +103,4 @@ def test_a_run_folder_belongs_to_one_plan(trial):
         (trial.task.folder / "run.json").unlink()
         status = coordinate(trial.task, other, lambda name, content, wait: pool.submit(sites[name].answer, content))
     assert status == "failed"
-    assert "begun with another plan: its seed is 1, and now 99" in (trial.task.folder / "run.json").read_text()
+    assert "started with another plan: its seed is 1, but now it is 99" in (trial.task.folder / "run.json").read_text()

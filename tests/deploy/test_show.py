@@ -62,7 +62,7 @@ def test_rewards_are_few_bytes(tmp_path):
 
 def test_a_plan_whose_seeds_tell_clicks_is_refused():
     learner = {"name": "evolution", "chance": "shared"}
-    with pytest.raises(SpecError, match=r'learner.chance: "shared" draws clicks from the seed that is sent'):
+    with pytest.raises(SpecError, match=r'learner.chance: "shared" derives clicks from the seed in the plan'):
         made_plan(mechanism=None, learner=learner, server="adam")
 
 
@@ -73,15 +73,15 @@ def test_what_is_not_covered_is_named(tmp_path):
     view = look_at(tmp_path, settings, plan, load_share(data))
     found = leaves(view)
     assert not found["update"].covered
-    assert not found["searches behind an update"].covered
-    assert "reads the control of each site from its update" in found["control of SCAFFOLD"].about
+    assert not found["interactions behind an update"].covered
+    assert "computes the control of each site from its update" in found["control of SCAFFOLD"].about
     assert not found["sums of measures"].covered
     assert "ndcg@10" in found["sums of measures"].about
     text = " ".join(view.not_covered)
-    assert "clicks can be read" in text
-    assert "every 2. round" in text
+    assert "reveal clicks" in text
+    assert "every 2 rounds" in text
     assert "sums of ndcg@10" in text
-    assert "clicks can be read" in printed(view)
+    assert "reveal clicks" in printed(view)
     without = look_at(tmp_path, settings, plan, load_share(replace(data, test_share=None)))
     assert "sums of measures" not in leaves(without)
 
@@ -93,8 +93,8 @@ def test_a_secure_sum_says_what_it_stands(tmp_path, sites, threshold, dropouts):
     assert (view.sum.sites, view.sum.threshold, view.sum.dropouts) == (sites, threshold, dropouts)
     text = printed(view)
     assert f"{threshold} of {sites} sites must agree" in text
-    assert ("No dropout is survived" in text) == (dropouts == 0)
-    assert f"learns the sum of the {sites - 1} others" in text
+    assert ("A round tolerates no dropout" in text) == (dropouts == 0)
+    assert f"learn the sum of the {sites - 1} others" in text
     assert leaves(view)["masked update"].bytes_each > 4 * plan.sent
     assert sum_view(made_plan()) is None
 
@@ -119,7 +119,7 @@ def test_the_price_is_that_of_this_run_and_of_all_runs(tmp_path):
     limit = promises[0].epsilon(9, 1e-5) * 1.0001
     less = look_at(tmp_path, site_settings(replace(POLICY, largest_epsilon=limit)), plan)
     assert less.affordable == 5
-    assert any("it pays for 5 of 10 rounds" in line for line in less.refused)
+    assert any("it covers 5 of 10 rounds" in line for line in less.refused)
     assert "5 of 10 rounds" in printed(less)
     for one in (other, own):
         one.close()
@@ -140,7 +140,7 @@ def test_objections_differences_and_the_word_are_told(tmp_path):
     assert [line.partition(":")[0] for line in view.refused] == ["learner.name", "features"]
     assert "not accepted yet" in printed(view)
     assert [one.pinned for one in view.partners] == [False, False]
-    assert "no: call them and compare" in printed(view)
+    assert "no: compare by telephone" in printed(view)
     consent.accept(tmp_path, plan)
     after = look_at(tmp_path, settings, plan)
     assert after.word == "accepted"
@@ -148,7 +148,7 @@ def test_objections_differences_and_the_word_are_told(tmp_path):
     assert after.partners[0].fingerprint in printed(after)
     fits = look_at(tmp_path, site_settings(POLICY), made_plan())
     assert "Nothing: the plan fits" in printed(fits)
-    assert "the plan brings no key" in printed(fits)
+    assert "the plan has no key" in printed(fits)
 
 
 def test_facts_are_json(tmp_path):

@@ -264,7 +264,7 @@ def test_another_request_for_the_same_step_is_refused(done):
             Label("silo-turn", made.plan.run, free), {"letters": protocol.bundle([b"x"]), "top": np.array([2])}
         )
         assert b"is not that of this site" in site.answer(request)
-        assert b"this run trains through sketches" in site.answer(protocol.request("round", made.plan.run, 1))
+        assert b"this run trains with sketches" in site.answer(protocol.request("round", made.plan.run, 1))
 
 
 @pytest.mark.long
@@ -294,7 +294,7 @@ def test_a_key_that_the_coordinator_made_is_refused(tmp_path):
             request = wire.pack(
                 Label("silo-meet", made.plan.run, 2), {"letters": protocol.bundle(forged), "top": np.array([2])}
             )
-            assert b"is not signed by the identity" in site.answer(request)
+            assert b"is not signed by its identity" in site.answer(request)
     assert not list(tmp_path.rglob("shared.key"))
     assert not list(tmp_path.rglob("own.sketch"))
 
@@ -311,7 +311,7 @@ def test_a_site_that_sends_what_is_no_letter_is_named(tmp_path, kind):
 
     assert made.run(spoil) == "failed"
     assert "hospital-1" in (made.task.folder / "sites.csv").read_text()
-    assert "left out after 3 refusals" in made.reason()
+    assert "excluded after 3 consecutive invalid answers" in made.reason()
 
 
 def test_a_policy_decides(tmp_path):
@@ -323,8 +323,8 @@ def test_a_policy_decides(tmp_path):
         return " ".join(read_site(tmp_path / "hospital-0").objections(plan))
 
     assert said() == ""
-    assert said(learner="pdgd").startswith('method.name: "cross-silo" is not among policy.learners')
-    assert "the weights that go from site to site are not" in said(unprotected="false")
+    assert said(learner="pdgd").startswith('method.name: "cross-silo" is not in policy.learners')
+    assert "the weights that sites pass on have none" in said(unprotected="false")
     assert "a sketch costs ε = 6." in said(epsilon="5.0")
 
 
@@ -354,16 +354,16 @@ def test_a_budget_that_is_spent_pays_for_no_second_sketch(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("noise = 1.0", "noise = 0.0", "method.noise: 0 would tell"),
-        ("noise = 1.0", 'noise_in = "paper"', 'method.noise_in: between sites it is "sketch"'),
-        ("noise = 1.0", 'scaling = "together"', 'method.scaling: between sites it is "own"'),
-        ("noise = 1.0", "k_share = 0.1", "method.k_share: is done in a simulation only"),
-        ("noise = 1.0", "steps = 5", "method.steps: is done in a simulation only"),
-        ("count = 2", "count = 2\nof = 3", "silos.of: belongs to a simulation"),
+        ("noise = 1.0", "noise = 0.0", "method.noise: 0 would reveal"),
+        ("noise = 1.0", 'noise_in = "paper"', 'method.noise_in: must be "sketch" between sites'),
+        ("noise = 1.0", 'scaling = "together"', 'method.scaling: must be "own" between sites'),
+        ("noise = 1.0", "k_share = 0.1", "method.k_share: is supported only in a simulation"),
+        ("noise = 1.0", "steps = 5", "method.steps: is supported only in a simulation"),
+        ("count = 2", "count = 2\nof = 3", "silos.of: is valid only in a simulation"),
         ("noise = 1.0", 'combine = "mean"', "method.combine"),
         ("noise = 1.0", 'counts = "exact"', "method.counts"),
-        ("count = 2", 'count = 2\nsplit = "topics"', "silos.split: belongs to a simulation"),
-        ("count = 2", "count = 3", "silos.count: 3 where 2 take part"),
+        ("count = 2", 'count = 2\nsplit = "topics"', "silos.split: is valid only in a simulation"),
+        ("count = 2", "count = 3", "silos.count: 3, but 2 sites participate"),
     ],
 )
 def test_what_is_not_done_between_sites_is_named_before_anything_begins(tmp_path, old, new, said):
@@ -388,7 +388,7 @@ def test_keys_of_partners_must_have_been_compared(tmp_path):
     (made.folders["hospital-0"] / "partners.json").unlink()
     with Site.open(made.folders["hospital-0"]) as site:
         answer = site.answer(protocol.request("hello", made.plan.run, 0, plan=made.plan.dump()))
-    assert b"were never compared here" in answer
+    assert b"have not been compared at this site" in answer
 
 
 def test_what_a_site_is_shown(done):
@@ -404,7 +404,7 @@ def test_what_a_site_is_shown(done):
     assert view.after == view.spent  # the same sketch is paid once
     text = markdown(about_plan(view))
     assert "one occurrence" in text
-    assert "the weights, which tell of own queries" in text
+    assert "the weights, which depend on own queries" in text
     [draft] = drafts((made.folder / "spec.toml").read_text(), settings, None)
     assert draft.spec == made.plan.spec
 
@@ -445,7 +445,7 @@ def test_letters_travel_through_a_shared_folder_by_the_commands(tmp_path, fedran
     write_collection(Path("judging"), 3, 4)
     Path("spec.toml").write_text(SPEC.format(sites=3).replace("rounds = 3", "rounds = 1"))
     code, out, err = fedrank("show", "spec.toml", "--home", SITES[0])
-    assert (code, "letters that it cannot open" in out) == (0, True), out + err
+    assert (code, "sealed letters that it cannot read" in out) == (0, True), out + err
     threading.Thread(target=accept_when_it_comes, args=(SITES,), daemon=True).start()
     with serving():
         code, out, err = fedrank("folder", "run", "shared", "spec.toml", "--home", "hub")

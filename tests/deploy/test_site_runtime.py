@@ -61,7 +61,7 @@ def test_a_new_kind_is_one_class(trial):
         assert int(protocol.read(first, label, {"total": Part("|S", 20)})["total"]) > 1
         assert site.answer(ask(trial, 1)) == first
         assert (CountQueries.computed, charges(site, trial)) == (1, 1)
-        assert b"the count was answered here for another request" in site.answer(ask(trial, 2))
+        assert b"the count was already answered for a different request" in site.answer(ask(trial, 2))
         assert b"add must not be negative" in site.answer(ask(trial, -1))
     with Site.open(trial.folders["clinic-a"]) as site:  # as after a restart
         site.answer(trial.hello())
@@ -112,4 +112,4 @@ def test_a_kind_that_no_run_has_is_refused(trial):
     with Site.open(trial.folders["clinic-a"]) as site:
         site.answer(trial.hello())
         answer = site.answer(protocol.request("forest", trial.plan.run, 1))
-        assert b"this run sends model updates, and there is nothing of kind 'forest' in it" in answer
+        assert b"this run sends model updates and does not support requests of kind 'forest'" in answer

@@ -66,8 +66,8 @@ def test_a_home_before_its_first_run(home):
     assert (now.run, now.state, now.round, now.last_news) == ("", "", 0, None)
     assert [site.name for site in now.sites] == ["s0", "s1", "s2"]
     assert now.days_left == 20
-    assert "ends in 20 days" in printed(now)
-    assert "has ended" in printed(now)
+    assert "expires in 20 days" in printed(now)
+    assert "has expired" in printed(now)
 
 
 def test_a_run_under_way(home):

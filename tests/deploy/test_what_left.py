@@ -21,7 +21,7 @@ def test_every_answer_is_there_and_the_same_refusal_is_counted(tmp_path):
     found = what_was_sent(tmp_path)
     assert [(one.what, one.times, one.bytes) for one in found] == [
         ("round 1: answer to round", 1, 500),
-        ("round 2: that it does not, and why", 100, 8_000),
+        ("round 2: refusal with its reason", 100, 8_000),
         ("round 0: answer to hello", 100, 40_000),
         ("round 2: answer to round", 1, 501),
     ]

@@ -41,7 +41,7 @@ def test_features(fedrank, tmp_path, to):
     ("arguments", "says"),
     [
         (("features", "engine-2", "--to", "solr", "--out", "e"), "no features 'engine-2'"),
-        (("features", "engine-1", "--to", "x", "--out", "e"), "no engine 'x'"),
+        (("features", "engine-1", "--to", "x", "--out", "e"), "unknown engine 'x'"),
         (("features", "engine-1", "--to", "solr", "--out", "e", "--title", "a'b"), 'title = "a\'b"'),
         (("read-log", "nowhere", "--out", "t.txt"), "nowhere"),
         (("read-log", "l", "--out", "data"), "give --ubi-queries"),
@@ -68,7 +68,7 @@ def test_read_log(fedrank, files, tmp_path):
     code, out, _ = fedrank("read-log", log, "--ubi-queries", queries, "--ubi-events", events, "--out", "data")
     assert code == 0
     assert "5 lists of 2 users (browsers)" in out
-    assert "do not pass it on" in read_card(tmp_path / "data").summary
+    assert "do not share it" in read_card(tmp_path / "data").summary
     code, _, err = fedrank("read-log", log, "--out", "scored.txt")
     assert code == 0
     assert "all grades are 0" in err

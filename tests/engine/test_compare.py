@@ -103,7 +103,7 @@ def test_one_that_does_not_is_found(shop):
 def test_what_cannot_be_compared(shop):
     docs, _, _, log, lines = shop
     logged = read_logged(log)
-    with pytest.raises(ValueError, match="do they belong together"):
+    with pytest.raises(ValueError, match="check that the files belong together"):
         compare_features(logged, read_documents(docs), {}, ENGINE_1)
     with pytest.raises(ValueError, match="the model has 3 features and the log 12"):
         compare_scores(logged, Model(Linear(), np.ones(3), 3))

@@ -134,12 +134,12 @@ def test_one_of_several_sets_can_be_chosen(written):
 
 @pytest.mark.parametrize("names", [(), ("a", "a"), ("a", "")])
 def test_names_must_tell_features_apart(written, names):
-    with pytest.raises(ValueError, match="give each its own"):
+    with pytest.raises(ValueError, match="must be unique"):
         read_logged(written(answer("q", hit("d"))), names)
 
 
 def test_nothing_at_all(written):
-    with pytest.raises(ValueError, match=r"nothing that was logged can be used \(answer without hits: 1 \(line 1\)\)"):
+    with pytest.raises(ValueError, match=r"no logged row can be used \(answer without hits: 1 \(line 1\)\)"):
         as_letor(read_logged(written(answer("q")), AB))
 
 

@@ -100,7 +100,7 @@ def test_ids_that_solr_could_not_tell_apart_are_refused():
     query = logging_query(EngineSetup("solr"), "x", ["a,b", "c d"], query_id="q1")
     assert query["params"]["ids"].split(query["params"]["between"]) == ["a,b", "c d"]
     assert query["params"]["query_id"] == "q1"
-    with pytest.raises(ValueError, match="leave it out"):
+    with pytest.raises(ValueError, match="remove it"):
         logging_query(EngineSetup("solr"), "x", ["a\x1fb"])
 
 
@@ -131,10 +131,10 @@ def test_names_that_mean_something_elsewhere_are_refused(name, value):
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"to": "lucene"}, "no engine 'lucene'"),
-        ({"to": "solr", "bm25": "legacy"}, "for Solr the first"),
+        ({"to": "lucene"}, "unknown engine 'lucene'"),
+        ({"to": "solr", "bm25": "legacy"}, "for Solr only the first"),
         ({"to": "opensearch", "bm25": "okapi"}, "bm25 = 'okapi'"),
-        ({"to": "opensearch", "title": "x", "body": "x"}, "two fields have one name"),
+        ({"to": "opensearch", "title": "x", "body": "x"}, "two fields have the same name"),
         ({"to": "opensearch", "index": "Upper"}, "index = 'Upper'"),
     ],
 )
@@ -155,7 +155,7 @@ def test_command_lines_are_what_a_shell_reads(tmp_path):
 
 def test_a_file_is_no_folder(tmp_path):
     (tmp_path / "x").touch()
-    with pytest.raises(ValueError, match="is a file; name a folder"):
+    with pytest.raises(ValueError, match="is a file; give a folder"):
         write_engine_files(EngineSetup("solr"), tmp_path / "x")
 
 

@@ -102,7 +102,7 @@ def test_a_plan_is_written_once_and_read_back(planned, tmp_path, models):
         plan_trial(models[0], models[0], "own", tmp_path / "other", TrialRules())
     with pytest.raises(ValueError, match="--index"):
         plan_trial(*models, "solr", tmp_path / "other", TrialRules())
-    with pytest.raises(ValueError, match="no engine 'lucene'"):
+    with pytest.raises(ValueError, match="unknown engine 'lucene'"):
         plan_trial(*models, "lucene", tmp_path / "other", TrialRules())
     assert not (tmp_path / "other").exists()
     source = (tmp_path / "trial" / DRAFT).read_text()
@@ -116,7 +116,7 @@ def test_rules_are_for_the_share_of_wins_that_is_worth_having():
     assert rows[0.55].adopted >= 0.8
     assert rows[0.2].median <= 25
     assert rows[0.55].low < rows[0.55].median < rows[0.55].high
-    with pytest.raises(ValueError, match="more than half"):
+    with pytest.raises(ValueError, match=r"between 0\.51 and 0\.94"):
         TrialRules.for_wins(0.5)
 
 
@@ -161,12 +161,12 @@ def _dotted(lists):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"teams": ["new", "old"]}, "not as many teams"),
-        ({"teams": ["new", "old", "mine"]}, "does not have"),
-        ({"teams": ["new", "new", "new"]}, "one model alone"),
-        ({"teams": ["old", "new", "new"]}, "do not follow"),
-        ({"shown": ["d", "d", "c"]}, "twice"),
-        ({"shown": ["d", "a", {}]}, "no document"),
+        ({"teams": ["new", "old"]}, "the numbers of teams and positions differ"),
+        ({"teams": ["new", "old", "mine"]}, "not part of this trial"),
+        ({"teams": ["new", "new", "new"]}, "one model only"),
+        ({"teams": ["old", "new", "new"]}, "contradict"),
+        ({"shown": ["d", "d", "c"]}, "duplicate document"),
+        ({"shown": ["d", "a", {}]}, "invalid document id"),
         ({"shown": []}, "empty"),
         ({"shown": ["d"] * 1001}, "more than 1,000"),
         ({"teams": None}, "not part of the trial"),
@@ -174,7 +174,7 @@ def _dotted(lists):
         ({"time": "soon"}, "time"),
         ({"time": None}, "time"),
         ({"search": ""}, "without an id"),
-        ({"old": ["x"]}, "do not follow"),
+        ({"old": ["x"]}, "contradict"),
     ],
 )
 def test_what_cannot_be_is_not_counted(planned, change, reason):
@@ -363,7 +363,7 @@ def test_browsers_are_not_believed(planned, tmp_path):
     count = trial.count()
     assert (count.not_shown, count.without_search, count.of_others, count.forged) == (1, 1, 2, 1)
     assert [one.won for one in count.decided] == [True]
-    with pytest.raises(ValueError, match="none of its 2 lines is of use"):
+    with pytest.raises(ValueError, match="none of its 2 lines can be used"):
         trial.read([a_file(tmp_path / "useless", ["{}", "nothing"])])
 
 
@@ -417,10 +417,10 @@ def test_evidence_is_that_of_the_gate():
     assert late.ruling == "refuse"
     assert late.counted + late.after == 100
     assert rules.gate.verdict(late.wins, late.losses) == "refuse"
-    assert "harm" in late.because
+    assert "it is worse" in late.because
     slightly = judge([DecidedSearch(str(n), n % 25 < 11) for n in range(500)], rules)  # 44 %
     assert (slightly.ruling, slightly.counted) == ("refuse", rules.gate.most)
-    assert "not enough to tell" in slightly.because, "it was not refused for harm, but because it took too long"
+    assert "not significantly better" in slightly.because, "it was not refused for harm, but because it took too long"
 
 
 def test_early_on_one_client_counts_a_tenth_of_all():
@@ -443,7 +443,7 @@ def _trial_with(plan, folder, tmp_path, share, searches=300, name="events"):
 def test_adopt_and_roll_back_leave_a_record(planned, tmp_path, models):
     plan = planned(wait=0)
     trial = EngineTrial(tmp_path / "trial")
-    with pytest.raises(ValueError, match=r"does not say that .* is better.*--anyway"):
+    with pytest.raises(ValueError, match=r"does not show that .* is better.*--anyway"):
         adopt(trial, "ann")
     with pytest.raises(ValueError, match="--because"):
         adopt(trial, "ann", anyway=True)
@@ -458,9 +458,9 @@ def test_adopt_and_roll_back_leave_a_record(planned, tmp_path, models):
     assert (put.digest, put.trial, put.who) == (plan.new.digest, plan.id, "bob")
     with pytest.raises(ValueError, match="was adopted on"):
         trial.read([tmp_path / "events"])
-    with pytest.raises(ValueError, match="in use already"):
+    with pytest.raises(ValueError, match="already in use"):
         adopt(trial)
-    with pytest.raises(ValueError, match="say why"):
+    with pytest.raises(ValueError, match="needs a reason"):
         roll_back(trial, " ")
     back = roll_back(trial, "complaints", "cat")
     current = read_current(trial.current)
@@ -470,7 +470,7 @@ def test_adopt_and_roll_back_leave_a_record(planned, tmp_path, models):
     with pytest.raises(ValueError, match=r"rolled back on .*complaints"):
         adopt(trial)
     a_model(models[0], 3.0, 4.0)
-    with pytest.raises(ValueError, match="is not the model that was on trial"):
+    with pytest.raises(ValueError, match="is not the model of the trial"):
         roll_back(trial, "once more")
 
 
@@ -480,9 +480,9 @@ def test_a_model_in_use_that_was_not_compared_stays(planned, tmp_path):
     other = {"name": "x", "path": "x", "digest": "0", "since": "2026", "who": "", "because": "", "trial": ""}
     trial.current.write_text(json.dumps({"format": "fedrank-current", "now": other, "history": []}))
     before = trial.current.read_bytes()
-    with pytest.raises(ValueError, match="does not tell which"):
+    with pytest.raises(ValueError, match="does not show which"):
         adopt(trial)
-    with pytest.raises(ValueError, match="no part of this trial"):
+    with pytest.raises(ValueError, match="not part of this trial"):
         roll_back(trial, "harm")
     assert trial.current.read_bytes() == before
     assert adopt(trial, because="it was agreed on", anyway=True).digest == plan.new.digest
@@ -509,7 +509,7 @@ def test_an_unfair_coin_says_nothing(planned, tmp_path):
         rows += [row | {"teams": ["new", "old"]}, {"search": f"s{number}", "client": f"c{number}", "clicked": "d"}]
     trial.read([a_file(tmp_path / "events", list(map(json.dumps, rows)))], complete=True)
     assert trial.judged().ruling == "adopt"
-    with pytest.raises(ValueError, match="coin of this trial was not fair"):
+    with pytest.raises(ValueError, match="assignment of this trial was not balanced"):
         adopt(trial)
 
 
@@ -519,13 +519,13 @@ def test_ids_of_opensearch_are_learned_once(planned, tmp_path):
     hits = [{"_id": d, "_search_configuration_id": t} for d, t in (("a", "A"), ("d", "B"))]
     answers = a_file(tmp_path / "answers", [json.dumps({"query_id": "s", "timestamp": BEGINNING, "hits": hits})])
     for wrong in ({}, {"C": "old", "D": "new"}):  # nothing was read with these
-        with pytest.raises(ValueError, match="a team that this trial does not have"):
+        with pytest.raises(ValueError, match="a team that is not part of this trial"):
             trial.read([answers], wrong)
     trial.read([answers], {"A": "old", "B": "new"})
     assert trial.count().searches == 1
-    with pytest.raises(ValueError, match="cannot be the new model's"):
+    with pytest.raises(ValueError, match="cannot belong to the new model"):
         trial.read([answers], {"A": "new"})
-    with pytest.raises(ValueError, match="cannot be the old model's"):
+    with pytest.raises(ValueError, match="cannot belong to the old model"):
         trial.read([answers], {"C": "old"})
 
 
@@ -560,7 +560,7 @@ def test_what_opensearch_is_asked(planned, tmp_path):
     plan = planned("opensearch")
     folder = tmp_path / "trial"
     said, sent = _sh(folder / "begin.sh", tmp_path)
-    assert "is not known yet" not in said
+    assert "are not known yet" not in said
     assert EngineTrial(folder).labels() == {"uuid-of-a": "old", "uuid-of-b": "new"}
     paths = re.findall(r"-X (\w+) http://localhost:9200(\S+)", sent)
     test = ("PUT", "/_plugins/_search_relevance/ab_tests/trial")
@@ -625,7 +625,7 @@ def test_a_model_that_no_engine_can_have_leaves_no_trial(tmp_path, models):
     address = EngineAddress(index="x")
     with pytest.raises(ValueError, match="normalised by query"):
         plan_trial(by_query, models[0], "solr", tmp_path / "t", TrialRules(), address)
-    with pytest.raises(FileNotFoundError, match="is no trial"):
+    with pytest.raises(FileNotFoundError, match="is not a trial"):
         EngineTrial(tmp_path / "t")
     assert plan_trial(models[1], models[0], "solr", tmp_path / "t", TrialRules(), address).record.exists()
 

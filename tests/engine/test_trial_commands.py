@@ -46,15 +46,18 @@ def everything():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["adopt", "t"], "does not say that"),
+        (["adopt", "t"], "does not show that"),
         (["adopt", "t", "--anyway"], "give --because"),
         (["rollback", "t", "--because", " "], "give --because"),
         (["read", "t", "nothing.jsonl"], "nothing.jsonl"),
-        (["read", "t", "old.json"], "none of its 1 lines is of use"),
-        (["show", "elsewhere"], "elsewhere is no trial"),
+        (["read", "t", "old.json"], "none of its 1 lines can be used"),
+        (["show", "elsewhere"], "elsewhere is not a trial"),
         (["plan", "new.json", "--against", "old.json", "--to", "own", "--out", "t"], "another trial"),
         (["plan", "new.json", "--against", "new.json", "--to", "own", "--out", "u"], "same model"),
-        (["plan", "new.json", "--against", "old.json", "--to", "own", "--wins", "0.4", "--out", "u"], "more than half"),
+        (
+            ["plan", "new.json", "--against", "old.json", "--to", "own", "--wins", "0.4", "--out", "u"],
+            "between 0.51 and 0.94",
+        ),
         (["plan", "new.json", "--against", "engine", "--to", "solr", "--out", "u"], "--index"),
         (["plan", "new.json", "--against", "engine", "--to", "bing", "--out", "u"], "opensearch, solr, own"),
         (["plan", "no.json", "--against", "engine", "--to", "own", "--out", "u"], "no.json"),

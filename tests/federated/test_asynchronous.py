@@ -20,7 +20,7 @@ from fedrank.federated.partition import Own, Users
 from fedrank.federated.server import RoundError
 from fedrank.privacy.mechanisms import Gaussian, SecureAggregation
 from fedrank.privacy.noise import GridNoise
-from fedrank.privacy.secure_aggregation import message_bytes
+from fedrank.privacy.secure_messages import message_bytes
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.rankers import Linear
 from fedrank.seeds import Chance

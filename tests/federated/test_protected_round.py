@@ -16,7 +16,7 @@ from fedrank.privacy.guarantees import Guarantee, Setting
 from fedrank.privacy.ledger import Ledger
 from fedrank.privacy.mechanisms import AtServer, FpdgdPaper, Gaussian, Laplace, OnClient, SecureAggregation
 from fedrank.privacy.noise import GridNoise, SecureSource
-from fedrank.privacy.secure_aggregation import message_bytes
+from fedrank.privacy.secure_messages import message_bytes
 from fedrank.privacy.spending import Spending
 from fedrank.ranking.evolution import Evolution
 from fedrank.ranking.learners import Pdgd

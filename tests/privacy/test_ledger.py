@@ -364,7 +364,7 @@ def test_a_change_that_is_damaged_while_the_ledger_is_open_is_not_used(tmp_path)
         ledger.keep(1, np.ones(4))
         ledger.keep(2, np.ones(4))
         flip(tmp_path / "changes.log", BEGIN + RECORD)
-        with pytest.raises(LedgerError, match=r"changes\.log: the change of round 1 has been damaged since"):
+        with pytest.raises(LedgerError, match=r"changes\.log: the change of round 1 was damaged after"):
             ledger.kept(1)
         assert ledger.kept(2).change.tolist() == [1, 1, 1, 1]
 
@@ -377,10 +377,10 @@ def test_participants_that_lost_a_finished_round_are_noticed(tmp_path):
         ledger.keep(2, np.ones(1))
     path = tmp_path / "participants.log"
     path.write_bytes(path.read_bytes()[: BEGIN + RECORD + 1])  # an older copy
-    with pytest.raises(LedgerError, match="does not hold the reservation of round 2"):
+    with pytest.raises(LedgerError, match="lacks the reservation of round 2"):
         Ledger.open(tmp_path, 3)
     path.unlink()
-    with pytest.raises(LedgerError, match="does not hold the reservation of round 1"):
+    with pytest.raises(LedgerError, match="lacks the reservation of round 1"):
         Ledger.open(tmp_path, 3)
 
 
@@ -553,13 +553,13 @@ TestLives = Lives.TestCase
 @pytest.mark.parametrize(
     ("cohorts", "message"),
     [
-        ({0: rows(1)}, "rounds count from 1"),
+        ({0: rows(1)}, "round must be at least 1"),
         ({1: rows(0, 4)}, "rows 0 to 3"),
         ({1: rows(-1)}, "rows 0 to 3"),
         ({1: rows(2, 2)}, "names a client twice"),
-        ({1: np.array([True, False, True, True])}, "row numbers"),
-        ({1: np.array([0.5])}, "row numbers"),
-        ({1: np.array([[0, 1]])}, "row numbers"),
+        ({1: np.array([True, False, True, True])}, "array of integers"),
+        ({1: np.array([0.5])}, "array of integers"),
+        ({1: np.array([[0, 1]])}, "array of integers"),
     ],
 )
 def test_impossible_cohorts_are_refused_and_charge_nobody(tmp_path, cohorts, message):
@@ -575,10 +575,10 @@ def test_impossible_cohorts_are_refused_and_charge_nobody(tmp_path, cohorts, mes
 def test_a_change_must_be_flat(tmp_path):
     with Ledger.open(tmp_path, 2) as ledger:
         ledger.reserve({1: rows(0)})
-        with pytest.raises(ValueError, match="2 dimensions"):
+        with pytest.raises(ValueError, match=r"one dimension \(got 2"):
             ledger.keep(1, np.ones((2, 2)))
         ledger.keep(1, np.ones(2))
-        with pytest.raises(LedgerError, match="kept already"):
+        with pytest.raises(LedgerError, match="already stored"):
             ledger.keep(1, np.ones(2))
 
 
@@ -593,7 +593,7 @@ def test_a_ledger_of_others_is_refused(tmp_path):
     with pytest.raises(LedgerError, match="version 2"):
         Ledger.open(tmp_path, 8)
     path.write_bytes(b"something else")
-    with pytest.raises(LedgerError, match="does not begin like a ledger"):
+    with pytest.raises(LedgerError, match="lacks the header of a ledger"):
         Ledger.open(tmp_path, 8)
     path.unlink()
     (tmp_path / "changes.log").write_bytes(b"something else")

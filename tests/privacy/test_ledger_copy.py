@@ -41,7 +41,7 @@ def both(tmp_path):
 def test_a_missing_ledger_comes_back_whole(both):
     ledger, copy = both
     shutil.rmtree(ledger)
-    assert copy.bring_back(ledger) == "was missing, and came back"
+    assert copy.bring_back(ledger) == "was missing and was restored"
     assert charged(ledger) == 2
 
 
@@ -55,7 +55,7 @@ def test_one_that_says_more_stays(both):
 def test_one_that_says_less_is_replaced(both):
     ledger, copy = both
     charge(copy.path, 3, 4)
-    assert "said less than its copy" in copy.bring_back(ledger)
+    assert "recorded less than its copy" in copy.bring_back(ledger)
     assert charged(ledger) == 4
 
 
@@ -84,7 +84,7 @@ def test_a_price_that_was_lost_comes_back(both):
     ledger, copy = both
     (ledger / TERMS).unlink()
     assert copy.is_whole()
-    assert "had lost what a charge costs" in copy.bring_back(ledger)
+    assert "had lost the cost of its charges" in copy.bring_back(ledger)
     assert charged(ledger) == 2
 
 

@@ -112,7 +112,7 @@ def test_only_a_trusted_server_sees_what_has_no_noise():
     mechanism = Gaussian(2.0, 1.5, AtServer())
     sent = mechanism.protect(messages(np.full((2, 4), 0.25)), COHORT, Forbidden())
     assert sent.updates.tolist() == [[0.25] * 4] * 2
-    assert "the server sees every update as it is" in mechanism.sees
+    assert "the server sees every update without noise" in mechanism.sees
     assert mechanism.rule(COHORT, SecureSource())(sent).std() > 0
 
 

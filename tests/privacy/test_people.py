@@ -139,17 +139,17 @@ def test_a_sum_of_people_never_wraps_around(silent):
 
 
 def test_more_people_than_the_sum_is_made_for():
-    with pytest.raises(ValueError, match=r"client 3 has 5 people, and its sum is made for people = 4 at most"):
+    with pytest.raises(ValueError, match=r"client 3 has 5 people, but people = 4 is the maximum"):
         Gaussian(1.0, 1.0, unit="person", people=4).protect(persons(np.ones((6, 2)), [1, 3, 3, 3, 3, 3]), 2, source())
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"people": 0, "unit": "person"}, "people = 0 leaves nobody"),
-        ({"sites": 0, "unit": "person"}, "sites = 0 leaves nobody"),
-        ({"people": 9}, 'people = 9 is for unit = "person", this is "client"'),
-        ({"sites": 2, "unit": "interaction"}, 'sites = 2 is for unit = "person", this is "interaction"'),
+        ({"people": 0, "unit": "person"}, "people must be at least 1"),
+        ({"sites": 0, "unit": "person"}, "sites must be at least 1"),
+        ({"people": 9}, 'people = 9 applies only to unit = "person" .unit is "client"'),
+        ({"sites": 2, "unit": "interaction"}, 'sites = 2 applies only to unit = "person" .unit is "interaction"'),
     ],
 )
 def test_settings_that_make_no_sense(changes, problem):
@@ -199,7 +199,7 @@ def test_what_somebody_at_three_organisations_costs_adds_up(kind, place, times):
     assert thrice.reach(setting()) == pytest.approx(times * once.reach(setting()))
     first, second = (each.guarantees(setting())[-1] for each in (once, thrice))
     assert second.epsilon(10, 1e-5) > 1.5 * first.epsilon(10, 1e-5)
-    assert "at several, what each costs adds up" in first.because
+    assert "over several, the costs add up" in first.because
     assert "at up to 3 organisations" in second.because
     if place == OnClient() and kind is Gaussian:  # as if there had been three times the rounds
         assert second.epsilon(10, 1e-5) == pytest.approx(first.epsilon(30, 1e-5), rel=1e-3)

@@ -149,11 +149,11 @@ def test_long_vector():
 @pytest.mark.parametrize(
     ("secret", "threshold", "points", "message"),
     [
-        (PRIME, 1, [1], "no element"),
-        (-1, 1, [1], "no element"),
-        (1, 3, [1, 2], "never be given back"),
-        (1, 0, [1, 2], "never be given back"),
-        (1, 2, [1, 1], "repeat"),
+        (PRIME, 1, [1], "must be a field element"),
+        (-1, 1, [1], "must be a field element"),
+        (1, 3, [1, 2], "never be recovered"),
+        (1, 0, [1, 2], "never be recovered"),
+        (1, 2, [1, 1], "must be distinct"),
         (1, 2, [0, 1], "secret itself"),
         (1, 2, [PRIME, 1], "secret itself"),
     ],

@@ -91,7 +91,7 @@ def test_an_interaction_pays_once_and_again_for_every_round_that_was_lost(tmp_pa
 
 def test_a_budget_below_one_round_is_refused(tmp_path):
     with Ledger.open(tmp_path, 4) as ledger:
-        with pytest.raises(ValueError, match=r"does not pay for one round, which costs 1\.00 against the public"):
+        with pytest.raises(ValueError, match=r"is less than the cost of one round, ε = 1\.00 against the public"):
             Spending(ledger, [guarantee()], 10, 0.0, 0.5)
         assert ledger.rounds() == 0
 

@@ -144,7 +144,9 @@ def test_names_stand_for_one_or_for_many() -> None:
     assert named(["thesis/table-6-2"]) == ["thesis/table-6-2"]
     assert sorted(named(["all", "thesis"])) == sorted(NAMES)
     assert set(named(["selgb"])) == {name for name in NAMES if name.startswith("selgb/")}
-    with pytest.raises(ValueError, match=r"no table or figure 'thesis/table-6-3'; did you mean .?thesis/table-6-2"):
+    with pytest.raises(
+        ValueError, match=r"unknown table or figure 'thesis/table-6-3'; did you mean .?thesis/table-6-2"
+    ):
         named(["thesis/table-6-3"])
 
 
@@ -155,8 +157,8 @@ def test_the_list_names_everything() -> None:
     for paper, item in ITEMS:
         assert paper.title in text
         assert item.name in text
-    assert "fedrank logs describe" in text
-    assert "estimates" in text
+    assert "fedrank data check" in text
+    assert "estimated" in text
     narrow = io.StringIO()
     show(about_papers(), Console(file=narrow, width=80))
     for name in NAMES:
@@ -185,7 +187,7 @@ def test_a_quick_form_takes_the_real_data_where_they_are_here_and_says_so(tmp_pa
     made_up = data_of(asked)
     assert made_up.startswith("synthetic-")
     assert label == f"{name}-quick"
-    assert asked.title.endswith(f"(quick form, on made-up data, {made_up})")
+    assert asked.title.endswith(f"(quick form, on synthetic data, {made_up})")
     assert asked.title.count("quick form") == 1
     folder = tmp_path / "data" / "mq2008"
     folder.mkdir(parents=True)
@@ -355,7 +357,7 @@ def test_runs_find_their_item(runs: Path) -> None:
     assert [len(one.published) for one in done["thesis"]] == [1, 1]
     told = summary(done["thesis"])
     assert told.startswith("4 tests of claims in 2 experiments: 2 hold, 2 do not hold.")
-    assert told.endswith("Of 1 published values 1 lie within the 95% interval around ours.")
+    assert told.endswith("Of 1 published values 1 are within the 95% confidence interval of ours.")
 
 
 def test_changed_settings_are_told_and_nothing_published_is_judged_by_them(runs: Path) -> None:
@@ -425,7 +427,7 @@ def test_the_page_of_claims_is_written_from_run_folders_alone(runs: Path, tmp_pa
     assert done.exit_code == 0, done.output
     assert done.output.startswith("4 tests of claims in 2 experiments")
     text = out.read_text()
-    assert text.startswith("# Every claim, and what the runs say\n")
+    assert text.startswith("# Claims of the papers, and their verdicts\n")
     assert "45 runs of 3 experiments took " in text  # one of them belongs to no paper, and has claims all the same
     assert "on an abacus" in text
     rows = [line for line in text.splitlines() if "Type 3 hardly matters: cascade users" in line]
@@ -497,7 +499,7 @@ def test_remarks_stand_next_to_runs_that_show_them_once(runs: Path, tmp_path: Pa
 
 def test_details_go_with_claims_only(tmp_path: Path) -> None:
     words = ["papers", "report", "--out", str(tmp_path / "papers.html"), "--details", "notebook.md"]
-    with pytest.raises(ValueError, match=r"--details notebook.md goes with a page of claims.*name a .md file"):
+    with pytest.raises(ValueError, match=r"--details notebook.md needs a .md file as --out"):
         CliRunner().invoke(app, words, catch_exceptions=False)
 
 
@@ -525,7 +527,7 @@ def test_what_failed_is_told_from_what_was_not_run(tmp_path: Path) -> None:
         write_run(asked / "thesis", "fig-4-3-quick", "only", seed=seed, status="failed", error=broke)
     write_run(asked / "thesis", "fig-4-4", "only", status="interrupted")
     out = tmp_path / "papers.html"
-    assert write_papers_report(asked, out).startswith("Nothing has been tested yet")
+    assert write_papers_report(asked, out).startswith("No claim has been tested yet")
     for page in (out, tmp_path / "papers-thesis.html"):
         text = re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", page.read_text())))
         assert text.count("failed: 2 runs, the disk <was> full (round 3)") == 1
@@ -546,12 +548,12 @@ def test_the_report_says_what_came_out(runs: Path, tmp_path: Path) -> None:
     assert "the figure, <read> off" in text
     assert "<read>" not in page
     assert "gain 2^grade - 1" in text
-    assert "The same in general" in text
-    assert "tested on one data set. What is so in general, this design cannot decide." in text
+    assert "Findings over several data sets" in text
+    assert "tested on one data set; for other data sets, this design cannot decide." in text
     [thesis] = [paper for paper in papers() if paper.key == "thesis"]
     assert f"{len(thesis.remarks)} more remarks rest on experiments that were not run here." in text
-    assert "other data or settings: only the order can be compared" in text
-    assert "not run: its data are not here; not tested here" in text or "not run; not tested here" in text
+    assert "other data or settings: only the order is comparable" in text
+    assert "not run: its data are missing; not tested here" in text or "not run; not tested here" in text
     assert page.count("<svg") >= 2
     for paper in papers():
         other = (tmp_path / f"papers-{paper.key}.html").read_text()
@@ -560,8 +562,8 @@ def test_the_report_says_what_came_out(runs: Path, tmp_path: Path) -> None:
 
 
 def test_without_runs_the_report_says_so(tmp_path: Path) -> None:
-    assert "Nothing has been tested yet" in write_papers_report(tmp_path / "nowhere", tmp_path / "papers.html")
-    assert summary([]).startswith("Nothing")
+    assert "No claim has been tested yet" in write_papers_report(tmp_path / "nowhere", tmp_path / "papers.html")
+    assert summary([]).startswith("No claim")
 
 
 def test_final_quality_is_drawn_against_the_share_of_attackers(tmp_path: Path) -> None:
@@ -576,9 +578,9 @@ def test_final_quality_is_drawn_against_the_share_of_attackers(tmp_path: Path) -
     pictures = list(paper_figures.drawings("thesis/fig-5-2", found))
     assert len(pictures) == 2
     svg = pictures[0].draw()
-    assert "malicious clients of ten" in svg
+    assert "malicious clients (of ten)" in svg
     assert all(f">{text}<" in svg for text in ("krum", "mean", "navigational"))
-    assert pictures[0].caption.startswith("Final ndcg@10 against malicious clients of ten")
+    assert pictures[0].caption.startswith("Final ndcg@10 against malicious clients (of ten)")
     assert ">mean-3<" in pictures[1].draw()
     assert paper_figures.draw_against(found, paper_figures.Against(r"nothing-(?P<x>\d)", "x"), "ndcg@10") == ""
 
@@ -619,13 +621,13 @@ def test_paper_toml_files_have_nothing_that_is_not_read() -> None:
                 assert read_spec(words[2], [words[i + 1] for i, word in enumerate(words) if word == "--set"])
             else:
                 script = f"{words[2].replace('.', '/')}.py"  # python -m benchmarks.NAME
-                assert words[:3] == ["fedrank", "logs", "describe"] or (ROOT / script).is_file()
+                assert words[:3] == ["fedrank", "data", "check"] or (ROOT / script).is_file()
 
 
 def test_a_folder_of_runs_that_is_not_there_writes_over_no_page(tmp_path: Path) -> None:
     out = tmp_path / "claims.md"
     out.write_text("what was told before")
-    with pytest.raises(FileNotFoundError, match=r"no folder .*rnus.*name one with --runs"):
+    with pytest.raises(FileNotFoundError, match=r"folder .*rnus does not exist.* with --runs"):
         write_claims(tmp_path / "rnus", out, tmp_path / "notebook.md")
     assert out.read_text() == "what was told before"
     assert not (tmp_path / "notebook.md").exists()

@@ -101,7 +101,7 @@ def test_stacked_models_are_drawn_by_what_their_splits_gain(tmp_path: Path) -> N
     expected = importance(model.final)  # type: ignore[attr-defined]
     assert gains["client 2"]["score of model 2"] == pytest.approx(expected[-1] / expected.sum())
     assert gains["client 2"]["feature 1"] == pytest.approx(expected[0] / expected.sum())
-    assert "share of gain" in pictures[0].draw()  # type: ignore[union-attr]
+    assert "fraction of gain" in pictures[0].draw()  # type: ignore[union-attr]
 
 
 def test_what_is_left_of_cut_lists_is_counted(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_stacking_on_few_queries_is_not_judged(tmp_path: Path) -> None:
     assert verdicts["20 merge queries"].verdict == UNTESTED
     assert (
         verdicts["20 merge queries"].reason
-        == "not testable: a merge set has 20 queries; from 150 on stacking can be tested"
+        == "not testable: a merge set has 20 queries; testing stacking needs at least 150"
     )
     assert verdicts["500 merge queries"].verdict != UNTESTED
     texts = [part.caption for part in drawings("noniid-trees/merge-queries", found) if isinstance(part, Drawing)]

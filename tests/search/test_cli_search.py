@@ -467,7 +467,7 @@ def test_a_run_over_a_network_is_shown_with_its_epsilon_and_agreed_to_after_comp
     assert consent.said_of(site, fits) == "refused"
     consent.propose(site, other)
     out = fedrank("join", "anna", "--yes")[1]
-    assert "This site would say no" in out
+    assert "This site would refuse the plan" in out
     assert consent.said_of(site, other) is None
     (site / "refused" / f"{fits.digest}.json").unlink()
     assert fedrank("join", "anna", "--once", "--yes")[0] == 0

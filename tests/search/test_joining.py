@@ -141,7 +141,7 @@ def test_what_leaves_stands_in_sent_before_it_does(group, monkeypatch):
 
 def test_what_is_refused_at_once_was_not_sent(group):
     client = group.clients["anna"]
-    with pytest.raises(ValueError, match="somebody else's"):
+    with pytest.raises(ValueError, match="it is another federation"):
         joining.ask_to_join(client, group.shared, "anna", "SHA256:" + "-".join(["0000"] * 8), 8.0)
     assert client.status().sent == ()
     assert group.files() == ["federation.json"]

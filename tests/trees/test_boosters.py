@@ -115,7 +115,7 @@ def test_pairs_weigh_as_the_settings_say(norm, truncation):
 
 
 def test_truncation_must_leave_pairs():
-    with pytest.raises(ValueError, match="lambda_truncation = 0 leaves no pair"):
+    with pytest.raises(ValueError, match="lambda_truncation must be at least 1"):
         Lambdamart(lambda_truncation=0)
 
 
@@ -287,7 +287,7 @@ def test_a_shortlist_is_training_on_less_data(by):
     part.set_group(np.diff(offsets))
     theirs = lightgbm.train(booster.engine(1, 1), part, 9)
     np.testing.assert_array_equal(booster(TRAIN, seed=1).score(TRAIN), theirs.predict(TRAIN.features))
-    with pytest.raises(ValueError, match="the data have 5 features"):
+    with pytest.raises(ValueError, match="by must be at most 5"):
         Shortlist(by=6)(TRAIN)
 
 
@@ -328,8 +328,18 @@ def test_a_stump_says_nothing_and_lightgbm_reads_it():
 @pytest.mark.parametrize(
     ("booster", "train", "validation", "message"),
     [
-        (Lambdamart(), replace(TRAIN, grades=np.zeros_like(TRAIN.grades)), None, "documents of different grades"),
-        (Lambdamart(), replace(TRAIN, grades=np.full_like(TRAIN.grades, 31)), None, "gains for 0 to 30"),
+        (
+            Lambdamart(),
+            replace(TRAIN, grades=np.zeros_like(TRAIN.grades)),
+            None,
+            "documents with different relevance labels",
+        ),
+        (
+            Lambdamart(),
+            replace(TRAIN, grades=np.full_like(TRAIN.grades, 31)),
+            None,
+            "from 0 to 30, for which LightGBM has gains",
+        ),
         (Lambdamart(), TRAIN, replace(VALIDATION, grades=np.zeros_like(VALIDATION.grades)), "no relevant document"),
         (Selgb(keep=0.01, min_negatives=0), TRAIN, None, "keep = 0.01 of at most .* keeps none; use min_negatives = 1"),
         (Negsgb(keep=0.01, min_negatives=0), TRAIN, None, "keeps none"),
@@ -369,5 +379,5 @@ def test_a_query_too_long_for_lightgbm_is_named():
     ],
 )
 def test_wrong_settings_are_refused(kind, wrong):
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} = "):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} (must|and)|and {next(iter(wrong))} "):
         kind(**wrong)

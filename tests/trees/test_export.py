@@ -174,7 +174,7 @@ def test_solr_does_not_blur_what_it_cannot_tell_apart(tmp_path: Path):
     rng = np.random.default_rng(1)
     forest = forest_of([tree_text([0, 0], [-3e-20, 1e30], [0, 0], rng)], 1)
     (tmp_path / "model.txt").write_text(forest.text, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"'f1' run from -3e-20 to 1e\+30, too wide for Solr"):
+    with pytest.raises(ValueError, match=r"'f1' range from -3e-20 to 1e\+30, too wide for Solr"):
         export(tmp_path / "model.txt", "solr", tmp_path / "never.json")
 
 
@@ -364,7 +364,7 @@ def test_solr_keeps_features_in_stores(tmp_path: Path):
     save_model(Model(Linear(), np.ones(2), 2), tmp_path / "model.json")
     export(tmp_path / "model.json", "solr", tmp_path / "out.json", store="engine-1")
     assert json.loads((tmp_path / "out.json").read_text())["store"] == "engine-1"
-    with pytest.raises(ValueError, match="only Solr has stores"):
+    with pytest.raises(ValueError, match="applies only to Solr"):
         export(tmp_path / "model.json", "opensearch", tmp_path / "other.json", store="engine-1")
 
 
@@ -398,13 +398,13 @@ def test_models_that_no_engine_can_express_are_refused(tmp_path: Path):
         with pytest.raises(ValueError, match=message):
             export(path, to, tmp_path / "never.json", **settings)
 
-    refused('Train with data.normalise = "global" or "none"', linear(tmp_path, normalised="query"))
+    refused('train with data.normalise = "global" or "none"', linear(tmp_path, normalised="query"))
     refused("does not record their ranges", linear(tmp_path, normalised="global"))
     refused("export it to solr or onnx", linear(tmp_path, ranker=Mlp(1), weights=np.ones(4)))
-    refused("no engine 'vespa'; use one of opensearch", linear(tmp_path), to="vespa")
+    refused("unknown engine 'vespa'; use one of opensearch", linear(tmp_path), to="vespa")
     refused("choose one from 0 to 1", linear(tmp_path, weights=np.ones((2, 2))))
     (tmp_path / "names.txt").write_text("a\na\n", encoding="utf-8")
-    refused("'a' stands there twice", linear(tmp_path), feature_names=tmp_path / "names.txt")
+    refused("'a' occurs twice", linear(tmp_path), feature_names=tmp_path / "names.txt")
     (tmp_path / "names.txt").write_text("a\n", encoding="utf-8")
     refused("1 names for 2 features", linear(tmp_path), feature_names=tmp_path / "names.txt")
     rng = np.random.default_rng(1)
@@ -415,7 +415,7 @@ def test_models_that_no_engine_can_express_are_refused(tmp_path: Path):
         "is_linear=0", "is_linear=1\nleaf_const=0 0\nnum_features=1 0\nleaf_features=0\nleaf_coeff=1"
     )
     (tmp_path / "leaves.txt").write_text(forest_of([leaves], 1).text, encoding="utf-8")
-    refused("leaves hold linear models", tmp_path / "leaves.txt")
+    refused("leaves are linear models", tmp_path / "leaves.txt")
     assert not (tmp_path / "never.json").exists()
 
 

@@ -108,20 +108,20 @@ def test_sparse_files_may_lack_their_last_features(forest, tmp_path):
 def test_data_with_other_features_are_refused(forest):
     with pytest.raises(ValueError, match="reads 5 features, the data have 6"):
         forest.score(made_up_data(features=6))
-    with pytest.raises(ValueError, match="reads the feature 'b b' where the data have 'x'"):
+    with pytest.raises(ValueError, match="needs the feature 'b b' where the data have 'x'"):
         forest.score(replace(DATA, feature_names=("a", "x", "c", "d", "e")))
-    with pytest.raises(ValueError, match="2 feature names for a forest that reads 5"):
+    with pytest.raises(ValueError, match="must have 5 names, one per feature"):
         replace(forest, feature_names=("a", "b"))
-    with pytest.raises(ValueError, match="cannot keep the first 7 trees of 6"):
+    with pytest.raises(ValueError, match="trees must be between 0 and 6"):
         forest.truncated(7)
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda text: text[: len(text) // 2], "cut short"),
+        (lambda text: text[: len(text) // 2], "truncated"),
         (lambda text: text.replace("leaf_value=", "leaf_value=1", 1), "the file is damaged"),
-        (lambda text: text.replace("Tree=2", "", 1), "promises 6 trees"),
+        (lambda text: text.replace("Tree=2", "", 1), "lists 6 trees"),
         (lambda text: "{}", "does not begin with the line 'tree'"),
         (lambda text: text.replace("max_feature_idx", "other"), "no line max_feature_idx="),
         (lambda text: text.replace("num_tree_per_iteration=1", "num_tree_per_iteration=3"), "several classes"),
@@ -139,10 +139,10 @@ def test_damaged_files_are_refused(forest, tmp_path, damage, message):
 def test_a_model_without_its_trees_is_refused(forest, tmp_path):
     save_forest(forest, tmp_path / "model.json")
     (tmp_path / "model.txt").write_text(forest.truncated(2).text)
-    with pytest.raises(ValueError, match=r"model.txt holds 2 trees on 5 features, model.json speaks of 6 on 5"):
+    with pytest.raises(ValueError, match=r"model.txt has 2 trees on 5 features, but model.json describes 6 on 5"):
         load_model(tmp_path)
     (tmp_path / "model.txt").unlink()
-    with pytest.raises(FileNotFoundError, match=r"no model.txt in .*lie beside it"):
+    with pytest.raises(FileNotFoundError, match=r"model.txt is missing in"):
         load_model(tmp_path)
 
 
@@ -227,23 +227,23 @@ def resized(text):
 @pytest.mark.parametrize(
     ("line", "values", "message"),
     [
-        ("split_feature", "999999 0 0 0", "reads feature 999999 of 5"),
-        ("split_feature", "-1 0 0 0", "not whole, or not from 0"),
-        ("split_feature", "0 0 0", "3 split_feature where 4 are needed"),
-        ("threshold", "nan 0 0 0", "no number"),
-        ("threshold", "1e999 0 0 0", "not finite"),
-        ("leaf_value", "1 2 3 4 inf", "no number"),
-        ("leaf_value", "1 2 3 4 1_0", "no number"),
-        ("num_leaves", "3000000", "where 2999999 are needed"),
-        ("left_child", "0 0 0 0", "every split and every leaf once"),
-        ("left_child", "99 0 0 0", "not from -5 to 3"),
-        ("left_child", "-9 0 0 0", "not from -5 to 3"),
-        ("decision_type", "255 2 2 2", "not from 0 to 11"),
-        ("decision_type", "1 2 2 2", "splits by categories and has no set"),
+        ("split_feature", "999999 0 0 0", "uses feature 999999 of 5"),
+        ("split_feature", "-1 0 0 0", "only integers from 0"),
+        ("split_feature", "0 0 0", "3 values of split_feature, expected 4"),
+        ("threshold", "nan 0 0 0", "only numbers"),
+        ("threshold", "1e999 0 0 0", "only finite numbers"),
+        ("leaf_value", "1 2 3 4 inf", "only numbers"),
+        ("leaf_value", "1 2 3 4 1_0", "only numbers"),
+        ("num_leaves", "3000000", "expected 2999999"),
+        ("left_child", "0 0 0 0", "every split and every leaf exactly once"),
+        ("left_child", "99 0 0 0", "only integers from -5 to 3"),
+        ("left_child", "-9 0 0 0", "only integers from -5 to 3"),
+        ("decision_type", "255 2 2 2", "only integers from 0 to 11"),
+        ("decision_type", "1 2 2 2", "splits by categories but has no set"),
         ("num_cat", "1", "no line cat_boundaries="),
         ("is_linear", "1", "no line num_features="),
-        ("leaf_count", "1 2", "2 leaf_count where 5 are needed"),
-        ("split_gains", "1", "is none of a tree"),
+        ("leaf_count", "1 2", "2 values of leaf_count, expected 5"),
+        ("split_gains", "1", "is not a line of a tree"),
     ],
 )
 def test_a_tree_that_does_not_fit_together_is_refused(forest, tmp_path, line, values, message):
@@ -267,10 +267,10 @@ def test_a_walk_that_turns_is_refused(forest):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("max_feature_idx=4", "max_feature_idx=2000000000", "no whole number"),
-        ("max_feature_idx=4", "max_feature_idx=999999999", "has 5 feature_names"),
-        ("version=v4", "version=v9", "format is 'v9'"),
-        ("Tree=1", "Tree=7", "tree 1 is called otherwise"),
+        ("max_feature_idx=4", "max_feature_idx=2000000000", "must be an integer"),
+        ("max_feature_idx=4", "max_feature_idx=999999999", "but 5 feature_names"),
+        ("version=v4", "version=v9", "got 'v9'"),
+        ("Tree=1", "Tree=7", "tree 1 has another number"),
     ],
 )
 def test_a_header_that_promises_too_much_is_refused(forest, old, new, message):
@@ -308,7 +308,7 @@ cat_threshold=1"""
 
 
 def test_sets_of_categories_that_run_backwards_are_refused():
-    with pytest.raises(ValueError, match="2 sets of categories that are not in order"):
+    with pytest.raises(ValueError, match="2 sets of categories that are out of order"):
         Trees.read([BY_CATEGORY.format(sets=2, starts="0 1000000 1")])
 
 
@@ -325,14 +325,14 @@ def test_trees_elsewhere_are_refused(forest, tmp_path, name):
     content.pop("checksum", None)
     content["ranker"]["file"] = name
     (tmp_path / "model.json").write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"its trees .* do not lie beside it"):
+    with pytest.raises(ValueError, match=r"its tree file .* must be in the same folder"):
         load_model(tmp_path)
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_number_beyond_all_numbers_is_refused_without_a_warning(forest):
     text = re.sub(r"^num_leaves=.*$", f"num_leaves={'9' * 5000}", forest.text, count=1, flags=re.MULTILINE)
-    with pytest.raises(ValueError, match="num_leaves holds numbers that are not finite"):
+    with pytest.raises(ValueError, match="num_leaves must contain only finite numbers"):
         Forest(resized(text))
 
 

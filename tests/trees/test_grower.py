@@ -238,13 +238,17 @@ def test_edges_in_a_file(tmp_path):
     assert Edges.load(tmp_path / "edges.json").digest == edges.digest
     assert bounded_edges(5, 0, 1).digest != edges.digest
     (tmp_path / "other.json").write_text('{"edges": [[1]]}')
-    with pytest.raises(ValueError, match="does not say format"):
+    with pytest.raises(ValueError, match="its format must be"):
         Edges.load(tmp_path / "other.json")
 
 
 @pytest.mark.parametrize(
     ("edges", "message"),
-    [((), "no feature"), (((1.0, 1.0),), "feature 1 are not finite and rising"), (((np.nan,),), "not finite")],
+    [
+        ((), "must not be empty"),
+        (((1.0, 1.0),), "feature 1 must be finite and strictly ascending"),
+        (((np.nan,),), "must be finite"),
+    ],
 )
 def test_edges_that_are_none(edges, message):
     with pytest.raises(ValueError, match=message):
@@ -256,12 +260,12 @@ def test_edges_that_are_none(edges, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"bins": 1}, "bins = 1"),
-        ({"depth": -1}, "depth = -1"),
-        ({"feature_share": 0}, "feature_share = 0"),
-        ({"query_share": 1.1}, "query_share = 1.1"),
-        ({"fraction": 60}, "fraction = 60"),
-        ({"lambda_truncation": 0}, "lambda_truncation = 0"),
+        ({"bins": 1}, "bins must be .*got 1"),
+        ({"depth": -1}, "depth and l2 must be .*got -1"),
+        ({"feature_share": 0}, "feature_share must be .*got 0"),
+        ({"query_share": 1.1}, "query_share must be .*got 1.1"),
+        ({"fraction": 60}, "fraction must be .*got 60"),
+        ({"lambda_truncation": 0}, "lambda_truncation must be .*got 0"),
     ],
 )
 def test_settings_that_make_no_sense(settings, message):
@@ -270,7 +274,7 @@ def test_settings_that_make_no_sense(settings, message):
 
 
 def test_rows_with_other_features_than_the_edges():
-    with pytest.raises(ValueError, match="5 features and the bin edges are for 4"):
+    with pytest.raises(ValueError, match="5 features, but the bin edges are for 4"):
         list(grow_alone(SMALL, made_up_data(), None, 1, Past(), bounded_edges(4, 0, 1)))
 
 

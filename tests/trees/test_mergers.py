@@ -69,13 +69,15 @@ def test_merged_models_say_what_they_are_made_of():
 @pytest.mark.parametrize("merger", [WeightedSum(), WeightedSum(scale="query"), Stacking()])
 def test_a_merge_set_without_relevant_documents_is_refused(merger):
     barren = replace(DATA, grades=np.zeros_like(DATA.grades))
-    with pytest.raises(ValueError, match=r"the merge set has no relevant document in 60 queries.*give judged queries"):
+    with pytest.raises(
+        ValueError, match=r"the merge set has no relevant document in 60 queries.*give labelled queries"
+    ):
         merger.merge([GOOD, NOISE], barren)
 
 
 @pytest.mark.parametrize("merger", [WeightedSum(), Stacking()])
 def test_models_with_other_features_are_refused(merger):
-    with pytest.raises(ValueError, match="model 1 reads 5 features, model 2 reads 3"):
+    with pytest.raises(ValueError, match="model 1 uses 5 features, model 2 uses 3"):
         merger.merge([GOOD, model(1, 2, 3)], DATA)
 
 
@@ -89,7 +91,7 @@ def test_a_merge_set_with_other_features_is_refused():
     "wrong", [lambda: WeightedSum(step=0.0), lambda: WeightedSum(step=0.7), lambda: Stacking(held_out=1.0)]
 )
 def test_settings_that_search_nothing_are_refused(wrong):
-    with pytest.raises(ValueError, match="use"):
+    with pytest.raises(ValueError, match="must be"):
         wrong()
 
 
@@ -143,7 +145,7 @@ class TestStacking:
         assert np.array_equal(load_model(tmp_path).score(DATA), merged.score(DATA))
         text = tmp_path / "model-final.txt"
         text.write_text(text.read_text()[:-200])
-        with pytest.raises(ValueError, match=r"model-final.*(cut short|damaged)"):
+        with pytest.raises(ValueError, match=r"model-final.*(truncated|damaged)"):
             load_model(tmp_path)
 
 

@@ -90,13 +90,13 @@ def test_mixtures_of_mixtures_come_back_from_their_files(tmp_path):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ((linear(1, 0), linear(1, 0, 0)), "model 1 reads 2 features, model 2 reads 3; merge models"),
+        ((linear(1, 0), linear(1, 0, 0)), "model 1 uses 2 features, model 2 uses 3; merge models"),
         ((linear(1, 0), linear(1, 0, normalised="query")), "normalise = 'none', model 2 with 'query'"),
         (
             (linear(1, 0, feature_names=("a", "b")), linear(1, 0, feature_names=("a", "c"))),
             "feature 2 is 'b' for model 1 and 'c' for model 2",
         ),
-        ((), "nothing to merge"),
+        ((), "no models to merge"),
     ],
 )
 def test_models_that_read_other_features_are_refused(parts, message):
@@ -111,7 +111,7 @@ def test_weights_off_the_simplex_are_refused(weights):
 
 
 def test_a_last_model_that_reads_something_else_is_refused():
-    with pytest.raises(ValueError, match="reads 3 columns where 2 scores with inputs = 'both' make 4"):
+    with pytest.raises(ValueError, match="must use 4 features, as 2 scores with inputs = 'both' give"):
         Stacked((linear(1, 0), linear(0, 1)), linear(1, 1, 1))
 
 
@@ -122,7 +122,7 @@ def test_a_missing_or_truncated_part_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"model-2\.json cannot be read as a model"):
         load_model(tmp_path)
     part.unlink()
-    with pytest.raises(ValueError, match=r"part model-2\.json is not beside it; copy all files"):
+    with pytest.raises(ValueError, match=r"part model-2\.json is missing in the same folder; copy all files"):
         load_model(tmp_path)
     unsealed(tmp_path / "model.json", lambda ranker: ranker["parts"].__setitem__(1, "../other.json"))
     with pytest.raises(ValueError, match=r"\.\./other\.json"):
@@ -141,13 +141,16 @@ def unsealed(path, change):
     ("change", "message"),
     [
         ({"parts": ["model-1.json", "model.json"]}, "a part of it twice, or of itself"),
-        *(({"parts": ["model-1.json", name]}, "does not lie beside it") for name in ("..", ".", "../a.json", 1, None)),
+        *(
+            ({"parts": ["model-1.json", name]}, "must be in the same folder")
+            for name in ("..", ".", "../a.json", 1, None)
+        ),
         ({"parts": ["model-1.json", "model-1.json"]}, "a part of it twice, or of itself"),
         ({"parts": []}, "not enough values"),
         ({"parts": [["model-1.json"], 7]}, "cannot be read as a model"),
         ({"weights": [float("nan"), 1.0]}, "must be 0 or more"),
         ({"weights": 1}, "cannot be read as a model"),
-        ({"scale": "loud"}, "scale = 'loud' is none of none, fixed, query"),
+        ({"scale": "loud"}, "scale must be one of none, fixed, query"),
         ({"name": "stacked", "final": "model-2.json", "inputs": "both"}, "model-2.json is a part of it twice"),
         ({"checksums": {"model-1.json": "sha256:0"}}, "the checksum of model-1.json is wrong"),
     ],
@@ -164,7 +167,7 @@ def test_mixtures_within_mixtures_have_an_end(tmp_path):
         save_any(LinearMix((linear(1, 0),), (1.0,)), tmp_path / f"a{number}.json")
         change = {"parts": [f"a{number + 1}.json"], "checksums": {}}
         unsealed(tmp_path / f"a{number}.json", lambda ranker, change=change: ranker.update(change))
-    with pytest.raises(ValueError, match="a mixture within 16 others"):
+    with pytest.raises(ValueError, match="nested in more than 16 mixtures"):
         load_model(tmp_path / "a0.json")
 
 

@@ -157,12 +157,16 @@ def test_splits_by_chance_look_at_no_data():
 
 
 def test_persons_must_be_known_and_settings_make_sense():
-    with pytest.raises(ValueError, match="do not say who asked"):
+    with pytest.raises(ValueError, match="do not record persons"):
         units_of(DATA, "person")
-    for settings_, message in (({"noise": 0}, "noise = 0"), ({"clip": -1}, "clip = -1"), ({"depth": 0}, "depth = 0")):
+    for settings_, message in (
+        ({"noise": 0}, "noise must be"),
+        ({"clip": -1}, "clip must be"),
+        ({"depth": 0}, "depth must be"),
+    ):
         with pytest.raises(ValueError, match=message):
             TreeNoise(**settings_)
-    with pytest.raises(ValueError, match="which noise later cannot undo"):
+    with pytest.raises(ValueError, match="cannot undo"):
         Histograms(edges="pooled", private="histograms")
-    with pytest.raises(ValueError, match="fit 24 bits"):
+    with pytest.raises(ValueError, match="at most 24"):
         PrivateRowStore(DATA, EDGES, replace(RULES, fraction=30), TreeNoise())

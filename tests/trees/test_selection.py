@@ -55,7 +55,7 @@ def test_the_map_begins_with_the_shortest_list(selected):
 
 def test_other_data_are_refused(selected):
     shorter = DATA.select([0])
-    with pytest.raises(ValueError, match="5 documents were counted and the data have 3"):
+    with pytest.raises(ValueError, match="selection has 5 documents, but the data have 3"):
         by_rank(selected, shorter)
-    with pytest.raises(ValueError, match="no irrelevant document was ever chosen"):
+    with pytest.raises(ValueError, match="no non-relevant document was selected"):
         by_rank(replace(selected, counts=np.zeros(5, dtype=np.int32)), DATA)

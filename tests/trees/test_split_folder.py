@@ -44,7 +44,7 @@ def test_options_name_a_rule():
     assert splitter_for("chance") == Dealt(2)
     assert splitter_for("17", bins=3) == Categories("feature:17", bins=3)
     assert splitter_for("c.tsv", "no-ties", categories=["a"]) == Categories("c.tsv", ("a",), rule="no-ties")
-    with pytest.raises(ValueError, match="no rule 'exclusiv'; did you mean \"exclusive\""):
+    with pytest.raises(ValueError, match="unknown rule 'exclusiv'; did you mean \"exclusive\""):
         splitter_for("c.tsv", "exclusiv")
 
 
@@ -120,18 +120,18 @@ def test_what_cannot_be_merged_is_named(split, tmp_path):
     one, two = (save_linear(tmp_path / f"{i}.json", *np.ones(29)) for i in (1, 2))
     other = save_linear(tmp_path / "other.json", 1, 2)
     for models, on, method, out, message in (
-        ([one, two], split.folder, "linar", "a", "no method 'linar'; did you mean \"linear\""),
-        ([one], split.folder, "linear", "b", "give two or more"),
-        ([one, other], split.folder, "linear", "c", "model 1 reads 29 features, model 2 reads 2"),
+        ([one, two], split.folder, "linar", "a", "unknown method 'linar'; did you mean \"linear\""),
+        ([one], split.folder, "linear", "b", "at least 2"),
+        ([one, other], split.folder, "linear", "c", "model 1 uses 29 features, model 2 uses 2"),
         ([one, two, one], split.folder, "linear", "d", "3 models for 2 clients"),
     ):
         with pytest.raises(ValueError, match=message):
             merge_models(models, on, method, tmp_path / out)
-    with pytest.raises(FileNotFoundError, match="no merge set"):
+    with pytest.raises(FileNotFoundError, match="merge set .* does not exist"):
         merge_models([one, two], tmp_path / "nowhere.txt", "linear", tmp_path / "e")
-    with pytest.raises(FileNotFoundError, match=r"no split\.json"):
+    with pytest.raises(FileNotFoundError, match=r"split\.json is missing"):
         merge_models([one, two], tmp_path, "linear", tmp_path / "f")
-    with pytest.raises(FileExistsError, match="nothing is overwritten"):
+    with pytest.raises(FileExistsError, match="not overwritten"):
         merge_models([one, two], split.folder, "linear", tmp_path)
 
 
@@ -143,12 +143,12 @@ def test_a_truncated_model_or_split_is_named(split, tmp_path):
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "split.json").write_text((split.folder / "split.json").read_text()[:100])
-    with pytest.raises(ValueError, match=r"cannot be read as a split.*make it again"):
+    with pytest.raises(ValueError, match=r"is not a valid split.*make it again"):
         merge_models([whole, whole], broken, "linear", tmp_path / "b")
 
 
 def test_an_unknown_data_set_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no file and no data set 'synthetic-categorie'; did you mean"):
+    with pytest.raises(FileNotFoundError, match="'synthetic-categorie' is neither a file nor a data set; did you mean"):
         split_data("synthetic-categorie", Topics(), tmp_path / "out")
 
 
@@ -161,15 +161,15 @@ def test_files_are_split_together(tmp_path):
     assert all((tmp_path / "out" / f"client-{c}" / "test.txt").exists() for c in (1, 2))
     read = read_letor(tmp_path / "validation.txt")
     assert set(made.portions[0].merge.query_ids) <= set(read.query_ids) - set(made.portions[0].validation.query_ids)
-    with pytest.raises(ValueError, match="synthetic-categories is no file"):
+    with pytest.raises(ValueError, match="synthetic-categories is not a file"):
         split_data("synthetic-categories", splitter_for("topics"), tmp_path / "other", **files)
 
 
 def test_what_fails_leaves_no_folder(tmp_path):
-    with pytest.raises(ValueError, match="no category '9'"):
+    with pytest.raises(ValueError, match="unknown category '9'"):
         split_data("synthetic-categories", splitter_for("feature:category", categories=["9"]), tmp_path / "split")
     models = [save_linear(tmp_path / f"{name}.json", 1.0, 2.0) for name in "ab"]
-    with pytest.raises(FileNotFoundError, match="no merge set"):
+    with pytest.raises(FileNotFoundError, match="merge set .* does not exist"):
         merge_models(models, tmp_path / "nowhere", "linear", tmp_path / "merged")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
 

@@ -254,15 +254,18 @@ def test_differences_of_a_split_can_be_measured():
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (Categories("feature:2", ("12",)), r"""no category .12. in feature:2; there is "3", "11", "14" """.strip()),
+        (
+            Categories("feature:2", ("12",)),
+            r"""unknown category .12. in feature:2; there is "3", "11", "14" """.strip(),
+        ),
         (Categories("feature:2", ("3",), rule="exclusive"), r"client 1 \(3\) would get none of 7 training queries"),
         (Categories("feature:2", ("11",), rest="all"), 'client 1 .11.; use a stricter rule or merge = "validation"'),
-        (Categories("feature:9"), "no feature '9'; use a number from 1 to 2"),
+        (Categories("feature:9"), "unknown feature '9'; use a number from 1 to 2"),
         (Categories("feature:2", clients=5), "2 categories have queries under rule = 'tie-breaking', too few for 5"),
         (Categories("feature:2", ("11",), merge="validation"), "has no validation queries"),
-        (Categories(""), "by is empty"),
-        (Categories("categories.tsv", bins=3), "bins = 3 is for features"),
-        (Topics(8), "7 queries with documents to describe them cannot make 8 topics"),
+        (Categories(""), "by must not be empty"),
+        (Categories("categories.tsv", bins=3), "bins = 3 applies only to features"),
+        (Topics(8), "7 queries with documents are too few for 8 topics"),
         (Dealt(9), "would get none of 7"),
     ],
 )
@@ -274,9 +277,9 @@ def test_what_cannot_be_split_is_named_with_the_remedy(asked, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("clear\t\n", "line 1: .* gives no category"),
-        ("clear\t1\tx\nsum\ty\n", "line 2: .* gives no category"),
-        ("clear\tx\nclear\ty\n", "line 2: clear has categories 'x' and 'y'"),
+        ("clear\t\n", "line 1: .* has no category"),
+        ("clear\t1\tx\nsum\ty\n", "line 2: .* has no category"),
+        ("clear\tx\nclear\ty\n", "line 2: clear has two categories, 'x' and 'y'"),
         ("clear\tx\n", "no category for 6 of 7 queries, such as sum"),
         ("clear\t1\tx\n", "no category for 12 relevant documents, such as document 2 of query clear"),
         ("\n", "is empty"),
@@ -292,14 +295,14 @@ def test_a_faulty_file_of_categories_is_refused(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("split", "wrong", "message"),
     [
-        (Categories, {"clients": 1}, "clients = 1 with rest = .no-relevant. is no split; use 2 or more"),
-        (Categories, {"clients": 0, "rest": "none"}, "clients = 0 with rest = .none. is no split; use 1 or more"),
-        (Categories, {"bins": 1}, "bins = 1 leaves nothing to tell apart; use 2 or more"),
-        (Categories, {"categories": ("a", "a")}, "a category stands twice in .*; name each once"),
-        (Topics, {"clients": 1}, "clients = 1 is no split; use 2 or more"),
-        (Dealt, {"clients": 1}, "clients = 1 is no split; use 2 or more"),
-        (Dealt, {"apart": 1.0}, "apart = 1.0 leaves nothing to learn from"),
-        (Topics, {"merge_queries": -1}, "merge_queries = -1 is no number of queries"),
+        (Categories, {"clients": 1}, "clients must be at least 2 with rest = .no-relevant. .got 1"),
+        (Categories, {"clients": 0, "rest": "none"}, "clients must be at least 1 with rest = .none. .got 0"),
+        (Categories, {"bins": 1}, "bins must be at least 2"),
+        (Categories, {"categories": ("a", "a")}, "categories must be distinct"),
+        (Topics, {"clients": 1}, "clients must be at least 2"),
+        (Dealt, {"clients": 1}, "clients must be at least 2"),
+        (Dealt, {"apart": 1.0}, "apart must be at least 0 and below 1"),
+        (Topics, {"merge_queries": -1}, "merge_queries must be 0 or more"),
     ],
 )
 def test_settings_that_make_no_split_are_refused(split, wrong, message):

@@ -179,7 +179,7 @@ def test_adding_up_takes_attacked_updates_as_they_were(tmp_path):
 @pytest.mark.parametrize("method", [FedEraser(), FineTune(), GradientAscent()])
 def test_unlearning_nobody_is_refused(tmp_path, method):
     case, _ = recorded(tmp_path, Federation(), table(3), 4, every=2)
-    with pytest.raises(ValueError, match=r"nobody leaves, so .* worse; name a client"):
+    with pytest.raises(ValueError, match=r"no client leaves, so .* worse; name a client"):
         method(case)
 
 
@@ -227,7 +227,7 @@ def test_one_after_the_other_is_both_at_once(tmp_path, method):
 def test_leaving_again_is_refused(tmp_path):
     case, _ = recorded(tmp_path, Federation(), table(3), 4, every=2)
     gone = replace(case, leaving=(2,))
-    with pytest.raises(ValueError, match=r"no client 2 among the 2 \(ids 0 to 1\).*left already"):
+    with pytest.raises(ValueError, match=r"client 2 is not among the 2 clients \(ids 0 to 1\).*left already"):
         replace(gone, clients=gone.remaining)
 
 
@@ -364,19 +364,19 @@ def test_history_is_needed(tmp_path):
         with pytest.raises(ValueError, match=f'{name} needs the recorded history.*has none; run again.*"retrain"'):
             method(case)
     other, _ = recorded(tmp_path / "a", Federation(), table(3), 4, every=2)
-    with pytest.raises(ValueError, match="ends with round 3, and that of 10 rounds with every = 2 ends with round 9"):
+    with pytest.raises(ValueError, match="ends with round 3, but that of 10 rounds with every = 2 ends with round 9"):
         FedEraser()(replace(case, history=other.history))
-    with pytest.raises(ValueError, match="the history has 3 parameters and the model 2"):
+    with pytest.raises(ValueError, match="the history has 3 parameters, but the model has 2"):
         FedEraser()(replace(case, history=other.history, first=np.zeros(2)))
 
 
 def test_impossible_requests_are_refused():
     case = Case(Federation(), table(3), (0,), 1, np.zeros(3), np.ones(3), 10)
-    with pytest.raises(ValueError, match=r"no client 7 among the 3 \(ids 0 to 2\).*name another"):
+    with pytest.raises(ValueError, match=r"client 7 is not among the 3 clients \(ids 0 to 2\).*name another"):
         replace(case, leaving=(0, 7))
     with pytest.raises(ValueError, match=r"all 3 clients leave.*delete the run"):
         replace(case, leaving=(0, 1, 2))
-    with pytest.raises(ValueError, match="rounds = 0: nothing was learned"):
+    with pytest.raises(ValueError, match="rounds must be at least 1"):
         replace(case, rounds=0)
     with pytest.raises(ValueError, match="clients share no model"):
         replace(case, federation=Federation(aggregator=Apart()))
@@ -385,10 +385,10 @@ def test_impossible_requests_are_refused():
 
 def test_settings_that_do_nothing_are_refused():
     for wrong in (lambda: FedEraser(0), lambda: FineTune(0), lambda: GradientAscent(steps=0)):
-        with pytest.raises(ValueError, match="= 0 does nothing; use 1 or more"):
+        with pytest.raises(ValueError, match="must be at least 1"):
             wrong()
     for radius in (0.0, -1.0, np.inf, np.nan):
-        with pytest.raises(ValueError, match="no room to climb"):
+        with pytest.raises(ValueError, match="radius must be"):
             GradientAscent(radius=radius)
 
 
@@ -396,7 +396,7 @@ def test_what_clients_keep_is_in_no_history(tmp_path):
     case, _ = recorded(tmp_path, Federation(), table(3), 4, every=2)
     case = replace(case, federation=Federation(local=Scaffold()), leaving=(0,))
     for method in (FedEraser(), FedRemove(), GradientAscent()):
-        with pytest.raises(ValueError, match=r'keep between rounds.*use "retrain" or "fine-tune"'):
+        with pytest.raises(ValueError, match=r'state between rounds.*use "retrain" or "fine-tune"'):
             method(case)
 
 
@@ -405,7 +405,7 @@ def test_messages_that_nobody_books_are_refused(tmp_path):
     federation = Federation(mechanism=MECHANISMS["fpdgd-paper"](epsilon=1.0))
     case = replace(case, federation=federation, leaving=(0,))
     for method in (Retrain(), FedEraser(), FineTune(), GradientAscent()):
-        with pytest.raises(ValueError, match='cannot book; use "fed-remove"'):
+        with pytest.raises(ValueError, match='cannot charge; use "fed-remove"'):
             method(case)
     stored = [one.updates[1:].mean(axis=0, dtype=np.float64) for one in case.history]
     np.testing.assert_allclose(FedRemove()(case).weights, case.first + np.sum(stored, axis=0), rtol=1e-9)

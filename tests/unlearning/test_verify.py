@@ -137,7 +137,7 @@ def test_one_retrained_model_has_no_spread():
 
 
 def test_models_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match=r"shape \(2, 3\) and the unlearned one \(4,\), so they cannot be compared"):
+    with pytest.raises(ValueError, match=r"shape \(2, 3\), the unlearned one \(4,\), so they cannot be compared"):
         distance_to_retrained(np.ones(4), np.ones((2, 3)), Linear(), wide_data())
 
 

@@ -70,4 +70,4 @@ def test_nobody_enters_without_the_link_or_twice_with_it():
     assert ask(app, "GET", "/")[0] in (401, 403)
     status, _, text = ask(app, "GET", ENTER + "guess")
     assert status == 401
-    assert text == "This link was used before, or is not ours. End fedrank test and start it again."
+    assert text == "This link was used before or is not valid. Stop fedrank test and start it again."

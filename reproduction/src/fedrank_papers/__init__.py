@@ -1,1 +1,1 @@
-"""The papers behind fedrank: their tables and figures as experiments, and published next to measured values."""
+"""The papers behind fedrank: their tables and figures as experiments, and published values next to measured ones."""

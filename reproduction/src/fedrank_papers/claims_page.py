@@ -1,4 +1,4 @@
-"""One page of all claims: what the runs in a folder say about each, and how it can be done again."""
+"""One page with all claims: verdicts from the runs in a folder, and the commands to repeat them."""
 
 from __future__ import annotations
 
@@ -20,71 +20,71 @@ from fedrank_papers.items import Paper, papers
 from fedrank_papers.notebook import notebook
 from fedrank_papers.page import VERDICTS, Done, general, match, summary, values_table
 
-TITLE = "Every claim, and what the runs say"
+TITLE = "Claims of the papers, and their verdicts"
 
 
 def write_claims(folder: Path, out: Path, details: Path) -> str:
-    """Write the page of claims and the notebook behind it as Markdown; returns what they say in one sentence."""
+    """Write the page of claims and the notebook behind it as Markdown; returns a summary sentence."""
     if not folder.is_dir():
-        raise FileNotFoundError(f"no folder {folder}: nothing to write to {out}; name one with --runs")
+        raise FileNotFoundError(
+            f"folder {folder} does not exist, so {out} was not written; give the folder of the results with --runs"
+        )
     runs = load_runs(folder)
     found = analyse(runs) if len(runs.finished) else []
     known = papers()
     done = match(known, found)
-    told = entries(known, done, found, folder)
+    by_paper = entries(known, done, found, folder)
     everything = [one for some in done.values() for one in some]
-    write_atomic(out, markdown([claims_page(known, told, everything, out, details)]))
-    write_atomic(details, markdown([notebook(known, told, details, out)]))
+    write_atomic(out, markdown([claims_page(known, by_paper, everything, out, details)]))
+    write_atomic(details, markdown([notebook(known, by_paper, details, out)]))
     return summary(everything)
 
 
 def claims_page(
-    known: Sequence[Paper], told: Mapping[str, Sequence[Entry]], done: Sequence[Done], here: Path, details: Path
+    known: Sequence[Paper], by_paper: Mapping[str, Sequence[Entry]], done: Sequence[Done], here: Path, details: Path
 ) -> Section:
-    """All claims and published values, paper by paper; `here` is where the page will lie."""
+    """All claims and published values, paper by paper; `here` is the path of the page."""
     parts: list[Part] = [
         paragraph(summary(done), tone="lead"),
         paragraph(
-            "Written from run folders by “fedrank papers report --out claims.md --details notebook.md”, and not by "
-            "hand. A verdict is about the data set that is named; what is so in general stands in a section of its "
-            "own. How it is judged is told in “How to compare two methods honestly”, what each experiment measured in "
-            "the notebook, and what was seen besides in “What reappeared, and what did not”."
+            "This page is generated from run folders by “fedrank papers report --out claims.md --details "
+            "notebook.md”. A verdict applies to the named data set; a separate section has verdicts over several "
+            "data sets. “How to compare two methods honestly” explains the tests; the notebook has the results of "
+            "each experiment, and “What reappeared, and what did not” has further observations."
         ),
-        paragraph(_cost([entry for some in told.values() for entry in some])),
-        _counts(told),
+        paragraph(_cost([entry for some in by_paper.values() for entry in some])),
+        _counts(by_paper),
         paragraph(
-            "Below: the difference between what is said to be higher and the other, with an interval at the level that "
-            "the claims of the experiment share (Holm); d is that difference in standard deviations of what it was "
-            "tested over; power is how likely the design would have shown the difference that the paper reports, or "
-            f"{SMALL:g} of a measure that ends at 1."
+            "Below, the difference is that between the variant that is claimed to be better and the other, with an "
+            "interval at the level that the claims of the experiment share (Holm); d is that difference in standard "
+            "deviations over the tested units; power is the probability that the design detects the difference that "
+            f"the paper reports, or {SMALL:g} of a measure with maximum 1."
         ),
     ]
     authors = {paper.title: f"{paper.authors}, {paper.year}" for paper in known}
-    for title, some in told.items():
+    for title, some in by_paper.items():
         sections = tuple(_section(entry, here, details) for entry in some if entry.analysis.claims)
         if sections:
             parts.append(Section(title, sections, authors.get(title, "")))
     if any(one.analysis.claims for one in done):
-        parts.append(Section("The same in general", tuple(general(done))))
+        parts.append(Section("Findings over several data sets", tuple(general(done))))
     if compared := [one for one in done if one.analysis.published]:
         parts.append(Section("Published and measured", (values_table(compared),)))
     return Section(TITLE, tuple(parts))
 
 
 def _cost(everything: Sequence[Entry]) -> str:
-    """Total time, and where."""
+    """The total processor time, and the processors."""
     finished = [run for entry in everything for run in entry.analysis.runs.finished]
-    where = (
-        "; ".join(dict.fromkeys(run.processor for run in finished if run.processor)) or "a machine that is not known"
-    )
+    where = "; ".join(dict.fromkeys(run.processor for run in finished if run.processor)) or "an unknown processor"
     total = duration(sum(entry.seconds for entry in everything))
     return f"{len(finished):,} runs of {len(everything)} experiments took {total} of processor time on {where}."
 
 
-def _counts(told: Mapping[str, Sequence[Entry]]) -> Table:
-    """Paper by paper: how many claims hold."""
+def _counts(by_paper: Mapping[str, Sequence[Entry]]) -> Table:
+    """The number of claims by paper and verdict."""
     rows = []
-    for title, some in told.items():
+    for title, some in by_paper.items():
         verdicts = Counter(claim.verdict for entry in some for claim in entry.analysis.claims)
         values = [value for entry in some for value in entry.analysis.published]
         met = f"{sum(value.verdict == WITHIN for value in values)} of {len(values)}" if values else "-"
@@ -98,16 +98,16 @@ def _counts(told: Mapping[str, Sequence[Entry]]) -> Table:
 
 def _section(entry: Entry, here: Path, details: Path) -> Section:
     """The claims of one experiment."""
-    told = f"Data: {entry.data}{f'; form: {entry.form}' if entry.form else ''}. "
+    about = f"Data: {entry.data}{f'; form: {entry.form}' if entry.form else ''}. "
     parts: list[Part] = [
-        paragraph(told, entry.link("What it measured", details, here), "."),
+        paragraph(about, entry.link("Results", details, here), "."),
         Listing(entry.command, "bash"),
     ]
     return Section(entry.name, (*parts, _claims(entry.analysis.claims)), entry.caption)
 
 
 def _claims(claims: Sequence[Verdict]) -> Table:
-    """Claims with short verdicts, whose reasons stand below."""
+    """Claims with short verdicts, and the reasons below the table."""
     reasons = Footnotes()
     measures = list(dict.fromkeys(claim.column for claim in claims))
     rows = []

@@ -21,14 +21,15 @@ from fedrank.cli.shared import (
 )
 
 papers_app = typer.Typer(
-    help="The papers: each table and figure as an experiment, and published next to measured.", no_args_is_help=True
+    help="Tables and figures of papers as experiments, and their published values next to measured ones.",
+    no_args_is_help=True,
 )
-Runs = Annotated[Path, typer.Option("--runs", help="Folder of their results.")]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder of the results.")]
 
 
 @papers_app.command("list", epilog="Example:  FEDRANK_DATA=/data fedrank papers list")
 def papers_list(as_json: AsJson = False) -> None:
-    """Each table and figure: its experiment, which data it needs, whether these are here, how long it takes."""
+    """List each table and figure: its experiment, its data, whether they are available, and the running time."""
     from fedrank_papers.items import about_papers, papers_facts
 
     if as_json:
@@ -43,18 +44,16 @@ def papers_list(as_json: AsJson = False) -> None:
     "data.name=mq2008",
 )
 def papers_run(
-    names: Annotated[list[str], typer.Argument(help="Experiments, as `fedrank papers list` names them; or all.")],
+    names: Annotated[list[str], typer.Argument(help="Names from `fedrank papers list`, or `all`.")],
     quick: Annotated[
-        bool, typer.Option("--quick", help="A small, honest version that takes minutes; its title says on which data.")
+        bool, typer.Option("--quick", help="Run the small form, which takes minutes; its title names the data.")
     ] = False,
-    claims: Annotated[
-        bool, typer.Option("--claims", help="Only the variants that claims compare: enough for a verdict on each.")
-    ] = False,
+    claims: Annotated[bool, typer.Option("--claims", help="Run only the variants that claims compare.")] = False,
     set_: Changes = None,
     runs: Runs = Path("runs"),
     workers: Workers = None,
 ) -> None:
-    """Do experiments of the papers. A quick form lies beside the whole one, marked as such, and so do other data."""
+    """Run experiments of the papers. Results of quick forms and of other data are stored separately."""
     from fedrank_papers.items import ask, compared, named, unlearn_after
 
     console = new_console()
@@ -67,7 +66,7 @@ def papers_run(
         except (OSError, ValueError) as problem:
             if len(wanted) == 1:
                 raise
-            print_line(console, f"left out {name}: {problem}", style="yellow")
+            print_line(console, f"skipped {name}: {problem}", style="yellow")
             continue
         try:
             do_experiment(compared(name, grid) if claims else grid, label, runs, workers)
@@ -82,7 +81,7 @@ def papers_run(
             print_line(console, f"Unlearned: {unlearned}")
     if failed:
         if len(wanted) > 1:
-            print_line(console, f"Runs failed in {', '.join(failed)}; see above.", style="red")
+            print_line(console, f"Runs failed in {', '.join(failed)}; the reasons are above.", style="red")
         raise typer.Exit(FAILED)
 
 
@@ -93,15 +92,15 @@ def papers_run(
 )
 def papers_report(
     out: Annotated[
-        Path, typer.Option(help="Web page to write, with one for each paper beside it; or a .md file: all claims.")
+        Path, typer.Option(help="Web page to write, with one page per paper next to it; or a .md file with all claims.")
     ] = Path("papers.html"),
     runs: Runs = Path("runs"),
     details: Annotated[
         Path | None,
-        typer.Option(help="With a .md file: where to write what each experiment measured. Beside it if not given."),
+        typer.Option(help="With a .md file: file for the results of each experiment. Default: next to it."),
     ] = None,
 ) -> None:
-    """Published and measured side by side, and for each finding whether it holds, as far as that can be told."""
+    """Write a report of published and measured values, with a verdict on each claim."""
     from fedrank_papers.claims_page import write_claims
     from fedrank_papers.page import write_papers_report
 
@@ -109,11 +108,11 @@ def papers_report(
     if out.suffix == ".md":
         details = details or out.with_name(f"{out.stem}-notebook.md")
         print_line(console, write_claims(runs, out, details))
-        print_line(console, f"Claims: {out}; what each experiment measured: {details}")
+        print_line(console, f"Claims: {out}; results of each experiment: {details}")
         return
     if details is not None:
-        raise ValueError(f"--details {details} goes with a page of claims, which --out {out} is not; name a .md file")
+        raise ValueError(f"--details {details} needs a .md file as --out (got {out})")
     if not runs.is_dir():
-        raise FileNotFoundError(f"there is no folder {runs}; name the folder of the results with --runs")
+        raise FileNotFoundError(f"folder {runs} does not exist; give the folder of the results with --runs")
     print_line(console, write_papers_report(runs, out))
-    print_line(console, f"Report: {out}, and beside it a page on each paper")
+    print_line(console, f"Report: {out}, with one page per paper next to it")

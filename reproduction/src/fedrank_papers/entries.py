@@ -1,4 +1,4 @@
-"""Every experiment that was run, as the pages of claims and of details name it."""
+"""Every experiment with finished runs, as the pages of claims and details name it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from fedrank.experiments.report.sections import Span
 from fedrank_papers.items import Item, Paper, captioned, command
 from fedrank_papers.page import Done
 
-OUR_OWN = "Experiments that belong to no paper"
+OUR_OWN = "Experiments without a paper"
 
 
 @dataclass(frozen=True)
 class Entry:
     """One experiment with finished runs."""
 
-    name: str  # its folder below all runs: the heading of its sections
-    caption: str  # what it is
-    form: str  # "whole", "quick", and which settings were changed; empty for one of our own
+    name: str  # its folder within all runs: the heading of its sections
+    caption: str  # title
+    form: str  # "whole", "quick", and changed settings; empty without a paper
     data: str
-    command: str  # that asks for its runs
+    command: str  # the command that executes its runs
     analysis: Analysis
     item: Item | None = None  # of a paper
 
@@ -42,20 +42,20 @@ class Entry:
         return max((run.ended for run in self.analysis.runs.finished if run.ended), default="")[:10]
 
     def link(self, text: str, page: Path, where: Path) -> Span:
-        """Words that lead from one page to the section about this on another."""
+        """Text with a link from one page to the section about this experiment on another."""
         return Span(text, link=f"{Path(os.path.relpath(page, where.parent)).as_posix()}#{anchor(self.name)}")
 
 
 def entries(
     known: Sequence[Paper], done: Mapping[str, Sequence[Done]], found: Sequence[Analysis], folder: Path
 ) -> dict[str, list[Entry]]:
-    """By the titles of papers, in their order; what belongs to none comes last."""
-    told: dict[str, list[Entry]] = {}
+    """Experiments by the titles of papers, in their order; those without a paper come last."""
+    by_paper: dict[str, list[Entry]] = {}
     for paper in known:
-        told[paper.title] = [_of_paper(one, folder) for one in done[paper.key]]
+        by_paper[paper.title] = [_of_paper(one, folder) for one in done[paper.key]]
     ours = {one.analysis.folder for some in done.values() for one in some}
-    told[OUR_OWN] = [_of_our_own(analysis, folder) for analysis in found if analysis.folder not in ours]
-    return {title: some for title, some in told.items() if some}
+    by_paper[OUR_OWN] = [_of_our_own(analysis, folder) for analysis in found if analysis.folder not in ours]
+    return {title: some for title, some in by_paper.items() if some}
 
 
 def _of_paper(one: Done, folder: Path) -> Entry:

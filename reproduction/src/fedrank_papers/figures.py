@@ -1,4 +1,4 @@
-"""Pictures in the manner of the papers: a panel for each user, and final quality against what was varied."""
+"""Figures like those of the papers: a panel for each click model, and final quality against a varied setting."""
 
 from __future__ import annotations
 
@@ -38,47 +38,45 @@ PANELS = (
     "clients.click_model",
     "learner.ranker.name",
     "learner.ranker",
-)  # settings that papers give panels of their own
-LINES = 12  # that a panel may have; more cannot be told apart
+)  # settings that have separate panels in papers
+LINES = 12  # maximum lines per panel; more are not distinguishable
 
 
 @dataclass(frozen=True)
 class Against:
-    """Final quality against a number that stands in the names of variants."""
+    """Final quality against a number in the names of variants."""
 
-    pattern: str  # with groups x and, where there are several, line and panel
-    axis: str  # what x is
+    pattern: str  # with the group x, and optionally line and panel
+    axis: str  # the label of x
     log: bool = False
-    column: str = ""  # the experiment's first measure if not given
+    column: str = ""  # default: the first measure of the experiment
 
 
 FIGURES: dict[str, Against] = {
     "cs-f-ltr/fig-6": Against(r"(?P<line>silos|global)-(?P<x>\d)", "organisations"),
     "cs-f-ltr/fig-6a": Against(r"epsilon-(?P<x>[\d.]+)", "ε of the published noise", log=True),
-    "cs-f-ltr/fig-6b": Against(r"(?P<line>cross-silo|global|local)-(?P<x>\d)", "parties that take part"),
+    "cs-f-ltr/fig-6b": Against(r"(?P<line>cross-silo|global|local)-(?P<x>\d)", "participating parties"),
     "noniid-trees/merge-queries": Against(
-        r"(?P<line>stacking|features|linear)-(?P<x>\d+)", "queries of a merge set", log=True
+        r"(?P<line>stacking|features|linear)-(?P<x>\d+)", "queries per merge set", log=True
     ),
     "noniid-trees/merge-queries-mq2007": Against(
-        r"(?P<line>stacking|features|linear)-(?P<x>\d+)", "queries of a merge set", log=True
+        r"(?P<line>stacking|features|linear)-(?P<x>\d+)", "queries per merge set", log=True
     ),
-    "selgb/fig-1": Against(r"booster.negatives=(?P<x>\d+)", "negatives of a query", log=True),
-    "selgb/fig-2": Against(r"booster.keep=(?P<x>[\d.]+)", "share of rows", log=True),
-    "selgb/fig-3": Against(r"booster.keep=(?P<x>[\d.]+)", "share of negatives", log=True),
-    "selgb/fig-4": Against(r"booster.keep=(?P<x>[\d.]+)", "share of hardest negatives, p", log=True),
-    "selgb/fig-5": Against(r"booster.every=(?P<x>\d+)", "trees between two choices, n", log=True),
+    "selgb/fig-1": Against(r"booster.negatives=(?P<x>\d+)", "negatives per query", log=True),
+    "selgb/fig-2": Against(r"booster.keep=(?P<x>[\d.]+)", "fraction of rows", log=True),
+    "selgb/fig-3": Against(r"booster.keep=(?P<x>[\d.]+)", "fraction of negatives", log=True),
+    "selgb/fig-4": Against(r"booster.keep=(?P<x>[\d.]+)", "fraction of hardest negatives, p", log=True),
+    "selgb/fig-5": Against(r"booster.every=(?P<x>\d+)", "trees between selections, n", log=True),
     "thesis/fig-3-2": Against(
         r"(?P<x>\d+)-clients,clients.click_model=(?P<panel>\w+),learner.ranker.name=(?P<line>\w+)", "clients", log=True
     ),
     "thesis/fig-3-8": Against(
         r"(?P<line>with(?:out)?-noise),clients.count=(?P<x>\d+),clients.click_model=(?P<panel>\w+)", "clients", log=True
     ),
-    "thesis/fig-3-9": Against(
-        r"B-(?P<x>\d)(?P<line>.*),clients.click_model=(?P<panel>\w+)", "interactions of a client"
-    ),
+    "thesis/fig-3-9": Against(r"B-(?P<x>\d)(?P<line>.*),clients.click_model=(?P<panel>\w+)", "interactions per client"),
     **{
         f"thesis/{name}{ranker}": Against(
-            r"(?P<line>.+)-(?P<x>\d),clients.click_model=(?P<panel>\w+)", "malicious clients of ten"
+            r"(?P<line>.+)-(?P<x>\d),clients.click_model=(?P<panel>\w+)", "malicious clients (of ten)"
         )
         for name in ("fig-5-2", "fig-5-3", "fig-5-5")
         for ranker in ("", "-neural")
@@ -93,10 +91,10 @@ FIGURES: dict[str, Against] = {
 
 
 def drawings(name: str, analysis: Analysis) -> Iterator[Part]:
-    """The pictures of an experiment, and tables of what is no quality."""
+    """The figures of an experiment, and tables of values other than quality."""
     if name == "cs-f-ltr/fig-4":
         yield from sketch_costs(analysis)
-    with suppress(OSError, ValueError):  # data that are not here any more
+    with suppress(OSError, ValueError):  # the data may be missing by now
         if name == "selgb/fig-6":
             yield from gain_by_length(analysis, "selgb", "lambdamart-500")
         if name == "selgb/fig-7":
@@ -128,7 +126,7 @@ def drawings(name: str, analysis: Analysis) -> Iterator[Part]:
 
 @mpl.rc_context(LOOK)
 def draw_against(analysis: Analysis, against: Against, column: str) -> str:
-    """A line for each rule or method, over the number that was varied; empty if no variant fits."""
+    """A line for each rule or method, over the varied number; empty if no variant matches."""
     panels: dict[str, dict[str, list[tuple[float, VariantRuns]]]] = {}
     for variant in analysis.variants:
         fits = re.fullmatch(against.pattern, variant.name)
@@ -174,7 +172,7 @@ def draw_against(analysis: Analysis, against: Against, column: str) -> str:
 
 @mpl.rc_context(LOOK)
 def draw_by_panel(analysis: Analysis, column: str) -> str:
-    """Learning curves as papers show them: users side by side, rankers below each other, a line for all else."""
+    """Learning curves as in the papers: click models side by side, rankers below each other, one line per variant."""
     settings = {key for variant in analysis.variants for key in variant.settings}
     across, down = ([key for key in PANELS if key in settings] + ["", ""])[:2]
     cells: dict[tuple[str, str], list[tuple[str, VariantRuns]]] = {}
@@ -206,6 +204,6 @@ def draw_by_panel(analysis: Analysis, column: str) -> str:
 
 
 def _named(key: str, value: object) -> str:
-    """A setting in a legend: names speak for themselves."""
+    """A setting in a legend; names appear without their key."""
     named = key == "variants" or key.endswith(".name")
     return readable(value) if named else f"{key.rsplit('.', 1)[-1]} = {readable(value)}"

@@ -1,4 +1,4 @@
-"""The papers behind fedrank: their tables and figures as experiments, and what is done besides training for some."""
+"""The papers behind fedrank: their tables and figures as experiments, and unlearning after some of them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from fedrank.progress import Progress, quiet
 from fedrank.toml import TomlTable, flat, write_toml, write_value
 
 QUICK, ON, UNLEARNED = "-quick", "-on-", "-unlearned"  # parts of a label: thesis/table-6-2-quick-on-mq2008-unlearned
-SOON_READ = 200_000  # documents of a set that a quick form takes
-MADE_UP_LOG = "made-up-log"  # what quick forms call the search log that is made for them
-# Keys of a spec that may differ while its runs stay those of the paper, or have a folder of their own.
+SOON_READ = 200_000  # maximum documents of a data set for a quick form
+MADE_UP_LOG = "made-up-log"  # name of the search log that is generated for quick forms
+# Keys of a spec that may differ without changing runs of the paper, or that lead to a separate folder.
 _FREE = re.compile(
     r"title|measures|seeds|baseline|published|claims|(paper|quick|vary)\..*|quick|"
     r"data\.(name|log|folder|train|test|validation|folds|users)"
@@ -37,20 +37,20 @@ _FREE = re.compile(
 
 @dataclass(frozen=True)
 class Remark:
-    """What we saw that contradicts a paper, or that it does not say."""
+    """An observation that contradicts a paper, or that it does not mention."""
 
     says: str
-    evidence: str  # where it can be seen again
+    evidence: str  # the experiments that show it
 
     @property
     def experiments(self) -> list[str]:
-        """Experiments that the evidence names: without their runs there is nothing to see."""
+        """Experiments named by the evidence, whose runs are required."""
         return [name for name in builtin_specs() if re.search(rf"\b{re.escape(name)}(?![\w-])", self.evidence)]
 
 
 @dataclass(frozen=True)
 class Other:
-    """A table or figure that no experiment of its own makes, but a command does."""
+    """A table or figure that is made by a command instead of an experiment."""
 
     item: str
     command: str
@@ -58,10 +58,10 @@ class Other:
 
 @dataclass(frozen=True)
 class Unlearning:
-    """What is unlearned when the runs of some experiments are finished, and what the paper found about that."""
+    """What is unlearned after some experiments, and the paper's claims about it."""
 
-    experiments: list[str]  # their names within the paper
-    client: int  # who leaves
+    experiments: list[str]  # names within the paper
+    client: int  # the client that leaves
     title: str
     methods: dict[str, list[dict[str, Any]]]  # named variant -> unlearners
     claims: list[dict[str, Any]] = field(default_factory=list)  # as in a spec
@@ -70,20 +70,22 @@ class Unlearning:
 
 @dataclass(frozen=True)
 class Paper:
-    """A paper whose experiments come with fedrank."""
+    """A paper whose experiments are included."""
 
     key: str  # its folder
     title: str
     authors: str
     year: int
-    other_data: bool = False  # experiments are on other data than the paper's: published values show the order only
+    other_data: bool = (
+        False  # experiments use other data than the paper: only the order of published values is comparable
+    )
     remarks: tuple[Remark, ...] = ()
     other: tuple[Other, ...] = ()
     unlearn: Unlearning | None = None
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
-        """Its tables and figures, in their order."""
+        """Its tables and figures, in order."""
         names = [name for name in builtin_specs() if name.startswith(f"{self.key}/")]
         items = [Item(name, read_spec(name)) for name in names]
         return tuple(sorted(items, key=lambda item: _order(item.label)))
@@ -91,14 +93,14 @@ class Paper:
 
 @dataclass(frozen=True)
 class Item:
-    """One table or figure, or several that are the same experiment."""
+    """One table or figure, or several with the same experiment."""
 
     name: str  # of its experiment
     grid: Grid[Any]
 
     @property
     def label(self) -> str:
-        """As the paper calls it; an experiment of ours about the paper has its own name."""
+        """The name in the paper; for our own experiment about the paper, its title."""
         paper = self.grid.about.paper
         return self.name.partition("/")[2] if paper is None else paper.item
 
@@ -123,7 +125,7 @@ class Item:
 
 @cache
 def papers() -> tuple[Paper, ...]:
-    """Every paper whose experiments come with fedrank, in the order of their years."""
+    """Every paper with included experiments, ordered by year."""
     known = []
     for folder in resources.files("fedrank_papers.specs").iterdir():
         about = folder.joinpath("paper.toml")
@@ -137,7 +139,7 @@ def papers() -> tuple[Paper, ...]:
 
 
 def about_papers() -> list[Section]:
-    """Every table and figure: its experiment, its data, whether these are here, and how long it takes."""
+    """Every table and figure: its experiment, its data, whether they are available, and the running time."""
     sections = []
     for paper in papers():
         rows = []
@@ -147,19 +149,21 @@ def about_papers() -> list[Section]:
             here = Cell("no", tone="warn") if item.missing else Cell("yes", tone="better")
             cells = [Cell(captioned(item.label, item.grid.title)), Cell(item.name, tone="name"), Cell(item.data), here]
             rows.append([*cells, *(Cell(_minutes(time)) for time in times)])
-        table = Table(["item", "experiment", "data", "here", "whole", "quick"], rows, 4, whole=1)  # it is to be typed
+        table = Table(
+            ["item", "experiment", "data", "here", "whole", "quick"], rows, 4, whole=1
+        )  # users type this name
         others = [paragraph(f"{other.item}:  ", Span(other.command, "code")) for other in paper.other]
         sections.append(Section(paper.title, (table, *others), f"{paper.authors}, {paper.year}"))
     last = (
-        "Times are estimates from short runs, for two cores that do nothing else. `fedrank papers run NAME` does one "
-        "of them; with --quick in its small form, on the real data where they are here and not too large, and on "
-        "made-up data of the same shape otherwise. --set data.name=... takes other data."
+        "Times are estimated from short runs on two otherwise idle cores. `fedrank papers run NAME` runs one "
+        "experiment; with --quick its small form, on the real data if they are available and not too large, and on "
+        "synthetic data of the same shape otherwise. --set data.name=... selects other data."
     )
     return [*sections, Section("", (paragraph(last, tone="quiet"),))]
 
 
 def captioned(label: str, title: str) -> str:
-    """What an item is called and what it shows, nothing of it twice.
+    """The name of an item and what it shows, without repetition.
 
     >>> captioned("Figure 1", "SelGB, figure 1: how many negatives")
     'Figure 1: how many negatives'
@@ -172,7 +176,7 @@ def captioned(label: str, title: str) -> str:
 
 
 def papers_facts() -> list[dict[str, Any]]:
-    """The same for programs."""
+    """The same as `about_papers`, as JSON values."""
     return [
         {
             "key": paper.key,
@@ -198,24 +202,24 @@ def papers_facts() -> list[dict[str, Any]]:
 
 
 def named(names: Sequence[str]) -> list[str]:
-    """Experiments of the papers by their names; `all` and the key of a paper stand for several."""
+    """Experiments of the papers by name; `all` and the key of a paper stand for several."""
     known = [name for paper in papers() for name in builtin_specs() if name.startswith(f"{paper.key}/")]
     chosen: list[str] = []
     for name in names:
         some = known if name == "all" else [each for each in known if each == name or each.startswith(f"{name}/")]
         if not some:
             raise ValueError(
-                f"no table or figure {name!r}{did_you_mean(name, known)}; `fedrank papers list` names them"
+                f"unknown table or figure {name!r}{did_you_mean(name, known)}; `fedrank papers list` shows them"
             )
         chosen += some
     return list(dict.fromkeys(chosen))
 
 
 def ask(name: str, changes: Sequence[str], quick: bool, runs: Path) -> tuple[Grid[Any], str]:
-    """An experiment of a paper as it is to be run, and where below the folder of runs its results go.
+    """An experiment of a paper ready to run, and the folder of its results within the folder of runs.
 
-    A quick form takes the paper's own data where they are here and small enough; its title says what it takes. One that
-    needs a search log gets a made-up one, which is kept there, too.
+    A quick form uses the paper's data if they are available and small enough; its title names the data. A quick form
+    that needs a search log gets a generated one, which is stored there as well.
     """
     usual, changes = read_spec(name, quick=quick), list(changes)
     own = any(change.startswith("data.") for change in changes)
@@ -235,7 +239,7 @@ def ask(name: str, changes: Sequence[str], quick: bool, runs: Path) -> tuple[Gri
 
 
 def _real_data(name: str, quick: Grid[Any]) -> str:
-    """The data of the paper, where the quick form has others and these are here and soon read; empty otherwise."""
+    """The paper's data, if the quick form uses others and these are available and small; else empty."""
     whole = read_spec(name)
     real: str | None = whole.base.data.name
     if real is None or data_of(whole) != real or data_of(quick) == real:
@@ -244,30 +248,30 @@ def _real_data(name: str, quick: Grid[Any]) -> str:
         return ""
     try:
         whole.base.require_data()
-        read_spec(name, [f"data.name={real}"], quick=True)  # it may have no such folds
+        read_spec(name, [f"data.name={real}"], quick=True)  # it may lack these folds
     except (OSError, ValueError):
         return ""
     return real
 
 
 def _called(grid: Grid[Any]) -> str:
-    """The data of an experiment as a title names them."""
+    """The data of an experiment, for a title."""
     names = data_of(grid)
     made_up = names.startswith("synthetic-") or names == MADE_UP_LOG
-    return f"made-up data, {names}" if made_up else names
+    return f"synthetic data, {names}" if made_up else names
 
 
 def changed(name: str, grid: Grid[Any], quick: bool) -> list[str]:
-    """Settings, by dotted key, in which an experiment differs from the one that comes with fedrank.
+    """Settings, by dotted key, that differ from the included experiment.
 
-    Other data have a folder of their own, and fewer variants or other repeats change no run: they do not count.
+    Other data have a separate folder, and fewer variants or other repeats do not change runs: they do not count.
     """
     usual, mine = (_settings(one) for one in (read_spec(name, quick=quick), grid))
     return [key for key, value in mine.items() if not _FREE.fullmatch(key) and usual.get(key) != value]
 
 
 def command(name: str, grid: Grid[Any], quick: bool) -> str:
-    """The command that asks for these runs."""
+    """The command that executes these runs."""
     usual, mine = (_settings(one) | flat({"vary": one.about.vary}) for one in (read_spec(name, quick=quick), grid))
     sets = [
         f"--set {shlex.quote(f'{key}={_typed(value)}')}"
@@ -278,14 +282,14 @@ def command(name: str, grid: Grid[Any], quick: bool) -> str:
 
 
 def _typed(value: Any) -> str:
-    """A value as it is typed; of a file only its name is told."""
+    """A value as it is typed; for a file, only its name."""
     if isinstance(value, str):
         return Path(value).name if "/" in value else value
     return write_value(value)
 
 
 def other_folds(name: str, grid: Grid[Any], quick: bool) -> bool:
-    """Whether an experiment has other folds than the one that comes with fedrank, and so another mean."""
+    """Whether an experiment has other folds than the included one, and so another mean."""
     usual, mine = (_settings(one).get("data.folds") for one in (read_spec(name, quick=quick), grid))
     return usual != mine
 
@@ -295,7 +299,7 @@ def _settings(grid: Grid[Any]) -> TomlTable:
 
 
 def made_up_log(folder: Path) -> Path:
-    """A search log of invented users as a data set, made if it is not there, or what is left to make of it."""
+    """A synthetic search log as a data set, generated or completed if necessary."""
     from fedrank.data.build_log import LogBuild, build_log
     from fedrank.data.lists import ListRules
     from fedrank.data.synthetic_log import CORPUS, LOG, synthetic_log
@@ -303,14 +307,14 @@ def made_up_log(folder: Path) -> Path:
     files = folder / "files"
     folder.mkdir(parents=True, exist_ok=True)
     if not files.exists():
-        with TemporaryDirectory(dir=folder) as fresh:  # so that half a log is never taken for a whole one
+        with TemporaryDirectory(dir=folder) as fresh:  # an incomplete log must not be mistaken for a complete one
             synthetic_log(Path(fresh) / files.name, users=200, least=20)
             (Path(fresh) / files.name).rename(files)
     return build_log(files / LOG, files / CORPUS, folder / "data" / MADE_UP_LOG, LogBuild(ListRules())).folder
 
 
 def compared(name: str, grid: Grid[Any]) -> Grid[Any]:
-    """What the claims of an experiment compare, and no more; all of it where the paper unlearns, or claims nothing."""
+    """The variants that the claims of an experiment compare; all of them if the paper unlearns or has no claims."""
     key, _, rest = name.partition("/")
     [unlearning] = [paper.unlearn for paper in papers() if paper.key == key]
     if unlearning is not None and rest in unlearning.experiments:
@@ -320,9 +324,9 @@ def compared(name: str, grid: Grid[Any]) -> Grid[Any]:
 
 
 def unlearn_after(name: str, grid: Grid[Any], label: str, runs: Path, progress: Progress = quiet) -> Path | None:
-    """Unlearn what the paper unlearned from the finished runs of one of its experiments; returns where, or None.
+    """Unlearn from the finished runs of an experiment as in the paper; returns the folder, or None.
 
-    What was asked is written next to the results, so that reports judge the paper's claims there, too.
+    The request is written next to the results, which lets reports judge the paper's claims about it.
     """
     key, _, rest = name.partition("/")
     [plan] = [paper.unlearn for paper in papers() if paper.key == key]
@@ -343,14 +347,14 @@ def unlearn_after(name: str, grid: Grid[Any], label: str, runs: Path, progress: 
     form = f" ({QUICK_FORM})" * (QUICK in label) + f" (changed: {', '.join(other)})" * bool(other)
     tables = to_tables(grid.base) | {"title": f"{plan.title}{form}"}
     tables["claims"] = [row for row in plan.claims if {row["higher"], row["lower"]} <= made]
-    if label == name and not other:  # published values are those of the whole form on the paper's own data
+    if label == name and not other:  # published values belong to the whole form on the paper's data
         tables["published"] = [row for row in plan.published.get(rest, ()) if row["variant"] in made]
     write_atomic(folder / "experiment.toml", write_toml({key: value for key, value in tables.items() if value != []}))
     return folder
 
 
 def data_of(grid: Grid[Any]) -> str:
-    """The data of an experiment, by name."""
+    """The names of the data of an experiment."""
     names = []
     for variant in grid.variants:
         data = variant.experiment.data
@@ -366,6 +370,6 @@ def _minutes(minutes: float | None) -> str:
 
 
 def _order(label: str) -> tuple[Any, ...]:
-    """Tables and figures in the order of their numbers, ours behind them."""
+    """Sort key: tables and figures by number, our own experiments last."""
     numbers = re.search(r"(?:Tables?|Figures?) (\d+)(?:\.(\d+))?", label)
     return (numbers is None, *(int(number or 0) for number in (numbers.groups() if numbers else ())), label)

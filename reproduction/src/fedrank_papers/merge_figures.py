@@ -1,4 +1,4 @@
-"""Tables and pictures of the paper on merging: who holds what, chosen settings, categories, what trees look at."""
+"""Tables and figures of the paper on merging: client data, chosen settings, categories, feature importance."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from fedrank.trees.mixtures import Stacked
 from fedrank.trees.model_files import load_model
 from fedrank.trees.splits import Categories
 
-MOST = 12  # features of a picture, those that count most
+MOST = 12  # maximum features in a figure
 SETTINGS = ("rate", "leaves", "min_data_in_leaf", "min_sum_hessian")
 PARTS = ("train", "validation", "test", "merge")
 
 
 def held(analysis: Analysis) -> Iterator[Part]:
-    """Table 2: queries, documents and relevant documents of every client, under each rule; of the first fold."""
+    """Table 2: queries, documents and relevant documents of every client, for each split, in the first fold."""
     rows: dict[tuple[str, str, str], list[Cell]] = {}
     for run in _first_repeats(analysis):
         name = ", ".join(str(run.settings[key]) for key in run.settings if key.startswith("split."))
@@ -42,26 +42,31 @@ def held(analysis: Analysis) -> Iterator[Part]:
                     rows.setdefault(key, [*map(Cell, key), *(Cell(f"{number:,}") for number in numbers)])
     if rows:
         header = ["split", "client", "part", "queries", "relevant documents", "documents"]
-        yield Table(header, list(rows.values()), 3, ['Fold 1. Client "all" is the whole set before it is split.'])
+        yield Table(header, list(rows.values()), 3, ['Fold 1. Client "all" is the whole data set before the split.'])
 
 
 def chosen_settings(analysis: Analysis) -> Iterator[Part]:
-    """Table 6: what Optuna chose for the model of every client, and for those on top of them."""
+    """Table 6: the settings that Optuna chose for the model of every client, and for the merged models."""
     rows = []
     for run in _first_repeats(analysis):
         clients = [portion["client"] for portion in run.portions or () if portion["client"] != "all"]
         for number, tuned in enumerate(run.tuned or ()):
-            whose = clients[number] if number < len(clients) else f"merged, {number - len(clients) + 1}"
+            owner = clients[number] if number < len(clients) else f"merged, {number - len(clients) + 1}"
             settings = [f"{tuned[key]:.4g}" if key in tuned else "-" for key in SETTINGS]
             counts = [f"{tuned[key]:,}" for key in ("trees", "trials")]
-            rows.append([*map(Cell, (run.variant, whose, *settings, *counts))])
+            rows.append([*map(Cell, (run.variant, owner, *settings, *counts))])
     if rows:
-        header = ["variant", "client", "rate", "leaves", "documents of a leaf", "hessian of a leaf", "trees", "tried"]
-        yield Table(header, rows, 2, ["Fold 1, first seed. Tried: settings, by nDCG@10 of the validation queries."])
+        header = ["variant", "client", "rate", "leaves", "documents per leaf", "hessian per leaf", "trees", "tried"]
+        yield Table(
+            header,
+            rows,
+            2,
+            ["Fold 1, first seed. Tried: number of settings, compared by nDCG@10 on the validation queries."],
+        )
 
 
 def category_shares(analysis: Analysis) -> Iterator[Part]:
-    """Figure 2: the share of each category among relevant documents, and among queries, of the training set."""
+    """Figure 2: the fraction of each category among relevant documents, and among queries, of the training set."""
     run = next(iter(_first_repeats(analysis)), None)
     if run is None or not isinstance(run.spec.split, Categories):  # type: ignore[attr-defined]
         return
@@ -75,7 +80,7 @@ def category_shares(analysis: Analysis) -> Iterator[Part]:
     shares = [each / max(each.sum(), 1) for each in (documents, queries)]
     yield Drawing(
         partial(draw_shares, count.names, *shares),
-        "Share of each category among the relevant documents and among the queries of the training set.",
+        "Fraction of each category among the relevant documents and among the queries of the training set.",
     )
 
 
@@ -95,7 +100,7 @@ def draw_shares(names: Sequence[str], documents: NDArray[np.float64], queries: N
 
 
 def looked_at(analysis: Analysis) -> Iterator[Part]:
-    """Figure 3: by which features stacked models decide; the last ones are the scores of the local models."""
+    """Figure 3: feature importance of stacked models; their last features are the scores of the local models."""
     for run in _first_repeats(analysis):
         models = [load_model(folder) for folder in sorted(run.path.glob("clients/*/merged"))]
         finals = [
@@ -107,12 +112,13 @@ def looked_at(analysis: Analysis) -> Iterator[Part]:
             gains = {f"client {number}": _named_gains(model) for number, model in finals}
             yield Drawing(
                 partial(draw_gains, gains),
-                f"{run.variant}: share of each feature in what the splits of a stacked model gain; the {MOST} largest.",
+                f"{run.variant}: fraction of each feature in the total split gain of a stacked model; the {MOST} "
+                "largest.",
             )
 
 
 def _named_gains(model: Stacked) -> dict[str, float]:
-    """Share of each column that a stacked model reads in all gains of its splits, by its name."""
+    """Fraction of the total split gain of a stacked model by column name."""
     assert isinstance(model.final, Forest)
     gains = importance(model.final)
     own = model.features if model.inputs == "both" else 0
@@ -123,20 +129,20 @@ def _named_gains(model: Stacked) -> dict[str, float]:
 
 @mpl.rc_context(LOOK)
 def draw_gains(gains: dict[str, dict[str, float]]) -> str:
-    """A panel for each client, the largest share on top; scores of models stand out."""
+    """A panel for each client, the largest fraction on top; scores of models are highlighted."""
     figure = Figure(figsize=(10.2, 3.6), layout="constrained")
     panels = figure.subplots(1, len(gains), squeeze=False)[0]
     for axes, (client, shares) in zip(panels, gains.items(), strict=True):
         largest = sorted(shares.items(), key=lambda pair: -pair[1])[:MOST][::-1]
         colours = [COLOURS[0] if name.startswith("score") else QUIET for name, _ in largest]
         axes.barh([name for name, _ in largest], [share for _, share in largest], color=colours)
-        axes.set_xlabel("share of gain")
+        axes.set_xlabel("fraction of gain")
         plain(axes.set_title(client, loc="left"))
     return as_svg(figure)
 
 
 def _first_repeats(analysis: Analysis) -> Iterator[Run]:
-    """One run of each variant: that of the first fold and seed."""
+    """One run of each variant: the first fold and seed."""
     for variant in analysis.variants:
         mine = [run for run in analysis.runs.finished if run.variant == variant.name]
         yield min(mine, key=lambda run: run.repeat)

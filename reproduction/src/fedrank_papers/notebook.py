@@ -1,4 +1,4 @@
-"""The notebook behind all claims: what every experiment measured, written from run folders."""
+"""The notebook behind all claims: the results of every experiment, generated from run folders."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ from fedrank_papers.entries import OUR_OWN, Entry
 from fedrank_papers.items import Paper
 from fedrank_papers.pivot import value_tables
 
-TITLE = "The notebook: what every experiment measured"
+TITLE = "Notebook: the results of every experiment"
 
 
-def notebook(known: Sequence[Paper], told: Mapping[str, Sequence[Entry]], here: Path, claims: Path) -> Section:
-    """A section for each experiment with runs, paper by paper; `here` is where the page will lie."""
-    everything = [entry for some in told.values() for entry in some]
+def notebook(known: Sequence[Paper], by_paper: Mapping[str, Sequence[Entry]], here: Path, claims: Path) -> Section:
+    """A section for each experiment with runs, paper by paper; `here` is the path of the page."""
+    everything = [entry for some in by_paper.values() for entry in some]
     parts: list[Part] = [
         paragraph(
-            "Written from run folders, and not by hand, together with the page of claims: final values of every "
-            "variant next to doing nothing, in the first measure of its experiment and in those that claims are about, "
-            "or in all where it has no claim. "
-            "± is the spread over repeats (folds x seeds), and decides nothing; ▲ and ▼ do, by the rule that claims "
-            "are judged by. What was seen besides, and why, is told in “What reappeared, and what did not”."
+            "This page is generated from run folders, together with the page of claims: final values of every "
+            "variant next to the baseline without learning, in the first measure of its experiment and in those of "
+            "its claims, or in all measures for an experiment without claims. ± is the standard deviation over "
+            "repeats (folds x seeds), and is not a test; ▲ and ▼ mark significant differences, by the same tests as "
+            "for claims. “What reappeared, and what did not” has further observations."
         )
     ]
     papers = {paper.title: paper for paper in known}
-    for title, some in told.items():
+    for title, some in by_paper.items():
         paper = papers.get(title)
-        said: set[str] = set()
-        sections = [_section(entry, paper, said, here, claims) for entry in some]
+        shown: set[str] = set()
+        sections = [_section(entry, paper, shown, here, claims) for entry in some]
         rest = [] if paper is None else [row.says for row in paper.remarks if not row.experiments]
         first = [Points(tuple(rest))] if rest else []
         over = "" if paper is None else f"{paper.authors}, {paper.year}"
         parts.append(Section(title if paper else OUR_OWN, (*first, *sections), over))
     if everything:
-        parts.append(Section("How it was measured", (Points(tuple(_meanings(everything))),)))
+        parts.append(Section("Conventions", (Points(tuple(_meanings(everything))),)))
     return Section(TITLE, tuple(parts))
 
 
-def _section(entry: Entry, paper: Paper | None, said: set[str], here: Path, claims: Path) -> Section:
-    """What one experiment was, and what came out; a remark stands next to the first that shows it."""
+def _section(entry: Entry, paper: Paper | None, shown: set[str], here: Path, claims: Path) -> Section:
+    """The description and results of one experiment; a remark appears at the first experiment that shows it."""
     analysis, columns = entry.analysis, _columns(entry.analysis)
     parts: list[Part] = []
     if analysis.claims:
-        parts.append(paragraph("What it says about claims: ", entry.link("verdicts", claims, here), "."))
+        parts.append(paragraph("Claims: ", entry.link("verdicts", claims, here), "."))
     parts += [Listing(entry.command, "bash"), Pairs(tuple(_facts(entry))), *value_tables(analysis, columns)]
     parts += [paragraph(note, tone="warn") for note in _warnings(analysis, columns)]
     item = "" if entry.item is None else entry.item.name
     seen = [] if paper is None else [row.says for row in paper.remarks if item in row.experiments]
-    if fresh := [text for text in seen if text not in said]:
-        said.update(fresh)
-        parts += [paragraph("What we saw:"), Points(tuple(fresh))]
+    if fresh := [text for text in seen if text not in shown]:
+        shown.update(fresh)
+        parts += [paragraph("Observations:"), Points(tuple(fresh))]
     return Section(entry.name, tuple(parts), entry.caption)
 
 
 def _facts(entry: Entry) -> list[tuple[str, str]]:
-    """The data, how often, and what it took."""
+    """The data, the number of runs, and the processor time."""
     analysis = entry.analysis
     runs = f"{len(analysis.runs.finished):,}, {duration(entry.seconds)} of processor time"
     facts = [("data", "; ".join([entry.data, *data_facts(analysis.runs.finished[0].data)]))]
@@ -70,22 +70,22 @@ def _facts(entry: Entry) -> list[tuple[str, str]]:
 
 
 def _columns(analysis: Analysis) -> list[str]:
-    """The first measure, and those that claims or published values are about; all where there are none."""
+    """The first measure, and those of claims or published values; all if there are none."""
     asked = [claim.column for claim in analysis.claims] + [value.column for value in analysis.published]
     wanted = dict.fromkeys([analysis.main, *(asked or analysis.measures)])
     return [column for column in wanted if column in analysis.columns]
 
 
 def _warnings(analysis: Analysis, columns: Sequence[str]) -> list[str]:
-    """What to keep in mind about what is shown."""
+    """Warnings about the shown values."""
     shown = {column: found for column, found in analysis.comparisons.items() if column in columns}
     hidden = {*untested(analysis, analysis.comparisons)} - {*(tests := untested(analysis, shown))}
-    kept = [note for note in analysis.notes if note not in hidden]
-    return [*kept, *(note for note in tests if note not in kept)]
+    remaining = [note for note in analysis.notes if note not in hidden]
+    return [*remaining, *(note for note in tests if note not in remaining)]
 
 
 def _meanings(everything: Sequence[Entry]) -> list[str]:
-    """What the values that are shown mean, each said once."""
+    """The meanings of the shown values, each once."""
     meanings: dict[str, None] = {}
     for entry in everything:
         for column in _columns(entry.analysis):

@@ -1,4 +1,4 @@
-"""The report on the papers: published next to measured, and a verdict for every finding."""
+"""The report on the papers: published and measured values, and a verdict on every claim."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VERDICTS = (HOLDS, FAILS, OPEN, UNTESTED)
 IN_WORDS = {
     HOLDS: ("holds", "hold"),
     FAILS: ("does not hold", "do not hold"),
-    OPEN: ("cannot be told from this design", "cannot be told from these designs"),
+    OPEN: ("is inconclusive", "are inconclusive"),
     UNTESTED: ("was not tested", "were not tested"),
 }
 NOTHING: Mapping[str, Runs] = {}
@@ -50,9 +50,9 @@ class Done:
     """Finished runs of a table or figure."""
 
     item: Item
-    form: str  # "whole" or "quick", ", unlearned", and which settings were changed
+    form: str  # "whole" or "quick", ", unlearned", and changed settings
     analysis: Analysis  # without published values of other data or settings
-    published: tuple[PublishedComparison, ...]  # all of them
+    published: tuple[PublishedComparison, ...]  # all published values
 
     @property
     def data(self) -> str:
@@ -69,7 +69,7 @@ class Done:
 
 
 def write_papers_report(folder: Path, out: Path) -> str:
-    """Write the overview, and a page on each paper beside it; returns what they say in one sentence."""
+    """Write the overview, and one page per paper next to it; returns a summary sentence."""
     runs = load_runs(folder) if folder.is_dir() else Runs()
     known = papers()
     done = match(known, analyse(runs) if len(runs.finished) else [])
@@ -82,7 +82,7 @@ def write_papers_report(folder: Path, out: Path) -> str:
 
 
 def unfinished(known: Sequence[Paper], runs: Runs) -> dict[str, Runs]:
-    """Runs of tables and figures that are not finished, by the name of their experiment, whatever its form."""
+    """Unfinished runs of tables and figures, by the name of their experiment, in all forms."""
     left: dict[str, Runs] = {}
     for item in (item for paper in known for item in paper.items):
         ours = _ours(item)
@@ -93,7 +93,7 @@ def unfinished(known: Sequence[Paper], runs: Runs) -> dict[str, Runs]:
 
 
 def _ours(item: Item) -> re.Pattern[str]:
-    """Which folders hold runs of a table or figure."""
+    """The names of folders with runs of a table or figure."""
     return re.compile(rf"{re.escape(item.name)}({QUICK})?({ON}.+?)?({UNLEARNED})?")
 
 
@@ -102,7 +102,7 @@ def _called(folder: Path) -> str:
 
 
 def match(known: Sequence[Paper], reported: Sequence[Analysis]) -> dict[str, list[Done]]:
-    """Which runs are those of which table or figure, paper by paper; runs of anything else are left out."""
+    """Finished runs of tables and figures by paper; other runs are left out."""
     done: dict[str, list[Done]] = {}
     for paper in known:
         done[paper.key] = []
@@ -123,14 +123,16 @@ def match(known: Sequence[Paper], reported: Sequence[Analysis]) -> dict[str, lis
 
 
 def summary(done: Sequence[Done]) -> str:
-    """How many claims were tested, and what became of them."""
+    """The number of tested claims by verdict, in one sentence."""
     verdicts = Counter(claim.verdict for one in done for claim in one.analysis.claims)
     if not verdicts:
-        return "Nothing has been tested yet: `fedrank papers run` does the experiments."
+        return "No claim has been tested yet; `fedrank papers run` runs the experiments."
     counts = ", ".join(f"{n} {IN_WORDS[verdict][n > 1]}" for verdict in VERDICTS if (n := verdicts[verdict]))
     values = [entry for one in done for entry in one.analysis.published]
     met = sum(entry.verdict == WITHIN for entry in values)
-    published = f" Of {len(values)} published values {met} lie within the 95% interval around ours." if values else ""
+    published = (
+        f" Of {len(values)} published values {met} are within the 95% confidence interval of ours." if values else ""
+    )
     experiments = "1 experiment" if len(done) == 1 else f"{len(done)} experiments"
     return f"{sum(verdicts.values())} tests of claims in {experiments}: {counts}.{published}"
 
@@ -138,23 +140,23 @@ def summary(done: Sequence[Done]) -> str:
 def overview_page(
     known: Sequence[Paper], done: dict[str, list[Done]], out: Path, tried: Mapping[str, Runs] = NOTHING
 ) -> str:
-    """The page that says what became of every table and figure."""
+    """The page with the results of every table and figure."""
     everything = [one for some in done.values() for one in some]
     parts: list[Part] = [paragraph(summary(everything), tone="lead")]
-    for paper in sorted(known, key=lambda paper: not done[paper.key]):  # what was run stands first
+    for paper in sorted(known, key=lambda paper: not done[paper.key]):  # papers with results first
         authors, link = f"{paper.authors}, {paper.year}", _beside(out, paper).name
         parts.append(Section(paper.title, (overview(paper, done[paper.key], tried),), authors, link=link))
     return page(TITLE, [Section(TITLE, (*parts, paragraph(_NOTE, tone="note")))])
 
 
 def paper_page(paper: Paper, done: Sequence[Done], back: str, tried: Mapping[str, Runs] = NOTHING) -> str:
-    """All on one paper: what contradicts it, its findings, its values, its figures."""
+    """The page on one paper: contradictions, findings, values and figures."""
     parts: list[Part] = [paragraph(Span(TITLE, link=back), tone="note"), paragraph(summary(done), tone="lead")]
     if seen := remarks(paper, done):
-        parts.append(Section("What contradicts the paper, or what it does not say", tuple(seen)))
+        parts.append(Section("Observations that contradict the paper, or that it does not mention", tuple(seen)))
     if any(one.analysis.claims for one in done):
-        parts.append(Section("Findings, each on one data set", (findings_table(done),)))
-        parts.append(Section("The same in general", tuple(general(done))))
+        parts.append(Section("Findings, one data set each", (findings_table(done),)))
+        parts.append(Section("Findings over several data sets", tuple(general(done))))
     if any(one.published for one in done):
         parts.append(Section("Published and measured", (values_table(done),)))
     others = [[Cell(row.item), Cell(row.command)] for row in paper.other]
@@ -166,7 +168,7 @@ def paper_page(paper: Paper, done: Sequence[Done], back: str, tried: Mapping[str
 
 
 def overview(paper: Paper, done: Sequence[Done], tried: Mapping[str, Runs] = NOTHING) -> Table:
-    """One row for each table or figure and each form of it that ran. What failed is told from what was not run."""
+    """One row for each table or figure and each form of it that ran; failed items are marked."""
     rows = []
     ran = [one.item.name for one in done]
     for item in sorted(paper.items, key=lambda item: (item.name not in ran, item.name not in tried)):
@@ -197,7 +199,7 @@ def _runs(number: int) -> str:
 
 
 def _why_not(item: Item, left: Runs) -> tuple[str, str, str]:
-    """Why nothing was measured, its tone, and more about it."""
+    """Why nothing was measured, its tone, and details."""
     failed = [run for run in left if run.status in ("failed", "broken")]
     if failed:
         reasons = " ".join(dict.fromkeys(f"{run.reason}." for run in failed))
@@ -205,17 +207,17 @@ def _why_not(item: Item, left: Runs) -> tuple[str, str, str]:
     if len(left):
         under_way = any(run.status == "running" for run in left)
         return ("running" if under_way else f"interrupted: {_runs(len(left))}"), "warn", ""
-    return ("not run: its data are not here" if item.missing else "not run"), "quiet", item.missing
+    return ("not run: its data are missing" if item.missing else "not run"), "quiet", item.missing
 
 
 def remarks(paper: Paper, done: Sequence[Done]) -> list[Part]:
-    """What we saw, next to the runs that show it; what others would show is only counted."""
+    """Our observations, with the runs that show them; those without runs are only counted."""
     here = {one.item.name for one in done}
     shown = [row for row in paper.remarks if done and (not row.experiments or here & {*row.experiments})]
     parts: list[Part] = []
     if shown:
         rows = [[Cell(row.says), Cell(row.evidence)] for row in shown]
-        parts.append(Table(["what we saw", "where to see it"], rows, 2))
+        parts.append(Table(["observation", "evidence"], rows, 2))
     if left := len(paper.remarks) - len(shown):
         verb = "1 more remark rests" if left == 1 else f"{left} more remarks rest"
         parts.append(paragraph(f"{verb} on experiments that were not run here.", tone="note"))
@@ -244,7 +246,7 @@ def claim_cells(claim: Verdict) -> list[Cell]:
 
 
 def in_general(done: Sequence[Done]) -> dict[tuple[str, str, str], Verdict]:
-    """Claims over all data sets that they were tested on, by experiment, form and words."""
+    """Verdicts on claims over all data sets on which they were tested, by experiment, form and text."""
     groups: dict[tuple[str, str], dict[str, dict[str, Verdict]]] = {}
     for one in done:
         same = groups.setdefault((one.item.name, one.form), {})
@@ -264,7 +266,7 @@ def in_general(done: Sequence[Done]) -> dict[tuple[str, str, str], Verdict]:
 
 
 def general(done: Sequence[Done]) -> list[Part]:
-    """Every claim over data sets: what holds on one of them need not hold on another."""
+    """Every claim over several data sets: a finding on one data set may not hold on another."""
     labels = {one.item.name: one.item.label for one in done}
     rows = []
     found, reasons = in_general(done), Footnotes()
@@ -277,16 +279,16 @@ def general(done: Sequence[Done]) -> list[Part]:
         )
     parts: list[Part] = []
     if rows:
-        note = "A data set counts once, with its mean difference; t-test over data sets."
+        note = "Each data set counts once, with its mean difference; t-test over data sets."
         parts.append(Table(["finding", "tested in", "measure", "verdict", *CLAIM], rows, 4, [*reasons.notes, note]))
     if alone := len(found) - len(rows):
         claims = "1 claim was" if alone == 1 else f"{alone} claims were"
-        parts.append(paragraph(f"{claims} tested on one data set. What is so in general, {CANNOT}."))
+        parts.append(paragraph(f"{claims} tested on one data set; for other data sets, {CANNOT}."))
     return parts
 
 
 def values_table(done: Sequence[Done]) -> Table:
-    """Every published value next to ours, with the convention that ours follow."""
+    """Every published value next to the measured one, with its convention."""
     conventions: dict[str, str] = {}
     rows = []
     for one in done:
@@ -299,7 +301,7 @@ def values_table(done: Sequence[Done]) -> Table:
             verdict = entry.verdict
             if not one.analysis.published:
                 rest = ["-", rest[1], *["-"] * (len(rest) - 2)]
-                verdict = "other data or settings: only the order can be compared"
+                verdict = "other data or settings: only the order is comparable"
             texts = (f"{entry.source}: {entry.variant.label}", heading(entry.column), mark, published, measured, *rest)
             rows.append([*map(Cell, texts), Cell(verdict, tone=published_tone(verdict))])
     header = ["what", "measure", "convention", *PUBLISHED, "verdict"]
@@ -308,14 +310,14 @@ def values_table(done: Sequence[Done]) -> Table:
 
 
 def _section(one: Done) -> Section:
-    """A table or figure: its picture, its claims, and behind a click its values and how they were measured."""
+    """A table or figure: its picture and claims, and folded its values and conventions."""
     analysis = one.analysis
     parts: list[Part] = [*drawings(one.item.name, analysis)]
     if analysis.claims:
         parts.append(claims_table(analysis))
     measured: tuple[Part, ...] = (*warnings(analysis), final_table(analysis), conventions(analysis))
     parts.append(Section("Final quality, and how it was measured", measured, folded=True))
-    parts.append(paragraph(f"All else: fedrank report {analysis.folder}", tone="note"))
+    parts.append(paragraph(f"Full report: fedrank report {analysis.folder}", tone="note"))
     over = f"{one.item.name} · {one.form}, {one.data}"
     return Section(f"{one.item.label}: {analysis.title}", tuple(parts), over, one.anchor)
 
@@ -325,7 +327,7 @@ def _beside(out: Path, paper: Paper) -> Path:
 
 
 _NOTE = (
-    "A published value is met if it lies within the 95% interval around ours. Quick forms are far shorter than the "
-    "published experiments, mostly on made-up data: they show that an experiment works, and what does not hold there "
-    "may hold in full."
+    "A published value is met if it is within the 95% confidence interval of ours. Quick forms are much shorter than "
+    "the published experiments, mostly on synthetic data: they show that an experiment works, and a claim that fails "
+    "there may hold in the full experiment."
 )

@@ -1,4 +1,4 @@
-"""A large grid of variants as a table that can be read: one of its settings across, the others down."""
+"""A large grid of variants as a readable table: one of its settings as columns, the others as rows."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from fedrank.experiments.report.sections import Cell, Row, Table
 from fedrank.experiments.report.tables import final_notes, final_table, mark_of
 from fedrank.toml import flat, readable
 
-FEWEST = 8  # variants; fewer can be read one below the other
+FEWEST = 8  # minimum number of variants for a pivot table
 MAX_ACROSS = 6  # columns of numbers
-VARIANT = "variants"  # the key under which a variant's given name stands among its settings
+VARIANT = "variants"  # the key of a variant's name among its settings
 NUMBERED = re.compile(r"(?P<stem>.+)-(?P<number>\d+(?:\.\d+)?)")
-ENOUGH = 1 / 3  # of the cells of a grid must be there
+ENOUGH = 1 / 3  # minimum fraction of filled cells
 
 
 @dataclass(frozen=True)
 class Pivot:
-    """Where each variant stands."""
+    """The position of each variant."""
 
     down: tuple[str, ...]  # keys of the leading columns
-    across: str  # the key whose values have a column each
+    across: str  # the key whose values are the columns
     cells: Mapping[tuple[tuple[str, ...], str], VariantRuns]
 
     @property
@@ -40,7 +40,7 @@ class Pivot:
 
 
 def value_tables(analysis: Analysis, columns: Sequence[str]) -> list[Table]:
-    """Final values: a grid for each column where there are many variants, else one table."""
+    """Final values: for many variants a pivot table per measure, else one table."""
     grid = as_grid(analysis)
     if grid is None:
         return [final_table(analysis, columns)]
@@ -52,7 +52,7 @@ def value_tables(analysis: Analysis, columns: Sequence[str]) -> list[Table]:
 
 
 def as_grid(analysis: Analysis) -> Pivot | None:
-    """How variants are best laid out; None where that is one below the other."""
+    """The best layout of variants; None for a plain list."""
     variants = analysis.variants
     if len(variants) < FEWEST or analysis.parts:
         return None
@@ -77,7 +77,7 @@ def as_grid(analysis: Analysis) -> Pivot | None:
 
 
 def _settings_of(analysis: Analysis) -> list[dict[str, str]]:
-    """The settings of each variant; a number at the end of a name is one of its own."""
+    """The settings of each variant; a number at the end of a name counts as a setting."""
     settings: list[dict[str, Any]] = [
         dict(variant.settings) or {VARIANT: variant.name} for variant in analysis.variants
     ]
@@ -94,7 +94,7 @@ def _settings_of(analysis: Analysis) -> list[dict[str, str]]:
 
 
 def _numbers_are(analysis: Analysis, names: Sequence[str]) -> str:
-    """The setting that the numbers in names are the values of."""
+    """The setting whose values are the numbers in names."""
     for name in dict.fromkeys(names):
         for key, value in flat(analysis.about.variants.get(name, {})).items():
             if str(value) == name.rpartition("-")[2]:
@@ -103,7 +103,7 @@ def _numbers_are(analysis: Analysis, names: Sequence[str]) -> str:
 
 
 def _grid_table(analysis: Analysis, grid: Pivot, column: str, notes: Sequence[str]) -> Table:
-    """The final values of one column, which the first heading names."""
+    """The final values of one measure, which the first heading names."""
     rows: list[Row] = []
     for row in grid.rows:
         found = [grid.cells.get((row, value)) for value in grid.columns]
@@ -125,15 +125,17 @@ def _cell(analysis: Analysis, variant: VariantRuns, column: str) -> Cell:
 
 
 def _nothing(analysis: Analysis, grid: Pivot, value: str, column: str) -> str:
-    """What users have without learning, where that is one thing for a whole column."""
-    beside = [analysis.nothing_for(variant) for (_, there), variant in grid.cells.items() if there == value]
+    """The value of the baseline ranking, if it is the same for a whole column."""
+    beside = [
+        analysis.nothing_for(variant) for (_, column_value), variant in grid.cells.items() if column_value == value
+    ]
     if beside[0] is None or any(each is not beside[0] for each in beside):
         return ""
     return spread(column, beside[0].values.summary(column)) if column in beside[0].comparisons else ""
 
 
 def _short(key: str) -> str:
-    """The end of a dotted key says enough; of a name, what it is the name of."""
+    """The last part of a dotted key; for `name`, the part before it."""
     return "variant" if key == VARIANT else key.removesuffix(".name").rpartition(".")[2]
 
 

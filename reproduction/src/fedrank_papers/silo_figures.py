@@ -1,4 +1,4 @@
-"""Pictures of what silos give away, and of what questions to their sketches find and cost."""
+"""Figures of what silos disclose, and of recall and costs of queries to their sketches."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from fedrank.experiments.runner.silo import SKETCHES
 
 QUESTIONS = (1, 2, 5, 10, 20, 50, 100)
 LABELS = {
-    "paper": "as published: one draw for all rows, ε = {epsilon:g} a question",
-    "lookup": "lookup: noise on every count, ε = {epsilon:g} a question",
+    "paper": "as published: one draw for all rows, ε = {epsilon:g} per query",
+    "lookup": "lookup: noise on every count, ε = {epsilon:g} per query",
     "sketch": "sketch: noise drawn once, σ1 = {sigma:g}",
 }
-# What is told of sketches, by its title: of the best documents of cells, and of all sketches.
+# Columns of sketches.json by title: with reverse top-K cells, and with all sketches.
 COSTS = {
     "cover rate": ("cover", "naive_cover"),
-    "milliseconds a question": ("milliseconds", "naive_milliseconds"),
+    "milliseconds per query": ("milliseconds", "naive_milliseconds"),
     "megabytes": ("megabytes", "naive_megabytes"),
 }
-# What is varied in figure 4, by how variants are called: the setting that the others have.
+# Settings that figure 4 varies, by the prefix of the variant names.
 VARIED = {"alpha": "alpha", "beta": "beta", "K": "k", "w": "width", "z": "depth"}
 
-Costs = dict[str, dict[str, float]]  # by variant, means over repeats
+Costs = dict[str, dict[str, float]]  # by variant: means over repeats
 
 
 def sketch_costs(analysis: Analysis) -> Iterator[Part]:
-    """Figure 4 of CS-F-LTR: cover rate, time and space of a question against each setting of sketches."""
+    """Figure 4 of CS-F-LTR: cover rate, time and memory of a query against each setting of sketches."""
     found: Costs = {}
     usual: dict[str, float] = {}
     for variant in analysis.variants:
@@ -55,19 +55,19 @@ def sketch_costs(analysis: Analysis) -> Iterator[Part]:
     rows = [[name, *(f"{row[key]:.3g}" for keys in COSTS.values() for key in keys)] for name, row in found.items()]
     about = next(iter(found.values()))
     note = (
-        f"Means over repeats, of the bodies of one silo ({about['documents']:,.0f} documents), asked "
-        f"for {about['terms']:.0f} terms of the others. NAIVE asks the sketches of all documents; times "
-        "are of the machine that ran it."
+        f"Means over repeats, for the bodies of one silo ({about['documents']:,.0f} documents) and "
+        f"{about['terms']:.0f} terms of the other silos. NAIVE queries the sketches of all documents; times "
+        "depend on the machine."
     )
     yield Table(header, rows, 1, [note])
     if usual:
-        text = "What a question finds and costs against each setting; dashed: NAIVE."
+        text = "Cover rate and costs of a query against each setting; dashed: NAIVE."
         yield Drawing(partial(draw_costs, found, usual), text)
 
 
 @mpl.rc_context(LOOK)
 def draw_costs(found: Costs, usual: dict[str, float]) -> str:
-    """A column for each setting that was varied, a row for each cost."""
+    """A column for each varied setting, a row for each cost."""
     columns: dict[str, list[tuple[float, dict[str, float]]]] = {}
     for name, row in found.items():
         fits = re.fullmatch(rf"({'|'.join(VARIED)})-([\d.]+)", name)
@@ -96,7 +96,7 @@ def draw_costs(found: Costs, usual: dict[str, float]) -> str:
 def measure_noise(
     pairs: int = 1000, epsilon: float = 0.5, sigma: float = 1.0, seed: int = 1
 ) -> dict[str, list[AttackResult]]:
-    """How well neighbouring documents are told apart under the three noises."""
+    """How well neighbouring documents are distinguished under the three noises."""
     neighbours = make_neighbours(pairs, seed=seed)
     return {noise: distinguish(neighbours, noise, QUESTIONS, epsilon, sigma) for noise in LABELS}
 
@@ -105,7 +105,7 @@ def measure_noise(
 def draw_noise(
     measured: dict[str, Sequence[AttackResult]], out: str | os.PathLike[str], epsilon: float = 0.5, sigma: float = 1.0
 ) -> Path:
-    """The published noise protects nothing: who is told apart against questions asked, as .svg or .png."""
+    """Draw how well neighbouring documents are distinguished against the number of queries, as .svg or .png."""
     out = Path(out)
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -117,14 +117,14 @@ def draw_noise(
         axes.plot(x, [row.right for row in rows], color=colour, marker="o", markersize=4, label=label)
         if noise != "paper":
             axes.plot(x, [row.bound for row in rows], color=colour, linewidth=1, linestyle="--")
-    axes.plot([], [], color=QUIET, linewidth=1, linestyle="--", label="the most that the promise allows")
+    axes.plot([], [], color=QUIET, linewidth=1, linestyle="--", label="maximum allowed by the guarantee")
     axes.set_xscale("log")
     axes.set_xticks(QUESTIONS, [str(many) for many in QUESTIONS])
     axes.minorticks_off()
     axes.set_ylim(0.47, 1.03)
-    axes.set_xlabel("questions asked about one word")
-    axes.set_ylabel("neighbouring documents told apart")
-    axes.set_title("The published noise protects nothing", loc="left", color=INK, fontweight="bold")
+    axes.set_xlabel("queries for one word")
+    axes.set_ylabel("neighbouring documents distinguished")
+    axes.set_title("The published noise does not protect documents", loc="left", color=INK, fontweight="bold")
     figure.legend(loc="outside lower center", ncols=2, fontsize=8)
     save_picture(figure, out, metadata={"Date": None} if out.suffix == ".svg" else None)
     return out

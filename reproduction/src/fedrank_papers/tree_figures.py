@@ -1,4 +1,4 @@
-"""What needs the data again in the SelGB paper: what is left of cut lists, gain by length, chosen negatives."""
+"""Figures of the SelGB paper that need the data: truncated lists, gain by list length, chosen negatives."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fedrank.experiments.runner.runs import Run
 from fedrank.trees.boosters import Shortlist, shortened
 from fedrank.trees.selection import Selected, by_rank, selection_map
 
-STEP = 100  # documents between two lengths, as in the paper
-ENOUGH = 10  # choices from which on a document is as bright as can be, as in the paper
+STEP = 100  # documents per step of lengths, as in the paper
+ENOUGH = 10  # number of choices with maximum brightness, as in the paper
 
 
 def cut_lists(analysis: Analysis) -> Iterator[Table]:
-    """Table 1: what is left of the data where lists are cut to some number of negatives."""
+    """Table 1: the data after truncating lists to some number of negatives."""
     rows = []
     for variant in analysis.variants:
         run = next(run for run in analysis.runs.finished if run.variant == variant.name)
@@ -39,18 +39,21 @@ def cut_lists(analysis: Analysis) -> Iterator[Table]:
         counts = (len(lengths), fold.train.features.shape[1], pairs, int(lengths.max()), round(lengths.mean()))
         shares = [f"{count:,} ({100 * count / pairs:.2f} %)" for count in (relevant, pairs - relevant)]
         rows.append([*map(Cell, (variant.label, *(f"{count:,}" for count in counts), *shares))])
-    header = ["lists", "queries", "features", "documents", "most of a query", "mean of a query", "relevant", "others"]
+    header = ["lists", "queries", "features", "documents", "maximum per query", "mean per query", "relevant", "others"]
     if rows:
         yield Table(
             header,
             rows,
             1,
-            ["All parts are cut here; a model is trained and stopped on cut lists, tested on whole ones."],
+            [
+                "All parts are truncated here; models are trained and stopped on truncated lists, and tested on "
+                "whole ones."
+            ],
         )
 
 
 def gain_by_length(analysis: Analysis, better: str, other: str) -> Iterator[Drawing]:
-    """Figure 6: how much better one variant ranks queries with lists of some length, and how many such queries are."""
+    """Figure 6: the gain of one variant over another by list length, and the number of queries per length."""
     pairs = {variant.name: variant for variant in analysis.variants}
     if not {better, other} <= set(pairs):
         return
@@ -68,12 +71,12 @@ def gain_by_length(analysis: Analysis, better: str, other: str) -> Iterator[Draw
     if known.any():
         yield Drawing(
             partial(draw_gain, np.array(lengths)[known], np.array(gains)[known], f"{better} - {other}"),
-            f"Difference in {analysis.main} by documents of a query, in steps of {STEP}; below, the number of queries.",
+            f"Difference in {analysis.main} by documents per query, in steps of {STEP}; below, the number of queries.",
         )
 
 
 def by_step(lengths: NDArray[np.float64], gains: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Mean gain of the queries in each step of lengths, 0 where there is none, and how many there are.
+    """Mean gain of the queries in each step of lengths (0 for an empty step), and their number.
 
     >>> [each.tolist() for each in by_step(np.array([20, 80, 250]), np.array([0.25, 0.75, -0.5]))]
     [[0.5, 0.0, -0.5], [2, 0, 1]]
@@ -85,7 +88,7 @@ def by_step(lengths: NDArray[np.float64], gains: NDArray[np.float64]) -> tuple[N
 
 @mpl.rc_context(LOOK)
 def draw_gain(lengths: NDArray[np.float64], gains: NDArray[np.float64], label: str) -> str:
-    """Mean gain in each step of lengths, above the number of queries in it."""
+    """Mean gain in each step of lengths, above the number of queries."""
     mean, count = by_step(lengths, gains)
     at = (np.arange(len(count)) + 0.5) * STEP
     figure = Figure(figsize=(8, 4.4), layout="constrained")
@@ -95,27 +98,27 @@ def draw_gain(lengths: NDArray[np.float64], gains: NDArray[np.float64], label: s
     above.set_ylabel(label)
     below.bar(at, count, width=0.9 * STEP, color=QUIET)
     below.set_ylabel("queries")
-    below.set_xlabel("documents of a query")
+    below.set_xlabel("documents per query")
     return as_svg(figure)
 
 
 def chosen(analysis: Analysis) -> Iterator[Drawing]:
-    """Figures 7 and 8: which negatives are chosen, by query and by rank in the order of the data."""
+    """Figures 7 and 8: the chosen negatives, by query and by rank in the order of the data."""
     run = next((run for run in analysis.runs.finished if (run.path / "selected.npz").exists()), None)
     if run is None:
         return
     selected, data = Selected.load(run.path), _train(run)
     yield Drawing(
         partial(draw_map, selection_map(selected, data)),
-        f"How often each document was chosen, up to {ENOUGH} times; a row is a query, long lists at the bottom.",
+        f"How often each document was chosen, up to {ENOUGH} times; a row is a query, with long lists at the bottom.",
     )
     share = by_rank(selected, data)
-    yield Drawing(partial(draw_share, share), "Share of all choices that fell on the first documents of a query.")
+    yield Drawing(partial(draw_share, share), "Fraction of all choices among the first documents of a query.")
 
 
 @mpl.rc_context(LOOK)
 def draw_map(grid: NDArray[np.float64]) -> str:
-    """A heatmap, thinned so that a page can hold it."""
+    """A heatmap, thinned to limit the size of a page."""
     every = [max(1, size // 300) for size in grid.shape]
     figure = Figure(figsize=(8, 4.4), layout="constrained")
     axes = figure.subplots()
@@ -135,7 +138,7 @@ def draw_share(share: NDArray[np.float64]) -> str:
     axes.plot(np.arange(1, len(share) + 1), share, color=COLOURS[0])
     axes.set_ylim(0, 1.02)
     axes.set_xlabel("rank in the order of the data")
-    axes.set_ylabel("share of choices")
+    axes.set_ylabel("fraction of choices")
     return as_svg(figure)
 
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import fedrank
 
-__doc__ = fedrank._family_doc("attacks")  # this package hides the family once it is imported
+__doc__ = fedrank._family_doc("attacks")  # once imported, this package shadows the family
 
 
 def __getattr__(name: str) -> Any:
-    """A method of the family, which has the name of this package."""
+    """A method of the family with the same name as this package."""
     return getattr(fedrank._family("attacks"), name)
 
 

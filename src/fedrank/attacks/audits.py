@@ -1,4 +1,4 @@
-"""Audits: every attack that fits what clients send, and what each of them found, next to what is promised."""
+"""Audits: run every attack that applies to what clients send, and compare the results with the privacy guarantees."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrank.attacks.clicks import ClickAudit, click_audit
+from fedrank.attacks.click_audit import ClickAudit, click_audit
 from fedrank.attacks.membership import (
     LEVEL,
     REPEATS,
@@ -42,71 +42,71 @@ from fedrank.ranking.evolution import Evolution
 from fedrank.ranking.learners import Pdgd
 from fedrank.types import NO_CORRECTION, LocalStep, Messages, SimulatedClients, Source, Weights, has_trait
 
-MESSAGES = 200  # from which clicks are read, where that takes no more than SECONDS
-FEWEST = 20  # from which clicks are read however long that takes: fewer could show nothing
-SECONDS = 60.0  # for reading clicks
-PER_SEARCH = 0.011  # seconds: a message with n searches behind it takes n^1.5 times as long
-WARM_UP = 20  # rounds, without noise, after which messages are attacked
-TESTS = 7  # of one federation, at most: clicks three, mechanism two, round two
+MESSAGES = 200  # messages attacked to reconstruct clicks, where that takes no more than SECONDS
+FEWEST = 20  # messages attacked in any case: fewer could show nothing
+SECONDS = 60.0  # for reconstructing clicks
+PER_SEARCH = 0.011  # seconds: a message of n interactions takes n^1.5 times as long
+WARM_UP = 20  # rounds without noise before messages are attacked
+TESTS = 7  # tests of one federation, at most: three on clicks, two on the mechanism, two on rounds
 READING = "clicks, from one message"
-MATCHING = "clicks, told which of two patterns"
-ALONE, ROUNDS = "membership, by the mechanism alone", "membership, by whole rounds"
-BLIND = "not even notice that a quarter of the noise is missing, so that it says nothing."
+MATCHING = "clicks, one of two patterns"
+ALONE, ROUNDS = "membership, mechanism alone", "membership, whole rounds"
+NO_POWER = "would not detect that a quarter of the noise is missing, so the result is inconclusive."
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one attack."""
+    """The result of one attack."""
 
     variant: str
     attacked: str
     promised: str
-    shown: str  # a count, or an ε; no ε where the verdict is that nothing can be said
+    shown: str  # a count, or a lower bound on ε; empty for the verdict NO POWER
     verdict: str  # VIOLATED, NOT SHOWN, NO POWER, READ, NOT READ or SKIPPED
     sentence: str
-    counts: dict[str, Any] = field(default_factory=dict)  # all that the verdict rests on
-    guessed: str = ""  # the same without what was sent: what doing nothing would have shown
+    counts: dict[str, Any] = field(default_factory=dict)  # the data behind the verdict
+    guessed: str = ""  # the result of guessing without the messages
 
 
 @dataclass(frozen=True)
 class PlannedAttack:
-    """An attack that is to be made."""
+    """An attack to run."""
 
     what: str
     make: Callable[[ShareDone], list[Finding]]
 
 
-Plan = list[PlannedAttack | Finding]  # attacks to be made, and what is to be said of those that are not
+Plan = list[PlannedAttack | Finding]  # attacks to run, and the findings for attacks that do not apply
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """The attacks on what some clients would send."""
+    """The attacks on the messages of some clients."""
 
-    setting: Setting  # what is promised depends on
+    setting: Setting  # what the guarantees depend on
     clients: SimulatedClients
     mechanism: PricedMechanism | None = None
     local: LocalStep | None = None
     delta: float
     seed: int
-    variant: str = ""  # what all this is called
-    level: float = LEVEL / TESTS  # of one test
-    messages: int | None = None  # None: as many as can be read in SECONDS
+    variant: str = ""  # name of the variant in the report
+    level: float = LEVEL / TESTS  # significance level of one test
+    messages: int | None = None  # None: as many as can be attacked in SECONDS
     repeats: int = REPEATS
     runs: int = RUNS
-    source: Source | None = None  # for tests: noise comes from the system's secure source
+    source: Source | None = None  # for tests; otherwise noise comes from the system's secure source
     progress: Progress = quiet
 
     def findings(self) -> list[Finding]:
-        """Make all attacks that fit."""
+        """Run all attacks that apply."""
         return carry_out(self.plan(), self.progress)
 
     def plan(self) -> Plan:
-        """All attacks that fit, and why others do not."""
+        """All attacks that apply, and why others do not."""
         if has_trait(self.setting.aggregator, "apart"):
-            return [self._skipped("messages", 'nothing leaves a client with the aggregator "none"')]
+            return [self._skipped("messages", 'with the aggregator "none" nothing leaves a client')]
         if self.mechanism is None:
-            return [self._clicks(), self._skipped("membership", "nothing is promised, so there is nothing to break")]
+            return [self._clicks(), self._skipped("membership", "without a mechanism no guarantee can be violated")]
         return [self._clicks(), *self._membership(self.mechanism)]
 
     def _begin(self, what: str) -> ShareDone:
@@ -118,20 +118,20 @@ class Audit:
         return mechanism.source() if self.source is None else self.source
 
     def _clicks(self) -> PlannedAttack | Finding:
-        """Which clicks can be read from single messages, where somebody sees them."""
+        """Reconstruct clicks from single messages, where an observer sees them."""
         mechanism, learner = self.mechanism, self.setting.learner
         if self.clients.people is not None:
-            return self._skipped(READING, "the attack reads one person's message, and organisations send a sum of many")
+            return self._skipped(READING, "the attack needs one person's message, and organisations send sums of many")
         if isinstance(mechanism, (Gaussian, Laplace)) and not isinstance(mechanism.placement, OnClient):
             trusted = isinstance(mechanism.placement, AtServer)
             return self._skipped(
                 READING,
-                "only the server sees single messages, bare ones, and it is trusted with them"
+                "only the server sees single messages, without noise, and it is trusted with them"
                 if trusted
-                else "nobody sees a single message, only their sum",
+                else "no party sees a single message, only the sum",
             )
         if not isinstance(learner, Pdgd) or learner.ranker.hidden or learner.lists != "drawn" or self._keeps():
-            return self._skipped(READING, "the attack knows plain PDGD with a linear ranker only")
+            return self._skipped(READING, "the attack applies only to plain PDGD with a linear ranker")
         return PlannedAttack(READING, lambda on_progress: self._read_and_match(learner, on_progress))
 
     def _read_and_match(self, learner: Pdgd, on_progress: ShareDone) -> list[Finding]:
@@ -149,12 +149,12 @@ class Audit:
         return [self._reading(audit), self._matching(audit, control, epsilon, delta)]
 
     def _keeps(self) -> bool:
-        """Whether clients keep something between rounds, which bends what they send."""
+        """Whether clients keep state between rounds that changes what they send."""
         start = np.zeros(self.setting.parameters)
         return self.local is not None and self.local.first(self.setting.learner.ranker, start, 1) is not None
 
     def _promised_each_time(self) -> tuple[float, float] | None:
-        """(ε, δ) of one message against the server; for fpdgd-paper, as the paper states it."""
+        """(ε, δ) of one message against the server; for fpdgd-paper, the ε that the paper states."""
         if self.mechanism is None:
             return None
         if isinstance(self.mechanism, FpdgdPaper):
@@ -191,14 +191,15 @@ class Audit:
         needed = fewest_above(best.of, upper_bound(guess.right, guess.of, self.level), self.level)
         low, high = best.interval()
         sentence = (
-            f"Of {best.of} messages, {best.right} gave away every click in them ({low:.0%} to {high:.0%} of all, at "
-            f"95 %) to somebody who knows the documents that were shown, and {audit.candidates.right} to somebody who "
-            f"knows only the candidates; {guess.right} could be guessed without a message."
+            f"In {best.right} of {best.of} messages all clicks were reconstructed ({low:.0%} to {high:.0%}, "
+            "95% confidence) by an attacker who knows the documents that were shown, and in "
+            f"{audit.candidates.right} by one who knows only the candidates; guessing without a message succeeds in "
+            f"{guess.right}."
         )
         if best.of < MESSAGES:
             sentence += (
-                f" Only {best.of} messages were attacked, with {audit.interactions:g} searches behind each on average: "
-                f"{power(needed, best.of)}; --messages {MESSAGES} attacks more, which takes longer."
+                f" Only {best.of} messages were attacked, with {audit.interactions:g} interactions each on average: "
+                f"{power(needed, best.of)}; --messages {MESSAGES} attacks more and takes longer."
             )
         verdict = "NO POWER" if needed is None else "READ" if best.right >= needed else "NOT READ"
         shown = f"{best.right} of {best.of} messages"
@@ -206,13 +207,13 @@ class Audit:
         return Finding(self.variant, READING, "", shown, verdict, sentence, counts, f"{guess.right} of {guess.of}")
 
     def _summary(self, audit: ClickAudit) -> Finding:
-        """The matching game where nothing is promised that it could be judged by."""
+        """The matching game without a guarantee to compare it with."""
         right, of = audit.matched.right, audit.matched.of
         needed = fewest_above(of, 0.5, self.level)
         low, high = audit.matched.interval()
         sentence = (
-            f"Told two click patterns, of which one is true, the attacker knew which in {right} of {of} messages "
-            f"({low:.0%} to {high:.0%} of all, at 95 %); by chance it would be half, and {power(needed, of)}."
+            f"Given two click patterns, one of them true, the attacker chose the true one in {right} of {of} messages "
+            f"({low:.0%} to {high:.0%}, 95% confidence); guessing succeeds in half, and {power(needed, of)}."
         )
         verdict = "NO POWER" if needed is None else "READ" if right >= needed else "NOT READ"
         shown = f"{right} of {of} messages"
@@ -230,14 +231,14 @@ class Audit:
         elif caught:
             verdict = "NOT SHOWN"
             sentence = (
-                f"ε = {rounded_up(epsilon)} allows {most:.1%} of messages; with a quarter less noise the attacker is "
-                "caught."
+                f"ε = {rounded_up(epsilon)} allows {most:.1%} of messages, which the attacker does not exceed "
+                "significantly; with a quarter less noise the attack detects a violation."
             )
         else:
             verdict = "NO POWER"
             sentence = (
-                f"ε = {rounded_up(epsilon)} allows an attacker to be right in {most:.1%} of messages; this one would "
-                f"{BLIND}"
+                f"ε = {rounded_up(epsilon)} allows an attacker to be right in {most:.1%} of messages; this attack "
+                f"{NO_POWER}"
             )
         counts = {
             "right": right,
@@ -253,7 +254,7 @@ class Audit:
         return Finding(self.variant, MATCHING, f"ε = {rounded_up(epsilon)}", shown, verdict, sentence, counts)
 
     def _membership(self, mechanism: PricedMechanism) -> Plan:
-        """Whether it shows that somebody sent something: in what the mechanism releases, and in whole rounds."""
+        """Whether a client's participation is detectable: from the mechanism's release, and from whole rounds."""
         setting, learner = self.setting, self.setting.learner
         common: dict[str, Any] = {"delta": self.delta, "level": self.level}
         alone = common | {"repeats": self.repeats}
@@ -263,7 +264,7 @@ class Audit:
             )
             return [
                 answers,
-                self._skipped(ROUNDS, "rewards are flipped by the learner itself, which was attacked already"),
+                self._skipped(ROUNDS, "the learner itself flips the rewards, and it was attacked already"),
             ]
         source = self._noise(mechanism)
         if isinstance(mechanism, (Gaussian, Laplace)):
@@ -276,10 +277,10 @@ class Audit:
                 ALONE, lambda on_progress: audit_paper(mechanism, cohort, source, on_progress=on_progress, **alone)
             )
         else:
-            return [self._skipped("membership", f"no attack on {type(mechanism).__name__} is known here")]
+            return [self._skipped("membership", f"no attack on {type(mechanism).__name__} is implemented")]
         promises = mechanism.guarantees(setting)
         if all(guarantee.event is None for guarantee in promises):
-            return [first, self._skipped(ROUNDS, f"nothing is promised: {promises[-1].because}")]
+            return [first, self._skipped(ROUNDS, f"no guarantee is claimed: {promises[-1].because}")]
         whole = common | {"runs": self.runs, "seed": self.seed}
         audit = partial(audit_round, mechanism, setting, self.clients, source, **whole)
         return [first, self._step(ROUNDS, lambda on_progress: audit(on_progress=on_progress))]
@@ -292,17 +293,17 @@ class Audit:
         whom = f"the {result.against}"
         if result.verdict == "VIOLATED":
             sentence = (
-                f"Whoever sees what {whom} sees can tell a canary from none, and errs less often than is promised: "
-                f"the true ε is at least {rounded_down(result.shown)}."
+                f"An observer with the view of {whom} can distinguish a run with a canary from one without, with "
+                f"fewer errors than the guarantee allows: the true ε is at least {rounded_down(result.shown)}."
             )
         elif result.verdict == "NOT SHOWN":
             sentence = (
-                f"Nothing beyond the promise against {whom} was found, and the same attack finds it where a quarter of "
-                "the noise is missing."
+                f"No violation of the guarantee against {whom} was found; the same attack finds one when a quarter of "
+                "the noise is removed."
             )
         else:
-            sentence = f"The attack would {BLIND}"
-        sentence += f" The largest ε that could have been shown is {rounded_down(result.largest)}."
+            sentence = f"The attack {NO_POWER}"
+        sentence += f" The largest ε that this audit could have shown is {rounded_down(result.largest)}."
         if result.note:
             sentence += f" Attacked {result.note}." if result.note.startswith("with") else f" Tested: {result.note}."
         counts = {
@@ -326,7 +327,7 @@ class Audit:
 
 
 def carry_out(plan: Plan, progress: Progress) -> list[Finding]:
-    """Make the attacks of a plan, one after the other."""
+    """Run the attacks of a plan in order."""
     found: list[Finding] = []
     for step in plan:
         if isinstance(step, Finding):
@@ -339,12 +340,12 @@ def carry_out(plan: Plan, progress: Progress) -> list[Finding]:
 
 
 def skipped(variant: str, what: str, reason: str) -> Finding:
-    """What is to be said of an attack that is not made."""
+    """The finding for an attack that does not apply."""
     return Finding(variant, what, "", "", "SKIPPED", f"{capital(reason)}.")
 
 
 def messages_for(searches: int) -> int:
-    """How many messages, each with so many searches behind it, can be read in SECONDS or so; at least FEWEST.
+    """Number of messages of this many interactions that can be attacked in about SECONDS; at least FEWEST.
 
     >>> messages_for(5), messages_for(50)
     (200, 20)
@@ -353,7 +354,7 @@ def messages_for(searches: int) -> int:
 
 
 def fewest_above(of: int, share: float, level: float) -> int | None:
-    """How many right ones of so many show that more than a share is right; None if not even all of them would.
+    """The smallest number of successes significantly above a proportion; None if not even all would be.
 
     >>> fewest_above(100, 0.5, 1e-4), fewest_above(10, 0.5, 1e-4)
     (69, None)
@@ -362,19 +363,19 @@ def fewest_above(of: int, share: float, level: float) -> int | None:
 
 
 def capital(text: str) -> str:
-    """As a sentence begins."""
+    """The text with a capital first letter."""
     return f"{text[0].upper()}{text[1:]}"
 
 
 def power(needed: int | None, of: int) -> str:
-    """What so many trials could have shown."""
+    """The power of a test, as a clause."""
     if needed is None:
-        return f"not even {of:,} of {of:,} would show more than guessing"
-    return f"more than guessing is shown from {needed:,} of {of:,} on"
+        return f"not even {of:,} of {of:,} would be significantly better than guessing"
+    return f"{needed:,} or more of {of:,} are significantly better than guessing"
 
 
 def matching_bound(epsilon: float, delta: float) -> float:
-    """How often an attacker may be right who has to tell which of two equally likely inputs a message came from.
+    """The largest success rate that the guarantee allows for telling which of two inputs a message came from.
 
     >>> matching_bound(0.0, 0.0)
     0.5
@@ -391,21 +392,21 @@ def _counts(trial: Trial) -> dict[str, Any]:
 
 
 def lower_bound(right: int, of: int, level: float) -> float:
-    """Clopper-Pearson: the smallest share at which so many right ones still have probability `level`."""
+    """Clopper-Pearson: the smallest success rate at which this many successes still have probability `level`."""
     return 1 - upper_bound(of - right, of, level)
 
 
 def matching_epsilon(share: float, delta: float) -> float:
-    """The ε below which nobody could be right so often."""
+    """The smallest ε that allows this success rate."""
     least = share - delta
     return math.log(least / (1 - least)) if least > 0.5 else 0.0
 
 
 def rounded_up(epsilon: float) -> str:
-    """What is promised, rounded up."""
+    """A claimed ε, rounded up."""
     return f"{math.ceil(epsilon * 100 - 1e-7) / 100:.2f}" if math.isfinite(epsilon) else "infinite"
 
 
 def rounded_down(epsilon: float) -> str:
-    """What was shown, rounded down."""
+    """An ε that was shown, rounded down."""
     return f"{math.floor(epsilon * 100 + 1e-7) / 100:.2f}"

@@ -1,16 +1,15 @@
-"""Reading clicks out of one message: what a server learns from a single client's update of PDGD.
+"""Reconstruction of clicks from one message: what a server learns from a single client's PDGD update.
 
-With a linear ranker an update is a sum of the features of shown documents. Clicked ones come with a positive factor,
-passed-over ones with a negative one, and their sum is 0 in every list; clipped weights add a multiple of the model that
-everybody started from. Whoever knows the features can solve for the factors.
+With a linear ranker an update is a weighted sum of the features of shown documents. Clicked documents have a positive
+coefficient, skipped ones a negative one, and the coefficients of every list sum to 0; clipped weights add a multiple of
+the initial model. An attacker who knows the features can solve for the coefficients.
 
-Nothing here is needed to train: the attacks exist to check what mechanisms promise.
+Training does not need this module: the attacks test what mechanisms guarantee.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -22,14 +21,13 @@ from fedrank.data.ranking import RankingData
 from fedrank.ranking.impressions import SimulatedImpressions
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.loops import as_sent
-from fedrank.seeds import Chance, key_for, rng_for
+from fedrank.seeds import Chance
 from fedrank.types import (
     NO_CORRECTION,
     Impression,
     Judged,
     LocalCorrection,
     Logged,
-    Messages,
     OwnChance,
     SimulatedClients,
     Weights,
@@ -38,15 +36,8 @@ from fedrank.types import (
 Vector = NDArray[np.float64]
 Clicks = NDArray[np.bool_]
 
-SHOWN = 10
-POWERS = (0.5, 1.0, 0.0, 2.0)  # of a residual's size; 0 stands for its logarithm
-# A document whose factor is larger than such a threshold was clicked.
-THRESHOLDS = (1e-6, 1e-5, 1e-4, 1e-3, 3e-3, 0.01, 0.03, 0.06, 0.1, 0.15)
-PRICES = (0.03, 0.3, 1.0)  # of a factor's size next to that of a residual, where only candidates are known
-LITTLE = 1e-5  # the same where the shown are known: chooses among factors that explain a message equally well
-PASSES = 3  # of reweighted L1: what came out small is made dearer
+LITTLE = 1e-5  # the same where the shown documents are known: breaks ties between equally good solutions
 SWEEPS = 6  # over all lists of a message, at most
-PREPARED = 0.25  # share of the time of an attack that its preparation takes, about
 
 
 class Search(NamedTuple):
@@ -59,11 +50,11 @@ class Search(NamedTuple):
 
 
 class LocalSteps(NamedTuple):
-    """What a client's local steps did."""
+    """The result of a client's local steps."""
 
     update: Vector  # [parameters]
     before: list[NDArray[np.float32]]  # the model before every step
-    kept: list[float]  # what clipping the weights left of each step in the end
+    kept: list[float]  # fraction of each step that remains in the end after clipping the weights
 
 
 def replay(
@@ -74,7 +65,7 @@ def replay(
     chance: Chance,
     correction: LocalCorrection = NO_CORRECTION,
 ) -> list[Search]:
-    """What client c searched for, was shown and clicked in a round: the compiled loop once more, slowly."""
+    """What client c searched for, was shown and clicked in a round: the compiled loop, repeated in Python."""
     if clients.own_click_models:
         raise ValueError("the click audit needs the probabilities of a click model; use a built-in one or a ClickModel")
     one = clients.rows(slice(c, c + 1))
@@ -86,7 +77,7 @@ def replay(
 
 
 class _Noted:
-    """Impressions of a simulated client that are noted as they are shown."""
+    """Impressions of a simulated client, recorded as they are shown."""
 
     def __init__(self, simulated: SimulatedImpressions) -> None:
         self.simulated, self.searches = simulated, list[Search]()
@@ -116,17 +107,19 @@ def forward(
     searches: Sequence[Search],
     correction: LocalCorrection = NO_CORRECTION,
 ) -> LocalSteps:
-    """The local steps that given lists and clicks lead to. Nothing in them is random."""
+    """The local steps that follow from given lists and clicks; deterministic."""
     if learner.ranker.hidden:
-        raise ValueError("clicks are read from updates of a linear ranker only; use ranker = linear")
+        raise ValueError("clicks can only be reconstructed from updates of a linear ranker; use ranker = linear")
     if correction.drifts is not None or correction.personal is not None:
-        raise ValueError("clicks are read from updates that nothing of a client's own bends; use no such local method")
+        raise ValueError(
+            "clicks can only be reconstructed from updates without a per-client correction; use another local method"
+        )
     pdgd, steps, display = kernels.pdgd, learner.steps, learner.display
     weights = start.astype(np.float32)
     first, master = weights.copy(), weights.astype(np.float64)
     gradient, pull = np.empty(len(master) if learner.clip_gradients else 0), learner.rate * correction.pull
     before: list[NDArray[np.float32]] = []
-    factors: list[float] = []  # what clipping of the weights left of the model, step by step
+    factors: list[float] = []  # fraction of the model that remains after clipping the weights, step by step
 
     def clip() -> None:
         factors[-1] = min(1.0, learner.clip_weights / max(float(np.linalg.norm(master)), 1e-300))
@@ -134,7 +127,7 @@ def forward(
 
     for search in searches:
         before.append(weights.copy())
-        one = Impression(_documents(data, search.query), _scores(weights, data, search.query), *search[2:])
+        one = Impression(_documents(data, search.query), scores_of(weights, data, search.query), *search[2:])
         if pull:
             pdgd.pull_back(master, first, len(master), pull)
         pdgd.learn_impression(master, weights, 0, *one, display, steps, gradient)
@@ -152,7 +145,7 @@ def _documents(data: RankingData, query: int) -> NDArray[np.float32]:
     return data.features[data.offsets[query] : data.offsets[query + 1]]
 
 
-def _scores(weights: NDArray[np.float32], data: RankingData, query: int) -> NDArray[np.float32]:
+def scores_of(weights: NDArray[np.float32], data: RankingData, query: int) -> NDArray[np.float32]:
     """Scores of a query's candidates."""
     features = _documents(data, query)
     scores = np.empty(len(features), np.float32)
@@ -160,13 +153,7 @@ def _scores(weights: NDArray[np.float32], data: RankingData, query: int) -> NDAr
     return scores
 
 
-def _grades(clients: SimulatedClients, c: int, query: int) -> NDArray[np.int8]:
-    data = clients.data
-    own: NDArray[np.int8] = clients.grades[clients.view[c]][data.offsets[query] : data.offsets[query + 1]]
-    return own
-
-
-def _features(data: RankingData, search: Search) -> Vector:
+def features_of(data: RankingData, search: Search) -> Vector:
     """[shown, features]"""
     features: Vector = data.features[data.offsets[search.query] + search.shown].astype(np.float64)
     return features
@@ -181,12 +168,12 @@ def reconstruct(
     price: float = LITTLE,
     passes: int = 1,
 ) -> list[Vector]:
-    """For every list of [documents, features] a factor per document: positive where it was clicked.
+    """A coefficient per document for every list of [documents, features]: positive where it was clicked.
 
-    Robust regression: the smallest sum of absolute residuals, so that coordinates with much noise do not count more
-    than others, and factors of a list add up to 0. `documents` are those shown; or all candidates, and then a higher
-    `price` on the size of factors and more `passes` look for few that suffice. `clipped`: weights were clipped, so a
-    multiple of `weights` is in the message too.
+    L1 regression: it minimises the sum of absolute residuals, which is robust against coordinates with much noise, and
+    the coefficients of a list sum to 0. `documents` are the shown documents, or all candidates; with candidates, a
+    higher `price` on coefficients and more `passes` find a sparse solution. `clipped`: weights were clipped, so the
+    message also contains a multiple of `weights`.
     """
     sizes = [len(each) for each in documents]
     lists = np.repeat(np.arange(len(sizes)), sizes)
@@ -201,9 +188,9 @@ def reconstruct(
 
 
 def _fit(columns: Vector, target: Vector, lists: NDArray[np.int64], costs: Vector, free: Vector | None) -> Vector:
-    """Factors with the smallest sum of |target - columns x factors| + costs x |factors|, 0 in sum over every list.
+    """Coefficients that minimise |target - columns x coefficients| + costs x |coefficients|, with sum 0 in every list.
 
-    `free` is one more column, whose factor costs nothing.
+    `free` is one more column, whose coefficient has no cost.
     """
     from scipy import sparse
     from scipy.optimize import linprog
@@ -235,12 +222,12 @@ def decode(
     power: float,
     correction: LocalCorrection = NO_CORRECTION,
 ) -> list[Clicks]:
-    """The clicks that explain a message best, looked for from a `first` guess.
+    """The clicks that explain a message best, by local search from a `first` guess.
 
-    The step that follows from given clicks is known exactly, so all 1,024 click patterns of a list can be tried: that
-    uses more than the signs of a regression. One list after the other is tried until nothing fits better; if much is
-    left unexplained, once more from where regression settles the lists one by one. `leaves` is what a mechanism makes
-    of an update, apart from noise.
+    The step that follows from given clicks is known exactly, so all 1,024 click patterns of a list can be tried, which
+    uses more information than the signs of a regression. Lists are tried in turn until the fit no longer improves; if
+    a large residual remains, the search is repeated from a start where regression fixes the lists one by one. `leaves`
+    is what a mechanism makes of an update, apart from noise.
     """
     guess = [search._replace(clicked=np.array(clicked)) for search, clicked in zip(lists, first, strict=True)]
     target = np.asarray(message, dtype=np.float64)
@@ -260,7 +247,7 @@ def decode(
                 now = gradients[_number_of(search.clicked)]
                 moved = _scale(path.update, expected) * learner.rate * path.kept[b] * (gradients - now)
                 costs = misfit(target - expected - moved, power, np.abs(expected).max())
-                for pattern in np.argsort(costs)[:3]:  # later lists feel a step a little: the exact cost decides
+                for pattern in np.argsort(costs)[:3]:  # later lists depend slightly on a step: use the exact cost
                     trial = [*guess[:b], search._replace(clicked=patterns[pattern]), *guess[b + 1 :]]
                     exact = cost(trial)
                     if exact < best:
@@ -287,7 +274,7 @@ def _settle(
     leaves: Callable[[Vector], Vector],
     correction: LocalCorrection,
 ) -> list[Search]:
-    """Regression again and again, each time without the list whose factors came out most like those of a pattern."""
+    """Repeated regression; each time the list with coefficients closest to a click pattern is fixed and removed."""
     guess = list(guess)
     open_lists = list(range(len(guess)))
     while open_lists:
@@ -300,7 +287,7 @@ def _settle(
                 tables[b] = patterns, factors * path.kept[b]
             else:
                 rest = rest - scale * path.kept[b] * gradients[_number_of(search.clicked)]
-        documents = [_features(data, guess[b]) for b in open_lists]
+        documents = [features_of(data, guess[b]) for b in open_lists]
         found = reconstruct(rest, start, documents, scale, bool(learner.clip_weights))
         likeness = []
         for b, own in zip(open_lists, found, strict=True):
@@ -313,7 +300,7 @@ def _settle(
 
 
 def _scale(update: Vector, expected: Vector) -> float:
-    """How much of an update leaves the client: mechanisms shorten it."""
+    """The fraction of an update that leaves the client after clipping."""
     length = float(update @ update)
     return max(float(expected @ update) / length, 1e-12) if length else 1.0
 
@@ -331,7 +318,7 @@ def match(
 ) -> float:
     """The matching game: how much better the first of two click patterns explains a message than the second.
 
-    Positive: the first is the likelier. `leaves` is what a mechanism makes of an update, apart from noise.
+    Positive: the first is more likely. `leaves` is what a mechanism makes of an update, apart from noise.
     """
     first, second = (leaves(forward(learner, start, data, searches, correction).update) for searches in (one, other))
     size = max(float(np.abs(first).max()), float(np.abs(second).max()))
@@ -340,9 +327,9 @@ def match(
 
 
 def misfit(residuals: Vector, power: float, size: float) -> Vector:
-    """Sum of |residual|^power over the last axis. Power 2 suits Gaussian noise, 0 noise that is mostly almost 0.
+    """Sum of |residual|^power over the last axis. Power 2 fits Gaussian noise, 0 fits noise that is mostly near 0.
 
-    0 stands for the logarithm, and `size`, that of the update, says where rounding makes an end of it.
+    0 stands for the logarithm; `size`, that of the update, sets the rounding error at which it is cut off.
     """
     sizes = np.abs(residuals) + 1e-7 * size + 1e-300
     total: Vector = (np.log(sizes) if power == 0 else sizes**power).sum(axis=-1)
@@ -352,11 +339,11 @@ def misfit(residuals: Vector, power: float, size: float) -> Vector:
 def _patterns(
     learner: Pdgd, weights: NDArray[np.float32], data: RankingData, search: Search, clip: float
 ) -> tuple[Clicks, Vector, Vector]:
-    """All click patterns of a list [2^shown, shown], with factors of documents and gradients [2^shown, features]."""
-    scores, size = _scores(weights, data, search.query), len(search.shown)
+    """All click patterns of a list [2^shown, shown], their coefficients and gradients [2^shown, features]."""
+    scores, size = scores_of(weights, data, search.query), len(search.shown)
     count, rates, display = len(scores), np.empty(len(scores)), kernels.records.Display(*learner.display)
     spread = kernels.show.rates(scores, count, display.temperature, np.empty(count), rates)
-    pairs = np.empty((size, size))  # how much a pair of positions weighs, whichever of the two was clicked
+    pairs = np.empty((size, size))  # weight of a pair of positions, whichever of the two was clicked
     for i in range(size):
         page, scales = kernels.records.Page(scores, rates, search.shown, np.arange(size) == i), np.empty(size)
         kernels.pdgd.pair_weights(page, spread, count, size, size, display, scales)
@@ -364,7 +351,7 @@ def _patterns(
         pairs[i, i] = 0.0
     patterns, clicked, considered = _patterns_of(size)
     factors = clicked * (considered @ pairs) - considered * (clicked @ pairs)
-    gradients = factors @ _features(data, search)
+    gradients = factors @ features_of(data, search)
     if clip:
         left = np.minimum(1.0, clip / np.maximum(np.linalg.norm(gradients, axis=1), 1e-300))[:, None]
         factors, gradients = factors * left, gradients * left
@@ -373,7 +360,7 @@ def _patterns(
 
 @cache
 def _patterns_of(size: int) -> tuple[Clicks, Vector, Vector]:
-    """All click patterns of so many positions, as yes or no and as numbers, and which positions each considers."""
+    """All click patterns of this many positions, as booleans and as numbers, and which positions each considers."""
     patterns = (np.arange(2**size)[:, None] >> np.arange(size)) & 1 == 1
     last = np.where(patterns.any(axis=1), size - 1 - np.argmax(patterns[:, ::-1], axis=1), -2)
     considered = (np.arange(size) <= last[:, None] + 1).astype(np.float64)
@@ -381,402 +368,5 @@ def _patterns_of(size: int) -> tuple[Clicks, Vector, Vector]:
 
 
 def _number_of(clicked: Clicks) -> int:
-    """Which of all patterns this one is."""
+    """The index of this pattern among all patterns."""
     return int(clicked @ (1 << np.arange(len(clicked))))
-
-
-@dataclass(frozen=True)
-class Share:
-    """How often something was right."""
-
-    right: int
-    of: int
-
-    def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Clopper-Pearson: shares that are not ruled out by this count."""
-        from scipy.stats import beta
-
-        tail = (1 - level) / 2
-        low = float(beta.ppf(tail, self.right, self.of - self.right + 1)) if self.right else 0.0
-        high = float(beta.ppf(1 - tail, self.right + 1, self.of - self.right)) if self.right < self.of else 1.0
-        return low, high
-
-    def __str__(self) -> str:
-        low, high = self.interval()
-        return f"{self.right} of {self.of} ({low:.2f} to {high:.2f})"
-
-
-@dataclass(frozen=True)
-class ClickAudit:
-    """What single messages gave away about clicks, next to what anybody could have guessed without them.
-
-    A message counts as read when every click in it, and nothing else, was named. `guess` is the same without the
-    message: from ranks, features and scores, learned from other messages.
-    """
-
-    messages: int  # with at least one click each
-    queries: int  # different ones among them
-    interactions: float  # mean, behind a message
-    read: Share  # by regression, from the ten shown
-    read_guess: Share
-    decoded: Share  # by trying all click patterns, from the ten shown
-    candidates: Share  # by sparse regression, from all candidates of a query
-    candidates_guess: Share
-    matched: Share  # the matching game, of messages whose clicks, drawn again, came out otherwise; 1/2 is chance
-    matched_guess: Share
-    accuracy: float  # share of shown documents for which regression says rightly whether they were clicked
-    accuracy_guess: float
-    auc: float  # how well regression orders clicked documents before others, 0.5 to 1
-    auc_guess: float
-
-
-class _Message(NamedTuple):
-    """A message, and the truth behind it."""
-
-    sent: NDArray[np.float32]
-    searches: list[Search]
-    other: list[Search] | None  # the same lists with clicks drawn once more; None where they came out alike
-    arrived: Messages  # its row before it was sent
-
-
-def click_audit(
-    learner: Pdgd,
-    weights: Weights,
-    clients: SimulatedClients,
-    send: Callable[[Messages], Messages],
-    seed: int,
-    messages: int = 200,
-    progress: Callable[[float], None] = lambda share: None,
-    expect: Callable[[Messages], Messages] | None = None,
-    correction: LocalCorrection = NO_CORRECTION,
-) -> ClickAudit:
-    """Attack messages that clients would send from the model `weights`; `send` is what a mechanism does to them.
-
-    The attacker knows the model, the queries, features, settings and the law of the noise; not the clicks. `expect` is
-    `send` without its noise (shortening, weighing), for the attacks that compare whole updates; without it, nothing.
-    `correction` is how a local method changes everybody's steps. All thresholds come from as many other messages.
-    `progress` is told which share of the work is done.
-    """
-    if messages < 1:
-        raise ValueError(f"messages = {messages}: nothing to read; use 200 or more")
-    known = _collect(learner, weights, clients, send, seed, "calibrate", messages, correction)
-    fresh = _collect(learner, weights, clients, send, seed, "attack", messages, correction)
-    attack = _Attack(
-        learner, weights, clients.data, expect, known, correction, lambda share: progress(PREPARED * share)
-    )
-    results = []
-    for done, message in enumerate(fresh, start=1):
-        results.append(attack(message))
-        progress(PREPARED + (1 - PREPARED) * done / messages)
-    return _summary(fresh, results)
-
-
-def _collect(
-    learner: Pdgd,
-    weights: Weights,
-    clients: SimulatedClients,
-    send: Callable[[Messages], Messages],
-    seed: int,
-    purpose: str,
-    count: int,
-    correction: LocalCorrection = NO_CORRECTION,
-) -> list[_Message]:
-    """Messages with at least one click, from rounds that no run uses."""
-    found: list[_Message] = []
-    order = rng_for(seed, purpose, "who")
-    for round in range(1000):
-        chance = Chance(int(key_for(seed, purpose)), round)
-        some = clients.rows(order.permutation(len(clients))[: 2 * count])
-        updates = learner(weights, some, chance, correction).updates
-        arrived = Messages(updates, some.interactions, some.ids, weights, round)
-        sent = send(arrived)
-        for c in range(len(some)):
-            searches = replay(learner, weights, some, c, chance, correction)
-            if not any(search.clicked.any() for search in searches):
-                continue
-            row = arrived.rows(slice(c, c + 1))
-            other = _clicks_again(learner, weights, some, c, searches, chance, correction)
-            found.append(_Message(sent.updates[c].copy(), searches, other, row))
-            if len(found) == count:
-                return found
-    raise ValueError(
-        f"only {len(found)} of {count} messages had a click in them after 1000 rounds; ask for fewer messages, "
-        "or use a user who clicks more"
-    )
-
-
-def _clicks_again(
-    learner: Pdgd,
-    weights: Weights,
-    clients: SimulatedClients,
-    c: int,
-    searches: Sequence[Search],
-    chance: Chance,
-    correction: LocalCorrection,
-) -> list[Search] | None:
-    """The same lists, clicked by the same user another time; None without a click, or with the same update.
-
-    Drawn once, not until it differs: the two are then equally likely to be the true one, whatever they look like.
-    """
-    from fedrank.kernels.chance import earlier, stream
-    from fedrank.kernels.show import FIRST_CLICK_DRAW, read_and_click
-
-    key = np.uint64(stream(chance.key("clicks again"), clients.ids[c]))
-    other = []
-    for b, search in enumerate(searches):
-        clicked = np.zeros_like(search.clicked)
-        read_and_click(
-            _grades(clients, c, search.query), search.shown, len(clicked),
-            clients.click[search.click_model], clients.stop[search.click_model], clients.attention[search.click_model],
-            earlier(stream(key, b), FIRST_CLICK_DRAW), clicked,
-        )  # fmt: skip
-        other.append(search._replace(clicked=clicked))
-    if not any(search.clicked.any() for search in other):
-        return None
-    true, drawn = (forward(learner, weights, clients.data, each, correction).update for each in (searches, other))
-    return other if np.abs(drawn - true).max() > 1e-4 * np.abs(true).max() else None
-
-
-class _Result(NamedTuple):
-    """What was said about one message, and whether it was right."""
-
-    factors: Vector  # of all shown documents, one list after the other
-    said: Clicks
-    chances: Vector  # the same from guessing
-    guessed: Clicks
-    clicked: Clicks  # the truth
-    decoded: bool
-    candidates: bool
-    candidates_guess: bool
-    matched: bool | None
-    matched_guess: bool | None
-
-
-class _Attack:
-    """Everything an attacker prepares on messages whose clicks it knows."""
-
-    def __init__(
-        self,
-        learner: Pdgd,
-        weights: Weights,
-        data: RankingData,
-        expect: Callable[[Messages], Messages] | None,
-        known: Sequence[_Message],
-        correction: LocalCorrection,
-        progress: Callable[[float], None] = lambda share: None,
-    ) -> None:
-        self.learner, self.data, self.expect, self.correction = learner, data, expect, correction
-        self.weights = weights.astype(np.float32).astype(np.float64)
-        self.guess = _Guess(self.weights, data, known)
-        self.power = max(POWERS, key=lambda power: sum(self._match(one, power) is True for one in known))
-        factors = [self._factors(one, LITTLE) for one in known]
-        truths = [_clicked(one) for one in known]
-        self.threshold = _best_threshold(factors, truths, THRESHOLDS)
-        # Sparse fits take long, and three prices need no great precision.
-        few = known[: max(5, len(known) // 5)]
-        wide: dict[float, list[Vector]] = {price: [] for price in PRICES}
-        for done, one in enumerate(few, start=1):
-            for price in PRICES:
-                wide[price].append(self._from_candidates(one, price))
-            progress(done / len(few))
-        answers = [_among_candidates(one, data) for one in few]
-        self.price = max(PRICES, key=lambda price: _right(wide[price], answers, THRESHOLDS))
-        self.wide_threshold = _best_threshold(wide[self.price], answers, THRESHOLDS)
-
-    def __call__(self, message: _Message) -> _Result:
-        clicked = _clicked(message)
-        factors = self._factors(message, LITTLE)
-        said = factors > self.threshold
-        cuts = np.cumsum([len(search.shown) for search in message.searches])[:-1]
-        first = np.split(said, cuts)
-        leaves = self._leaves(message)
-        mine = (self.learner, self.weights, self.data)
-        decoded = decode(message.sent, *mine, message.searches, first, leaves, self.power, self.correction)
-        truth = _among_candidates(message, self.data)
-        wide = self._from_candidates(message, self.price) > self.wide_threshold
-        chances, guessed = self.guess(message.searches)
-        return _Result(
-            factors / max(float(np.abs(factors).max()), 1e-12), said, chances, guessed, clicked,
-            decoded=np.array_equal(np.concatenate(decoded), clicked),
-            candidates=np.array_equal(wide, truth),
-            candidates_guess=np.array_equal(self._guess_candidates(message), truth),
-            matched=self._match(message, self.power),
-            matched_guess=self._match_guess(message),
-        )  # fmt: skip
-
-    def _factors(self, message: _Message, price: float) -> Vector:
-        documents = [_features(self.data, search) for search in message.searches]
-        return np.concatenate(self._regress(message, documents, price, 1))
-
-    def _from_candidates(self, message: _Message, price: float) -> Vector:
-        offsets = self.data.offsets
-        documents = [
-            self.data.features[offsets[search.query] : offsets[search.query + 1]].astype(np.float64)
-            for search in message.searches
-        ]
-        return np.concatenate(self._regress(message, documents, price, PASSES))
-
-    def _regress(self, message: _Message, documents: list[Vector], price: float, passes: int) -> list[Vector]:
-        clipped = bool(self.learner.clip_weights)
-        return reconstruct(message.sent, self.weights, documents, self.learner.rate, clipped, price, passes)
-
-    def _leaves(self, message: _Message) -> Callable[[Vector], Vector]:
-        expect = self.expect
-        if expect is None:
-            return lambda update: update
-        return lambda update: (
-            expect(replace(message.arrived, updates=update[None].astype(np.float32))).updates[0].astype(np.float64)
-        )
-
-    def _match(self, message: _Message, power: float) -> bool | None:
-        if message.other is None:
-            return None
-        leaves = self._leaves(message)
-        mine = (self.learner, self.weights, self.data, leaves, power, self.correction)
-        return match(message.sent, message.searches, message.other, *mine) > 0
-
-    def _match_guess(self, message: _Message) -> bool | None:
-        if message.other is None:
-            return None
-        chances, _ = self.guess(message.searches)
-        chances = np.clip(chances, 1e-6, 1 - 1e-6)
-        odds = np.log(chances / (1 - chances))
-        other = np.concatenate([search.clicked for search in message.other])
-        return float(odds @ (_clicked(message).astype(float) - other)) > 0
-
-    def _guess_candidates(self, message: _Message) -> Clicks:
-        """Guess that the best ten were shown in order, and guess their clicks."""
-        ranked, parts = [], []
-        for search in message.searches:
-            scores = _scores(self.weights.astype(np.float32), self.data, search.query)
-            shown = np.argsort(-scores, kind="stable")[:SHOWN]
-            ranked.append(search._replace(shown=shown, clicked=np.zeros(len(shown), np.bool_)))
-        guessed = np.split(self.guess(ranked)[1], np.cumsum([len(search.shown) for search in ranked])[:-1])
-        for search, own in zip(ranked, guessed, strict=True):
-            parts.append(np.zeros(self.data.offsets[search.query + 1] - self.data.offsets[search.query], np.bool_))
-            parts[-1][search.shown[own]] = True
-        return np.concatenate(parts)
-
-
-class _Guess:
-    """What clicks look like to somebody who knows ranks, features and the model, but sees no message.
-
-    Logistic regression on known messages; or the most frequent pattern by rank, if that was right more often.
-    """
-
-    def __init__(self, weights: Vector, data: RankingData, known: Sequence[_Message]) -> None:
-        self.weights, self.data = weights, data
-        documents = np.concatenate([_features(data, search) for one in known for search in one.searches])
-        self.mean, self.spread = documents.mean(axis=0), documents.std(axis=0) + 1e-9
-        inputs = np.concatenate([self._inputs(search) for one in known for search in one.searches])
-        truths = [_clicked(one) for one in known]
-        self.fitted = _logistic(inputs, np.concatenate(truths).astype(np.float64), ridge=10.0)
-        patterns: dict[bytes, int] = {}
-        for one in known:
-            for search in one.searches:
-                whole = np.zeros(SHOWN, np.bool_)
-                whole[: len(search.clicked)] = search.clicked
-                patterns[whole.tobytes()] = patterns.get(whole.tobytes(), 0) + 1
-        self.pattern = np.frombuffer(max(patterns, key=lambda each: patterns[each]), np.bool_)
-        chances = [self._chances(one.searches) for one in known]
-        self.threshold = _best_threshold(chances, truths, np.linspace(0.1, 0.9, 17))
-        usual = sum(np.array_equal(self._usual(one.searches), true) for one, true in zip(known, truths, strict=True))
-        self.by_pattern = usual > _right(chances, truths, [self.threshold])
-
-    def __call__(self, searches: Sequence[Search]) -> tuple[Vector, Clicks]:
-        """Chance of a click for every shown document, and the guess."""
-        chances = self._chances(searches)
-        return chances, self._usual(searches) if self.by_pattern else chances > self.threshold
-
-    def _usual(self, searches: Sequence[Search]) -> Clicks:
-        return np.concatenate([self.pattern[: len(search.shown)] for search in searches])
-
-    def _chances(self, searches: Sequence[Search]) -> Vector:
-        inputs = np.concatenate([self._inputs(search) for search in searches])
-        chances: Vector = 1 / (1 + np.exp(-np.clip(inputs @ self.fitted, -30, 30)))
-        return chances
-
-    def _inputs(self, search: Search) -> Vector:
-        """[shown, ...]: rank, score and features."""
-        features = _features(self.data, search)
-        scores = features @ self.weights
-        ranks = np.eye(SHOWN)[: len(features)]
-        level = (scores - scores.mean()) / (scores.std() + 1e-9)
-        return np.column_stack([ranks, level, (features - self.mean) / self.spread])
-
-
-def _logistic(inputs: Vector, truth: Vector, ridge: float) -> Vector:
-    """Coefficients of a logistic regression, by Newton's method."""
-    fitted = np.zeros(inputs.shape[1])
-    for _ in range(12):
-        chances = 1 / (1 + np.exp(-np.clip(inputs @ fitted, -30, 30)))
-        slope = inputs.T @ (truth - chances) - ridge * fitted
-        correction = (inputs * (chances * (1 - chances))[:, None]).T @ inputs + ridge * np.eye(len(fitted))
-        fitted = fitted + np.linalg.solve(correction, slope)
-    return fitted
-
-
-def _clicked(message: _Message) -> Clicks:
-    return np.concatenate([search.clicked for search in message.searches])
-
-
-def _among_candidates(message: _Message, data: RankingData) -> Clicks:
-    """Clicked or not, for all candidates of all queries of a message."""
-    parts = []
-    for search in message.searches:
-        parts.append(np.zeros(data.offsets[search.query + 1] - data.offsets[search.query], np.bool_))
-        parts[-1][search.shown[search.clicked]] = True
-    return np.concatenate(parts)
-
-
-def _right(values: Sequence[Vector], truths: Sequence[Clicks], thresholds: Sequence[float] | Vector) -> int:
-    """Messages of which everything is right, at the best threshold."""
-    return max(
-        sum(np.array_equal(value > threshold, true) for value, true in zip(values, truths, strict=True))
-        for threshold in thresholds
-    )
-
-
-def _best_threshold(values: Sequence[Vector], truths: Sequence[Clicks], thresholds: Sequence[float] | Vector) -> float:
-    """The threshold with most messages right; among equals the one with most documents right."""
-
-    def worth(threshold: float) -> tuple[int, int]:
-        documents = sum(int(((v > threshold) == t).sum()) for v, t in zip(values, truths, strict=True))
-        return _right(values, truths, [threshold]), documents
-
-    return float(max(thresholds, key=worth))
-
-
-def _auc(values: Vector, truth: Clicks) -> float:
-    """Chance that a clicked document has a higher value than another."""
-    from scipy.stats import rankdata
-
-    ranks, hits = rankdata(values), int(truth.sum())
-    misses = len(truth) - hits
-    if not hits or not misses:
-        return 0.5
-    return float((ranks[truth].sum() - hits * (hits + 1) / 2) / (hits * misses))
-
-
-def _summary(messages: Sequence[_Message], results: Sequence[_Result]) -> ClickAudit:
-    truth, said, guessed = (
-        np.concatenate([getattr(one, name) for one in results]) for name in ("clicked", "said", "guessed")
-    )
-    played = [one for one in results if one.matched is not None]
-    n = len(results)
-    return ClickAudit(
-        messages=n,
-        queries=len({search.query for one in messages for search in one.searches}),
-        interactions=float(np.mean([len(one.searches) for one in messages])),
-        read=Share(sum(np.array_equal(one.said, one.clicked) for one in results), n),
-        read_guess=Share(sum(np.array_equal(one.guessed, one.clicked) for one in results), n),
-        decoded=Share(sum(one.decoded for one in results), n),
-        candidates=Share(sum(one.candidates for one in results), n),
-        candidates_guess=Share(sum(one.candidates_guess for one in results), n),
-        matched=Share(sum(bool(one.matched) for one in played), len(played)),
-        matched_guess=Share(sum(bool(one.matched_guess) for one in played), len(played)),
-        accuracy=float((truth == said).mean()),
-        accuracy_guess=float((truth == guessed).mean()),
-        auc=_auc(np.concatenate([one.factors for one in results]), truth),
-        auc_guess=_auc(np.concatenate([one.chances for one in results]), truth),
-    )

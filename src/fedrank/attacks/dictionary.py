@@ -1,8 +1,8 @@
-"""What messages between silos give away: the words of a question, and whether a document holds a word.
+"""What messages between silos reveal: the words of a query, and whether a document contains a word.
 
-Two attackers. An owner holds the key and a dictionary, and wants to know which word it was asked about. A querier knows
-all of a document but one word, and wants to know that one from the owner's answers; differential privacy bounds how
-often it can be right, and the noise as published does not.
+There are two attackers. An owner has the key and a dictionary, and wants to know which word it was asked about. A
+querier knows all of a document but one word, and wants to infer it from the owner's answers; differential privacy
+bounds its success rate, and the noise as published does not.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ Rates = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class AttackResult:
-    """How often one attacker was right."""
+    """The success rate of one attacker."""
 
     setting: str
-    questions: int  # that it could see or ask
-    right: float  # share of cases; ties are broken by chance
-    bound: float  # the largest share that is possible; 1 where nothing is promised
+    questions: int  # queries that it saw or sent
+    right: float  # success rate; ties are broken at random
+    bound: float  # the largest success rate that the guarantee allows; 1 where there is none
     cases: int
 
 
 def made_up_words(many: int) -> list[str]:
-    """A dictionary; the first word is the most frequent one (Zipf's law), as far as anything depends on that."""
+    """A synthetic dictionary; where frequency matters, the first word is the most frequent one (Zipf's law)."""
     return [f"word{i}" for i in range(many)]
 
 
 def identify_by_cells(seen: Cells, dictionary: Cells) -> Rates:
-    """Chance [words] that each is the one asked about, to an owner who sees cells [z], some of them random.
+    """Probability [words] that each word was queried, for an owner who sees cells [z], some of them random.
 
-    The words that fit most rows are equally likely: a random cell fits once in w times.
+    The words that match most rows are equally likely: a random cell matches with probability 1 / w.
     """
     fits = np.count_nonzero(dictionary == seen, axis=1)
     best = fits == fits.max()
@@ -55,9 +55,9 @@ def identify_by_cells(seen: Cells, dictionary: Cells) -> Rates:
 def hidden_hashes(
     real_rows: Sequence[int], signed: bool = False, words: int = 50_000, cases: int = 300, seed: int = 1
 ) -> list[AttackResult]:
-    """How often an owner names the word when only so many rows of a question are real, as the paper has it.
+    """How often an owner identifies the word when only some rows of a query are real, as in the paper.
 
-    Where questions hold signs, too (`signed`), a row says twice as much.
+    Where queries also contain signs (`signed`), a row has twice as many values.
     """
     rng = rng_for(seed, "dictionary attack")
     hashing = Hashing(rng.bytes(32))
@@ -80,18 +80,18 @@ def hidden_hashes(
 def hidden_terms(
     decoys: Sequence[int], questions: int = 1, words: int = 50_000, cases: int = 2000, seed: int = 1
 ) -> list[AttackResult]:
-    """How often an owner picks the real word among whole decoys, where it sees the same word asked about so often.
+    """How often an owner identifies the real word among decoy words, when it sees the same word queried repeatedly.
 
-    It reads all words (see `hidden_hashes`, all rows real) and takes the most frequent of those that came every time.
-    Real words are drawn by Zipf's law. Three kinds of decoys: "alike" are drawn by the same law and kept for the word
-    (`choose_decoys`); "rare" are kept, too, but drawn from the whole dictionary, so that the real word stands out;
-    "fresh" are drawn by the law, but anew for each question, so that the real word alone comes again.
+    The owner decodes all words (see `hidden_hashes`, all rows real) and chooses the most frequent of those present in
+    every query. Real words follow Zipf's law. Three kinds of decoys: "alike" follow the same law and are fixed per word
+    (`choose_decoys`); "rare" are fixed, too, but uniform over the dictionary, which makes the real word stand out;
+    "fresh" follow the law, but are drawn again for each query, so only the real word is repeated.
     """
     dictionary = made_up_words(words)
     chances = 1 / np.arange(1, words + 1)
     chances /= chances.sum()
     rng = rng_for(seed, "decoy terms")
-    alike = [dictionary[i] for i in rng.choice(words, 20 * words, p=chances)]  # frequent words stand here more often
+    alike = [dictionary[i] for i in rng.choice(words, 20 * words, p=chances)]  # frequent words occur more often
     rank = {word: index for index, word in enumerate(dictionary)}
     results = []
     for many in decoys:
@@ -112,7 +112,7 @@ def hidden_terms(
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Pairs of documents that differ in one word of many, and what a querier asks to tell them apart."""
+    """Pairs of documents that differ in one word, and the cells that a querier requests to distinguish them."""
 
     sketcher: Sketcher  # without noise
     first: Sketches  # [pairs, z, w]
@@ -131,7 +131,7 @@ class Neighbours:
 
 
 def make_neighbours(pairs: int = 1000, length: int = 200, seed: int = 1) -> Neighbours:
-    """Random documents of words by Zipf's law; in each a random one is replaced by another."""
+    """Random documents with words by Zipf's law; in each, one random occurrence is replaced by another word."""
     rng = rng_for(seed, "neighbours")
     words = made_up_words(5000)
     chances = 1 / np.arange(1, len(words) + 1)
@@ -159,10 +159,10 @@ def distinguish(
     sigma: float = 1.0,
     source: Source | None = None,
 ) -> list[AttackResult]:
-    """How often the best test names the right one of two neighbours after so many answers, and how often it could.
+    """How often the best test identifies the right one of two neighbours after some answers, and the bound on it.
 
-    `epsilon` is that of one answered term ("lookup", "paper"); `sigma` is σ1 of noised sketches, of which all cells are
-    seen, so that more questions tell nothing more.
+    `epsilon` is that of one answered term ("lookup", "paper"); `sigma` is σ1 of noised sketches, which are fully
+    visible, so more queries add no information.
     """
     source = source or SecureSource()
     results = []
@@ -180,14 +180,14 @@ def distinguish(
 
 
 def certain(neighbours: Neighbours, epsilon: float = 0.5, source: Source | None = None) -> int:
-    """In how many pairs a single answer under the published noise is possible for one of the two documents only."""
+    """Number of pairs for which a single answer with the published noise is possible for only one document."""
     answers = published_answers(neighbours.queried(neighbours.owned), epsilon, source or SecureSource())
     fits = [_same_differences(answers, neighbours.queried(each)) for each in (neighbours.first, neighbours.second)]
     return int(np.count_nonzero(fits[0] != fits[1]))
 
 
 def _same_differences(answers: NDArray[np.float64], values: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """[pairs]: whether rows differ by just what they would differ by in this document; the shared draw cancels."""
+    """[pairs]: whether rows differ exactly as they would in this document; the shared noise cancels."""
     same: NDArray[np.bool_] = np.all(np.diff(answers, axis=1) == np.diff(values.astype(np.float64), axis=1), axis=1)
     return same
 
@@ -218,4 +218,4 @@ def _from_sketches(pairs: Neighbours, sigma: float, source: Source) -> Rates:
     return evidence
 
 
-_ONE_LOOK = {"paper": _from_published, "sketch": _from_sketches}  # these tell all at the first question
+_ONE_LOOK = {"paper": _from_published, "sketch": _from_sketches}  # further queries add no information to these

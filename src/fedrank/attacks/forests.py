@@ -1,4 +1,4 @@
-"""Attacks on forests that are given to others: what their thresholds, headers and scores tell of training data."""
+"""Attacks on shared forests: what thresholds, headers and scores reveal about the training data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.attacks.audits import Finding, Plan, PlannedAttack, capital, fewest_above, power, skipped
-from fedrank.attacks.clicks import Share
+from fedrank.attacks.click_audit import Share
 from fedrank.attacks.membership import LEVEL, ShareDone, upper_bound
 from fedrank.data.ranking import RankingData
 from fedrank.ranking.measures import Evaluator
@@ -18,22 +18,22 @@ from fedrank.seeds import rng_for
 from fedrank.trees.arrays import BY_CATEGORY
 from fedrank.trees.forest import Forest
 
-TESTS = 3  # of one forest
+TESTS = 3  # tests of one forest
 MEASURE = "ndcg@10"
-ZERO = 1e-34  # LightGBM sets 0 apart by thresholds next to it, which are the same whatever the data
-GROWN = 0.9  # share of the time that growing takes
+ZERO = 1e-34  # LightGBM separates 0 by thresholds next to it, which do not depend on the data
+GROWN = 0.9  # fraction of the run time for growing
 THRESHOLDS = "training values, in thresholds"
 RANGES = "extreme values, in the header"
-MEMBERS = "queries trained on, by how well they are ranked"
+MEMBERS = "training queries, by ranking quality"
 
 
 @dataclass(frozen=True)
 class SharedForests:
-    """A forest that others get, and what it was grown on."""
+    """A forest that is shared, and its training data."""
 
     forest: Forest
-    train: tuple[RankingData, ...]  # of each who grew it
-    held_out: tuple[RankingData, ...]  # of each, like that, and not trained on
+    train: tuple[RankingData, ...]  # of each organisation that grew it
+    held_out: tuple[RankingData, ...]  # of each, similar data that was not trained on
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ class ForestAudit:
 
     forests: (
         Callable[[ShareDone], Sequence[SharedForests]] | None
-    )  # grows them, when they are needed; None: none leaves
+    )  # grows them when they are needed; None: no forest is shared
     seed: int
     variant: str = ""
-    level: float = LEVEL / TESTS  # of one test
-    note: str = ""  # what differs from the spec, if anything
+    level: float = LEVEL / TESTS  # significance level of one test
+    note: str = ""  # differences from the spec, if any
 
     def plan(self) -> Plan:
-        """All attacks that fit, and why others do not."""
+        """All attacks that apply, and why others do not."""
         if self.forests is None:
-            return [skipped(self.variant, "forests", "every client keeps its forest, and nobody gets another's")]
+            return [skipped(self.variant, "forests", "no client shares its forest with another")]
         return [PlannedAttack("forests", self._attack)]
 
     def _attack(self, on_progress: ShareDone) -> list[Finding]:
@@ -70,9 +70,9 @@ class ForestAudit:
             THRESHOLDS,
             Share(right, of),
             Share(guessed, of),
-            "different thresholds, {right} lie just midway between two values of training documents, and so give away "
-            "the mean of two",
-            "{guessed} lie so between values of documents that were not trained on",
+            "different thresholds, {right} are exactly midway between two values of training documents, and so reveal "
+            "the mean of the two",
+            "{guessed} are midway between values of documents that were not trained on",
         )
 
     def _ranges(self, shared: Sequence[SharedForests]) -> Finding:
@@ -90,15 +90,14 @@ class ForestAudit:
             RANGES,
             Share(right, of),
             Share(guessed, of),
-            "features that vary, the header tells the smallest and largest value of {right} as they are in training "
-            "documents",
-            "documents that were not trained on have the same for {guessed}",
+            "features that vary, the header reveals the smallest and largest value of training documents for {right}",
+            "documents that were not trained on have the same values for {guessed}",
         )
 
     def _members(self, shared: Sequence[SharedForests]) -> Finding:
-        """Told two queries with their grades, of which one was trained on: it should be the one that is ranked better.
+        """Given two queries with their labels, one of them trained on, choose the one that is ranked better.
 
-        After Yeom et al. 2018, who tell members by their small loss.
+        After Yeom et al. 2018, who identify members by their small loss.
         """
         rng, right, of = rng_for(self.seed, "members"), 0, 0
         for one in shared:
@@ -111,16 +110,16 @@ class ForestAudit:
             MEMBERS,
             Share(right, of),
             None,
-            "pairs of queries, of which one was trained on, that one was named for {right}",
+            "pairs of queries, of which one was trained on, that one was identified for {right}",
             "guessing would be right for half",
         )
 
     def _compared(self, what: str, found: Share, guess: Share | None, says: str, but: str) -> Finding:
-        """Without a `guess`, guessing is right for half."""
+        """Without a `guess`, guessing succeeds in half of the cases."""
         share = 0.5 if guess is None else upper_bound(guess.right, max(guess.of, 1), self.level)
         needed = fewest_above(found.of, share, self.level)
         low, high = found.interval()
-        said = says.format(right=f"{found.right:,} ({low:.0%} to {high:.0%} of all, at 95 %)")
+        said = says.format(right=f"{found.right:,} ({low:.0%} to {high:.0%}, 95% confidence)")
         unread = "" if guess is None else but.format(guessed=f"{guess.right:,}")
         sentence = f"Of {found.of:,} {said}; {unread or but}. {capital(power(needed, found.of))}."
         if self.note:
@@ -138,7 +137,7 @@ class ForestAudit:
 
 
 def _thresholds_of(forest: Forest) -> dict[int, NDArray[np.float64]]:
-    """By feature, all thresholds that a forest splits at, each once."""
+    """By feature, all distinct thresholds of a forest."""
     trees = forest.arrays
     here = (np.abs(trees.threshold) > ZERO) & (trees.kind != BY_CATEGORY)
     return {
@@ -148,7 +147,7 @@ def _thresholds_of(forest: Forest) -> dict[int, NDArray[np.float64]]:
 
 
 def _midway(thresholds: NDArray[np.float64], parts: Sequence[RankingData], column: int) -> int:
-    """How many thresholds lie midway between two neighbouring values of somebody's documents, but for rounding."""
+    """Number of thresholds midway between two adjacent values of any of the data sets, up to rounding."""
     found = np.zeros(len(thresholds), dtype=np.bool_)
     for data in parts:
         given = data.features[:, column]
@@ -163,13 +162,13 @@ def _midway(thresholds: NDArray[np.float64], parts: Sequence[RankingData], colum
 
 
 def _limits(parts: Sequence[RankingData], column: int) -> list[tuple[float, float]]:
-    """Of each: the smallest and the largest value."""
+    """The smallest and the largest value in each data set."""
     values = [data.features[:, column] for data in parts]
     return [(float(np.fmin.reduce(each)), float(np.fmax.reduce(each))) for each in values]
 
 
 def _qualities(forest: Forest, parts: Sequence[RankingData]) -> NDArray[np.float64]:
-    """Of every query that has a relevant document."""
+    """The quality of every query that has a relevant document."""
     found = []
     for data in parts:
         scores = np.asarray(forest.score(data), dtype=np.float32)

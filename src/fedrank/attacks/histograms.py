@@ -1,7 +1,7 @@
-"""Grades read from histograms: a bin with one row tells its gradient, and the gradient tells whether it is relevant.
+"""Relevance labels from histograms: a bin with one row reveals its gradient, and thus whether the row is relevant.
 
-The server does it with the first message of the first tree. No document has a score yet, so that a gradient depends on
-grades and order alone: below zero, a document should rise, and so it is relevant.
+The server attacks the first message of the first tree. All scores are still equal, so a gradient depends only on the
+labels and the order of documents: a negative gradient means that a document should rise, so it is relevant.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.attacks.audits import Finding, Plan, PlannedAttack
-from fedrank.attacks.clicks import Share
+from fedrank.attacks.click_audit import Share
 from fedrank.attacks.forests import ForestAudit
 from fedrank.attacks.membership import ShareDone
 from fedrank.data.ranking import RankingData
@@ -27,34 +27,34 @@ GRADES = "relevant documents, in root histograms"
 
 @dataclass(frozen=True)
 class Roots:
-    """What a server sees first: root histograms, of each client or of all together."""
+    """The first message that a server sees: root histograms, of each client or of all together."""
 
-    data: tuple[RankingData, ...]  # of each whose histogram is seen
+    data: tuple[RankingData, ...]  # one per visible histogram
     edges: Edges
     rules: Grower
-    features: NDArray[np.int64] | None = None  # of which there are histograms; None: of all
+    features: NDArray[np.int64] | None = None  # features with histograms; None: all
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class NamedRelevant:
-    """What a server names, from one histogram or several, and what is true of it."""
+    """The documents that a server identifies as relevant from one or more histograms, and the truth."""
 
     documents: int
     alone: int  # documents that are alone in a bin of some feature
-    named: int  # of them, those whose gradient says that they are relevant
-    right: int  # of them, those that are
-    relevant: int  # documents that are relevant
+    named: int  # of these, documents with a negative gradient
+    right: int  # of these, documents that are relevant
+    relevant: int  # relevant documents in total
 
     @property
     def by_chance(self) -> int:
-        """So many would be right of as many documents, named at random."""
+        """The expected number of relevant ones among as many random documents."""
         return round(self.named * self.relevant / max(self.documents, 1))
 
 
 @dataclass(frozen=True)
 class HistogramAudit(ForestAudit):
-    """The attacks on a forest that is grown from histograms, and on what the server sees while it grows."""
+    """The attacks on a forest grown from histograms, and on what the server sees while it grows."""
 
     roots: Callable[[], Roots] | None = None
 
@@ -73,9 +73,9 @@ class HistogramAudit(ForestAudit):
                 GRADES,
                 Share(right, named),
                 Share(min(chance, named), named),
-                f"documents that the server names as relevant, because each is alone in a bin of the root ({alone:,} "
-                f"of {documents:,} are) and its gradient is negative, {{right}} are relevant",
-                "named at random, {guessed} would be",
+                f"documents that the server identifies as relevant, because each is alone in a bin of the root "
+                f"({alone:,} of {documents:,} are) and its gradient is negative, {{right}} are relevant",
+                "of as many random documents, {guessed} would be",
             )
         ]
 
@@ -83,17 +83,17 @@ class HistogramAudit(ForestAudit):
 def read_root(
     data: RankingData, edges: Edges, rules: Grower, features: NDArray[np.int64] | None = None, seed: int = 0
 ) -> NamedRelevant:
-    """Attack the root histogram of these rows, seen as a whole."""
-    holder = RowStore(data, edges, rules, seed)
+    """Attack the root histogram of these rows."""
+    store = RowStore(data, edges, rules, seed)
     seen = np.arange(edges.features) if features is None else features
     layout = Layout(edges, seen, data.documents.bit_length())
-    holder.begin(0, layout.shift)
-    gradients, _, rows = layout.spread(holder.histogram(0))
+    store.begin(0, layout.shift)
+    gradients, _, rows = layout.spread(store.histogram(0))
     alone = np.zeros(data.documents, np.bool_)
     said = np.zeros(data.documents, np.bool_)
     bins = put_in_bins(data, edges).columns
     for feature, first in zip(seen, layout.starts, strict=True):
-        # From here on only to see which document it was: the server knows its bins, and that is all it needs.
+        # The mapping from bins to documents is only for counting: the server itself needs no more than the bins.
         cell = first + bins[feature].astype(np.int64)
         here = rows[cell] == 1
         alone |= here
@@ -107,7 +107,7 @@ def read_root(
 def by_size(
     data: RankingData, sizes: Sequence[int], edges: Edges, rules: Grower, seed: int = 0
 ) -> dict[int, NamedRelevant]:
-    """The same for clients with so many queries each, drawn from some data."""
+    """The same for clients with the given numbers of queries, drawn from some data."""
     rng = np.random.default_rng(seed)
     return {
         size: read_root(data.select(np.sort(rng.choice(data.queries, size, replace=False))), edges, rules)

@@ -1,9 +1,9 @@
-"""Membership: does what leaves a client give away that it sent something? Attacks on the mechanisms themselves.
+"""Membership inference: does a release reveal that a client sent something? Attacks on the mechanisms themselves.
 
-A canary is a client whose update is the worst that could be sent. An attacker sees what an observer would see, with the
-canary or without it, and has to tell which. How often it errs, both ways, must not lie below the trade-off curve that
-the mechanism claims. Attack and threshold are chosen on runs of their own, and judged on others. Who finds nothing has
-shown something only if the same attack catches a control, the mechanism with a quarter of its noise removed.
+A canary is a client with the worst-case update. An attacker sees what an observer would see, with the canary or without
+it, and must decide which. Its two error rates must not be below the trade-off curve that the mechanism claims. Attack
+and threshold are chosen on separate runs from those that judge them. A negative result is meaningful only if the same
+attack detects a control: the mechanism with a quarter of its noise removed.
 """
 
 from __future__ import annotations
@@ -46,32 +46,32 @@ from fedrank.types import AddingMechanism, Change, Messages, SimulatedClients, S
 
 Vector = NDArray[np.float64]
 Curve = Callable[[Vector], Vector]  # false positive rates -> the smallest false negative rates that are claimed
-Seen = dict[str, Vector]  # statistic -> [repeats]: large where the canary seems to be inside
-Watch = Callable[[int, bool, int], Seen]  # (pair, canary inside?, repeats) -> what the attacker makes of it
-ShareDone = Callable[[float], None]  # share of the work that is done, from 0 to 1
+Seen = dict[str, Vector]  # statistic -> [repeats]: large where the canary seems to be present
+Watch = Callable[[int, bool, int], Seen]  # (pair, canary present?, repeats) -> the attacker's statistics
+ShareDone = Callable[[float], None]  # receives the fraction of the work that is done, from 0 to 1
 
-LEVEL = 1e-4  # probability that an audit without fault calls anything violated, over all its tests
-CONTROL = 0.75  # share of the noise that is left in a control
+LEVEL = 1e-4  # probability that an audit of a correct mechanism reports any violation, over all its tests
+CONTROL = 0.75  # fraction of the noise in a control
 REPEATS = 100_000  # of a mechanism, with the canary and without it each
 RUNS = 10_000  # of the round function, half of them with the canary
 ROUNDS = 2  # of each such run
 PARAMETERS = 4  # of the updates on which a mechanism is attacked
-MAX_ROUNDS = 4_000_000  # drawn for one count, where single rounds tell too little and several are watched
-LONGEST = 1024  # rounds that are watched together, at most
-LONG = 8.0  # an update is so many times longer than allowed: a mechanism that does not shorten it is caught
-MANY = 1000  # times as many searches as count fully: a mechanism that lets them count is caught
+MAX_ROUNDS = 4_000_000  # rounds drawn for one count, where single rounds reveal too little and several are combined
+LONGEST = 1024  # rounds combined in one observation, at most
+LONG = 8.0  # norm of an update relative to the clip: detects a mechanism that does not clip
+MANY = 1000  # interactions relative to the cap: detects a mechanism that does not cap weights
 FEW = 4  # clients in the sums that are attacked
-NOISE_WITH_POWER = (1.0, 0.7, 0.5, 0.4)  # for attacks on whole rounds, where that of a spec would hide any fault
+NOISE_WITH_POWER = (1.0, 0.7, 0.5, 0.4)  # for attacks on whole rounds, where the noise of a spec would hide any fault
 _BLOCK = 1 << 20  # numbers drawn at once
-_SHARE = 4  # one of so many repeats serves to choose the attack
+_SHARE = 4  # one in this many repeats is used to choose the attack
 
 
 @dataclass(frozen=True)
 class Trial:
-    """How often an attack erred, on runs that had no part in choosing it."""
+    """The errors of an attack, on runs that were not used to choose it."""
 
     attack: str  # which canary, and which statistic
-    threshold: float  # the statistic from which on the canary is said to be inside
+    threshold: float  # the statistic from which on the canary is declared present
     outside: int  # runs without the canary
     false_positives: int
     inside: int  # runs with it
@@ -81,25 +81,25 @@ class Trial:
 
     @property
     def alpha(self) -> float:
-        """Upper bound on the rate of false positives."""
+        """Upper bound on the false positive rate."""
         return upper_bound(self.false_positives, self.outside, self.level / 2)
 
     @property
     def beta(self) -> float:
-        """Upper bound on the rate of false negatives."""
+        """Upper bound on the false negative rate."""
         return upper_bound(self.false_negatives, self.inside, self.level / 2)
 
     @property
     def violated(self) -> bool:
-        """Whether even the upper bounds of both errors lie below what the claim allows."""
+        """Whether even the upper bounds of both error rates are below what the claim allows."""
         return self.allowed > self.beta
 
     def epsilon(self, delta: float) -> float:
-        """The ε below which no claim with this δ can be true, after what was seen."""
+        """The ε below which no claim with this δ can be true, given the observed errors."""
         return _epsilon_of(self.alpha, self.beta, delta)
 
     def largest(self, delta: float) -> float:
-        """The ε that would have been shown if the attack had never erred."""
+        """The ε that would have been shown if the attack had made no errors."""
         return _epsilon_of(
             upper_bound(0, self.outside, self.level / 2), upper_bound(0, self.inside, self.level / 2), delta
         )
@@ -107,20 +107,20 @@ class Trial:
 
 @dataclass(frozen=True)
 class Membership:
-    """What came out of looking for canaries."""
+    """The result of a membership inference audit."""
 
     what: str  # what was attacked
-    against: str  # who the attacker is
-    rounds: int  # watched together in each run
+    against: str  # the observer
+    rounds: int  # combined in each run
     delta: float
     claimed: float  # ε at delta, after all these rounds
     trial: Trial
     control: Trial
-    note: str = ""  # what differs from the spec, if anything
+    note: str = ""  # differences from the spec, if any
 
     @property
     def verdict(self) -> str:
-        """VIOLATED stands by itself; to have found nothing counts only where the control was caught."""
+        """VIOLATED needs no control; NOT SHOWN requires that the control was detected."""
         if self.trial.violated:
             return "VIOLATED"
         return "NOT SHOWN" if self.control.violated else "NO POWER"
@@ -137,22 +137,22 @@ class Membership:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two updates of one client that the claim covers, and what must be left of them."""
+    """Two updates of one client that the claim covers, and their values after clipping."""
 
     name: str
     outside: Vector  # [parameters]
     inside: Vector
-    left_outside: Vector  # what an honest mechanism leaves of it, apart from noise
+    left_outside: Vector  # after a correct mechanism, apart from noise
     left_inside: Vector
 
 
 def upper_bound(errors: int, runs: int, level: float) -> float:
-    """Clopper-Pearson: the largest rate at which so few errors still have probability `level`."""
+    """Clopper-Pearson: the largest rate at which this few errors still have probability `level`."""
     return float(_upper_bounds(np.array([errors]), runs, level)[0])
 
 
 def weaker(mechanism: PricedMechanism) -> PricedMechanism:
-    """The control: the same with a quarter of its noise removed."""
+    """The control: the same mechanism with a quarter of its noise removed."""
     if isinstance(mechanism, FpdgdPaper):
         return replace(mechanism, epsilon=mechanism.epsilon / CONTROL)
     return replace(mechanism, noise=CONTROL * mechanism.noise)  # type: ignore[type-var,attr-defined,no-any-return]
@@ -169,9 +169,9 @@ def audit_mechanism(
     on_progress: ShareDone = lambda share: None,
     priced: Gaussian | Laplace | None = None,
 ) -> Membership:
-    """Look for canaries in what a mechanism releases. `level` is that of a test; there are two, one of the control.
+    """Look for canaries in the releases of a mechanism; `level` is that of one of two tests, one of them the control.
 
-    `priced` is the mechanism whose claim is tested, if that is another: so tests see what becomes of a false claim.
+    `priced` is the mechanism whose claim is tested, if different: with it, tests simulate a false claim.
     """
     small, honest = _small(mechanism, setting, FEW)
     claimer, _ = _small(priced or mechanism, setting, FEW)
@@ -199,9 +199,9 @@ def audit_paper(
     repeats: int = REPEATS,
     on_progress: ShareDone = lambda share: None,
 ) -> Membership:
-    """Look for canaries in one message of fpdgd-paper: is the ε that the paper states true for it?
+    """Look for canaries in one message of fpdgd-paper: does the ε that the paper states hold for it?
 
-    A large ε takes more repeats: below e^-ε no rate of errors can be told from 0.
+    A large ε needs more repeats: error rates below e^-ε cannot be distinguished from 0.
     """
     guarantee = _stated(mechanism)
     repeats = max(repeats, min(MAX_ROUNDS, int(2 * math.log(4 / level) * math.exp(min(mechanism.epsilon, 50.0)))))
@@ -236,11 +236,11 @@ def audit_answers(
     repeats: int = REPEATS,
     on_progress: ShareDone = lambda share: None,
 ) -> Membership:
-    """Tell a client whose rewards are all 1 from one whose rewards are all 0, by one message of FOLtR-ES each.
+    """Distinguish a client whose rewards are all 1 from one whose rewards are all 0, from one message of FOLtR-ES each.
 
-    Messages come from the learner itself, on a list that is always, or never, clicked at the top. What a mean reward
-    says is learned from messages of their own. Where so many searches lie behind a message that its ε is beyond what
-    can be measured, messages of two are attacked.
+    Messages come from the learner itself, on a list that is always, or never, clicked at the top. The likelihood of a
+    mean reward is learned from separate messages. Where a message has so many interactions that its ε is too large to
+    measure, messages with two interactions are attacked.
     """
     control_learner = replace(learner, truth=1 - CONTROL * (1 - learner.truth))
 
@@ -249,7 +249,7 @@ def audit_answers(
 
     interactions, note = max(setting.interactions), ""
     if _spare(promised(learner, interactions), promised(control_learner, interactions), 1, repeats, level) <= 0:
-        note = f"with 2 searches behind a message instead of {interactions}, whose ε is too large to be measured"
+        note = f"with 2 interactions per message instead of {interactions}, whose ε is too large to measure"
         interactions = 2
     guarantee = promised(learner, interactions)
     lists = {inside: _one_list(repeats, interactions, clicked=inside) for inside in (False, True)}
@@ -290,11 +290,11 @@ def audit_round(
 ) -> Membership:
     """Look for a canary among a few real clients, in runs of the real round function.
 
-    What other clients sent is known to the attacker, hence taken as zero. Where the noise of the mechanism would hide
-    any fault from so few runs, the same code is attacked with less noise, at its price.
+    The attacker knows what other clients sent, so it is taken as zero. Where the noise of the mechanism would hide
+    any fault from this few runs, the same code is attacked with less noise and the corresponding claim.
     """
     few, counted = _few(clients, setting), max(runs // 2, 1)
-    small, honest = _small(mechanism, setting, len(few), everybody=True)
+    small, honest = _small(mechanism, setting, len(few), all_honest=True)
     honest = replace(honest, parameters=setting.parameters)
     if isinstance(small, FpdgdPaper):
         rounds, note, guarantee = 1, "ε as the paper states it", _stated(small)
@@ -304,7 +304,7 @@ def audit_round(
         rounds, guarantee = ROUNDS, _claimed(small.guarantees(honest))
         strict = _strict(guarantee)
         if strict is not guarantee:
-            note = f"{note + ', ' if note else 'with '}the claim of Gaussian noise, of which discrete shares claim less"
+            note = f"{note + ', ' if note else 'with '}the tighter claim of central Gaussian noise"
         pairs = canaries(small, guarantee, honest)[:1]  # the others were tried on the mechanism, far more often
     meter = _Meter(on_progress, 2 * (2 * len(pairs) * (counted // _SHARE) + 2 * counted))
 
@@ -318,7 +318,7 @@ def audit_round(
 
 
 def canaries(mechanism: Gaussian | Laplace, guarantee: Guarantee, setting: Setting) -> list[Pair]:
-    """The worst that one client, or one interaction, can do. Updates are longer than allowed: that must not matter."""
+    """The worst case of one client or one interaction. Updates exceed the clip, which must not matter."""
     size, clip, norm = setting.parameters, mechanism.clip, mechanism.norm
     first, spread = np.eye(size)[0], np.full(size, 1 / math.sqrt(size))
     other = -1.0 if guarantee.neighbours == "replace-one" else 0.0
@@ -365,7 +365,7 @@ def look_for(watch: Watch, pairs: Sequence[str], curve: Curve, repeats: int, lev
 
 
 def _best_threshold(without: Vector, within: Vector, curve: Curve, level: float) -> tuple[float, float]:
-    """The threshold that promises to show most: how far errors lie below the claim, in widths of their bounds."""
+    """The most promising threshold: how far errors are below the claim, in widths of their confidence bounds."""
     count = len(without)
     both = np.sort(np.concatenate([without, within]))
     ranks = np.unique(np.rint(np.linspace(0, len(both) - 1, 400)).astype(np.int64))
@@ -390,7 +390,7 @@ def _upper_bounds(errors: NDArray[Any], runs: int, level: float) -> Vector:
 
 
 def _epsilon_of(alpha: float, beta: float, delta: float) -> float:
-    """Every (ε, δ) that holds has α e^ε + β >= 1 - δ, and the same with α and β exchanged."""
+    """Every (ε, δ) that holds satisfies α e^ε + β >= 1 - δ, and the same with α and β exchanged."""
     found = 0.0
     for one, other in ((alpha, beta), (beta, alpha)):
         if 1 - delta - other > one > 0:
@@ -399,7 +399,7 @@ def _epsilon_of(alpha: float, beta: float, delta: float) -> float:
 
 
 def _curve(guarantee: Guarantee, rounds: int) -> Curve:
-    """What the promise claims after so many rounds; δ includes how far the sampler may be from its law."""
+    """The trade-off curve claimed after this many rounds, with the error of the sampler included in δ."""
     event = guarantee.event
     assert event is not None
 
@@ -410,35 +410,35 @@ def _curve(guarantee: Guarantee, rounds: int) -> Curve:
 
 
 def _claimed(promises: Sequence[Guarantee]) -> Guarantee:
-    """The strongest observer against whom anything is claimed."""
+    """The guarantee against the strongest observer for which there is one."""
     for guarantee in promises:
         if guarantee.event is not None:
             return guarantee
-    raise ValueError(f"nothing is claimed against anybody, so there is nothing to break: {promises[0].because}")
+    raise ValueError(f"the mechanism claims no guarantee that an audit could test: {promises[0].because}")
 
 
-def _small(mechanism: Any, setting: Setting, few: int, everybody: bool = False) -> tuple[Any, Setting]:
-    """The mechanism among few clients with few parameters, as an attacker would wish to have it.
+def _small(mechanism: Any, setting: Setting, few: int, all_honest: bool = False) -> tuple[Any, Setting]:
+    """The mechanism with few clients and few parameters, the best case for an attacker.
 
-    Under a secure sum the fewest honest clients are present, and the noise of all others is known. `everybody`: all of
-    the few are honest, for where nobody can be left out.
+    Under secure aggregation the minimum number of honest clients is present, and the noise of all others is known.
+    `all_honest`: all of the few are honest, where no client can be left out.
     """
     placement = getattr(mechanism, "placement", None)
     sampled = isinstance(placement, AtServer)
     if isinstance(placement, SecureAggregation):
         placement = replace(placement, sum="ideal")
-        if everybody:
+        if all_honest:
             placement = replace(placement, honest=1.0, colluding=0.0)
         mechanism = replace(mechanism, placement=placement)
-    if has_trait(mechanism, "people"):  # what others of an organisation sent is known, too: one person is left of each
+    if has_trait(mechanism, "people"):  # updates of other people are known, too: one person per client is left
         mechanism = replace(mechanism, people=1)
-    count = few if everybody else setting.clients if sampled else min(few, setting.clients)
+    count = few if all_honest else setting.clients if sampled else min(few, setting.clients)
     participation = setting.participation if sampled else 1.0
     return mechanism, replace(setting, clients=count, parameters=PARAMETERS, participation=participation)
 
 
 def _tight(event: Event) -> Event:
-    """What really happens where a claim has room: shares add up to Gaussian, or Laplace, noise."""
+    """The actual distribution where a claim is not tight: distributed noise sums to Gaussian or Laplace noise."""
     match event:
         case ConcentratedEvent(rho):
             return GaussianEvent(1 / math.sqrt(2 * rho))
@@ -448,7 +448,7 @@ def _tight(event: Event) -> Event:
 
 
 def _plan(guarantee: Guarantee, control: Guarantee, repeats: int, level: float) -> tuple[int, int]:
-    """How many rounds to watch together so that the control should be caught, and how many repeats that allows."""
+    """Number of rounds to combine so the control should be detected, and the number of repeats that this allows."""
     most = max(MAX_ROUNDS * repeats // REPEATS, repeats)
     tried = []
     rounds = 1
@@ -464,10 +464,10 @@ def _plan(guarantee: Guarantee, control: Guarantee, repeats: int, level: float) 
 
 
 def _spare(guarantee: Guarantee, control: Guarantee, rounds: int, counted: int, level: float) -> float:
-    """By how much the control should be seen to break the promise; negative where it would not be.
+    """The margin by which the control should violate the guarantee; negative where it would not.
 
-    Half of the repeats should do, so that bad luck does not matter. Under sampling a sixth: the curve is that of the
-    better of two tests, who is there and who is not, and one of them is tried.
+    Half of the repeats should be enough, as a reserve for random variation. With sampling a sixth: the curve is that of
+    the better of two tests, for presence and for absence, and one of them is tried.
     """
     from scipy.special import ndtr
 
@@ -482,14 +482,14 @@ def _spare(guarantee: Guarantee, control: Guarantee, rounds: int, counted: int, 
 def _with_power(
     mechanism: Gaussian | Laplace, setting: Setting, counted: int, level: float
 ) -> tuple[Gaussian | Laplace, Setting, str]:
-    """The mechanism as it is, if so few runs would catch its control; else with less noise, or fewer absences."""
+    """The mechanism itself, if this few runs would detect its control; else with less noise, or more participation."""
     unit = 2.0 if isinstance(mechanism.placement, OnClient) else 1.0
-    there = replace(setting, participation=max(setting.participation, 0.5))
+    present = replace(setting, participation=max(setting.participation, 0.5))
     widths = [mechanism.noise] + [unit * each for each in NOISE_WITH_POWER if unit * each < mechanism.noise]
     tried = []
     for width in widths:
         changed = replace(mechanism, noise=width)
-        guarantee, control = (_claimed(each.guarantees(there)) for each in (changed, weaker(changed)))
+        guarantee, control = (_claimed(each.guarantees(present)) for each in (changed, weaker(changed)))
         tried.append((_spare(_strict(guarantee), control, ROUNDS, counted, level), changed))
         if tried[-1][0] > 0:
             break
@@ -497,20 +497,20 @@ def _with_power(
     notes = []
     if changed != mechanism:
         notes.append(f"noise = {changed.noise:g} instead of {mechanism.noise:g}")
-    if there != setting:
-        notes.append(f"participation = {there.participation:g} instead of {setting.participation:g}")
-    why = ", because so few runs would not see a fault" if notes else ""
-    return changed, there, f"with {' and '.join(notes)}{why}" if notes else ""
+    if present != setting:
+        notes.append(f"participation = {present.participation:g} instead of {setting.participation:g}")
+    why = ", because this few runs would not detect a fault" if notes else ""
+    return changed, present, f"with {' and '.join(notes)}{why}" if notes else ""
 
 
 def _strict(guarantee: Guarantee) -> Guarantee:
-    """Shares of discrete Gaussian noise add up to almost Gaussian noise, and their claim leaves some room."""
+    """Distributed discrete Gaussian noise sums to almost Gaussian noise, and its claim is not tight."""
     event = guarantee.event
     return replace(guarantee, event=_tight(event)) if isinstance(event, ConcentratedEvent) else guarantee
 
 
 def _stated(mechanism: FpdgdPaper) -> Guarantee:
-    """What the paper says of its mechanism, which it does not distinguish by who sees what."""
+    """The guarantee that the paper states, which does not distinguish observers."""
     return Guarantee("server", PureEvent(mechanism.epsilon), "as the paper states")
 
 
@@ -525,8 +525,8 @@ def _watch_mechanism(
 ) -> Watch:
     """Many rounds at once: updates as rows of one call of `protect`, and rounds side by side as columns of one sum.
 
-    A mechanism treats rows alike, and adds noise to every column by itself; that it does so in the real round function
-    is another test.
+    A mechanism treats rows alike, and adds noise to every column independently; another test checks that it does so in
+    the real round function.
     """
     cohort = setting.cohort(attacked)
     placement = attacked.placement
@@ -571,7 +571,7 @@ def _watch_round(
     meter: _Meter,
 ) -> Watch:
     """Whole runs, one after the other."""
-    alone = not has_trait(attacked, "adds up")  # the server sees the canary's message by itself
+    alone = not has_trait(attacked, "adds up")  # the server sees the canary's message separately
     cohort = 1.0 if alone else setting.cohort(attacked)
     sampled = setting.participation if has_trait(attacked, "hides cohort") else 1.0
     federation = Federation(
@@ -605,10 +605,10 @@ def _watch_round(
 
 @dataclass(frozen=True)
 class _Canary:
-    """Those marked as malicious send the same, always, and all others nothing."""
+    """Malicious clients always send the same update, and all others send zeros."""
 
     row: Vector
-    searches: int  # behind it, as they say
+    searches: int  # reported number of interactions
 
     def __call__(self, messages: Messages, malicious: NDArray[np.bool_], rng: np.random.Generator) -> Messages:
         rows = np.where(malicious[:, None], self.row, 0.0)
@@ -618,7 +618,7 @@ class _Canary:
 
 @dataclass(frozen=True)
 class _Message:
-    """In the place of an aggregator: what the server sees of the canary, which is the first client."""
+    """Replaces an aggregator: returns the message of the canary, which is the first client."""
 
     def __call__(self, messages: Messages) -> Change:
         message: Change = messages.updates[0].astype(np.float64)
@@ -626,7 +626,7 @@ class _Message:
 
 
 def _few(clients: SimulatedClients, setting: Setting) -> SimulatedClients:
-    """The first few clients, with few searches, the first of them marked as malicious."""
+    """The first few clients, with few interactions, the first of them marked as malicious."""
     few = clients.rows(slice(min(FEW - 1, len(clients))))
     searches = 2 if has_trait(setting.learner, "rewards") else 1
     return replace(
@@ -649,9 +649,9 @@ def _messages(rows: Vector, searches: int) -> Messages:
 
 
 def _statistics(seen: Vector, pair: Pair, claimer: Gaussian | Laplace, sampled: float) -> Seen:
-    """[repeats]: how much likelier what was seen is with the canary than without, by the law that is claimed.
+    """[repeats]: log likelihood ratio of the observation, with the canary against without, by the claimed distribution.
 
-    The projection stands by, because a likelihood believes in the claim.
+    The projection is a fallback, because a likelihood assumes that the claim is true.
     """
     scale = claimer.noise * claimer.clip
     seen = np.nan_to_num(seen, nan=1e30, posinf=1e30, neginf=-1e30)
@@ -672,7 +672,7 @@ def _projection(seen: Vector, pair: Pair) -> Vector:
 
 
 def _nearness(seen: Vector, pair: Pair) -> Vector:
-    """Noise that is mostly almost zero: to which of the two updates is a message nearer, coordinate by coordinate?"""
+    """For noise that is mostly near zero: which of the two updates is closer to a message, coordinate by coordinate?"""
     away, close = np.abs(seen - pair.left_outside), np.abs(seen - pair.left_inside)
     nearer: Vector = (np.log(away + 1e-9) - np.log(close + 1e-9)).sum(axis=1)
     return nearer
@@ -687,7 +687,7 @@ def _summed(rounds: Sequence[Seen]) -> Seen:
 
 
 def _weights(mechanism: FpdgdPaper, size: int) -> list[Pair]:
-    """Models at the length to which fpdgd-paper clips them."""
+    """Models with the norm to which fpdgd-paper clips them."""
     first, spread = np.eye(size)[0], np.full(size, 1 / math.sqrt(size))
     length = mechanism.clip_weights
     rows = [
@@ -698,7 +698,7 @@ def _weights(mechanism: FpdgdPaper, size: int) -> list[Pair]:
 
 
 def _shorten(row: Vector, clip: float, norm: int) -> Vector:
-    """What clipping must leave; on purpose not the code that is audited."""
+    """Reference implementation of clipping, deliberately independent of the audited code."""
     length = float(np.linalg.norm(row, norm))
     if not math.isfinite(length):
         return np.zeros(len(row))
@@ -706,7 +706,7 @@ def _shorten(row: Vector, clip: float, norm: int) -> Vector:
 
 
 def _one_list(count: int, interactions: int, clicked: bool) -> SimulatedClients:
-    """Clients who are shown one document, which everybody clicks, or nobody."""
+    """Clients that are shown one document, which is always or never clicked."""
     from fedrank.data.ranking import RankingData
     from fedrank.federated.clients import make_clients
     from fedrank.ranking.click_models import ClickModel
@@ -721,7 +721,7 @@ def _one_list(count: int, interactions: int, clicked: bool) -> SimulatedClients:
 
 
 def _learned(without: Vector, within: Vector) -> list[tuple[Vector, Vector]]:
-    """For the two means of a message: values that were seen, and how much likelier each is with the canary."""
+    """For the two means of a message: the observed values, and the log likelihood ratio of each."""
     tables = []
     for column in (0, 1):
         values, out = np.unique(np.round(np.concatenate([without, within])[:, column], 5), return_inverse=True)
@@ -740,7 +740,7 @@ def _looked_up(tables: Sequence[tuple[Vector, Vector]], means: Vector) -> Vector
 
 
 class _Meter:
-    """Counts work that is done."""
+    """Counts completed work."""
 
     def __init__(self, on_progress: ShareDone, total: int) -> None:
         self._on_progress, self._total, self._done = on_progress, max(total, 1), 0

@@ -1,8 +1,8 @@
-"""Poisoned updates: what malicious clients send instead of what they learned.
+"""Model poisoning: what malicious clients send instead of their honest update.
 
-Malicious clients work together, and know what each of them would have sent honestly. With `knowledge = "partial"` that
-is all they know; with `"full"` they know every client's update. Honest rows are never touched. Where only malicious
-clients take part, full knowledge falls back to their own updates.
+Malicious clients collude, and know the honest updates of each other. With `knowledge = "partial"` that is all they
+know; with `"full"` they know every client's update. The rows of honest clients are never changed. Where only malicious
+clients participate, full knowledge falls back to their own updates.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ Malicious = NDArray[np.bool_]  # [clients]
 Rows = NDArray[np.float64]  # [clients, parameters]
 Vector = NDArray[np.float64]  # [parameters]
 
-HALVINGS = 20  # of Fang's step, after which the crafted update is as good as none
+HALVINGS = 20  # of Fang's step, after which the crafted update has practically no effect
 
 
 @dataclass(frozen=True)
 class PoisonedClicks:
-    """Click on what is not relevant, and send what is honestly learned from that (data poisoning)."""
+    """Click on non-relevant documents and send what is learned from these clicks (data poisoning)."""
 
-    click_model: str = "poison"  # how malicious clients click; `fedrank methods click-model`
+    click_model: str = "poison"  # click model of malicious clients; see `fedrank methods click-model`
 
     def __post_init__(self) -> None:
         if self.click_model not in CLICK_MODELS:
-            raise ValueError(f"no click model {self.click_model!r}; `fedrank methods click-model` lists them")
+            raise ValueError(f"unknown click model {self.click_model!r}; `fedrank methods click-model` lists them")
 
     def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
         return messages
@@ -53,14 +53,14 @@ class PoisonedClicks:
 
 @dataclass(frozen=True)
 class Lie:
-    """Shift the mean by less than honest clients differ (LIE, "a little is enough"; Baruch et al., NeurIPS 2019).
+    """Shift the mean update by less than honest clients differ ("a little is enough", LIE; Baruch et al., 2019).
 
-    One attacker alone sees no deviation, and of ten clients two get z = 0: with partial knowledge, ten clients are
-    attacked only from three attackers on.
+    One attacker alone sees no standard deviation, and with two of ten clients z is 0: with partial knowledge, an attack
+    on ten clients needs at least three attackers.
     """
 
-    knowledge: Knowledge = "partial"  # whose mean and deviation: the attackers' own (thesis), or everybody's
-    z: float | None = None  # deviations to shift by; left out: as many as the number of clients and attackers allows
+    knowledge: Knowledge = "partial"  # mean and deviation of the attackers' own updates (thesis), or of all clients
+    z: float | None = None  # standard deviations to shift by; default: the most that the numbers of clients allow
 
     def __post_init__(self) -> None:
         _check_choice("knowledge", self.knowledge, Knowledge)
@@ -68,22 +68,22 @@ class Lie:
     def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
         if not malicious.any():
             return messages
-        known = _everybody(messages, malicious, self.knowledge)
+        known = _known(messages, malicious, self.knowledge)
         z = lie_z(len(malicious), int(malicious.sum())) if self.z is None else self.z
         return _sent(messages, malicious, known.mean(axis=0) - z * known.std(axis=0))
 
 
 def lie_z(clients: int, attackers: int) -> float:
-    """How many deviations an update may be off before it stands out; 0 or less where there is no room to hide.
+    """How many standard deviations an update may deviate before it stands out; 0 or less where it always does.
 
-    Where attackers have the majority already, or nobody else is there, the formula has no finite answer; the share
-    is then kept half a client away from none and all.
+    Where attackers have the majority, or are the only clients, the formula has no finite value; the fraction is then
+    limited to half a client above 0 and below 1.
 
     >>> [round(lie_z(10, m), 2) for m in (2, 3, 4)]
     [0.0, 0.18, 0.43]
     """
     honest = clients - attackers
-    supporters = clients // 2 + 1 - attackers  # honest clients who must be farther from the mean than the attackers
+    supporters = clients // 2 + 1 - attackers  # honest clients that must be farther from the mean than the attackers
     share = (honest - supporters) / max(honest, 1)
     margin = 1 / (2 * clients)
     return NormalDist().inv_cdf(min(max(share, margin), 1 - margin))
@@ -91,34 +91,34 @@ def lie_z(clients: int, attackers: int) -> float:
 
 @dataclass(frozen=True)
 class Fang:
-    """Push the global model against its direction, as far as the aggregator lets it (Fang et al., USENIX 2020).
+    """Push the global model against its direction, as far as the aggregator allows (Fang et al., USENIX 2020).
 
-    Against Krum and Multi-Krum: the longest step against the sign of the mean update that Krum still picks. Against
-    the trimmed mean, the median and the mean: beyond the outermost honest value of every parameter. With partial
-    knowledge that one has to be guessed: partial = "original" goes 3 to 4 standard deviations of the attackers' own
-    updates beyond their mean, as the paper has it; "thesis" takes their own outermost value for everybody's.
+    Against Krum and Multi-Krum: the longest step against the sign of the mean update that Krum still selects. Against
+    the trimmed mean, the median and the mean: beyond the most extreme honest value of every parameter. With partial
+    knowledge that value must be estimated: partial = "original" uses 3 to 4 standard deviations of the attackers' own
+    updates beyond their mean, as in the paper; "thesis" uses their own most extreme value.
     """
 
-    aggregator: Aggregator = field(default_factory=Mean)  # the rule that is attacked
-    knowledge: Knowledge = "partial"  # whose updates are known: the attackers' own, or everybody's
-    stretch: Literal["model", "update"] = "model"  # what is at most doubled: the outermost weight, or update
-    spread: float = 0.01  # against Krum: how far copies lie from the crafted update, as a share of its length
-    partial: Literal["thesis", "original"] = "thesis"  # how partial knowledge guesses the outermost honest value
+    aggregator: Aggregator = field(default_factory=Mean)  # the aggregator under attack
+    knowledge: Knowledge = "partial"  # known updates: the attackers' own, or those of all clients
+    stretch: Literal["model", "update"] = "model"  # what is at most doubled: the most extreme weight, or update
+    spread: float = 0.01  # against Krum: distance of the copies from the crafted update, relative to its norm
+    partial: Literal["thesis", "original"] = "thesis"  # how partial knowledge estimates the most extreme honest value
 
     def __post_init__(self) -> None:
         _check_choice("knowledge", self.knowledge, Knowledge)
         if self.stretch not in ("model", "update"):
-            raise ValueError(f'no stretch {self.stretch!r}; use "model" or "update"')
+            raise ValueError(f'stretch must be "model" or "update" (got {self.stretch!r})')
         if self.partial not in ("thesis", "original"):
-            raise ValueError(f'no partial {self.partial!r}; use "thesis" or "original"')
+            raise ValueError(f'partial must be "thesis" or "original" (got {self.partial!r})')
         if not 0 <= self.spread < 1:
-            raise ValueError(f"spread = {self.spread} makes no near copies; use 0 or more, and less than 1")
+            raise ValueError(f"spread must be at least 0 and below 1 (got {self.spread})")
         self._is_against_krum()
 
     def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
         if not malicious.any():
             return messages
-        mean = _everybody(messages, malicious, self.knowledge).mean(axis=0)
+        mean = _known(messages, malicious, self.knowledge).mean(axis=0)
         guessed = self.partial == "original" and (self.knowledge == "partial" or malicious.all())
         craft = self._short_of_krum if self._is_against_krum() else self._far_out if guessed else self._beyond
         return _sent(messages, malicious, craft(messages, malicious, mean, rng))
@@ -129,26 +129,26 @@ class Fang:
         if isinstance(self.aggregator, (Mean, TrimmedMean, Median)):
             return False
         raise ValueError(
-            f"Fang's attack has no formula against {type(self.aggregator).__name__}; it knows krum, multi-krum, "
-            'trimmed-mean, median and mean. Use one of them, or the attack "min-max", which needs no aggregator'
+            f"Fang's attack has no formula against {type(self.aggregator).__name__}; use krum, multi-krum, "
+            'trimmed-mean, median or mean, or the attack "min-max", which needs no aggregator'
         )
 
     def _beyond(self, messages: Messages, malicious: Malicious, mean: Vector, rng: np.random.Generator) -> Rows:
-        """Between the outermost honest value on the side where the model does not go, and twice or half of it."""
+        """Between the most extreme honest value opposite to the model's direction, and twice or half of it."""
         start = messages.weights if self.stretch == "model" else np.zeros_like(messages.weights)
         models = messages.updates + start
         seen = models[_seen(malicious, self.knowledge)]
         up = mean < 0
         edge = np.where(up, seen.max(axis=0), seen.min(axis=0))
-        end = np.where(up == (edge > 0), 2 * edge, edge / 2)  # away from zero it doubles, towards zero it halves
+        end = np.where(up == (edge > 0), 2 * edge, edge / 2)  # doubled away from zero, halved towards zero
         drawn = edge + rng.random((int(malicious.sum()), len(edge))) * (end - edge)
         rows: Rows = drawn - (start if start.ndim == 1 else start[malicious])
         return rows
 
     def _far_out(self, messages: Messages, malicious: Malicious, mean: Vector, rng: np.random.Generator) -> Rows:
-        """3 to 4 standard deviations beyond the mean, on the side where the model does not go (section 4.3).
+        """3 to 4 standard deviations beyond the mean, opposite to the model's direction (section 4.3).
 
-        If honest values are normal, hardly any lies there. One attacker alone sees no deviation.
+        Normally distributed honest values are rarely that far out. One attacker alone sees no standard deviation.
         """
         own = _own(messages, malicious)
         side = np.where(mean < 0, own.std(axis=0), -own.std(axis=0))
@@ -158,8 +158,8 @@ class Fang:
     def _short_of_krum(self, messages: Messages, malicious: Malicious, mean: Vector, rng: np.random.Generator) -> Rows:
         """The crafted update and its near copies.
 
-        Partial knowledge plays Krum with the attackers' own honest updates in place of all others, and with as few
-        copies as let it win.
+        Partial knowledge runs Krum with the attackers' own honest updates in place of all others, and with the fewest
+        copies that win.
         """
         rule = cast(Krum | MultiKrum, self.aggregator)
         power = 2 if rule.distance == "squared" else 1
@@ -171,7 +171,7 @@ class Fang:
             copies = range(attackers, attackers + 1)
         else:
             neighbours = max(attackers - 2, 1)
-            copies = range(1, attackers + 1, max(1, attackers // 10))  # hundreds of attackers skip some
+            copies = range(1, attackers + 1, max(1, attackers // 10))  # skips some for hundreds of attackers
 
         direction = -np.sign(mean)
         away = kernels.chance.normals(rng, attackers, len(mean))
@@ -182,10 +182,10 @@ class Fang:
         for count in copies:
             step = _longest_step(others, direction, neighbours, count, power)
             for _ in range(HALVINGS):
-                rows = (step * crafted).astype(np.float32).astype(np.float64)  # as they will travel
+                rows = (step * crafted).astype(np.float32).astype(np.float64)  # as they are sent
                 scores = _krum_scores(np.concatenate([rows[:count], others]), neighbours, power)
                 best, rival = scores[:count].min(), scores[count:].min()
-                # Whoever only guesses what others send counts a tie as won: with one attacker there is nothing else.
+                # With partial knowledge a tie counts as a win: one attacker can achieve no more.
                 if best < rival or (best == rival and not full):
                     return rows
                 step /= 2
@@ -193,7 +193,7 @@ class Fang:
 
 
 def _longest_step(others: Rows, direction: Vector, neighbours: int, copies: int, power: int) -> float:
-    """No longer step can win against Krum (theorem 1 of the paper), unless copies alone are neighbours enough."""
+    """Upper bound on a step that wins against Krum (theorem 1), unless copies alone are enough neighbours."""
     long = kernels.sums.length(direction)
     if long == 0:
         return 0.0
@@ -204,15 +204,15 @@ def _longest_step(others: Rows, direction: Vector, neighbours: int, copies: int,
 
 
 def _krum_scores(updates: Rows, neighbours: int, power: int) -> Vector:
-    """Sum of the distances to the nearest others; Krum picks the smallest."""
+    """Sum of the distances to the nearest others; Krum selects the smallest."""
     count = min(neighbours, len(updates) - 1)
-    nearest = np.partition(_distances(updates), count, axis=1)[:, : count + 1]  # itself among them, at distance 0
+    nearest = np.partition(_distances(updates), count, axis=1)[:, : count + 1]  # includes itself, at distance 0
     scores: Vector = (nearest**power).sum(axis=1)
     return scores
 
 
 def _distances(updates: Rows) -> Rows:
-    """[rows, rows]: Euclidean."""
+    """[rows, rows]: Euclidean distances."""
     together = kernels.sums.products(updates, updates)
     squares = np.diagonal(together)
     distances: Rows = np.sqrt(np.maximum(squares[:, None] + squares - 2 * together, 0.0))
@@ -222,9 +222,9 @@ def _distances(updates: Rows) -> Rows:
 
 @dataclass(frozen=True)
 class SignFlip:
-    """Send the opposite of what was learned."""
+    """Send the negative of the honest update."""
 
-    scale: float = 1.0  # times the honest update
+    scale: float = 1.0  # factor on the honest update
 
     def __post_init__(self) -> None:
         _check_scale(self.scale)
@@ -237,9 +237,9 @@ class SignFlip:
 
 @dataclass(frozen=True)
 class Noise:
-    """Send Gaussian noise instead of what was learned."""
+    """Send Gaussian noise instead of the honest update."""
 
-    scale: float = 1.0  # expected length, in lengths of a typical update: the median of the attackers' own
+    scale: float = 1.0  # expected norm, relative to the median norm of the attackers' own updates
 
     def __post_init__(self) -> None:
         _check_scale(self.scale)
@@ -259,12 +259,12 @@ class Noise:
 class InnerProduct:
     """Send the mean honest update, scaled and reversed (inner-product manipulation; Xie et al., UAI 2020).
 
-    A small scale hides among updates near zero and is made for Krum and the median. The mean turns round only when
+    A small scale hides among updates near zero and targets Krum and the median. The mean is reversed only if
     the scale exceeds the number of honest clients per attacker.
     """
 
-    scale: float = 0.1  # times the mean honest update
-    knowledge: Knowledge = "partial"  # whose mean: the attackers' own updates, or those of the honest clients
+    scale: float = 0.1  # factor on the mean honest update
+    knowledge: Knowledge = "partial"  # mean of the attackers' own updates, or of those of the honest clients
 
     def __post_init__(self) -> None:
         _check_scale(self.scale)
@@ -279,10 +279,10 @@ class InnerProduct:
 
 @dataclass(frozen=True)
 class _PushedMean(ABC):
-    """Send the mean of honest updates, pushed in one direction as far as a rule allows."""
+    """Send the mean of honest updates, perturbed in one direction as far as a bound allows."""
 
-    perturbation: Perturbation = "unit"  # against the mean, against its signs, or by the deviation of every parameter
-    knowledge: Knowledge = "partial"  # whose updates: the attackers' own, or those of the honest clients
+    perturbation: Perturbation = "unit"  # against the mean, against its signs, or by the standard deviations
+    knowledge: Knowledge = "partial"  # known updates: the attackers' own, or those of the honest clients
 
     def __post_init__(self) -> None:
         _check_choice("perturbation", self.perturbation, Perturbation)
@@ -299,15 +299,15 @@ class _PushedMean(ABC):
 
     @abstractmethod
     def _reach(self, honest: Rows, mean: Vector, push: Vector) -> float | None:
-        """The factor of the push; None: there is none to scale."""
+        """The factor of the perturbation; None: the perturbation is zero."""
 
 
 @dataclass(frozen=True)
 class MinMax(_PushedMean):
-    """Push the mean as far as no distance to an honest update exceeds the largest between two of them.
+    """Perturb the mean while no distance to an honest update exceeds the largest one between two of them.
 
-    (Shejwalkar and Houmansadr, NDSS 2021.) The paper searches for the length of the push by halving; here it is solved
-    for, so that it does not depend on how long updates are. One attacker with partial knowledge has no room.
+    (Shejwalkar and Houmansadr, NDSS 2021.) The paper searches for the factor by bisection; here it is computed in
+    closed form, so it does not depend on the norm of updates. One attacker with partial knowledge has no room.
     """
 
     def _reach(self, honest: Rows, mean: Vector, push: Vector) -> float | None:
@@ -324,30 +324,30 @@ class MinMax(_PushedMean):
 
 @dataclass(frozen=True)
 class MinSum(_PushedMean):
-    """Push the mean as far as its squared distances to honest updates sum to no more than those of an honest one.
+    """Perturb the mean while the sum of its squared distances to honest updates is at most that of an honest update.
 
-    (Shejwalkar and Houmansadr, NDSS 2021.) Harder to notice than min-max. Its length is solved for, too, and one
-    attacker with partial knowledge has no room.
+    (Shejwalkar and Houmansadr, NDSS 2021.) Harder to detect than min-max. The factor is computed in closed form, and
+    one attacker with partial knowledge has no room.
     """
 
     def _reach(self, honest: Rows, mean: Vector, push: Vector) -> float | None:
         # Sums of squared distances are smallest at the mean, and grow by the number of updates times the squared
-        # distance to it: the honest update nearest to the mean has the smallest, and the push may be as long.
+        # distance to it: the honest update nearest to the mean has the smallest, so the perturbation may be as long.
         nearest, long = kernels.sums.lengths(honest - mean).min(), kernels.sums.length(push)
         return nearest / long if long else 0.0
 
 
 @dataclass(frozen=True)
 class Promote:
-    """Lift the documents that have high values of some features, such as those that a spammer controls.
+    """Promote documents with high values of given features, such as features that a spammer controls.
 
-    `promotion` measures its success. A neural ranker is pushed where its present output weights turn these features
-    into score; one whose output weights are all zero cannot be pushed that way, and receives zeros.
+    `promotion` measures its success. For a neural ranker the update follows its current output weights; if these are
+    all zero, the update is zero.
     """
 
-    features: tuple[int, ...] = (1,)  # numbers from 1, as in LETOR files
-    scale: float = 1.0  # length, in lengths of a typical update: the median of the attackers' own
-    ranker: Ranker = field(default_factory=Linear)  # the one that is trained: which parameters belong to a feature
+    features: tuple[int, ...] = (1,)  # feature numbers from 1, as in LETOR files
+    scale: float = 1.0  # norm, relative to the median norm of the attackers' own updates
+    ranker: Ranker = field(default_factory=Linear)  # the trained ranker, which defines the parameters of a feature
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"whole model"})
 
@@ -367,13 +367,13 @@ class Promote:
         return _sent(messages, malicious, rows)
 
     def _direction(self, weights: Weights) -> Rows:
-        """[models, parameters]: of any length."""
+        """[models, parameters]: the direction, of any norm."""
         parameters, units = weights.shape[1], max(abs(self.ranker.hidden), 1)
         features = parameters if self.ranker.hidden == 0 else parameters // units - 2
         if features < 1 or self.ranker.size(features) != parameters:
             raise ValueError(
-                f"the model has {parameters} parameters, which no {type(self.ranker).__name__} with {units} units has; "
-                "give the attack the ranker of the learner"
+                f"the model has {parameters} parameters, which does not fit {type(self.ranker).__name__} with {units} "
+                "units; give the attack the ranker of the learner"
             )
         _check_features(self.features, features)
         rows = np.zeros_like(weights)
@@ -391,17 +391,19 @@ def promotion(
     top: int = 10,
     share: float = 0.05,
 ) -> float:
-    """The mean share of target documents that reach the top; compare it with that of a model without attack.
+    """The mean fraction of target documents that reach the top; compare it with that of a model without attack.
 
     Targets are the `share` of a query's documents, at least one, with the highest mean of these features (numbers from
-    1). Left out are queries that tell nothing: with no more documents than the top holds, or with the same value for
-    all. NaN if none remains.
+    1). Queries with at most `top` documents, or with the same value for all documents, are left out. NaN if no query
+    remains.
     """
     from fedrank.ranking.measures import ranking
 
     _check_features(features, data.features.shape[1])
     if top < 1 or not 0 < share <= 1:
-        raise ValueError(f"top = {top} and share = {share} leave no targets; use 1 or more, and more than 0 up to 1")
+        raise ValueError(
+            f"top must be at least 1 and share above 0 and at most 1 (got top = {top} and share = {share})"
+        )
     marks = data.features[:, np.array(features) - 1].astype(np.float64).mean(axis=1).astype(np.float32)
     targets = ranking(marks, data.offsets)
     shown = ranking(ranker.score(weights, data.features), data.offsets)
@@ -415,9 +417,9 @@ def promotion(
 
 @dataclass(frozen=True)
 class Opposite:
-    """Send a model that points the other way, so that forgetting its sender shows (thesis, chapter 6)."""
+    """Send a model in the opposite direction, so unlearning of its sender is measurable (thesis, chapter 6)."""
 
-    scale: float = 2.0  # the model that is sent is -scale x the local model
+    scale: float = 2.0  # the model sent is -scale x the local model
 
     def __post_init__(self) -> None:
         _check_scale(self.scale)
@@ -444,22 +446,22 @@ ATTACKS: dict[str, type[Attack]] = {
 
 
 def _own(messages: Messages, malicious: Malicious) -> Rows:
-    """What the attackers would have sent honestly."""
+    """The honest updates of the attackers."""
     return messages.updates[malicious].astype(np.float64)
 
 
-def _everybody(messages: Messages, malicious: Malicious, knowledge: Knowledge) -> Rows:
-    """Honest updates that the attackers know, their own among them."""
+def _known(messages: Messages, malicious: Malicious, knowledge: Knowledge) -> Rows:
+    """Honest updates that the attackers know, including their own."""
     return messages.updates.astype(np.float64) if knowledge == "full" else _own(messages, malicious)
 
 
 def _seen(malicious: Malicious, knowledge: Knowledge) -> Malicious:
-    """Whom the attackers take as the honest clients: those with full knowledge, themselves without."""
+    """Clients that the attackers treat as honest: the honest ones with full knowledge, themselves otherwise."""
     return ~malicious if knowledge == "full" and not malicious.all() else malicious
 
 
 def _push(honest: Rows, mean: Vector, perturbation: Perturbation) -> Vector:
-    """Against what was learned; its length does not matter."""
+    """The direction of the perturbation, opposite to the honest updates; its norm does not matter."""
     if perturbation == "std":
         return -np.asarray(honest.std(axis=0))
     return -np.sign(mean) if perturbation == "sign" else -mean
@@ -470,7 +472,7 @@ def _length(own: Rows) -> float:
 
 
 def _sent(messages: Messages, malicious: Malicious, rows: Rows) -> Messages:
-    """Messages with other updates of the malicious clients: a row each, or one for all."""
+    """Messages with the updates of malicious clients replaced, by one row each or one for all."""
     updates = messages.updates.copy()
     updates[malicious] = rows
     return replace(messages, updates=updates)
@@ -478,18 +480,19 @@ def _sent(messages: Messages, malicious: Malicious, rows: Rows) -> Messages:
 
 def _check_choice(name: str, value: str, choices: Any) -> None:
     if value not in choices.__args__:
-        raise ValueError(f"no {name} {value!r}; use " + " or ".join(f'"{choice}"' for choice in choices.__args__))
+        listed = " or ".join(f'"{choice}"' for choice in choices.__args__)
+        raise ValueError(f"{name} must be {listed} (got {value!r})")
 
 
 def _check_scale(scale: float) -> None:
     if not 0 < scale < math.inf:
-        raise ValueError(f"scale = {scale} attacks nobody, or with no number; use a positive one")
+        raise ValueError(f"scale must be finite and above 0 (got {scale})")
 
 
 def _check_features(features: Sequence[int], count: int | None = None) -> None:
     if not features:
-        raise ValueError("features = [] lifts no document; list feature numbers, from 1")
+        raise ValueError("features must not be empty; list feature numbers, from 1")
     wrong = [number for number in features if number < 1 or (count is not None and number > count)]
     if wrong:
         last = "" if count is None else f" to {count}"
-        raise ValueError(f"there is no feature {wrong[0]}; feature numbers go from 1{last}")
+        raise ValueError(f"features must be numbers from 1{last} (got {wrong[0]})")

@@ -1,4 +1,4 @@
-"""Attacks on what silos tell each other: which words a document holds, and which words somebody asked about."""
+"""Attacks on messages between silos: which words a document contains, and which words were queried."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedrank.attacks.audits import (
     rounded_up,
     skipped,
 )
-from fedrank.attacks.clicks import Share
+from fedrank.attacks.click_audit import Share
 from fedrank.attacks.dictionary import identify_by_cells
 from fedrank.attacks.membership import LEVEL, ShareDone, upper_bound
 from fedrank.privacy.accounting import GaussianEvent, delta_of, epsilon
@@ -35,61 +35,59 @@ from fedrank.silo.terms import TermCounts
 from fedrank.silo.training import LocalPlus, SiloMethod
 from fedrank.types import Source
 
-TESTS = 3  # of one method, at most
-PAIRS = 2_000  # of words, or of neighbouring documents, that an attacker has to tell apart
-MAX_PAIRS = 25_000  # of neighbouring documents: under loud noise it takes many to notice that some is missing
-QUESTIONS = 300  # of which an owner has to name the word
-CONTROL = 0.5  # share of the noise that is left in a control: real words move a sketch less than the worst ones would
+TESTS = 3  # tests of one method, at most
+PAIRS = 2_000  # pairs of words, or of neighbouring documents, to distinguish
+MAX_PAIRS = 25_000  # of neighbouring documents: with much noise, many are needed to detect that some is missing
+QUESTIONS = 300  # queries whose word an owner has to identify
+CONTROL = 0.5  # fraction of the noise in a control: real words move a sketch less than the worst case
 FIELD = "body"
-HELD = "words of a document, looked up in what a silo shares"
+HELD = "words of a document, from lookups"
 SWAPPED = "one word of a document, all others known"
-ASKED = "words of questions, by their owner"
-PASSED_ON = "weights that silos pass on"
+ASKED = "words of queries, by the owner of the documents"
+PASSED_ON = "weights passed between silos"
 
 
 @dataclass(frozen=True)
 class SketchAudit:
-    """The attacks on what silos would tell each other."""
+    """The attacks on the messages between silos."""
 
     method: SiloMethod
-    silos: Callable[[], Sequence[Silo]]  # made when they are needed
+    silos: Callable[[], Sequence[Silo]]  # called when they are needed
     delta: float
     seed: int
     variant: str = ""
-    level: float = LEVEL / TESTS  # of one test
-    pairs: int | None = None  # None: as many as it takes to notice that noise is missing, within bounds
-    source: Source | None = None  # for tests: noise comes from the system's secure source
+    level: float = LEVEL / TESTS  # significance level of one test
+    pairs: int | None = None  # None: enough to detect that noise is missing, within bounds
+    source: Source | None = None  # for tests; otherwise noise comes from the system's secure source
 
     def plan(self) -> Plan:
-        """All attacks that fit, and why others do not."""
+        """All attacks that apply, and why others do not."""
         method, plan = self.method, Plan()
         if isinstance(method, LocalPlus):
             plan.append(PlannedAttack(HELD, lambda on_progress: [self._contained_words(method, on_progress)]))
             if method.counts == "exact":
-                plan.append(skipped(self.variant, SWAPPED, "counts are told as they are, and nothing is promised"))
+                plan.append(skipped(self.variant, SWAPPED, "counts are sent without noise, so no guarantee is claimed"))
             elif method.noise_in == "paper":
-                plan.append(
-                    skipped(self.variant, SWAPPED, "one draw for all rows is published noise, which hides nothing")
-                )
+                plan.append(skipped(self.variant, SWAPPED, "the published noise, one draw for all rows, hides nothing"))
             elif method.noise_in == "lookup":
                 plan.append(
-                    skipped(self.variant, SWAPPED, "no sketch leaves a silo, and every answer has its own noise")
+                    skipped(self.variant, SWAPPED, "no sketch leaves a silo, and every answer has independent noise")
                 )
             elif not method.noise:
-                plan.append(skipped(self.variant, SWAPPED, "sketches have no noise, and nothing is promised"))
+                plan.append(skipped(self.variant, SWAPPED, "sketches have no noise, so no guarantee is claimed"))
             else:
                 plan.append(PlannedAttack(SWAPPED, lambda on_progress: [self._swapped(method.sketcher, on_progress)]))
             plan.append(PlannedAttack(ASKED, lambda on_progress: [self._queried_words(method.sketcher, on_progress)]))
         if method.first(1).ndim == 1:
-            plan.append(skipped(self.variant, PASSED_ON, "nothing is promised for them, and no attack is known here"))
-        return plan or [skipped(self.variant, "silos", "silos tell each other nothing")]
+            plan.append(skipped(self.variant, PASSED_ON, "no guarantee is claimed, and no attack is implemented"))
+        return plan or [skipped(self.variant, "silos", "silos send each other nothing")]
 
     @cached_property
-    def _everybody(self) -> Sequence[Silo]:
+    def _all_silos(self) -> Sequence[Silo]:
         return self.silos()
 
     def _contained_words(self, method: LocalPlus, on_progress: ShareDone) -> Finding:
-        """Told two words, of which one stands in a document: which one?"""
+        """Given two words, of which one is in a document: which one?"""
         results = {"as it is": method}
         if method.counts == "sketch" and (method.noise or method.noise_in != "sketch"):
             results["without noise"] = replace(method, noise=0.0, noise_in="sketch")
@@ -101,12 +99,12 @@ class SketchAudit:
         needed = fewest_above(found.of, 0.5, self.level)
         low, high = found.interval()
         sentence = (
-            f"Told two words of which one stands in a document, somebody who may look up both named the right one for "
-            f"{found.right:,} of {found.of:,} documents ({low:.0%} to {high:.0%} of all, at 95 %); by guessing it "
-            "would be half."
+            f"Given two words of which one is in a document, an attacker who may look up both identified it for "
+            f"{found.right:,} of {found.of:,} documents ({low:.0%} to {high:.0%}, 95% confidence); guessing succeeds "
+            "in half."
         )
         if "without noise" in shares:
-            sentence += f" Without the noise it would be {shares['without noise'].right:,}."
+            sentence += f" Without the noise it would be identified for {shares['without noise'].right:,}."
         sentence += f" {capital(power(needed, found.of))}."
         verdict = "NO POWER" if needed is None else "READ" if found.right >= needed else "NOT READ"
         counts = {name: asdict(share) for name, share in shares.items()} | {"needed": needed, "level": self.level}
@@ -114,12 +112,12 @@ class SketchAudit:
         return Finding(self.variant, HELD, "", shown, verdict, sentence, counts, "half")
 
     def _looked_up(self, method: LocalPlus, on_progress: ShareDone) -> Share:
-        """Each silo is looked into, in as many of its documents as it has of all."""
+        """Attack documents of every silo, in proportion to its number of documents."""
         rng, key = rng_for(self.seed, "words of documents"), rng_for(self.seed, "key of the audit").bytes(32)
-        sizes = np.array([silo.documents for silo in self._everybody])
+        sizes = np.array([silo.documents for silo in self._all_silos])
         wanted = np.minimum(sizes, np.ceil((self.pairs or PAIRS) * sizes / sizes.sum()).astype(np.int64))
         right = of = 0
-        for silo, many in zip(self._everybody, wanted, strict=True):
+        for silo, many in zip(self._all_silos, wanted, strict=True):
             partner = self._partner(method, silo, key)
             counts = silo.fields[FIELD]
             for document in rng.permutation(silo.documents)[:many]:
@@ -129,43 +127,43 @@ class SketchAudit:
                 words = [counts.vocabulary[inside], counts.vocabulary[outside]]
                 seen = partner.counts(words)
                 index = int(np.searchsorted(seen.documents, document))
-                there = index < len(seen.documents) and seen.documents[index] == document
-                mine, other = seen.counts[FIELD][index] if there else (0.0, 0.0)
+                present = index < len(seen.documents) and seen.documents[index] == document
+                mine, other = seen.counts[FIELD][index] if present else (0.0, 0.0)
                 right += bool(rng.random() < 0.5) if mine == other else mine > other
                 of += 1
                 on_progress(of / max(wanted.sum(), 1))
         return Share(int(right), of)
 
     def _partner(self, method: LocalPlus, silo: Silo, key: bytes) -> Partner:
-        return method.partner(silo, key, max(1, *method.most(self._everybody)), self.seed, self.source)
+        return method.partner(silo, key, max(1, *method.most(self._all_silos)), self.seed, self.source)
 
     def _swapped(self, sketcher: Sketcher, on_progress: ShareDone) -> Finding:
-        """Who knows all of a document but one word, and which two it may be, sees its whole sketch: which one is it?"""
+        """An attacker knows a document but for one of two words, and sees its whole sketch: which word is it?"""
         promised = epsilon(GaussianEvent(sketcher.noise), 1, self.delta)
         most = (1 + delta_of(GaussianEvent(sketcher.noise), 1, 0.0)) / 2
         pairs = self.pairs or _pairs_for(sketcher.noise)
         found = self._distinguished(sketcher, pairs, lambda share: on_progress(share / 2))
         control = None
-        if CONTROL * sketcher.deviation >= 0.5:  # less cannot be drawn on whole numbers
+        if CONTROL * sketcher.deviation >= 0.5:  # the smallest deviation of the integer sampler
             weaker = replace(sketcher, noise=CONTROL * sketcher.noise)
             control = self._distinguished(weaker, pairs, lambda share: on_progress((1 + share) / 2))
         lower = lower_bound(found.right, found.of, self.level)
         low, high = found.interval()
         sentence = (
-            f"Of {found.of:,} documents, of which everything but one word was known, the right one of two words was "
-            f"named for {found.right:,} ({low:.0%} to {high:.0%} of all, at 95 %); the noise of a document's sketch, "
-            f"which is ε = {rounded_up(promised)} alone, allows {most:.1%}, and guessing would be half."
+            f"For {found.right:,} of {found.of:,} documents, of which everything but one word was known, the right one "
+            f"of two words was identified ({low:.0%} to {high:.0%}, 95% confidence); the noise of one document's "
+            f"sketch, ε = {rounded_up(promised)}, allows {most:.1%}, and guessing succeeds in half."
         )
         if lower > most:
             verdict = "VIOLATED"
         elif control is not None and lower_bound(control.right, control.of, self.level) > most:
             verdict = "NOT SHOWN"
-            sentence += f" With half of the noise the same attack is right for {control.right:,}, and is caught."
+            sentence += f" With half of the noise the same attack is right for {control.right:,}: it is detected."
         else:
             verdict = "NO POWER"
             sentence += (
-                f" In {pairs:,} documents the attack would not even notice that half of the noise is missing, so that "
-                "it says nothing."
+                f" With {pairs:,} documents the attack would not detect that half of the noise is missing, so the "
+                "result is inconclusive."
             )
         counts = {
             "found": asdict(found),
@@ -182,13 +180,13 @@ class SketchAudit:
         )
 
     def _distinguished(self, sketcher: Sketcher, pairs: int, on_progress: ShareDone) -> Share:
-        """The best test of two neighbours, on sketches as they are made for others."""
+        """The best test of two neighbours, on sketches as they are released."""
         rng, bare = rng_for(self.seed, "neighbours"), replace(sketcher, noise=0.0)
         hashing = sketcher.hashing(rng.bytes(32))
         step = max(1, BLOCK // (sketcher.depth * sketcher.width))
         right = of = 0
         while of < pairs:
-            first, second, owned, truth = _neighbours(self._everybody, min(step, pairs - of), rng)
+            first, second, owned, truth = _neighbours(self._all_silos, min(step, pairs - of), rng)
             seen = sketcher.sketch(owned, hashing, self.source).astype(np.float64)
             one, other = (bare.sketch(counts, hashing).astype(np.float64) for counts in (first, second))
             evidence = np.einsum("pzw,pzw->p", seen - (one + other) / 2, other - one)
@@ -199,10 +197,10 @@ class SketchAudit:
         return Share(right, of)
 
     def _queried_words(self, sketcher: Sketcher, on_progress: ShareDone) -> Finding:
-        """An owner holds the key, and tries all words on the cells that it is asked for."""
+        """An owner has the key, and compares all words with the requested cells."""
         rng = rng_for(self.seed, "questions")
-        queried = [term for silo in self._everybody for query in silo.train for term in query.terms]
-        known = list(dict.fromkeys([*self._everybody[0].fields[FIELD].vocabulary, *queried]))
+        queried = [term for silo in self._all_silos for query in silo.train for term in query.terms]
+        known = list(dict.fromkeys([*self._all_silos[0].fields[FIELD].vocabulary, *queried]))
         index = {word: number for number, word in enumerate(known)}
         cells, signs = sketcher.locate(known, sketcher.hashing(rng.bytes(32)))
         dictionary = 2 * cells + (signs > 0)
@@ -216,9 +214,9 @@ class SketchAudit:
         needed = fewest_above(found.of, upper_bound(guess.right, guess.of, self.level), self.level)
         low, high = found.interval()
         sentence = (
-            f"Of {found.of} words that letters would ask about, an owner named {found.right} ({low:.0%} to {high:.0%} "
-            f"of all, at 95 %), out of a dictionary of {len(known):,}; always naming the most frequent one is right "
-            f"for {guess.right}. Who holds a copy of the sketch asks nobody."
+            f"Of {found.of} words in queries, an owner identified {found.right} ({low:.0%} to {high:.0%}, 95% "
+            f"confidence) in a dictionary of {len(known):,}; always choosing the most frequent word is right for "
+            f"{guess.right}. A silo that has a copy of the sketch sends no queries."
         )
         verdict = "NO POWER" if needed is None else "READ" if found.right >= needed else "NOT READ"
         counts = {"found": asdict(found), "guess": asdict(guess), "dictionary": len(known), "level": self.level}
@@ -227,20 +225,20 @@ class SketchAudit:
 
 
 def _pairs_for(noise: float) -> int:
-    """How many neighbours it takes, all but surely, to notice that noise is missing; at most MAX_PAIRS.
+    """Number of neighbours needed to detect missing noise, almost certainly; at most MAX_PAIRS.
 
     >>> _pairs_for(1.0), _pairs_for(4.0), _pairs_for(100.0)
     (2000, 21584, 25000)
     """
     from scipy.special import ndtr
 
-    # Two words share hardly a cell: a word moves a sketch by √2 where the promise is about 2.
+    # Two words rarely share a cell: a word moves a sketch by √2, while the guarantee covers 2.
     allowed, caught = (ndtr(shift / noise) for shift in (0.5, sqrt(0.5) / 2 / CONTROL))
     return max(PAIRS, min(MAX_PAIRS, int((3 / (caught - allowed)) ** 2)))  # six deviations
 
 
 def _two_words(counts: TermCounts, document: int, rng: np.random.Generator) -> tuple[int | None, int | None]:
-    """A word that a document holds, and one that it does not, drawn from the words of all documents."""
+    """A word of a document, and one that it does not contain, drawn from the words of all documents."""
     contained = counts.terms[counts.offsets[document] : counts.offsets[document + 1]]
     if not len(contained):
         return None, None
@@ -256,11 +254,11 @@ def _another_word(counts: TermCounts, contained: NDArray[np.int32], rng: np.rand
 def _neighbours(
     silos: Sequence[Silo], many: int, rng: np.random.Generator
 ) -> tuple[TermCounts, TermCounts, TermCounts, NDArray[np.bool_]]:
-    """Documents, the same with one occurrence of a word replaced by another word, one of the two, and which one."""
+    """Documents, the same with one occurrence of a word replaced, one of the two, and which one."""
     counts = max((silo.fields[FIELD] for silo in silos), key=len)
     once = np.flatnonzero(counts.counts == 1)
     if not len(once):
-        raise ValueError("no document holds a word just once, so that none can be replaced; use other documents")
+        raise ValueError("no document contains a word exactly once, so none can be replaced; use other documents")
     whose = np.repeat(np.arange(len(counts)), np.diff(counts.offsets))
     entries = rng.choice(once, many)
     first = counts.rows(whose[entries])
@@ -269,7 +267,7 @@ def _neighbours(
     for document, index in enumerate(indices):
         contained = first.terms[first.offsets[document] : first.offsets[document + 1]]
         another = _another_word(counts, contained, rng)
-        if another is not None:  # otherwise the two are alike, and the attacker guesses
+        if another is not None:  # otherwise the two are equal, and the attacker guesses
             changed[index] = another
     truth = rng.random(many) < 0.5
     mixed = np.where(np.repeat(truth, np.diff(first.offsets)), changed, first.terms)

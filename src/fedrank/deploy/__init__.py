@@ -1,1 +1,1 @@
-"""The same federation between machines: sites that keep their data, and a coordinator that keeps none."""
+"""Federated learning between machines: sites keep their data, and a coordinator combines their messages."""

@@ -1,7 +1,7 @@
-"""Archives that may come from anybody: a plain tar of plain files, with a list of them at its end.
+"""Archives from untrusted sources: an uncompressed tar file of regular files, with a manifest at its end.
 
-Nothing is read but headers of one kind, whose sizes are held against that of the archive: no links, no devices, no
-compression, no extensions of the format. Whoever reads says which names may be there.
+Only headers of one type are read, and their sizes are checked against the size of the archive. Links, devices,
+compression and extensions of the format are refused. The caller decides which names are allowed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _CHUNK = 1 << 20  # bytes
 
 @dataclass(frozen=True)
 class Contents:
-    """What an archive holds, all of it checked but the bytes of its files."""
+    """The contents of an archive. Everything is checked except the bytes of the files."""
 
     kind: str
     made: str  # date and time
-    files: Mapping[str, tuple[int, int, str]]  # name -> where it begins, size, SHA-256
+    files: Mapping[str, tuple[int, int, str]]  # name -> offset, size, SHA-256
 
     def extract(self, file: BinaryIO, folder: Path) -> None:
-        """Write all files below a folder, for its owner alone; one that is damaged is refused."""
+        """Write all files below a folder, readable only by its owner; raise an error if one is damaged."""
         for name, (at, size, expected) in self.files.items():
             file.seek(at)
             reader, rest = _Digesting(file), size
@@ -47,25 +47,31 @@ class Contents:
                     target.write(chunk)
                     rest -= len(chunk)
             if rest or reader.digest.hexdigest() != expected:
-                raise ValueError(f"{name} in the backup is damaged; nothing was restored; use another copy of it")
+                raise ValueError(
+                    f"{name} in the backup is damaged; nothing was restored; use another copy of the backup"
+                )
 
 
 def write_archive(file: BinaryIO, folder: Path, names: Iterable[str], kind: str, made: str) -> int:
-    """Copy files of a folder, in this order; returns how many bytes they have."""
+    """Write files of a folder in this order; return their total size in bytes."""
     listed: dict[str, dict[str, object]] = {}
     total = 0
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         for name in names:
             with opened(folder / name) as source:
-                size = os.fstat(source.fileno()).st_size  # a log may grow meanwhile: what is there now is copied
+                size = os.fstat(source.fileno()).st_size  # a log may grow while it is copied: copy its present content
                 if size > MAX_FILE:
-                    raise ValueError(f"{folder / name} has {size:,} bytes, too many for a backup; move it elsewhere")
+                    raise ValueError(
+                        f"{folder / name} has {size:,} bytes (at most {MAX_FILE:,}); move it out of the folder"
+                    )
                 reader = _Digesting(source)
                 archive.addfile(_header(name, size), cast("IO[bytes]", reader))
             listed[name] = {"size": size, "sha256": reader.digest.hexdigest()}
             total += size
         if len(listed) > MAX_FILES:
-            raise ValueError(f"{folder} has {len(listed):,} files, and a backup at most {MAX_FILES:,}; remove old runs")
+            raise ValueError(
+                f"{folder} has {len(listed):,} files (a backup holds at most {MAX_FILES:,}); remove old runs"
+            )
         content = {"format": 1, "kind": kind, "made": made, "fedrank": __version__, "files": listed}
         text = (json.dumps(content, indent=1) + "\n").encode()
         archive.addfile(_header(MANIFEST, len(text)), io.BytesIO(text))
@@ -73,37 +79,37 @@ def write_archive(file: BinaryIO, folder: Path, names: Iterable[str], kind: str,
 
 
 def read_archive(file: BinaryIO, path: Path, known: Callable[[str, str], bool]) -> Contents:
-    """What an archive holds; `known` says whether a name may be in one of this kind."""
+    """Read the manifest of an archive; `known` returns whether a kind of backup may contain a name."""
     with _naming(path):
         members = list(_members(file))
         names = [name for name, _, _ in members]
         if not members or names[-1] != MANIFEST or len(set(names)) < len(names):
-            raise ValueError(f"its last file is not {MANIFEST}, or two have one name")
+            raise ValueError(f"its last file is not {MANIFEST}, or two files have the same name")
         _, at, size = members.pop()
         if size > MAX_MANIFEST:
-            raise ValueError(f"its {MANIFEST} has {size:,} bytes")
+            raise ValueError(f"its {MANIFEST} has {size:,} bytes (at most {MAX_MANIFEST:,})")
         file.seek(at)
         listed = parse_json(file.read(size))
         if not isinstance(listed, dict) or listed.get("format") != 1 or listed.get("kind") not in ("site", "home"):
-            raise ValueError(f"its {MANIFEST} is not that of a backup of this version")
+            raise ValueError(f"its {MANIFEST} does not describe a backup of this version")
         kind, made, said = listed["kind"], str(listed.get("made"))[:40], listed.get("files")
         if not isinstance(said, dict) or set(said) != {name for name, _, _ in members} or not made.isprintable():
-            raise ValueError(f"its {MANIFEST} lists other files than are in it")
+            raise ValueError(f"its {MANIFEST} does not list the files that it contains")
         files = {}
         for name, at, size in members:
             if not known(name, kind):
-                raise ValueError(f"{name!r} is nothing that a backup of a {kind} holds")
+                raise ValueError(f"{name!r} cannot be part of a backup of a {kind}")
             row = said[name]
             if not isinstance(row, dict) or row.get("size") != size or not isinstance(row.get("sha256"), str):
-                raise ValueError(f"its {MANIFEST} says something else of {name!r}")
+                raise ValueError(f"{name!r} does not match its entry in {MANIFEST}")
             if above := {str(folder) for folder in PurePosixPath(name).parents} & set(said):
-                raise ValueError(f"{above.pop()!r} is a file and a folder")
+                raise ValueError(f"{above.pop()!r} is both a file and a folder")
             files[name] = at, size, row["sha256"]
         return Contents(kind, made, files)
 
 
 class _Digesting:
-    """Reads a file, and takes the digest of what was read."""
+    """Reads a file and computes the digest of the bytes read."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self.digest = file, hashlib.sha256()
@@ -121,7 +127,7 @@ def _header(name: str, size: int) -> tarfile.TarInfo:
 
 
 def _members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
-    """Name, beginning and size of each file; anything but plain files is refused."""
+    """Yield name, offset and size of each file; entries that are not regular files are refused."""
     whole = os.fstat(file.fileno()).st_size
     count = 0
     while any(block := file.read(_BLOCK)):
@@ -130,10 +136,12 @@ def _members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
         except (tarfile.HeaderError, UnicodeDecodeError) as problem:
             raise ValueError(f"{problem} at byte {file.tell() - len(block):,}") from None
         if header.type != tarfile.REGTYPE or header.linkname:
-            raise ValueError(f"{header.name!r} is no plain file")
+            raise ValueError(f"{header.name!r} is not a regular file")
         at, count = file.tell(), count + 1
         if not 0 <= header.size <= MAX_FILE or at + header.size > whole or count > MAX_FILES + 1:
-            raise ValueError(f"{header.name!r} has {header.size:,} bytes, or is one file too many")
+            raise ValueError(
+                f"{header.name!r} has {header.size:,} bytes, which is too large, or there are too many files"
+            )
         yield header.name, at, header.size
         file.seek(at + -(-header.size // _BLOCK) * _BLOCK)
 
@@ -143,4 +151,4 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as problem:
-        raise ValueError(f"{path} is no backup that can be used: {problem}; nothing was restored") from None
+        raise ValueError(f"{path} cannot be used as a backup: {problem}; nothing was restored") from None

@@ -1,7 +1,7 @@
-"""Rounds in which sites answer when they are ready: a slow one blocks nobody.
+"""Asynchronous rounds: sites answer when they are ready, and a slow site does not delay the others.
 
-A request is numbered by the round in which its site was last heard, so that it is the same when a coordinator that was
-killed asks again.
+A request is numbered by the last round to which its site contributed. A coordinator that restarts therefore sends the
+same request again.
 """
 
 from __future__ import annotations
@@ -27,37 +27,39 @@ from fedrank.wire import Label
 
 
 class AsynchronousRound(NamedTuple):
-    """A round that is over."""
+    """A completed round."""
 
     state: State
-    rows: NDArray[np.int64]  # clients whose messages it took
+    rows: NDArray[np.int64]  # clients whose messages it used
     answers: RoundAnswers
     traffic: list[Exchange]
 
 
 class Pending(NamedTuple):
-    """A request that is under way."""
+    """A request that has not been answered yet."""
 
     site: PlannedSite
-    label: Label  # of its answer
+    label: Label  # of the expected answer
     began: float
     bytes_down: int
 
 
 @dataclass
 class AsynchronousRounds:
-    """Takes a step whenever as many sites have answered as a step gathers, and asks those again."""
+    """Performs a step as soon as enough sites have answered, then asks those sites again."""
 
     handshake: Handshake
     reader: AnswerReader
     task: ServerTask
-    source: Any = None  # of the coordinator's noise
+    source: Any = None  # of the coordinator's privacy noise
     _pending: dict[Future[bytes], Pending] = field(default_factory=dict)
-    _later: dict[str, float] = field(default_factory=dict)  # sites that were of no use, and when they are asked again
-    _ready: dict[int, tuple[Message, Exchange]] = field(default_factory=dict)  # by row: messages that no step took yet
+    _later: dict[str, float] = field(default_factory=dict)  # sites without a usable answer, and when to ask them again
+    _ready: dict[int, tuple[Message, Exchange]] = field(
+        default_factory=dict
+    )  # by row: messages that no step has used yet
 
     def rounds(self, state: State, last: int) -> Iterator[AsynchronousRound]:
-        """The rounds that are left, each as it ends."""
+        """Yield the remaining rounds as they complete."""
         calls, plan, rule = self.handshake.calls, self.handshake.calls.plan, self.task.arrival
         assert rule is not None
         gathers = max(1, rule.gathers)
@@ -71,7 +73,7 @@ class AsynchronousRounds:
                 del self._later[name]
                 self._ask(plan.party(name), state, heard)
             if not self._pending and not self._later:
-                raise Differs(f"nobody is left to ask: {'; '.join(calls.left_out.values())}")
+                raise Differs(f"no site is left to ask: {'; '.join(calls.left_out.values())}")
             self._collect(state)
             while len(self._ready) >= min(gathers, len(calls.sites())) and self._ready and state.round < last:
                 rows = np.array(list(self._ready)[:gathers])
@@ -95,8 +97,7 @@ class AsynchronousRounds:
         row = plan.row_of[site.clients[0]]
         number = int(heard[row]) * len(plan.clients) + row + 1
         one = np.array([(site.clients[0], -1, 0)], ASKED)
-        # Nobody knows how old an update will be when it comes, so that its site counts it fully; and a request
-        # must not change when it is asked for again.
+        # The age of the update is unknown until it arrives, so its site gives it full weight; and a request must not
         call = self.task.call(_renumbered(state, number - 1), plan.run, row, max(1, rule.gathers))
         content = protocol.request("round", plan.run, number, call=replace(call, count=1.0).pack(), asked=one.tobytes())
         label = Label("answers", plan.run, number, 0, site.clients[0])
@@ -104,7 +105,7 @@ class AsynchronousRounds:
         self._pending[future] = Pending(site, label, time.monotonic(), len(content))
 
     def _collect(self, state: State) -> None:
-        """Wait a moment for answers; sites that are of no use are asked again later."""
+        """Wait briefly for answers; sites without a usable answer are asked again later."""
         calls = self.handshake.calls
         if not self._pending:
             time.sleep(0.05)
@@ -131,5 +132,5 @@ class AsynchronousRounds:
 
 
 def _renumbered(state: State, round: int) -> State:
-    """The same state under another round: out of step, requests have numbers of their own."""
+    """The same state with another round number: asynchronous requests have separate numbers."""
     return replace(state, round=round)

@@ -1,19 +1,19 @@
-"""Backups of a coordinator's home and of a site's folder, and how they come back.
+"""Backups of a coordinator's home or a site's folder, and their restoration.
 
-A backup holds what nobody could make again: the CA, keys, who belongs to the federation, ledgers, outboxes. It may be
-made while a site works: what was sent is listed before ledgers are read, so that a copy never says too little.
+A backup contains what cannot be created again: the CA, keys, the member list, ledgers and outboxes. It may be made
+while a site is running: sent messages are listed before the ledgers are read, so a copy never omits a charge.
 
-A restored site has forgotten what it sent since the backup, and its people have paid for it. `restored.json` says so.
-Until the coordinator has told the site which rounds are over, the site answers nothing of a run. All rounds up to the
-next one then count as charged; those that are over are not answered anew, and the next one, of which something may have
-left, is charged once more when it is. Out of step nobody can tell, and the site waits for another run. (A coordinator
-that says too little gets a second noise for a round that it has seen. Only a copy made after the last round protects
-from that.)
+A restored site has no record of what it sent after the backup, although its people were charged for it. The file
+`restored.json` marks this state. Until the coordinator has reported which rounds are complete, the site answers no
+request of a run. All rounds up to the next one then count as charged. Completed rounds are not answered again; the
+next round, for which a message may have been sent, is charged again when it is answered. In asynchronous runs the
+completed rounds are unknown, and the site waits for another run. (A coordinator that reports too low a round receives a
+second noise sample for a round it has seen. Only a backup made after the last round prevents that.)
 
-Where a folder is there already, nothing in it is replaced: what is missing comes back, and of two ledgers the one that
-says more stays; where each says something that the other does not, both count.
+If the folder already exists, no file in it is replaced: missing files are restored. Of two ledgers, the one with more
+charges stays; if each has charges that the other lacks, both are combined.
 
-An archive may come from anybody, and holds known names only (`archive`).
+Archives are untrusted and may contain only known names (see `archive`).
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from fedrank.privacy.ledger_copy import LedgerCopy
 from fedrank.privacy.population import PEOPLE, now
 
 RESTORED = "restored.json"
-SKETCHES = "silo"  # of own documents, with a ledger of another kind: charges.log
-LOCKS = ("lock", "start.lock", "run.lock", "folder.lock")  # of whoever works in a folder
+SKETCHES = "silo"  # of the site's own documents, with a ledger of another format: charges.log
+LOCKS = ("lock", "start.lock", "run.lock", "folder.lock")  # of the processes that work in a folder
 _SEGMENT = re.compile(r"[A-Za-z0-9_@%+-][A-Za-z0-9_.@%+-]{0,127}")
-_DEPTH = 9  # folders above a file
-# Files at the top, and folders with all that is in them. Of a kit, what was made for it, not what its engine leaves.
+_DEPTH = 9  # maximum number of folders above a file
+# Files at the top level, and folders with their contents. Of a kit: what was created for it, without runtime files.
 _FILES = {
     "site": {
         "site.toml",
@@ -87,39 +87,39 @@ _MARKS = {"site": ("site.toml", "folder.json"), "home": ("federation.toml", "fed
 
 @dataclass(frozen=True)
 class Backup:
-    """What a backup holds."""
+    """Description of a backup."""
 
     path: Path
-    kind: str  # of a "site" or a "home"
+    kind: str  # "site" or "home"
     made: str  # date and time
     files: int
     bytes: int
-    working: bool  # whether somebody worked in the folder meanwhile
+    working: bool  # whether another process was working in the folder
 
 
 @dataclass(frozen=True)
 class Restoration:
-    """What became of a backup that was restored."""
+    """Result of restoring a backup."""
 
     kind: str
-    made: str  # when the backup was
-    brought: tuple[str, ...]  # files that came back
-    kept: tuple[str, ...]  # files that were there, are other ones, and stayed
-    ledgers: tuple[str, ...]  # what was done with ledgers that differed, in a line each
+    made: str  # when the backup was made
+    brought: tuple[str, ...]  # restored files
+    kept: tuple[str, ...]  # existing files that differ from the backup and stayed unchanged
+    ledgers: tuple[str, ...]  # how differing ledgers were combined, one line each
 
 
 @dataclass(frozen=True)
 class Restored:
-    """The mark of a folder that came back from a backup."""
+    """Marks a folder that was restored from a backup."""
 
     at: str
     backup: str  # when the backup was made
-    complete: bool  # whether restoring had ended
-    told: Mapping[str, int] = field(default_factory=dict)  # run -> the last round that is over
+    complete: bool  # whether restoring was completed
+    told: Mapping[str, int] = field(default_factory=dict)  # run -> last completed round
 
     @classmethod
     def read(cls, folder: Path) -> Restored | None:
-        """The mark of a folder; None where it was never restored."""
+        """Read the mark of a folder; None if it was never restored."""
         path = Path(folder) / RESTORED
         if not path.exists():
             return None
@@ -129,7 +129,7 @@ class Restored:
             return cls(str(found["at"]), str(found["backup"]), bool(found["complete"]), told)
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise LedgerError(
-                f"{path} cannot be read ({problem!r}), so that nobody knows what was sent before it was restored; "
+                f"{path} cannot be read ({problem!r}), so what was sent before the restoration is unknown; "
                 "restore the backup again"
             ) from None
 
@@ -144,35 +144,35 @@ class Restored:
         write_atomic(Path(folder) / RESTORED, json.dumps(content, indent=1) + "\n", private=True)
 
     def objection(self, run: str, round: int, in_step: bool = True) -> str | None:
-        """Why a round of which the outbox holds nothing must not be answered; None where it may."""
+        """Return why a round that is missing in the outbox must not be answered; None if it may be."""
         if not self.complete:
-            return "a backup was not restored to its end; restore it again, then go on"
+            return "restoring a backup was interrupted; restore it again, then continue"
         if run not in self.told:
             return (
-                f"this site was restored from a backup of {self.backup} and does not remember what it sent since; it "
-                "answers when the coordinator has said hello, and which rounds are over"
+                f"this site was restored from a backup of {self.backup} and has no record of what it sent since then; "
+                "it answers after the coordinator has sent hello with the number of completed rounds"
             )
         if not in_step:
             return (
-                f"this site was restored from a backup of {self.backup}, and out of step nobody can tell what it sent "
-                "since; it takes part in another run"
+                f"this site was restored from a backup of {self.backup}, and in an asynchronous run it cannot "
+                "determine what it sent since then; it participates in the next run"
             )
         if round <= self.told[run]:
             return (
-                f"this site was restored from a backup of {self.backup}, and may have answered round {round} before; "
-                f"it takes part again from round {self.told[run] + 1} on"
+                f"this site was restored from a backup of {self.backup} and may have answered round {round} before; "
+                f"it participates again from round {self.told[run] + 1}"  # prose: ok
             )
         return None
 
     def repeats(self, run: str, round: int) -> bool:
-        """Whether a round may have been answered before, and is charged once more if it is answered now."""
+        """Whether a round may have been answered before; it is charged again if it is answered now."""
         return round == self.told.get(run, -1) + 1
 
 
 def hear_last_round(folder: Path, run: str, round: int) -> Restored | None:
-    """Note for a restored site which round was the last that is over; what was heard before is never lowered.
+    """Record the last completed round for a restored site; the recorded number never decreases.
 
-    Rounds up to the next one count as charged: whoever calls this charges those that the ledger does not hold.
+    Rounds up to the next one count as charged: the caller charges those that are missing in the ledger.
     """
     mark = Restored.read(folder)
     if mark is None or mark.told.get(run, -1) >= round:
@@ -183,23 +183,21 @@ def hear_last_round(folder: Path, run: str, round: int) -> Restored | None:
 
 
 def backup(folder: str | Path, out: str | Path) -> Backup:
-    """Write a backup of a coordinator's home or a site's folder, for its owner's eyes only."""
+    """Write a backup of a coordinator's home or a site's folder, readable only by its owner."""
     folder, out = Path(folder), Path(out)
     kind = kind_of(folder)
     if os.path.lexists(out):
-        raise FileExistsError(f"{out} is there already, and a backup replaces no other; choose another name")
+        raise FileExistsError(f"{out} already exists; choose another file name")
     if (mark := Restored.read(folder)) is not None and not mark.complete:
-        raise ValueError(
-            f"{folder} was not restored to its end, and a copy of it would lack something; restore it again"
-        )
+        raise ValueError(f"{folder} was restored only partially, so a backup would be incomplete; restore it again")
     made = now()
     working = any(is_locked(folder / name) for name in LOCKS)
     for last_try in (False, False, True):
         try:
             with writing(out, private=True) as file:
-                names = sorted(_names(folder, kind))  # what was sent, before any ledger is read
+                names = sorted(_names(folder, kind))  # sent messages, before any ledger is read
                 size = write_archive(file, folder, names, kind, made)
-        except FileNotFoundError:  # somebody at work set a ledger aside, or dropped a plan
+        except FileNotFoundError:  # another process moved a ledger or deleted a plan
             if last_try:
                 raise
             continue
@@ -208,34 +206,34 @@ def backup(folder: str | Path, out: str | Path) -> Backup:
 
 
 def kind_of(folder: Path) -> str:
-    """What a folder is: a coordinator's "home", or the folder of a "site"."""
+    """Return the type of a folder: "home" of a coordinator, or folder of a "site"."""
     found = [kind for kind, marks in _MARKS.items() if any((folder / mark).is_file() for mark in marks)]
     if len(found) != 1:
         what = "neither" if not found else "both"
         raise ValueError(
             f"{folder} looks like {what} of a coordinator's home (federation.toml) and a site's folder (site.toml); "
-            "give one of those that `fedrank deploy` made"
+            "give a folder that `fedrank deploy init` or `fedrank deploy join` created"
         )
     return found[0]
 
 
 def restore(archive: str | Path, folder: str | Path) -> Restoration:
-    """Bring a backup back into a folder, which may be there: no ledger in it ever says less than before."""
+    """Restore a backup into a folder, which may already exist: a ledger in it never loses a charge."""
     folder = Path(folder)
     with opened(archive) as file:
         contents = read_archive(file, Path(archive), is_known)
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-            raise ValueError(f"{folder} is no folder; restore into a folder, or where there is nothing")
+            raise ValueError(f"{folder} is not a folder; give a folder or a new path")
         there = folder.exists() and any(path.name not in LOCKS for path in folder.iterdir())
         if there and not (folder / RESTORED).exists() and (known := kind_of(folder)) != contents.kind:
-            raise ValueError(f"{folder} is that of a {known}, and {archive} was made of a {contents.kind}")
+            raise ValueError(f"{folder} is the folder of a {known}, but {archive} is a backup of a {contents.kind}")
         private_folder(folder)
         staging = folder / ".restoring"
         with ExitStack() as held:
             for name in LOCKS:
                 held.enter_context(locked(folder / name, str(folder), leave=False))
             if staging.is_symlink():
-                raise ValueError(f"{staging} is a link, and what is written there could land anywhere; remove it")
+                raise ValueError(f"{staging} is a symbolic link and could redirect the restored files; remove it")
             shutil.rmtree(staging, ignore_errors=True)
             try:
                 contents.extract(file, private_folder(staging))
@@ -248,13 +246,14 @@ def _bring_back(contents: Contents, staging: Path, folder: Path, archive: Path) 
     mine, its = folder / IDENTITY, staging / IDENTITY
     if mine.exists() and its.exists() and mine.read_bytes() != its.read_bytes():
         raise ValueError(
-            f"{archive} has another identity than {folder}: it is somebody else's backup, or that of a site that "
-            "joined anew since; restore into another folder"
+            f"{archive} has a different identity than {folder}: it belongs to another site, or the site has joined "
+            "again since then; restore into another folder"
         )
     ledgers = sorted({str(PurePosixPath(name).parent) for name in contents.files if _is_ledger(name)})
     if damaged := [name for name in ledgers if not LedgerCopy(staging / name).is_whole()]:
-        raise ValueError(f"{damaged[0]} in {archive} is no whole ledger; nothing was restored; use an older backup")
-    # First: nothing is answered from now on. What was heard after an earlier restore says nothing of rounds since then.
+        raise ValueError(f"{damaged[0]} in {archive} is damaged; nothing was restored; use an older backup")
+    # Write the mark first: from now on no request is answered. Rounds reported after an earlier restore no longer
+    # count.
     Restored(now(), contents.made, False).write(folder)
     brought, kept, lines = [], [], []
     for name in sorted(name for name in contents.files if name != RESTORED and not _is_ledger(name)):
@@ -270,7 +269,7 @@ def _bring_back(contents: Contents, staging: Path, folder: Path, archive: Path) 
 
 
 def _take(source: Path, target: Path, name: str) -> bool:
-    """Put a file where there is none; where what a site sent is damaged, and the copy is not; or where it says less."""
+    """Restore a file if it is missing, damaged in the outbox, or contains fewer charges than the copy."""
     if os.path.lexists(target):
         damaged = name.startswith(f"{OUTBOX}/") and target.is_file() and not _sound(target.read_bytes())
         if not (damaged and _sound(source.read_bytes())) and not _says_more(source, target, name):
@@ -282,7 +281,7 @@ def _take(source: Path, target: Path, name: str) -> bool:
 
 
 def _says_more(source: Path, target: Path, name: str) -> bool:
-    """Whether a copy of what sketches were charged goes on where the file ends."""
+    """Whether the copy of the sketches' charges extends the existing file."""
     if not name.startswith(f"{SKETCHES}/") or target.name != CHARGED or not target.is_file():
         return False
     mine, its = target.read_bytes(), source.read_bytes()
@@ -290,15 +289,12 @@ def _says_more(source: Path, target: Path, name: str) -> bool:
 
 
 def _sound(message: bytes) -> bool:
-    """Whether the checksum of a file of an outbox fits (see `fedrank.wire`)."""
+    """Whether the checksum of an outbox file is correct (see `fedrank.wire`)."""
     return len(message) > 16 and hashlib.blake2b(message[:-16], digest_size=16).digest() == message[-16:]
 
 
-# Names
-
-
 def is_known(name: str, kind: str) -> bool:
-    """Whether a backup of this kind may hold a file of this name."""
+    """Whether a backup of this kind may contain a file with this name."""
     parts = name.split("/")
     if len(parts) > _DEPTH or not all(_SEGMENT.fullmatch(part) for part in parts):
         return False

@@ -1,8 +1,8 @@
-"""A site's ledger over all runs: what its people have paid, and whether they may pay once more.
+"""A site's privacy ledger over all runs: what its people have spent, and whether another charge is allowed.
 
-The people of a site stay the same when runs and data change, so their charges add up in one population (see
-`fedrank.privacy.population`): events are composed, then priced. A charge is on the disk before anything leaves, and
-what leaves is on the disk before the charge: whoever is killed in between charges what lies there, once.
+The people of a site remain the same when runs and data change, so their charges accumulate in one population (see
+`fedrank.privacy.population`): events are composed first, then converted to ε. A message is written to disk before its
+charge, and the charge before the message is sent: after a crash in between, the stored message is charged once.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from fedrank.privacy.population import (
 )
 from fedrank.wire import Refused
 
-UNLIMITED = 1e6  # ε of a site that sets no limit: charges are kept all the same
+UNLIMITED = 1e6  # ε of a site without a limit; its charges are recorded anyway
 
 
 def _check_promised(folder: Path, delta: float, limit: float) -> None:
-    """Refuse a policy that takes back what people were promised before."""
+    """Refuse a policy that weakens an earlier promise to the people of this site."""
     known = Population.find(folder)
     if known is None:
         return
     if limit > known.limit:
         now = "no limit" if limit == UNLIMITED else f"{limit:g}"
         raise Refused(
-            f"policy.largest_epsilon: people here were promised that nobody spends more than ε = {known.limit:g}, and "
-            f"site.toml now has {now}; use {known.limit:g} or less"
+            f"policy.largest_epsilon: this site promised its people a limit of ε = {known.limit:g}, and site.toml now "
+            f"has {now}; use {known.limit:g} or less"
         )
     if delta != known.delta:
         raise Refused(
-            f"policy.delta: what people here have spent was counted at δ = {known.delta:g}, and site.toml now has "
-            f"{delta:g}, at which it could not be added up; use {known.delta:g}"
+            f"policy.delta: earlier charges at this site were computed with δ = {known.delta:g}, and site.toml now has "
+            f"{delta:g}, so they cannot be added; use {known.delta:g}"
         )
 
 
 class Charging:
-    """The charges of one run, on the people of a site."""
+    """The charges of one run to the people of a site."""
 
     def __init__(self, folder: Path, run: str, people: int, promises: Sequence[Guarantee], delta: float, limit: float):
         _check_promised(Path(folder), delta, limit)
@@ -61,37 +61,37 @@ class Charging:
             self.ledger = self._held.enter_context(open_ledger(self.place, self.terms))
         self._others: tuple[Any, ...] = ()
         self._accounts: list[Account] = []
-        self._checked = 0  # charges of this run, up to which the limit holds while others charge nothing
+        self._checked = 0  # number of charges of this run that respect the limit while no other run charges
 
     def close(self) -> None:
         self._held.close()
 
     def charged(self, round: int) -> bool:
-        """Whether people have paid for a round."""
+        """Whether a round has been charged."""
         return self.ledger.times(round) > 0
 
     def charge(self, round: int, rows: NDArray[np.int64], first: Callable[[], None] = lambda: None) -> None:
-        """Charge a round once more; beyond the limit it is refused.
+        """Charge a round once more; raise Refused if that exceeds the limit.
 
-        What `first` writes is on the disk before. So of a round that is charged something is there to be sent, and
-        whoever finds it, and no charge, charges it before it leaves.
+        `first` writes the message to disk before the charge. A charged round therefore always has a message to send,
+        and a message found without a charge is charged before it is sent.
         """
         with self.population.deciding():
             if (refusal := self._refusal()) is not None:
-                raise Refused(f"{refusal}; this site takes no further part")
+                raise Refused(f"{refusal}; this site no longer participates")
             first()
             self.ledger.reserve({round: rows})
             self.ledger.begun(round)
 
     def spent(self) -> dict[str, float]:
-        """ε that all runs have spent by now, against each observer."""
+        """Total ε spent by all runs so far, against each observer."""
         return spent_together(self.population.accounts(), self.terms.delta)
 
     def _refusal(self) -> str | None:
-        """Why people must not pay once more.
+        """Return why another charge is not allowed.
 
-        Pricing takes longer than a round, so that the limit is looked for some rounds ahead, and looked at again when
-        that is reached or another run charged anybody.
+        Accounting takes longer than a round. The limit is therefore checked several rounds ahead, and again when those
+        rounds are used up or another run has added charges.
         """
         counts = self.ledger.participations()
         most = self.ledger.rounds() + 1

@@ -1,6 +1,6 @@
-"""Whether everything is as it must be before a process starts: one line for each thing, and what to do about it.
+"""Checks before a process starts: one line per check, with a remedy.
 
-What certificates say comes through `Kits`, so that the rest needs no engine.
+Certificates are read through `Kits`, so the other checks work without NVFLARE.
 """
 
 from __future__ import annotations
@@ -42,18 +42,21 @@ if TYPE_CHECKING:
     from fedrank.deploy.flare_certificates import CertificateFacts
 
 State = Literal["fine", "soon", "wrong", "unknown"]
-SOON = 30  # days before its end from which on a certificate should be renewed
-LEAST_ROOM = 200_000_000  # bytes on the disk, besides what a run keeps
-CLOCK_DIFFERS = timedelta(minutes=5)  # by which the clock may lie behind what was written here
+SOON = 30  # days before expiry from which a certificate should be renewed
+LEAST_ROOM = 200_000_000  # bytes of free disk space, in addition to what a run stores
+CLOCK_DIFFERS = timedelta(minutes=5)  # by how much the clock may be behind the newest file in the folder
 PATIENCE = 5.0  # seconds for a connection
-SHARED, MEMBERSHIP = "federation.json", "folder.json"  # of a coordinator, of a site, that meet in a folder
-START_LOCK = "start.lock"  # who serves a folder holds it
+SHARED, MEMBERSHIP = (
+    "federation.json",
+    "folder.json",
+)  # of a coordinator and of a site that exchange messages through a folder
+START_LOCK = "start.lock"  # held by the process that serves a folder
 MARKS: dict[State, str] = {"fine": "ok", "soon": "soon", "wrong": "WRONG", "unknown": "?"}
 
 
 @dataclass(frozen=True)
 class CheckLine:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     state: State
@@ -62,7 +65,7 @@ class CheckLine:
 
 
 class FlareKits:
-    """The kits of NVFLARE; tests have others. Problems come with their remedy."""
+    """The kits of NVFLARE; tests replace it. Every problem has a remedy."""
 
     def facts(self, folder: Path) -> CertificateFacts:
         from fedrank.deploy.flare_certificates import certificate_facts
@@ -82,14 +85,14 @@ class FlareKits:
         return [(one.what, one.remedy) for one in host_problems(folder / KIT)]
 
     def members(self, home: Path) -> Sequence[tuple[str, str, str]]:
-        """Name, state and end of the certificate of each site of a coordinator."""
+        """Name, state and certificate expiry of each site of a coordinator."""
         from fedrank.deploy.flare_kit import read_members
 
         return [(one.name, one.state, one.until) for one in read_members(home).values()]
 
 
 def unreachable(host: str, port: int) -> str:
-    """Why nobody can be reached there; "": somebody listens."""
+    """Return why no server can be reached at this address; "" if one is listening."""
     try:
         with socket.create_connection((host, port), timeout=PATIENCE):
             return ""
@@ -98,7 +101,7 @@ def unreachable(host: str, port: int) -> str:
 
 
 def taken(port: int) -> str:
-    """Why a server could not listen on a port; "": it could."""
+    """Return why a server cannot listen on a port; "" if it can."""
     with socket.socket() as found:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -110,7 +113,7 @@ def taken(port: int) -> str:
 
 @dataclass(frozen=True)
 class Looks:
-    """By what the outside world is looked at; tests bring their own."""
+    """How the environment is inspected; tests replace these functions."""
 
     kits: FlareKits
     unreachable: Callable[[str, int], str] = unreachable
@@ -120,7 +123,7 @@ class Looks:
 
 
 def check(folder: Path, plan: Plan | None = None, looks: Looks | None = None) -> list[CheckLine]:
-    """Everything that a folder needs, be it a site's or a coordinator's; against a plan where one is given."""
+    """Check everything that a site's or coordinator's folder needs; also against a plan if one is given."""
     folder, looks = Path(folder), looks or Looks(FlareKits())
     if (folder / FEDERATION).exists() or (folder / SHARED).exists():
         return _check_coordinator(folder, looks)
@@ -145,7 +148,7 @@ def about_checks(lines: Iterable[CheckLine]) -> list[Section]:
 
 
 def is_fine(lines: Iterable[CheckLine]) -> bool:
-    """Whether nothing stands in the way."""
+    """Whether no check failed."""
     return all(line.state != "wrong" for line in lines)
 
 
@@ -155,7 +158,7 @@ def _check_site(folder: Path, plan: Plan | None, looks: Looks) -> list[CheckLine
     try:
         settings = read_site(folder)
     except (ValueError, OSError) as problem:
-        lines.append(CheckLine("policy", "wrong", told(problem), f"mend {SITE}"))
+        lines.append(CheckLine("policy", "wrong", told(problem), f"correct {SITE}"))
         return [*lines, _disk(folder, looks, 0)]
     share, line = _data(folder, settings)
     lines += [line, *_features(settings, share, plan), *_policy(folder, settings, plan), _ledger(folder, settings)]
@@ -172,20 +175,20 @@ def _check_coordinator(home: Path, looks: Looks) -> list[CheckLine]:
         said = f"federation {federation.name!r} with {len(federation.sites)} sites"
         lines.append(CheckLine("policy", "fine", f"{said}; each site has its own policy, and enforces it"))
     except (ValueError, OSError) as problem:
-        lines.append(CheckLine("policy", "wrong", told(problem), f"mend {FEDERATION}"))
+        lines.append(CheckLine("policy", "wrong", told(problem), f"correct {FEDERATION}"))
     return [*lines, *_members(home, looks), _disk(home, looks, 0)]
 
 
 def _certificates(folder: Path, looks: Looks, serves: bool = False) -> Iterable[CheckLine]:
     try:
         facts = looks.kits.facts(folder)
-        # Dates have lines of their own.
+        # The dates are checked separately.
         middle = facts.not_before + (facts.not_after - facts.not_before) / 2
         problems = looks.kits.problems(folder, middle)
     except (OSError, ValueError, KeyError, ImportError) as problem:
-        yield CheckLine("chain", "wrong", told(problem), "restore the kit from a backup, or join anew")
+        yield CheckLine("chain", "wrong", told(problem), "restore the kit from a backup, or join again")
         for what in ("expiry", "clock", "host", "port"):
-            yield CheckLine(what, "unknown", "not known without a certificate")
+            yield CheckLine(what, "unknown", "unknown without a certificate")
         return
     for said, remedy in problems or [("", "")]:
         name = facts.subject
@@ -195,12 +198,12 @@ def _certificates(folder: Path, looks: Looks, serves: bool = False) -> Iterable[
     yield _clock(folder, facts, now)
     hosts = looks.kits.host_problems(folder)
     for said, remedy in hosts or [("", "")]:
-        yield CheckLine("host", "wrong" if said else "fine", said or f"{facts.host} has an address", remedy)
+        yield CheckLine("host", "wrong" if said else "fine", said or f"{facts.host} resolves to an address", remedy)
     yield _server_port(folder, facts, looks) if serves else _client_port(facts, looks, bool(hosts))
 
 
 def _key(folder: Path, looks: Looks) -> Iterable[CheckLine]:
-    """In a federation that meets in a folder a key takes the place of certificates."""
+    """In a federation that uses a shared folder, a key replaces certificates."""
     try:
         yield CheckLine("key", "fine", fingerprint(read_identity(folder).public))
     except (OSError, ValueError, ImportError) as problem:
@@ -211,24 +214,24 @@ def _key(folder: Path, looks: Looks) -> Iterable[CheckLine]:
 
 def _expiry(facts: CertificateFacts, now: datetime, serves: bool) -> CheckLine:
     days = (facts.not_after - now).days
-    until = f"{facts.path.name} ends on {facts.not_after:%Y-%m-%d}"
+    until = f"{facts.path.name} expires on {facts.not_after:%Y-%m-%d}"
     renew = "`fedrank deploy renew`" if serves else "`fedrank deploy renew`, then ask the coordinator to approve"
     if now > facts.not_after:
-        return CheckLine("expiry", "wrong", f"{facts.path} was valid until {facts.not_after:%Y-%m-%d}", renew)
+        return CheckLine("expiry", "wrong", f"{facts.path} expired on {facts.not_after:%Y-%m-%d}", renew)
     if days < SOON:
         return CheckLine("expiry", "soon", f"{until}, in {_days(days)}", renew)
     return CheckLine("expiry", "fine", f"{until}, in {_days(days)}")
 
 
 def _clock(folder: Path, facts: CertificateFacts | None, now: datetime) -> CheckLine:
-    here = f"the clock says {now:%Y-%m-%d %H:%M} UTC"
+    here = f"the clock shows {now:%Y-%m-%d %H:%M} UTC"
     if facts is not None and now < facts.not_before:
         said = f"{here}, and {facts.path} is not valid before {facts.not_before:%Y-%m-%d %H:%M}"
         return CheckLine("clock", "wrong", said, "set the clock, or wait")
     written = max((path.stat().st_mtime for path in folder.iterdir()), default=0.0)
     last = datetime.fromtimestamp(written, UTC)
     if last - now > CLOCK_DIFFERS:
-        said = f"{here}, and something here was written on {last:%Y-%m-%d %H:%M}"
+        said = f"{here}, but a file in this folder was written on {last:%Y-%m-%d %H:%M}"
         return CheckLine("clock", "wrong", said, "set the clock")
     return CheckLine("clock", "fine", here)
 
@@ -236,27 +239,31 @@ def _clock(folder: Path, facts: CertificateFacts | None, now: datetime) -> Check
 def _client_port(facts: CertificateFacts, looks: Looks, nowhere: bool) -> CheckLine:
     where = f"{facts.host}:{facts.port}"
     if nowhere:
-        return CheckLine("port", "unknown", f"{where} cannot be tried without an address")
+        return CheckLine("port", "unknown", f"{where} cannot be tested without an address")
     if why := looks.unreachable(facts.host, facts.port):
-        remedy = "ask the coordinator whether the server runs, and your network whether it lets this port out"
+        remedy = (
+            "ask the coordinator whether the server is running, and check that your network allows outgoing connections"
+        )
         return CheckLine("port", "wrong", f"{where} cannot be reached ({why})", remedy)
-    return CheckLine("port", "fine", f"somebody listens at {where}")
+    return CheckLine("port", "fine", f"a server is listening at {where}")
 
 
 def _server_port(home: Path, facts: CertificateFacts, looks: Looks) -> CheckLine:
     if is_locked(home / START_LOCK):
-        return CheckLine("port", "fine", f"the server of this home runs at port {facts.port}")
+        return CheckLine("port", "fine", f"the server of this home is running on port {facts.port}")
     if why := looks.taken(facts.port):
-        remedy = "end whoever listens there, or begin a federation with another port"
+        remedy = "stop the process that uses it, or create a federation with another port"
         return CheckLine("port", "wrong", f"port {facts.port} cannot be used ({why})", remedy)
     return CheckLine("port", "fine", f"port {facts.port} is free; sites must be able to reach it")
 
 
 def _folder(folder: Path) -> CheckLine:
-    """Nobody else may look into it, so that nobody else can read what is in it."""
+    """Check that only the owner can read the folder."""
     if os.name == "posix" and (mode := stat.S_IMODE(folder.stat().st_mode)) & 0o077:
-        return CheckLine("folder", "wrong", f"{folder} is open to others (mode {mode:o})", f"chmod 700 {folder}")
-    return CheckLine("folder", "fine", f"{folder} is for its owner alone")
+        return CheckLine(
+            "folder", "wrong", f"{folder} is accessible to other users (mode {mode:o})", f"chmod 700 {folder}"
+        )
+    return CheckLine("folder", "fine", f"{folder} is accessible only to its owner")
 
 
 def _data(folder: Path, settings: SiteSettings) -> tuple[SiteSplit | None, CheckLine]:
@@ -265,17 +272,17 @@ def _data(folder: Path, settings: SiteSettings) -> tuple[SiteSplit | None, Check
     if settings.data.impressions is not None:
         return None, _recorded(folder, settings.data.impressions)
     if not settings.data.learns:
-        return None, CheckLine("data", "fine", f"documents alone, for sketches: {settings.data.documents}")
+        return None, CheckLine("data", "fine", f"documents for sketches only: {settings.data.documents}")
     try:
         share = load_share(settings.data)
     except (ValueError, OSError) as problem:
-        return None, CheckLine("data", "wrong", told(problem), f"mend the data, or [data] in {SITE}")
-    said = f"{share.train.queries:,} queries, {share.train.documents:,} documents to learn from"
-    said += f"; {share.test.queries:,} queries to measure by" if share.test is not None else ""
+        return None, CheckLine("data", "wrong", told(problem), f"correct the data, or [data] in {SITE}")
+    said = f"{share.train.queries:,} queries, {share.train.documents:,} documents for training"
+    said += f"; {share.test.queries:,} queries for evaluation" if share.test is not None else ""
     said += f"; {share.people:,} people" if share.people else ""
     if not share.train.grades.any():
-        remedy = "nothing can be learnt from it; look whether it is the right file"
-        return share, CheckLine("data", "wrong", f"{said}, and none of these is relevant or clicked", remedy)
+        remedy = "a model cannot be trained on it; check that it is the right file"
+        return share, CheckLine("data", "wrong", f"{said}, but no document is relevant or clicked", remedy)
     return share, CheckLine("data", "fine", said)
 
 
@@ -286,14 +293,14 @@ def _recorded(folder: Path, impressions: str) -> CheckLine:
             lists.get(number)
         said = str(recorded_facts(folder, impressions))
     except (ValueError, OSError, OutboxError) as problem:
-        return CheckLine("data", "wrong", told(problem), "nothing is learnt until it is gone")
+        return CheckLine("data", "wrong", told(problem), "correct it; until then this site does not learn")
     return CheckLine("data", "fine", said)
 
 
 def _features(settings: SiteSettings, share: SiteSplit | None, plan: Plan | None) -> Iterable[CheckLine]:
     recorded = settings.data.impressions is not None
     if share is None and not recorded:
-        yield CheckLine("features", "unknown", "no data to look at")
+        yield CheckLine("features", "unknown", "the site has no data to check")
         return
     found = []
     if plan is not None and not plan.simulated:
@@ -308,9 +315,9 @@ def _features(settings: SiteSettings, share: SiteSplit | None, plan: Plan | None
         else:
             width, names = share.train.features.shape[1], names_digest(share.train.feature_names)
             normalised = share.train.normalised
-        said = f"{width} features, normalised: {normalised}"
+        said = f"{width} features, normalisation: {normalised}"
         said += f", names {names[:12]}" if names else ", without names"
-        yield CheckLine("features", "fine", said + (", as the plan says" if plan is not None else ""))
+        yield CheckLine("features", "fine", said + (", as in the plan" if plan is not None else ""))
 
 
 def _policy(folder: Path, settings: SiteSettings, plan: Plan | None) -> Iterable[CheckLine]:
@@ -320,12 +327,12 @@ def _policy(folder: Path, settings: SiteSettings, plan: Plan | None) -> Iterable
             said, _, remedy = line.partition("; ")
             yield CheckLine("policy", "wrong", said, remedy)
         if said_of(folder, plan) != ACCEPTED and policy.accept == "listed":
-            remedy = "look at it with `fedrank deploy show`, then accept or refuse it"
-            yield CheckLine("policy", "wrong", f"run {plan.name!r} is not accepted here", remedy)
-    limit = "without a limit" if policy.largest_epsilon is None else f"ε up to {policy.largest_epsilon:g}"
+            remedy = "review it with `fedrank deploy show`, then accept or refuse it"
+            yield CheckLine("policy", "wrong", f"run {plan.name!r} has not been accepted at this site", remedy)
+    limit = "no limit" if policy.largest_epsilon is None else f"ε up to {policy.largest_epsilon:g}"
     said = f"{', '.join(policy.learners)}; noise at {', '.join(policy.placements)}; {limit}; accepts: {policy.accept}"
     if policy.unprotected:
-        yield CheckLine("policy", "soon", f"{said}; updates may leave WITHOUT NOISE", "set unprotected = false")
+        yield CheckLine("policy", "soon", f"{said}; updates may be sent WITHOUT NOISE", "set unprotected = false")
     else:
         yield CheckLine("policy", "fine", said)
 
@@ -342,17 +349,19 @@ def _ledger(folder: Path, settings: SiteSettings) -> CheckLine:
         said, _, remedy = told(problem).partition("; ")
         return CheckLine("ledger", "wrong", said, remedy or "restore it from a backup")
     if known.delta != policy.delta:
-        said = f"people were promised δ = {known.delta:g}, and policy.delta = {policy.delta:g}"
+        said = f"this site promised δ = {known.delta:g}, but policy.delta = {policy.delta:g}"
         return CheckLine("ledger", "wrong", said, f"set delta = {known.delta:g}")
     if policy.largest_epsilon is not None and policy.largest_epsilon > known.limit:
-        said = f"people were promised ε = {known.limit:g} at most, and policy.largest_epsilon = "
+        said = f"this site promised at most ε = {known.limit:g}, but policy.largest_epsilon = "
         remedy = f"set largest_epsilon = {known.limit:g} or less"
         return CheckLine("ledger", "wrong", f"{said}{policy.largest_epsilon:g}", remedy)
     most = max(spent.values(), default=0.0)
     limit = known.limit if policy.largest_epsilon is None else policy.largest_epsilon
     said = f"ε = {up(most)} of {limit:g} spent in {len(accounts)} runs"
     if most >= limit:
-        return CheckLine("ledger", "wrong", said, "nothing is left: take part no more with these people")
+        return CheckLine(
+            "ledger", "wrong", said, "the budget of these people is spent: do not participate in further runs"
+        )
     return CheckLine("ledger", "fine", said)
 
 
@@ -365,7 +374,7 @@ def _members(home: Path, looks: Looks) -> Iterable[CheckLine]:
     waiting = [name for name, state, _ in members if state == "invited"]
     if waiting:
         remedy = "wait for their requests, then `fedrank deploy approve`"
-        yield CheckLine("sites", "soon", f"{', '.join(waiting)} not joined yet", remedy)
+        yield CheckLine("sites", "soon", f"not joined yet: {', '.join(waiting)}", remedy)
     ends = [
         (name, (datetime.fromisoformat(until) - looks.now()).days)
         for name, state, until in members
@@ -373,14 +382,18 @@ def _members(home: Path, looks: Looks) -> Iterable[CheckLine]:
     ]
     for name, days in ends:
         if days < SOON:
-            said = f"the certificate of {name} ends in {_days(days)}" if days >= 0 else f"that of {name} has ended"
+            said = (
+                f"the certificate of {name} expires in {_days(days)}"
+                if days >= 0
+                else f"the certificate of {name} has expired"
+            )
             yield CheckLine("sites", "soon" if days >= 0 else "wrong", said, f"ask {name} to `fedrank deploy renew`")
     if not waiting and all(days >= SOON for _, days in ends):
-        yield CheckLine("sites", "fine", f"{len(ends)} have joined")
+        yield CheckLine("sites", "fine", f"{len(ends)} sites have joined")
 
 
 def _disk(folder: Path, looks: Looks, kept: int) -> CheckLine:
-    """A full disk stops everything, since nothing leaves before it is written down."""
+    """Check free disk space: nothing is sent before it is written to disk, so a full disk stops a run."""
     free, needed = looks.room(folder), LEAST_ROOM + 2 * kept
     said = f"{amount('bytes', free)} free"
     try:
@@ -391,7 +404,7 @@ def _disk(folder: Path, looks: Looks, kept: int) -> CheckLine:
     except OSError as problem:
         return CheckLine("disk", "wrong", f"{folder} cannot be written to ({problem.strerror})", "make it writable")
     if free < needed:
-        return CheckLine("disk", "wrong", f"{said}, {amount('bytes', needed)} should be", "make room")
+        return CheckLine("disk", "wrong", f"{said}, {amount('bytes', needed)} needed", "free disk space")
     return CheckLine("disk", "fine", said)
 
 
@@ -400,5 +413,5 @@ def _days(days: int) -> str:
 
 
 def as_json(lines: Iterable[CheckLine]) -> str:
-    """The lines for programs."""
+    """The lines as JSON."""
     return json.dumps([vars(line) for line in lines], ensure_ascii=False, indent=1)

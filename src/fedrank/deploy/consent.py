@@ -1,8 +1,8 @@
-"""A site's word: which plans it takes part in, and which keys its partners have.
+"""A site's decisions: in which plans it participates, and which public keys its partners have.
 
-A plan is accepted or refused by its digest, which changes with everything that it says; or by that of its spec, before
-anybody has planned it. Whoever accepts a plan also says that the keys in it are those of the partners, after comparing
-them by telephone: the coordinator, who brings them, could have exchanged one. From then on they are pinned.
+A plan is accepted or refused by its digest, which covers its whole content, or by the digest of its spec before a plan
+exists. The user who accepts a plan also confirms the partners' keys after comparing fingerprints by telephone, because
+the coordinator who delivers them could have replaced one. From then on the keys are pinned.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ if TYPE_CHECKING:
     from fedrank.deploy.settings import Policy
 
 ACCEPTED, REFUSED, PROPOSED, PARTNERS = "accepted", "refused", "proposed", "partners.json"
-MAX_PROPOSED = 32  # plans that are kept for somebody to look at; whoever sends more replaces the oldest
-MIN_DIGITS = 6  # of a digest that somebody types
+MAX_PROPOSED = 32  # plans stored for review; further plans replace the oldest
+MIN_DIGITS = 6  # minimum number of digits of a digest that a user types
 
 
 @dataclass(frozen=True)
 class Word:
-    """What a site said of a plan."""
+    """A site's decision about a plan."""
 
-    digest: str  # of the plan, or of its spec
+    digest: str  # of the plan or of its spec
     run: str
     at: str
-    because: str = ""  # of a refusal
+    because: str = ""  # reason of a refusal
 
 
 def spec_digest(plan: Plan) -> str:
-    """By which a spec is accepted, whoever takes part in it."""
+    """The digest by which a spec is accepted, for any set of sites."""
     return hashlib.sha256(b"spec\n" + plan.spec.encode()).hexdigest()
 
 
 def accept(folder: Path, plan: Plan, compared: Collection[str] = ()) -> Word:
-    """Take part in a plan, and pin the keys of its partners.
+    """Accept a plan and pin the keys of its partners.
 
-    A partner whose key is another one than before is refused by name, unless it is among those that were `compared`.
+    A partner whose key has changed is refused by name, unless it is in `compared`.
     """
     folder = Path(folder)
     pinned = partners(folder)
@@ -57,19 +57,19 @@ def accept(folder: Path, plan: Plan, compared: Collection[str] = ()) -> Word:
         raise ValueError("\n".join(map(str, found)))
     if keys:
         content = json.dumps(pinned | keys, indent=1, sort_keys=True) + "\n"
-        write_atomic(folder / PARTNERS, content, private=True)  # first: whoever accepts has pinned
+        write_atomic(folder / PARTNERS, content, private=True)  # before the acceptance: accepting implies pinned keys
     return _accepted(folder, plan, plan.digest)
 
 
 def accept_spec(folder: Path, plan: Plan) -> Word:
-    """Take part in whatever plan has this spec. No keys are known yet, so that none is pinned."""
+    """Accept every plan with this spec. The keys are not known yet, so none is pinned."""
     return _accepted(Path(folder), plan, spec_digest(plan))
 
 
 def refuse(folder: Path, digest: str, because: str, run: str = "") -> Word:
-    """Take no part in a plan, from now on; what was sent before was sent."""
+    """Refuse a plan from now on; messages that were sent before are not recalled."""
     if not because.strip():
-        raise ValueError("a plan is not refused without a reason; say why, since the coordinator is told")
+        raise ValueError("a refusal needs a reason (got an empty one); give one, because it is sent to the coordinator")
     folder, word = Path(folder), Word(digest, run, now(), because.strip())
     _write(folder / REFUSED / f"{digest}.json", asdict(word))
     (folder / ACCEPTED / f"{digest}.json").unlink(missing_ok=True)
@@ -77,9 +77,9 @@ def refuse(folder: Path, digest: str, because: str, run: str = "") -> Word:
 
 
 def objection(folder: Path, plan: Plan, policy: Policy) -> str | None:
-    """Why this site takes no part in a plan that fits its policy; None where it does.
+    """Return why this site does not participate in a plan that fits its policy; None if it does.
 
-    A plan that nobody has looked at is kept, so that somebody can.
+    A plan that has not been reviewed yet is stored for review.
     """
     folder = Path(folder)
     for digest in (plan.digest, spec_digest(plan)):
@@ -90,8 +90,8 @@ def objection(folder: Path, plan: Plan, policy: Policy) -> str | None:
     if policy.accept == "listed" and not known:
         propose(folder, plan)
         return (
-            f"run {plan.name!r} (plan {plan.digest[:12]}) is not accepted at this site; somebody there has to look at "
-            f"it, with `fedrank deploy show {plan.digest[:12]}` and `fedrank deploy accept {plan.digest[:12]}`"
+            f"run {plan.name!r} (plan {plan.digest[:12]}) has not been accepted at this site; a user there must review "
+            f"it with `fedrank deploy show {plan.digest[:12]}` and run `fedrank deploy accept {plan.digest[:12]}`"
         )
     return None if plan.simulated else _objection_to_keys(folder, plan)
 
@@ -108,28 +108,28 @@ def _objection_to_keys(folder: Path, plan: Plan) -> str | None:
         return None
     propose(folder, plan)
     return (
-        f"the keys of {', '.join(unknown)} were never compared here, and whoever made them would see through a secure "
-        "sum, or open letters between sites; compare the fingerprints by telephone, then `fedrank deploy accept "
+        f"the keys of {', '.join(unknown)} have not been compared at this site; with a forged key, secure aggregation "
+        "and sealed letters could be read; compare the fingerprints by telephone, then run `fedrank deploy accept "
         f"{plan.digest[:12]}`"
     )
 
 
 def leave_site(folder: Path, because: str = "") -> Path:
-    """Leave a federation of one's own will: the kit is set aside, so that nothing can connect any more.
+    """Leave a federation voluntarily: the kit is moved aside, so this site can no longer connect.
 
-    Ledger, models and what was sent stay: people were charged, and may ask.
+    Ledger, models and sent messages stay: people were charged and may ask about it.
     """
     folder = Path(folder)
     kit, aside = folder / "kit", folder / "kit.left"
     if not kit.exists():
-        raise FileNotFoundError(f"{folder} has no kit, so that it takes part in nothing; give the folder of a site")
+        raise FileNotFoundError(f"{folder} has no kit and does not belong to a federation; give the folder of a site")
     record(folder, "leave", because=because.strip())
     os.replace(kit, aside)
     return aside
 
 
 def said_of(folder: Path, plan: Plan) -> str | None:
-    """What this site said of a plan: "accepted" or "refused"; None: nothing yet."""
+    """Return this site's decision about a plan: "accepted", "refused", or None."""
     for kind in (REFUSED, ACCEPTED):
         if any(_read(Path(folder) / kind, digest) is not None for digest in (plan.digest, spec_digest(plan))):
             return kind
@@ -137,7 +137,7 @@ def said_of(folder: Path, plan: Plan) -> str | None:
 
 
 def partners(folder: Path) -> dict[str, str]:
-    """Public keys of partners, as they were compared; by name of the site."""
+    """Compared public keys of partners by site name."""
     path = Path(folder) / PARTNERS
     try:
         found = parse_json(path.read_text(encoding="utf-8"))
@@ -151,7 +151,7 @@ def partners(folder: Path) -> dict[str, str]:
 
 
 def words(folder: Path) -> tuple[list[Word], list[Word]]:
-    """What was accepted here, and what was refused; the latest first."""
+    """Accepted and refused plans, latest first."""
     found = []
     for kind in (ACCEPTED, REFUSED):
         said = [_read(Path(folder) / kind, path.stem) for path in (Path(folder) / kind).glob("*.json")]
@@ -160,7 +160,7 @@ def words(folder: Path) -> tuple[list[Word], list[Word]]:
 
 
 def propose(folder: Path, plan: Plan) -> Path:
-    """Keep a plan for somebody to look at."""
+    """Store a plan for review."""
     place = private_folder(Path(folder) / PROPOSED)
     path = place / f"{plan.digest}.plan"
     if not path.exists():
@@ -172,7 +172,7 @@ def propose(folder: Path, plan: Plan) -> Path:
 
 
 def proposals(folder: Path) -> list[Plan]:
-    """Plans that came here and wait for a word, or for keys to be compared; the latest first."""
+    """Received plans that wait for a decision or for a comparison of keys, latest first."""
     accepted, refused = ({word.digest for word in said} for said in words(folder))
     paths = sorted((Path(folder) / PROPOSED).glob("*.plan"), key=lambda one: one.stat().st_mtime, reverse=True)
     found = [plan for path in paths if (plan := _loaded(path)) is not None]
@@ -186,7 +186,7 @@ def proposals(folder: Path) -> list[Plan]:
 
 
 def find_plan(folder: Path, what: str) -> Plan:
-    """A plan by the path of its file, by the name of its run, or by the first digits of its digest."""
+    """Find a plan by the path of its file, the name of its run, or the first digits of its digest."""
     path = Path(what)
     if path.is_file():
         return read_plan(path)
@@ -198,9 +198,9 @@ def find_plan(folder: Path, what: str) -> Plan:
         return found[0]
     if found:
         listed = ", ".join(plan.digest[:12] for plan in found)
-        raise ValueError(f"{what!r} could be any of the plans {listed}; give the first digits of one")
+        raise ValueError(f"{what!r} matches several plans ({listed}); give the first digits of one digest")
     came = ", ".join(f"{plan.digest[:12]} ({plan.name})" for plan in kept) or "none"
-    raise FileNotFoundError(f"no spec, no plan {what!r}; plans that came here: {came}")
+    raise FileNotFoundError(f"{what!r} is not a spec or a plan; plans received at this site: {came}")
 
 
 def read_plan(path: Path) -> Plan:
@@ -220,9 +220,9 @@ class _ChangedKey:
 
     def __str__(self) -> str:
         return (
-            f"the key of {self.name!r} is another one than was compared here ({_shown(self.before)} then, "
-            f"{_shown(self.now)} now), so that somebody may pass for it; call {self.name}, and only if the new one is "
-            f"right: `fedrank deploy accept PLAN --new-key {self.name}`"
+            f"the key of {self.name!r} differs from the one compared before ({_shown(self.before)} then, "
+            f"{_shown(self.now)} now), so another party may be impersonating it; call {self.name}, and only if the new "
+            f"key is correct run `fedrank deploy accept PLAN --new-key {self.name}`"
         )
 
 
@@ -236,7 +236,7 @@ def _shown(key: str) -> str:
     try:
         return fingerprint(key)
     except ValueError:
-        return "no key"
+        return "an invalid key"
 
 
 def _accepted(folder: Path, plan: Plan, digest: str) -> Word:
@@ -252,7 +252,7 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def _read(folder: Path, digest: str) -> Word | None:
-    """What was said of a plan. A damaged record is never taken for a yes."""
+    """Read the decision about a plan. A damaged record never counts as an acceptance."""
     try:
         found = parse_json((folder / f"{digest}.json").read_text(encoding="utf-8"))
         word = Word(**{key: str(found[key]) for key in ("digest", "run", "at", "because")})
@@ -266,7 +266,7 @@ def _read(folder: Path, digest: str) -> Word | None:
 
 
 def _loaded(path: Path) -> Plan | None:
-    """A plan that was kept; None where it is one of another version."""
+    """Read a stored plan; None if it was written by another version."""
     try:
         return read_plan(path)
     except (ValueError, OSError):

@@ -1,8 +1,8 @@
-"""A run between sites, seen from the coordinator: the same run folder as from `fedrank run`, and `sites.csv`.
+"""A run between sites, on the coordinator: it writes the same run folder as `fedrank run`, plus `sites.csv`.
 
-Every round is on the disk before the next one is asked for: who answered in time decides what follows, and nobody
-could repeat that. So a coordinator that is killed asks again for the one round that was under way, and sites answer
-with the bytes that they sent before.
+Every round is written to disk before the next one is requested: the result depends on which sites answered in time,
+which cannot be reproduced. After a crash the coordinator repeats only the request of the interrupted round, and sites
+answer with the same bytes as before.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 SITES, STATUS, ATTEMPTS, LEFT_OUT, PLAN = "sites.csv", "sites.json", "attempts.json", "left-out.json", "plan.json"
 COLUMNS = ("round", "site", "seconds", "bytes_down", "bytes_up", "refused")
 SECONDS_BETWEEN_STATUS = 1.0
-MAX_LINE_LENGTH = 1 << 14  # bytes of one of sites.csv
+MAX_LINE_LENGTH = 1 << 14  # maximum length of a line of sites.csv in bytes
 
 
 def coordinate(
@@ -56,9 +56,10 @@ def coordinate(
     departure: Departure | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> str:
-    """Do a run between sites, or what is left of it; its status: finished, interrupted or failed.
+    """Perform or continue a run between sites; return its status: finished, interrupted or failed.
 
-    `say` is told in words for whom the run waits. With `departure` its rounds unlearn who left another run.
+    `say` receives a message about the sites that the run waits for. With `departure`, the rounds unlearn sites that
+    left.
     """
 
     def performer(experiment: Any, writer: RunWriter) -> None:
@@ -81,7 +82,7 @@ def coordinate(
 
 @dataclass(frozen=True)
 class Coordination:
-    """A run between sites, of any kind, as its coordinator does it."""
+    """A run between sites of any kind, as performed by its coordinator."""
 
     writer: RunWriter
     plan: Plan
@@ -90,11 +91,11 @@ class Coordination:
     departure: Departure | None = None
 
     def issue(self, card: Card, data: str) -> None:
-        """Write the card of the model. Sites get it with the model, before the run counts as finished."""
+        """Write the model card. Sites receive it with the model, before the run counts as finished."""
         issued(card, self.writer.folder, data).write(self.writer.folder)
 
     def give_result(self, round: int) -> dict[str, str]:
-        """Give the model, its card and a receipt to every site that answers; why the others did not take them."""
+        """Send the model, its card and a receipt to every site; return why sites did not accept them."""
         files = {"model": "model.json", "card": Card.FILE, "receipt": Receipt.FILE}
         paths = {part: self.writer.folder / name for part, name in files.items()}
         return self.calls.give(
@@ -103,21 +104,21 @@ class Coordination:
 
 
 def site_notes(left_out: Mapping[str, str], undelivered: Mapping[str, str]) -> list[str]:
-    """What a run folder says of sites that were left out, and of those that did not take the result."""
+    """Notes in the run folder about sites that were excluded or that did not accept the result."""
     notes = [f"{name}: {reason}" for name, reason in left_out.items()]
-    return notes + [f"{name} has not been given the result: {reason}" for name, reason in undelivered.items()]
+    return notes + [f"{name} did not receive the result: {reason}" for name, reason in undelivered.items()]
 
 
 def deployed(card: Card, plan: Plan, clients: Collection[int] | None = None) -> Card:
-    """The card of a model that sites made; `clients` took part, or all. In a trial it is that of a simulation."""
+    """The card of a model that sites trained; `clients` participated (None: all). A trial has a simulation's card."""
     if plan.simulated:
         return card
     sites = ", ".join(site.name for site in plan.sites if clients is None or site.clients[0] in clients)
-    return replace(card, what=DEPLOYED_RUN, not_covered=(*card.not_covered, f"which sites took part: {sites}"))
+    return replace(card, what=DEPLOYED_RUN, not_covered=(*card.not_covered, f"which sites participated: {sites}"))
 
 
 def _keep_plan(folder: Path, plan: Plan) -> None:
-    """A run folder belongs to one plan: what sites accepted, and what their outboxes answer."""
+    """Store the plan that sites accepted; raise ValueError if the run folder belongs to another plan."""
     path = folder / PLAN
     if not path.exists():
         write_atomic(path, plan.dump(), private=True)
@@ -126,12 +127,12 @@ def _keep_plan(folder: Path, plan: Plan) -> None:
     if differ := [key for key in now if before.get(key) != now[key]]:
         key = "version" if "version" in differ else differ[0]
         way_out = (
-            "finish the run with the version it began with, or begin a new one under another --name"
+            "finish the run with the version that started it, or start a new run with another --name"
             if key == "version"
-            else "plan it as before, or begin a new run under another --name"
+            else "restore the previous spec, or start a new run with another --name"
         )
         raise ValueError(
-            f"{folder} was begun with another plan: its {key} is {_short(before.get(key))}, and now "
+            f"{folder} was started with another plan: its {key} is {_short(before.get(key))}, but now it is "
             f"{_short(now[key])}; {way_out}"
         )
 
@@ -152,7 +153,7 @@ def _perform(experiment: FederatedExperiment, run: Coordination) -> None:
     folder.describe(last)
     own = simulated
     if own is None and has_trait(plan.federated.aggregator, "trusted queries"):
-        own = make_clients(folder.fold.train, 1)  # the coordinator's, from which the aggregator learns whom to trust
+        own = make_clients(folder.fold.train, 1)  # the coordinator's queries, by which the aggregator estimates trust
     hub = Hub(run.calls, begin_attempt=books.attempt, simulated=own)
     state, memory, _ = folder.begin()
     if departure is not None:
@@ -172,7 +173,7 @@ def _perform(experiment: FederatedExperiment, run: Coordination) -> None:
         state, memory = outcome.state, outcome.memory
         ends = outcome.round == last
         folder.add(outcome, ends)
-        # This round is on the disk before the next one is asked for: what follows depends on who answered in time.
+        # Write this round to disk before requesting the next one: the result depends on which sites answered in time.
         writer.save_checkpoint(outcome.round, folder.checkpoint(state, memory))
         books.keep_left_out(run.calls.left_out)
         books.progress(plan, outcome.round, last)
@@ -185,7 +186,7 @@ def _perform(experiment: FederatedExperiment, run: Coordination) -> None:
 def _finish(
     run: Coordination, folder: FederatedRun, hub: Hub, reached: tuple[Any, Any], simulated: SimulatedClients | None
 ) -> None:
-    """Judge the model, issue its card, and give both to every site."""
+    """Evaluate the model, write its card, and send both to every site."""
     writer, plan, departure, (state, memory) = run.writer, run.plan, run.departure, reached
     if simulated is not None:
         weights, models, clients = folder.final(plan.federated, state, memory, simulated)
@@ -193,7 +194,7 @@ def _finish(
         weights, models = plan.whole(state.weights), None
         clients = as_columns(ask_measures(hub.handshake, weights, state.round), plan) or {}
     folder.save_model(weights, models, plan.features)
-    # All that sites get is written and given before the run counts as finished: a run that stops here goes on.
+    # Write and send everything before the run counts as finished: a run that stops here continues.
     run.issue(card_of(folder.experiment, plan, run.books.charged(state.round)), folder.fold.name)
     if departure is not None:
         departure.write_receipt(writer.folder, plan, state, plan.searches)
@@ -207,27 +208,27 @@ def _finish(
 
 
 def state_before(plan: Plan, start: Any = None) -> State:
-    """The state of a coordinator before round 1."""
+    """The coordinator's state before round 1."""
     weights = plan.experiment.learner.ranker.first(plan.features, rng_for(plan.seed, "first"))
     task = ServerTask(plan.federated, len(plan.clients), plan.experiment.arrival)
     return task.first((weights if start is None else start)[: plan.sent])
 
 
 def _start(experiment: FederatedExperiment, folder: FederatedRun, simulated: SimulatedClients | None) -> Any:
-    """The model that the coordinator begins with, if it names one."""
+    """The initial model, if the coordinator names one."""
     if simulated is not None:
         return folder.start(simulated)
     return None if experiment.start is None else load_weights(experiment.start).weights
 
 
 def card_of(experiment: FederatedExperiment, plan: Plan, charged: int) -> Card:
-    """The privacy card of a model that sites made: deployed, unless they simulated their people."""
+    """The privacy card of a model that sites trained: deployed, unless the sites are simulated."""
     rows = prices(guarantees_of(experiment, plan.features), charged, charged, experiment.privacy.delta)
     return deployed(card(experiment, rows, charged, charged), plan)
 
 
 class Books:
-    """What a coordinator writes down besides the run: who answered, how often a secure sum was tried, who waits."""
+    """Files that a coordinator writes besides the run: exchanges, attempts at secure aggregation, waiting sites."""
 
     def __init__(self, folder: Path, say: Callable[[str], None] = lambda line: None) -> None:
         self.folder, self._told, self._refusal, self._say, self._said = folder, 0.0, "", say, ""
@@ -242,7 +243,7 @@ class Books:
 
     def waiting(self, round: int, why: Mapping[str, str]) -> None:
         self._status({"round": round, "waiting": dict(why)}, now=True)
-        line = f"waits, in round {round:,}: " + "; ".join(f"{name}: {reason}" for name, reason in why.items())
+        line = f"waiting in round {round:,}: " + "; ".join(f"{name}: {reason}" for name, reason in why.items())
         if line != self._said:
             self._said = line
             self._say(line)
@@ -252,7 +253,7 @@ class Books:
         self._status({"run": plan.name, "round": round, "rounds": last, "waiting": {}}, now=round == last)
 
     def attempt(self, round: int) -> int:
-        """The number of a new attempt at a secure sum, noted before anybody is asked: each is charged."""
+        """The number of a new attempt at secure aggregation, stored before any request: each is charged."""
         number = self._attempts.get(str(round), -1) + 1
         self._attempts[str(round)] = number
         if number or len(self._attempts) > 1:
@@ -261,7 +262,7 @@ class Books:
         return number
 
     def charged(self, rounds: int) -> int:
-        """How often a site that was always there has paid, at most."""
+        """Maximum number of charges of a site that was never absent."""
         return rounds + sum(self._attempts.values())
 
     def left_out(self) -> dict[str, str]:
@@ -269,7 +270,7 @@ class Books:
         return dict(self._left_out)
 
     def keep_left_out(self, left_out: Mapping[str, str]) -> None:
-        """Who stays out until an operator lets them in again: what the coordinator decided outlives it."""
+        """Store the sites that stay excluded until an operator readmits them, also after a restart."""
         if left_out == self._left_out:
             return
         self._left_out = dict(left_out)
@@ -282,7 +283,7 @@ class Books:
         except ValueError:
             found = None
         if not isinstance(found, dict) or not all(type(value) is kind for value in found.values()):
-            raise ValueError(f"{path} is damaged, and the run cannot go on without it; restore it from a backup")
+            raise ValueError(f"{path} is damaged, and the run cannot continue without it; restore it from a backup")
         return found
 
     def _write_rows(self) -> None:
@@ -297,7 +298,7 @@ class Books:
                 writer.writerow(COLUMNS)
             file.seek(max(0, end - MAX_LINE_LENGTH))
             tail = file.read()
-            file.truncate(end - len(tail) + tail.rfind(b"\n") + 1)  # of a line that a crash cut short nothing is known
+            file.truncate(end - len(tail) + tail.rfind(b"\n") + 1)  # remove a line that a crash left incomplete
             file.seek(0, os.SEEK_END)
             writer.writerows(self._rows)
             file.write(text.getvalue().encode())
@@ -308,5 +309,5 @@ class Books:
         if not now and clock - self._told < SECONDS_BETWEEN_STATUS:
             return
         self._told = clock
-        told = {"at": time.time(), **found, "last_refusal": self._refusal}
-        write_atomic(self.folder / STATUS, json.dumps(told, ensure_ascii=False) + "\n", private=True)
+        content = {"at": time.time(), **found, "last_refusal": self._refusal}
+        write_atomic(self.folder / STATUS, json.dumps(content, ensure_ascii=False) + "\n", private=True)

@@ -1,7 +1,7 @@
-"""What a site has, as the one row of a table of clients that it is to itself.
+"""A site's data as a table of clients with one row, the site itself.
 
-Nothing here asks how data should look: a site's own settings say what there is, and a plan says what it must fit. Where
-the two differ both values are named, since people of two organisations must agree on one of them.
+A site's settings describe its data, and a plan states the requirements. If they differ, the message names both values,
+because two organisations must agree on one of them.
 """
 
 from __future__ import annotations
@@ -39,29 +39,31 @@ if TYPE_CHECKING:
     from fedrank.deploy.plan import Plan
     from fedrank.deploy.settings import SiteData, SiteSettings
 
-SCALES = (1, 2, 4)  # highest grades of the scales that users are known for
-_ROWS = 1 << 16  # of an array that are read at a time
+SCALES = (1, 2, 4)  # highest relevance labels of scales with defined click models
+_ROWS = 1 << 16  # rows of an array that are read at a time
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What may be said of a site's data before anything is learnt; other sites must have the same kind."""
+    """Facts about a site's data that it reveals before training; all sites must have data of the same kind."""
 
     features: int
-    names_digest: str  # of the features; "": they have none
+    names_digest: str  # of the feature names; "" if there are none
     normalised: str
-    digest: str  # of all data: changed data are noticed
-    queries: int  # to learn from
-    people: int  # 0: nobody says whose the queries are
+    digest: str  # of all data, to notice changes
+    queries: int  # for training
+    people: int  # 0: the queries are not assigned to people
 
 
 @dataclass(frozen=True, eq=False)
 class SiteSplit:
-    """A site's own data: queries to learn from, and those by which quality is measured."""
+    """A site's own data: queries for training and queries for evaluation."""
 
     train: RankingData
     test: RankingData | None
-    whose: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # [queries of train]: a person
+    whose: NDArray[np.int64] = field(
+        default_factory=lambda: np.empty(0, np.int64)
+    )  # [queries of train]: index of the person
 
     @property
     def people(self) -> int:
@@ -73,7 +75,7 @@ class SiteSplit:
         return DataFacts(train.features.shape[1], names, train.normalised, _digest(self), train.queries, self.people)
 
 
-# Searches come and go while a run goes on: what must not change is what their features mean.
+# Recorded searches are added and deleted during a run: only the meaning of their features must not change.
 _FACTS_OF_RECORDED = DataFacts(
     features=len(LIVE_1.names),
     names_digest=names_digest(LIVE_1.names),
@@ -86,7 +88,7 @@ _FACTS_OF_RECORDED = DataFacts(
 
 @dataclass(frozen=True)
 class RecordedFacts:
-    """How many searches of a person are recorded, all of them closed, and how many no run has learnt from."""
+    """Number of recorded searches of a person (closed ones only), and of those that no run has used yet."""
 
     recorded: int
     unused: int
@@ -96,19 +98,19 @@ class RecordedFacts:
 
 
 def recorded_facts(folder: Path, impressions: str) -> RecordedFacts:
-    """Those of a site's folder."""
+    """The facts of a site's folder."""
     there = RecordedFolder(impressions).numbers()
     return RecordedFacts(len(there), len(set(there) - used_searches(folder / OUTBOX)))
 
 
 def load_share(data: SiteData) -> SiteSplit:
-    """All that a site has to learn from, and to measure by."""
+    """Load a site's data for training and evaluation."""
     if data.letor is not None:
         whole, whose = _from_letor(data)
     elif data.log is not None:
         return _from_log(data)
     else:
-        raise ValueError("data: there is nothing to learn from; set letor or log in site.toml")
+        raise ValueError("data: no training data are configured; set letor or log in site.toml")
     kept = _kept(whole.queries, data)
     if kept == whole.queries:
         return SiteSplit(whole, None, whose)
@@ -117,17 +119,17 @@ def load_share(data: SiteData) -> SiteSplit:
 
 
 def describe(data: SiteData) -> DataFacts:
-    """What may be said of a site's data."""
+    """Facts about a site's data."""
     if data.impressions is not None:
         return _FACTS_OF_RECORDED
     return load_share(data).facts()
 
 
 def open_data_source(settings: SiteSettings, plan: Plan) -> ClientSiteData:
-    """What a site holds for a plan. Data are not even opened for one that its policy does not allow.
+    """Open a site's data for a plan; they are not opened if its policy does not allow the plan.
 
-    Its ledger has one row: whenever the site takes part all its people do, and whoever comes later has paid no more.
-    So charges stay right when people come and go.
+    Its ledger has one row: whenever the site participates, all its people do, and people who join later have not paid
+    more. Charges therefore stay correct when people join or leave.
     """
     if found := settings.policy.objections(plan):
         raise ValueError("\n".join(found))
@@ -135,7 +137,7 @@ def open_data_source(settings: SiteSettings, plan: Plan) -> ClientSiteData:
     clients = simulated_clients_of(share, plan, settings.id)
     data = plan.experiment.data
     if data.propensities == OWN:
-        assert settings.data.log is not None, "differences has seen to it"
+        assert settings.data.log is not None, "differences checks this"
         clients = corrected_clients(clients, load_log(settings.data.log), data.bias)
     return ClientSiteData(
         clients, 1, np.zeros(len(clients if clients.people is None else clients.people), dtype=np.int64), share.test
@@ -143,7 +145,7 @@ def open_data_source(settings: SiteSettings, plan: Plan) -> ClientSiteData:
 
 
 def open_recorded(folder: Path, settings: SiteSettings, plan: Plan) -> RecordedSiteData:
-    """The recorded searches of a site for a plan."""
+    """Open the recorded searches of a site for a plan."""
     if found := settings.objections(plan):
         raise ValueError("\n".join(found))
     learner = plan.experiment.learner
@@ -154,9 +156,9 @@ def open_recorded(folder: Path, settings: SiteSettings, plan: Plan) -> RecordedS
 
 
 def simulated_clients_of(share: SiteSplit, plan: Plan, id: int) -> SimulatedClients:
-    """A table of one client, this site, with its people where the plan protects each of them.
+    """A table with one client, this site, and its people if the plan protects each of them.
 
-    Data that do not fit the plan are refused.
+    Raises ValueError if the data do not fit the plan.
     """
     experiment = plan.experiment
     if found := differences(share, plan):
@@ -169,24 +171,24 @@ def simulated_clients_of(share: SiteSplit, plan: Plan, id: int) -> SimulatedClie
 
 
 def differences(share: SiteSplit, plan: Plan) -> list[str]:
-    """Where a site's data do not fit a plan, each with both values."""
+    """Differences between a site's data and a plan, each with both values."""
     train = share.train
     found = _other_features(train.features.shape[1], names_digest(train.feature_names), train.normalised, plan)
-    learner = getattr(plan.question, "learner", None)  # forests have none
+    learner = getattr(plan.question, "learner", None)  # trees have none
     if isinstance(learner, Pdgd) and learner.lists == "logged" and not len(train.who):
         found.append(
-            'learner.lists: the plan has "logged", and this site has no log of what was shown; set data.log, or plan '
-            'with "drawn"'
+            'learner.lists: the plan has "logged", but this site has no log of displayed results; set data.log, or use '
+            '"drawn" in the plan'
         )
     if has_trait(learner, "logged") and not len(train.who):
         found.append(
-            "learner: the plan learns from lists that were shown, and this site has no log of them; set data.log, or "
-            "plan with pdgd"
+            "learner: the plan trains on displayed result lists, but this site has no log of them; set data.log, or "
+            "use pdgd in the plan"
         )
     elif has_trait(learner, "logged") and plan.experiment.data.propensities == OWN and not len(train.position):
         found.append(
-            "data.propensities: the plan corrects clicks for their places, and lists of this site's log were made up, "
-            "so that they have none; build it from a log of shown lists"
+            "data.propensities: the plan corrects clicks for position bias, but the lists of this site's log are "
+            "synthetic and have no positions; build it from a log of displayed lists"
         )
     if learner is not None and _protects_people(plan):
         found += _other_people(share.people, plan)
@@ -194,7 +196,7 @@ def differences(share: SiteSplit, plan: Plan) -> list[str]:
 
 
 def _protects_people(plan: Plan) -> bool:
-    """Whether each person of a site is protected, and not the site as a whole."""
+    """Whether each person of a site is protected, instead of the site as a whole."""
     return plan.experiment.clients.people > 1 or has_trait(plan.experiment.mechanism, "people")
 
 
@@ -202,20 +204,20 @@ def _other_people(people: int, plan: Plan) -> list[str]:
     most = plan.experiment.clients.people
     if not people:
         return [
-            f"data.person: the plan has clients.people = {most}, and nobody says whose the queries here are; name the "
-            "key of the comments, or of a log its users, in site.toml"
+            f"data.person: the plan has clients.people = {most}, but this site does not assign its queries to people; "
+            "set data.person in site.toml to the key of the comments (with a log: to its users)"
         ]
     bound = min(most, getattr(plan.experiment.mechanism, "people", most))
     if people <= bound:
         return []
     return [
-        f"people: this site has {people:,}, and the plan is made for {bound:,} at most (clients.people); plan with "
-        "more, which is a public number"
+        f"people: this site has {people:,}, but the plan allows at most {bound:,} (clients.people); use a larger "
+        "number in the plan (it is public)"
     ]
 
 
 def differences_of_recorded(plan: Plan) -> list[str]:
-    """The same of recorded searches, which all have the same features."""
+    """The same for recorded searches, which all have the same features."""
     facts = _FACTS_OF_RECORDED
     return _other_features(facts.features, facts.names_digest, facts.normalised, plan)
 
@@ -224,23 +226,21 @@ def _other_features(width: int, names: str, normalised: str, plan: Plan) -> list
     found = []
     if width != plan.features:
         found.append(
-            f"features: this site has {width}, the plan {plan.features}; agree on one set of features, in one order"
+            f"features: this site has {width}, the plan {plan.features}; use the same features in the same order"
         )
     elif names != plan.feature_names:
-        remedy = "compare the lists, since weights of one feature would be learnt from another"
+        remedy = "compare the lists: otherwise weights of one feature would be learned from another"
         if not names or not plan.feature_names:
-            who = (
-                "set data.names in site.toml" if not names else "leave out data.names, or let the coordinator name them"
-            )
-            remedy = f"{who}, so that all mean the same features"
+            who = "set data.names in site.toml" if not names else "remove data.names, or let the coordinator set them"
+            remedy = f"{who}, so all sites use the same features"
         found.append(
-            f"feature names: those of this site have the digest {names or 'none'}, those of the plan "
+            f"feature names: their digest at this site is {names or 'none'}, in the plan "
             f"{plan.feature_names or 'none'}; {remedy}"
         )
     if normalised != plan.normalised:
         found.append(
             f'normalisation: this site has "{normalised}", the plan "{plan.normalised}"; set data.normalise in '
-            "site.toml, or plan with another"
+            "site.toml, or use another one in the plan"
         )
     return found
 
@@ -267,16 +267,16 @@ def _from_letor(data: SiteData) -> tuple[RankingData, NDArray[np.int64]]:
         names = tuple(Path(data.names).read_text(encoding="utf-8").splitlines())
         if len(names) != whole.features.shape[1]:
             raise ValueError(
-                f"data.names: {data.names} has {len(names)} lines, and {data.letor} has {whole.features.shape[1]} "
-                "features; give each one name"
+                f"data.names: {data.names} has {len(names)} lines, but {data.letor} has {whole.features.shape[1]} "
+                "features; write one name per feature"
             )
-    # A small share may lack the highest grade of its scale.
+    # A small dataset may not contain the highest relevance label of its scale.
     usual = next((top for top in SCALES if top >= whole.top_grade), whole.top_grade)
     top = usual if data.top_grade is None else data.top_grade
     if top < whole.top_grade:
         raise ValueError(
-            f"data.top_grade: {top} is lower than a grade in {data.letor}, {whole.top_grade}; give the highest of the "
-            "scale"
+            f"data.top_grade: {top} is lower than the highest relevance label in {data.letor}, {whole.top_grade}; set "
+            "the highest label of the scale"
         )
     whole = replace(whole, feature_names=names, top_grade=top, given=data.given or whole.given)
     if data.person is None:
@@ -288,7 +288,7 @@ def _from_log(data: SiteData) -> SiteSplit:
     assert data.log is not None
     log = load_log(data.log)
     kept = _kept(len(log), data)
-    # Ranges that are fixed tell nothing of anybody; all others would have to be exchanged.
+    # Fixed ranges reveal nothing about the data; any other ranges would have to be exchanged.
     fixed = fixed_ranges(log_features(log)) if data.normalise is None else None
     how = data.normalised if fixed is None else "global"
     parts = [
@@ -301,20 +301,20 @@ def _from_log(data: SiteData) -> SiteSplit:
 
 
 def _kept(queries: int, data: SiteData) -> int:
-    """How many queries are for learning."""
+    """The number of training queries."""
     if data.test_share is None:
         return queries
     kept = queries - math.floor(queries * data.test_share)
     if not 0 < kept < queries:
         raise ValueError(
-            f"data.test_share: {data.test_share:g} divides {queries} queries into {kept} to learn from and "
-            f"{queries - kept} to measure by; use another share, or leave it out"
+            f"data.test_share: {data.test_share:g} divides {queries} queries into {kept} for training and "
+            f"{queries - kept} for evaluation; use another share, or remove it"
         )
     return kept
 
 
 def _people_in_comments(path: str | Path, key: str, data: RankingData) -> NDArray[np.int64]:
-    """[queries]: whose each is, by a key in the comments of its documents."""
+    """[queries]: index of the person, from a key in the comments of the documents."""
     pattern = re.compile(rf"(?:^|[\s,;]){re.escape(key)}\s*[=:]\s*([^\s,;]+)")
     found = [match[1] if (match := pattern.search(comment)) else "" for comment in read_comments(path)]
     whose = []
@@ -322,11 +322,13 @@ def _people_in_comments(path: str | Path, key: str, data: RankingData) -> NDArra
         people = sorted(set(found[data.offsets[query] : data.offsets[query + 1]]))
         if people == [""] or len(people) > 1:
             what = (
-                "nobody's" if people == [""] else f"said to be of {', '.join(person or 'nobody' for person in people)}"
+                "not assigned to a person"
+                if people == [""]
+                else f"assigned to {', '.join(person or 'none' for person in people)}"
             )
             raise ValueError(
-                f"data.person: query {name} of {path} is {what}; write `# {key} = ...` behind each of its documents, "
-                "the same for all of them"
+                f"data.person: query {name} of {path} is {what}; write `# {key} = ...` after each of its documents, "
+                "with the same person"
             )
         whose.append(people[0])
     return np.unique(whose, return_inverse=True)[1].astype(np.int64).ravel()

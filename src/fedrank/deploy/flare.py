@@ -1,7 +1,7 @@
-"""The engine carries bytes: a site's executor hands requests to its `Site`, the server's controller asks for a `Hub`.
+"""NVFLARE carries bytes: a site's executor passes requests to its `Site`, the server's controller runs a `Hub`.
 
-Neither knows anything of learning, and neither takes anything from a job but the signal to begin: what a site is lies
-in the folder around its kit, what the coordinator wants in the home around the server's.
+Neither contains learning code, and neither reads anything from a job except the start signal: a site is configured in
+the folder around its kit, the coordinator's run in the home around the server's kit.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
 
 TOPIC, ALIVE, LOG = "fedrank", "fedrank-alive", "site.log"
 REQUEST, ANSWER, REASON, WORKS = "request", "answer", "reason", "works"
-BUSY = 20.0  # seconds to wait for a site's lock: a job that was aborted ends slowly
-AGAIN = 5.0  # seconds after which a site that could not be opened is tried again
-BEGINNING = 30.0  # seconds that sites have to come up after a job began
-GONE = 1.0  # seconds for which a site that was heard before may be unreachable
+BUSY = 20.0  # seconds to wait for a site's lock: an aborted job may take time to end
+AGAIN = 5.0  # seconds until a site that could not be opened is tried again
+BEGINNING = 30.0  # seconds that sites have to start after a job began
+GONE = 1.0  # seconds for which a site that answered before may be unreachable
 RETRY = 0.1  # seconds
-PROBE = 2.0  # seconds after which a site that has not answered is asked whether it is there and works
-DEAD = 5.0  # seconds without a way to a site after which nobody waits for its answer
-LOST = 10.0  # seconds, at least, in which a site does nothing, after which its answer was lost on the way
-SLOWEST = 20_000  # bytes a second of a line, on which a long message takes its time
-OVERHEAD = 1 << 16  # bytes that the engine adds to a message, at most
+PROBE = 2.0  # seconds until a site that has not answered is asked whether it is running and working
+DEAD = 5.0  # seconds without a connection to a site until its answer is given up
+LOST = 10.0  # minimum number of seconds in which a site is idle before its answer counts as lost
+SLOWEST = 20_000  # bytes per second of the slowest supported connection
+OVERHEAD = 1 << 16  # maximum number of bytes that NVFLARE adds to a message
 _MOST = f"{MAX_MESSAGE >> 20} MiB"
 
 
 class SiteExecutor(Executor):  # type: ignore[misc]
-    """Answers requests of the coordinator at a site, by the `Site` in the folder around the kit.
+    """Answers the coordinator's requests at a site with the `Site` in the folder around the kit.
 
-    Problems in words of the site's own, which may speak of its data, stay here: the coordinator learns their kind.
+    Error messages of the site, which may describe its data, stay here: the coordinator receives only their kind.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class SiteExecutor(Executor):  # type: ignore[misc]
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:
-            # A problem here would be swallowed, and the site silent: so it is kept, and told to whoever asks.
+            # An exception here would be swallowed, and the site would stay silent: store it for the next request.
             self._folder = home_of(fl_ctx)
             self._open(BUSY)
             engine = fl_ctx.get_engine()
@@ -101,8 +101,8 @@ class SiteExecutor(Executor):  # type: ignore[misc]
             return
 
     def _keep(self, problem: Exception, kind: str) -> None:
-        """The whole problem is for the site's own log; others learn its kind."""
-        self._reason = f"{kind}; its administrator finds why in site.log"
+        """Log the whole problem at the site; the coordinator receives its kind only."""
+        self._reason = f"{kind}; the reason is in the site's site.log"
         log_line(self._folder / LOG, f"{SITE_FAILS[1]}: {type(problem).__name__}: {problem}")
 
     def _alive(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -127,25 +127,27 @@ class SiteExecutor(Executor):  # type: ignore[misc]
         reply = make_reply(ReturnCode.OK)
         content = request.get(REQUEST)
         if site is None or not isinstance(content, bytes):
-            reply[REASON] = reason if site is None else "a request is bytes"
+            reply[REASON] = reason if site is None else "a request must be bytes"
             return reply
         try:
             reply[ANSWER] = site.answer(content)
-        except Exception as problem:  # it should not, and if it does nobody else reads what it says
+        except Exception as problem:  # unexpected; its text stays at the site
             log_line(self._folder / LOG, f"a request was not answered: {type(problem).__name__}: {problem}")
-            reply[REASON] = f"the site cannot answer ({type(problem).__name__}); its site.log says why"
+            reply[REASON] = f"the site cannot answer ({type(problem).__name__}); the reason is in its site.log"
         return reply
 
 
 class HubController(Controller):  # type: ignore[misc]
-    """Does the run that `active.json` names, in the coordinator's home around the server's kit."""
+    """Performs the run that `active.json` names, in the coordinator's home around the server's kit."""
 
     def __init__(self) -> None:
         super().__init__()
         end_with_parent()
         self._threads: dict[str, ThreadPoolExecutor] = {}
         self._heard: set[str] = set()
-        self._missed: dict[str, tuple[float, float]] = {}  # since when a site cannot be reached, and when it was tried
+        self._missed: dict[
+            str, tuple[float, float]
+        ] = {}  # since when a site is unreachable, and when it was last tried
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         self._engine = fl_ctx.get_engine()
@@ -157,14 +159,14 @@ class HubController(Controller):  # type: ignore[misc]
     def process_result_of_unknown_task(
         self, client: Any, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
     ) -> None:
-        """Nobody has tasks here."""
+        """Tasks are not used."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         home = home_of(fl_ctx)
         self._began = time.monotonic()
         active = Active.read(home)
         if active.job != fl_ctx.get_prop(FLContextKey.JOB_META, {}).get("name"):
-            return  # a job that was left behind when the server was started anew
+            return  # a job that remained when the server was restarted
         with HubVoice(home, active, self._lost) as voice:
             try:
                 voice.end(self._in_turn(active, voice.tell, lambda: bool(abort_signal.triggered)))
@@ -178,7 +180,7 @@ class HubController(Controller):  # type: ignore[misc]
         return coordinate(active.task(), active.plan(), self.send, tell, stop, departure=active.departs())
 
     def _in_turn(self, active: Active, tell: Callable[[News], None], stop: Callable[[], bool]) -> str:
-        """Do the run when the job before this one has let go of its folder."""
+        """Perform the run once the previous job has released its folder."""
         while True:
             try:
                 return self.coordinate(active, tell, stop)
@@ -188,7 +190,7 @@ class HubController(Controller):  # type: ignore[misc]
                 time.sleep(RETRY)
 
     def send(self, site: str, request: bytes, patience: float) -> Future[bytes]:
-        """Carry a request to a site; its answer, or why there is none. Requests to one site wait for each other."""
+        """Send a request to a site; return its answer or raise the reason. Requests to one site are sequential."""
         if site not in self._threads:
             self._threads[site] = ThreadPoolExecutor(1, thread_name_prefix=f"to-{site}")
         return self._threads[site].submit(self._carry, site, request, patience)
@@ -198,7 +200,7 @@ class HubController(Controller):  # type: ignore[misc]
 
         began = time.monotonic()
         if len(request) > MAX_MESSAGE - OVERHEAD:
-            raise Silent(f"{len(request):,} bytes are too long a message: at most {_MOST}")
+            raise Silent(f"the message is too long ({len(request):,} bytes; at most {_MOST})")
         while True:
             message = Shareable()
             message[REQUEST] = request
@@ -210,11 +212,11 @@ class HubController(Controller):  # type: ignore[misc]
                 answer = reply.get(ANSWER)
                 if isinstance(answer, bytes):
                     return answer
-                raise Silent(str(reply.get(REASON) or f"{site} answered with nothing")[:1000])
+                raise Silent(str(reply.get(REASON) or f"{site} sent an empty answer")[:1000])
             now = time.monotonic()
             if code == ReturnCode.TIMEOUT:
                 if now - began < 0.9 * patience:
-                    raise Silent(f"the answer of {site} was lost: it is longer than {_MOST}, or the connection broke")
+                    raise Silent(f"the answer of {site} was lost: it is longer than {_MOST}, or the connection failed")
                 raise Silent(f"{site} did not answer within {now - began:.0f} s")
             until = began + GONE if site in self._heard else self._began + BEGINNING
             if site in self._lost() or now + RETRY > min(began + patience, until):
@@ -223,10 +225,10 @@ class HubController(Controller):  # type: ignore[misc]
             time.sleep(RETRY)
 
     def _watched(self, site: str, message: Shareable, patience: float, lost: float) -> tuple[Shareable | None, str]:
-        """A reply and its code. The engine does not tell that a site died meanwhile, or that its reply was lost.
+        """A reply and its return code. NVFLARE does not report that a site died or that its reply was lost.
 
-        So the site is asked whether it is there, and whether it works: one that does nothing for `lost` seconds has
-        answered, or was never asked.
+        Therefore the site is asked whether it is running and working: one that is idle for `lost` seconds has already
+        answered or never received the request.
         """
         asked: Future[tuple[Shareable | None, str]] = Future()
         threading.Thread(
@@ -236,7 +238,9 @@ class HubController(Controller):  # type: ignore[misc]
         while not wait([asked], timeout=PROBE).done:
             reply, code = self._request(site, ALIVE, Shareable(), PROBE)
             now = time.monotonic()
-            if reply is not None and code != ReturnCode.COMMUNICATION_ERROR:  # a time-out, too: a line may be slow
+            if (
+                reply is not None and code != ReturnCode.COMMUNICATION_ERROR
+            ):  # a time-out counts, too: a connection may be slow
                 there = now
             if reply is None or code != ReturnCode.OK or reply.get(WORKS):
                 busy = now
@@ -250,16 +254,16 @@ class HubController(Controller):  # type: ignore[misc]
         try:
             with self._engine.new_context() as fl_ctx:
                 replies = self._engine.send_aux_request([site], topic, message, patience, fl_ctx, optional=True) or {}
-        except Exception as problem:  # of the engine, when it ends
+        except Exception as problem:  # raised by NVFLARE while it stops
             return None, type(problem).__name__
         reply = replies.get(site)
         return reply, ReturnCode.COMMUNICATION_ERROR if reply is None else reply.get_return_code()
 
     def _lost(self) -> list[str]:
-        """Sites that could not be reached again and again; one message may be lost, or refused."""
+        """Sites that were unreachable repeatedly; a single message may be lost or refused."""
         return [site for site, (first, last) in self._missed.items() if last - first > 2 * GONE]
 
 
 def home_of(fl_ctx: FLContext) -> Path:
-    """The folder around the kit of this process: that of a site, or the coordinator's home."""
+    """The folder around the kit of this process: a site's folder or the coordinator's home."""
     return Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()).absolute().parent

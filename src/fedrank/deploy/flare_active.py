@@ -1,7 +1,7 @@
-"""What passes between `fedrank deploy run` and the server's job: two small files in the coordinator's home.
+"""Two small files in the coordinator's home that connect `fedrank deploy run` and the server's job.
 
-`active.json` says which run is to be done; the command writes it before it submits a job, so that the job itself
-carries nothing. `hub.json` says how far it is and how it ended; the job writes it, and both survive either.
+`active.json` names the run; the command writes it before it submits a job, so the job carries no content. `hub.json`
+holds its progress and result; the job writes it. Both survive a restart of either process.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ BETWEEN_NEWS = 0.2  # seconds
 
 @dataclass(frozen=True)
 class Active:
-    """The run that a coordinator works on. A chain of jobs does it, each a stretch."""
+    """The run that a coordinator works on. A chain of jobs performs it, one stretch each."""
 
     run: str  # 16 bytes, in hex
     stretch: int
     plan_text: str
-    spec: str  # TOML, with the coordinator's own paths
+    spec: str  # TOML, with the coordinator's paths
     folder: str
     name: str
     variant: str
     settings: dict[str, Any]
     fold: int
     seed: int
-    departure: dict[str, Any] | None = None  # whom its rounds unlearn, from which run and how; None: nobody
+    departure: dict[str, Any] | None = None  # which sites its rounds unlearn, from which run and how
 
     @classmethod
     def of(cls, task: Task, plan: Plan, stretch: int, departure: Departure | None = None) -> Active:
@@ -73,13 +73,15 @@ class Active:
         try:
             return cls(**parse_json(path.read_bytes()))
         except FileNotFoundError:
-            raise FileNotFoundError(f"{path} is not there: nobody asked for a run; use `fedrank deploy run`") from None
+            raise FileNotFoundError(f"{path} does not exist: no run was requested; use `fedrank deploy run`") from None
         except TypeError as problem:
-            raise ValueError(f"{path} is of another version of fedrank ({problem}); run the spec again") from None
+            raise ValueError(
+                f"{path} was written by another version of fedrank ({problem}); run the spec again"
+            ) from None
 
     @property
     def job(self) -> str:
-        """The name of the job that does this stretch."""
+        """The name of the job that performs this stretch."""
         return f"fedrank-{self.run[:8]}-{self.stretch}"
 
     def write(self, home: Path) -> None:
@@ -99,7 +101,7 @@ class Active:
         return Plan.load(self.plan_text.encode())
 
     def departs(self) -> Departure | None:
-        """Whom the rounds of this run unlearn."""
+        """The sites that the rounds of this run unlearn."""
         from fedrank.deploy.unlearning import named
         from fedrank.experiments.spec.families import build
         from fedrank.unlearning.methods import Unlearner
@@ -112,25 +114,25 @@ class Active:
 
 @dataclass(frozen=True)
 class HubNews:
-    """What a job last said of its run."""
+    """What a job last reported about its run."""
 
     run: str
     stretch: int
-    at: float  # seconds since 1970; of two news with the same time, one is the other
-    process: int  # of the job, on the coordinator's machine
+    at: float  # seconds since 1970; identifies the report
+    process: int  # process ID of the job on the coordinator's machine
     news: dict[str, Any] | None = (
-        None  # fields of `fedrank.experiments.runner.writer.News`; None: no round has ended in this job
+        None  # fields of `fedrank.experiments.runner.writer.News`; None: no round has completed in this job
     )
     lost: list[str] = field(default_factory=list)  # sites that cannot be reached
-    ended: str = ""  # "": it goes on; else what `coordinate` returned, or "failed"
-    why: str = ""  # it failed
+    ended: str = ""  # "": it continues; otherwise the status from `coordinate`, or "failed"
+    why: str = ""  # reason of a failure
 
     @classmethod
     def read(cls, home: Path, active: Active) -> HubNews | None:
-        """None: no job of this stretch has said anything yet."""
+        """Read the report; None if no job of this stretch has written one."""
         try:
             found = cls(**parse_json((home / HUB).read_bytes()))
-        except (FileNotFoundError, TypeError):  # or of another version
+        except (FileNotFoundError, TypeError):  # or written by another version
             return None
         return found if (found.run, found.stretch) == (active.run, active.stretch) else None
 
@@ -139,7 +141,7 @@ class HubNews:
 
 
 class HubVoice:
-    """Writes down what a job has to say of its run: now and then how far it is, at once how it ended."""
+    """Writes the reports of a job about its run: progress at intervals, the result immediately."""
 
     def __init__(self, home: Path, active: Active, lost: Callable[[], Iterable[str]]) -> None:
         self._home, self._lost = home, lost

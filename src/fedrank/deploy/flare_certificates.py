@@ -1,7 +1,7 @@
-"""What certificates say, and what is wrong with them, before anybody trusts a connection to them.
+"""Facts and problems of certificates, checked before a connection relies on them.
 
-A process of the engine that holds a wrong certificate tries again for ever and says nothing, so that these are looked
-at before it starts.
+An NVFLARE process with an invalid certificate retries forever without a message, so certificates are checked before it
+starts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
 ROOT = "rootCA.pem"
-SOON = 30  # days before its end from which on a certificate should be renewed
+SOON = 30  # days before expiry from which a certificate should be renewed
 WHOM_TO_ASK = "ask the coordinator"
 
 
@@ -29,15 +29,15 @@ class CertificateFacts:
     """One certificate of a kit."""
 
     path: Path
-    subject: str  # common name: of a site, of the server's host, of a person
+    subject: str  # common name: of a site, the server's host, or a person
     organisation: str
-    role: str  # as the certificate says: client, server, lead, member, ...
+    role: str  # as in the certificate: client, server, lead, member, ...
     issuer: str  # name of the federation that issued it
     fingerprint: str
-    issuer_fingerprint: str  # of the CA that lies beside it
+    issuer_fingerprint: str  # of the CA next to it
     not_before: datetime
     not_after: datetime
-    host: str  # where its holder connects to, or listens
+    host: str  # where its holder connects to or listens
     port: int
 
     def days_left(self, now: datetime | None = None) -> int:
@@ -46,7 +46,7 @@ class CertificateFacts:
 
 @dataclass(frozen=True)
 class KitFinding:
-    """Something that keeps a kit from working, and what to do about it."""
+    """A problem that prevents a kit from working, and its remedy."""
 
     what: str
     remedy: str
@@ -56,7 +56,7 @@ class KitFinding:
 
 
 class KitError(ValueError):
-    """A kit with which nothing can be started. It names everything that is wrong with it."""
+    """A kit that cannot be started; the message lists all its problems."""
 
     def __init__(self, findings: list[KitFinding]) -> None:
         super().__init__("\n".join(map(str, findings)))
@@ -64,14 +64,14 @@ class KitError(ValueError):
 
 
 def certificate_fingerprint(certificate: Certificate) -> str:
-    """The whole SHA-256 of a certificate, as openssl writes it."""
+    """The full SHA-256 digest of a certificate, in the format of openssl."""
     from cryptography.hazmat.primitives.hashes import SHA256
 
     return "SHA256:" + certificate.fingerprint(SHA256()).hex(":").upper()
 
 
 def same_certificate(one: str, other: str) -> bool:
-    """Whether two fingerprints are the same; colons, spaces, capitals and the name of the hash do not matter.
+    """Whether two fingerprints are equal, ignoring colons, spaces, case and the name of the hash.
 
     >>> same_certificate("SHA256:" + "AB:" * 31 + "AB", "ab" * 32)
     True
@@ -83,7 +83,7 @@ def same_certificate(one: str, other: str) -> bool:
 
 
 def load_certificate(path: Path) -> Certificate:
-    """The certificate in a PEM file; ValueError names the file where it is none."""
+    """Load the certificate in a PEM file; ValueError names the file if it is invalid."""
     from cryptography.x509 import load_pem_x509_certificate
 
     try:
@@ -91,11 +91,11 @@ def load_certificate(path: Path) -> Certificate:
     except FileNotFoundError:
         raise
     except ValueError as problem:
-        raise ValueError(f"{path} is no certificate ({problem}); restore it from a backup") from None
+        raise ValueError(f"{path} is not a certificate ({problem}); restore it from a backup") from None
 
 
 def certificate_facts(kit: Path) -> CertificateFacts:
-    """What the certificate of a kit says. Nothing of it is checked: see `kit_problems`."""
+    """Read the certificate of a kit without checking it: see `kit_problems`."""
     path = certificate_path(kit)
     certificate, root = load_certificate(path), load_certificate(path.parent / ROOT)
     host, port = _endpoint(kit)
@@ -115,22 +115,22 @@ def certificate_facts(kit: Path) -> CertificateFacts:
 
 
 def certificate_path(kit: Path) -> Path:
-    """Where the certificate of a kit lies."""
+    """The path of a kit's certificate."""
     startup = kit / "startup"
     for name in ("server.crt", "client.crt"):
         if (startup / name).exists():
             return startup / name
     raise FileNotFoundError(
-        f"{startup} has no certificate, so that {kit} is no kit; make it with `fedrank deploy join`"
+        f"{startup} has no certificate, so {kit} is not a kit; create one with `fedrank deploy join`"
     )
 
 
 def kit_problems(
     kit: Path, fingerprint: str = "", name: str = "", now: datetime | None = None, end: datetime | None = None
 ) -> list[KitFinding]:
-    """Everything that keeps a kit from connecting: files, chain, expiry and clock, key, host, names.
+    """All problems that prevent a kit from connecting: files, chain, expiry and clock, key, host, names.
 
-    `fingerprint` and `name` are what the federation's CA and the holder should be, where that is known.
+    `fingerprint` and `name` are the expected values of the federation's CA and of the holder, if known.
     """
     now = now or datetime.now(UTC)
     try:
@@ -138,47 +138,49 @@ def kit_problems(
         certificate, root = load_certificate(path), load_certificate(path.parent / ROOT)
         facts = certificate_facts(kit)
     except (OSError, ValueError, KeyError) as problem:
-        return [KitFinding(str(problem), "restore the kit from a backup, or join anew")]
+        return [KitFinding(str(problem), "restore the kit from a backup, or join again")]
     found = _chain(path, certificate, root, fingerprint)
     for whose, which in ((path, certificate), (path.parent / ROOT, root)):
         found += _dates(whose, which, now)
     if end is not None and facts.not_after < end:
-        found.append(KitFinding(f"{path} ends on {facts.not_after:%Y-%m-%d}, before {end:%Y-%m-%d}", _renewal(path)))
+        found.append(KitFinding(f"{path} expires on {facts.not_after:%Y-%m-%d}, before {end:%Y-%m-%d}", _renewal(path)))
     found += _key(path, certificate)
     found += _classes(kit)
     if name and facts.subject != name:
-        found.append(KitFinding(f"{path} is the certificate of {facts.subject!r}, not of {name!r}", "use your own kit"))
+        found.append(
+            KitFinding(f"{path} is the certificate of {facts.subject!r}, not of {name!r}", "use the kit of this site")
+        )
     if facts.role == "server" and facts.host != facts.subject:
         found.append(
             KitFinding(
-                f"{path} is for the host {facts.subject!r}, and the kit listens as {facts.host!r}",
-                "begin a federation for the new host: sites refuse another name",
+                f"{path} is for the host {facts.subject!r}, but the kit listens as {facts.host!r}",
+                "create a federation for the new host: sites refuse another name",
             )
         )
     return found
 
 
 def _classes(kit: Path) -> list[KitFinding]:
-    """What is wrong with the classes that a kit allows."""
+    """Problems with the classes that a kit allows."""
     try:
         outdated = outdated_classes(kit)
     except ValueError as problem:
-        return [KitFinding(str(problem), "restore the kit from a backup, or join anew")]
+        return [KitFinding(str(problem), "restore the kit from a backup, or join again")]
     if not outdated:
         return []
-    says = f"{kit} was made by another version of fedrank: it allows {outdated[0][:100]}, which does not exist here"
+    says = f"{kit} was created by another version of fedrank: it allows {outdated[0][:100]}, which does not exist"
     return [KitFinding(says, "run `fedrank deploy renew` in its folder")]
 
 
 def host_problems(kit: Path) -> list[KitFinding]:
-    """Whether the name of the server's host means an address here."""
+    """Problems with resolving the name of the server's host."""
     import socket
 
     host, port = _endpoint(kit)
     try:
         socket.getaddrinfo(host, port)
     except OSError as problem:
-        return [KitFinding(f"the host {host!r} has no address ({problem})", "check the name, DNS and the network")]
+        return [KitFinding(f"the host {host!r} cannot be resolved ({problem})", "check the name, DNS and the network")]
     return []
 
 
@@ -187,9 +189,9 @@ def _chain(path: Path, certificate: Certificate, root: Certificate, fingerprint:
     if fingerprint and not same_certificate(fingerprint, certificate_fingerprint(root)):
         found.append(
             KitFinding(
-                f"{path.parent / ROOT} is the CA of somebody else's federation: {certificate_fingerprint(root)}, and "
-                f"{fingerprint} was expected",
-                f"{WHOM_TO_ASK} by telephone which is right",
+                f"{path.parent / ROOT} is the CA of another federation: {certificate_fingerprint(root)} (expected "
+                f"{fingerprint})",
+                f"{WHOM_TO_ASK} by telephone which one is correct",
             )
         )
     try:
@@ -197,7 +199,7 @@ def _chain(path: Path, certificate: Certificate, root: Certificate, fingerprint:
     except Exception:
         found.append(
             KitFinding(
-                f"{path} was not issued by the CA beside it, {_name(root.subject, 'COMMON_NAME')!r}",
+                f"{path} was not issued by the CA next to it, {_name(root.subject, 'COMMON_NAME')!r}",
                 f"{WHOM_TO_ASK} for a certificate of this federation",
             )
         )
@@ -209,18 +211,18 @@ def _dates(path: Path, certificate: Certificate, now: datetime) -> list[KitFindi
     if now < begins:
         return [
             KitFinding(
-                f"{path} is not valid before {begins:%Y-%m-%d %H:%M} UTC, and the clock here says {now:%Y-%m-%d %H:%M}",
+                f"{path} is not valid before {begins:%Y-%m-%d %H:%M} UTC, and the clock shows {now:%Y-%m-%d %H:%M}",
                 "set the clock, or wait",
             )
         ]
     if now > ends:
-        return [KitFinding(f"{path} was valid until {ends:%Y-%m-%d %H:%M} UTC", _renewal(path))]
+        return [KitFinding(f"{path} expired on {ends:%Y-%m-%d %H:%M} UTC", _renewal(path))]
     return []
 
 
 def _renewal(path: Path) -> str:
     if path.name == ROOT:
-        return "the federation has to begin anew with `fedrank deploy init`"
+        return "create the federation again with `fedrank deploy init`"
     return f"renew it: `fedrank deploy renew`, then {WHOM_TO_ASK} to approve"
 
 
@@ -232,18 +234,20 @@ def _key(path: Path, certificate: Certificate) -> list[KitFinding]:
         mode = stat.S_IMODE(where.stat().st_mode)
         key = load_pem_private_key(where.read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as problem:
-        return [KitFinding(f"{where} cannot be read: {problem}", "restore it from a backup, or join anew")]
+        return [KitFinding(f"{where} cannot be read: {problem}", "restore it from a backup, or join again")]
     found = []
     form = (Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     if key.public_key().public_bytes(*form) != certificate.public_key().public_bytes(*form):
-        found.append(KitFinding(f"{where} is not the key of {path.name}", "restore both from one backup, or join anew"))
+        found.append(
+            KitFinding(f"{where} is not the key of {path.name}", "restore both from the same backup, or join again")
+        )
     if os.name == "posix" and mode & 0o077:
-        found.append(KitFinding(f"{where} can be read by others (mode {mode:o})", f"chmod 600 {where}"))
+        found.append(KitFinding(f"{where} can be read by other users (mode {mode:o})", f"chmod 600 {where}"))
     return found
 
 
 def _endpoint(kit: Path) -> tuple[str, int]:
-    """Host and port of the server, as a kit of any kind says."""
+    """Host and port of the server, from a kit of any type."""
     startup = kit / "startup"
     for name in ("fed_server.json", "fed_client.json", "fed_admin.json"):
         if (startup / name).exists():
@@ -252,13 +256,15 @@ def _endpoint(kit: Path) -> tuple[str, int]:
                 return str(said["admin"]["host"]), int(said["admin"]["port"])
             host, _, port = str(said["servers"][0]["service"]["target"]).rpartition(":")
             return host, int(port)
-    raise FileNotFoundError(f"{startup} does not say where the server is; restore the kit from a backup, or join anew")
+    raise FileNotFoundError(
+        f"{startup} does not contain the server's address; restore the kit from a backup, or join again"
+    )
 
 
 def _name(name: Any, kind: str) -> str:
     from cryptography.x509.oid import NameOID
 
-    if kind == "UNSTRUCTURED_NAME":  # where the engine writes the role
+    if kind == "UNSTRUCTURED_NAME":  # where NVFLARE writes the role
         found = [part for part in name if part.oid.dotted_string == "1.2.840.113549.1.9.2"]
     else:
         found = name.get_attributes_for_oid(getattr(NameOID, kind))

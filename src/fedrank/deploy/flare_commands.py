@@ -1,4 +1,4 @@
-"""The engine's own commands, `nvflare cert` and `nvflare package`, done in a process of their own."""
+"""The NVFLARE commands `nvflare cert` and `nvflare package`, run in a separate process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from fedrank.extras import missing_extra
 from fedrank.files import parse_json, private_folder
 
-# Does commands of the engine, one a line, and says what each said: a process takes half a second to begin.
+# Runs NVFLARE commands, one per line, and prints their output: starting a process takes half a second.
 _COMMANDS = """
 import io, json, sys
 from contextlib import redirect_stdout
@@ -34,7 +34,7 @@ for line in sys.stdin:
 
 
 class _Commands:
-    """A process that does commands of the engine. They write notes into the home folder, which is made ours."""
+    """A process that runs NVFLARE commands. They write into HOME, which is set to a folder of this home."""
 
     def __init__(self, home: Path) -> None:
         notes = private_folder(home / ".engine")
@@ -50,7 +50,7 @@ class _Commands:
         )
 
     def __call__(self, *words: str | Path) -> dict[str, Any]:
-        """What a command answers; ValueError says why it would not do it."""
+        """Return the answer of a command; ValueError gives the reason of a failure."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(BrokenPipeError):
@@ -72,7 +72,7 @@ class _Commands:
         said = self._errors.read()
         if "No module named 'nvflare'" in said:
             return missing_extra("a federation needs the package nvflare", "deploy")
-        return RuntimeError(f"{what} ended early: {said.strip()[-1000:]}")
+        return RuntimeError(f"{what} ended unexpectedly: {said.strip()[-1000:]}")
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -89,7 +89,7 @@ _running: ContextVar[_Commands | None] = ContextVar("_running", default=None)
 
 @contextmanager
 def engine_commands(home: Path) -> Iterator[None]:
-    """Let one process do all commands of the engine within: for whoever makes many kits at once."""
+    """Run all NVFLARE commands in this context in one process, to create many kits quickly."""
     commands = _Commands(home)
     token = _running.set(commands)
     try:
@@ -100,7 +100,7 @@ def engine_commands(home: Path) -> Iterator[None]:
 
 
 def nvflare(home: Path, *words: str | Path) -> dict[str, Any]:
-    """What a command of the engine answers."""
+    """Return the answer of an NVFLARE command."""
     if (commands := _running.get()) is not None:
         return commands(*words)
     with closing(_Commands(home)) as once:

@@ -1,7 +1,6 @@
-"""What a kit allows. The engine's own settings are open: whoever runs the server could run code at every site.
+"""Permissions of a kit. With NVFLARE's default settings, the operator of the server could run code at every site.
 
-A site allows one class, ours. Nobody, whatever role the server says he has, may ship code, look at files, or operate a
-site. Logs stay where they are.
+A site allows one class, `SiteExecutor`. No role may send code, read files or operate a site, and logs are not sent.
 """
 
 from __future__ import annotations
@@ -16,17 +15,17 @@ from fedrank.files import parse_json, read_text, write_atomic
 MAX_MESSAGE = 64 << 20  # bytes
 EXECUTOR, CONTROLLER = "fedrank.deploy.flare.SiteExecutor", "fedrank.deploy.flare.HubController"
 ROLES = ("project_admin", "org_admin", "lead", "member")
-# Everything that the engine asks rights for; what is not named here, it would allow to somebody.
+# All rights that NVFLARE checks; a right that is missing here would be granted to some role.
 RIGHTS = (
     *("submit_job", "clone_job", "manage_job", "download_job", "view", "operate", "shell_commands", "byoc"),
     "server-predeployed-flwr",
 )
-LEADS = ("project_admin", "lead")  # who may begin a run
-HEARTBEAT = 2  # seconds: how soon a site learns that the server forgot a job
-SILENT = 30  # seconds without a heartbeat after which the server takes a site for gone
+LEADS = ("project_admin", "lead")  # roles that may start a run
+HEARTBEAT = 2  # seconds: how soon a site notices that the server dropped a job
+SILENT = 30  # seconds without a heartbeat until the server considers a site gone
 
-# What a server may ask a site's main process for: to begin and end a job. Whoever writes his own server can leave out
-# the engine's question for rights, so that a site does not even have the rest.
+# What a server may request from a site's main process: starting and ending a job. A modified server could skip
+# NVFLARE's permission check, so the other request handlers are removed at the site.
 ANSWERED_BY_A_SITE = (
     *("CheckResourceProcessor", "CancelResourceProcessor", "DeployProcessor", "StartJobProcessor"),
     *("AbortAppProcessor", "DeleteRunNumberProcessor", "NotifyJobStatusProcessor"),
@@ -34,7 +33,7 @@ ANSWERED_BY_A_SITE = (
 
 
 def harden(kit: Path, executor: str = EXECUTOR, controller: str = CONTROLLER) -> None:
-    """Close what a kit of the engine leaves open, and remove what would start it otherwise."""
+    """Restrict the permissions of an NVFLARE kit, and remove other ways to start it."""
     local = kit / "local"
     server = (kit / "startup" / "fed_server.json").exists()
     found = parse_json((local / "resources.json.default").read_bytes())
@@ -44,18 +43,18 @@ def harden(kit: Path, executor: str = EXECUTOR, controller: str = CONTROLLER) ->
     _write(local / "authorization.json", {"format_version": "1.0", "permissions": rights})
     _write(local / "comm_config.json", _communication())
     _write(local / "log_config.json", _logging(parse_json((local / "log_config.json.default").read_bytes())))
-    for pattern in ("*.default", "*.sample"):  # a second truth
+    for pattern in ("*.default", "*.sample"):  # they would contradict the settings above
         for path in local.glob(pattern):
             path.unlink()
     strip(kit)
 
 
 def outdated_classes(kit: Path) -> list[str]:
-    """Classes that a kit allows and that this version of fedrank does not have; ValueError where it cannot be read."""
+    """Classes that a kit allows but this version of fedrank does not have; ValueError if the kit is unreadable."""
     path = kit / "local" / "resources.json"
     try:
         resources = parse_json(read_text(path))
-    except FileNotFoundError:  # the kit of an administrator, or not hardened yet
+    except FileNotFoundError:  # an administrator's kit, or not hardened yet
         return []
     except ValueError as problem:
         raise ValueError(f"{path} cannot be read ({problem})") from None
@@ -66,7 +65,7 @@ def outdated_classes(kit: Path) -> list[str]:
 
 
 def rename_classes(kit: Path) -> None:
-    """Let a kit of another version of fedrank allow the class of this version."""
+    """Replace the classes that a kit of another version allows by those of this version."""
     if outdated_classes(kit):
         path = kit / "local" / "resources.json"
         server = (kit / "startup" / "fed_server.json").exists()
@@ -74,7 +73,7 @@ def rename_classes(kit: Path) -> None:
 
 
 def strip(kit: Path) -> None:
-    """Remove the engine's own scripts: they go into the background, and look at nothing before."""
+    """Remove NVFLARE's scripts: they start background processes without checks."""
     for path in (kit / "startup").iterdir():
         if path.suffix in (".sh", ".ipynb") or path.name == "readme.txt":
             path.unlink()
@@ -83,7 +82,7 @@ def strip(kit: Path) -> None:
 
 
 def _rights(role: str, server: bool) -> dict[str, str]:
-    """What somebody of a role may do here: begin a run, and at the server see and end those that he began."""
+    """Rights of a role: start a run, and at the server view runs and end one's own."""
     allowed: dict[str, str] = {}
     if role in LEADS:
         allowed["submit_job"] = "any"
@@ -100,7 +99,7 @@ def _of_site(resources: dict[str, Any], executor: str) -> dict[str, Any]:
 
 
 def _of_server(resources: dict[str, Any], kit: Path, controller: str) -> dict[str, Any]:
-    store = kit.absolute() / "store"  # by default in a temporary folder of everybody
+    store = kit.absolute() / "store"  # the default is a temporary folder that all users share
     resources |= {"class_allow_list": [controller], "class_list_enforcement_mode": "enforce"}
     resources["servers"][0] |= {"heart_beat_timeout": SILENT}
     storage = resources["snapshot_persistor"]["args"]["storage"]
@@ -115,17 +114,17 @@ def _of_server(resources: dict[str, Any], kit: Path, controller: str) -> dict[st
 
 
 def _communication() -> dict[str, Any]:
-    """On both sides, since each protects itself; without a limit, 1.5 GB were taken."""
+    """Limits on both sides, because each protects itself; without a limit, 1.5 GB were accepted."""
     return {
         "streaming_max_blob_size": MAX_MESSAGE,
         "max_message_size": MAX_MESSAGE,
-        "streaming_retry_timeout": 10.0,  # a timer for every message lives as long
+        "streaming_retry_timeout": 10.0,  # each message has a timer with this lifetime
         "allow_adhoc_conns": False,
     }
 
 
 def _logging(config: dict[str, Any]) -> dict[str, Any]:
-    """One file of a bounded size, beside the errors: the engine writes everything four times."""
+    """One log file of limited size besides the errors: NVFLARE writes every line four times."""
     kept = ["logFileHandler", "errorFileHandler"]
     config["handlers"] = {name: config["handlers"][name] for name in kept}
     for handler in config["handlers"].values():

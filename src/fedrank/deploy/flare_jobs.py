@@ -1,8 +1,8 @@
-"""A run is a chain of jobs. The truth lies in the run folder; a job of the engine only moves it on.
+"""A run is a chain of NVFLARE jobs. Its state is in the run folder; a job only advances it.
 
-When a job ends early, when a site comes back that was away, or when nothing has moved for a while, the next one is
-submitted. Each has a token, run and stretch, so that submitting it twice makes one. Whoever watches may be killed: run
-again, it goes on.
+The next job is submitted when a job ends early, when an absent site returns, or when a run makes no progress for a
+while. Each job has a token (run and stretch), so submitting it twice creates one job. If the watching process is
+killed, running the command again continues the run.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from fedrank.deploy.unlearning import Departure
     from fedrank.experiments.runner.writer import News, Task
 
-POLL = 2.0  # seconds between questions: each fills the server's audit log
+POLL = 2.0  # seconds between requests: each adds to the server's audit log
 SETTLE = 5.0  # seconds
-LOOK = 0.1  # seconds between looks at a file
-STILL = 180.0  # seconds without news after which the next job is submitted
-ENDED, RUNNING = "FINISHED", "RUNNING"  # how the engine's states of a job begin when it is over; and one that runs
-INTERRUPTED = "interrupted"  # the status of a run that goes on when it is run again
+LOOK = 0.1  # seconds between reads of a file
+STILL = 180.0  # seconds without progress until the next job is submitted
+ENDED, RUNNING = "FINISHED", "RUNNING"  # prefix of NVFLARE's states of a completed job; and the state of a running one
+INTERRUPTED = "interrupted"  # status of a run that continues when it is run again
 GONE = ("expelled", "left")
-FAILURES = 3  # of jobs in a row that got nowhere, after which somebody has to look
+FAILURES = 3  # consecutive jobs without progress until the run stops with an error
 LOCK = "run.lock"
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is submitted: a meta file and two configurations that name one class each. No code."""
+    """What is submitted: a meta file and two configurations that name one class each, without code."""
 
     name: str
     sites: tuple[str, ...]
@@ -47,7 +47,7 @@ class Job:
     executor: str = EXECUTOR
 
     def write(self, folder: Path) -> Path:
-        """Its folder, as the engine wants it."""
+        """Write the job folder in NVFLARE's layout."""
         job = folder / self.name
         meta = {
             "name": self.name,
@@ -73,9 +73,9 @@ def run_deployed(
     say: Callable[[str], None] = lambda line: None,
     departure: Departure | None = None,
 ) -> str:
-    """Do a run with the sites of a federation, or go on with it; its status: finished, interrupted or failed.
+    """Perform or continue a run with the sites of a federation; return its status: finished, interrupted or failed.
 
-    `say` is told in words what happens besides rounds. With `departure` its rounds unlearn who left another run.
+    `say` receives messages about events besides rounds. With `departure`, the rounds unlearn sites that left.
     """
     home = Path(home).absolute()
     with locked(home / LOCK, f"{home} (`fedrank deploy run`)"), Coordinator(home) as server:
@@ -89,7 +89,7 @@ class Chain:
     """The jobs of one run, one after the other."""
 
     home: Path
-    active: Callable[[int], Active]  # what is to be done, by the number of the stretch
+    active: Callable[[int], Active]  # the run, by number of the stretch
     sites: Sequence[str]
     server: Coordinator
     controller: str = CONTROLLER
@@ -104,7 +104,7 @@ class Chain:
         stop: Callable[[], bool] = lambda: False,
         say: Callable[[str], None] = lambda line: None,
     ) -> str:
-        """Job after job, until the run has ended or somebody stops it."""
+        """Submit job after job until the run ends or is stopped."""
         stretch, nowhere = self._first(), 0
         while True:
             active = self.active(stretch)
@@ -116,21 +116,21 @@ class Chain:
                 ended, why = self._one(active, tell, stop)
             except Away as problem:
                 self.server.close()
-                ended, why = "", f"the server was away ({problem})"
+                ended, why = "", f"the server was unreachable ({problem})"
             if ended:
                 return ended
             news = HubNews.read(self.home, active)
             nowhere = nowhere + 1 if news is None else 0
             if nowhere >= FAILURES:
                 raise RuntimeError(
-                    f"{FAILURES} jobs in a row got nowhere, the last: {why}; look at engine.log and kit/log.txt in "
-                    f"{self.home}, and at the sites, then run the same command again"
+                    f"{FAILURES} consecutive jobs made no progress, the last one: {why}; check engine.log and "
+                    f"kit/log.txt in {self.home} and at the sites, then run the same command again"
                 )
-            say(f"{why}; the run goes on with the next job")
+            say(f"{why}; the run continues with the next job")
             stretch += 1
 
     def _first(self) -> int:
-        """One more than was ever submitted for this run."""
+        """One more than the last stretch submitted for this run."""
         try:
             before = Active.read(self.home)
         except (FileNotFoundError, ValueError):
@@ -138,28 +138,28 @@ class Chain:
         return before.stretch + 1 if before.run == self.active(1).run else 1
 
     def _reach(self, stop: Callable[[], bool], say: Callable[[str], None]) -> bool:
-        """Wait for the server; False: somebody stopped us."""
-        told = False
+        """Wait for the server; return False if the run was stopped."""
+        reported = False
         while not self.server.is_open and not self.server.connect():
-            if not told:
+            if not reported:
                 say("the server cannot be reached; start it with `fedrank deploy start`")
-                told = True
+                reported = True
             if stop():
                 return False
             time.sleep(LOOK)
-        if told:
-            say("the server is there")
+        if reported:
+            say("the server can be reached again")
         return True
 
     def _settle(self) -> None:
-        """Give sites that were here a moment to come back, as they do when the server was started anew."""
+        """Give sites a moment to reconnect after a restart of the server."""
         deadline = time.monotonic() + SETTLE
         while not self.server.connected() >= self._were_here and time.monotonic() < deadline:
             time.sleep(SETTLE / 10)
         self._were_here = self.server.connected() & set(self.sites)
 
     def _one(self, active: Active, tell: Callable[[News], None], stop: Callable[[], bool]) -> tuple[str, str]:
-        """Submit a job and watch it: how the run ended, or "" and why the job did."""
+        """Submit a job and watch it; return the status of the run, or "" and why the job ended."""
         from fedrank.experiments.runner.writer import News
 
         gone = {member.name for member in read_members(self.home).values() if member.state in GONE}
@@ -184,7 +184,7 @@ class Chain:
                 return news.ended, ""
             if news is not None and not news.ended and not is_alive(news.process):
                 if HubNews.read(self.home, active) != news:
-                    continue  # its last words
+                    continue  # its last report
                 self.server.end(id)
                 return "", f"the job's process {news.process} died"
             if stopped:
@@ -199,16 +199,16 @@ class Chain:
             time.sleep(LOOK)
 
     def _over(self, id: str, news: HubNews | None, still: float) -> str:
-        """Why the next job is needed; "": it is not."""
+        """Return why the next job is needed; "" if it is not."""
         try:
             state, said = self.server.state(id)
         except NotAllowed as problem:
-            return f"the server knows the job no more ({problem})"
+            return f"the server no longer has the job ({problem})"
         if state.startswith(ENDED) or (news is not None and news.ended):
             return f"the job ended ({'; '.join(said) or state})"
         if news is not None and news.lost and (back := sorted(set(news.lost) & self.server.connected())):
-            return f"{', '.join(back)} came back"
-        return f"nothing moved for {still:.0f} s" if still > STILL and state == RUNNING else ""
+            return f"{', '.join(back)} reconnected"
+        return f"the run made no progress for {still:.0f} s" if still > STILL and state == RUNNING else ""
 
 
 def _write(path: Path, content: Any) -> None:

@@ -1,10 +1,10 @@
-"""Kits: who belongs to a federation, with keys that are made where they stay.
+"""Kits: membership of a federation, with keys that are created where they stay.
 
-    coordinator  init -> invitations           approve: looks, asks, signs          invite, expel, renew
-    site                 request (makes keys)              join (makes its folder)  renew, leave
+    coordinator  init -> invitations           approve: show, compare, sign         invite, expel, renew
+    site                 join (creates keys)               join (creates its folder)   renew, leave
 
-Certificates come from the engine's own commands, `nvflare cert` and `nvflare package`. The coordinator holds the CA, so
-that between sites a second key counts, that of `fedrank.deploy.identity`, whose fingerprint they compare by telephone.
+Certificates come from the NVFLARE commands `nvflare cert` and `nvflare package`. The coordinator holds the CA, so sites
+identify each other by a second key (`fedrank.deploy.identity`), whose fingerprint they compare by telephone.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from fedrank.files import locked, opened, parse_json, private_folder, write_atom
 
 CA, KIT, ADMIN, INVITATIONS, SITES = "ca", "kit", "admin", "invitations", "sites.json"
 REQUEST, INVITATION, PROFILE, PEOPLE = "request", "invitation.json", "profile.yml", "people"
-COORDINATOR = "coordinator@fedrank.deploy"  # whom the engine knows the coordinator as; it wants an e-mail address
+COORDINATOR = "coordinator@fedrank.deploy"  # NVFLARE's name of the coordinator, which must be an e-mail address
 ORGANISATION = "coordinator"
 CERTIFICATE, APPLICATION, SIGNATURE = "certificate.zip", "application.json", "application.sig"  # in a request
-LARGEST = 1 << 20  # bytes of a request, and of each file in it
-CA_DAYS, DAYS = 3650, 1095  # how long certificates last
+LARGEST = 1 << 20  # maximum size of a request, and of each file in it, in bytes
+CA_DAYS, DAYS = 3650, 1095  # validity of certificates
 
 
 @dataclass(frozen=True)
 class Invitation:
-    """What a coordinator hands to a site; nothing of it is secret, and the fingerprint is compared by telephone."""
+    """An invitation from the coordinator to a site. It is not secret; its fingerprint is compared by telephone."""
 
     federation: str
     name: str
@@ -68,12 +68,12 @@ class Invitation:
         try:
             return cls(**parse_json(content))
         except (ValueError, TypeError) as problem:
-            raise ValueError(f"{path} is no invitation ({problem}); ask the coordinator for it again") from None
+            raise ValueError(f"{path} is not an invitation ({problem}); ask the coordinator for it again") from None
 
 
 @dataclass(frozen=True)
 class Member:
-    """A site as the coordinator knows it."""
+    """A site in the coordinator's member list."""
 
     name: str
     organisation: str
@@ -81,44 +81,44 @@ class Member:
     state: str = "invited"  # invited, joined, expelled or left
     identity: str = ""  # public key, in hex
     certificate: str = ""  # fingerprint
-    until: str = ""  # when the certificate ends, ISO 8601
+    until: str = ""  # expiry of the certificate, ISO 8601
 
 
 @dataclass(frozen=True)
 class Applicant:
-    """What a coordinator sees before he approves."""
+    """What a coordinator sees before approving a request."""
 
     path: Path  # of the request
     name: str
     organisation: str
     id: int
     identity: str  # public key, in hex
-    fingerprint: str  # of that key: what the two compare by telephone
-    renewal: bool  # whether the site belongs already, and only its certificate ends
+    fingerprint: str  # of that key, to be compared by telephone
+    renewal: bool  # whether the site is already a member and renews its certificate
 
 
 @dataclass(frozen=True)
 class Founded:
-    """A federation that was begun."""
+    """A new federation."""
 
     home: Path
-    fingerprint: str  # of the CA: what sites compare by telephone
+    fingerprint: str  # of the CA, to be compared by telephone
     invitations: tuple[Path, ...]
 
 
 def init(home: Path, federation: FederationFile, text: str | None = None) -> Founded:
-    """Begin a federation: its CA, the kits of its server, its coordinator and its people, an invitation for each site.
+    """Create a federation: its CA, the kits of its server, coordinator and people, and an invitation for each site.
 
-    `text` is the `federation.toml` to keep beside them.
+    `text` is the `federation.toml` to store with them.
     """
     home = Path(home).absolute()
     if (home / CA).exists():
-        raise FileExistsError(f"{home / CA} exists, and a new CA would shut out every site; use another --home")
+        raise FileExistsError(f"{home / CA} already exists, and a new CA would exclude every site; use another --home")
     for person in federation.people:
         if person.role == "project_admin":
             raise ValueError(
-                f"people: {person.name!r} should be project_admin, and the engine issues no such certificate; lead may "
-                "do as much here"
+                f"people: {person.name!r} has the role project_admin, for which NVFLARE issues no certificate; use "
+                "lead, which has the same rights here"
             )
     private_folder(home)
     with engine_commands(home):
@@ -149,14 +149,14 @@ def _init(home: Path, federation: FederationFile, text: str | None) -> Founded:
 
 
 def invite(home: Path, site: SiteEntry) -> Path:
-    """Invite one more site; returns its invitation."""
+    """Invite another site; return the path of its invitation."""
     with _members(home) as members:
         for other in members.values():
             for what in ("name", "id"):
                 if str(getattr(other, what)).lower() == str(getattr(site, what)).lower():
                     raise ValueError(
-                        f"{what} {getattr(site, what)!r} is that of a site that is {other.state} already, and messages "
-                        "of one would pass for the other's; choose another"
+                        f"{what} {getattr(site, what)!r} belongs to a site that is already {other.state}, and their "
+                        "messages could not be distinguished; choose another"
                     )
         members[site.name] = Member(site.name, site.organisation, site.id)
         record(home, "invite", who=site.name)
@@ -164,14 +164,17 @@ def invite(home: Path, site: SiteEntry) -> Path:
 
 
 def request(invitation: Path, folder: Path) -> Path:
-    """Make a site's keys in its folder, and a request without them; returns the path of the request."""
+    """Create a site's keys in its folder, and a request without the keys; return the path of the request."""
     invited = Invitation.read(Path(invitation))
     folder = private_folder(Path(folder).absolute())
     if (folder / KIT).exists():
-        raise FileExistsError(f"{folder / KIT} exists: the site has joined already; `fedrank deploy renew` renews it")
+        raise FileExistsError(
+            f"{folder / KIT} already exists: the site has joined; use `fedrank deploy renew` to renew its certificate"
+        )
     if (folder / REQUEST).exists():
         raise FileExistsError(
-            f"{folder / REQUEST} exists: keys were made already; send {invited.name}.request.zip, or use another folder"
+            f"{folder / REQUEST} already exists: keys were created before; send {invited.name}.request.zip, or use "
+            "another folder"
         )
     if not (folder / IDENTITY).exists():
         new_identity(folder)
@@ -180,57 +183,59 @@ def request(invitation: Path, folder: Path) -> Path:
 
 
 def renew(folder: Path) -> Path:
-    """Ask for a new certificate for a site that has joined, with a new key; it is approved and joined as the first.
+    """Request a new certificate with a new key for a member site; it is approved and joined like the first one.
 
-    In a coordinator's home: makes the certificates of the server and of the coordinator anew, and returns the home.
-    A kit of an earlier version of fedrank names classes as this version does from now on.
+    In a coordinator's home: renew the certificates of the server and the coordinator, and return the home. A kit of an
+    earlier version of fedrank gets the class names of this version.
     """
     folder = Path(folder).absolute()
     rename_classes(folder / KIT)
     if (folder / CA).exists():
         return _renew_own(folder)
     invited = Invitation.read(folder / INVITATION)
-    shutil.rmtree(folder / REQUEST, ignore_errors=True)  # of a renewal that was never approved
+    shutil.rmtree(folder / REQUEST, ignore_errors=True)  # of a renewal that was not approved
     return _request(folder, invited, renewal=True)
 
 
 def approve(path: Path, home: Path) -> Applicant:
-    """Who asks with a request: to be shown, compared by telephone, and signed with `sign`."""
+    """Read a request, to be shown, compared by telephone, and signed with `sign`."""
     path, home = Path(path).absolute(), Path(home).absolute()
     said, certificate = _read_request(path)
     members = read_members(home)
     name, renewal = said["name"], said["renewal"]
     if name not in members:
-        raise ValueError(f"{path}: no site {name!r} was invited; invite it first with `fedrank deploy invite`")
+        raise ValueError(f"{path}: site {name!r} was not invited; invite it first with `fedrank deploy invite`")
     member = members[name]
     asked = _common_name(certificate)
     if asked != name:
-        raise ValueError(f"{path} is the request of {name!r} for a certificate of {asked!r}; refuse it, and ask why")
+        raise ValueError(
+            f"{path} is the request of {name!r} for a certificate of {asked!r}; refuse it and ask the site"
+        )
     if said["federation"] != _profile(home)["name"]:
-        raise ValueError(f"{path} asks for federation {said['federation']!r}, not for this one; refuse it")
+        raise ValueError(f"{path} is for federation {said['federation']!r}, not for this one; refuse it")
     if (said["organisation"], said["id"]) != (member.organisation, member.id):
         raise ValueError(
-            f"{path} says organisation {said['organisation']!r} and id {said['id']}, and {name!r} was invited with "
+            f"{path} has organisation {said['organisation']!r} and id {said['id']}, but {name!r} was invited with "
             f"{member.organisation!r} and {member.id}; send the invitation again"
         )
     if member.state == "joined" and not renewal:
-        raise ValueError(f"{path}: {name!r} has joined already; a site that lost its keys is expelled and invited anew")
+        raise ValueError(f"{path}: {name!r} has joined already; if it lost its keys, expel it and invite it again")
     if member.state in ("expelled", "left"):
-        raise ValueError(f"{path}: {name!r} has {_gone(member.state)}; invite it anew under another name and id")
+        raise ValueError(f"{path}: {name!r} has {_gone(member.state)}; invite it again with another name and id")
     if renewal and member.identity != said["identity"]:
-        raise ValueError(f"{path} is not signed with the key by which {name!r} is known; refuse it, and ask why")
+        raise ValueError(f"{path} is not signed with the known key of {name!r}; refuse it and ask the site")
     return Applicant(
         path, name, member.organisation, member.id, said["identity"], fingerprint(said["identity"]), renewal
     )
 
 
 def sign(applicant: Applicant, home: Path, days: int = DAYS) -> Path:
-    """Sign the certificate of somebody who was compared; returns the file to send back."""
+    """Sign the certificate of a site after the comparison; return the path of the file to send back."""
     home = Path(home).absolute()
     with _members(home) as members:
-        again = approve(applicant.path, home)  # the file may have changed since somebody looked at it
+        again = approve(applicant.path, home)  # the file may have changed since it was shown
         if again != applicant:
-            raise ValueError(f"{applicant.path} changed since it was shown; look at it again")
+            raise ValueError(f"{applicant.path} has changed since it was shown; review it again")
         out = applicant.path.parent / f"{applicant.name}.signed.zip"
         with tempfile.TemporaryDirectory(dir=home) as inside:
             inner = Path(inside) / f"{applicant.name}.request.zip"
@@ -251,14 +256,15 @@ def sign(applicant: Applicant, home: Path, days: int = DAYS) -> Path:
 
 
 def join(signed: Path, folder: Path, expected: str) -> Path:
-    """Make the site's folder of a signed certificate; `expected` is the CA's fingerprint, heard by telephone.
+    """Create the site's folder from a signed certificate; `expected` is the CA's fingerprint, confirmed by telephone.
 
-    Joined a second time, after a renewal, it exchanges the certificate and its key.
+    After a renewal, replace the certificate and its key.
     """
     signed, folder = Path(signed).absolute(), Path(folder).absolute()
     if not (folder / REQUEST).is_dir():
         raise FileNotFoundError(
-            f"{folder / REQUEST} is not there, and with it the key of this certificate; join in the request's folder"
+            f"{folder / REQUEST} does not exist, so the key of this certificate is missing; join in the folder of the "
+            "request"
         )
     invited = Invitation.read(folder / INVITATION)
     try:
@@ -267,11 +273,13 @@ def join(signed: Path, folder: Path, expected: str) -> Path:
                 raise ValueError(f"its {ROOT} is larger than {LARGEST:,} bytes")
             root = certificate_fingerprint(_load(content.read(ROOT)))
     except (zipfile.BadZipFile, KeyError, ValueError) as problem:
-        raise ValueError(f"{signed} is no signed certificate ({problem}); ask the coordinator for it again") from None
-    for who, theirs in (("you were told", expected), ("the invitation says", invited.fingerprint)):
+        raise ValueError(
+            f"{signed} is not a signed certificate ({problem}); ask the coordinator for it again"
+        ) from None
+    for who, theirs in (("you gave", expected), ("the invitation has", invited.fingerprint)):
         if not same_certificate(theirs, root):
             raise ValueError(
-                f"{signed} comes from somebody else's federation: its CA is {root}, and {who} {theirs}; do not join, "
+                f"{signed} belongs to another federation: its CA is {root}, but {who} {theirs}; do not join, "
                 "and ask the coordinator by telephone"
             )
     with tempfile.TemporaryDirectory(dir=folder) as inside:
@@ -286,18 +294,18 @@ def join(signed: Path, folder: Path, expected: str) -> Path:
             harden(made)
             close(made)
             os.replace(made, folder / KIT)
-    shutil.rmtree(folder / REQUEST)  # with the second copy of the key
+    shutil.rmtree(folder / REQUEST)  # contains a second copy of the key
     write_template(folder, invited.name, invited.id, invited.federation)
     return folder
 
 
 def expel(home: Path, name: str, why: str = "") -> Member:
-    """Shut a site out: a server that runs is started again, and refuses it from then on."""
+    """Exclude a site: a running server is restarted and refuses it from then on."""
     return _go(home, name, "expelled", why)
 
 
 def leave(home: Path, name: str, why: str = "") -> Member:
-    """Note that a site has left of its own will; like one that was expelled, it is no longer let in."""
+    """Record that a site left voluntarily; like an expelled site, it can no longer connect."""
     return _go(home, name, "left", why)
 
 
@@ -307,22 +315,24 @@ def read_members(home: Path) -> dict[str, Member]:
         with opened(Path(home) / SITES) as file:
             return {name: Member(**values) for name, values in parse_json(file.read()).items()}
     except FileNotFoundError:
-        raise FileNotFoundError(f"{home} is no coordinator's home: it has no {SITES}; make one with `init`") from None
+        raise FileNotFoundError(
+            f"{home} is not a coordinator's home: it has no {SITES}; create one with `fedrank deploy init`"
+        ) from None
 
 
 def ca_fingerprint(home: Path) -> str:
-    """What sites compare by telephone before they join."""
+    """The fingerprint of the CA, which sites compare by telephone before they join."""
     return certificate_fingerprint(_load((Path(home) / CA / ROOT).read_bytes()))
 
 
 def kits(folder: Path) -> dict[str, CertificateFacts]:
-    """What the certificates say that lie in a coordinator's home, or in a site's folder."""
+    """Certificates in a coordinator's home or a site's folder."""
     folder = Path(folder)
     return {name: certificate_facts(folder / name) for name in (KIT, ADMIN) if (folder / name).exists()}
 
 
 def folder_problems(folder: Path, now: datetime | None = None) -> list[KitFinding]:
-    """What is wrong with the kit of a coordinator's home, or of a site's folder."""
+    """Problems with the kit of a coordinator's home or a site's folder."""
     if (folder / CA).exists():
         return kit_problems(folder / KIT, fingerprint=ca_fingerprint(folder), now=now)
     invited = Invitation.read(folder / INVITATION)
@@ -330,7 +340,7 @@ def folder_problems(folder: Path, now: datetime | None = None) -> list[KitFindin
 
 
 def close(kit: Path) -> None:
-    """Let nobody but the owner look into a kit."""
+    """Make a kit readable only by its owner."""
     for path, _, files in os.walk(kit):
         os.chmod(path, 0o700)
         for name in files:
@@ -376,10 +386,10 @@ def _renew_own(home: Path) -> Path:
 
 
 def _prolong(home: Path) -> None:
-    """A new certificate of the server for the key that it has.
+    """Issue a new certificate for the server's existing key.
 
-    The server signs with that key what its sites show at every heartbeat. With another one it would know none of them,
-    and they would not come back before each was started anew.
+    With this key the server signs the tokens that its sites show at every heartbeat. With another key it would refuse
+    them, and every site would have to be restarted.
     """
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
@@ -397,7 +407,7 @@ def _prolong(home: Path) -> None:
 
 
 def _exchange(made: Path, kit: Path) -> None:
-    """Put a new certificate and its key in the place of the old ones; both are there, or neither."""
+    """Replace a certificate and its key, both or neither."""
     for path in sorted((made / "startup").iterdir(), key=lambda path: path.suffix == ".crt"):
         if path.suffix in (".key", ".crt"):
             write_atomic(kit / "startup" / path.name, path.read_bytes(), private=True)
@@ -414,7 +424,7 @@ def _request(folder: Path, invited: Invitation, renewal: bool) -> Path:
 
 
 def _packed(folder: Path, invited: Invitation, certificate: bytes, renewal: bool) -> Path:
-    """A request: what the engine wants, what the site says, and its signature under both."""
+    """A request: NVFLARE's request, the site's statement, and its signature of both."""
     key = read_identity(folder)
     said = {
         "federation": invited.federation,
@@ -437,40 +447,40 @@ def _packed(folder: Path, invited: Invitation, certificate: bytes, renewal: bool
 
 
 def _read_request(path: Path) -> tuple[dict[str, Any], bytes]:
-    """What a request says, and the engine's request in it; the first is signed with the key that it names."""
+    """Read a request: the site's statement, signed with the key it names, and NVFLARE's request."""
     again = "ask the site for it again"
     kinds = {"federation": str, "name": str, "organisation": str, "id": int, "identity": str, "renewal": bool}
     try:
         with opened(path) as file, zipfile.ZipFile(file) as archive:
             names = (CERTIFICATE, APPLICATION, SIGNATURE)
             if sorted(archive.namelist()) != sorted(names):
-                raise ValueError(f"it should hold {', '.join(names)}")
+                raise ValueError(f"it must contain {', '.join(names)}")
             if max(archive.getinfo(name).file_size for name in names) > LARGEST:
                 raise ValueError("it is too large")
             certificate, application, signature = (archive.read(name) for name in names)
         said = parse_json(application)
         if not isinstance(said, dict) or set(said) != {*kinds, "certificate"}:
-            raise ValueError("its keys are others")
+            raise ValueError("its keys are not the expected ones")
         if any(type(said[key]) is not kind for key, kind in kinds.items()):
-            raise ValueError("its values are of other kinds")
+            raise ValueError("its values have unexpected types")
     except (zipfile.BadZipFile, ValueError, EOFError, RuntimeError, NotImplementedError) as problem:
-        raise ValueError(f"{path} is no request of a site ({problem}); {again}") from None
+        raise ValueError(f"{path} is not a request of a site ({problem}); {again}") from None
     if not verify(said["identity"], application, signature):
         raise ValueError(f"{path} is not signed with the key that it names; {again}")
     if said["certificate"] != hashlib.sha256(certificate).hexdigest():
-        raise ValueError(f"{path} holds another certificate's request than the one that was signed; {again}")
+        raise ValueError(f"{path} contains a different certificate request than the one that was signed; {again}")
     return said, certificate
 
 
 def _common_name(request_zip: bytes) -> str:
-    """Whom a certificate is asked for, as the signing request itself says."""
+    """The common name in a certificate signing request."""
     from cryptography.x509 import load_pem_x509_csr
     from cryptography.x509.oid import NameOID
 
     with zipfile.ZipFile(io.BytesIO(request_zip)) as archive:
         names = [name for name in archive.namelist() if name.endswith(".csr")]
         if len(names) != 1 or archive.getinfo(names[0]).file_size > LARGEST:
-            raise ValueError("the request holds no signing request; ask the site for it again")
+            raise ValueError("the request contains no certificate signing request; ask the site for it again")
         asked = load_pem_x509_csr(archive.read(names[0]))
     return str(asked.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
@@ -481,7 +491,7 @@ def _other_server(kit: Path, invited: Invitation) -> list[KitFinding]:
         return []
     return [
         KitFinding(
-            f"the certificate is for the server {facts.host}:{facts.port}, and you were invited to "
+            f"the certificate is for the server {facts.host}:{facts.port}, but the invitation is for "
             f"{invited.host}:{invited.port}",
             "ask the coordinator for a new invitation",
         )
@@ -527,7 +537,7 @@ def _go(home: Path, name: str, state: str, why: str) -> Member:
     home = Path(home).absolute()
     with _members(home) as members:
         if name not in members:
-            raise ValueError(f"no site {name!r} in this federation; there are {', '.join(members)}")
+            raise ValueError(f"this federation has no site {name!r} (known: {', '.join(members)})")
         if members[name].state in ("expelled", "left"):
             raise ValueError(f"{name!r} has {_gone(members[name].state)} already")
         members[name] = replace(members[name], state=state)
@@ -541,14 +551,14 @@ def _gone(state: str) -> str:
 
 
 def _write_disabled(kit: Path, names: Sequence[str]) -> None:
-    """Whom the server does not let in; it reads this when it starts."""
+    """Write the sites that the server refuses; it reads them when it starts."""
     content = json.dumps({"disabled_clients": sorted(names)}, indent=2)
     write_atomic(kit / "disabled_clients.json", content, private=True)
 
 
 @contextmanager
 def _members(home: Path) -> Iterator[dict[str, Member]]:
-    """The sites of a federation, to be changed; what was changed is written at the end."""
+    """The sites of a federation, for modification; changes are written at the end."""
     home = Path(home)
     with locked(home / f"{SITES}.lock", str(home / SITES)):
         members = read_members(home)

@@ -1,7 +1,7 @@
-"""A whole federation on one machine: a server and its sites as processes, with mutual TLS on loopback.
+"""A complete federation on one machine: a server and its sites as processes, with mutual TLS on loopback.
 
-Everything is as between machines, but for people who compare fingerprints: kits are made, requested, approved and
-joined, processes are looked after, and jobs submitted.
+Everything is done as between machines, except that fingerprints are not compared by people: kits are created,
+requested, approved and joined, processes are supervised, and jobs are submitted.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fedrank.deploy.settings import FederationFile, Person, SiteEntry
 from fedrank.files import private_folder
 
 HOST = "localhost"
-HUB = "hub"  # the coordinator's home beside the folders of the sites
-PATIENCE = 60.0  # seconds until all are there
+HUB = "hub"  # the coordinator's home, next to the folders of the sites
+PATIENCE = 60.0  # seconds until all sites must be connected
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class LocalFederation:
 def provision_locally(
     folder: Path, sites: Mapping[str, int], name: str = "local", people: Sequence[Person] = ()
 ) -> LocalFederation:
-    """Make the home of a coordinator and the folder of each site, by its name and id; no process is started."""
+    """Create the home of a coordinator and the folder of each site, by name and id, without starting a process."""
     folder = private_folder(folder)
     entries = tuple(SiteEntry(site, site.replace("-", "_"), id) for site, id in sites.items())
     with engine_commands(folder):
@@ -58,10 +58,10 @@ def local_federation(
     tell: Callable[[str], None] = lambda line: None,
     warm_up: Callable[[], None] = lambda: None,
 ) -> Iterator[LocalFederation]:
-    """A federation whose server and sites run, and are ended at the end; without a folder, nothing of it is left.
+    """A federation with a running server and sites, stopped at the end; without a folder, its files are deleted.
 
-    `prepare` writes what sites need before they start, such as `site.toml`. `warm_up` compiles what they will run, once
-    for all of them, while they come up.
+    `prepare` writes the files that sites need before they start, such as `site.toml`. `warm_up` compiles their code
+    once for all of them while they start.
     """
     with contextlib.ExitStack() as held:
         if folder is None:
@@ -78,7 +78,7 @@ def running_locally(
     tell: Callable[[str], None] = lambda line: None,
     warm_up: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
-    """The processes of a federation on this machine, each looked after; when it begins, all sites are there."""
+    """Supervise the processes of a federation on this machine; at the start of the block, all sites are connected."""
     stop = threading.Event()
     problems: list[BaseException] = []
 
@@ -103,7 +103,7 @@ def running_locally(
 
 
 def wait_for_sites(federation: LocalFederation, problems: list[BaseException] | None = None) -> None:
-    """Return when the server hears every site."""
+    """Return when all sites are connected to the server."""
     deadline = time.monotonic() + PATIENCE
     with Coordinator(federation.home) as server:
         here: set[str] = set()
@@ -121,14 +121,14 @@ def wait_for_sites(federation: LocalFederation, problems: list[BaseException] | 
             if time.monotonic() > deadline:
                 missing = ", ".join(sorted(set(federation.sites) - here))
                 raise TimeoutError(
-                    f"{missing} did not come up within {PATIENCE:g} s; look at engine.log and kit/log.txt in "
+                    f"{missing} did not start within {PATIENCE:g} s; check engine.log and kit/log.txt in "
                     f"{federation.home.parent}"
                 )
             time.sleep(0.2)
 
 
 def free_port() -> int:
-    """A port of this machine on which nobody listens."""
+    """A free port of this machine."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port: int = found.getsockname()[1]

@@ -1,7 +1,7 @@
-"""The process of a server or a site: looked at before it starts, started again when it dies, ended with all it began.
+"""The process of a server or a site: checked before it starts, restarted when it dies, stopped with its children.
 
-The engine's own modules run in a child, in the foreground. Jobs are children of that child, in process groups of their
-own; they end when it does.
+NVFLARE's modules run in a child process in the foreground. Jobs are children of that child, in separate process groups,
+and end with it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,15 @@ from fedrank.files import is_locked, locked, private_folder
 
 SERVER, CLIENT = "nvflare.private.fed.app.server.server_train", "nvflare.private.fed.app.client.client_train"
 LOG, LOCK, PID = "engine.log", "start.lock", "engine.pid"
-FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0  # seconds before a process that died is started again; doubled each time
-STEADY = 30.0  # seconds after which a process that dies is not one that cannot start
-ENDING = 5.0  # seconds to end in order
+FIRST_PAUSE, MAX_PAUSE = 0.5, 30.0  # seconds before a dead process is restarted; doubled each time
+STEADY = 30.0  # seconds of running after which a death does not count as a failed start
+ENDING = 5.0  # seconds for an orderly end
 WATCH = 0.2  # seconds
-READ_ONCE = ("startup/server.crt", "startup/client.crt", "disabled_clients.json")  # of a kit, by a process that starts
+READ_ONCE = (
+    "startup/server.crt",
+    "startup/client.crt",
+    "disabled_clients.json",
+)  # files of a kit that a process reads only when it starts
 QUIET = ("GRPC_VERBOSITY", "NONE")
 
 Tell = Callable[[str], None]
@@ -41,13 +45,13 @@ Tell = Callable[[str], None]
 
 @dataclass
 class Running:
-    """A process of the engine, and how often it was started."""
+    """An NVFLARE process."""
 
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     starts: int = 0
-    read: tuple[int, ...] = ()  # of what kit
+    read: tuple[int, ...] = ()  # modification times of the kit's files that it read
 
     @property
     def pid(self) -> int:
@@ -73,11 +77,11 @@ class Running:
         return self.process is not None and self.process.poll() is None
 
     def outdated(self) -> bool:
-        """Whether the kit has changed since the process read it: a certificate was renewed, or a site shut out."""
+        """Whether the kit has changed since the process read it: a certificate was renewed, or a site excluded."""
         return self.read != _kit_stamp(self.folder / KIT)
 
     def stop(self) -> None:
-        """End the process and every job that it began."""
+        """Stop the process and every job that it started."""
         if self.process is None:
             return
         end_with_children(self.process.pid, ENDING)
@@ -91,9 +95,9 @@ def serve(
     tell: Tell = lambda line: None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Run the server of a coordinator's home, or the client of a site's folder, until `stop`; a death is a new start.
+    """Run the server of a coordinator's home or the client of a site's folder until `stop`; restart it if it dies.
 
-    `warm_up` compiles what is needed: it takes half a minute where nothing is cached, and a job would wait for it.
+    `warm_up` compiles the required code: without a cache it takes half a minute, and a job would have to wait.
     """
     folder, stop = Path(folder).absolute(), stop or threading.Event()
     look_before(folder)
@@ -101,7 +105,7 @@ def serve(
         end_leftovers(folder)
         _sweep_jobs(folder / KIT)
         if warm_up is not None:
-            tell("gets ready; the first time this compiles, for half a minute or more")
+            tell("preparing; the first start compiles for half a minute or more")
             warm_up()
         running = Running(folder)
         try:
@@ -112,7 +116,7 @@ def serve(
 
 
 def look_before(folder: Path) -> None:
-    """Raise KitError where a process would try for ever: chain, expiry, clock, key, name, host."""
+    """Raise KitError for a problem that a process would retry forever: chain, expiry, clock, key, name, host."""
     found = folder_problems(folder)
     if not found and not (folder / CA).exists():
         found = host_problems(folder / KIT)
@@ -121,7 +125,7 @@ def look_before(folder: Path) -> None:
 
 
 def stop_serving(folder: Path, patience: float = 15.0) -> bool:
-    """Ask whoever serves a folder to end, and wait for it; False: nobody did."""
+    """Stop the process that serves a folder, and wait for it; return False if there is none."""
     path = Path(folder) / LOCK
     try:
         pid = int(path.read_text().strip() or "0")
@@ -133,13 +137,13 @@ def stop_serving(folder: Path, patience: float = 15.0) -> bool:
     deadline = time.monotonic() + patience
     while is_locked(path):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"process {pid} has not ended within {patience:g} s; look at {Path(folder) / LOG}")
+            raise TimeoutError(f"process {pid} has not ended within {patience:g} s; check {Path(folder) / LOG}")
         time.sleep(WATCH)
     return True
 
 
 def unit(folder: Path, command: str | None = None, user: str | None = None) -> str:
-    """A systemd unit that serves a folder, and writes nowhere else: what is compiled and parsed lies there, too."""
+    """A systemd unit that serves a folder and writes nowhere else: its caches are in the folder, too."""
     folder = Path(folder).absolute()
     run = command or f"{shlex.quote(sys.executable)} -m fedrank deploy start --home {shlex.quote(str(folder))}"
     who = f"User={user}\n" if user else ""
@@ -169,7 +173,7 @@ WantedBy=multi-user.target
 
 @contextlib.contextmanager
 def ending_on_signals(stop: threading.Event) -> Iterator[None]:
-    """Let SIGTERM and SIGINT end a process in order; for the main thread."""
+    """Stop in order on SIGTERM and SIGINT; for the main thread."""
     kept = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
@@ -179,11 +183,12 @@ def ending_on_signals(stop: threading.Event) -> Iterator[None]:
 
 
 def child_environment(folder: Path) -> dict[str, str]:
-    """The engine writes into HOME and into the temporary folder; it gets its own of both.
+    """Separate HOME and temporary folders for NVFLARE, which writes into both.
 
-    What was compiled is found where it is, though the cache of parsed data lies in HOME: nobody compiles twice.
+    The cache of compiled code stays where it is, although the cache of parsed data is in HOME: nothing is compiled
+    twice.
     """
-    from fedrank.kernels.compile import COMPILED_IN  # not above: the engine's own process compiles nothing
+    from fedrank.kernels.compile import COMPILED_IN  # not above: NVFLARE's process compiles nothing
 
     own = private_folder(folder / ".engine")
     return os.environ | {
@@ -197,7 +202,7 @@ def child_environment(folder: Path) -> dict[str, str]:
 
 
 def end_leftovers(folder: Path) -> None:
-    """End what somebody who was killed left running: processes of the engine that were started with this kit."""
+    """Stop leftover NVFLARE processes that were started with this kit by a killed process."""
     import psutil
 
     kit = str(folder / KIT)
@@ -210,7 +215,7 @@ def end_leftovers(folder: Path) -> None:
 
 
 def end_with_children(pid: int, patience: float) -> None:
-    """End a process and all that descend from it, each with its group."""
+    """Stop a process and all its descendants, each with its process group."""
     import psutil
 
     try:
@@ -234,7 +239,7 @@ def _keep_running(running: Running, tell: Tell, stop: threading.Event) -> None:
     while not stop.wait(WATCH):
         if running.alive():
             if running.outdated():
-                tell("the kit has changed; the process is started again with it")
+                tell("the kit has changed; the process is restarted")
                 running.stop()
                 started = time.monotonic()
                 running.start()
@@ -244,7 +249,7 @@ def _keep_running(running: Running, tell: Tell, stop: threading.Event) -> None:
         code = running.process.returncode
         if time.monotonic() - started > STEADY:
             pause = FIRST_PAUSE
-        tell(f"process {running.pid} ended with {code}; started again in {pause:g} s")
+        tell(f"process {running.pid} ended with code {code}; it restarts in {pause:g} s")
         end_with_children(running.pid, 0.0)
         if stop.wait(pause):
             return
@@ -254,13 +259,13 @@ def _keep_running(running: Running, tell: Tell, stop: threading.Event) -> None:
 
 
 def _kit_stamp(kit: Path) -> tuple[int, ...]:
-    """Of what the engine reads only when it starts, when each was written. Keys are there before their certificates."""
+    """Modification times of the files that NVFLARE reads only at start. Keys are written before their certificates."""
     paths = [kit / name for name in READ_ONCE]
     return tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in paths)
 
 
 def _sweep_jobs(kit: Path) -> None:
-    """Remove the folders of old jobs, which hold their logs; what counts lies elsewhere."""
+    """Remove the folders of old jobs, which contain only their logs."""
     for path in kit.iterdir():
         if path.is_dir() and re.fullmatch(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", path.name):
             shutil.rmtree(path, ignore_errors=True)
@@ -286,9 +291,9 @@ def _engine_arguments(kit: Path) -> list[str]:
 
 
 def _answer_less() -> None:
-    """Leave a site's process nothing but the beginning and the end of jobs.
+    """Restrict a site's process to starting and ending jobs.
 
-    The engine asks for rights only where a message says that it should, and it is the server that writes it.
+    NVFLARE checks permissions only if a message requests it, and the server writes the message.
     """
     from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
@@ -297,9 +302,9 @@ def _answer_less() -> None:
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """End this process when whoever started it is gone: the engine's jobs ask themselves to end, and may not.
+    """End this process when its parent is gone: NVFLARE's jobs end themselves, but not reliably.
 
-    Who has been handed over to process 1 already has lost his parent before he could look.
+    A process that already belongs to process 1 lost its parent before the first check.
     """
     expected = os.getppid() if parent is None else parent
 
@@ -312,7 +317,7 @@ def end_with_parent(parent: int | None = None) -> None:
 
 
 def main(kit: Path, parent: int) -> None:
-    """The child: becomes a process of the engine."""
+    """The child: becomes an NVFLARE process."""
     end_with_parent(parent)
     module, *words = _engine_arguments(kit)
     if module == CLIENT:

@@ -1,7 +1,7 @@
-"""What the coordinator asks his own server for: to begin a job, to end one, how it goes, who is there.
+"""Requests of the coordinator to its own server: start a job, end it, show its state, list connected sites.
 
-The engine's session lives in a child, which is ended when it hangs: one that met a server half way up waits for ever,
-and one that is not closed does not let its process end.
+The NVFLARE session runs in a child process, which is ended when it hangs: a session with a server that is still
+starting waits forever, and an open session prevents its process from ending.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any
 from fedrank.deploy.flare_kit import ADMIN, COORDINATOR
 from fedrank.deploy.flare_processes import child_environment
 
-CONNECTING = 10.0  # seconds; a session takes one when the server is there
-ANSWERING = 20.0  # seconds for everything else
-MAX_QUESTIONS = 500  # after which a session is made anew: each leaves some 60 kB behind
+CONNECTING = 10.0  # seconds; a session takes one second when the server is running
+ANSWERING = 20.0  # seconds for all other requests
+MAX_QUESTIONS = 500  # after which a new session is opened: each request leaks about 60 kB
 
 
 class Away(Exception):
-    """The server cannot be reached, or was started anew and knows the session no more."""
+    """The server cannot be reached, or was restarted and no longer has the session."""
 
 
 class NotAllowed(Exception):
-    """The server refuses; the text says why."""
+    """The server refuses a request; the text gives the reason."""
 
 
 class Coordinator:
@@ -43,7 +43,7 @@ class Coordinator:
         self._asked = 0
 
     def connect(self, patience: float = CONNECTING) -> bool:
-        """Whether the server can be reached; a session that broke is made anew."""
+        """Connect to the server, replacing a broken session; return whether it can be reached."""
         self.close()
         self._asked = 0
         self._child = subprocess.Popen(
@@ -66,32 +66,32 @@ class Coordinator:
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a session; the server may have gone meanwhile."""
+        """Whether there is a session; the server may have stopped meanwhile."""
         return self._child is not None and self._child.poll() is None
 
     def submit(self, folder: Path, token: str) -> str:
-        """The id of the job in a folder; the same for the same token."""
+        """Submit the job in a folder and return its id, which is the same for the same token."""
         found: str = self._ask("submit", str(folder), token)
         return found
 
     def state(self, id: str) -> tuple[str, list[str]]:
-        """The state of a job, and what each site said when it was handed to it."""
+        """The state of a job, and the reports of the sites to which it was sent."""
         if self._asked >= MAX_QUESTIONS and not self.connect():
-            raise Away("the server took no new session")
+            raise Away("the server refused a new session")
         state, said = self._ask("state", id)
         return state, list(said)
 
     def end(self, id: str) -> None:
-        """End a job; one that has ended already, or whose server is away, may."""
+        """End a job; ignore a job that has ended and a server that cannot be reached."""
         with contextlib.suppress(Away, NotAllowed):
             self._ask("end", id)
 
     def connected(self) -> set[str]:
-        """Sites that the server hears."""
+        """Sites that are connected to the server."""
         return set(self._ask("connected"))
 
     def command(self, line: str) -> Any:
-        """What the server answers to a line of its own language."""
+        """The server's answer to a command line."""
         return self._ask("command", line)
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class Coordinator:
 
     def _ask(self, what: str, *words: Any, within: float = ANSWERING) -> Any:
         if self._child is None:
-            raise Away("there is no session")
+            raise Away("the session is not open")
         assert self._child.stdin is not None
         self._asked += 1
         try:
@@ -143,9 +143,9 @@ def _collect(child: subprocess.Popen[str], answers: queue.Queue[str]) -> None:
 
 
 def _serve_session(kit: str, who: str) -> None:
-    """The child: one session, one question a line."""
+    """The child: one session, one request per line."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # the engine prints
+    os.dup2(2, 1)  # NVFLARE prints to standard output
     logging.disable(logging.CRITICAL)
     session: Any = None
     for line in sys.stdin:
@@ -165,10 +165,10 @@ def _serve_session(kit: str, who: str) -> None:
             answer = [kind, f"{name}: {problem}"]
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
-    os._exit(0)  # a session does not let go
+    os._exit(0)  # an open session would prevent the exit
 
 
-# Everything else means that the server is away, or knows this session no more.
+# All other errors mean that the server cannot be reached or no longer has this session.
 REFUSALS = ("AuthorizationError", "InvalidJobDefinition", "JobNotFound", "JobNotRunning", "InvalidArgumentError")
 
 
@@ -184,7 +184,7 @@ def _do(session: Any, what: str, words: list[Any]) -> Any:
         return [client.name for client in session.get_system_info().client_info]
     if what == "command":
         return json.loads(json.dumps(session.do_command(words[0]), default=str))
-    raise ValueError(f"no question {what!r}")
+    raise ValueError(f"unknown request {what!r}")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""A federation that meets in a shared folder: a synced folder, a network share, a USB stick. Nobody runs a server.
+"""A federation through a shared folder (a synced folder, a network share, a USB drive), without a server.
 
-    federation.json             who takes part, signed by the coordinator (`folder_members`)
-    joining/SITE, left/SITE     who wants to take part, who no longer does
-    plans/RUN.plan              what a run is
-    to/SITE/RUN-ROUND-ATTEMPT-REQUEST-ASKED       a request: digest of its bytes, and how often it was asked
-    from/SITE/the same name                       the answer to it
+    federation.json             members, signed by the coordinator (`folder_members`)
+    joining/SITE, left/SITE     sites that want to join, sites that left
+    plans/RUN.plan              the plan of a run
+    to/SITE/RUN-ROUND-ATTEMPT-REQUEST-ASKED       a request: digest of its bytes, and number of repetitions
+    from/SITE/the same name                       its answer
 
-Every file is signed by its sender, written whole, and removed by nobody but its sender. A request is open while its
-file is there: a device that was offline for days finds it, and its answer is used if the coordinator still waits, or
-asks the same again. The same request has the same name, so that a coordinator that was killed finds what was answered
-meanwhile; a site that is asked twice sends the same bytes (`Site`). Everybody who can read the folder can read every
-message: noise must be added on the client, and a secure sum, which needs everybody online, is refused.
+Every file is signed by its sender, written atomically, and removed only by its sender. A request is open while its file
+exists: a device that was offline for days finds it, and its answer is used if the coordinator still waits or repeats
+the request. The same request has the same name, so a restarted coordinator finds answers that arrived meanwhile; a site
+that is asked twice sends the same bytes (`Site`). Every reader of the folder can read every message: noise must be
+added on the client, and secure aggregation, which needs all sites online, is refused.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ from fedrank.wire import Part
 TO, FROM, PLANS = "to", "from", "plans"
 LOCK = "folder.lock"
 LARGEST = protocol.MAX_MODEL + (1 << 20)  # bytes of a request or an answer
-ONLINE = ("partners", *protocol.PHASES)  # kinds of requests that nobody can answer a day later
+ONLINE = ("partners", *protocol.PHASES)  # kinds of requests that cannot be answered a day later
 SECONDS_BETWEEN_LOOKS = 1.0  # of a coordinator
-SECONDS_BETWEEN_COUNTS = 5.0  # until a coordinator looks for files that nobody asked for
+SECONDS_BETWEEN_COUNTS = 5.0  # until a coordinator counts unexpected files
 _NAME = re.compile(r"([0-9a-f]{32})-([0-9]{1,19})-([0-9]{1,10})-([0-9a-f]{32})-([0-9]{1,9})")
 
 
@@ -71,7 +71,7 @@ _ENDED = {"expelled": "was expelled", "left": "left"}
 
 
 class Answering(Protocol):
-    """What a site does with a request: see `fedrank.deploy.site.Site`."""
+    """Answers requests of a site: see `fedrank.deploy.site.Site`."""
 
     def answer(self, content: bytes, /) -> bytes: ...
 
@@ -85,7 +85,7 @@ class RequestName(NamedTuple):
     round: int
     attempt: int
     request: str  # digest of its bytes, hexadecimal
-    asked: int  # how often before: a refusal may be asked about again
+    asked: int  # number of earlier requests: a refused request may be repeated
 
     def __str__(self) -> str:
         return f"{self.run}-{self.round}-{self.attempt}-{self.request}-{self.asked}"
@@ -110,19 +110,19 @@ class FolderAnswer:
     round: int
     attempt: int
     kind: str
-    refused: bool  # its log says why
+    refused: bool  # the reason is in its log
 
 
 def refuse_online_plan(plan: Plan) -> None:
-    """Refuse a run whose protection is none in a folder, or needs everybody online at once."""
+    """Refuse a run whose protection does not work in a folder or needs all sites online at once."""
     mechanism: Any = getattr(plan.question, "mechanism", None)
     if has_trait(mechanism, "adds up"):
         why = "it needs all sites online at once"
         if isinstance(mechanism.placement, AtServer):
-            why = "noise would come too late: everybody who can read the folder reads every message"
+            why = "noise would be added too late: every reader of the folder can read every message"
         raise ValueError(
-            f"run {plan.name!r} protects its sum with placement = {name_of(mechanism.placement)!r}, which cannot be "
-            f'done in a folder: {why}; use placement = "client", or a federation over a network'
+            f"run {plan.name!r} protects its sum with placement = {name_of(mechanism.placement)!r}, which is not "
+            f'possible in a folder: {why}; use placement = "client", or a federation over a network'
         )
 
 
@@ -138,12 +138,9 @@ def read_plans(shared: Path, site_folder: Path, ignoring: Ignoring | None = None
     return found
 
 
-# The coordinator's side
-
-
 @dataclass
 class _Waiting:
-    """A request that nobody has answered yet."""
+    """A request that has not been answered yet."""
 
     member: FolderMember
     name: RequestName
@@ -153,7 +150,7 @@ class _Waiting:
 
 
 class FolderSend:
-    """Sends requests through a folder and waits for answers. To be closed: it holds a lock, and looks by a thread."""
+    """Sends requests through a folder and waits for answers. Close it: it holds a lock and a thread."""
 
     def __init__(self, shared: Path, home: Path, every: float = SECONDS_BETWEEN_LOOKS) -> None:
         self.shared, self.home, self.every = Path(shared), Path(home), every
@@ -167,12 +164,12 @@ class FolderSend:
         except BaseException:
             self._open.close()
             raise
-        self._turn = threading.RLock()  # whoever is told of an answer may ask the next thing at once
+        self._turn = threading.RLock()  # a callback that receives an answer may send the next request at once
         self._waiting: list[_Waiting] = []
-        self._in_step: set[str] = set()  # runs whose rounds are numbered one after the other, for all sites
+        self._in_step: set[str] = set()  # synchronous runs, whose rounds have the same number at all sites
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._problem = ""  # of the last look
+        self._problem = ""  # of the last read
         self._counted = 0.0
 
     def __enter__(self) -> FolderSend:
@@ -182,7 +179,7 @@ class FolderSend:
         self.close()
 
     def close(self) -> None:
-        """Wait no more. Requests stay open, so that a run that goes on later finds what was answered meanwhile."""
+        """Stop waiting. Requests stay open, so a run that continues later finds answers that arrived meanwhile."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -193,15 +190,15 @@ class FolderSend:
         self._open.close()
 
     def __call__(self, site: str, request: bytes, patience: float) -> Future[bytes]:
-        """Ask a site; the future holds its answer, or `Silent` with the reason. A cancelled request is withdrawn."""
+        """Send a request; the future gets the answer, or `Silent` with the reason. A cancelled request is withdrawn."""
         answer: Future[bytes] = Future()
         member = self.federation.site(site)
         if member is None or member.state != "joined":
-            _fail(answer, f"site {site!r} takes no part in {self.federation.name!r}: {_state(member)}")
+            _fail(answer, f"site {site!r} does not participate in {self.federation.name!r}: {_state(member)}")
             return answer
         label = wire.label_of(request)
         if label.kind in ONLINE:
-            _fail(answer, f"a secure sum needs everybody online at once, and {site!r} meets us in a folder")
+            _fail(answer, f"secure aggregation needs all sites online at once, but {site!r} uses a shared folder")
             return answer
         with self._turn:
             if label.kind == "hello":
@@ -223,11 +220,11 @@ class FolderSend:
 
     @property
     def ignored(self) -> dict[str, int]:
-        """How many files were ignored, by reason."""
+        """Number of ignored files, by reason."""
         return self.ignoring.reasons
 
     def _announce(self, request: bytes) -> None:
-        """Put the plan of a hello where sites find it that were not running when it came."""
+        """Write the plan of a hello request for sites that are not running at the moment."""
         label = wire.label_of(request)
         hello = wire.Label("hello", label.run, label.round)
         _, found = wire.unpack(request, hello, {"plan": Part("|S", MAX_PLAN)})
@@ -245,9 +242,10 @@ class FolderSend:
         write_signed(path, self._key, address, found["plan"])
 
     def _name(self, member: FolderMember, name: RequestName) -> RequestName:
-        """Under which name to ask: that of the same request while it is open, unless its answer was of no use.
+        """The name for a request: the same as before while it is open, unless its answer was unusable.
 
-        What was refused may be met now, and what was withdrawn is asked afresh: its old answer may still lie there.
+        A refused request may succeed now, and a withdrawn one is repeated with a new name: its old answer may still
+        exist.
         """
         requests = [one.asked for _, one in self._names(TO, member.name) if one._replace(asked=0) == name]
         if not requests:
@@ -260,9 +258,9 @@ class FolderSend:
         return before
 
     def _withdraw(self, member: FolderMember, name: RequestName) -> None:
-        """Close requests that nobody waits for: others to this site, those of other runs, and of rounds that are over.
+        """Withdraw obsolete requests: others to this site, those of other runs, and of completed rounds.
 
-        A site that comes back would else answer them, and its people would pay for what nobody uses.
+        Otherwise a returning site would answer them, and its people would be charged for unused answers.
         """
         awaited = {(one.member.name, one.name) for one in self._waiting if not one.answer.done()}
         for site in self.federation.sites:
@@ -300,12 +298,12 @@ class FolderSend:
                 try:
                     self._look_once()
                     self._problem = ""
-                except OSError as problem:  # a share that is not there just now comes back
+                except OSError as problem:  # a network share may be unavailable temporarily
                     self._problem = told(problem)
                 self._expire()
 
     def _pause(self) -> float:
-        """Until the next look, or until somebody's patience ends."""
+        """Seconds until the next read or the next deadline."""
         with self._turn:
             first = min((one.deadline for one in self._waiting), default=float("inf"))
         return max(0.0, min(self.every, first - time.monotonic()))
@@ -339,7 +337,7 @@ class FolderSend:
             self.federation = publish(self.shared, self.home)
 
     def _count_others(self) -> None:
-        """Files that nobody will ever read."""
+        """Count files that are never read."""
         for site in self.federation.sites:
             for path in looked_at(self.shared / FROM / site.name, self.ignoring):
                 if RequestName.read(path.name) is None:
@@ -347,30 +345,27 @@ class FolderSend:
 
 
 def folder_send(shared: Path, home: Path, every: float = SECONDS_BETWEEN_LOOKS) -> FolderSend:
-    """How the coordinator of a home sends requests through its shared folder; `with` closes it."""
+    """Sends requests of a coordinator's home through its shared folder; use it in a `with` statement."""
     return FolderSend(shared, home, every)
-
-
-# The site's side
 
 
 def serve_once(
     shared: Path, site_folder: Path, site: Answering | None = None, ignoring: Ignoring | None = None
 ) -> list[FolderAnswer]:
-    """Answer every open request to a site, once. Without `site`, the one of the folder is opened for it."""
+    """Answer every open request to a site once. Without `site`, the site of the folder is opened."""
     shared, site_folder = Path(shared), Path(site_folder)
     ignoring = Ignoring() if ignoring is None else ignoring
     state = membership_state(shared, site_folder)
     if state == "waiting":
         return []
     if state != "joined":
-        raise ValueError(f"this site {_ENDED[state]}, so that nothing is sent; join again, or remove its folder")
+        raise ValueError(f"this site {_ENDED[state]}, so its messages are not sent; join again, or remove its folder")
     me, key = FolderMembership.read(site_folder), read_identity(site_folder)
     wanted = list(_open_requests(shared, me, key, ignoring))
     answered = []
     if wanted:
         with nullcontext(site) if site is not None else _opened_site(site_folder) as at_work:
-            known = ""  # the run that the site knows
+            known = ""  # the run that the site has loaded
             for name, request in wanted:
                 if wire.label_of(request).kind != "hello" and name.run != known:
                     _introduce(shared, me, name.run, _over(site_folder, name), at_work, ignoring)
@@ -388,19 +383,22 @@ def serve(
     site: Answering | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> dict[str, int]:
-    """Answer open requests until told to stop; returns how many files were ignored, by reason.
+    """Answer open requests until `stop` returns True; return the number of ignored files by reason.
 
-    The folder may come and go: a stick that is pulled out, a share that is not mounted.
+    The folder may be unavailable at times: a removed USB drive, an unmounted share.
     """
     ignoring, problem = Ignoring(), ""
     with nullcontext(site) if site is not None else _opened_site(Path(site_folder)) as at_work:
         while not stop():
             try:
                 for one in serve_once(shared, site_folder, at_work, ignoring):
-                    tell(f"round {one.round}: {one.kind} {'refused; site.log says why' if one.refused else 'answered'}")
+                    tell(
+                        f"round {one.round}: {one.kind} "
+                        f"{'refused; the reason is in site.log' if one.refused else 'answered'}"
+                    )
                 problem = ""
             except (OSError, ValueError) as found:
-                if told(found) != problem:  # the same every five seconds helps nobody
+                if told(found) != problem:  # do not repeat the same message every five seconds
                     problem = told(found)
                     tell(problem)
             wake = time.monotonic() + every
@@ -412,7 +410,7 @@ def serve(
 def _open_requests(
     shared: Path, me: FolderMembership, key: IdentityKey, ignoring: Ignoring
 ) -> Iterator[tuple[RequestName, bytes]]:
-    """Requests of the coordinator that were not answered yet, in order."""
+    """Requests of the coordinator that have not been answered yet, in order."""
     names = []
     for path in looked_at(shared / TO / me.site, ignoring):
         if (name := RequestName.read(path.name)) is None:
@@ -423,7 +421,7 @@ def _open_requests(
         try:
             request = read_signed(path, _request(me.federation, me.site, name), me.coordinator, LARGEST)
             if RequestName.of(request, name.asked) != name:
-                ignoring.count(path, "its name is not that of what it asks")
+                ignoring.count(path, "its name does not match its content")
                 continue
         except FileNotFoundError:
             continue  # withdrawn meanwhile
@@ -449,23 +447,23 @@ def _answer_one(
 
 
 def _introduce(shared: Path, me: FolderMembership, run: str, over: int, site: Answering, ignoring: Ignoring) -> None:
-    """Say hello in the coordinator's place: a site that was started since the last one knows nothing of the run."""
+    """Send hello for the coordinator: a site that was started after the last hello does not have the run."""
     plan = _read_plan(shared, me, run, ignoring)
     if plan is not None:
         site.hear(protocol.request("hello", bytes.fromhex(run), over, plan=plan))
 
 
 def _over(site_folder: Path, name: RequestName) -> int:
-    """The last round that is over, for a site that came back from a backup and was told nothing of this run yet.
+    """The last completed round, for a site that was restored from a backup and has no information about this run.
 
-    Whoever asks for a round, and signs that, has done with those before it.
+    A coordinator that requests a round, with its signature, has completed all earlier rounds.
     """
     mark = Restored.read(site_folder)
     return 0 if mark is None or name.run in mark.told else max(0, name.round - 1)
 
 
 def _tidy(shared: Path, me: FolderMembership) -> None:
-    """Remove own answers whose requests are gone."""
+    """Remove own answers whose requests no longer exist."""
     for path in looked_at(shared / FROM / me.site, Ignoring()):
         if RequestName.read(path.name) is not None and not (shared / TO / me.site / path.name).exists():
             path.unlink(missing_ok=True)
@@ -483,7 +481,7 @@ def _read_plan(shared: Path, me: FolderMembership, run: str, ignoring: Ignoring)
 
 
 def _opened_site(folder: Path) -> AbstractContextManager[Answering]:
-    from fedrank.deploy.site import Site  # data and learners, which a coordinator does not need
+    from fedrank.deploy.site import Site  # imports data and learners, which a coordinator does not need
 
     return Site.open(folder)
 
@@ -497,16 +495,16 @@ def _reply(federation: str, site: str, name: RequestName) -> FileAddress:
 
 
 def _plan(federation: str, run: str) -> FileAddress:
-    return FileAddress(federation, "plan", COORDINATOR, "everybody", run)
+    return FileAddress(federation, "plan", COORDINATOR, "everybody", run)  # signed; prose: ok
 
 
 def _foreign(name: str) -> str:
-    """Why a name is none of ours: programs that sync folders put a number or a word behind the name of a copy."""
+    """Why a name is ignored: synchronisation programs append a number or a word to the name of a copy."""
     return COPY if _NAME.match(name) else FOREIGN_NAME
 
 
 def _is_refusal(answer: bytes) -> bool:
-    """Whether an answer says why not, or is none at all."""
+    """Whether an answer is a refusal or cannot be read."""
     try:
         return wire.label_of(answer).kind == "refused"
     except wire.Refused:
@@ -514,7 +512,7 @@ def _is_refusal(answer: bytes) -> bool:
 
 
 def _state(member: FolderMember | None) -> str:
-    return "nobody of this name was approved" if member is None else f"it {_ENDED[member.state]}"
+    return "no site with this name was approved" if member is None else f"it {_ENDED[member.state]}"
 
 
 def _fail(answer: Future[bytes], why: str) -> None:

@@ -1,7 +1,7 @@
-"""Forests at the coordinator: they come from sites, are merged here, and the merged model goes back to everybody.
+"""Forests on the coordinator: sites send them, the coordinator merges them and returns the merged model.
 
-In a trial every client merges by its own merge set, as in the simulation. Between organisations nobody has one, so that
-the coordinator's own training queries are the merge set: judged queries that no site learned from.
+In a trial every client merges with its own merge set, as in the simulation. Between organisations there is none, so the
+coordinator's training queries are the merge set: judged queries that no site trained on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.trees.histograms import Histograms
 from fedrank.wire import Label, Part, Refused
 
-LAST_CALLS = 3  # of a site that sends nothing, where enough others have sent their forests
+LAST_CALLS = 3  # requests to a site that sends nothing after enough other sites have sent their forests
 BETWEEN_SITES = {
     "rounds": "one round: sites train their models and the coordinator merges them into one; values are those of the "
     "merged model",
@@ -35,15 +35,15 @@ BETWEEN_SITES = {
 
 
 class SentForest(NamedTuple):
-    """What a client sent."""
+    """The forest of a client."""
 
     trees: tuple[str, ...]
-    queries: int  # that it says it learned from
+    queries: int  # number of training queries that it reports
 
 
 @dataclass
 class ForestHub:
-    """A coordinator that gathers forests."""
+    """A coordinator that collects forests."""
 
     calls: SiteCalls
 
@@ -53,7 +53,7 @@ class ForestHub:
         self.question = self.plan.forests
 
     def forests(self) -> dict[int, SentForest]:
-        """The forest of every client that sent one. Whoever grows one still is waited for."""
+        """Collect the forest of every client that sends one, waiting for sites that are still training."""
         found: dict[int, SentForest] = {}
         came, called = set[str](), dict[str, int]()
         request = protocol.request("forest", self.plan.run, ROUND)
@@ -68,7 +68,7 @@ class ForestHub:
             if len(came) >= self.plan.min_sites and not waiting:
                 return found
             if not self.calls.sites():
-                raise Differs(f"nobody is left to ask: {'; '.join(self.calls.left_out.values())}")
+                raise Differs(f"no site is left to ask: {'; '.join(self.calls.left_out.values())}")
             self.calls.pause(ROUND, why)
 
     def _read(self, content: bytes, label: Label) -> dict[int, SentForest]:
@@ -79,13 +79,13 @@ class ForestHub:
         pieces = protocol.unbundle(found["forests"], len(clients), largest)
         queries = [int(count) for count in found["queries"]]
         if len(pieces) != len(clients) or not all(0 < count < MAX_QUERIES for count in queries):
-            raise Refused(f"{len(pieces)} forests of {queries} queries came of {len(clients)} clients")
+            raise Refused(f"received {len(pieces)} forests with {queries} queries from {len(clients)} clients")
         forests = (read_trees(piece, self.question, self.plan.features) for piece in pieces)
         return dict(zip(clients, map(SentForest, forests, queries), strict=True))
 
 
 def give_merged(calls: SiteCalls, files: Mapping[str, bytes]) -> dict[str, str]:
-    """Give merged models to sites; of those who did not take theirs, why."""
+    """Send merged models to sites; return why sites did not accept theirs."""
     requests = {
         name: protocol.request("merged", calls.plan.run, ROUND, files=content)
         for name, content in files.items()
@@ -95,7 +95,7 @@ def give_merged(calls: SiteCalls, files: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def perform_forests(experiment: TreesExperiment, run: Coordination) -> None:
-    """Gather the forests of all sites, merge them, and give everybody what came out."""
+    """Collect the forests of all sites, merge them, and send the result to all sites."""
     writer, plan, books = run.writer, run.plan, run.books
     fold, _, baseline = begin_trees(experiment, writer)
     if isinstance(experiment.merge, Histograms):
@@ -117,17 +117,17 @@ def perform_forests(experiment: TreesExperiment, run: Coordination) -> None:
         senders = {site.name: sent[site.clients[0]] for site in plan.sites if site.clients[0] in sent}
         outcome = merge_organisations(experiment, fold, senders, plan.seed, writer.threads)
     save_merged(outcome, writer, fold)
-    # All that sites get is written and given before the run counts as finished: a run that stops here goes on.
+    # Write and send everything before the run counts as finished: a run that stops here continues.
     run.issue(site_card(plan, sorted(sent)), fold.name)
     why = give_merged(run.calls, result_files(writer, plan, sorted(sent)))
     absent = [site.name for site in plan.sites if not set(site.clients) & set(sent)]
-    notes = [f"{name} sent no forest, and the model is without it" for name in absent]
+    notes = [f"{name} sent no forest, so the model does not include it" for name in absent]
     finish_merge(outcome, writer, fold, baseline, notes=site_notes(run.calls.left_out, why) + notes, tuned=None)
     return books.progress(plan, ROUND, ROUND)
 
 
 def site_card(plan: Plan, clients: Sequence[int], sees: str = "") -> Card:
-    """What may be claimed for what sites made together; `sees` says who saw what, where it is not forests."""
+    """The card of a model that sites trained together; `sees` describes what each party sees if it is not forests."""
     card = forest_card(len(clients))
     if sees:
         card = replace(card, who_sees_what=sees, summary=f"No mechanism: {sees}. Nothing can be claimed.")
@@ -135,7 +135,7 @@ def site_card(plan: Plan, clients: Sequence[int], sees: str = "") -> Card:
 
 
 def result_files(writer: RunWriter, plan: Plan, clients: Sequence[int]) -> dict[str, bytes]:
-    """What every site gets: the merged model, or where each client has its own, that of the site's first one."""
+    """Files for every site: the merged model, or the model of the site's first client if each client has its own."""
     card, files = writer.folder / Card.FILE, {}
     for site in plan.sites:
         folder = writer.folder

@@ -1,10 +1,10 @@
-"""Forests at a site: grown on its own queries, sent as trees and nothing else, and merged elsewhere.
+"""Forests at a site: trained on its own queries, sent as trees only, and merged on the coordinator.
 
     policy and consent -> grow -> outbox -> answer
 
-A forest takes as long as it takes, and whoever asks does not wait for ever: a site grows for a while, keeps what it
-has, says so, and goes on when it is asked again. Trees that come from elsewhere are read by fedrank's own reader, never
-by LightGBM's, which believes what it is told; no header of theirs is taken over.
+Training may take longer than a request waits: a site trains for a while, stores its trees, reports progress, and
+continues at the next request. Received trees are read by fedrank's own reader, never by LightGBM's, which does not
+validate its input; their headers are not used.
 """
 
 from __future__ import annotations
@@ -48,36 +48,36 @@ from fedrank.trees.model_files import load_model
 from fedrank.trees.splits import Portion
 from fedrank.wire import Label, Part, Refused
 
-ROUND = 1  # there is one
-GROWS = "a forest grows here"  # how a site begins that has not finished yet
+ROUND = 1  # forests have one round
+GROWS = "the forest is still being trained"  # prefix of the refusal while training continues
 SECONDS_AT_A_TIME = 20.0
-GROWING = "growing.json"  # beside what was sent: trees of a forest that is not whole yet
-BYTES_OF_A_LEAF = 400  # in a text model, with all columns, at most
-MAX_FILES = 1024  # of a merged model
+GROWING = "growing.json"  # next to the sent messages: trees of an incomplete forest
+BYTES_OF_A_LEAF = 400  # maximum in a text model, with all columns
+MAX_FILES = 1024  # maximum number of files of a merged model
 _FILE = re.compile(r"model(-([0-9]{1,4}|final))*\.(json|txt)")
 
 
 def portions_of(experiment: TreesExperiment, fold: int, seed: int) -> tuple[Portion, ...]:
-    """What the clients of a trial hold."""
+    """The data of the clients of a trial."""
     assert experiment.split is not None
     return experiment.split(load_fold(data_of(experiment), fold), rng_for(seed, "split"))
 
 
 def largest_forest(experiment: TreesExperiment) -> int:
-    """Bytes of the trees of one client, at most."""
+    """Maximum size of one client's trees in bytes."""
     leaves = getattr(experiment.booster, "leaves", BYTES_OF_A_LEAF)
     return min(protocol.MAX_MODEL, experiment.booster.trees * (leaves * BYTES_OF_A_LEAF + protocol.OVERHEAD))
 
 
 def read_trees(content: bytes, experiment: TreesExperiment, features: int) -> tuple[str, ...]:
-    """The trees of a forest that came from elsewhere; whatever its booster could not have grown is refused."""
+    """Read the trees of a received forest; trees that the booster could not have produced are refused."""
     booster, largest = experiment.booster, largest_forest(experiment)
     pieces = protocol.unbundle(content, booster.trees, largest)
     return checked_trees(pieces, features, getattr(booster, "leaves", largest))
 
 
 class OwnForest(Contribution["ForestRun"]):
-    """The trees of every client of this site, where forests are merged."""
+    """The trees of every client of this site, for merging."""
 
     kinds = ("forest",)
 
@@ -86,14 +86,16 @@ class OwnForest(Contribution["ForestRun"]):
         wire.unpack(content, Label("forest", label.run, ROUND), {})
         wanted = {"features": plan.features, "feature_names": plan.feature_names, "normalised": plan.normalised}
         if run.facts != wanted:
-            raise Refused("the data of this site do not fit the plan; the answer to hello says in what")
+            raise Refused("the data of this site do not match the plan; see the answer to hello for the differences")
         return CheckedRequest(label, digest_of(content), ROUND, "the forest of this site")
 
     def compute(self, request: CheckedRequest) -> Computed:
         run = self.run
         forests = [protocol.bundle([tree.encode() for tree in grown.best]) for grown in self._grown()]
         if max(map(len, forests)) > largest_forest(run.experiment):
-            raise Refused(f"the forest of this site has {max(map(len, forests)):,} bytes, more than the plan allows")
+            raise Refused(
+                f"the forest of this site has {max(map(len, forests)):,} bytes, which is more than the plan allows"
+            )
         counts = np.array([train.queries for train, _ in run.held], "<i8")
         answered = Label("answers", request.label.run, ROUND, 0, run.site.settings.id)
         return Computed(wire.pack(answered, {"forests": protocol.bundle(forests), "queries": counts}))
@@ -103,7 +105,7 @@ class OwnForest(Contribution["ForestRun"]):
         (self.run.outbox.folder / GROWING).unlink(missing_ok=True)
 
     def _grown(self) -> list[Grown]:
-        """The forests of all clients. When time is up, what is grown is written, and the next request goes on."""
+        """The forests of all clients. When the time is up, store the trees; the next request continues."""
         run, path = self.run, self.run.outbox.folder / GROWING
         until = time.monotonic() + SECONDS_AT_A_TIME
 
@@ -113,7 +115,7 @@ class OwnForest(Contribution["ForestRun"]):
             found = {"data": run.data.hex(), "forests": [asdict(grown) for grown in checkpoint.forests]}
             write_atomic(path, json.dumps(found) + "\n", private=True)
             trees = sum(len(grown.all) for grown in checkpoint.forests)
-            raise Refused(f"{GROWS}, and has {trees:,} trees by now; ask again")
+            raise Refused(f"{GROWS} ({trees:,} trees so far); ask again")
 
         checkpoint = ForestCheckpoint(run.experiment.booster, turn=turn, forests=self._earlier(path))
         threads = 1 if run.plan.simulated else os.cpu_count() or 1
@@ -122,7 +124,7 @@ class OwnForest(Contribution["ForestRun"]):
         return checkpoint.forests
 
     def _earlier(self, path: Path) -> list[Grown]:
-        """Trees of earlier requests. Those that cannot be read, or of other data, are grown again."""
+        """Trees of earlier requests; unreadable ones and those of other data are trained again."""
         try:
             found = parse_json(path.read_bytes())
             return [Grown(**grown) for grown in found["forests"]] if found["data"] == self.run.data.hex() else []
@@ -131,7 +133,7 @@ class OwnForest(Contribution["ForestRun"]):
 
 
 class ReceivedForest(Handler["ForestRun"]):
-    """Takes the files of a merged model and its card."""
+    """Receives the files of a merged model and its card."""
 
     kinds = ("merged",)
 
@@ -140,7 +142,7 @@ class ReceivedForest(Handler["ForestRun"]):
         pieces = protocol.unbundle(found["files"], 2 * MAX_FILES, protocol.MAX_MODEL)
         names = [piece.decode("ascii", "replace") for piece in pieces[::2]]
         if len(pieces) % 2 or len(set(names)) != len(names) or not {"model.json", Card.FILE} <= set(names):
-            raise Refused("it has no model.json with its card, or a file twice")
+            raise Refused("it must contain model.json and its card, and no file twice")
         if strange := [name for name in names if name != Card.FILE and not _FILE.fullmatch(name)]:
             raise Refused(f"{strange[0][:40]!r} is not a file of a merged model")
 
@@ -148,19 +150,19 @@ class ReceivedForest(Handler["ForestRun"]):
             model, features = load_model(folder / "model.json"), self.run.plan.features
             Card.read(folder)
             if model.features != features:
-                raise Refused(f"it reads {model.features} features, and those of the plan are {features}")
+                raise Refused(f"the model has {model.features} features, but the plan has {features}")
 
         files = dict(zip(names, pieces[1::2], strict=True))
-        files["model.json"] = files.pop("model.json")  # the last one, which names the others
+        files["model.json"] = files.pop("model.json")  # written last, because it names the others
         save_result(self.run, files, check)
         return self.reply("facts", label, facts=protocol.facts({"kept": True}))
 
 
 @dataclass
 class ForestRun(SiteRun):
-    """A run of forests, open at a site."""
+    """A run with forests at a site."""
 
-    held: list[tuple[RankingData, RankingData | None]] = field(kw_only=True)  # of each client: to learn and to stop by
+    held: list[tuple[RankingData, RankingData | None]] = field(kw_only=True)  # per client: training and validation data
 
     @classmethod
     def open(cls, site: SiteHome, plan: Plan) -> ForestRun:
@@ -175,7 +177,10 @@ class ForestRun(SiteRun):
             from fedrank.deploy.data_sources import load_share
 
             if settings.data.letor is None:
-                raise Refused("forests learn from grades, and this site has no LETOR file with them")
+                raise Refused(
+                    "forests are trained on relevance labels, and this site has no LETOR file; set data.letor in "
+                    "site.toml"
+                )
             share = load_share(settings.data)
             train = share.train
             if getattr(experiment.merge, "unit", "") == "person" and len(share.whose):
@@ -208,12 +213,12 @@ class ForestRun(SiteRun):
         return self.plan.forests
 
     def note_rounds_over(self, over: int) -> None:
-        """Note whether trees have begun to grow under noise; without noise, trees that are grown again are the same."""
+        """Record whether training with noise has started; without noise, repeated training gives the same trees."""
         if self.charging is not None:
             hear_last_round(self.site.folder, self.plan.run.hex(), over)
 
 
 def merged_files(folder: Path, card: Path) -> bytes:
-    """The files of a model in a folder with its card, as they travel."""
+    """Pack the files of a model in a folder and its card for transport."""
     paths = [card, *sorted(path for path in folder.iterdir() if _FILE.fullmatch(path.name))]
     return protocol.bundle([piece for path in paths for piece in (path.name.encode(), path.read_bytes())])

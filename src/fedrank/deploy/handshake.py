@@ -1,8 +1,8 @@
-"""The handshake of a coordinator with sites: before the first round, and again with a site that was restarted.
+"""The handshake of a coordinator with sites: before the first round, and again with a restarted site.
 
-A site that greets back tells its facts: versions, features, measures that it reports. Facts that differ from the plan
-stop the run before its first round. In a trial with secure aggregation sites also bring the keys of their clients,
-which everybody is then told; between organisations these keys stand in the plan.
+A site answers hello with its facts: versions, features, and measures that it reports. Facts that differ from the plan
+stop the run before its first round. In a trial with secure aggregation, sites also send the keys of their clients,
+which are then sent to all sites; between organisations these keys are in the plan.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from fedrank.deploy.site_calls import Exchange, SiteCalls
 from fedrank.wire import Label
 
 Facts = Mapping[str, Any]
-MAX_FAILURES = 15  # greetings that a site answers with a failure, after which it is not waited for
+MAX_FAILURES = 15  # hello requests that a site answers with a failure until the coordinator stops waiting for it
 
 
 class Differs(Exception):
-    """Sites that do not fit together, so that no round begins; the text lists who has what."""
+    """Sites whose facts differ from the plan; the text lists the differences."""
 
 
 @dataclass
 class Handshake:
-    """Who of the sites of a plan was greeted, and what they said of themselves."""
+    """Which sites of a plan have answered hello, and the facts they reported."""
 
     calls: SiteCalls
-    secure: bool = False  # whether rounds are secure sums, which need a key of every client
-    check: Callable[[str, Facts], None] = lambda name, facts: None  # raises Differs where facts do not fit the run
-    over: int = 0  # rounds that are over
-    identities: dict[int, bytes] = field(default_factory=dict)  # public keys of clients, for secure sums
-    reporting: set[str] = field(default_factory=set)  # sites that tell measures of their own queries
+    secure: bool = False  # whether rounds use secure aggregation, which needs a key of every client
+    check: Callable[[str, Facts], None] = lambda name, facts: None  # raises Differs if facts do not match the run
+    over: int = 0  # completed rounds
+    identities: dict[int, bytes] = field(default_factory=dict)  # public keys of clients, for secure aggregation
+    reporting: set[str] = field(default_factory=set)  # sites that report measures
 
     def __post_init__(self) -> None:
         plan = self.calls.plan
@@ -45,10 +45,10 @@ class Handshake:
             self.identities = {site.clients[0]: bytes.fromhex(site.identity) for site in plan.sites}
 
     def hello(self, over: int = 0) -> None:
-        """Greet every site until enough have answered. `over` rounds are over.
+        """Send hello to every site until enough have answered. `over` is the number of completed rounds.
 
-        Sites that differ stop the run, and so do sites that cannot work with their own settings, where too few are
-        left. A site that is away, or whose people have not accepted the plan yet, is waited for.
+        Sites that differ stop the run. So do sites that fail with their own settings if too few others are left. The
+        coordinator waits for sites that are offline or have not accepted the plan yet.
         """
         self.over, greeted, failures = over, set[str](), Counter[str]()
         plan = self.calls.plan
@@ -61,20 +61,20 @@ class Handshake:
             failed = [f"{name}: {why[name]}" for name in why if failures[name] >= MAX_FAILURES]
             if len(plan.sites) - len(failed) < plan.min_sites:
                 raise Differs(
-                    f"{plan.min_sites} sites are needed, and {len(failed)} of {len(plan.sites)} fail; correct them, "
+                    f"{plan.min_sites} sites are needed, but {len(failed)} of {len(plan.sites)} fail; correct them, "
                     f"then run the same command again: {'; '.join(failed)}"
                 )
             self.calls.pause(over, why)
 
     def greet_once(self, over: int) -> dict[str, str]:
-        """Greet every site after so many rounds, without waiting for those who do not answer; why they did not."""
+        """Send hello to every site once, after so many rounds; return why sites did not answer."""
         self.over = over
         return self._greet(self.calls.sites())[1]
 
     def greet_strangers(self, why: Mapping[str, str]) -> dict[str, str]:
-        """Greet sites that were started in the middle of a run and know nothing of it; why sites are of no use now.
+        """Send hello to sites that were started during a run; return why sites cannot be used now.
 
-        A site that no longer fits is no reason for the others to stop.
+        A site that no longer matches the plan does not stop the others.
         """
         strangers = [site for site in self.calls.plan.sites if why.get(site.name) == protocol.SAY_HELLO]
         if not strangers:
@@ -87,7 +87,7 @@ class Handshake:
     def ask_and_greet(
         self, requests: Mapping[str, bytes], number: int, read: Callable[[bytes, Label], Any], kind: str
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Ask sites, note every request, and greet sites that were started meanwhile; answers, and reasons for none."""
+        """Ask sites, note every request, and send hello to restarted sites; return answers and reasons of failures."""
         traffic: list[Exchange] = []
         found, why = self.calls.ask(requests, number, read, kind, traffic=traffic)
         for one in traffic:
@@ -102,7 +102,7 @@ class Handshake:
         attempt: int,
         traffic: list[Exchange],
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Ask for a round; whoever was started meanwhile and knows nothing of the run is greeted, and asked again."""
+        """Request a round; send hello to sites that were started meanwhile, and ask them again."""
         enough = None if self.secure else self.calls.plan.min_sites
         found, why = self.calls.ask(requests, round, read, "answers", attempt, traffic, enough)
         why = self.greet_strangers(why)
@@ -114,7 +114,7 @@ class Handshake:
         return found, why
 
     def _greet(self, sites: Sequence[PlannedSite]) -> tuple[set[str], dict[str, str]]:
-        """Say hello to these, note what they say, and tell them everybody's keys; who answered, and why not."""
+        """Send hello to these sites, store their facts, and send them all keys; return who answered, and reasons."""
         plan = self.calls.plan
         content = protocol.request("hello", plan.run, self.over, plan=plan.dump())
         found, why = self.calls.ask({site.name: content for site in sites}, self.over, protocol.read_facts, "facts")
@@ -138,13 +138,13 @@ class Handshake:
             if key in facts and facts[key] != value
         ]
         lines += [
-            f"{name} does not say its {key}"
+            f"{name} does not report its {key}"
             for name, facts in found.items()
             for key in expected
             if key not in facts and facts.get("version") == plan.version
         ]
         if lines:
-            raise Differs("sites do not fit together, so that no round begins: " + "; ".join(lines))
+            raise Differs("the facts of sites differ from the plan, so the run does not start: " + "; ".join(lines))
         for name, facts in found.items():
             self.check(name, facts)
 
@@ -152,10 +152,10 @@ class Handshake:
         try:
             return {id: bytes.fromhex(keys[str(id)]) for id in self.calls.plan.party(name).clients}
         except (KeyError, TypeError, ValueError):
-            raise Differs(f"{name} brings no keys to sign with, and a secure sum needs them") from None
+            raise Differs(f"{name} reports no signing keys, which secure aggregation needs") from None
 
     def _introduce(self) -> dict[str, str]:
-        """The public keys of all clients of a trial, to everybody; why some did not take them."""
+        """Send the public keys of all clients of a trial to all sites; return why sites did not accept them."""
         keys = protocol.facts({str(id): key.hex() for id, key in self.identities.items()})
         content = protocol.request("partners", self.calls.plan.run, keys=keys)
         return self.calls.ask({site.name: content for site in self.calls.sites()}, 0, _read_letters, "letters")[1]

@@ -1,8 +1,8 @@
-"""The coordinator's rounds: ask sites, check what they answer, settle, go on. It knows no engine and has no data.
+"""The coordinator's rounds: ask sites, check their answers, update the model. It does not depend on NVFLARE or data.
 
-A site that does not answer in time is left out of the round. A round ends when `Plan.min_sites` sites have answered;
-until then the hub asks again, and says for whom it waits. Rounds are those of `fedrank.federated.round`, so that a run
-folder comes out as from a simulation.
+A site that does not answer in time is not part of the round. A round ends when `Plan.min_sites` sites have answered;
+until then the hub asks again and reports the missing sites. Rounds are those of `fedrank.federated.round`, so the run
+folder equals that of a simulation.
 """
 
 from __future__ import annotations
@@ -29,27 +29,29 @@ from fedrank.federated.server import Combined, ServerTask, State, advance, settl
 from fedrank.types import Memory, Messages, SimulatedClients, has_trait
 from fedrank.wire import Label
 
-MAX_PAUSE = 300.0  # seconds before a secure sum that failed again and again is tried once more
+MAX_PAUSE = 300.0  # maximum seconds before a failed secure aggregation is repeated
 
 
 @dataclass(frozen=True)
 class AskedClients:
-    """Who is asked in a round, and for how much."""
+    """The clients of a round and their requests."""
 
     rows: NDArray[np.int64]
     requests: NDArray[Any]  # of ASKED
-    searches: NDArray[np.int64]  # behind each request
+    searches: NDArray[np.int64]  # per request
 
 
 @dataclass
 class Hub:
-    """A coordinator at work on the rounds of one plan. Sites are greeted first: `hub.handshake.hello()`."""
+    """Performs the rounds of one plan on the coordinator. Call `hub.handshake.hello()` first."""
 
     calls: SiteCalls
-    begin_attempt: Callable[[int], int] = lambda round: 0  # the number of a new attempt, durable when it returns
-    watch: Callable[[Messages], None] | None = None  # shown what reached the coordinator
-    reshape: Callable[[Messages], Messages] | None = None  # changes what came, before it is added up
-    simulated: SimulatedClients | None = None  # of a trial, or the coordinator's own queries where a rule needs them
+    begin_attempt: Callable[[int], int] = lambda round: 0  # the number of a new attempt, stored durably
+    watch: Callable[[Messages], None] | None = None  # receives what reached the coordinator
+    reshape: Callable[[Messages], Messages] | None = None  # changes messages before they are aggregated
+    simulated: SimulatedClients | None = (
+        None  # of a trial, or the coordinator's own queries if an aggregator needs them
+    )
 
     def __post_init__(self) -> None:
         self.plan = plan = self.calls.plan
@@ -61,7 +63,7 @@ class Hub:
         self._source: Any = None if mechanism is None else mechanism.source()
 
     def rounds(self, state: State, memory: Memory, last: int, plan: Schedule | None = None) -> Iterator[Outcome]:
-        """The rounds that are left, each as it ends."""
+        """Yield the remaining rounds as they complete."""
         if self.task.arrival is not None and not self.task.arrival.together and plan is None:
             for one in AsynchronousRounds(self.handshake, self.reader, self.task, self._source).rounds(state, last):
                 yield self._outcome(one.state, None, one.rows, self.plan.searches[one.rows], one.answers, one.traffic)
@@ -82,15 +84,14 @@ class Hub:
             if after is not None:
                 break
             traffic[:] = once_each(traffic)
-            # Whoever masked numbers in a sum that failed has paid for them: the longer it fails, the longer the pause.
+            # Clients are charged for masked values even if the aggregation fails: pauses grow with the number of
+            # failures.
             pauses = 1.0 if self.secure is None else min(2.0**tries, MAX_PAUSE / site_calls.PAUSE)
             self.calls.pause(number, why, pauses)
             tries += 1
         for one in traffic:
             self.calls.note(number, one)
         return self._outcome(after, memory, asked.rows, asked.searches, answers, traffic)
-
-    # Who is asked
 
     def _asked(self, number: int, plan: Schedule | None) -> AskedClients:
         rows = self._cohort(number) if plan is None else plan.cohort(number)
@@ -110,7 +111,7 @@ class Hub:
         return taking_part(count, federation.participation, self.plan.seed, number)
 
     def _requests(self, kind: str, state: State, asked: AskedClients, attempt: int = 0) -> dict[str, bytes]:
-        """The call of a round to each site that answers for somebody who is asked."""
+        """The call of a round for each site with a client in the cohort."""
         ids = set(asked.requests["client"].tolist())
         present = [site for site in self.calls.sites() if ids & set(site.clients)]
         return {site.name: self._call(kind, state, site, asked, attempt) for site in present}
@@ -121,12 +122,10 @@ class Hub:
         call = self.task.call(state, self.plan.run, row, len(asked.rows), attempt)
         return protocol.request(kind, self.plan.run, state.round + 1, attempt, call=call.pack(), asked=own.tobytes())
 
-    # A round whose messages the coordinator sees
-
     def _plain(
         self, state: State, asked: AskedClients, traffic: list[Exchange]
     ) -> tuple[State | None, RoundAnswers, dict[str, str]]:
-        """None: too few came, so that it has to be asked for again."""
+        """None: too few sites answered, and the round must be requested again."""
         requests = self._requests("round", state, asked)
         answers, why = self._gather(requests, state, asked, traffic)
         if not self._enough(requests, why) or (not answers.messages and len(asked.requests)):
@@ -134,7 +133,7 @@ class Hub:
         root = self._root(state)
         if answers.messages:
             messages = self.task.gathered(state, answers.messages)
-        else:  # nobody was drawn, which is nobody's business
+        else:  # the cohort is empty
             nothing = np.zeros((0, state.weights.shape[-1]), np.float32), np.zeros(0, np.int64), np.zeros(0, np.int64)
             messages = Messages(*nothing, state.weights, state.round + 1)
         if root is not None:
@@ -151,7 +150,7 @@ class Hub:
     def _gather(
         self, requests: Mapping[str, bytes], state: State, asked: AskedClients, traffic: list[Exchange]
     ) -> tuple[RoundAnswers, dict[str, str]]:
-        """Ask sites for the messages of their clients, and check each one."""
+        """Request the messages of all clients and check each one."""
 
         def read(content: bytes, label: Label) -> tuple[protocol.Answers, list[Message]]:
             clients = self.plan.site_of[label.sender].clients
@@ -169,7 +168,7 @@ class Hub:
         return answers, why
 
     def _enough(self, requests: Mapping[str, bytes], why: Mapping[str, str]) -> bool:
-        """Whether as many answered as a round needs: those of the plan, or all whom a small cohort has."""
+        """Whether enough sites answered: the plan's minimum, or all of a smaller cohort."""
         cohort = [site for site in self.plan.sites if site.name in requests or site.name in self.calls.left_out]
         return len(requests) - len(why) >= min(self.plan.min_sites, max(1, len(cohort)))
 
@@ -179,12 +178,10 @@ class Hub:
         assert self.simulated is not None
         return root_update(self.plan.federated, state, self.simulated, self.plan.seed)
 
-    # A round of which the coordinator sees the sum alone
-
     def _summed(
         self, state: State, asked: AskedClients, traffic: list[Exchange]
     ) -> tuple[State | None, RoundAnswers, dict[str, str]]:
-        """None: the sum could not be opened, so that it has to be tried again."""
+        """None: the sum could not be opened and must be tried again."""
         assert self.secure is not None
         number = state.round + 1
         attempt = self.begin_attempt(number)
@@ -197,8 +194,6 @@ class Hub:
         used = np.array([self.plan.row_of[id] for id in one.server.survivors()])
         combined = Combined(change, used, None, np.ones(len(used), np.int64), state.rule, state.common)
         return advance(self.task, state, combined, asked.rows), one.answers, one.why
-
-    # What a round left behind
 
     def _outcome(
         self,

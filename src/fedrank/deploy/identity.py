@@ -1,7 +1,7 @@
-"""Who somebody is in a federation: an Ed25519 key that is made where it stays, and what others compare.
+"""Identity in a federation: an Ed25519 key that never leaves its machine, and its fingerprint.
 
-The secret lies in `identity.key`, for its owner alone. The public key goes to the others, who compare its fingerprint
-by telephone: whoever carries the keys, the coordinator among them, could otherwise exchange one.
+The secret key is in `identity.key`, readable only by its owner. The public key is sent to the other parties, who
+compare its fingerprint by telephone: otherwise the coordinator, who forwards the keys, could replace one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedrank.files import opened, private_folder, writing
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-IDENTITY = "identity.key"  # in the folder of a site, and of a coordinator
+IDENTITY = "identity.key"  # in the folder of a site or a coordinator
 FORMAT = "fedrank-identity-1"  # first word of the file; the key follows in hexadecimal
 SIZE = 32  # bytes of either key
 SIGNATURE = 64  # bytes
@@ -28,19 +28,19 @@ SIGNATURE = 64  # bytes
 
 @dataclass(frozen=True)
 class IdentityKey:
-    """The key somebody signs with."""
+    """A signing key."""
 
     secret: bytes = field(repr=False)  # Ed25519, 32 bytes
 
     @cached_property
     def public(self) -> str:
-        """What others know it by, in hexadecimal."""
+        """The public key in hexadecimal."""
         from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
         return self._key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw).hex()
 
     def sign(self, content: bytes) -> bytes:
-        """64 bytes that nobody else can make. Let the content say what it is for, so that it fits nothing else."""
+        """Sign content (64 bytes). The content should name its purpose, so the signature cannot be reused elsewhere."""
         return self._key.sign(content)
 
     @cached_property
@@ -49,7 +49,7 @@ class IdentityKey:
 
 
 def new_identity(folder: str | Path) -> str:
-    """Make the key of a site, or of a coordinator, in its folder; returns the public one. A key that is there stays."""
+    """Create the key of a site or coordinator in its folder; return the public key. An existing key is not replaced."""
     from_system = _ed25519().generate()
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -66,7 +66,7 @@ def new_identity(folder: str | Path) -> str:
 
 
 def read_identity(folder: str | Path) -> IdentityKey:
-    """The key of a folder; one that others can read is no secret, and is refused."""
+    """Read the key of a folder; a key that other users can read is refused."""
     path = Path(folder) / IDENTITY
     try:
         with opened(path) as file:
@@ -74,20 +74,21 @@ def read_identity(folder: str | Path) -> IdentityKey:
             words = file.read(200).decode("ascii", errors="replace").split()
     except FileNotFoundError:
         raise FileNotFoundError(
-            f"{path} is not there, so that nothing can be signed; restore it from a backup, or join the federation anew"
+            f"{path} does not exist, so messages cannot be signed; restore it from a backup, or join the federation "
+            "again"
         ) from None
     if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
         raise PermissionError(
-            f"{path} can be read by others (mode {stat.S_IMODE(mode):o}), who could sign in its place; chmod 600 it if "
-            "you trust all who could, else join the federation anew with a new key"
+            f"{path} can be read by other users (mode {stat.S_IMODE(mode):o}), who could sign with it; run chmod 600 "
+            "if you trust them, otherwise join the federation again with a new key"
         )
     if len(words) != 2 or words[0] != FORMAT or not _is_key(words[1]):
-        raise ValueError(f"{path} should hold {FORMAT!r} and a key, and does not; restore it from a backup")
+        raise ValueError(f"{path} must contain {FORMAT!r} and a key; restore it from a backup")
     return IdentityKey(bytes.fromhex(words[1]))
 
 
 def verify(public: str, content: bytes, signature: bytes) -> bool:
-    """Whether the holder of this key signed this content; False for whatever is no key or no signature."""
+    """Whether the holder of this key signed this content; False for an invalid key or signature."""
     _ed25519()
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -102,19 +103,21 @@ def verify(public: str, content: bytes, signature: bytes) -> bool:
 
 
 def fingerprint(public: str) -> str:
-    """What two people read to each other to see that they mean the same key.
+    """The fingerprint of a key, which two people compare by reading it to each other.
 
     >>> fingerprint("00" * 32)
     'SHA256:6668-7aad-f862-bd77-6c8f-c18b-8e9f-8e20'
     """
     if not _is_key(public):
-        raise ValueError(f"{public!r} is no public key: it should be {2 * SIZE} hexadecimal digits; ask for it again")
-    digest = hashlib.sha256(bytes.fromhex(public)).hexdigest()[:32]  # 128 bits: nobody finds a second key for them
+        raise ValueError(
+            f"{public!r} is not a public key: it must have {2 * SIZE} hexadecimal digits; ask for the key again"
+        )
+    digest = hashlib.sha256(bytes.fromhex(public)).hexdigest()[:32]  # 128 bits: finding a second key is infeasible
     return "SHA256:" + "-".join(digest[i : i + 4] for i in range(0, len(digest), 4))
 
 
 def same_fingerprint(one: str, other: str) -> bool:
-    """Whether two people read the same; spaces, dashes, capitals and the name of the hash do not matter.
+    """Whether two fingerprints are equal, ignoring spaces, dashes, case and the name of the hash.
 
     >>> same_fingerprint("SHA256:6668-7aad-f862-bd77-6c8f-c18b-8e9f-8e20", "66687AAD f862bd77 6c8fc18b 8e9f8e20")
     True
@@ -123,7 +126,7 @@ def same_fingerprint(one: str, other: str) -> bool:
 
 
 def member_key(key: IdentityKey, client: int) -> IdentityKey:
-    """The key of one client of several that a site answers for; nobody without the site's key can make it."""
+    """Derive the key of one of several clients of a site; this requires the site's key."""
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -142,7 +145,7 @@ def _is_key(text: object) -> bool:
 
 def _there(path: Path) -> FileExistsError:
     return FileExistsError(
-        f"{path} exists, and whoever knows this site by its key would know it no more; keep it, or use another folder"
+        f"{path} already exists, and other parties identify this site by it; keep it, or use another folder"
     )
 
 

@@ -1,16 +1,16 @@
-"""A forest that sites grow together from histograms: the two halves of `trees/growing_protocol.py` between sites.
+"""One forest that sites train together from histograms: `trees/growing_protocol.py` between sites.
 
-    grow -> grown      a message of the half that decides, to clients of a site; what each of them answers
+    grow -> grown      a message of the server half to clients of a site; their answers
 
-The plan says all that both halves agree on: rules, seed, clients, and bin edges that tell nothing of anybody's data.
+The plan contains everything that both halves agree on: rules, seed, clients, and bin edges that do not depend on data.
 
-Without noise a site keeps the digest of its rows and nothing else. What it says follows from these rows, the trees so
-far and the cuts that it is asked for, in whole numbers: grown again, it is the same bytes, and other rows are refused.
-Under a secure sum keys are new after every start, and so are masks.
+Without noise a site stores only the digest of its rows. Its answers follow from these rows, the trees so far and the
+requested splits, in integer arithmetic: computed again, they have the same bytes, and other rows are refused. With
+secure aggregation, keys and masks are new after every start.
 
-Noise cannot be made again. It is in the outbox, and people have paid for it, before it leaves; asked the same again, a
-site sends what lies there and nobody pays. Another question of the same number is refused, unless it is a new attempt,
-for which people pay once more.
+Noise cannot be reproduced. It is written to the outbox, and charged, before it is sent; for the same request a site
+sends the stored message without a charge. A different request with the same number is refused unless it is a new
+attempt, which is charged again.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from fedrank.deploy.site_runtime import CheckedRequest, Computed, Contribution, 
 from fedrank.experiments.runner.merge import ForestDisclosure, finish_merge, noised_card, save_merged, shared_forest
 from fedrank.experiments.runner.writer import RunWriter
 from fedrank.experiments.spec.trees import TreesExperiment
-from fedrank.privacy.secure_aggregation import Identity
+from fedrank.privacy.secure_messages import Identity
 from fedrank.ranking.baseline_ranking import BaselineRanking
 from fedrank.trees.growing import GrowPlan
 from fedrank.trees.growing_protocol import ReleaseRequest, TreeClient, TreeServer
 from fedrank.trees.histograms import Histograms
 from fedrank.wire import Label, Part, Refused
 
-LARGEST = 1 << 28  # bytes of one message of growing
+LARGEST = 1 << 28  # maximum size of a message in bytes
 GROWN = {
-    "rounds": "one round: all sites grow one forest together; values are those of that forest",
-    "before": "sites have no forests of their own here, so that before and after are the same",
+    "rounds": "one round: all sites train one forest together; values are those of that forest",
+    "before": "sites have no own forests, so before and after are equal",
 }
 
 
 def agreed(plan: Plan) -> GrowPlan:
-    """What both halves agree on, by the plan that everybody has accepted."""
+    """What both halves agree on, from the accepted plan."""
     experiment = plan.forests
     assert experiment is not None
     assert isinstance(experiment.merge, Histograms)
@@ -61,16 +61,18 @@ def agreed(plan: Plan) -> GrowPlan:
 
 
 def identities_of(plan: Plan) -> dict[int, bytes] | None:
-    """Public keys of all sites, which their people have compared; None in a trial, whose clients have none."""
+    """Public keys of all sites, compared by their users; None in a trial."""
     if plan.simulated:
         return None
     if unknown := [site.name for site in plan.sites if not site.identity]:
-        raise Refused(f"the plan has no key of {', '.join(unknown)}, and a secure sum needs everybody's")
+        raise Refused(
+            f"the plan has no key of {', '.join(unknown)}, but secure aggregation needs the key of every site"
+        )
     return {site.clients[0]: bytes.fromhex(site.identity) for site in plan.sites}
 
 
 class TreeMessages(Contribution[ForestRun]):
-    """What the clients of a site answer to a message of the half that decides."""
+    """Answers of a site's clients to a message of the server half."""
 
     kinds = ("grow",)
     attempts = True
@@ -88,34 +90,34 @@ class TreeMessages(Contribution[ForestRun]):
 
         try:
             self.clients = {id: TreeClient(id, self.plan, own, check, identity, attempts) for id, (own, check) in held}
-        except ValueError as problem:  # it names settings: persons that nobody names, too many bits
+        except ValueError as problem:  # an error in the settings: queries without a person, too many bits
             raise Refused(str(problem)) from None
 
     def answer(self, label: Label, content: bytes) -> bytes:
-        """What clients of this site say to one message; refused where it does not fit any of them."""
+        """The answers of this site's clients to one message; refused if it does not match a client."""
         request = self.read(label, content)
         if request.rows is not None:
             return self.contribute(request)
         if self.plan.noise is None and self.run.outbox.get(ROUND) is None:
-            # From here on other rows are refused.
+            # From here on, other rows are refused.
             self.run.outbox.put(Sent(ROUND, 0, request.digest, b"", b"", np.empty(0), self.run.data))
         return self.compute(request).answer
 
     def read(self, label: Label, content: bytes) -> CheckedRequest:
-        """A message to clients; one that asks for noise is a release, which people pay for."""
+        """Read a message to clients; a request for noise is a release, which is charged."""
         parts = {"whom": Part("|S", 8 * len(self.clients)), "message": Part("|S", LARGEST)}
         _, found = wire.unpack(content, Label("grow", label.run, label.round), parts)
         if len(found["whom"]) % 8:
-            raise Refused("whom it is for are no whole numbers")
+            raise Refused("the ids of its clients are not integers")
         whom = np.frombuffer(found["whom"], "<i8").tolist()
         if not whom or set(whom) - set(self.clients) or len(set(whom)) != len(whom):
-            raise Refused(f"it is for clients {whom}, and this site has {sorted(self.clients)}")
+            raise Refused(f"it is for clients {whom}, but this site has {sorted(self.clients)}")
         asked = ReleaseRequest.read(self.plan, found["message"])
         request = CheckedRequest(label, digest_of(content), ROUND, "a message", content=(whom, found["message"]))
         if asked is None:
             return request
         if sorted(whom) != sorted(self.clients):
-            raise Refused(f"noise is asked of clients {whom} alone, and this site answers for all of its own")
+            raise Refused(f"noise is requested from clients {whom} only, but this site adds it for all its clients")
         assert self.run.charging is not None
         people = np.arange(self.run.charging.terms.people)
         name = f"release {asked.number} of tree {asked.tree}"
@@ -127,7 +129,7 @@ class TreeMessages(Contribution[ForestRun]):
         return Computed(self.reply("grown", request.label, answers=protocol.bundle(answers)))
 
     def check_new(self, request: CheckedRequest, before: Sent | None) -> None:
-        """Refuse new noise where some may have left that neither outbox nor ledger know of."""
+        """Refuse new noise if earlier noise may have been sent without a record in outbox or ledger."""
         mark = Restored.read(self.run.site.folder)
         if mark is None:
             return
@@ -136,27 +138,27 @@ class TreeMessages(Contribution[ForestRun]):
             raise Refused(why)
         if mark.told[run] >= ROUND:
             raise Refused(
-                f"this site was restored from a backup of {mark.backup}, and nobody can tell what it sent since in "
-                "this run; it takes part in another one"
+                f"this site was restored from a backup of {mark.backup} and cannot determine what it sent since then "
+                "in this run; it participates in the next run"
             )
 
 
 @dataclass
 class GrowingHub:
-    """A coordinator that asks sites for histograms."""
+    """A coordinator that requests histograms from sites."""
 
     calls: SiteCalls
-    reasons: dict[str, str] = field(default_factory=dict)  # by site: why it did not answer, the last time
+    reasons: dict[str, str] = field(default_factory=dict)  # by site: reason of the last missing answer
 
     def __post_init__(self) -> None:
         self.plan, self.handshake = self.calls.plan, Handshake(self.calls)
 
     def begun(self) -> None:
-        """Say from now on that something may have left sites, to those who came back from a backup."""
+        """Report from now on, to sites restored from a backup, that messages may have been sent."""
         self.handshake.over = ROUND
 
     def ask(self, requests: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Carry messages to clients, each through its site; whoever does not answer is not among what comes back."""
+        """Send messages to clients through their sites; return the answers that arrived."""
         whom: dict[str, list[int]] = {}
         for site in self.calls.sites():
             own = [id for id in site.clients if id in requests]
@@ -174,7 +176,7 @@ class GrowingHub:
             name = self.plan.site_of[label.sender].name
             pieces = protocol.unbundle(found["answers"], len(whom[name]), LARGEST)
             if len(pieces) != len(whom[name]):
-                raise Refused(f"{len(pieces)} answers came of {len(whom[name])} clients")
+                raise Refused(f"received {len(pieces)} answers from {len(whom[name])} clients")
             return pieces
 
         found, why = self.calls.ask(contents, 1, read, "grown")
@@ -184,7 +186,7 @@ class GrowingHub:
 
 
 def perform_grown(experiment: TreesExperiment, run: Coordination, fold: Fold, baseline: BaselineRanking) -> None:
-    """Grow one forest with all sites, and give it to everybody; a stopped run goes on after its last tree."""
+    """Train one forest with all sites and send it to them; a stopped run continues after its last tree."""
     assert isinstance(experiment.merge, Histograms)
     writer, plan, books = run.writer, run.plan, run.books
     writer.update_facts(conventions=GROWN)
@@ -198,8 +200,8 @@ def perform_grown(experiment: TreesExperiment, run: Coordination, fold: Fold, ba
     server = TreeServer(growing, hub.ask, identities)
     if growing.noise is not None:
         if kept is not None:
-            state.releases += growing.noise.releases  # a tree that a crash took may be paid for again
-        writer.save_checkpoint(0, state.parts())  # before anything leaves a site
+            state.releases += growing.noise.releases  # a tree lost in a crash may be charged again
+        writer.save_checkpoint(0, state.parts())  # before a site sends anything
         hub.begun()
     try:
         _grow(server, state, writer)
@@ -210,14 +212,14 @@ def perform_grown(experiment: TreesExperiment, run: Coordination, fold: Fold, ba
         )
         raise Differs(f"{problem}{f' ({why})' if why else ''}") from None
     books.keep_left_out(hub.calls.left_out)
-    # Under noise sites announce no rows.
+    # With noise, sites do not announce rows.
     rows = {site.name: sum(server.announced.get(id, 0) for id in site.clients) for site in plan.sites}
     outcome = shared_forest(state.trees, state.curve, fold, rows, len(plan.clients), experiment.measures)
     save_merged(outcome, writer, fold)
     card = site_card(plan, list(plan.clients), ForestDisclosure.of(experiment.merge).who_sees_what)
     if growing.noise is not None:
         noised = noised_card(card, experiment.merge, growing.rules, state.releases, len(growing.clients))
-        left_open = ForestDisclosure.of(experiment.merge).not_covered[:2]  # sites train nothing beside the forest
+        left_open = ForestDisclosure.of(experiment.merge).not_covered[:2]  # sites train nothing besides the forest
         card = deployed(replace(noised, not_covered=left_open), plan)
     run.issue(card, fold.name)
     why_not = give_merged(hub.calls, result_files(writer, plan, list(plan.clients)))
@@ -229,11 +231,11 @@ def perform_grown(experiment: TreesExperiment, run: Coordination, fold: Fold, ba
 
 @dataclass
 class _Grown:
-    """A forest so far, as a stopped coordinator finds it again."""
+    """A partial forest, as a restarted coordinator reads it."""
 
     trees: list[str] = field(default_factory=list)
     curve: list[float] = field(default_factory=list)
-    releases: int = 0  # that sites were asked for under noise
+    releases: int = 0  # releases requested with noise
 
     @classmethod
     def read(cls, kept: Mapping[str, Any]) -> _Grown:
@@ -252,5 +254,5 @@ def _grow(server: TreeServer, state: _Grown, writer: RunWriter) -> None:
         state.curve.append(quality)
         state.releases = before + server.releases
         if server.plan.noise is not None:
-            writer.save_checkpoint(0, state.parts())  # every one: what is asked for again may cost again
+            writer.save_checkpoint(0, state.parts())  # every time: a repeated request may be charged again
         writer.after_round(0, 1, state.parts)

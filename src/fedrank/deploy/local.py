@@ -1,8 +1,8 @@
-"""A federation tried out on one machine: the clients of a spec are shared out among sites that simulate them.
+"""A trial of a federation on one machine: the clients of a spec are divided among sites that simulate them.
 
 Everything else is as between machines: kits and certificates, a server and sites as processes, mutual TLS on loopback,
-jobs, outboxes, ledgers. So weights and `rounds.csv` come out as from `fedrank run`, but for the columns of bytes; where
-noise protects people it comes from the secure source, and no two runs are equal.
+jobs, outboxes, ledgers. Weights and `rounds.csv` equal those of `fedrank run`, except for the columns of bytes. Privacy
+noise comes from the secure source, so runs with noise differ.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def run_local(
     say: Callable[[str], None] = lambda line: None,
     folder: Path | None = None,
 ) -> Results:
-    """Do a question with sites as processes on this machine; without a folder, only results are left of them.
+    """Run an experiment with sites as processes on this machine; without a folder, only its results are stored.
 
-    Variants of which nothing travels, such as where everybody learns alone, are simulated.
+    Variants that exchange no messages, such as clients that learn separately, are simulated.
     """
     tasks = tasks_of(grid, name, out)
     plans = {task.folder: trial_plan(task, sites) for task in tasks if _travels(task)}
     for label in {task.variant for task in tasks if task.folder not in plans}:
-        say(f"{label}: nothing of it is sent between sites, so that it is simulated here")
+        say(f"{label}: it exchanges no messages between sites and is therefore simulated")
 
     def do(task: Task, plan: Plan | None, tell: Callable[[News], None]) -> str:
         if plan is None:
@@ -63,7 +63,7 @@ def run_local(
     if all(is_finished(task) for task in tasks):
         return do_runs(grid, runs, do, stop, progress)
     names = {site_name(number): number for number in range(sites)}
-    say(f"A server and {sites} sites come up on this machine ...")
+    say(f"Starting a server and {sites} sites on this machine ...")
     learners = {name_of(task.experiment.learner) for task in tasks if isinstance(task.experiment, FederatedExperiment)}
     with local_federation(names, folder, prepare, FEDERATION, say, lambda: warm_up(sorted(learners))) as federation:
         return do_runs(grid, runs, do, stop, progress)
@@ -74,7 +74,7 @@ def site_name(number: int) -> str:
 
 
 def trial_plan(task: Task, sites: int) -> Plan:
-    """The plan of a trial: client c belongs to site c, counted around, and no round ends without one of them."""
+    """The plan of a trial: clients are assigned to sites in turn, and every round needs all sites."""
     experiment: Any = task.experiment
     trees = isinstance(experiment, TreesExperiment)
     clients = len(portions_of(experiment, task.fold, task.seed)) if trees else experiment.clients.count
@@ -85,7 +85,7 @@ def trial_plan(task: Task, sites: int) -> Plan:
 
 
 def prepare(federation: LocalFederation) -> None:
-    """Write what sites of a trial agree to: everything, since they simulate their people."""
+    """Write the settings of the sites of a trial: they accept everything, because they simulate their people."""
     for number, (name, folder) in enumerate(federation.sites.items()):
         own = {
             "name": name,
@@ -103,5 +103,5 @@ def _travels(task: Task) -> bool:
     if isinstance(experiment, TreesExperiment):
         return not forest_problems(experiment, simulated=True)
     if not isinstance(experiment, FederatedExperiment):
-        raise SpecError([f'kind: "{experiment.kind}" is not done between sites in this version; use `fedrank run`'])
+        raise SpecError([f'kind: "{experiment.kind}" is not supported between sites; use `fedrank run`'])
     return not has_trait(experiment.aggregator, "apart")

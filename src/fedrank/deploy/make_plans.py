@@ -1,4 +1,4 @@
-"""From a question to plans, one for each of its runs, and to run folders: whoever carries the messages."""
+"""Plans for the runs of an experiment, and their execution, for any transport."""
 
 from __future__ import annotations
 
@@ -25,26 +25,24 @@ from fedrank.progress import Progress, quiet
 if TYPE_CHECKING:
     from fedrank.deploy.unlearning import Departure
 
-# Does a run, or what is left of it, and tells how far it is: finished, interrupted or failed.
+# Performs or continues a run and reports its progress; returns finished, interrupted or failed.
 Do = Callable[[Task, Plan, Callable[[News], None]], str]
-A_DAY = 86_400.0  # seconds that a site may take which meets us in a folder
+A_DAY = 86_400.0  # default patience in seconds for sites that use a shared folder
 
 
 def plan_runs(
     grid: Grid[Any], name: str, out: Path, parties: Sequence[PlannedSite], federation: str
 ) -> list[tuple[Task, Plan]]:
-    """Every run of a question with its plan. What cannot be planned is refused before anything begins."""
+    """Plan every run of an experiment; raise an error before the first one starts if one cannot be planned."""
     if not parties:
-        raise ValueError(
-            f"nobody has joined federation {federation!r}, so that nobody would learn; approve sites first"
-        )
+        raise ValueError(f"no site has joined federation {federation!r}; approve sites first")
     return [(task, plan_task(task, parties, federation)) for task in tasks_of(grid, name, out)]
 
 
 def do_runs(
     grid: Grid[Any], runs: Sequence[tuple[Task, Plan]], do: Do, stop: Callable[[], bool], progress: Progress = quiet
 ) -> Results:
-    """Do all runs that are not finished, one after the other: a site takes part in one at a time."""
+    """Perform all unfinished runs one after the other: a site participates in one run at a time."""
     results = Results()
     for task, plan in runs:
         if is_finished(task):
@@ -70,7 +68,7 @@ def do_runs(
 
 
 def parties_of(home: Path) -> list[PlannedSite]:
-    """The sites of a coordinator's home that have joined, with their keys."""
+    """The joined sites of a coordinator's home, with their keys."""
     from fedrank.deploy.flare_kit import read_members
 
     members = read_members(home).values()
@@ -88,7 +86,7 @@ def run_in_folder(
     departure: Departure | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> str:
-    """Do a run with sites that share a folder; its status. With `departure` its rounds unlearn who left another."""
+    """Perform a run through a shared folder; return its status. With `departure`, it unlearns sites that left."""
     from fedrank.deploy.coordinate import coordinate
     from fedrank.deploy.folder import folder_send, refuse_online_plan
 
@@ -98,7 +96,7 @@ def run_in_folder(
 
 
 def forget_sites(departure: Departure, out: Path, name: str | None, do: Do, progress: Progress = quiet) -> Path:
-    """Let a finished run forget sites: alone where recorded updates are enough, else in rounds with those who stay."""
+    """Unlearn sites of a finished run: from recorded updates if they suffice, else in rounds with the other sites."""
     from fedrank.deploy.unlearning import remove
     from fedrank.unlearning.methods import FedRemove
 
@@ -110,22 +108,22 @@ def forget_sites(departure: Departure, out: Path, name: str | None, do: Do, prog
     if status == "failed":
         raise ValueError(f"{task.label}: {_reason(task)}")
     if status != "finished":
-        raise InterruptedError(f"{task.label} is not finished; nothing is lost: run the same command to go on")
+        raise InterruptedError(f"{task.label} is not finished; run the same command again to continue")
     return task.folder
 
 
 def readmit(folder: Path, site: str) -> str:
-    """Ask a site again that was left out of a run; why it had been. Whoever does the run must not be at work."""
+    """Readmit a site that was excluded from a run; return why it was excluded. The run must not be active."""
     from fedrank.deploy.coordinate import LEFT_OUT
 
     folder = Path(folder)
     if not (folder / "spec.toml").exists():
-        raise FileNotFoundError(f"{folder} is no run; give its folder, as `fedrank deploy status` names it")
+        raise FileNotFoundError(f"{folder} is not a run folder; give the folder that `fedrank deploy status` shows")
     path = folder / LEFT_OUT
     with working_on(folder):
         found = parse_json(path.read_bytes()) if path.exists() else {}
         if site not in found:
-            raise ValueError(f"{site!r} is not left out of {folder}; left out: {', '.join(found) or 'nobody'}")
+            raise ValueError(f"{site!r} is not excluded from {folder} (excluded: {', '.join(found) or 'none'})")
         why = str(found.pop(site))
         write_atomic(path, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
     return why
@@ -152,7 +150,7 @@ def plan_task(task: Task, parties: Sequence[PlannedSite], federation: str, simul
 
 
 def features_of(data: RankingData) -> dict[str, Any]:
-    """What a plan says of features, for those of some data."""
+    """The entries of a plan about features, from data."""
     names, normalised = data.feature_names, data.normalised
     return {"features": data.features.shape[1], "feature_names": names, "normalised": normalised}
 

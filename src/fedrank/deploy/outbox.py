@@ -1,9 +1,9 @@
-"""What a site sent, round by round: on the disk before it leaves, and the same again when it is asked again.
+"""Messages that a site sent, per round: written to disk before they are sent, and repeated byte for byte.
 
-A file for each round holds the answer, by which call it was asked for, what the site's clients kept afterwards, and
-which recorded searches were learnt from, so that none is used twice. For a round of a secure sum it holds the numbers
-under the masks instead of the answer: those are never sent again, since the same numbers under other masks could be
-told apart.
+One file per round contains the answer, the digest of its call, the state that the site's clients kept afterwards, and
+the recorded searches that were used, so none is used twice. For a round with secure aggregation it contains the values
+under the masks instead of the answer: an answer is never repeated, because the same values under different masks could
+be compared.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from fedrank import wire
 from fedrank.files import private_folder, told, write_atomic
 from fedrank.wire import Label, Part
 
-OUTBOX = "outbox"  # the folder of a site in which each run has its own
+OUTBOX = "outbox"  # folder of a site with one folder per run
 
 
 class OutboxError(RuntimeError):
-    """What a site sent cannot be read any more."""
+    """The record of sent messages cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,12 @@ class Sent:
 
     round: int
     attempt: int
-    call: bytes  # digest of what was asked
-    answer: bytes  # empty for a secure sum
-    values: bytes  # numbers under the masks of a secure sum, one client after the other
-    memory: NDArray[np.float64]  # what clients keep from now on, one after the other
-    data: bytes = b""  # digest of the data that were learnt from; empty where people are simulated
-    used: tuple[int, ...] = ()  # numbers of the recorded searches that were learnt from
+    call: bytes  # digest of the request
+    answer: bytes  # empty for secure aggregation
+    values: bytes  # values under the masks of secure aggregation, one client after the other
+    memory: NDArray[np.float64]  # state that clients keep, one after the other
+    data: bytes = b""  # digest of the training data; empty if people are simulated
+    used: tuple[int, ...] = ()  # numbers of the recorded searches that were used
 
 
 class Outbox:
@@ -57,11 +57,11 @@ class Outbox:
 
     @property
     def last(self) -> int:
-        """The last round that was answered; 0: none was."""
+        """The last answered round; 0 if there is none."""
         return max(self._files, default=0)
 
     def get(self, round: int) -> Sent | None:
-        """What was sent for a round; the last attempt of it."""
+        """The last message sent for a round."""
         if round not in self._files:
             return None
         attempt = self._files[round]
@@ -70,7 +70,7 @@ class Outbox:
         return self._read(self._path(round, attempt), round, attempt)
 
     def every(self) -> Iterator[Sent]:
-        """All that was sent, every attempt of it."""
+        """All sent messages, with all attempts."""
         for path in sorted(self.folder.iterdir()):
             round, _, attempt = path.name.partition("-")
             if round.isdigit() and attempt.isdigit():
@@ -80,7 +80,7 @@ class Outbox:
         try:
             content = path.read_bytes()
         except OSError as problem:
-            raise OutboxError(f"{told(problem)}, so that nobody knows what was sent") from None
+            raise OutboxError(f"{told(problem)}; the record of sent messages cannot be read") from None  # prose: ok
         size = len(content)
         parts = {"call": Part("|S", 32), **{name: Part("|S", size) for name in ("answer", "values", "memory")}}
         parts |= {"data": Part("|S", 32), "used": Part("|S", size)}
@@ -88,14 +88,14 @@ class Outbox:
             _, found = wire.unpack(content, Label("sent", self.run, round, attempt), parts)
         except wire.Refused as problem:
             raise OutboxError(
-                f"{path} is damaged ({problem}), so that nobody knows what was sent; restore it from a backup"
+                f"{path} is damaged ({problem}), so the record of sent messages is incomplete; restore it from a backup"
             ) from None
         memory = np.frombuffer(found["memory"], "<f8").astype(np.float64)
         used = tuple(np.frombuffer(found["used"], "<i8").tolist())
         return Sent(round, attempt, found["call"], found["answer"], found["values"], memory, found["data"], used)
 
     def put(self, sent: Sent) -> None:
-        """Write what is about to leave."""
+        """Write a message before it is sent."""
         parts = {"call": sent.call, "answer": sent.answer, "values": sent.values, "memory": sent.memory.tobytes()}
         parts |= {"data": sent.data, "used": np.array(sent.used, "<i8").tobytes()}
         content = wire.pack(Label("sent", self.run, sent.round, sent.attempt), parts)
@@ -103,7 +103,7 @@ class Outbox:
         self._files[sent.round], self._last = sent.attempt, sent
 
     def memory_before(self, round: int) -> NDArray[np.float64] | None:
-        """What clients kept of the last round before this one; None: there was none."""
+        """State that clients kept after the last earlier round; None if there is none."""
         earlier = [known for known in self._files if known < round]
         sent = self.get(max(earlier)) if earlier else None
         return None if sent is None else sent.memory
@@ -113,7 +113,7 @@ class Outbox:
 
 
 def used_searches(folder: Path) -> set[int]:
-    """Recorded searches from which the runs of a folder of outboxes have learnt."""
+    """Recorded searches that the runs in a folder of outboxes have used."""
     found: set[int] = set()
     for outbox in sorted(Path(folder).glob("*/")):
         first = next((path for path in outbox.iterdir() if path.name.replace("-", "").isdigit()), None)

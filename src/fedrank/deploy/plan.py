@@ -1,7 +1,7 @@
-"""What a run is to everybody who takes part: said once, by the coordinator, and known by its digest.
+"""The plan of a run: written by the coordinator, identical for all participants, identified by its digest.
 
-A plan holds the spec as TOML, who takes part, and what all must agree on. It comes over the wire, so that reading one
-opens no path and imports nothing that it names.
+A plan contains the spec as TOML, the participating sites, and what they must agree on. It is received over the network,
+so reading it opens no path and imports no code that it names.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ from fedrank.trees.histograms import Histograms
 from fedrank.types import Weights, has_trait
 from fedrank.wire import Label, Refused
 
-PROTOCOL = 2  # raise it whenever two sides of different versions would misunderstand each other
-LARGEST = 1 << 20  # bytes of a plan
-IDS = 1 << 31  # ids of clients lie below it
-NO_DATA: TomlTable = {"name": ELSEWHERE}  # all that sites learn of the coordinator's data
-MAX_NUMBERS = 1 << 23  # of a model: more would fill the memory of a site
+PROTOCOL = 2  # increase it when two versions could misunderstand each other
+LARGEST = 1 << 20  # maximum size of a plan in bytes
+IDS = 1 << 31  # upper bound of client ids
+NO_DATA: TomlTable = {"name": ELSEWHERE}  # what sites learn about the coordinator's data
+MAX_NUMBERS = 1 << 23  # maximum size of a model: a larger one would exhaust the memory of a site
 
 
 class OtherVersion(Refused):
-    """A plan of another version of fedrank, which may mean something else by it."""
+    """A plan of another version of fedrank."""
 
 
 @dataclass(frozen=True)
 class PlannedSite:
-    """A site, and the clients it answers for: itself, or in a trial those it simulates."""
+    """A site and its clients: itself, or in a trial the clients it simulates."""
 
     name: str
     clients: tuple[int, ...]
-    identity: str = ""  # its public key, in hex, by which partners know it
+    identity: str = ""  # its public key in hex, by which partners identify it
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, as all who take part in it must see it."""
+    """A run, identical for all participants."""
 
     federation: str
     name: str  # of the run
@@ -71,10 +71,10 @@ class Plan:
     seed: int
     sites: tuple[PlannedSite, ...]
     features: int
-    feature_names: str  # digest of them; "": they have none
+    feature_names: str  # their digest; "" if there are none
     normalised: str
-    min_sites: int  # sites without which no round ends
-    simulated: bool = False  # a trial on one machine, whose sites simulate the spec's people
+    min_sites: int  # minimum number of sites per round
+    simulated: bool = False  # a trial on one machine, whose sites simulate the people of the spec
     version: str = __version__
     protocol: int = PROTOCOL
 
@@ -83,39 +83,39 @@ class Plan:
 
     @classmethod
     def load(cls, content: bytes) -> Plan:
-        """A plan that came from somewhere, with everything checked."""
+        """Read and check a received plan."""
         if len(content) > LARGEST:
-            raise Refused(f"a plan of {len(content):,} bytes is too long: at most {LARGEST:,}")
+            raise Refused(f"the plan is too long ({len(content):,} bytes; at most {LARGEST:,})")
         try:
             values = parse_json(content)
         except ValueError as problem:
-            raise Refused(f"it is no plan: {problem}") from None
+            raise Refused(f"it is not a plan: {problem}") from None
         if isinstance(values, dict) and {"version", "protocol"} <= set(values):
             _check_version(values["version"], values["protocol"])
         kinds = {"fold": int, "seed": int, "features": int, "min_sites": int, "protocol": int, "simulated": bool}
         if not isinstance(values, dict) or set(values) != set(cls.__dataclass_fields__):
-            raise Refused("it is no plan of this version of fedrank: its keys differ")
+            raise Refused("it is not a plan of this version of fedrank: its keys differ")
         for key, value in values.items():
             kind = kinds.get(key, list if key == "sites" else str)
             if type(value) is not kind:
-                raise Refused(f"its {key} is {type(value).__name__}, expected was {kind.__name__}")
+                raise Refused(f"its {key} must be of type {kind.__name__} (got {type(value).__name__})")
         plan = cls(**values | {"sites": tuple(_party(one) for one in values["sites"])})
         check_plan(plan)
         return plan
 
     @cached_property
     def digest(self) -> str:
-        """By which a plan is accepted: it changes with everything that the plan says."""
+        """The digest by which a plan is accepted; it covers the whole plan."""
         return hashlib.sha256(self.dump()).hexdigest()
 
     @cached_property
     def run(self) -> bytes:
-        """16 bytes that name the run in messages."""
+        """The identifier of the run in messages (16 bytes)."""
         return bytes.fromhex(self.digest)[:16]
 
     @cached_property
     def question(self) -> Experiment:
-        """What is asked, with its methods built. Nothing is imported for it, and no file is looked for."""
+        """The experiment with its methods. Building it imports no code and opens no file."""
         try:
             found: Experiment = read_tables(parse_toml(self.spec), here=False).base
         except ValueError as problem:
@@ -124,19 +124,19 @@ class Plan:
 
     @property
     def experiment(self) -> FederatedExperiment:
-        """The question of a run in which clients send updates."""
+        """The experiment of a run in which clients send updates."""
         if not isinstance(self.question, FederatedExperiment):
-            raise Refused(f'its spec is of kind "{self.question.kind}", and a federation of clients was expected')
+            raise Refused(f'its spec is of kind "{self.question.kind}", but "federated" is required')
         return self.question
 
     @property
     def forests(self) -> TreesExperiment | None:
-        """The question of a run in which sites send forests; None: it is another."""
+        """The experiment of a run in which sites send forests; otherwise None."""
         return self.question if isinstance(self.question, TreesExperiment) else None
 
     @property
     def silos(self) -> SiloExperiment | None:
-        """The question of a run in which organisations train through sketches; None: it is another."""
+        """The experiment of a run in which organisations train with sketches; otherwise None."""
         return self.question if isinstance(self.question, SiloExperiment) else None
 
     @property
@@ -145,7 +145,7 @@ class Plan:
 
     @property
     def clients(self) -> tuple[int, ...]:
-        """Everybody's ids, in order: row r of a table is the r-th."""
+        """The ids of all clients in order: row r of a table is the r-th."""
         return tuple(sorted(id for site in self.sites for id in site.clients))
 
     @cached_property
@@ -155,12 +155,12 @@ class Plan:
 
     @cached_property
     def site_of(self) -> dict[int, PlannedSite]:
-        """The site that answers for each client."""
+        """The site of each client."""
         return {id: site for site in self.sites for id in site.clients}
 
     @property
     def searches(self) -> NDArray[np.int64]:
-        """[clients]: searches a round, which the spec says by their ids."""
+        """[clients]: interactions per round, which the spec sets by client id."""
         clients = self.experiment.clients
         each = np.asarray(clients.searches, dtype=np.int64)
         found: NDArray[np.int64] = each[np.array(self.clients) % len(each)] * clients.people
@@ -168,24 +168,24 @@ class Plan:
 
     @property
     def parameters(self) -> int:
-        """Numbers of a model."""
+        """Number of parameters of the model."""
         return self.experiment.learner.ranker.size(self.features)
 
     @property
     def sent(self) -> int:
-        """Numbers of a model that travel."""
+        """Number of parameters that are sent."""
         return self.federated.sent(self.parameters)
 
     @cached_property
     def federated(self) -> Federation:
-        """Who does what."""
+        """The federation of the spec, without attackers."""
         try:
             return self.experiment.federation(attacked=False)
         except ValueError as problem:
             raise Refused("its spec: " + "; ".join(str(problem).splitlines())) from None
 
     def whole(self, shared: Weights) -> Weights:
-        """A model to rank with, where clients keep a part of theirs: that part is as everybody begins."""
+        """A complete model where clients keep a part of theirs: that part has its initial values."""
         if not has_trait(self.federated.local, "shared part"):
             return shared
         first = self.experiment.learner.ranker.first(self.features, rng_for(self.seed, "first"))
@@ -193,12 +193,12 @@ class Plan:
 
     @property
     def in_step(self) -> bool:
-        """Whether rounds have the same number for everybody; otherwise sites come when they are ready."""
+        """Whether all sites perform the same round at the same time; otherwise the run is asynchronous."""
         return self.experiment.arrival is None
 
     @property
     def cohort(self) -> float:
-        """How many clients a round has, or has on average: what noise is made for, and what every call must name."""
+        """Number of clients per round, or its mean: noise is calibrated to it, and every call must contain it."""
         arrival, count = self.experiment.arrival, len(self.clients)
         if arrival is None:
             return self.federated.cohort(count)
@@ -206,18 +206,18 @@ class Plan:
 
     @property
     def summed(self) -> bool:
-        """Whether updates are added up so that the coordinator sees no single one."""
+        """Whether updates are aggregated so the coordinator does not see individual ones."""
         placement = getattr(getattr(self.question, "mechanism", None), "placement", None)
         return isinstance(placement, SecureAggregation)
 
     @cached_property
     def secure_sum(self) -> SecureAggregation | None:
-        """How updates are added up by the protocol of secure aggregation; None: the coordinator sees messages."""
+        """The settings of secure aggregation by protocol; None if the coordinator sees individual messages."""
         placement = getattr(self.experiment.mechanism, "placement", None)
         return placement if isinstance(placement, SecureAggregation) and placement.sum == "protocol" else None
 
     def sum_terms(self, label: Label) -> dict[str, Any]:
-        """What all parties of a secure sum agree on; its threshold holds against a coordinator that breaks rules."""
+        """The terms of secure aggregation; its threshold holds against a malicious coordinator."""
         from fedrank.privacy.secure_aggregation import threshold_for
 
         placement, cohort = self.secure_sum, self.cohort
@@ -234,18 +234,18 @@ class Plan:
 
     @property
     def longest_letter(self) -> int:
-        """Bytes of the longest letter of a secure sum."""
+        """Maximum size of a message of secure aggregation in bytes."""
         return OVERHEAD + 512 * len(self.clients) + 16 * self.sent
 
     @property
     def last_number(self) -> int:
-        """The highest number that a request for a round can have."""
+        """The highest number of a request for a round."""
         if not isinstance(self.question, FederatedExperiment):
             return self.rounds
         return self.experiment.rounds * (1 if self.in_step or self.simulated else len(self.clients))
 
     def without(self, leaving: Sequence[str], experiment: FederatedExperiment, name: str) -> Plan:
-        """The plan of a run that forgets some sites, for those who stay, with the ids that they have."""
+        """The plan of a run that unlearns sites, for the remaining sites with their ids."""
         tables = to_tables(experiment)
         tables["data"] = _elsewhere(tables["data"]) if not self.simulated else tables["data"]
         staying = tuple(site for site in self.sites if site.name not in leaving)
@@ -259,7 +259,7 @@ class Plan:
         for site in self.sites:
             if site.name == name:
                 return site
-        raise Refused(f"site {name!r} does not take part in run {self.name!r}")
+        raise Refused(f"site {name!r} does not participate in run {self.name!r}")
 
 
 def make_plan(
@@ -276,16 +276,16 @@ def make_plan(
     min_sites: int | None = None,
     simulated: bool = False,
 ) -> Plan:
-    """The plan of a run of any kind. What only a simulation can do is refused outside one, by name."""
+    """Plan a run of any kind; settings that only a simulation supports are refused by name."""
     if found := _problems(experiment, sites, simulated):
         raise SpecError(found)
     tables = to_tables(experiment)
     if not simulated:
         tables["data"] = _elsewhere(tables["data"]) if isinstance(experiment, FederatedExperiment) else NO_DATA
         if isinstance(experiment, FederatedExperiment):
-            tables["clients"].pop("partition", None)  # which nothing but a log needs
+            tables["clients"].pop("partition", None)  # only a log needs it
             tables.pop("start", None)
-    if isinstance(experiment, SiloExperiment):  # fedrank computes the features itself
+    if isinstance(experiment, SiloExperiment):  # fedrank computes the features
         features, feature_names = len(FEATURE_NAMES), FEATURE_NAMES
         normalised = "query" if getattr(experiment.method, "normalise", "") == "query" else "global"
     plan = Plan(
@@ -306,26 +306,26 @@ def make_plan(
 
 
 def _problems(experiment: Experiment, sites: Sequence[PlannedSite], simulated: bool) -> list[str]:
-    """Why an experiment cannot be planned for these sites."""
+    """Reasons why an experiment cannot be planned for these sites."""
     if isinstance(experiment, TreesExperiment):
         return forest_problems(experiment, simulated)
     if isinstance(experiment, SiloExperiment):
         return silo_problems(experiment, len(sites))
     if not isinstance(experiment, FederatedExperiment):
-        return [f'kind: "{experiment.kind}" is not done between sites in this version; use `fedrank run`']
+        return [f'kind: "{experiment.kind}" is not supported between sites; use `fedrank run`']
     count, wanted = sum(len(site.clients) for site in sites), experiment.clients.count
     found = [] if simulated else only_simulated(experiment) or too_few(experiment, count)
     if count != wanted:
-        found.append(f"clients.count: {wanted} where {count} take part; set clients.count = {count}")
+        found.append(f"clients.count: {wanted}, but {count} participate; set clients.count = {count}")
     if has_trait(experiment.aggregator, "apart"):
-        found.append('aggregator: with "none" everybody learns alone and nothing travels; leave that to fedrank run')
+        found.append('aggregator: with "none" clients learn separately and send nothing; use fedrank run')
     return found
 
 
 def _enough(experiment: Experiment, sites: int, simulated: bool) -> int:
-    """Sites that are enough for a round: more than half, or as many as can open a secure sum.
+    """Minimum number of sites per round: more than half, or as many as secure aggregation needs.
 
-    Silos need all sites, and so does a trial with forests.
+    Silos and trials with forests need all sites.
     """
     if isinstance(experiment, SiloExperiment) or (isinstance(experiment, TreesExperiment) and simulated):
         return sites
@@ -338,82 +338,86 @@ def _enough(experiment: Experiment, sites: int, simulated: bool) -> int:
 
 
 def names_digest(names: Iterable[str]) -> str:
-    """By which two sites find that their features have the same names; "" where they have none."""
+    """A digest to compare the feature names of two sites; "" if there are none."""
     listed = list(names)
     return hashlib.sha256("\n".join(listed).encode()).hexdigest()[:32] if listed else ""
 
 
 def _elsewhere(data: TomlTable) -> TomlTable:
-    """What sites are told of the data: nothing but how each corrects its own clicks."""
+    """What sites learn about the data: only how each corrects its own clicks."""
     return NO_DATA | {key: data[key] for key in ("propensities", "bias") if key in data}
 
 
 def only_simulated(experiment: FederatedExperiment) -> list[str]:
-    """What belongs to a simulation, and has no meaning between real sites: one line each."""
+    """Settings that are valid only in a simulation, one line each."""
     clients, usual = experiment.clients, type(experiment.clients)(count=1)
     found = [
-        f"clients.{name}: belongs to a simulation, and real sites have their own; leave it out, or try it with --local"
+        f"clients.{name}: is valid only in a simulation, because real sites have their own; remove it, or use --local"
         for name in ("partition", "click_model", "click_model_per", "malicious")
         if getattr(clients, name) != getattr(usual, name) and not _of_log(experiment, name)
     ]
     if experiment.data.propensities not in (None, OWN):
         found.append(
-            f"data.propensities: {experiment.data.propensities!r} belongs to a simulation, since nobody sees the "
-            f'clicks of all sites; use "{OWN}"'
+            f"data.propensities: {experiment.data.propensities!r} is valid only in a simulation, because no party sees "
+            f'the clicks of all sites; use "{OWN}"'
         )
     if experiment.attack is not None:
-        found.append("attack: nobody attacks a real federation on purpose; leave it out, or try it with --local")
+        found.append("attack: is valid only in a simulation; remove it, or use --local")
     if experiment.fine_tune:
-        found.append("fine_tune: a site adapts the final model itself, with `fedrank deploy`; set it to 0")
+        found.append("fine_tune: is not supported between sites; set it to 0")
     if getattr(experiment.learner, "chance", "") == "shared":
-        found.append('learner.chance: "shared" draws clicks from the seed that is sent; use "independent"')
+        found.append('learner.chance: "shared" derives clicks from the seed in the plan; use "independent"')
     if isinstance(experiment.learner, Pdgd) and getattr(experiment.mechanism, "unit", "") == "interaction":
-        found.append("mechanism.unit: a site learns from the same search again and again; use client or person")
-    found += [f"{line}: code from outside fedrank never runs at a site" for line in code_from_outside(experiment)]
+        found.append("mechanism.unit: a site uses the same search repeatedly; use client or person")
+    found += [f"{line}: code from outside fedrank is not executed at a site" for line in code_from_outside(experiment)]
     return found
 
 
 def forest_problems(experiment: TreesExperiment, simulated: bool) -> list[str]:
-    """What keeps a question to forests from being asked between sites: one line each."""
+    """Reasons why an experiment with forests cannot run between sites, one line each."""
     found, merge = [], experiment.merge
     if isinstance(merge, Histograms):
         if merge.edge_noise() is not None:
             found.append(
-                f'merge.edges: "{merge.edges}" are estimated by `fedrank run` and `fedrank trees grow`, not between '
-                'sites; use "grid" or "bounded"'
+                f'merge.edges: "{merge.edges}" are estimated only by `fedrank run` and `fedrank trees grow`, not '
+                'between sites; use "grid" or "bounded"'
             )
         elif merge.edges not in ("grid", "bounded"):
-            found.append(f'merge.edges: "{merge.edges}" do not follow from a plan; use "grid" or "bounded"')
+            found.append(f'merge.edges: "{merge.edges}" cannot be derived from a plan; use "grid" or "bounded"')
     elif merge is None or name_of(merge) not in ("linear", "stacking"):
-        named = "there is none" if merge is None else f'"{name_of(merge)}"'
+        named = "not set" if merge is None else f'"{name_of(merge)}"'
         found.append(
-            f"merge: {named}, and sites grow forests that are then merged: use linear, stacking or histograms, or "
+            f"merge: {named}, but sites train forests that are then merged; use linear, stacking or histograms, or "
             "`fedrank run`"
         )
     if experiment.tune:
-        found.append("tune: settings are not looked for between sites; find them with `fedrank tune`, and set it to 0")
+        found.append("tune: is not supported between sites; set it to 0, and tune with `fedrank tune`")
     if (experiment.split is not None and name_of(experiment.split) == "sites") == simulated:
         found.append(
-            'split: "sites" have queries of their own, and a trial simulates them; split by topics or dealt'
+            'split: "sites" uses the queries of real sites, but a trial simulates them; use topics or dealt'
             if simulated
-            else 'split: belongs to a simulation, and real sites have their own queries; write split = "sites", or try '
-            "it with --local"
+            else 'split: is valid only in a simulation, because sites have their own queries; set split = "sites", '
+            "or use --local"
         )
     return found
 
 
 def silo_problems(experiment: SiloExperiment, sites: int) -> list[str]:
-    """What keeps a question to organisations with documents from being asked between sites: one line each."""
+    """Reasons why an experiment across document collections cannot run between sites, one line each."""
     method, silos, usual = experiment.method, experiment.silos, type(experiment.silos)()
     found = [
-        f"silos.{name}: belongs to a simulation, and real sites have their own documents and queries; leave it out"
+        f"silos.{name}: is valid only in a simulation, because real sites have their own documents and queries; remove "
+        "it"
         for name in ("split", "queries", "labels", "of")
         if getattr(silos, name) != getattr(usual, name)
     ]
     if silos.count != sites:
-        found.append(f"silos.count: {silos.count} where {sites} take part; set silos.count = {sites}")
+        found.append(f"silos.count: {silos.count}, but {sites} sites participate; set silos.count = {sites}")
     if not isinstance(method, CrossSilo):
-        return [*found, f'method: "{name_of(method)}" is not done between sites; use "cross-silo", or `fedrank run`']
+        return [
+            *found,
+            f'method: "{name_of(method)}" is not supported between sites; use "cross-silo", or `fedrank run`',
+        ]
     wanted = {
         "combine": "round-robin",
         "counts": "sketch",
@@ -423,57 +427,58 @@ def silo_problems(experiment: SiloExperiment, sites: int) -> list[str]:
         "find": "both-ends",
     }
     found += [
-        f'method.{name}: between sites it is "{value}"; write that, or use `fedrank run`'
+        f'method.{name}: must be "{value}" between sites; set it, or use `fedrank run`'
         for name, value in wanted.items()
         if getattr(method, name) != value
     ]
     found += [
-        f"method.{name}: is done in a simulation only; leave it out, or use `fedrank run`"
+        f"method.{name}: is supported only in a simulation; remove it, or use `fedrank run`"
         for name in ("steps", "k_share", "true_rows")
         if getattr(method, name) is not None
     ]
     if not method.noise > 0:
-        found.append("method.noise: 0 would tell what documents hold, word by word; use 1.0, or more")
+        found.append("method.noise: 0 would reveal the words of documents; use 1.0 or more")
     return found
 
 
 def _of_log(experiment: FederatedExperiment, name: str) -> bool:
-    """Whether a setting only says that clients are the users of a log, as they are at sites."""
+    """Whether a setting only states that clients are the users of a log, which is always true at sites."""
     return name == "partition" and experiment.arrival is not None and experiment.clients.partition == Users()
 
 
 def too_few(experiment: FederatedExperiment, count: int) -> list[str]:
-    """Rules that need more clients than there are, or than they can have together: one line each."""
+    """Rules that need more clients than there are, or than can be online together, one line each."""
     weak = without_guarantee(experiment.aggregator, count)
     found = [f"aggregator: {weak}"] if weak else []
     if experiment.arrival is not None and isinstance(
         getattr(experiment.mechanism, "placement", None), SecureAggregation
     ):
         found.append(
-            "arrival: a secure sum needs its sites together, and out of step each comes alone; use noise on the client"
+            "arrival: secure aggregation needs several sites at once, but an asynchronous run has one; add noise on "
+            "the client"
         )
     return found
 
 
 def _party(found: Any) -> PlannedSite:
     if not isinstance(found, dict) or set(found) != {"name", "clients", "identity"}:
-        raise Refused("one of its sites is none: expected were a name, clients and an identity")
+        raise Refused("the entry of a site is not valid: it must have a name, clients and an identity")
     ids = found["clients"]
     if not isinstance(ids, list) or not ids or any(type(id) is not int or not 0 <= id < IDS for id in ids):
-        raise Refused("one of its sites has clients that are no ids")
+        raise Refused("the clients of a site must be a list of ids")
     name, identity = found["name"], found["identity"]
     if not isinstance(name, str) or not 0 < len(name) <= 200:
-        raise Refused("one of its sites has a name that is no short text")
+        raise Refused("the name of a site must be a text with 1 to 200 characters")
     if not isinstance(identity, str) or not re.fullmatch("([0-9a-f]{64})?", identity):
-        raise Refused(f"the key of {name!r} is none")
+        raise Refused(f"the key of {name!r} is not valid")
     return PlannedSite(name, tuple(ids), identity)
 
 
 def _check_version(version: Any, protocol: Any) -> None:
     if (version, protocol) != (__version__, PROTOCOL):
         raise OtherVersion(
-            f"the run was planned by fedrank {str(version)[:40]}, protocol {str(protocol)[:40]}, and this is "
-            f"{__version__}, protocol {PROTOCOL}: finish the run with the version it began with, or begin a new one"
+            f"the run was planned by fedrank {str(version)[:40]}, protocol {str(protocol)[:40]}, but this is "
+            f"{__version__}, protocol {PROTOCOL}: finish the run with the version that started it, or start a new run"
         )
 
 
@@ -481,21 +486,21 @@ def check_plan(plan: Plan) -> None:
     _check_version(plan.version, plan.protocol)
     names, ids = [site.name for site in plan.sites], plan.clients
     if len(set(names)) != len(names) or len(set(ids)) != len(ids):
-        raise Refused("two of its sites have one name, or one id")
+        raise Refused("two of its sites have the same name or id")
     if not 1 <= plan.min_sites <= len(names):
-        raise Refused(f"no round could end: {plan.min_sites} of {len(names)} sites are needed")
+        raise Refused(f"min_sites must be between 1 and {len(names)} (got {plan.min_sites})")
     if not 1 <= plan.features <= 1 << 20:
-        raise Refused(f"{plan.features} features cannot be")
+        raise Refused(f"features must be between 1 and {1 << 20:,} (got {plan.features})")
     if found := list(code_from_outside(plan.question)):
-        raise Refused(f"it names code from outside fedrank, which never runs at a site: {found[0]}")
+        raise Refused(f"it names code from outside fedrank, which is not executed at a site: {found[0]}")
     if not plan.simulated and len(ids) != len(names):
-        raise Refused("one of its sites answers for several clients, which only simulated ones do")
+        raise Refused("a site has several clients, which is valid only in a simulation")
     found = []
     if plan.forests is not None:
         found = forest_problems(plan.forests, plan.simulated)
     elif plan.silos is not None:
         found = silo_problems(plan.silos, len(names))
-        found += ["simulated: organisations with documents are simulated by `fedrank run`"] * plan.simulated
+        found += ["simulated: use `fedrank run` to simulate organisations with documents"] * plan.simulated
     else:
         _check_federation(plan)
     if found:
@@ -504,14 +509,14 @@ def check_plan(plan: Plan) -> None:
 
 def _check_federation(plan: Plan) -> None:
     experiment, ids = plan.experiment, plan.clients
-    # Noise is shared out among as many clients as there are, and priced for as many as the spec says.
+    # Noise is divided among the clients that exist, and accounted for as many as the spec has.
     if experiment.clients.count != len(ids):
-        raise Refused(f"its spec is for {experiment.clients.count} clients, and {len(ids)} take part")
+        raise Refused(f"its spec is for {experiment.clients.count} clients, but {len(ids)} participate")
     if plan.parameters > MAX_NUMBERS:
-        raise Refused(f"a model of {plan.parameters:,} numbers is too large: at most {MAX_NUMBERS:,}")
+        raise Refused(f"the model is too large ({plan.parameters:,} parameters; at most {MAX_NUMBERS:,})")
     if has_trait(plan.federated.aggregator, "apart"):
-        raise Refused("with it everybody learns alone, and nothing travels")
+        raise Refused("with this aggregator clients learn separately and send nothing")
     if not plan.simulated and (found := [*only_simulated(experiment), *too_few(experiment, len(ids))]):
         raise Refused("; ".join(found))
     if plan.experiment.start is not None and not plan.simulated:
-        raise Refused("it names a path, and a spec that came over the wire opens none")
+        raise Refused("it names a path, which is not allowed in a received spec")

@@ -1,16 +1,16 @@
-"""What coordinator and site say to each other, on the envelope of `fedrank.wire`. Whatever does not fit is refused.
+"""Messages between coordinator and site, in the envelope of `fedrank.wire`. Unexpected content is refused.
 
-hello    -> facts       who takes part in what; does it fit?
-partners -> letters     public keys of everybody, before a secure sum
-round    -> answers     the call of a round; a message of every client of the site
-advertise, share, mask, sign, open -> letters      a round of a secure sum, phase by phase
-forest   -> answers     the trees that every client of the site has grown, where sites merge forests
-grow     -> grown       a message of the half that decides splits; histograms, where sites grow one forest together
-silo-key, silo-meet, silo-open, silo-ask, silo-answer, silo-hear, silo-turn -> letters     sealed ones, to carry
+hello    -> facts       the plan of a run and completed rounds; facts about the site
+partners -> letters     public keys of all sites, before secure aggregation
+round    -> answers     the call of a round; one message per client of the site
+advertise, share, mask, sign, open -> letters      a round of secure aggregation, phase by phase
+forest   -> answers     the trees of every client of the site, if sites merge forests
+grow     -> grown       a message of the server half; histograms, if sites train one forest together
+silo-key, silo-meet, silo-open, silo-ask, silo-answer, silo-hear, silo-turn -> letters     sealed letters to forward
 merged   -> facts       the files of a merged model and its card, at the end
-measure  -> measured    sums of measures of a model on the site's own queries, where its policy allows it
-result   -> facts       the model and its card, at the end; or the receipt of somebody who left
-anything -> refused     why not, in one line
+measure  -> measured    sums of measures of a model on the site's own queries, if its policy allows it
+result   -> facts       the model and its card, at the end; or the receipt of a site that left
+anything -> refused     the reason, in one line
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ from fedrank.wire import Label, Part, Refused
 PHASES = ("advertise", "share", "mask", "sign", "open")
 MAX_REASON_LENGTH = 2000  # bytes
 MAX_FACTS = 1 << 20  # bytes
-MAX_MODEL = 64 << 20  # bytes of a model with its card, or of a forest
-SAY_HELLO = "no hello of this run was answered since the site was started; say hello first"
-# How a site begins that cannot work with its own settings, data or folder until its administrator corrects them.
+MAX_MODEL = 64 << 20  # maximum size of a model with its card, or of a forest, in bytes
+SAY_HELLO = "no hello of this run was answered since the site was started; say hello first"  # compared by value
+# Prefixes of the refusals of a site that cannot work with its settings, data or folder until they are corrected.
 SITE_FAILS = ("something is wrong at this site", "the site cannot be opened")
-OVERHEAD = 4096  # bytes that a message may have besides its numbers
+OVERHEAD = 4096  # bytes of a message besides its numbers
 _LENGTH = struct.Struct("<I")
 ASKED = np.dtype([("client", "<i8"), ("at", "<i8"), ("searches", "<i8")])  # at -1: it draws its queries
 OBSERVED = np.dtype([("online", "<f8"), ("reward", "<f8")])
 
 
 class Objection(Refused):
-    """A site's own refusal: its reason, as it came over the wire."""
+    """A site's refusal, with the reason it sent."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a site answers to the call of a round."""
+    """A site's answers to the call of a round."""
 
     messages: tuple[bytes, ...]
-    observed: NDArray[Any]  # [clients] of OBSERVED, where people are simulated
-    personal: NDArray[np.float64]  # what clients keep, one after the other, where people are simulated
+    observed: NDArray[Any]  # [clients] of OBSERVED, if people are simulated
+    personal: NDArray[np.float64]  # state of the clients, one after the other, if people are simulated
 
     def pack(self, label: Label) -> bytes:
         parts = {"messages": bundle(self.messages), "observed": self.observed.tobytes()}
@@ -60,7 +60,7 @@ class Answers:
 
     @classmethod
     def unpack(cls, content: bytes, expected: Label, clients: int, largest: int, simulated: bool) -> Answers:
-        """`largest` is the longest that a single message can be."""
+        """`largest` is the maximum size of a single message."""
         parts = {
             "messages": Part("|S", clients * (largest + _LENGTH.size)),
             "observed": Part("|S", clients * OBSERVED.itemsize if simulated else 0),
@@ -69,13 +69,13 @@ class Answers:
         found = read(content, expected, parts)
         observed = np.frombuffer(found["observed"], OBSERVED) if len(found["observed"]) % 16 == 0 else None
         if observed is None or len(found["personal"]) % 8:
-            raise Refused("what it observed are no whole numbers of records")
+            raise Refused("its observations do not have the size of whole records")
         personal = np.frombuffer(found["personal"], "<f8").copy()
         return cls(tuple(unbundle(found["messages"], clients, largest)), observed, personal)
 
 
 def request(kind: str, run: bytes, round: int = 0, attempt: int = 0, **parts: bytes) -> bytes:
-    """What a coordinator sends."""
+    """A request of the coordinator."""
     return wire.pack(Label(kind, run, round, attempt), parts)
 
 
@@ -84,13 +84,13 @@ def reply(kind: str, to: Label, sender: int, **parts: bytes) -> bytes:
 
 
 def refusal(to: Label, sender: int, reason: str) -> bytes:
-    """Why not, in one line, and no longer than anybody wants to read."""
+    """A refusal with its reason in one line of limited length."""
     text = " ".join(reason.split()).encode()[:MAX_REASON_LENGTH]
     return reply("refused", to, sender, reason=text)
 
 
 def read(content: bytes, expected: Label, parts: Mapping[str, Part]) -> dict[str, Any]:
-    """The parts of an answer; a site's refusal is raised with its words."""
+    """The parts of an answer; a site's refusal is raised with its reason."""
     label = wire.label_of(content)
     if label.kind == "refused":
         asked = Label("refused", expected.run, expected.round, expected.attempt, expected.sender)
@@ -105,33 +105,33 @@ def facts(found: Mapping[str, Any]) -> bytes:
 
 
 def read_facts(content: bytes, expected: Label) -> dict[str, Any]:
-    """What a site says of itself; whoever uses a value checks it."""
+    """Facts that a site reports; the caller checks each value."""
     text = read(content, expected, {"facts": Part("|S", MAX_FACTS)})["facts"]
     try:
         found = parse_json(text)
     except ValueError as problem:
         raise Refused(f"its facts cannot be read: {problem}") from None
     if not isinstance(found, dict):
-        raise Refused("its facts are no table")
+        raise Refused("its facts must be a JSON object")
     return found
 
 
 def bundle(pieces: Sequence[bytes]) -> bytes:
-    """Several pieces as one."""
+    """Pack several pieces into one."""
     return b"".join(_LENGTH.pack(len(piece)) + piece for piece in pieces)
 
 
 def unbundle(content: bytes, most: int, largest: int) -> list[bytes]:
-    """The pieces again: at most so many, each at most so long."""
+    """Unpack the pieces, at most `most`, each at most `largest` bytes long."""
     pieces: list[bytes] = []
     at = 0
     while at < len(content):
         if len(pieces) == most or at + _LENGTH.size > len(content):
-            raise Refused(f"it bundles more than {most} pieces, or ends within one")
+            raise Refused(f"it contains more than {most} pieces, or its end is missing")
         (length,) = _LENGTH.unpack_from(content, at)
         at += _LENGTH.size
         if length > largest or at + length > len(content):
-            raise Refused(f"a piece of {length} bytes is too long: at most {largest}")
+            raise Refused(f"a piece is too long ({length} bytes; at most {largest})")
         pieces.append(content[at : at + length])
         at += length
     return pieces

@@ -1,4 +1,4 @@
-"""What sites answer to the call of a round: read, and checked against what an honest site can send."""
+"""Answers of sites to the call of a round: read, and checked against what an honest site can send."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedrank.wire import Label, Refused
 
 @dataclass
 class RoundAnswers:
-    """What came in a round; all but the messages is observed in a trial only."""
+    """The answers of a round; everything except the messages is observed only in a trial."""
 
     messages: list[Message] = field(default_factory=list)
     online: dict[int, float] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class RoundAnswers:
     personal: dict[int, NDArray[np.float64]] = field(default_factory=dict)
 
     def observe(self, found: Answers, ids: Sequence[int]) -> None:
-        """Note what a trial observes of these clients, who stand in the answers in this order."""
+        """Store the observations of a trial for these clients, in the order of the answers."""
         if not len(found.observed):
             return
         personal = found.personal.reshape(len(ids), -1) if len(ids) else found.personal
@@ -41,31 +41,31 @@ class RoundAnswers:
 
 @dataclass(frozen=True)
 class AnswerReader:
-    """Reads answers to the calls of a plan; whatever no honest site sends is `Refused`."""
+    """Reads answers to the calls of a plan; content that an honest site never sends is `Refused`."""
 
     plan: Plan
     task: ServerTask
-    longest_update: float = np.inf  # more than noise at the coordinator is made for
-    secure: bool = False  # whether messages are those of a secure sum, with keys of all partners
+    longest_update: float = np.inf  # the norm for which the coordinator's noise is calibrated
+    secure: bool = False  # whether messages are those of secure aggregation, with keys of all partners
 
     def unpack(self, content: bytes, label: Label, clients: int) -> Answers:
-        """The answers of so many clients of a site, with everything checked but their messages."""
+        """Read the answers of the clients of a site and check everything except the messages."""
         largest = 8 * self.plan.sent + protocol.OVERHEAD
         if self.secure:
             largest += 512 * len(self.plan.clients)
         return Answers.unpack(content, label, clients, largest, self.plan.simulated)
 
     def check_observed(self, found: Answers, clients: int) -> None:
-        """What a trial observes is of as many clients as were asked; what they keep, as long as it is at first."""
+        """Check that a trial has one observation per client, and state of the initial size."""
         kept = self.plan.parameters - self.plan.sent
         if self.plan.simulated and (len(found.observed), len(found.personal)) != (clients, kept * clients):
             raise Refused(
-                f"{len(found.observed)} observations and {len(found.personal)} numbers came of {clients} clients, "
-                f"where {clients} and {kept * clients} were expected"
+                f"received {len(found.observed)} observations and {len(found.personal)} numbers from {clients} clients "
+                f"(expected {clients} and {kept * clients})"
             )
 
     def messages(self, found: Answers, state: State, ids: Sequence[int]) -> list[Message]:
-        """The messages in answers to the call after `state`, one of each of these clients."""
+        """The messages in answers to the call after `state`, one per client."""
         came = receive(self.task.expected(state, self.plan.run, ids), found.messages)
         if came.notes:
             raise Refused("; ".join(came.notes))
@@ -74,21 +74,21 @@ class AnswerReader:
         return sorted(came.messages, key=lambda message: ids.index(message.sender))
 
     def check_message(self, message: Message) -> None:
-        """Refuse what no honest client sends: more searches than were asked for, or more than noise is made for."""
-        most = int(self.plan.searches[self.plan.row_of[message.sender]])  # its weight in a mean, where nothing hides it
+        """Refuse what an honest client never sends: more interactions than requested, or too long an update."""
+        most = int(self.plan.searches[self.plan.row_of[message.sender]])  # its weight in a mean, if visible
         if message.size > most:
-            raise Refused(f"it names {message.size} interactions, and was asked for {most}")
+            raise Refused(f"it reports {message.size} interactions, but {most} were requested")
         if np.isfinite(self.longest_update):
             mechanism: Any = self.plan.experiment.mechanism
             length = float(np.linalg.norm(message.payload.astype(np.float64), ord=mechanism.norm))
             if length > self.longest_update:
                 raise Refused(
-                    f"its update has length {length:.4g}, and no honest one is longer than {self.longest_update:.4g}"
+                    f"its update has norm {length:.4g}, but an honest one has at most {self.longest_update:.4g}"
                 )
 
 
 def longest_update(plan: Plan) -> float:
-    """The length that no honest update exceeds, where the coordinator adds noise for it; otherwise infinite."""
+    """The maximum norm of an honest update if the coordinator adds noise; otherwise infinity."""
     mechanism: Any = plan.experiment.mechanism
     if not isinstance(getattr(mechanism, "placement", None), AtServer):
         return np.inf

@@ -1,9 +1,9 @@
-"""Rounds of secure aggregation between sites: five phases, after which the coordinator knows the sum alone.
+"""Secure aggregation between sites: five phases, after which the coordinator knows only the sum.
 
     advertise -> share -> mask -> sign -> open
 
-A site that does not answer in a phase is left out of the rest. Where too few are left, or a site dealt shares that do
-not fit, nothing is opened, and the round has to be tried again.
+A site that does not answer in a phase is excluded from the rest. If too few are left, or a site distributed invalid
+shares, the sum is not opened, and the round must be repeated.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from fedrank.wire import Label, Refused
 
 @dataclass
 class SumAttempt:
-    """One try to open a sum: what came, and why sites dropped out."""
+    """One attempt to open a sum: the answers, and why sites dropped out."""
 
     number: int  # of the round
     attempt: int
     server: SumServer
-    traffic: list[Exchange]  # every request is added to it
+    traffic: list[Exchange]  # receives every request
     answers: RoundAnswers = field(default_factory=RoundAnswers)
     why: dict[str, str] = field(default_factory=dict)
     total: NDArray[Any] | None = None  # None: the sum could not be opened
@@ -40,11 +40,11 @@ class SumAttempt:
 
 @dataclass
 class SecureRounds:
-    """The secure sums of a run. A site that spoils three of them is left out."""
+    """Secure aggregation of a run. A site that spoils three sums is excluded."""
 
     handshake: Handshake
     reader: AnswerReader
-    spoiled: dict[str, int] = field(default_factory=dict)  # by site: sums that it spoiled
+    spoiled: dict[str, int] = field(default_factory=dict)  # by site: number of sums that it spoiled
 
     @property
     def plan(self) -> Plan:
@@ -53,17 +53,17 @@ class SecureRounds:
     def try_sum(
         self, number: int, attempt: int, calls: Mapping[str, bytes], ids: Sequence[int], traffic: list[Exchange]
     ) -> SumAttempt:
-        """Try to add up what these clients send; `calls` are the requests of the first phase, by site."""
+        """Try to aggregate the messages of these clients; `calls` are the requests of the first phase, by site."""
         terms = self.plan.sum_terms(Label("sum", self.plan.run, number, attempt))
         identities = self.handshake.identities
         server = SumServer(ids=ids, identities={id: identities[id] for id in ids}, **terms)
         one = SumAttempt(number, attempt, server, traffic)
         try:
             self._phases(one, calls, ids)
-        except BadDealing as problem:  # found out at the end, when everybody has paid
+        except BadDealing as problem:  # detected at the end, after all clients were charged
             self._spoiled_by(one, problem)
-        except ValueError as problem:  # too few are left
-            one.why = one.why or {"everybody": str(problem)}
+        except ValueError as problem:  # too few clients are left
+            one.why = one.why or {"all sites": str(problem)}
         return one
 
     def _phases(self, one: SumAttempt, calls: Mapping[str, bytes], ids: Sequence[int]) -> None:
@@ -86,7 +86,7 @@ class SecureRounds:
         one.total = server.total()
 
     def _advertise(self, one: SumAttempt, calls: Mapping[str, bytes], here: Mapping[str, list[int]]) -> None:
-        """The first phase: answers to the call of the round, with what a trial observes."""
+        """The first phase: answers to the call of the round, with the observations of a trial."""
 
         def read(content: bytes, label: Label) -> int:
             mine = here[self.plan.site_of[label.sender].name]
@@ -104,7 +104,7 @@ class SecureRounds:
         take: Callable[[bytes], bool],
         here: Mapping[str, list[int]],
     ) -> None:
-        """A later phase: a letter of every client that is still here."""
+        """A later phase: one message of every remaining client."""
         largest = self.plan.longest_letter
 
         def read(content: bytes, label: Label) -> int:
@@ -117,7 +117,7 @@ class SecureRounds:
         one.why |= calls.ask(requests, one.number, read, "letters", one.attempt, one.traffic)[1]
 
     def _here(self, one: SumAttempt, ids: Iterable[int]) -> dict[str, list[int]]:
-        """Those of these clients whose sites have answered so far, by site."""
+        """The clients whose sites have answered so far, by site."""
         found: dict[str, list[int]] = {}
         for id in ids:
             name = self.plan.site_of[id].name
@@ -135,12 +135,12 @@ class SecureRounds:
         name = self.plan.site_of[problem.dealer].name
         self.spoiled[name] = self.spoiled.get(name, 0) + 1
         if self.spoiled[name] >= MAX_REFUSALS:
-            why = f"left out after {MAX_REFUSALS} sums that it spoiled, the last: {problem}"
+            why = f"excluded after spoiling {MAX_REFUSALS} sums, the last one: {problem}"
             self.handshake.calls.left_out[name] = why
         one.why[name] = str(problem)
 
     def change(self, one: SumAttempt, cohort: int) -> NDArray[np.float64]:
-        """What the server adds to the model: the sum as a mean over the cohort."""
+        """The change of the model: the sum as a mean over the cohort."""
         assert one.total is not None
         mechanism: Any = self.plan.experiment.mechanism
         return np.asarray(one.total.astype(np.float64) * (mechanism.step(cohort) / mechanism.people / cohort))
@@ -151,5 +151,5 @@ def _take(pieces: Sequence[bytes], take: Callable[[bytes], bool]) -> int:
         try:
             take(piece)
         except ValueError as problem:
-            raise Refused(f"secure sum: {problem}") from None
+            raise Refused(f"secure aggregation: {problem}") from None
     return len(pieces)

@@ -1,9 +1,9 @@
-"""Everything that left a site which is one person, a line each: on the disk before it leaves.
+"""A log of everything that a one-person site sends, written to disk before sending.
 
     FOLDER/left.jsonl
 
-A site that waits says so again and again: what was said before of the same round is counted in its line, which is
-written over. Numbers have a fixed width, so that nothing moves.
+A waiting site repeats its message many times: repetitions for the same round are counted in one line, which is
+overwritten. Numbers have a fixed width, so no other line moves.
 """
 
 from __future__ import annotations
@@ -23,26 +23,28 @@ LEFT = "left.jsonl"
 
 @dataclass(frozen=True)
 class SentTotals:
-    """What left, once or several times."""
+    """A sent message and its repetitions."""
 
-    at: float  # seconds since 1970, the last time
+    at: float  # seconds since 1970, of the last time
     run: str  # hexadecimal
     what: str
     times: int
-    bytes: int  # of all times
+    bytes: int  # in total
 
 
 class SentLog:
-    """The file of a site at work, which alone writes it."""
+    """The log of a running site, its only writer."""
 
     def __init__(self, folder: Path) -> None:
         self.path = Path(folder) / LEFT
-        self._lines: dict[tuple[str, str], tuple[int, SentTotals]] | None = None  # by run and what: where, and so far
+        self._lines: dict[tuple[str, str], tuple[int, SentTotals]] | None = (
+            None  # by run and what: offset, totals so far
+        )
         self._end = 0
 
     def note(self, asked: Label, kind: str, size: int) -> None:
-        """Write down an answer that is about to leave."""
-        what = "that it does not, and why" if kind == "refused" else f"answer to {asked.kind}"
+        """Record an answer before it is sent."""
+        what = "refusal with its reason" if kind == "refused" else f"answer to {asked.kind}"
         one = SentTotals(time.time(), asked.run.hex(), f"round {asked.round}: {what}", 1, size)
         with open(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
             if self._lines is None or os.fstat(file.fileno()).st_size != self._end:
@@ -61,7 +63,7 @@ class SentLog:
         self._end = max(self._end, place + len(line))
 
     def _look(self, file: BinaryIO) -> None:
-        """What is there; half a line was being written when somebody was killed, and what it says has not left."""
+        """Read the existing lines; an incomplete line belongs to a message that was not sent."""
         content = file.read()
         self._end = content.rfind(b"\n") + 1
         file.truncate(self._end)
@@ -73,12 +75,12 @@ class SentLog:
 
 
 def what_was_sent(folder: Path) -> list[SentTotals]:
-    """Everything that left a site, in order; a line that cannot be read is told as such."""
+    """Everything that a site sent, in order; an unreadable line is reported as such."""
     try:
         lines = (Path(folder) / LEFT).read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
         return []
-    damaged = "something that nobody can tell any more: line {} of {} is damaged"
+    damaged = "unknown: line {} of {} is damaged"
     return [
         _read(line) or SentTotals(0.0, "", damaged.format(number, Path(folder) / LEFT), 1, 0)
         for number, line in enumerate(lines, start=1)
@@ -92,7 +94,7 @@ def _line(one: SentTotals) -> bytes:
 
 
 def _read(line: bytes) -> SentTotals | None:
-    """None: it is damaged."""
+    """Parse a line; None if it is damaged."""
     try:
         found = parse_json(line)
         return SentTotals(

@@ -1,7 +1,7 @@
-"""What people write: `federation.toml`, by which a coordinator says who takes part, and `site.toml` of each site.
+"""Configuration files: `federation.toml` of a coordinator, and `site.toml` of each site.
 
-A site's policy is its own. Whoever plans a run cannot turn it off: `Policy.objections` says why a plan does not fit it,
-and the site asks before it does anything.
+A site's policy is its own, and the author of a plan cannot disable it: `Policy.objections` returns why a plan violates
+it, and the site checks it first.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ if TYPE_CHECKING:
 
 FEDERATION, SITE = "federation.toml", "site.toml"
 MAX_ID = (1 << 31) - 1
-MIN_SEARCHES = 30  # behind an update of one person
+MIN_SEARCHES = 30  # minimum number of interactions behind an update of one person
 EVERY_LEARNER = (*LEARNERS, *BOOSTERS, "cross-silo")  # forests are listed by their booster
 EVERY_PLACEMENT = tuple(PLACEMENTS)
-USUAL_PLACEMENTS = ("client", "secure-aggregation")  # who adds noise; "server" would see updates without it
+USUAL_PLACEMENTS = ("client", "secure-aggregation")  # where noise is added; "server" would see updates without it
 
 _HOST = re.compile(
     r"(?=.{1,253}$)([A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)*[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 )
 
-# What a certificate can carry: a common name of 64 letters at most, of which a file name can be made everywhere.
+# A certificate's common name has at most 64 characters, which must be valid in file names everywhere.
 CertificateName = Annotated[
     str,
     Limit(
         lambda text: bool(re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_-]{0,62}[A-Za-z0-9])?", text)),
-        "no certificate can carry it; use at most 64 letters a-z, digits, - and _, with no - or _ at the ends",
+        "certificates allow at most 64 letters a-z, digits, - and _, with no - or _ at the ends",
     ),
 ]
 Organisation = Annotated[
     str,
     Limit(
         lambda text: bool(re.fullmatch(r"[A-Za-z0-9_]{1,64}", text)),
-        "no certificate can carry it; use at most 64 letters a-z, digits and _",
+        "certificates allow at most 64 letters a-z, digits and _",
     ),
 ]
 Email = Annotated[
@@ -76,12 +76,15 @@ Email = Annotated[
             bool(re.fullmatch(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}", text))
             and len(text) <= 64
         ),
-        'people are known by an e-mail address of at most 64 letters, such as "anna@clinic.org"',
+        'use an e-mail address of at most 64 characters, such as "anna@clinic.org"',
     ),
 ]
 HostName = Annotated[
     str,
-    Limit(lambda text: bool(_HOST.fullmatch(text)), 'give the name by which sites reach it, such as "fl.clinics.org"'),
+    Limit(
+        lambda text: bool(_HOST.fullmatch(text)),
+        'use the host name by which sites reach the server, such as "fl.clinics.org"',
+    ),
 ]
 ClientId = Annotated[int, at_least(0), at_most(MAX_ID)]
 Role = Literal["project_admin", "org_admin", "lead", "member"]
@@ -90,7 +93,7 @@ Section = TypeVar("Section", bound=SpecSection)
 
 @dataclass(frozen=True)
 class SiteEntry(SpecSection):
-    """A site of a federation. Its id is written, since chance and charges are keyed by it for ever."""
+    """A site of a federation. Its id is fixed, because randomness and charges are keyed by it."""
 
     name: CertificateName = field(metadata={"example": 'name = "clinic-a"'})
     organisation: Organisation = field(metadata={"example": 'organisation = "Clinic_A"'})
@@ -99,7 +102,7 @@ class SiteEntry(SpecSection):
 
 @dataclass(frozen=True)
 class Person(SpecSection):
-    """Somebody who may ask the server for something, and in which role."""
+    """A user who may send requests to the server, and the role."""
 
     name: Email = field(metadata={"example": 'name = "anna@clinic.org"'})
     organisation: Organisation = field(metadata={"example": 'organisation = "Clinic_A"'})
@@ -108,28 +111,28 @@ class Person(SpecSection):
 
 @dataclass(frozen=True)
 class FederationFile(SpecSection):
-    """Who takes part, and where they meet."""
+    """The sites of a federation, and the address of its server."""
 
     name: CertificateName = field(metadata={"example": 'name = "clinics"'})
     host: HostName = field(metadata={"example": 'host = "fl.clinics.org"'})
     port: Annotated[int, at_least(1), at_most(65535)] = field(metadata={"example": "port = 8002"})
-    sites: tuple[SiteEntry, ...] = field(metadata={"example": "[[sites]] for each of them"})
+    sites: tuple[SiteEntry, ...] = field(metadata={"example": "[[sites]], one per site"})
     people: tuple[Person, ...] = ()
 
     def problems(self) -> list[str]:
-        found = [] if self.sites else ["sites: there are none; write [[sites]] for each of them"]
+        found = [] if self.sites else ["sites: is empty; add one [[sites]] per site"]
         for what in ("name", "id"):
             values = [shown(getattr(site, what)).lower() for site in self.sites]
-            other = "call one of them otherwise" if what == "name" else "each needs an id of its own"
+            other = "rename one of them" if what == "name" else "each site needs a different id"
             found += [
-                f"sites[{place}].{what}: {value} is that of site {self.sites[values.index(value)].name!r}, too, and "
-                f"messages of one would pass for the other's; {other}"
+                f"sites[{place}].{what}: {value} is also used by site {self.sites[values.index(value)].name!r}, and "
+                f"their messages could not be distinguished; {other}"
                 for place, value in enumerate(values)
                 if value in values[:place]
             ]
         names = [person.name.lower() for person in self.people]
         found += [
-            f"people[{place}].name: {shown(self.people[place].name)} stands there twice; give each person one role"
+            f"people[{place}].name: {shown(self.people[place].name)} occurs twice; give each person one role"
             for place, name in enumerate(names)
             if name in names[:place]
         ]
@@ -140,26 +143,27 @@ class FederationFile(SpecSection):
             if entry.name == name:
                 return entry
         known = [entry.name for entry in self.sites]
-        raise ValueError(f"no site {name!r} in federation {self.name!r}{did_you_mean(name, known)}")
+        raise ValueError(f"federation {self.name!r} has no site {name!r}{did_you_mean(name, known)}")
 
 
 @dataclass(frozen=True)
 class SiteData(SpecSection):
-    """What a site has: judged queries, a search log, recorded searches, or documents. It never leaves the site."""
+    """A site's data: judged queries, a search log, recorded searches, or documents. They never leave the site."""
 
-    letor: str | None = None  # file with features and grades
-    log: str | None = None  # folder of `fedrank logs build`: logged lists and clicks
-    impressions: str | None = None  # folder of lists that one person was shown, with clicks; see `recorded_lists.py`
+    letor: str | None = None  # file with features and relevance labels
+    log: str | None = None  # folder of `fedrank data build`: logged lists and clicks
+    impressions: str | None = None  # folder of lists displayed to one person, with clicks; see `recorded_lists.py`
     documents: str | None = None  # for sketches: .jsonl or .tsv with id, title and text
-    features: Positive | None = None  # of a LETOR file: how many there are; None: the highest index counts
-    names: str | None = None  # of a LETOR file: a file with the name of each feature, one a line
-    top_grade: Positive | None = None  # of a LETOR file: highest of the scale, 1, 2 or 4; None: as high as any it has
-    normalise: str | None = None  # "none" or "query"; None: "none" for a LETOR file, fixed for engine-1, or "query"
-    # Whose a query is, for unit = "person". Of a LETOR file: a key of the comments, such as patient in `# patient = 7`.
-    # Of a log: "user".
+    features: Positive | None = None  # of a LETOR file: number of features; None: the highest index
+    names: str | None = None  # of a LETOR file: a file with the name of each feature, one per line
+    top_grade: Positive | None = None  # of a LETOR file: highest label of the scale, 1, 2 or 4; None: from the data
+    normalise: str | None = (
+        None  # "none" or "query"; None: "none" for a LETOR file, fixed ranges for engine-1, else "query"
+    )
+    # The person of a query, for unit = "person". LETOR file: a key of the comments, such as patient in `# patient = 7`.
     person: str | None = None
-    test_share: Annotated[float, more_than(0), less_than(1)] | None = None  # last queries, by which quality is measured
-    given: str | None = None  # what users have now: "file", "random", "feature 7" or a feature's name; None: as known
+    test_share: Annotated[float, more_than(0), less_than(1)] | None = None  # share of the last queries, for evaluation
+    given: str | None = None  # current ranking: "file", "random", "feature 7" or a feature's name; None: as known
 
     @property
     def normalised(self) -> str:
@@ -167,7 +171,7 @@ class SiteData(SpecSection):
 
     @property
     def learns(self) -> bool:
-        """Whether there are queries to learn from again and again; recorded searches are learnt from once."""
+        """Whether there are queries for repeated training; recorded searches are used once."""
         return self.letor is not None or self.log is not None
 
     def problems(self) -> list[str]:
@@ -176,45 +180,52 @@ class SiteData(SpecSection):
         to_learn_from = [name for name in given if name != "documents"]
         if len(to_learn_from) > 1:
             both = " and ".join(to_learn_from)
-            found.append(f"data: has both {both}, and nobody could say which counts; leave out one of them")
+            found.append(f"data: {both} are both set; remove one of them")
         if self.normalise == "global":
             found.append(
-                'data.normalise: "global" needs the smallest and largest values of all sites, which would tell them; '
+                'data.normalise: "global" needs the smallest and largest values of all sites, which would reveal them; '
                 'use "query" or "none"'
             )
         elif self.normalise is not None and self.normalise not in NORMALISATIONS:
-            found.append(f"data.normalise: no {self.normalise!r}{did_you_mean(self.normalise, NORMALISATIONS)}")
+            found.append(
+                f"data.normalise: unknown value {self.normalise!r}{did_you_mean(self.normalise, NORMALISATIONS)}"
+            )
         for name in ("features", "names", "top_grade"):
             if getattr(self, name) is not None and self.letor is None:
-                found.append(f"data.{name}: is a setting of a LETOR file, and there is none; leave it out")
+                found.append(f"data.{name}: applies only to a LETOR file, and letor is not set; remove it")
         if self.log is not None and self.person not in (None, "user"):
-            found.append(f'data.person: {shown(self.person)} is no column of a log; use "user"')
+            found.append(f'data.person: {shown(self.person)} is not a column of a log; use "user"')
         if self.letor is not None and self.person is not None and not re.fullmatch(r"[\w.-]+", self.person):
-            found.append(f"data.person: {shown(self.person)} is no key of a comment; write one word, such as patient")
+            found.append(f"data.person: {shown(self.person)} is not a key of a comment; use one word, such as patient")
         if not self.learns:
             for name in ("normalise", "person", "test_share", "given"):
                 if getattr(self, name) is not None:
                     found.append(
-                        f"data.{name}: is about queries, and there are none; set letor or log, or leave it out"
+                        f"data.{name}: applies only to queries, and there are none; set letor or log, or remove it"
                     )
         for name in given:
             path = Path(getattr(self, name))
             is_folder = name in ("log", "impressions")
             if not (path.is_dir() if is_folder else path.is_file()):
                 what = "folder" if is_folder else "file"
-                found.append(f"data.{name}: no {what} {path}; mend the path, which is seen from the folder of {SITE}")
+                found.append(
+                    f"data.{name}: the {what} {path} does not exist; correct the path, which is relative to the folder "
+                    f"of {SITE}"
+                )
         if self.names is not None and not Path(self.names).is_file():
-            found.append(f"data.names: no file {self.names}; mend the path, or leave it out")
+            found.append(f"data.names: the file {self.names} does not exist; correct the path, or remove it")
         return found
 
 
 def _known(names: Sequence[str], what: str) -> Limit:
-    return Limit(lambda values: set(values) <= set(names), f"list {what} of {', '.join(shown(name) for name in names)}")
+    return Limit(
+        lambda values: set(values) <= set(names), f"use {what} from {', '.join(shown(name) for name in names)}"
+    )
 
 
 @dataclass(frozen=True)
 class Policy(SpecSection):
-    """What a site agrees to. Everything that is not allowed here is refused, whoever asks."""
+    """What a site accepts. Everything else is refused, regardless of who requests it."""
 
     learners: Annotated[Filled[str], _known(EVERY_LEARNER, "learners")] = field(
         metadata={"example": 'learners = ["pdgd"]'}
@@ -222,16 +233,16 @@ class Policy(SpecSection):
     placements: Annotated[Filled[str], _known(EVERY_PLACEMENT, "placements")] = (
         USUAL_PLACEMENTS  # where noise may be added
     )
-    # What must be protected: all that the site has, all of each person, or each query.
+    # What must be protected: all data of the site, all data of each person, or each query.
     unit: Literal["site", "person", "query"] = "site"
     largest_epsilon: Annotated[float, more_than(0)] | None = None  # ε over all runs, at this δ
     delta: Annotated[float, more_than(0), less_than(1)] = 1e-5
-    unprotected: bool = False  # whether updates may leave without noise
-    history: bool = False  # whether the coordinator may record updates, to unlearn from
-    most_rounds: Positive = 1000  # of one run
-    min_sites: Positive = 3  # of a run, this one included
-    measures: tuple[str, ...] = ()  # sums over own queries that may be reported; none
-    accept: Literal["listed", "within-policy"] = "listed"  # listed: only plans that somebody here accepted
+    unprotected: bool = False  # whether updates may be sent without noise
+    history: bool = False  # whether the coordinator may record updates for unlearning
+    most_rounds: Positive = 1000  # maximum number of rounds of one run
+    min_sites: Positive = 3  # minimum number of sites of a run, including this one
+    measures: tuple[str, ...] = ()  # sums over own queries that may be reported
+    accept: Literal["listed", "within-policy"] = "listed"  # listed: only plans that a user accepted at this site
 
     def problems(self) -> list[str]:
         found: list[str] = []
@@ -240,21 +251,21 @@ class Policy(SpecSection):
                 measure(text)
         if self.largest_epsilon is None and not self.unprotected:
             found.append(
-                "policy.largest_epsilon: is missing; write the ε that all runs together may cost, such as 8.0, or "
-                "unprotected = true if updates may leave without noise"
+                "policy.largest_epsilon: is missing; set the total ε of all runs, such as 8.0, or unprotected = true "
+                "if updates may be sent without noise"
             )
         return found
 
     def objections(self, plan: Plan) -> list[str]:
-        """Why this site does not take part in a plan, one sentence each; nothing: it does."""
+        """Reasons why this site does not participate in a plan, one sentence each; empty if it does."""
         question: Any = plan.question
         found = [] if plan.simulated or plan.forests is not None or plan.silos is not None else _of_simulation(plan)
         key = "booster" if plan.forests is not None else "method" if plan.silos is not None else "learner"
         found += _unlisted(f"{key}.name", name_of(getattr(question, key)), "learners", self.learners)
         if plan.forests is None and question.rounds > self.most_rounds:
             found.append(
-                f"rounds: {question.rounds:,} is more than policy.most_rounds = {self.most_rounds:,}; plan fewer, or "
-                "raise it"
+                f"rounds: {question.rounds:,} is more than policy.most_rounds = {self.most_rounds:,}; use fewer in the "
+                "plan, or increase it"
             )
         found += self._objections_to_few(plan)
         if plan.forests is not None:
@@ -263,24 +274,24 @@ class Policy(SpecSection):
             return found + self._objections_to_silos(plan.silos)
         if question.record_every and not self.history:
             found.append(
-                f"record_every: {question.record_every} lets the coordinator keep what this site sends, and "
-                "policy.history = false; plan with 0, or allow it"
+                f"record_every: {question.record_every} lets the coordinator store what this site sends, but "
+                "policy.history = false; use 0 in the plan, or allow it"
             )
         return found + self._objections_to_protection(plan)
 
     def _objections_to_few(self, plan: Plan) -> list[str]:
         if len(plan.sites) < self.min_sites:
             return [
-                f"sites: {len(plan.sites)} take part, and policy.min_sites = {self.min_sites}, since fewer tell more "
-                "of each; invite more, or lower it"
+                f"sites: {len(plan.sites)} participate, but policy.min_sites = {self.min_sites}, because a smaller "
+                "group reveals more about each site; invite more, or decrease it"
             ]
         if plan.summed and plan.in_step:
             clients = plan.experiment.clients
             together = int(plan.cohort)
             if together < self.min_sites:
                 return [
-                    f"clients.participation: {clients.participation:g} makes sums of {together} sites, and "
-                    f"policy.min_sites = {self.min_sites}; let more take part in a round, or lower it"
+                    f"clients.participation: {clients.participation:g} gives sums of {together} sites, but "
+                    f"policy.min_sites = {self.min_sites}; use a larger participation, or decrease it"
                 ]
         return []
 
@@ -292,24 +303,24 @@ class Policy(SpecSection):
         if self.unprotected:
             return []
         return [
-            "merge: forests leave as they are, and their thresholds lie between values of this site's documents; "
-            "no noise can protect them here: plan another learner with noise, or set policy.unprotected = true"
+            "merge: forests are sent without noise, and their thresholds are values between those of this site's "
+            "documents; use another learner with noise in the plan, or set policy.unprotected = true"
         ]
 
     def _objections_to_silos(self, experiment: SiloExperiment) -> list[str]:
         found = []
         if not self.unprotected:
             found.append(
-                "method: sketches are noised, but the weights that go from site to site are not, and they tell of this "
-                "site's queries and documents; set policy.unprotected = true if they may"
+                "method: sketches have noise, but the weights that sites pass on have none, and they reveal "
+                "information about this site's queries and documents; set policy.unprotected = true to allow it"
             )
         sketcher: Any = getattr(experiment.method, "sketcher", None)
         cost = 0.0 if sketcher is None else sketcher.privacy(self.delta)
         if self.largest_epsilon is not None and cost > self.largest_epsilon:
             found.append(
-                f"method.noise: a sketch costs ε = {up(cost)} at δ = {self.delta:g} for one occurrence of a word, and "
-                f"policy.largest_epsilon = {self.largest_epsilon:g} is for all sketches; plan with more noise, or "
-                "raise it"
+                f"method.noise: a sketch costs ε = {up(cost)} at δ = {self.delta:g} for one occurrence of a word, but "
+                f"policy.largest_epsilon = {self.largest_epsilon:g} for all sketches; use more noise in the plan, or "
+                "increase it"
             )
         return found
 
@@ -319,29 +330,29 @@ class Policy(SpecSection):
             if self.unprotected:
                 return []
             return [
-                "mechanism: there is none, so that updates leave as they are and clicks can be read from them; plan "
-                "with noise, or set policy.unprotected = true"
+                "mechanism: is missing, so updates are sent without noise and reveal clicks; add noise in the plan, or "
+                "set policy.unprotected = true"
             ]
         found = _unlisted("mechanism.placement", placement_of(mechanism), "placements", self.placements)
         if not plan.simulated and getattr(getattr(mechanism, "placement", None), "sum", "protocol") == "ideal":
             found.append(
-                'mechanism.placement.sum: "ideal" is secure aggregation without the protocol, which hides nothing '
-                'between real sites; plan with "protocol"'
+                'mechanism.placement.sum: "ideal" simulates secure aggregation without its protocol and hides nothing '
+                'between real sites; use "protocol" in the plan'
             )
         return found + self._objections_to_prices(plan, "mechanism", "rounds")
 
     def _objections_to_prices(self, plan: Plan, where: str, fewer: str) -> list[str]:
-        """Why the guarantees of a plan are not those that this site asks for."""
+        """Reasons why the guarantees of a plan do not meet this site's requirements."""
         try:
             priced = plan_prices(plan, self.delta)
-        except ValueError as problem:  # such as noise that cannot be shared out
+        except ValueError as problem:  # such as noise that cannot be divided
             return [f"{where}: {line}" for line in str(problem).splitlines()]
         found, unit = list[str](), priced[0].guarantee.unit
         enough = {"site": ("client",), "person": ("person", "client"), "query": ("query", "person", "client")}
         if unit not in enough[self.unit]:
             asked = '" or "'.join(enough[self.unit])
             found.append(
-                f'{where}.unit: "{unit}" protects less than policy.unit = "{self.unit}" asks for; plan with "{asked}"'
+                f'{where}.unit: "{unit}" protects less than policy.unit = "{self.unit}"; use "{asked}" in the plan'
             )
         mechanism: Any = getattr(plan.question, "mechanism", None)
         trusted = isinstance(getattr(mechanism, "placement", None), AtServer)  # which `placements` must list
@@ -349,19 +360,19 @@ class Policy(SpecSection):
         bare = [one for one in guarantees if one.event is None and not (trusted and one.against == "server")]
         if bare and not self.unprotected:
             found.append(
-                f"{where}: {name_of(mechanism)!r} guarantees nothing against the {bare[0].against} "
-                f"({bare[0].because}); plan with gaussian or laplace noise, or set policy.unprotected = true"
+                f"{where}: {name_of(mechanism)!r} gives no guarantee against the {bare[0].against} "
+                f"({bare[0].because}); use gaussian or laplace noise in the plan, or set policy.unprotected = true"
             )
         cost = max((one.total for one in priced if one.guarantee.event is not None), default=0.0)
         if self.largest_epsilon is not None and cost > self.largest_epsilon:
             found.append(
-                f"{where}: the run alone would cost ε = {up(cost)} at δ = {self.delta:g}, and policy.largest_epsilon = "
-                f"{self.largest_epsilon:g} is for all runs; plan with more noise or fewer {fewer}, or raise it"
+                f"{where}: this run alone would cost ε = {up(cost)} at δ = {self.delta:g}, but policy.largest_epsilon "
+                f"= {self.largest_epsilon:g} for all runs; use more noise or fewer {fewer} in the plan, or increase it"
             )
         return found
 
 
-# What sites of a trial on one machine agree to: they simulate people, so that nobody is to be protected.
+# The policy of sites of a trial on one machine: people are simulated and need no protection.
 TRIAL = Policy(
     learners=EVERY_LEARNER,
     placements=EVERY_PLACEMENT,
@@ -376,88 +387,88 @@ TRIAL = Policy(
 
 @dataclass(frozen=True)
 class SiteSettings(SpecSection):
-    """What `site.toml` says: who this site is, what it has, and what it agrees to."""
+    """The content of `site.toml`: the site's identity, data and policy."""
 
     name: CertificateName = field(metadata={"example": 'name = "clinic-a"'})
     id: ClientId = field(metadata={"example": "id = 0"})
     federation: CertificateName = field(metadata={"example": 'federation = "clinics"'})
     data: SiteData = field(metadata={"example": '[data] with letor = "train.txt"'})
     policy: Policy = field(metadata={"example": '[policy] with learners = ["pdgd"]'})
-    simulated: bool = False  # a trial on one machine, which simulates the people of a spec
+    simulated: bool = False  # a trial on one machine that simulates the people of a spec
 
     def problems(self) -> list[str]:
         data = self.data
         if data.impressions is not None and self.policy.unit != "site":
             return [
-                f'policy.unit: "{self.policy.unit}" is for sites with several people, and data.impressions are of one; '
-                'write unit = "site"'
+                f'policy.unit: "{self.policy.unit}" is for sites with several people, but data.impressions are of one '
+                'person; set unit = "site"'
             ]
         if self.simulated or data.learns or data.impressions is not None or data.documents is not None:
             return []
-        return ["data: says nothing of what there is; set letor, log, impressions or documents"]
+        return ["data: is empty; set letor, log, impressions or documents"]
 
     def objections(self, plan: Plan) -> list[str]:
-        """Why this site does not take part in a plan; nothing: it does, if it is accepted."""
+        """Reasons why this site does not participate in a plan; empty if it does after acceptance."""
         found = []
         if plan.federation != self.federation:
             found.append(
-                f"federation: the plan is for {plan.federation!r}, and this site belongs to {self.federation!r}; "
-                "ask whoever sent it"
+                f"federation: the plan is for {plan.federation!r}, but this site belongs to {self.federation!r}; "
+                "ask the sender of the plan"
             )
         if plan.simulated and not self.simulated:
             found.append(
-                "simulated: the plan is a trial on one machine, and this site has data of people; a trial is run with "
-                "`fedrank deploy run SPEC --local 3`, a real one without --local"
+                "simulated: the plan is a trial on one machine, but this site has data of real people; run a trial "
+                "with `fedrank deploy run SPEC --local 3`, a real run without --local"
             )
         mine = next((party for party in plan.sites if party.name == self.name), None)
         if mine is None:
             listed = ", ".join(party.name for party in plan.sites)
-            found.append(f"sites: {self.name!r} is not among {listed}; ask the coordinator to plan with it")
+            found.append(f"sites: {self.name!r} is not in the plan ({listed}); ask the coordinator to include it")
         elif not plan.simulated and mine.clients != (self.id,):
             ids = ", ".join(map(str, mine.clients))
             found.append(
-                f"sites: the plan gives {self.name!r} the id {ids}, and {SITE} has id = {self.id}, by which it is "
-                "charged; ask the coordinator"
+                f"sites: the plan has id {ids} for {self.name!r}, but {SITE} has id = {self.id}, by which charges are "
+                "recorded; ask the coordinator"
             )
         if self.data.impressions is not None:
             found += self._objections_of_a_person(plan)
         return found + self.policy.objections(plan)
 
     def _objections_of_a_person(self, plan: Plan) -> list[str]:
-        """Why somebody whose own searches are recorded takes no part in a plan."""
+        """Reasons why a site with recorded searches of one person does not participate in a plan."""
         if plan.forests is not None or plan.silos is not None:
-            return ["kind: this site has recorded searches, from which clicks are learnt; plan with the learner pdgd"]
+            return ["kind: this site has recorded searches with clicks; use the learner pdgd in the plan"]
         experiment, found = plan.experiment, []
         learner, people = experiment.learner, experiment.clients.people
         if not isinstance(learner, Pdgd) or learner.lists != "drawn":
             found.append(
-                f"learner: {name_of(learner)!r} cannot learn from lists that a model drew before; plan with pdgd and "
-                'lists = "drawn"'
+                f"learner: {name_of(learner)!r} cannot use lists that another model has drawn; use pdgd with "
+                'lists = "drawn" in the plan'
             )
         if people > 1:
-            found.append(f"clients.people: {people} at each site, and this site is one person; plan with 1")
+            found.append(f"clients.people: {people} per site, but this site is one person; use 1 in the plan")
         if (searches := searches_of(plan, self.id)) < MIN_SEARCHES:
             found.append(
-                f"clients.interactions: an update of {searches} searches tells much of each, and this site sends none "
-                f"of fewer than {MIN_SEARCHES}; plan with more, in fewer rounds"
+                f"clients.interactions: an update from {searches} searches reveals much about each, and this site "
+                f"sends none with fewer than {MIN_SEARCHES}; use more interactions in fewer rounds"
             )
         return found
 
 
 def searches_of(plan: Plan, id: int) -> int:
-    """From how many searches a client learns in a round."""
+    """The number of interactions of a client per round."""
     searches = plan.experiment.clients.searches
     return int(searches[id % len(searches)])
 
 
 def placement_of(mechanism: Any) -> str:
-    """Where a mechanism adds its noise, by its name; one without a place works on the client."""
+    """The name of the placement of a mechanism's noise; without a placement it is the client."""
     place = getattr(mechanism, "placement", None)
     return "client" if place is None else name_of(place)
 
 
 def site_guarantees(plan: Plan) -> list[Guarantee]:
-    """What a plan promises a site. Whoever asks may ask it more often than chance would: it counts on no draw."""
+    """The guarantees of a plan for a site. They do not rely on client sampling, which the coordinator could bypass."""
     from fedrank.experiments.runner.privacy import guarantees_of
 
     if plan.forests is not None:
@@ -469,7 +480,7 @@ def site_guarantees(plan: Plan) -> list[Guarantee]:
 
 
 def _guarantees_of_trees(plan: Plan, experiment: TreesExperiment) -> list[Guarantee]:
-    """What one release costs, where trees grow under noise: everybody sees what is made of it."""
+    """The cost of one release of trees with noise, against every observer of the result."""
     merge = experiment.merge
     noise = merge.tree_noise(len(plan.clients)) if isinstance(merge, Histograms) else None
     if noise is None:
@@ -480,20 +491,20 @@ def _guarantees_of_trees(plan: Plan, experiment: TreesExperiment) -> list[Guaran
 
 
 def plan_prices(plan: Plan, delta: float) -> list[Price]:
-    """What a plan alone would cost the site that takes part most often, all but surely, against each observer."""
+    """The cost of a plan for the site that participates most often (with high probability), against each observer."""
     from fedrank.experiments.runner.privacy import most_participations, prices
 
     if plan.forests is not None:
         releases = releases_of(plan)
         return prices(site_guarantees(plan), releases, releases, delta)
     experiment = plan.experiment
-    # Who arrives when is not known before: at most in every round.
+    # The arrival times are unknown: assume every round.
     often = experiment.rounds if experiment.arrival is not None else most_participations(experiment)
     return prices(site_guarantees(plan), often, experiment.rounds, delta)
 
 
 def releases_of(plan: Plan) -> int:
-    """How often people pay in a run whose trees grow under noise, where nothing has to be asked again."""
+    """Number of charges of a run that trains trees with noise, without repeated requests."""
     assert plan.forests is not None
     merge = plan.forests.merge
     assert isinstance(merge, Histograms)
@@ -503,19 +514,19 @@ def releases_of(plan: Plan) -> int:
 
 
 def read_federation(path: str | Path) -> FederationFile:
-    """The `federation.toml` of a coordinator; mistakes name their line."""
+    """Read the `federation.toml` of a coordinator; errors name their line."""
     return _read(FederationFile, Path(path))
 
 
 def no_home(folder: Path) -> FileNotFoundError:
-    """The error that a folder belongs to neither a site nor a coordinator."""
+    """The error for a folder that belongs neither to a site nor to a coordinator."""
     return FileNotFoundError(
         f"{folder} has neither {SITE} nor {FEDERATION}; give the folder of a site or of a coordinator as --home"
     )
 
 
 def read_site(path: str | Path) -> SiteSettings:
-    """The `site.toml` of a site, or of its folder; paths in it are seen from where it lies."""
+    """Read the `site.toml` of a site or its folder; its paths are relative to the file."""
     path = Path(path)
     return _read(SiteSettings, path if path.is_file() else path / SITE)
 
@@ -525,9 +536,9 @@ def _read(kind: type[Section], path: Path) -> Section:
         with opened(path) as file:
             text = file.read(LONGEST + 1).decode("utf-8-sig")
     except FileNotFoundError:
-        raise FileNotFoundError(f"no {path.name} at {path.parent}; give its path, or --home") from None
+        raise FileNotFoundError(f"{path.parent} has no {path.name}; give its path, or --home") from None
     except UnicodeDecodeError:
-        raise SpecError(["is not text in UTF-8; save it as such"], str(path)) from None
+        raise SpecError(["is not UTF-8 text; save it with this encoding"], str(path)) from None
     try:
         tables = parse_toml(text)
     except ValueError as problem:
@@ -550,14 +561,14 @@ def _resolve(data: Any, folder: Path) -> None:
 
 
 def _with_line(text: str, problem: str) -> str:
-    """A problem with the line of its place, where that can be found."""
+    """Prefix a problem with the line number of its key, if it can be found."""
     place = re.match(r"[\w.\[\]-]+(?=:)", problem)
     line = place and line_of(text, place[0])
     return f"line {line}: {problem}" if line else problem
 
 
 def line_of(text: str, place: str) -> int | None:
-    """The line on which a key such as `sites[1].name` stands, or else the table in which it should.
+    """The line of a key such as `sites[1].name`, or else of the table to which it belongs.
 
     >>> line_of('port = 1\\n[[sites]]\\nid = 0\\n[[sites]]\\nid = 0\\n', "sites[1].id")
     5
@@ -591,11 +602,14 @@ def line_of(text: str, place: str) -> int | None:
 
 
 def _unlisted(key: str, value: str, listed_as: str, listed: Sequence[str]) -> list[str]:
-    """Why a value that the policy does not list is refused; nothing where it lists it."""
+    """A message if the policy does not list a value; otherwise empty."""
     if value in listed:
         return []
     names = ", ".join(shown(name) for name in listed)
-    return [f"{key}: {shown(value)} is not among policy.{listed_as} = [{names}]; plan with one of these, or list it"]
+    return [
+        f"{key}: {shown(value)} is not in policy.{listed_as} = [{names}]; use one of these in the plan, or add it to "
+        "the list"
+    ]
 
 
 def _of_simulation(plan: Plan) -> list[str]:
@@ -604,53 +618,52 @@ def _of_simulation(plan: Plan) -> list[str]:
     found = only_simulated(plan.experiment)
     if plan.experiment.start is not None:
         found.append(
-            f"start: {shown(plan.experiment.start)} names a path, and a plan that came from elsewhere opens none; "
-            "leave it out"
+            f"start: {shown(plan.experiment.start)} names a path, which is not allowed in a received plan; remove it"
         )
     return found
 
 
 SITE_TEMPLATE = """\
-# Who this site is; as the coordinator wrote it.
+# Identity of this site, as set by the coordinator.
 name       = {name}
 id         = {id}
 federation = {federation}
 
-# What this site has. It never leaves this machine. Paths are seen from the folder of this file.
+# Data of this site. They never leave this machine. Paths are relative to the folder of this file.
 [data]
-# One of: judged queries with features (LETOR), or logged lists and clicks (a folder of `fedrank logs build`).
+# One of: judged queries with features (LETOR), or logged lists and clicks (a folder of `fedrank data build`).
 # letor      = "train.txt"
 # log        = "searches"
-# documents  = "corpus.jsonl"   # for sketches: id, title and text; queries.jsonl and qrels.tsv lie beside it
-# names      = "names.txt"      # of a LETOR file: what its features are called, one a line
-# top_grade  = 4                # of a LETOR file: the highest grade of the scale, if no query here has it
+# documents  = "corpus.jsonl"   # for sketches: id, title and text; queries.jsonl and qrels.tsv are in the same folder
+# names      = "names.txt"      # of a LETOR file: names of its features, one per line
+# top_grade  = 4                # of a LETOR file: the highest relevance label of the scale, if no query here has it
 # normalise  = "query"          # "none" or "query"; must be the same at all sites
-# person     = "patient"        # whose a query is: a key of LETOR comments (`# patient = 7`); "user" in a log
-# test_share = 0.2              # the last queries, by which quality is measured here; without it all are for learning
+# person     = "patient"        # person of a query: a key of LETOR comments (`# patient = 7`); "user" in a log
+# test_share = 0.2              # share of the last queries, for evaluation at this site; default: all are for training
 
-# What this site agrees to. Whatever is not allowed here is refused, whoever asks.
+# What this site accepts. Everything else is refused, regardless of who requests it.
 [policy]
 learners        = ["pdgd"]                  # of "pdgd", "evolution", "lambdarank"; "lambdamart", "cross-silo"
 placements      = ["client", "secure-aggregation"]  # where noise may be added; "server" would see updates without it
-unit            = "site"                    # what must be protected: all that the site has, or all of each "person"
-largest_epsilon = 8.0                       # that all runs together may cost
-delta           = 1e-5                      # probability with which that may fail; far below 1 / people
-unprotected     = false                     # may updates leave without noise?
-history         = false                     # may the coordinator record updates, so that sites can be unlearned?
-most_rounds     = 1000                      # of one run
-min_sites       = 3                         # of a run, this one included
-measures        = []                        # that may be reported as sums, such as "ndcg@10"; they carry no noise
-accept          = "listed"                  # or "within-policy": take part in all that fits the above, unasked
+unit            = "site"                    # what must be protected: all data of the site, or all data of each "person"
+largest_epsilon = 8.0                       # total ε of all runs
+delta           = 1e-5                      # probability that the guarantee fails; far below 1 / people
+unprotected     = false                     # may updates be sent without noise?
+history         = false                     # may the coordinator record updates for unlearning?
+most_rounds     = 1000                      # maximum per run
+min_sites       = 3                         # minimum number of sites of a run, including this one
+measures        = []                        # measures that may be reported as sums without noise, such as "ndcg@10"
+accept          = "listed"                  # or "within-policy": participate in every plan that fits this policy
 """
 
 
 def site_template(name: str, id: int, federation: str) -> str:
-    """A `site.toml` to fill in."""
+    """A `site.toml` template."""
     return SITE_TEMPLATE.format(name=shown(name), id=id, federation=shown(federation))
 
 
 def write_template(folder: Path, name: str, id: int, federation: str) -> Path:
-    """Put a `site.toml` to fill in into a folder, unless there is one."""
+    """Write a `site.toml` template into a folder unless one exists."""
     path = Path(folder) / SITE
     if not path.exists():
         write_atomic(path, site_template(name, id, federation), private=True)
@@ -667,6 +680,6 @@ def new_entry(name: str, organisation: str, id: int) -> SiteEntry:
 
 
 def check_name(name: str) -> str:
-    """A name that a certificate, a file and a `site.toml` can carry."""
+    """Check that a name is valid in certificates, file names and `site.toml`."""
     found: str = checked(CertificateName, name, "name")
     return found

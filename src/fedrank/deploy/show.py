@@ -1,6 +1,6 @@
-"""Before anything leaves a site: what would, who would see it, what it would cost, and what would be refused.
+"""The effect of a plan on a site before anything is sent: messages, observers, costs, and refusals.
 
-`look_at` gathers this as a record; `about_plan` says it in sections that any renderer can show, `as_facts` as numbers.
+`look_at` collects it as a record; `about_plan` formats it in sections for any renderer, `as_facts` as data.
 """
 
 from __future__ import annotations
@@ -40,27 +40,28 @@ from fedrank.files import told
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.population import LEDGER, Account, LedgerTerms, Population, spent_together
-from fedrank.privacy.secure_aggregation import message_bytes, threshold_for
+from fedrank.privacy.secure_aggregation import threshold_for
+from fedrank.privacy.secure_messages import message_bytes
 from fedrank.silo.spending import SiloLedger, is_ledger
 from fedrank.toml import parse_toml, shown
 from fedrank.trees.histograms import Histograms
 from fedrank.types import has_trait
 from fedrank.wire import Label
 
-SILO_LEDGER = "silo/own.spending"  # of sketches
+SILO_LEDGER = "silo/own.spending"  # ledger of sketches
 LEDGERS = "people"  # the folder of a site's ledgers over all runs
 COORDINATOR = "the coordinator"
 
 
 @dataclass(frozen=True)
 class Outgoing:
-    """One kind of thing that leaves a site."""
+    """One kind of message that a site sends."""
 
     what: str
     to: str
     bytes_each: int
     times: int
-    covered: bool  # whether the ε that is told covers it
+    covered: bool  # whether the stated ε covers it
     about: str = ""
 
     @property
@@ -76,10 +77,10 @@ FACTS = Outgoing(
     False,
     "number of features, digest of their names, normalisation, version of fedrank, public key",
 )
-REFUSALS = Outgoing("refusals", COORDINATOR, 0, 0, False, "why, in words of fedrank; never of data")
+REFUSALS = Outgoing("refusals", COORDINATOR, 0, 0, False, "the reason, without data")
 ALWAYS_OPEN = (
     "settings that were chosen by looking at results of the same people",
-    "runs on the same people elsewhere, which this site's ledger does not know of",
+    "runs on the same people elsewhere, which are not in this site's ledger",
 )
 
 
@@ -88,42 +89,42 @@ class PartnerView:
     """Another site, and whether its key was compared."""
 
     name: str
-    fingerprint: str  # "": the plan brings no key
+    fingerprint: str  # "": the plan has no key
     pinned: bool
 
 
 @dataclass(frozen=True)
 class SumView:
-    """What a secure sum of this federation stands, and what it does not."""
+    """The properties of secure aggregation in this federation."""
 
-    sites: int  # in a round
-    threshold: int  # of them who must agree before a sum opens
-    opened: int  # numbers that must have come before a sum opens
-    dropouts: int  # that a round survives
+    sites: int  # per round
+    threshold: int  # sites that must agree before a sum is opened
+    opened: int  # minimum number of values in an opened sum
+    dropouts: int  # that a round tolerates
 
     def lines(self) -> list[str]:
-        """In words."""
+        """A description in sentences."""
         lost = (
-            "No dropout is survived: if one site goes in the middle of a round, the round stops and is tried again, "
-            "which is charged again."
+            "A round tolerates no dropout: if a site drops out during a round, the round is repeated, which is charged "
+            "again."
             if self.dropouts == 0
-            else f"A round survives {_count(self.dropouts, 'dropout')}; with more it stops and is tried again, which "
-            "is charged again."
+            else f"A round tolerates {_count(self.dropouts, 'dropout')}; with more it is repeated, which is charged "
+            "again."
         )
         others = self.sites - 1
         left = "the update of the only other site" if others == 1 else f"the sum of the {others} others"
         return [
-            f"Against a coordinator that breaks the rules {self.threshold} of {self.sites} sites must agree on who is "
-            f"in a sum before it opens, and the numbers of {self.opened} must be in it.",
+            f"Against a malicious coordinator, {self.threshold} of {self.sites} sites must agree on the members of a "
+            f"sum before it is opened, and it must contain the values of {self.opened}.",
             lost,
-            f"One site that works with the coordinator takes its own numbers out and learns {left}, with their noise.",
-            "Keys of partners must have been compared by telephone: whoever holds one can sign in its place.",
+            f"A site that colludes with the coordinator can subtract its values and learn {left}, with their noise.",
+            "Partners' keys must have been compared by telephone: the holder of a forged key can sign for a site.",
         ]
 
 
 @dataclass(frozen=True)
 class PlanView:
-    """All that a site should know of a plan before it says yes."""
+    """What a site should know about a plan before it accepts it."""
 
     site: str
     run: str
@@ -131,60 +132,61 @@ class PlanView:
     federation: str
     simulated: bool
     rounds: int
-    word: str  # what was said of it here: "accepted", "refused" or ""
+    word: str  # the decision of this site: "accepted", "refused" or ""
     partners: tuple[PartnerView, ...]
     leaves: tuple[Outgoing, ...]
-    bytes_down: int  # that come, a round
+    bytes_down: int  # received per round
     sees: str
-    prices: tuple[Price, ...]  # of this run alone; none: nothing is protected
+    prices: tuple[Price, ...]  # of this run alone; empty: nothing is protected
     delta: float
     limit: float | None  # ε over all runs
-    spent: Mapping[str, float]  # ε of all runs by now, against each observer
+    spent: Mapping[str, float]  # ε of all runs so far, against each observer
     after: Mapping[str, float]  # the same after this run
-    affordable: int  # rounds of this run that the limit pays for
+    affordable: int  # number of rounds of this run within the limit
     sum: SumView | None
     refused: tuple[str, ...]
     not_covered: tuple[str, ...]
-    has: str = ""  # what a site of one person has to learn from
+    has: str = ""  # training data of a site of one person
 
 
 class _Disclosed(NamedTuple):
-    """What leaves a site in one kind of run, and what that costs."""
+    """What a site sends in one kind of run, and its cost."""
 
     leaves: Iterable[Outgoing]
     sees: str
     not_covered: Iterable[str]
     bytes_down: int
-    charges: int = 0  # how often people pay; 0: nothing is protected
+    charges: int = 0  # number of charges; 0: nothing is protected
     unit: str = "rounds"  # what is charged
 
 
 def look_at(folder: Path, settings: SiteSettings, plan: Plan, share: SiteSplit | None = None) -> PlanView:
-    """What a plan means for a site; `share` is its data, where they could be read."""
+    """The effect of a plan on a site; `share` is its data, if they could be read."""
     folder, policy = Path(folder), settings.policy
     if plan.forests is not None:
-        told = _of_forests(plan, plan.forests)
+        disclosed = _of_forests(plan, plan.forests)
     elif plan.silos is not None:
-        told = _of_silos(plan)
+        disclosed = _of_silos(plan)
     else:
-        told = _of_updates(plan, settings, share)
+        disclosed = _of_updates(plan, settings, share)
     refused = settings.objections(plan) + _differences(settings, plan, share)
     found: list[Price] = []
-    spent, after, affordable = dict[str, float](), dict[str, float](), told.charges
+    spent, after, affordable = dict[str, float](), dict[str, float](), disclosed.charges
     try:
-        if told.charges:
+        if disclosed.charges:
             found = _prices(plan, policy.delta)
         others = _accounts(folder, plan)
         limit = policy.largest_epsilon
-        spent, after, affordable = _spending(plan, policy.delta, limit, found, others, told.charges)
+        spent, after, affordable = _spending(plan, policy.delta, limit, found, others, disclosed.charges)
     except (LedgerError, OSError, ValueError) as problem:
         refused.append(f"ledger: {problem}")
         affordable = 0
     limit = policy.largest_epsilon
-    if limit is not None and affordable < told.charges and max(after.values(), default=0.0) > limit:
+    if limit is not None and affordable < disclosed.charges and max(after.values(), default=0.0) > limit:
         refused.append(
-            f"ledger: all runs together would cost ε = {up(max(after.values()))}, and policy.largest_epsilon = "
-            f"{limit:g}; it pays for {affordable:,} of {told.charges:,} {told.unit}, and the next one is refused"
+            f"ledger: all runs together would cost ε = {up(max(after.values()))}, but policy.largest_epsilon = "
+            f"{limit:g}; it covers {affordable:,} of {disclosed.charges:,} {disclosed.unit}, and the next one is "
+            "refused"
         )
     pinned = partners(folder)
     view = PlanView(
@@ -196,25 +198,25 @@ def look_at(folder: Path, settings: SiteSettings, plan: Plan, share: SiteSplit |
         rounds=plan.rounds,
         word=said_of(folder, plan) or "",
         partners=tuple(_partner(site, pinned) for site in plan.sites if site.name != settings.name),
-        leaves=tuple(told.leaves),
-        bytes_down=told.bytes_down,
-        sees=told.sees,
+        leaves=tuple(disclosed.leaves),
+        bytes_down=disclosed.bytes_down,
+        sees=disclosed.sees,
         prices=tuple(found),
         delta=policy.delta,
         limit=limit,
         spent=spent,
         after=after,
-        affordable=affordable if told.unit == "rounds" else plan.rounds,
+        affordable=affordable if disclosed.unit == "rounds" else plan.rounds,
         sum=sum_view(plan),
         refused=tuple(dict.fromkeys(refused)),
-        not_covered=tuple(told.not_covered),
+        not_covered=tuple(disclosed.not_covered),
         has=_searches(folder, settings, plan),
     )
     return view if plan.silos is None else _with_sketch_costs(view, folder, plan.silos)
 
 
 def _prices(plan: Plan, delta: float) -> list[Price]:
-    """What a plan alone would cost; nothing where updates cannot be priced, which is among the objections."""
+    """The cost of a plan alone; empty if it cannot be computed, which is one of the objections."""
     try:
         return plan_prices(plan, delta)
     except ValueError:
@@ -224,7 +226,7 @@ def _prices(plan: Plan, delta: float) -> list[Price]:
 
 
 def _differences(settings: SiteSettings, plan: Plan, share: SiteSplit | None) -> list[str]:
-    """Where the site's data do not fit a plan."""
+    """Differences between the site's data and a plan."""
     if plan.simulated or plan.silos is not None:
         return []
     if plan.forests is None and settings.data.impressions is not None:
@@ -235,20 +237,20 @@ def _differences(settings: SiteSettings, plan: Plan, share: SiteSplit | None) ->
     merge = None if plan.forests is None else plan.forests.merge
     if isinstance(merge, Histograms) and merge.private != "no" and merge.unit == "person" and not len(share.whose):
         found.append(
-            "data.person: the plan protects persons, and site.toml does not say whose the queries are; name the key "
-            "of the comments, or of a log its users, in site.toml"
+            "data.person: the plan protects persons, but site.toml does not assign the queries to people; set "
+            "data.person in site.toml to the key of the comments (with a log: to its users)"
         )
     return found
 
 
 def _searches(folder: Path, settings: SiteSettings, plan: Plan) -> str:
-    """What a person has to learn from, and for how many rounds; "": the site has queries."""
+    """A person's training data and for how many rounds they suffice; "" if the site has queries."""
     if plan.simulated or settings.data.impressions is None or not isinstance(plan.question, FederatedExperiment):
         return ""
     try:
         facts = recorded_facts(folder, settings.data.impressions)
     except (ValueError, OSError, OutboxError) as problem:
-        return f"recorded searches that cannot be counted: {told(problem)}"
+        return f"recorded searches that cannot be counted: {told(problem)}"  # prose: ok
     enough = facts.unused // searches_of(plan, settings.id)
     return f"{facts}: enough for {_count(enough, 'round')} of {searches_of(plan, settings.id)}"
 
@@ -263,65 +265,65 @@ def _of_updates(plan: Plan, settings: SiteSettings, share: SiteSplit | None) -> 
 def _of_forests(plan: Plan, experiment: TreesExperiment) -> _Disclosed:
     merge, trees = experiment.merge, experiment.booster.trees
     assert merge is not None
-    told, down, charges = ForestDisclosure.of(merge), len(request("forest", plan.run, 1)), 0
-    uncovered = ("anything: forests leave as they are", *told.not_covered)
+    disclosure, down, charges = ForestDisclosure.of(merge), len(request("forest", plan.run, 1)), 0
+    uncovered = ("anything: forests are sent without noise", *disclosure.not_covered)
     if not isinstance(merge, Histograms):
-        about = f"at most {trees:,} trees, whose thresholds and leaves are made of own documents; no noise"
+        about = f"at most {trees:,} trees, whose thresholds and leaves depend on own documents; no noise"
         sent = [
             Outgoing("forest", f"{COORDINATOR}, and merged to all sites", largest_forest(experiment), 1, False, about),
-            Outgoing("number of queries", COORDINATOR, 8, 1, False, "that the forest was grown on"),
+            Outgoing("number of queries", COORDINATOR, 8, 1, False, "on which the forest was trained"),
         ]
     elif merge.private != "no":
-        noise, uncovered, charges = merge.tree_noise(len(plan.clients)), told.not_covered, releases_of(plan)
+        noise, uncovered, charges = merge.tree_noise(len(plan.clients)), disclosure.not_covered, releases_of(plan)
         assert noise is not None
         bins = Histograms.rules(experiment.booster).bins
         sums = 2**noise.depth * (1 if noise.design == "random-splits" else plan.features * bins)
-        part = "a share of the noise, and masks" if merge.secure else "all of the noise"
-        about = f"of gradients and hessians, with {part}; how many rows there are is not told"
-        to = f"{COORDINATOR}, who learns the sum alone" if merge.secure else COORDINATOR
+        part = "a part of the distributed noise, and masks" if merge.secure else "the complete noise"
+        about = f"of gradients and hessians, with {part}; the number of rows is not sent"
+        to = f"{COORDINATOR}, which learns only the sum" if merge.secure else COORDINATOR
         sent = [Outgoing("noised sums", to, 16 * sums, charges, True, about)]
     else:
         sent = list(_histograms(plan, experiment, merge))
-    uncovered = (*uncovered, "that this site takes part, and how long it takes to answer")
-    return _Disclosed((*sent, FACTS, REFUSALS), told.who_sees_what, uncovered, down, charges, "releases")
+    uncovered = (*uncovered, "that this site participates, and its response times")
+    return _Disclosed((*sent, FACTS, REFUSALS), disclosure.who_sees_what, uncovered, down, charges, "releases")
 
 
 def _histograms(plan: Plan, experiment: TreesExperiment, merge: Histograms) -> Iterable[Outgoing]:
-    """What leaves where one forest grows without noise."""
-    each = (
-        "added up over all sites before anybody sees them" if merge.secure else "which tell grades where rows are few"
-    )
+    """Messages of one forest that is trained without noise."""
+    each = "aggregated over all sites before any party sees them" if merge.secure else "which reveal labels of few rows"
     trees, leaf, vote = experiment.booster.trees, getattr(experiment.booster, "leaves", 64), merge.vote
     about = f"of gradients, hessians and rows, for every leaf of at most {trees:,} trees, {each}; no noise"
     sent = min(4 * vote, 2 * plan.features) if vote else plan.features  # a vote is for both parts of a leaf
     yield Outgoing("histograms", COORDINATOR, 24 * 256 * sent, trees * leaf, False, about)
     if vote:
-        voted = f"for the {vote} features that gain most on own rows, for every leaf; no noise"
+        voted = f"for the {vote} features with the largest gain on own rows, for every leaf; no noise"
         size = 8 * 2 * plan.features if merge.secure else 2 * -(-plan.features // 8)
         yield Outgoing("votes", COORDINATOR, size, trees * leaf, False, voted)
-    yield Outgoing("number of rows, and nDCG@10 in sum", COORDINATOR, 24, trees, False, "of own queries")
+    yield Outgoing("number of rows, and sum of nDCG@10", COORDINATOR, 24, trees, False, "of own queries")
 
 
 def _of_silos(plan: Plan) -> _Disclosed:
     partners, others = len(plan.sites) - 1, "the other sites, sealed"
     leaves = (
-        Outgoing("answers", others, 0, partners, True, "what a noised sketch of own documents tells"),
+        Outgoing("answers", others, 0, partners, True, "from a noised sketch of own documents"),
         Outgoing("questions", others, 0, partners, False, "words of own queries, which the others read"),
         Outgoing("model", "the next site, sealed; the last one to all", 1024, plan.rounds, False, "weights, no noise"),
-        replace(FACTS, about=f"{FACTS.about}, highest grade"),
+        replace(FACTS, about=f"{FACTS.about}, highest relevance label"),
         REFUSALS,
     )
     uncovered = (
         *SILOS_NOT_COVERED,
-        "the weights, which tell of own queries, judgements and documents",
-        "that this site takes part, and how long it takes to answer",
+        "the weights, which depend on own queries, judgements and documents",
+        "that this site participates, and its response times",
     )
     down = len(request("forest", plan.run, 1))
-    return _Disclosed(leaves, "the coordinator carries letters that it cannot open", uncovered, down, unit="sketches")
+    return _Disclosed(
+        leaves, "the coordinator forwards sealed letters that it cannot read", uncovered, down, unit="sketches"
+    )
 
 
 def _with_sketch_costs(view: PlanView, folder: Path, experiment: SiloExperiment) -> PlanView:
-    """A sketch of the same documents and settings is paid once, in a ledger beside it."""
+    """Add the costs of sketches: a sketch of the same documents and settings is charged once, in a separate ledger."""
     because = "Gaussian noise in the sketch of the document and in that of the document frequencies, drawn once"
     guarantee = experiment.method.sketcher.guarantee("silos that see answers", because, "once")  # type: ignore[attr-defined]
     ledger = folder / SILO_LEDGER
@@ -332,15 +334,15 @@ def _with_sketch_costs(view: PlanView, folder: Path, experiment: SiloExperiment)
 
 
 def leaving_of(plan: Plan, settings: SiteSettings, share: SiteSplit | None = None) -> Iterable[Outgoing]:
-    """Everything that leaves a site in a run, with its size."""
+    """Everything that a site sends in a run, with its size."""
     experiment, placement = plan.experiment, plan.secure_sum
     clients = len(next((site.clients for site in plan.sites if site.name == settings.name), (0,)))
     times = experiment.rounds if experiment.arrival is not None else most_participations(experiment)
     covered = experiment.mechanism is not None
     if placement is not None:
-        about = f"{plan.sent:,} whole numbers under masks, with a share of noise; keys, shares of secrets, signatures"
+        about = f"{plan.sent:,} masked integers with a part of the distributed noise; keys, secret shares, signatures"
         size = _bytes_of_sum(plan, placement.bits, clients)
-        yield Outgoing("masked update", f"{COORDINATOR}, who learns the sum alone", size, times, True, about)
+        yield Outgoing("masked update", f"{COORDINATOR}, which learns only the sum", size, times, True, about)
     else:
         kind, count = payload_of(experiment.learner, experiment.mechanism, plan.sent)
         what, about = "update", f"{count:,} numbers"
@@ -348,15 +350,15 @@ def leaving_of(plan: Plan, settings: SiteSettings, share: SiteSplit | None = Non
             what, about = "rewards", "a seed and two mean rewards"
         yield Outgoing(what, COORDINATOR, _bytes_up(plan, clients), times, covered, about)
     if not covered:
-        yield Outgoing("searches behind an update", COORDINATOR, 0, times, False, "one number, within the update")
+        yield Outgoing("interactions behind an update", COORDINATOR, 0, times, False, "one number, within the update")
     if has_trait(experiment.local, "common"):
-        about = "nothing more leaves: the coordinator reads the control of each site from its update"
+        about = "nothing more is sent: the coordinator computes the control of each site from its update"
         yield Outgoing("control of SCAFFOLD", f"{COORDINATOR}; their mean to all sites", 0, times, covered, about)
     if has_trait(experiment.local, "shared part"):
-        yield Outgoing("own part of the model", "nobody: it stays here", 0, 0, True, "FedPer")
+        yield Outgoing("own part of the model", "not sent", 0, 0, True, "FedPer")
     names = [name for name in experiment.measures if name in settings.policy.measures]
     if names and not plan.simulated and (share is None or share.test is not None):
-        about = f"sums of {', '.join(names)} over own queries, for the model and for what users have now; no noise"
+        about = f"sums of {', '.join(names)} over own queries, for the model and for the current ranking; no noise"
         yield Outgoing("sums of measures", COORDINATOR, 64 * len(names), 1, False, about)
     yield FACTS
     yield REFUSALS
@@ -365,7 +367,7 @@ def leaving_of(plan: Plan, settings: SiteSettings, share: SiteSplit | None = Non
 
 
 def sum_view(plan: Plan) -> SumView | None:
-    """What the secure sum of a plan stands; None where there is none."""
+    """The properties of the plan's secure aggregation; None without it."""
     if not plan.summed:
         return None
     mechanism: Any = plan.experiment.mechanism
@@ -377,33 +379,33 @@ def sum_view(plan: Plan) -> SumView | None:
 
 
 def not_covered(plan: Plan, settings: SiteSettings, share: SiteSplit | None = None) -> Iterable[str]:
-    """What no ε here speaks of."""
+    """What the stated ε does not cover."""
     experiment = plan.experiment
-    yield "that this site takes part, in which rounds, and how long it takes to answer"
+    yield "that this site participates, in which rounds, and its response times"
     if settings.data.impressions is not None:
-        yield f"whether you searched {searches_of(plan, settings.id)} times since the last round; not how often"
+        yield f"whether you searched {searches_of(plan, settings.id)} times since the last round (not the exact number)"
     names = [name for name in experiment.measures if name in settings.policy.measures]
     if names and not plan.simulated and (share is None or share.test is not None):
-        yield f"sums of {', '.join(names)}, which leave without noise because policy.measures lists them"
+        yield f"sums of {', '.join(names)}, which are sent without noise because policy.measures lists them"
     mechanism: Any = experiment.mechanism
     if mechanism is None:
-        yield "anything: updates leave as they are, and clicks can be read from them"
+        yield "anything: updates are sent without noise and reveal clicks"
     elif getattr(mechanism, "unit", "client") == "person" and getattr(mechanism, "sites", 1) == 1:
-        yield "people who are at several sites: what each site costs them adds up"
+        yield "people at several sites: the costs of the sites add up"
     yield from not_persons(settings.data.log)
     if experiment.record_every:
-        yield f"what the coordinator keeps: the update of every {experiment.record_every}. round, to unlearn from"
+        yield f"updates stored by the coordinator for unlearning: every {experiment.record_every} rounds"
     if plan.summed:
-        yield "a second attempt at a round, which draws new noise and is charged again when it happens"
+        yield "a repeated attempt at a round, which draws new noise and is charged again"
     if plan.simulated:
-        yield "anything, since people are simulated"
+        yield "anything, because people are simulated"
     yield from ALWAYS_OPEN
 
 
 def drafts(text: str, settings: SiteSettings, own: RankingData | None) -> list[Plan]:
-    """The plans that a spec would make, before anybody planned it, if all had features as this site has them.
+    """The plans of a spec before it is planned, assuming that all sites have the features of this site.
 
-    Its data are the coordinator's, so that no path of them is looked at. Who else takes part is not known yet.
+    Its data are the coordinator's, so their paths are not opened. The other sites are not known yet.
     """
     tables = parse_toml(text)
     data = tables.get("data")
@@ -414,8 +416,8 @@ def drafts(text: str, settings: SiteSettings, own: RankingData | None) -> list[P
     for variant in grid.variants:
         experiment = variant.experiment
         if not isinstance(experiment, FederatedExperiment | TreesExperiment | SiloExperiment):
-            raise ValueError(f"kind: {shown(grid.kind)} is not done between sites; use `fedrank run`")
-        # How many sites merge forests, no spec says: as many as this one asks for.
+            raise ValueError(f"kind: {shown(grid.kind)} is not supported between sites; use `fedrank run`")
+        # A spec does not state how many sites merge forests: assume the minimum of this site.
         count = settings.policy.min_sites
         if not isinstance(experiment, TreesExperiment):
             count = experiment.silos.count if isinstance(experiment, SiloExperiment) else experiment.clients.count
@@ -428,7 +430,7 @@ def drafts(text: str, settings: SiteSettings, own: RankingData | None) -> list[P
         elif own is not None:
             features = features_of(own)
         elif not isinstance(experiment, SiloExperiment):
-            raise ValueError("this site has no queries to learn from, so that no spec can be fitted; set letor or log")
+            raise ValueError("this site has no queries, so a spec cannot be compared with its data; set letor or log")
         of = settings.federation
         found += [
             make_plan(
@@ -440,7 +442,7 @@ def drafts(text: str, settings: SiteSettings, own: RankingData | None) -> list[P
 
 
 def about_plan(view: PlanView) -> list[Section]:
-    """A plan in words and tables."""
+    """A plan in sentences and tables."""
     who = [
         ("run", view.run),
         ("plan", view.digest[:12]),
@@ -452,18 +454,18 @@ def about_plan(view: PlanView) -> list[Section]:
         who.append(("has", view.has))
     first: list[Part] = [Pairs(tuple(who))]
     if view.simulated:
-        first.append(paragraph("A trial on one machine: people are simulated, and nobody is protected.", tone="warn"))
+        first.append(paragraph("A trial on one machine: people are simulated and not protected.", tone="warn"))
     if view.partners:
         rows = [[Cell(one.name, tone="name"), Cell(one.fingerprint), Cell(_compared(one))] for one in view.partners]
         first.append(Table(["with", "key", "compared"], rows, 3, whole=1))
     sections = [Section("", tuple(first)), _refused(view), _leaving(view)]
     if view.sum is not None:
-        sections.append(Section("The secure sum", (Points(tuple(view.sum.lines())),)))
+        sections.append(Section("Secure aggregation", (Points(tuple(view.sum.lines())),)))
     return [*sections, _costs(view), Section("What is not covered", (Points(view.not_covered),))]
 
 
 def as_facts(view: PlanView) -> dict[str, Any]:
-    """The same as numbers, for a file; what cannot be claimed is null."""
+    """The same as data for a file; values that cannot be claimed are null."""
     facts = asdict(view) | {
         "prices": [asdict(price.paid) for price in view.prices],
         "leaves": [asdict(one) | {"bytes_in_all": one.bytes_in_all} for one in view.leaves],
@@ -478,7 +480,9 @@ def as_facts(view: PlanView) -> dict[str, Any]:
 def _refused(view: PlanView) -> Section:
     if not view.refused:
         return Section("What would be refused", (paragraph("Nothing: the plan fits the policy of this site."),))
-    return Section("What would be refused", (paragraph("This site would say no:", tone="warn"), Points(view.refused)))
+    return Section(
+        "What would be refused", (paragraph("This site would refuse the plan:", tone="warn"), Points(view.refused))
+    )
 
 
 def _leaving(view: PlanView) -> Section:
@@ -493,12 +497,12 @@ def _leaving(view: PlanView) -> Section:
         for one in view.leaves
     ]
     notes = [f"{one.what}: {one.about}" for one in view.leaves if one.about]
-    table = Table(["leaves", "to", "each time", "in all", "covered by ε"], rows, 2, notes=notes)
+    table = Table(["sent", "to", "each time", "total", "covered by ε"], rows, 2, notes=notes)
     sees = f"{view.sees[0].upper()}{view.sees[1:]}."
     coming = paragraph(
-        f"{amount('bytes', view.bytes_down)} come with each round, besides what a connection needs.", tone="quiet"
+        f"{amount('bytes', view.bytes_down)} are received per round, in addition to connection overhead.", tone="quiet"
     )
-    return Section("What leaves this site", (table, paragraph(sees), coming))
+    return Section("What this site sends", (table, paragraph(sees), coming))
 
 
 def _costs(view: PlanView) -> Section:
@@ -512,19 +516,19 @@ def _costs(view: PlanView) -> Section:
     ]
     parts += [
         paragraph(f"All runs on the people of this site (limit: {limit}):"),
-        Table(["against", "by now", "after"], rows),
+        Table(["against", "so far", "after"], rows),
     ]
     return Section("What it costs", tuple(parts))
 
 
 def _cost(cost: float) -> str:
-    return "none can be claimed" if math.isinf(cost) else f"ε = {up(cost)}"
+    return "no guarantee" if math.isinf(cost) else f"ε = {up(cost)}"
 
 
 def _compared(partner: PartnerView) -> str:
     if not partner.fingerprint:
-        return "the plan brings no key"
-    return "yes" if partner.pinned else "no: call them and compare"
+        return "the plan has no key"
+    return "yes" if partner.pinned else "no: compare by telephone"
 
 
 def _partner(site: PlannedSite, pinned: Mapping[str, str]) -> PartnerView:
@@ -539,7 +543,7 @@ def _bytes_up(plan: Plan, clients: int) -> int:
 
 
 def _bytes_of_sum(plan: Plan, bits: int, clients: int) -> int:
-    """All letters of one round, each in its envelope."""
+    """The size of all messages of one round, with envelopes."""
     at, nothing = Label("answers", plan.run, 1, 0, 0), (b"",) * clients
     first = len(Answers(nothing, np.empty(0), np.empty(0)).pack(at))
     later = len(reply("letters", at, 0, letters=bundle(nothing)))
@@ -554,7 +558,7 @@ def _bytes_down(plan: Plan) -> int:
 
 
 def _accounts(folder: Path, plan: Plan) -> list[Account]:
-    """What all other runs have charged the people of a site."""
+    """Charges of all other runs to the people of a site."""
     place = folder / LEDGERS
     known = Population.find(place)
     return [] if known is None else known.accounts(but=(place / plan.digest[:32] / LEDGER).absolute())
@@ -563,7 +567,7 @@ def _accounts(folder: Path, plan: Plan) -> list[Account]:
 def _spending(
     plan: Plan, delta: float, limit: float | None, prices: Sequence[Price], others: Sequence[Account], rounds: int
 ) -> tuple[dict[str, float], dict[str, float], int]:
-    """ε by now, ε after this run, and how many of its rounds the limit pays for."""
+    """ε so far, ε after this run, and the number of its rounds within the limit."""
     spent = spent_together(others, delta)
     if not prices:
         return spent, {}, rounds

@@ -1,10 +1,9 @@
-"""Files that one writes and another reads where anybody may write: signed, whole, and of known size.
+"""Signed files in a folder where any party may write: complete, authenticated, and of limited size.
 
     magic, signature, bytes of the address, bytes of the content | address | content
 
-The address says what a file is, from whom, to whom, and under which name, and is signed with the content: a file that
-is copied to another place fits nowhere. A reader knows the address it expects and the key of the sender. Whatever does
-not fit is ignored, with the reason.
+The address names type, sender, recipient and file name, and is signed with the content: a file copied to another place
+is not valid there. A reader knows the expected address and the sender's key. Other files are ignored with a reason.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ from fedrank.files import UNFINISHED, opened, parse_json, write_atomic
 MAGIC = b"fedrank-signed-1"
 _HEAD = struct.Struct(f"<{len(MAGIC)}s{SIGNATURE}sIQ")
 MAX_ADDRESS = 4096  # bytes
-MAX_FILES = 10_000  # of a folder that are looked at: whoever may write there may flood it
+MAX_FILES = 10_000  # maximum number of files read in a folder, which others could flood
 
-NO_FILE = "no plain file"  # a link, a folder, a pipe
+NO_FILE = "not a regular file"  # a link, a folder, a pipe
 TOO_LARGE = "too large"
-UNWHOLE = "not whole: still being copied, or cut short"
-NOT_OURS = "no message of ours"
+UNWHOLE = "incomplete: still being copied, or truncated"
+NOT_OURS = "not a message of fedrank"
 NOT_SIGNED = "not signed by its sender"
-ELSEWHERE = "belongs elsewhere"  # another federation, run, round, sender: a replay, or a misplaced copy
+ELSEWHERE = "has another address"  # of another federation, run, round or sender: a replay, or a misplaced copy
 COPY = "a conflict copy"
-FOREIGN_NAME = "a foreign name"
+FOREIGN_NAME = "an unknown name"
 TOO_MANY = f"more than {MAX_FILES:,} files in one folder"
 
 
 class Unusable(ValueError):
-    """A file that is ignored, and why."""
+    """A file that is ignored, with the reason."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason} ({detail})" if detail else reason)
@@ -46,7 +45,7 @@ class Unusable(ValueError):
 
 @dataclass(frozen=True)
 class FileAddress:
-    """What a signed file is, and where it belongs."""
+    """The type of a signed file, and where it belongs."""
 
     federation: str
     kind: str
@@ -59,10 +58,10 @@ class FileAddress:
 
 
 class Ignoring:
-    """How many files were ignored, by reason; each is counted once, however often one looks."""
+    """Number of ignored files by reason; each file is counted once."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, int, int], str] = {}  # path, size, time of the last change
+        self._seen: dict[tuple[str, int, int], str] = {}  # path, size, modification time
 
     def count(self, path: Path, reason: str) -> None:
         try:
@@ -79,7 +78,7 @@ class Ignoring:
 
 
 def write_signed(path: Path, key: IdentityKey, address: FileAddress, content: bytes) -> None:
-    """Write a file whole: whoever looks finds all of it or nothing."""
+    """Write a file atomically: readers find it complete or not at all."""
     packed = address.pack()
     lengths = struct.pack("<IQ", len(packed), len(content))
     signature = key.sign(MAGIC + lengths + packed + content)
@@ -87,7 +86,7 @@ def write_signed(path: Path, key: IdentityKey, address: FileAddress, content: by
 
 
 def read_signed(path: Path, address: FileAddress, public: str | None, largest: int) -> bytes:
-    """The content of a file that fits; FileNotFoundError where there is none. Without a key, the content is the key."""
+    """Read a valid file; FileNotFoundError if there is none. Without a key, the content is the key."""
     if path.is_symlink():
         raise Unusable(NO_FILE, "a link")
     try:
@@ -107,7 +106,7 @@ def read_signed(path: Path, address: FileAddress, public: str | None, largest: i
         raise Unusable(NOT_OURS)
     _, signature, of_address, of_content = _HEAD.unpack_from(content)
     if of_address > MAX_ADDRESS or of_content > largest:
-        raise Unusable(TOO_LARGE, f"it promises {of_address + of_content:,} bytes")
+        raise Unusable(TOO_LARGE, f"it declares {of_address + of_content:,} bytes")
     end = _HEAD.size + of_address + of_content
     if len(content) < end:
         raise Unusable(UNWHOLE, f"{len(content):,} of {end:,} bytes")
@@ -124,7 +123,7 @@ def read_signed(path: Path, address: FileAddress, public: str | None, largest: i
 
 
 def looked_at(folder: Path, ignoring: Ignoring) -> list[Path]:
-    """Files of a folder in order, without those that somebody is writing; too many are not looked at."""
+    """Files of a folder in order, without incomplete ones; further files of a folder with too many are ignored."""
     try:
         found = list(islice(folder.iterdir(), MAX_FILES + 1))
     except FileNotFoundError:
@@ -135,25 +134,25 @@ def looked_at(folder: Path, ignoring: Ignoring) -> list[Path]:
 
 
 def own_folder(shared: Path, *names: str) -> Path:
-    """A folder below the shared one, made if need be. A link there could lead to anything of ours, and is refused."""
+    """A folder below the shared one, created if necessary. A symbolic link could lead anywhere and is refused."""
     folder = shared
     for name in names:
         folder = folder / name
         if folder.is_symlink():
-            raise ValueError(f"{folder} is a link, and what is written there could land anywhere; remove it")
+            raise ValueError(f"{folder} is a symbolic link and could redirect what is written there; remove it")
         folder.mkdir(exist_ok=True)
     return folder
 
 
 def _difference(found: bytes, expected: FileAddress) -> str:
-    """In which field the address of a file that its sender signed is another one."""
+    """The field in which the address of a signed file differs."""
     try:
         values = parse_json(found)
     except ValueError:
         values = None
     if not isinstance(values, dict):
-        return "no address"
+        return "no valid address"
     for field, wanted in asdict(expected).items():
         if values.get(field) != wanted:
             return f"{field} {str(values.get(field))[:100]!r} instead of {wanted!r}"
-    return "written otherwise"
+    return "encoded differently"

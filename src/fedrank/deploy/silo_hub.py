@@ -1,6 +1,6 @@
-"""The coordinator of organisations with documents: it carries letters that it cannot open, and whose turn it is.
+"""The coordinator of organisations with documents: it forwards sealed letters and schedules turns.
 
-It sees who writes to whom and how much, and the model after the last turn, which it judges on its own collection.
+It sees senders, recipients and sizes, and the model after the last turn, which it evaluates on its own collection.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from fedrank.silo.training import CrossSilo, own_lists
 from fedrank.silo.turns import Turn, read_open_turn
 from fedrank.wire import Label, Part, Refused
 
-TOP_GRADE = 127  # the highest that anybody may have
+TOP_GRADE = 127  # the highest relevance label that a site may have
 BETWEEN_SITES = {
-    "rounds": "row r is after pass r of every site; the model is open after the last one only, and measured then",
+    "rounds": "row r is after pass r of every site; the model is opened only after the last one and evaluated then",
     "quality": "on the test queries of the coordinator's own collection",
-    "interactions": "not told",
+    "interactions": "not reported",
 }
 Check = Callable[[list[bytes], str], Any]
 
 
 @dataclass
 class SiloHub:
-    """A coordinator that carries letters."""
+    """A coordinator that forwards sealed letters."""
 
     calls: SiteCalls
-    top: int = 1  # the highest grade that anybody gives
-    passed: Callable[[int], None] = lambda passes: None  # told how many passes of all sites are over
-    passes: int = 0  # that are
+    top: int = 1  # the highest relevance label of all sites
+    passed: Callable[[int], None] = lambda passes: None  # receives the number of completed passes of all sites
+    passes: int = 0  # completed passes
 
     def __post_init__(self) -> None:
         self.plan, self.handshake = self.calls.plan, Handshake(self.calls, check=self._meet)
@@ -64,7 +64,7 @@ class SiloHub:
     def _meet(self, name: str, facts: Facts) -> None:
         grade = facts.get("top_grade")
         if type(grade) is not int or not 1 <= grade <= TOP_GRADE:
-            raise Differs(f"{name} does not say its highest grade")
+            raise Differs(f"{name} does not report its highest relevance label")
         self.top = max(self.top, grade)
 
     def model(self) -> Model:
@@ -75,7 +75,7 @@ class SiloHub:
         carrier = LetterCarrier(dict(zip(self._sites, checked_keys(self.plan, pieces), strict=True)))
         wrapped = self._everybody("silo-meet", dict.fromkeys(self._sites, pieces))[self._sites[0]]
         if len(wrapped) != len(self._sites) - 1:
-            raise Differs(f"{self._sites[0]} wrapped {len(wrapped)} keys for {len(self._sites) - 1} sites")
+            raise Differs(f"{self._sites[0]} sent {len(wrapped)} wrapped keys (expected {len(self._sites) - 1})")
         self._everybody("silo-open", dict(zip(self._sites, [[], *([key] for key in wrapped)], strict=True)))
         questions = self._everybody("silo-ask", nothing, partial(carrier.check, "question"))
         answers = self._everybody("silo-answer", carrier.deliver(questions), partial(carrier.check, "answer"))
@@ -103,7 +103,7 @@ class SiloHub:
         check: Check = lambda sent, name: None,
         step: int | None = None,
     ) -> dict[str, list[bytes]]:
-        """What sites sent in a step. Nobody can be done without, so that everybody is waited for."""
+        """The messages of all sites in a step. Every site is required and waited for."""
         number = STEPS[kind] if step is None else step
         found: dict[str, list[bytes]] = {}
         top = np.array([self.top])
@@ -126,18 +126,20 @@ class SiloHub:
             if not why:
                 return found
             if self.calls.left_out:
-                raise Differs(f"nobody can be done without: {'; '.join(self.calls.left_out.values())}")
+                raise Differs(
+                    f"every site is required, but some are excluded: {'; '.join(self.calls.left_out.values())}"
+                )
             if set(why.values()) != {protocol.SAY_HELLO}:
                 self.calls.pause(number, why)
 
     def _one_key(self, sent: list[bytes], name: str) -> None:
         if len(sent) != 1:
-            raise Refused(f"{len(sent)} keys came, and one was expected")
+            raise Refused(f"expected one key (got {len(sent)})")
 
     def _open_model(self, turns: list[Turn]) -> Check:
         def check(sent: list[bytes], name: str) -> None:
             if len(sent) != 1:
-                raise Refused(f"{len(sent)} models came, and one was expected")
+                raise Refused(f"expected one model (got {len(sent)})")
             with TemporaryDirectory() as apart:
                 try:
                     _read(sent[0], Path(apart))
@@ -145,15 +147,15 @@ class SiloHub:
                 except (ValueError, KeyError, TypeError) as problem:
                     raise Refused(f"the model cannot be read: {problem}") from None
             if list(found.turns) != turns:
-                raise Refused("the model has other turns behind it than those of the plan")
+                raise Refused("the turns of the model differ from the plan")
             if ("query" if found.agreement.normalise == "query" else "global") != self.plan.normalised:
-                raise Refused(f"the model has features normalised by {found.agreement.normalise!r}, unlike the plan")
+                raise Refused(f"the model has normalisation {found.agreement.normalise!r}, which differs from the plan")
 
         return check
 
 
 def perform_silos(experiment: SiloExperiment, run: Coordination) -> None:
-    """Let organisations ask each other and take turns, and judge what comes out on the coordinator's collection."""
+    """Let organisations ask each other and train in turn; evaluate the model on the coordinator's collection."""
     writer, plan, books, last = run.writer, run.plan, run.books, experiment.rounds
     collection = load_collection(experiment.data.source)
     method = experiment.method

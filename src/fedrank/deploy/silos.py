@@ -1,10 +1,10 @@
-"""Organisations with documents: sketches told by sealed letters, and a model that goes from one to the next.
+"""Organisations with documents: sketches in sealed letters, and a model that passes from one site to the next.
 
     keys -> shared key -> sketch, charged -> questions -> answers -> turns
 
-The coordinator carries letters that it cannot open: sites seal them with keys of this run, which each has signed with
-the identity that the plan names and that somebody has compared. Each step is answered once: what leaves lies in the
-outbox before, and whoever asks again gets the same bytes. A turn is that of `fedrank silo train`.
+The coordinator forwards letters that it cannot read: sites seal them with keys of this run, each signed with the
+identity in the plan that users have compared. Each step is answered once: a letter is in the outbox before it is sent,
+and a repeated request gets the same bytes.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from fedrank.silo.training import CrossSilo
 from fedrank.wire import Label, Part, Refused
 
 STEPS = {"silo-key": 1, "silo-meet": 2, "silo-open": 3, "silo-ask": 4, "silo-answer": 5, "silo-hear": 6}
-FIRST_TURN = 7  # and one more for each turn
-SIGNED_KEY = 32 + 64  # bytes: a public key, and its signature
-MAX_LETTERS = 4096  # that come together
-SILO = "silo"  # folder of keys and the sketch, for all runs
+FIRST_TURN = 7  # one more for each further turn
+SIGNED_KEY = 32 + 64  # bytes: a public key and its signature
+MAX_LETTERS = 4096  # maximum number of letters in a message
+SILO = "silo"  # folder with keys and the sketch, for all runs
 
 
 def checked_keys(plan: Plan, pieces: Sequence[bytes]) -> list[bytes]:
-    """The public keys of all sites, in their order, each signed by the identity that the plan names."""
+    """The public keys of all sites in order, each signed by the identity in the plan."""
     if len(pieces) != len(plan.sites):
-        raise Refused(f"{len(pieces)} keys came for {len(plan.sites)} sites")
+        raise Refused(f"expected {len(plan.sites)} keys, one per site (got {len(pieces)})")
     for site, piece in zip(plan.sites, pieces, strict=True):
         if len(piece) != SIGNED_KEY or not verify(site.identity, _signed(plan, piece[:32]), piece[32:]):
-            raise Refused(f"the key of {site.name} for letters is not signed by the identity that the plan has of it")
+            raise Refused(f"the letter key of {site.name} is not signed by its identity in the plan")
     keys = [piece[:32] for piece in pieces]
     if len(set(keys)) != len(keys):
-        raise Refused("two sites have one key for letters, so that one pretends to be two")
+        raise Refused("two sites have the same letter key, so one site could impersonate the other")
     return keys
 
 
@@ -62,9 +62,9 @@ def _signed(plan: Plan, public: bytes) -> bytes:
 
 
 class SiloStep(Contribution["SiloRun"]):
-    """One step of a run: sealed letters come, and others leave. Each step is answered once.
+    """One step of a run: receives sealed letters and returns others. Each step is answered once.
 
-    Sketches were charged in a ledger beside them, when they were made.
+    Sketches were charged in a separate ledger when they were created.
     """
 
     kinds = (*STEPS, "silo-turn")
@@ -72,7 +72,7 @@ class SiloStep(Contribution["SiloRun"]):
     def read(self, label: Label, content: bytes) -> CheckedRequest:
         number = STEPS.get(label.kind, label.round)
         if label.round != number or (label.kind == "silo-turn") != (number >= FIRST_TURN):
-            raise Refused(f"it is of step {label.round}, and {label.kind} is not")
+            raise Refused(f"{label.kind} does not belong to step {label.round}")
         parts = {"letters": Part("|S", protocol.MAX_MODEL), "top": Part("<i8", 1)}
         _, found = wire.unpack(content, Label(label.kind, label.run, number), parts)
         return CheckedRequest(label, digest_of(content), number, f"step {number}", content=found)
@@ -86,12 +86,12 @@ class SiloStep(Contribution["SiloRun"]):
             raise
         except ValueError as problem:
             self.run.site.log(f"{kind}: {problem}")
-            raise Refused(f"{kind} cannot be done here; the log of this site says why") from None
+            raise Refused(f"{kind} failed at this site; the reason is in its log") from None
         answer = self.reply("letters", request.label, letters=protocol.bundle(sent))
         return Computed(answer, found["letters"] if kind in ("silo-meet", "silo-hear") else b"")
 
     def _step(self, kind: str, came: list[bytes], turn: int, top: int) -> list[bytes]:
-        """The letters that leave; `turn` is the number of the turn, `top` the highest grade of all sites."""
+        """The letters to send; `turn` is the number of the turn, `top` the highest relevance label of all sites."""
         run, member = self.run, self.run.member
         if kind == "silo-key":
             public = member.own_public()
@@ -100,7 +100,7 @@ class SiloStep(Contribution["SiloRun"]):
             return member.wrapped_keys(checked_keys(run.plan, came))
         keys = self._keys()
         if kind == "silo-open":
-            if member.index != 0:  # the first site made the key
+            if member.index != 0:  # the first site created the key
                 member.open_shared(came, keys)
             return []
         if kind == "silo-ask":
@@ -111,24 +111,24 @@ class SiloStep(Contribution["SiloRun"]):
             member.check_answers(self._questions(), came, keys)
             return []
         turns = member.check_turn(turn, came, run.experiment.rounds, keys)
-        heard = self._before("silo-hear", "no answers of partners have come yet").values
+        heard = self._before("silo-hear", "the answers of partners have not been received yet").values
         answers = protocol.unbundle(heard, MAX_LETTERS, protocol.MAX_MODEL)
         questions, seed = self._questions(), run.plan.seed
         return [member.take_turn(turn, turns, came, questions, answers, keys, seed=seed, top_grade=top)]
 
     def _before(self, kind: str, missing: str) -> Sent:
-        """What the outbox has of an earlier step."""
+        """The outbox entry of an earlier step."""
         if (found := self.run.outbox.get(STEPS[kind])) is None:
             raise Refused(missing)
         return found
 
     def _keys(self) -> list[bytes]:
         """Public keys of all sites, in the order of the plan."""
-        met = self._before("silo-meet", "keys of partners have not come yet").values
+        met = self._before("silo-meet", "the keys of partners have not been received yet").values
         return [piece[:32] for piece in protocol.unbundle(met, len(self.run.plan.sites), SIGNED_KEY)]
 
     def _questions(self) -> list[bytes]:
-        answer = self._before("silo-ask", "nothing was asked here").answer
+        answer = self._before("silo-ask", "this site has not sent its questions yet").answer
         label = Label("letters", self.run.plan.run, STEPS["silo-ask"], 0, self.run.site.settings.id)
         sent = protocol.read(answer, label, {"letters": Part("|S", protocol.MAX_MODEL)})["letters"]
         return protocol.unbundle(sent, MAX_LETTERS, protocol.MAX_MODEL)
@@ -136,11 +136,11 @@ class SiloStep(Contribution["SiloRun"]):
 
 @dataclass
 class SiloRun(SiteRun):
-    """A run of organisations with documents, open at a site."""
+    """A run across document collections at a site."""
 
     member: SiloMember = field(kw_only=True)
 
-    does: ClassVar[str] = "trains through sketches"
+    does: ClassVar[str] = "trains with sketches"
     handlers: ClassVar[tuple[type[Handler[Any]], ...]] = (SiloStep, ReceivedModel)
 
     @classmethod
@@ -148,11 +148,11 @@ class SiloRun(SiteRun):
         experiment, settings = plan.silos, site.settings
         assert experiment is not None
         if settings.data.documents is None:
-            raise Refused("this site has no documents to sketch: its site.toml names none")
+            raise Refused("this site has no documents for a sketch; set data.documents in its site.toml")
         if unknown := [site.name for site in plan.sites if not site.identity]:
-            raise Refused(f"the plan has no key of {', '.join(unknown)}, and letters need the keys of all sites")
+            raise Refused(f"the plan has no key of {', '.join(unknown)}, but sealed letters need the keys of all sites")
         if plan.party(settings.name).identity != site.identity.public:
-            raise Refused("the plan has another key for this site than its own")
+            raise Refused("the key of this site in the plan is not its own")
         documents = Path(settings.data.documents).parent
         data = _digest(documents)
         outbox = site.outbox(plan, data)
@@ -161,7 +161,7 @@ class SiloRun(SiteRun):
         row, sketches = [party.name for party in plan.sites].index(settings.name), site.folder / SILO
         collection = read_collection(documents)
         member = SiloMember(collection, data, experiment.method, limits, sketches, outbox.folder, row, site.log)
-        # fedrank itself computes the features, so they are the same at all sites.
+        # fedrank computes the features, so they are the same at all sites.
         facts = {"features": plan.features, "feature_names": plan.feature_names, "normalised": plan.normalised}
         facts |= {"top_grade": max(collection.top_grade, 1)}
         return cls(site, plan, outbox, facts, data, member=member)
@@ -177,7 +177,7 @@ class SiloRun(SiteRun):
 
 
 def _digest(folder: Path) -> bytes:
-    """Of documents, queries and judgements, as the files of a collection hold them."""
+    """The digest of the files with documents, queries and judgements."""
     made = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.name.startswith(("corpus.jsonl", "queries.jsonl", "qrels")):

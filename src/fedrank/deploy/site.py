@@ -1,7 +1,7 @@
-"""A site: it answers requests of the coordinator, within its policy.
+"""A site: answers requests of the coordinator within its policy.
 
-It knows no transport: bytes come in, bytes go out. What does not fit is refused with a reason from this code. A problem
-that may name data stays in `site.log`. `site_runtime` has the sequence by which anything leaves.
+It is independent of the transport: it receives and returns bytes. Refusals contain only reasons from this code; errors
+that may name data stay in `site.log`. `site_runtime` defines the sequence before anything is sent.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 class Site(SiteHome):
-    """A site at work. One process at a time: it holds the lock of its folder."""
+    """A running site. One process at a time: it holds the lock of its folder."""
 
     def __init__(self, folder: Path, settings: SiteSettings) -> None:
         super().__init__(folder, settings)
-        self._turn = threading.Lock()  # engines call from several threads
+        self._turn = threading.Lock()  # transports call from several threads
         self._locks = ExitStack()
         self._runs: dict[bytes, SiteRun] = {}
         self._status_at = 0.0
@@ -48,7 +48,7 @@ class Site(SiteHome):
 
     @classmethod
     def open(cls, folder: str | Path) -> Site:
-        """The site of a folder, until it is closed."""
+        """Open the site of a folder; close it afterwards."""
         folder = Path(folder)
         site = cls(folder, read_site(folder))
         site._locks.enter_context(locked(folder / LOCK, f"site {site.settings.name!r}"))
@@ -71,9 +71,9 @@ class Site(SiteHome):
         self._runs.clear()
 
     def answer(self, content: bytes) -> bytes:
-        """The answer to a request, or the reason why it is refused.
+        """The answer to a request, or a refusal with its reason.
 
-        Where the site is one person, the answer is in the journal of what left before it is returned.
+        At a one-person site, the answer is in the log of sent messages before it is returned.
         """
         with self._turn:
             label, found = self._answered(content)
@@ -82,7 +82,7 @@ class Site(SiteHome):
             return found
 
     def hear(self, content: bytes) -> None:
-        """Process a request whose answer nobody waits for; none leaves."""
+        """Process a request without returning an answer."""
         with self._turn:
             self._answered(content)
 
@@ -98,13 +98,13 @@ class Site(SiteHome):
             self.log(f"{label.kind}, round {label.round}: {type(problem).__name__}: {problem}")
             self._write_status(label, refused=str(problem))
             if isinstance(problem, (OSError, LedgerError)) and label.run in self._runs:
-                self._runs.pop(label.run).close()  # what is on the disk is unknown until it is opened again
+                self._runs.pop(label.run).close()  # the state on disk is unknown until the run is opened again
             return label, protocol.refusal(label, self.settings.id, _public_reason(problem))
         self._write_status(label)
         return label, found
 
     def _hello(self, label: Label, content: bytes) -> bytes:
-        """Whether a plan fits; the round of the message is the last that is over."""
+        """Check a plan; the round of the message is the last completed one."""
         _, found = wire.unpack(content, Label("hello", label.run, label.round), {"plan": Part("|S", LARGEST)})
         facts: dict[str, Any] = {"version": __version__, "protocol": PROTOCOL}
         try:
@@ -113,9 +113,9 @@ class Site(SiteHome):
             self.log(str(problem))
             return protocol.reply("facts", label, self.settings.id, facts=protocol.facts(facts))
         if plan.run != label.run:
-            raise Refused("the message names another run than its plan")
+            raise Refused("the message and its plan name different runs")
         if label.round > plan.last_number:
-            raise Refused(f"round {label.round} is said to be over, and the plan has {plan.last_number}")
+            raise Refused(f"round {label.round} is reported as complete, but the plan has {plan.last_number}")
         if objections := self.settings.objections(plan):
             raise Refused("; ".join(objections))
         self._check_consent(plan)
@@ -131,7 +131,7 @@ class Site(SiteHome):
     def _open_run(self, label: Label) -> SiteRun:
         if label.run not in self._runs:
             raise Refused(protocol.SAY_HELLO)
-        self._check_consent(self._runs[label.run].plan)  # it may have been withdrawn since
+        self._check_consent(self._runs[label.run].plan)  # it may have been withdrawn
         return self._runs[label.run]
 
     def _check_consent(self, plan: Plan) -> None:
@@ -139,7 +139,7 @@ class Site(SiteHome):
             raise Refused(why)
 
     def _write_status(self, label: Label, refused: str = "") -> None:
-        """What `fedrank deploy status` shows here; not before every answer, since a disk takes its time."""
+        """Write the status for `fedrank deploy status`; not for every answer, because writing to disk is slow."""
         now = time.monotonic()
         if not refused and now - self._status_at < SECONDS_BETWEEN_STATUS:
             return
@@ -154,22 +154,22 @@ class Site(SiteHome):
             "rounds": 0 if run is None else run.steps,
             "refused": printable(refused),
         }
-        with suppress(OSError):  # the answer matters more than its display
+        with suppress(OSError):  # the answer is more important than the status
             write_atomic(self.folder / STATUS, json.dumps(found, ensure_ascii=False) + "\n", private=True)
 
 
 def _public_reason(problem: Exception) -> str:
-    """What the coordinator learns of a problem. Words that may name data stay here."""
+    """The reason that the coordinator receives. Messages that may name data stay here."""
     if isinstance(problem, NotYet):
         return problem.leaving
     if isinstance(problem, Refused):
         return str(problem)
     if isinstance(problem, LedgerError):
-        return "the ledger of this site cannot be trusted, so that nothing is sent; its log says why"
+        return "the ledger of this site is damaged, so it sends nothing; the reason is in its log"
     if isinstance(problem, OutboxError):
-        return "what this site sent before cannot be read, so that nothing is sent; its log says which file"
+        return "the outbox of this site cannot be read, so it sends nothing; its log names the file"
     if isinstance(problem, OSError) and problem.errno in FULL:
-        return "the disk of this site is full, so that nothing is sent"
+        return "the disk of this site is full, so it sends nothing"
     if isinstance(problem, OSError) and problem.errno in UNWRITABLE:
-        return "this site cannot write to its own folder, so that nothing is sent; its log or its screen says where"
-    return f"{protocol.SITE_FAILS[0]} ({type(problem).__name__}), so that nothing is sent; its log says what"
+        return "this site cannot write to its own folder, so it sends nothing; its log or terminal shows the path"
+    return f"{protocol.SITE_FAILS[0]} ({type(problem).__name__}), so it sends nothing; the reason is in its log"

@@ -1,4 +1,4 @@
-"""Calls to sites: send requests, wait for answers, read them, and leave out sites that keep sending invalid ones."""
+"""Calls to sites: send requests, read the answers, and exclude sites that repeatedly send invalid ones."""
 
 from __future__ import annotations
 
@@ -15,43 +15,45 @@ from fedrank.deploy.records import printable
 from fedrank.wire import Label, Refused
 
 Send = Callable[[str, bytes, float], "Future[bytes]"]  # site, request, patience in seconds
-MAX_REFUSALS = 3  # in a row, after which a site is left out until an operator says otherwise
-PAUSE = 2.0  # seconds before a round is asked for again
-LATE = 5.0  # seconds, at least, that the others have when enough have answered
-SLOW = 5.0  # seconds without an answer after which the hub says for whom it waits, and again and again
+MAX_REFUSALS = 3  # consecutive, after which a site is excluded until an operator readmits it
+PAUSE = 2.0  # seconds before a round is requested again
+LATE = 5.0  # minimum seconds for the remaining sites after enough have answered
+SLOW = 5.0  # seconds without an answer after which the hub reports the missing sites, repeatedly
 LOOK = 0.25  # seconds between checks for a request to stop
-GRACE = 2.0  # seconds beyond the patience, for an engine that keeps no time
+GRACE = 2.0  # seconds beyond the patience, for a transport that does not enforce it
 
 
 class Silent(Exception):
-    """A site that did not answer; the text says why, as far as is known."""
+    """A site did not answer; the text gives the reason, if known."""
 
 
 class Exchange(NamedTuple):
-    """What became of one request."""
+    """The outcome of one request."""
 
     site: str
     bytes_down: int
     bytes_up: int
     seconds: float
-    reason: str = ""  # why it was of no use; "": it was
+    reason: str = ""  # why the answer could not be used; "" if it could
 
 
 @dataclass
 class SiteCalls:
-    """How a coordinator asks the sites of a plan."""
+    """Sends requests to the sites of a plan."""
 
     plan: Plan
     send: Send
-    patience: float = 60.0  # seconds that a site has for a request
-    note: Callable[[int, Exchange], None] = lambda round, asked: None  # told of every request
-    waiting: Callable[[int, Mapping[str, str]], None] = lambda round, why: None  # told for whom a round waits
+    patience: float = 60.0  # seconds for a site to answer a request
+    note: Callable[[int, Exchange], None] = lambda round, asked: None  # called after every request
+    waiting: Callable[[int, Mapping[str, str]], None] = lambda round, why: (
+        None
+    )  # called with the sites that a round waits for
     stop: Callable[[], bool] = lambda: False
-    left_out: dict[str, str] = field(default_factory=dict)  # sites that an operator must let in again, and why
-    _refused: dict[str, int] = field(default_factory=dict)  # in a row
+    left_out: dict[str, str] = field(default_factory=dict)  # sites that an operator must readmit, and why
+    _refused: dict[str, int] = field(default_factory=dict)  # consecutive invalid answers
 
     def sites(self) -> list[PlannedSite]:
-        """Who is asked at all."""
+        """The sites that are asked."""
         return [site for site in self.plan.sites if site.name not in self.left_out]
 
     def ask(
@@ -64,9 +66,9 @@ class SiteCalls:
         traffic: list[Exchange] | None = None,
         enough: int | None = None,
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """What sites answered, read and checked; and of those who did not, why.
+        """Answers of sites, read and checked; and why the other sites did not answer.
 
-        Where so many are `enough`, the others are not waited for much longer than those took.
+        Once `enough` sites have answered, the others get only a little more time.
         """
         self.check_stop()
         began = time.monotonic()
@@ -98,7 +100,7 @@ class SiteCalls:
         began: float,
         bytes_down: int,
     ) -> tuple[Exchange, Any]:
-        """The answer to a request, read and checked; one that is not here by now is not waited for."""
+        """Read and check the answer to a request; if it has not arrived yet, stop waiting."""
         up, found, reason = 0, None, ""
         try:
             if not future.done():
@@ -113,7 +115,7 @@ class SiteCalls:
         return Exchange(name, bytes_down, up, time.monotonic() - began, reason), found
 
     def _wait_for(self, sent: Mapping[str, Future[bytes]], round: int, began: float, enough: int | None) -> None:
-        pending, deadline, came, told = set(sent.values()), began + self.patience + GRACE, 0, began
+        pending, deadline, came, reported = set(sent.values()), began + self.patience + GRACE, 0, began
         while pending and time.monotonic() < deadline:
             self.check_stop()
             left = deadline - time.monotonic()
@@ -122,30 +124,32 @@ class SiteCalls:
             now = time.monotonic()
             if enough is not None and came >= enough:
                 deadline, enough = min(deadline, now + max(LATE, 2 * (now - began))), None
-            if pending and now - told > SLOW:
-                told = now
+            if pending and now - reported > SLOW:
+                reported = now
                 slow = [name for name, future in sent.items() if future in pending]
                 self.waiting(round, self.left_out | dict.fromkeys(slow, f"no answer for {now - began:.0f} s"))
 
     def blame(self, name: str, problem: Exception) -> str:
-        """Why a site's answer cannot be used. A site that sends invalid answers three times in a row is left out.
+        """Return why a site's answer cannot be used; exclude a site after three consecutive invalid answers.
 
-        A site that is silent, or that refuses by its own decision, is asked again: it may answer later.
+        A site that does not answer, or that refuses by its own decision, is asked again: it may answer later.
         """
         reason = printable(str(problem) or type(problem).__name__)
         if isinstance(problem, Refused) and not isinstance(problem, protocol.Objection):
             self._refused[name] = self._refused.get(name, 0) + 1
             if self._refused[name] >= MAX_REFUSALS:
-                self.left_out[name] = f"left out after {MAX_REFUSALS} refusals in a row, the last: {reason}"
+                self.left_out[name] = (
+                    f"excluded after {MAX_REFUSALS} consecutive invalid answers, the last one: {reason}"
+                )
         return reason
 
     def give(self, round: int, **parts: bytes) -> dict[str, str]:
-        """Give a result to every site; of those who did not take it, why."""
+        """Send a result to every site; return why sites did not accept it."""
         content = wire.pack(Label("result", self.plan.run, round), parts)
         return self.ask({site.name: content for site in self.sites()}, round, protocol.read_facts, "facts")[1]
 
     def pause(self, round: int, why: Mapping[str, str], pauses: float = 1.0) -> None:
-        """Say for whom the run waits, and give them time."""
+        """Report the sites that the run waits for, and pause."""
         self.waiting(round, {**self.left_out, **why})
         until = time.monotonic() + pauses * PAUSE
         while time.monotonic() < until:
@@ -153,7 +157,7 @@ class SiteCalls:
             time.sleep(0.05)
 
     def check_stop(self) -> None:
-        """End the run here if somebody asked for that."""
+        """Stop the run if requested."""
         if self.stop():
             from fedrank.experiments.runner.writer import Stopped
 
@@ -161,6 +165,6 @@ class SiteCalls:
 
 
 def once_each(traffic: Sequence[Exchange]) -> list[Exchange]:
-    """Requests, those that failed for the same reason once each: a run may wait for days."""
+    """Requests, with failures for the same reason listed once: a run may wait for days."""
     found = {(one.site, one.reason) if one.reason else number: one for number, one in enumerate(traffic)}
     return list(found.values())

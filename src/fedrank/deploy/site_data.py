@@ -1,4 +1,4 @@
-"""What a site holds for a run: the data of its own client, or in a trial those of all clients that it simulates."""
+"""A site's data for a run: those of the site itself, or in a trial those of all clients that it simulates."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from fedrank.wire import Refused
 
 @dataclass(frozen=True)
 class ClientSiteData:
-    """A site's clients, with the rows of its ledger that belong to them."""
+    """A site's clients and their rows in its ledger."""
 
     clients: SimulatedClients
     people: int  # rows of the ledger
     ledger_rows: NDArray[np.int64]  # [clients, or people of clients]
-    test: RankingData | None = None  # own queries by which a model is judged
+    test: RankingData | None = None  # own queries for evaluation
 
     def client(self, id: int) -> SimulatedClients:
-        """One of them, alone."""
+        """A single client."""
         return self.clients.rows(np.flatnonzero(self.clients.ids == id))
 
     def rows(self, ids: list[int]) -> NDArray[np.int64]:
-        """Rows of the ledger of these clients, or of all people that they have."""
+        """Rows of the ledger of these clients, or of all their people."""
         whose = self.clients.ids if self.clients.people is None else self.clients.people.client
         return np.unique(self.ledger_rows[np.isin(whose, ids)])
 
     def answer(
         self, task: ClientTask, call: Call, asked: Any, searches: Sequence[int], memory: Memory, seed: int
     ) -> ClientAnswer:
-        """What a client sends and remembers; a trial of a log says in `asked` where it learns."""
+        """The message and state of a client; in a trial with a log, `asked` names its interactions."""
         id, at = int(asked["client"]), int(asked["at"])
         one, chance = self.client(id), Chance(seed, call.round)
         if at >= 0:
@@ -56,10 +56,10 @@ class ClientSiteData:
 
 @dataclass(frozen=True)
 class RecordedSiteData:
-    """The recorded searches of one person, who is the site: each is learnt from once, over all runs."""
+    """The recorded searches of one person, who is the site: each is used once over all runs."""
 
     folder: RecordedFolder
-    searches: int  # of a round
+    searches: int  # per round
     learner: Pdgd
     used: set[int]  # grows with every round
 
@@ -73,50 +73,51 @@ class RecordedSiteData:
     def answer(
         self, task: ClientTask, call: Call, asked: Any, searches: Sequence[int], memory: Memory, seed: int
     ) -> ClientAnswer:
-        """What the person sends and remembers, learnt from these recorded searches."""
+        """The message and state of the person, from these recorded searches."""
         own = OwnChance(Chance(seed, call.round), int(asked["client"]), None)
         message, after = answer(task, call, self.impressions(searches), memory, own)
         return ClientAnswer(message, after, Observed(np.full(1, np.nan)))
 
     def next(self, before: Sequence[int] = ()) -> tuple[int, ...]:
-        """Numbers of the searches of a round; of a further attempt those of the one `before`, where they are there."""
+        """Numbers of the searches of a round; for a further attempt, those of the one `before` that still exist."""
         there = self.folder.numbers()
         again, fresh = set(before).intersection(there), [number for number in there if number not in self.used]
         taken = [*sorted(again), *fresh][: self.searches]
         if len(taken) < self.searches:
-            raise NotYet(f"waits: {len(taken)} of {self.searches} searches", self.searches)
+            raise NotYet(f"waiting: {len(taken)} of {self.searches} searches", self.searches)
         return tuple(taken)
 
     def impressions(self, numbers: Sequence[int]) -> RecordedImpressions:
-        """What was recorded under these numbers."""
+        """The recorded lists with these numbers."""
         lists, learner = [], self.learner
         for number in numbers:
             one = self.folder.get(number)
             if one.version != LIVE_1.version or one.impression.features.shape[1] != len(LIVE_1.names):
                 raise RecordError(
                     f"list {number} of {self.folder.folder} has {one.impression.features.shape[1]} features "
-                    f"{one.version!r}, and the model those of {LIVE_1.version!r}; remove it"
+                    f"{one.version!r}, but the model uses those of {LIVE_1.version!r}; remove it"
                 )
             if (one.temperature, one.keep) != (learner.temperature, learner.keep):
                 raise Refused(
-                    f"lists here were drawn with temperature {one.temperature:g} and keep {one.keep:g}, and the plan "
-                    f"learns as if with {learner.temperature:g} and {learner.keep:g}, which would be biased; plan with "
-                    "those"
+                    f"lists at this site were drawn with temperature {one.temperature:g} and keep {one.keep:g}, but "
+                    "the "
+                    f"plan has {learner.temperature:g} and {learner.keep:g}, which would give biased updates; use the "
+                    "same values"
                 )
             lists.append(one)
         return RecordedImpressions(tuple(lists))
 
 
 class NotYet(Refused):
-    """A round that a person has not searched enough for. How much they searched is told to nobody."""
+    """The person has not searched enough for a round yet. The number of searches is not sent."""
 
     def __init__(self, said: str, searches: int) -> None:
         super().__init__(said)
-        self.leaving = f"waits: fewer than {searches} searches since the last round"
+        self.leaving = f"waiting: fewer than {searches} searches since the last round"
 
 
 def facts_of(settings: SiteSettings, plan: Plan) -> tuple[dict[str, Any], bytes]:
-    """What must be the same at all sites, and the digest of this site's own data; none where people are simulated."""
+    """Facts that must be the same at all sites, and the digest of this site's data (empty if people are simulated)."""
     if plan.simulated:
         data = load_fold(plan.experiment.data, plan.fold).train
         names, features, normalised = data.feature_names, data.features.shape[1], data.normalised

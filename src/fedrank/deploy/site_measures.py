@@ -1,4 +1,4 @@
-"""How good a model is at the sites that report it: sums of measures over their own queries, and no single query."""
+"""Quality of a model at sites that report it: sums of measures over their own queries, not per query."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fedrank.deploy.plan import Plan
 from fedrank.types import Weights
 from fedrank.wire import Label
 
-MAX_QUERIES = 1 << 40  # behind a sum of measures; more is nonsense
-Sums = Mapping[str, tuple[float, float, int]]  # by measure: of the model, of what users had, and of how many queries
+MAX_QUERIES = 1 << 40  # upper bound of a plausible number of queries
+Sums = Mapping[str, tuple[float, float, int]]  # by measure: of the model, of the current ranking, number of queries
 
 
 def ask_measures(handshake: Handshake, weights: Weights, round: int) -> dict[str, Sums]:
-    """Sums of measures from sites whose policy lists them. Those that cannot be are left out."""
+    """Sums of measures from sites whose policy lists them. Invalid values are ignored."""
     calls, plan = handshake.calls, handshake.calls.plan
     content = wire.pack(Label("measure", plan.run, round), {"weights": weights[: plan.sent].astype(np.float32)})
     asked = {site.name: content for site in calls.sites() if site.name in handshake.reporting}
@@ -34,7 +34,7 @@ def ask_measures(handshake: Handshake, weights: Weights, round: int) -> dict[str
 
 
 def as_columns(found: Mapping[str, Sums], plan: Plan) -> dict[str, list[Any]] | None:
-    """Means at each site, next to those of what its users had before, as a run folder lists clients."""
+    """Means per site, next to those of the current ranking, in the format of a run folder's clients."""
     if not found:
         return None
     columns: dict[str, list[Any]] = {"client": [], "queries": []}
@@ -49,7 +49,7 @@ def as_columns(found: Mapping[str, Sums], plan: Plan) -> dict[str, list[Any]] | 
 
 
 def _is_sum(row: Any) -> bool:
-    """Whether a row is two sums, and of how many queries."""
+    """Whether a row has two sums and a number of queries."""
     if not isinstance(row, list) or len(row) != 3 or type(row[2]) is not int or not 0 <= row[2] < MAX_QUERIES:
         return False
     return all(isinstance(value, (int, float)) and 0 <= value <= row[2] * 1e9 for value in row[:2])

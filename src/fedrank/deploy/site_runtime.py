@@ -1,4 +1,4 @@
-"""How anything leaves a site: one sequence for every kind of contribution.
+"""The sequence before a site sends anything, the same for every kind of contribution.
 
     check against plan and policy -> compute -> outbox -> charge -> answer
 
@@ -54,29 +54,29 @@ class SiteHome:
 
     @property
     def seed(self) -> int:
-        """A secret of 63 bits: anyone who knows it can repeat every draw of this site."""
+        """A 63-bit secret: with it, every random draw of this site can be repeated."""
         path = self.folder / SEED
         if not path.exists():
             write_atomic(path, f"{secrets.randbits(63)}\n", private=True)
         return int(path.read_text(encoding="ascii"))
 
     def log(self, line: str) -> None:
-        """Write a line for the site's administrator; it never leaves."""
+        """Write a line for the site's administrator; it is never sent."""
         with suppress(OSError):  # a full disk must not prevent the site from reporting it
             log_line(self.folder / LOG, line)
 
     def outbox(self, plan: Plan, data: bytes) -> Outbox:
-        """The outbox of a run; refused where the digest of the site's data has changed since the run began."""
+        """The outbox of a run; refused if the digest of the site's data has changed since the run started."""
         outbox = Outbox(private_folder(self.folder / OUTBOX) / plan.digest[:32], plan.run)
         if (last := outbox.get(outbox.last)) is not None and last.data != data:
             raise Refused(
-                "the data of this site have changed since it took part in this run; restore the earlier data, or "
-                "begin another run"
+                "the data of this site have changed since it started to participate in this run; restore the earlier "
+                "data, or start another run"
             )
         return outbox
 
     def charging(self, plan: Plan, people: int) -> Charging | None:
-        """The charges of a run on the people of this site; None where the plan guarantees nothing."""
+        """The charges of a run to the people of this site; None if the plan gives no guarantee."""
         guarantees, policy = site_guarantees(plan), self.settings.policy
         if not guarantees:
             return None
@@ -90,13 +90,13 @@ class SiteHome:
 
 @dataclass
 class SiteRun:
-    """A run that is open at a site. Its kinds of requests are in `handlers`."""
+    """An open run at a site. Its kinds of requests are in `handlers`."""
 
     site: SiteHome
     plan: Plan
     outbox: Outbox
-    facts: dict[str, Any]  # for the coordinator: what must be the same at all sites
-    data: bytes  # digest of the site's data; empty where people are simulated
+    facts: dict[str, Any]  # for the coordinator: must be the same at all sites
+    data: bytes  # digest of the site's data; empty if people are simulated
     charging: Charging | None = None
 
     handlers: ClassVar[tuple[type[Handler[Any]], ...]] = ()
@@ -112,20 +112,20 @@ class SiteRun:
 
     @property
     def measures(self) -> list[str]:
-        """Measures of its own queries that this site reports."""
+        """Measures that this site reports."""
         return []
 
     def answer(self, label: Label, content: bytes) -> bytes:
         """The answer to a request of this run."""
         handler = next((one for one in self.handlers if label.kind in one.kinds), None)
         if handler is None:
-            raise Refused(f"this run {self.does}, and there is nothing of kind {label.kind!r} in it")
+            raise Refused(f"this run {self.does} and does not support requests of kind {label.kind!r}")
         if handler not in self._opened:
             self._opened[handler] = handler(self)
         return self._opened[handler].answer(label, content)
 
     def note_rounds_over(self, over: int) -> None:
-        """The coordinator said how many rounds are over: a site that was restored from a backup needs to know."""
+        """Called with the number of completed rounds, which a site restored from a backup needs."""
 
     def complete(self, model: Path) -> None:
         """Add the site's own part to a model file that the coordinator sent."""
@@ -135,7 +135,7 @@ class SiteRun:
             self.charging.close()
 
     def charge(self, number: int, rows: NDArray[np.int64] | None, first: Callable[[], None]) -> None:
-        """Write what is about to leave (`first`), and charge it to rows of the ledger; None: it costs nothing."""
+        """Write a message before it is sent (`first`), and charge it to rows of the ledger (None: no cost)."""
         if self.charging is None or rows is None:
             first()
         else:
@@ -168,60 +168,60 @@ class CheckedRequest:
     """A request that was read and checked."""
 
     label: Label
-    digest: bytes  # of the bytes that came
-    number: int  # under which the outbox and the ledger know it
+    digest: bytes  # of the received bytes
+    number: int  # in the outbox and the ledger
     name: str  # in messages, such as "round 3"
-    rows: NDArray[np.int64] | None = None  # of the ledger that pay for it; None: it costs nothing
+    rows: NDArray[np.int64] | None = None  # ledger rows that are charged; None: no cost
     attempt: int = 0
-    content: Any = None  # what the contribution itself needs
+    content: Any = None  # what the contribution needs
 
 
 @dataclass(frozen=True)
 class Computed:
-    """What a contribution computed: the answer, and what the outbox stores beside it."""
+    """The result of a contribution: the answer, and what the outbox stores with it."""
 
     answer: bytes
     values: bytes = b""
     memory: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
     used: tuple[int, ...] = ()
-    repeatable: bool = True  # False: the answer itself is not stored, and never sent again
+    repeatable: bool = True  # False: the answer is not stored and never sent again
 
 
 class Contribution(Handler[R]):
-    """One kind of contribution: what a request must be and costs (`read`), and how its answer is made (`compute`)."""
+    """One kind of contribution: its requests and their cost (`read`), and the answers (`compute`)."""
 
-    attempts: ClassVar[bool] = False  # whether another request of the same number may follow as a new attempt
+    attempts: ClassVar[bool] = False  # whether another request with the same number may follow as a new attempt
 
     @abstractmethod
     def read(self, label: Label, content: bytes) -> CheckedRequest:
-        """Check a request against the plan; `Refused` where it does not fit."""
+        """Check a request against the plan; raise `Refused` if it does not match."""
 
     @abstractmethod
     def compute(self, request: CheckedRequest) -> Computed:
-        """The answer to a request that was never answered before. Nothing has left yet."""
+        """The answer to a request that was never answered before. Nothing has been sent yet."""
 
     def check_new(self, request: CheckedRequest, before: Sent | None) -> None:
-        """Refuse to compute an answer that may have left earlier with other noise; `before` is an earlier attempt."""
+        """Refuse an answer that may have been sent earlier with other noise; `before` is an earlier attempt."""
 
     def sent(self, request: CheckedRequest) -> Sent | None:
-        """What was stored for this number before."""
+        """The stored message with this number."""
         return self.run.outbox.get(request.number)
 
     def store(self, sent: Sent) -> None:
-        """Write what is about to leave."""
+        """Write a message before it is sent."""
         self.run.outbox.put(sent)
 
     def answer(self, label: Label, content: bytes) -> bytes:
         return self.contribute(self.read(label, content))
 
     def contribute(self, request: CheckedRequest) -> bytes:
-        """The sequence, for a request that was read and checked."""
+        """The sequence for a checked request."""
         run, before = self.run, self.sent(request)
         if before is not None and before.call == request.digest and before.answer:
             run.charge_once(request.number, request.rows)
             return before.answer
         if before is not None and not (self.attempts and request.attempt > before.attempt):
-            raise Refused(f"{request.name} was answered here for another request, and is not answered twice")
+            raise Refused(f"{request.name} was already answered for a different request and is not answered twice")
         self.check_new(request, before)
         made = self.compute(request)
         answer = made.answer if made.repeatable else b""
@@ -233,7 +233,7 @@ class Contribution(Handler[R]):
 
 
 class ReceivedModel(Handler[SiteRun]):
-    """Takes the model, its card, and the receipt of a site that left."""
+    """Receives the model, its card, and the receipt of a site that left."""
 
     kinds = ("result",)
 
@@ -255,7 +255,7 @@ class ReceivedModel(Handler[SiteRun]):
 
 
 def save_result(run: SiteRun, files: Mapping[str, bytes], check: Callable[[Path], None]) -> None:
-    """Save files that the coordinator sent, in this order, after they were read (`check`) in a folder apart."""
+    """Save received files in this order, after they were checked (`check`) in a separate folder."""
     folder = run.site.models(run.plan)
     with tempfile.TemporaryDirectory(dir=folder) as apart:
         for name, content in files.items():
@@ -274,5 +274,5 @@ def save_result(run: SiteRun, files: Mapping[str, bytes], check: Callable[[Path]
 
 
 def digest_of(content: bytes) -> bytes:
-    """The digest by which the outbox knows a request."""
+    """The digest that identifies a request in the outbox."""
     return hashlib.sha256(content).digest()

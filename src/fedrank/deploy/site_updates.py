@@ -1,6 +1,6 @@
-"""A run in which a site sends model updates: in the open, or masked under secure aggregation.
+"""A run in which a site sends model updates: in plain form or masked for secure aggregation.
 
-A run that unlearns sites is of this kind, too: its rounds are those of another plan.
+A run that unlearns sites is also of this kind, with rounds of another plan.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from fedrank.deploy.site_runtime import (
 from fedrank.federated.client import ClientAnswer, ClientTask, first_memory
 from fedrank.federated.messages import Call, ExpectedCall
 from fedrank.files import parse_json, write_atomic
-from fedrank.privacy.secure_aggregation import Identity, SumClient
+from fedrank.privacy.secure_aggregation import SumClient
+from fedrank.privacy.secure_messages import Identity
 from fedrank.ranking.baseline_ranking import baseline_order
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.model import load_weights, save_model
@@ -47,10 +48,10 @@ MEASURED = "measured.json"
 
 
 class Update(Contribution["UpdateRun"]):
-    """What open and masked updates have in common: the call of a round, and who learns."""
+    """What plain and masked updates have in common: the call of a round, and training."""
 
     def check_new(self, request: CheckedRequest, before: Sent | None) -> None:
-        """Refuse a round of which something may have left that is no longer here: its noise would be another."""
+        """Refuse a round whose earlier message may be lost: a new message would have different noise."""
         if before is None:
             self.check_unanswered(request.number)
 
@@ -63,8 +64,8 @@ class Update(Contribution["UpdateRun"]):
                 return
         if not self.attempts and self.run.charging is not None and self.run.charging.charged(round):
             raise Refused(
-                f"people here have paid for round {round}, and what was sent for it is gone; restore the outbox from "
-                "a backup, or go on with the next round"
+                f"round {round} has been charged, but its message is lost; restore the outbox from a backup, or "
+                "continue with the next round"
             )
 
     def store(self, sent: Sent) -> None:
@@ -73,14 +74,14 @@ class Update(Contribution["UpdateRun"]):
             self.run.clients.used.update(sent.used)
 
     def read_call(self, label: Label, content: bytes) -> tuple[Call, NDArray[Any]]:
-        """The call of a round, and which clients it is for; checked against the plan."""
+        """Read the call of a round and its clients, checked against the plan."""
         run, plan, own = self.run, self.run.plan, self.run.party.clients
         if run.clients is None:
-            raise Refused("the data of this site do not fit the plan; the answer to hello says in what")
+            raise Refused("the data of this site do not match the plan; see the answer to hello for the differences")
         if not 1 <= label.round <= plan.last_number:
-            raise Refused(f"it is of round {label.round}, and the plan has {plan.last_number}")
+            raise Refused(f"the round must be between 1 and {plan.last_number} (got {label.round})")
         if len(run.outbox) >= plan.experiment.rounds and run.outbox.get(label.round) is None:
-            raise Refused(f"the plan has {plan.experiment.rounds} rounds, and all of them were answered")
+            raise Refused(f"all {plan.experiment.rounds} rounds of the plan have been answered")
         parts = {
             "call": Part("|S", 8 * plan.sent + protocol.OVERHEAD),
             "asked": Part("|S", ASKED.itemsize * len(own)),
@@ -94,44 +95,44 @@ class Update(Contribution["UpdateRun"]):
         asked = np.frombuffer(found["asked"], ASKED)
         ids = asked["client"].tolist()
         if not ids or len(set(ids)) != len(ids) or not set(ids) <= set(own):
-            raise Refused(f"it asks clients {ids}, and this site answers for {list(own)}")
+            raise Refused(f"it is for clients {ids}, but this site has {list(own)}")
         if not plan.simulated and (asked["at"] != -1).any():
-            raise Refused("it names searches, and only simulated people take them from a request")
+            raise Refused("it names interactions, which is valid only for simulated people")
         return call, asked
 
     def _check_numbers(self, call: Call) -> None:
-        """Refuse another cohort than the plan's: a coordinator that names a larger one would get less noise."""
+        """Refuse another cohort than the plan's: a larger one would reduce the noise."""
         plan, task = self.run.plan, self.run.task
         expected = plan.cohort
         if plan.simulated and not plan.in_step and not has_trait(task.mechanism, "adds up"):
-            expected = call.cohort  # a log has its own number of arrivals at a time, and no noise depends on it
+            expected = call.cohort  # a log determines the number of simultaneous arrivals, and no noise depends on it
         if call.cohort != expected:
-            raise Refused(f"it names a cohort of {call.cohort:g}, and the plan makes it {expected:g}")
+            raise Refused(f"it has a cohort of {call.cohort:g}, but the plan has {expected:g}")
         if call.count != 1 and not plan.simulated:
-            raise Refused(f"it counts an update by {call.count:g}, and between sites each counts fully")
+            raise Refused(f"it gives an update the weight {call.count:g}, which must be 1 between sites")
 
     def searches(self, round: int) -> tuple[int, ...]:
-        """Numbers of the recorded searches of a round; none where the site has queries."""
+        """Numbers of the recorded searches of a round; empty if the site has queries."""
         if not isinstance(self.run.clients, RecordedSiteData):
             return ()
         before = self.run.outbox.get(round)
         return self.run.clients.next(() if before is None else before.used)
 
     def learn(self, call: Call, asked: NDArray[Any], searches: tuple[int, ...]) -> list[ClientAnswer]:
-        """Learn and protect, for every client of the site that is asked. Nothing has left yet."""
+        """Train and protect, for every requested client of the site. Nothing has been sent yet."""
         run = self.run
         assert run.clients is not None
         memory = run.outbox.memory_before(call.round)
         seed = run.plan.seed if run.plan.simulated else run.site.seed
         if not run.plan.simulated and has_trait(run.task.learner, "rewards"):
-            seed = secrets.randbits(256)  # its answers are flipped at random, and the draws must stay unknown
+            seed = secrets.randbits(256)  # its answers are randomised, so the draws must stay secret
         return [
             run.clients.answer(run.task, call, row, searches, run.memory_of(int(row["client"]), memory), seed)
             for row in asked
         ]
 
     def memory_after(self, done: list[ClientAnswer]) -> NDArray[np.float64]:
-        """What all clients of the site remember after these answers."""
+        """The state of all clients of the site after these answers."""
         if not done or done[0].memory is None:
             return np.empty(0)
         run = self.run
@@ -142,7 +143,7 @@ class Update(Contribution["UpdateRun"]):
         return np.concatenate([row for row in rows if row is not None]).ravel()
 
     def pack(self, label: Label, messages: list[bytes], done: list[ClientAnswer]) -> bytes:
-        """The answer to the call of a round, with what only a simulation observes."""
+        """The answer to the call of a round, with the observations of a simulation."""
         run, personal = self.run, np.empty(0)
         seen = np.zeros(len(done) if run.plan.simulated else 0, OBSERVED)
         for row, one in zip(seen, done, strict=False):
@@ -155,13 +156,13 @@ class Update(Contribution["UpdateRun"]):
 
 
 class OpenUpdate(Update):
-    """An update that the coordinator sees, perhaps with noise of this site."""
+    """An update that the coordinator sees, possibly with noise of this site."""
 
     kinds = ("round",)
 
     def read(self, label: Label, content: bytes) -> CheckedRequest:
         if self.run.plan.secure_sum is not None:
-            raise Refused("updates of this run leave the site under the masks of a secure sum only")
+            raise Refused("updates of this run are sent only with secure aggregation")
         call, asked = self.read_call(label, content)
         assert self.run.clients is not None
         rows = self.run.clients.rows(asked["client"].tolist())
@@ -178,20 +179,20 @@ class OpenUpdate(Update):
 
 @dataclass
 class _Sum:
-    """A secure sum under way: the site's clients in it, and the numbers that they will mask."""
+    """An open secure aggregation: the site's clients, and the values that they will mask."""
 
     label: Label
     digest: bytes  # of the call
     done: list[ClientAnswer]
     clients: list[SumClient]
-    used: tuple[int, ...]  # recorded searches behind them
+    used: tuple[int, ...]  # recorded searches that were used
 
 
 class SecureUpdate(Update):
-    """An update under secure aggregation, phase by phase; masked numbers are what leaves.
+    """An update with secure aggregation, phase by phase; only masked values are sent.
 
-    Secrets of a sum are in memory only: a site that is killed in between takes part in a new attempt. Numbers under
-    masks have noise that was drawn for this attempt, so each attempt is charged, and none is sent again.
+    The secrets exist only in memory: after a restart, a site participates in a new attempt. Masked values contain noise
+    drawn for this attempt, so each attempt is charged, and none is sent again.
     """
 
     kinds = ("partners", *protocol.PHASES)
@@ -202,7 +203,7 @@ class SecureUpdate(Update):
         if label.kind == "partners":
             return self._take_keys(label, content)
         if self.run.plan.secure_sum is None:
-            raise Refused("this run has no secure sum")
+            raise Refused("this run does not use secure aggregation")
         if label.kind == "advertise":
             return self._advertise(label, content)
         try:
@@ -212,7 +213,7 @@ class SecureUpdate(Update):
         except Refused:
             raise
         except ValueError as problem:
-            raise Refused(f"secure sum: {problem}") from None  # it names keys and shares, never data
+            raise Refused(f"secure aggregation: {problem}") from None  # it names keys and shares, never data
 
     def _take_keys(self, label: Label, content: bytes) -> bytes:
         """Public keys of all clients of a trial; those of real sites are in the plan."""
@@ -223,24 +224,24 @@ class SecureUpdate(Update):
         except ValueError as problem:
             raise Refused(f"its keys cannot be read: {problem}") from None
         if not run.plan.simulated:
-            raise Refused("the plan that was accepted here has the keys of all sites, and no others are taken")
+            raise Refused("the accepted plan contains the keys of all sites, and other keys are not used")
         if not isinstance(keys, dict) or set(keys) != {str(id) for id in run.plan.clients}:
-            raise Refused("it does not have one key for each client of the plan")
+            raise Refused("it must have one key per client of the plan")
         publics = {}
         for id, key in keys.items():
             try:
                 publics[int(id)] = bytes.fromhex(key)
             except (TypeError, ValueError):
-                raise Refused(f"the key of client {id} is not a key") from None
+                raise Refused(f"the key of client {id} is not valid") from None
         if any(publics[id].hex() != run.key(id).public for id in run.party.clients):
-            raise Refused("it has another key for this site than its own")
+            raise Refused("its key for this site is not the site's own")
         run.public_keys = publics
         return self.reply("letters", label, letters=b"")
 
     def _advertise(self, label: Label, content: bytes) -> bytes:
         before = self.run.outbox.get(label.round)
         if before is not None and label.attempt <= before.attempt:
-            raise Refused(f"attempt {label.attempt} of round {label.round} is over, and masks are never used twice")
+            raise Refused(f"attempt {label.attempt} of round {label.round} is complete, and masks are never used twice")
         call, asked = self.read_call(label, content)
         if before is None:
             self.check_unanswered(label.round)
@@ -253,14 +254,16 @@ class SecureUpdate(Update):
     def _client(self, label: Label, one: ClientAnswer) -> SumClient:
         run, id = self.run, one.message.sender
         if not run.public_keys:
-            raise Refused(protocol.SAY_HELLO)  # keys come after it
+            raise Refused(protocol.SAY_HELLO)  # keys are sent after hello
         return SumClient(id, identity=Identity(run.key(id).secret, run.public_keys), **run.plan.sum_terms(label))
 
     def _open(self, label: Label, content: bytes, **sizes: int) -> tuple[_Sum, dict[str, bytes]]:
-        """The sum that a request belongs to, and its parts, of at most so many bytes."""
+        """The aggregation that a request belongs to, and its parts with limited sizes."""
         total = self.sum
         if total is None or (total.label.round, total.label.attempt) != (label.round, label.attempt):
-            raise Refused(f"no secure sum of round {label.round}, attempt {label.attempt} is under way here")
+            raise Refused(
+                f"no secure aggregation of round {label.round}, attempt {label.attempt} is active at this site"
+            )
         parts = {name: Part("|S", size) for name, size in sizes.items()}
         return total, wire.unpack(content, Label(label.kind, label.run, label.round, label.attempt), parts)[1]
 
@@ -282,7 +285,7 @@ class SecureUpdate(Update):
         total, found = self._open(label, content, posts=count * (longest + 4))
         posts = protocol.unbundle(found["posts"], count, longest)
         if len(posts) != count:
-            raise Refused(f"{len(posts)} posts came for {count} clients of this site")
+            raise Refused(f"expected one message per client (got {len(posts)} for {count} clients)")
         assert self.run.clients is not None
         rows = self.run.clients.rows([one.message.sender for one in total.done])
         name = f"attempt {label.attempt} of round {label.round}"
@@ -300,22 +303,24 @@ class SecureUpdate(Update):
 
 
 def planned_keys(site: SiteHome, plan: Plan) -> dict[int, bytes]:
-    """Public keys of all sites, as the plan has them and people here have compared them."""
+    """Public keys of all sites, from the plan, compared by users of this site."""
     keys = {party.clients[0]: party.identity for party in plan.sites}
     if unknown := [party.name for party in plan.sites if not party.identity]:
-        raise Refused(f"the plan has no key of {', '.join(unknown)}, and a secure sum needs the keys of all sites")
+        raise Refused(
+            f"the plan has no key of {', '.join(unknown)}, but secure aggregation needs the keys of all sites"
+        )
     if len(set(keys.values())) != len(keys):
-        raise Refused("two sites of the plan have one key, so that one pretends to be two")
+        raise Refused("two sites of the plan have the same key, so one site could impersonate the other")
     if keys[site.settings.id] != site.identity.public:
-        raise Refused("the plan has another key for this site than its own")
+        raise Refused("the key of this site in the plan is not its own")
     return {id: bytes.fromhex(key) for id, key in keys.items()}
 
 
 class MeasureSums(Contribution["UpdateRun"]):
     """Sums of measures of one model on own queries.
 
-    They carry no noise, and differences between many models could reveal single queries: the first model that a
-    request names is the only one of a run.
+    They have no noise, and differences between many models could reveal single queries: only the first requested model
+    of a run is measured.
     """
 
     kinds = ("measure",)
@@ -326,7 +331,7 @@ class MeasureSums(Contribution["UpdateRun"]):
 
     def read(self, label: Label, content: bytes) -> CheckedRequest:
         if not self.run.measures:
-            raise Refused("this site reports no measures of its own queries")
+            raise Refused("this site does not report measures")
         parts = {"weights": Part("<f4", self.run.plan.sent)}
         _, found = wire.unpack(content, Label("measure", label.run, label.round), parts)
         return CheckedRequest(label, digest_of(content), label.round, "the model of this run", content=found["weights"])
@@ -343,7 +348,7 @@ class MeasureSums(Contribution["UpdateRun"]):
         write_atomic(self._path, json.dumps(content) + "\n", private=True)
 
     def compute(self, request: CheckedRequest) -> Computed:
-        """Sums of the model with this site's own part, of the ranking users have now, and the number of queries."""
+        """Sums for the model with this site's own part, for the current ranking, and the number of queries."""
         run, names = self.run, self.run.measures
         assert run.clients is not None
         assert run.clients.test is not None
@@ -362,11 +367,13 @@ class MeasureSums(Contribution["UpdateRun"]):
 
 @dataclass
 class UpdateRun(SiteRun):
-    """A run of rounds, open at a site."""
+    """A run with rounds at a site."""
 
     task: ClientTask = field(kw_only=True)
-    clients: ClientSiteData | RecordedSiteData | None = field(kw_only=True)  # None: the data do not fit the plan
-    public_keys: dict[int, bytes] = field(kw_only=True)  # of all clients in a secure sum; in a trial they come later
+    clients: ClientSiteData | RecordedSiteData | None = field(kw_only=True)  # None: the data do not match the plan
+    public_keys: dict[int, bytes] = field(
+        kw_only=True
+    )  # of all clients in secure aggregation; in a trial they are sent later
 
     does: ClassVar[str] = "sends model updates"
     handlers: ClassVar[tuple[type[Handler[Any]], ...]] = (OpenUpdate, SecureUpdate, MeasureSums, ReceivedModel)
@@ -391,7 +398,7 @@ class UpdateRun(SiteRun):
         return self.plan.party(self.site.settings.name)
 
     def note_rounds_over(self, over: int) -> None:
-        """Charge the rounds that are over at a site that was restored from a backup and may have forgotten them."""
+        """Charge completed rounds at a site that was restored from a backup and may lack their charges."""
         run = self.plan.run.hex()
         mark = hear_last_round(self.site.folder, run, over)
         if mark is None or self.charging is None or self.clients is None or not self.plan.in_step:
@@ -414,7 +421,7 @@ class UpdateRun(SiteRun):
             os.chmod(model, 0o600)
 
     def own_model(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The model that this site ranks with: the shared part, and its own."""
+        """The model that this site ranks with: the shared part and its own."""
         if not has_trait(self.task.local, "shared part"):
             return weights
         sent = self.outbox.get(self.outbox.last)
@@ -422,12 +429,12 @@ class UpdateRun(SiteRun):
         return np.concatenate([weights, np.asarray(own).ravel()])
 
     def memory_of(self, id: int, memory: NDArray[np.float64] | None) -> Memory:
-        """What a client remembers of earlier rounds; `memory` has one row for each client of the site."""
+        """The state of a client after earlier rounds; `memory` has one row per client of the site."""
         if memory is None or not memory.size:
             return first_memory(self.task, self.plan.features, self.plan.seed)
         row = self.party.clients.index(id)
         return memory.reshape(len(self.party.clients), -1)[row : row + 1]
 
     def key(self, id: int) -> IdentityKey:
-        """The key with which a client signs: the site's own, or in a trial one derived for each simulated client."""
+        """The signing key of a client: the site's own, or in a trial one derived for each simulated client."""
         return member_key(self.site.identity, id) if self.plan.simulated else self.site.identity

@@ -1,7 +1,7 @@
-"""How a federation is doing, read from files: nobody who works is asked, and nobody has to be there.
+"""The status of a federation, read from files, without contacting a running process.
 
-A coordinator's home says which run is under way (`active.json`); its run folder how far it is, who answered last and
-whom it waits for. A site's folder says what it was last asked, what it refused, and what its people have spent.
+A coordinator's home names the active run (`active.json`); its run folder holds progress, last answers and the sites
+that it waits for. A site's folder holds its last request and refusal, and what its people have spent.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.population import Population, spent_together
 from fedrank.toml import parse_toml
 
-TAIL = 1 << 16  # bytes at the end of a file that are read
-RECENT = 20  # rounds by which the time that is left is guessed
-SERVED = "start.lock"  # held by whoever serves a folder
-SHARED = "federation.json"  # of a coordinator whose sites share a folder
+TAIL = 1 << 16  # bytes read at the end of a file
+RECENT = 20  # rounds from which the remaining time is estimated
+SERVED = "start.lock"  # held by the process that serves a folder
+SHARED = "federation.json"  # of a coordinator that uses a shared folder
 ACTIVE, BOOKS, NEWS, SITES = "active.json", "sites.json", "hub.json", "sites.csv"
 
 
@@ -40,39 +40,39 @@ class SiteLine:
     """A site, as the coordinator sees it."""
 
     name: str
-    state: str  # invited, joined, expelled or left; "" where there are no members
-    round: int = 0  # the last it answered
-    seconds: float | None = None  # that it took
-    refused: str = ""  # why it did not answer last; "": it did
+    state: str  # invited, joined, expelled or left; "" without a member list
+    round: int = 0  # last answered round
+    seconds: float | None = None  # duration of that round
+    refused: str = ""  # why it did not answer the last request; "" if it did
     waited_for: str = ""  # why the run waits for it
     days_left: int | None = None  # of its certificate
 
 
 @dataclass(frozen=True)
 class DeploymentStatus:
-    """How things are."""
+    """The status of a coordinator or a site."""
 
     who: str  # "coordinator", or the name of the site
     federation: str
-    serves: bool  # whether a process of `deploy start` runs here
+    serves: bool  # whether a process of `deploy start` is running
     days_left: int | None  # of the own certificate
     run: str = ""
     folder: str = ""  # of the run
     state: str = ""  # "running", "waiting", "finished", "interrupted" or "failed"; of a site "idle" or "stopped"
     round: int = 0
     rounds: int = 0
-    quality: Mapping[str, float] | None = None  # of the last round that was evaluated
+    quality: Mapping[str, float] | None = None  # of the last evaluated round
     seconds_left: float | None = None
     last_news: float | None = None  # seconds ago
     last_refusal: str = ""
     sites: tuple[SiteLine, ...] = ()
     spent: Mapping[str, float] | None = None  # at a site: ε of all runs, against each observer
     limit: float | None = None
-    to_decide: tuple[str, ...] = ()  # at a site: plans that nobody has accepted or refused
+    to_decide: tuple[str, ...] = ()  # at a site: plans that have not been accepted or refused
 
 
 def status(folder: Path, kits: FlareKits | None = None, now: float | None = None) -> DeploymentStatus:
-    """How a coordinator's home or a site's folder is doing."""
+    """The status of a coordinator's home or a site's folder."""
     folder, kits, now = Path(folder), kits or FlareKits(), time.time() if now is None else now
     if (folder / FEDERATION).exists() or (folder / SHARED).exists():
         return _of_coordinator(folder, kits, now)
@@ -82,8 +82,9 @@ def status(folder: Path, kits: FlareKits | None = None, now: float | None = None
 
 
 def about_status(found: DeploymentStatus) -> list[Section]:
-    """The same in words."""
-    pairs = [("federation", found.federation), ("here", found.who), ("process", "runs" if found.serves else "stopped")]
+    """The status in sections."""
+    pairs = [("federation", found.federation), ("member", found.who)]
+    pairs.append(("process", "running" if found.serves else "stopped"))
     if found.days_left is not None:
         pairs.append(("certificate", _ends(found.days_left)))
     if found.run:
@@ -93,10 +94,10 @@ def about_status(found: DeploymentStatus) -> list[Section]:
     if found.seconds_left is not None:
         pairs.append(("time left", f"about {duration(found.seconds_left)}"))
     if found.last_news is not None:
-        pairs.append(("last news", f"{duration(max(0.0, found.last_news))} ago"))
+        pairs.append(("last update", f"{duration(max(0.0, found.last_news))} ago"))
     if found.spent is not None:
         most = max(found.spent.values(), default=0.0)
-        cost = "nothing can be claimed" if math.isinf(most) else f"ε = {up(most)}"
+        cost = "no guarantee" if math.isinf(most) else f"ε = {up(most)}"
         pairs.append(("spent over all runs", cost + ("" if found.limit is None else f" of {found.limit:g}")))
     if found.folder:
         pairs.append(("results", found.folder))
@@ -104,16 +105,16 @@ def about_status(found: DeploymentStatus) -> list[Section]:
     if found.last_refusal:
         parts.append(paragraph(f"Last refusal: {found.last_refusal}", tone="warn"))
     if waiting := [f"{site.name}: {site.waited_for}" for site in found.sites if site.waited_for]:
-        parts += [paragraph("The run waits for:", tone="warn"), Points(tuple(waiting))]
+        parts += [paragraph("The run is waiting for:", tone="warn"), Points(tuple(waiting))]
     if found.to_decide:
-        parts += [paragraph("To be looked at with `fedrank deploy show`:", tone="warn"), Points(found.to_decide)]
+        parts += [paragraph("To review with `fedrank deploy show`:", tone="warn"), Points(found.to_decide)]
     if found.sites:
         parts.append(_table(found.sites))
     return [Section("", tuple(parts))]
 
 
 def as_facts(found: DeploymentStatus) -> dict[str, Any]:
-    """The same for programs; what cannot be claimed is null."""
+    """The status as data; values that cannot be claimed are null."""
     spent = found.spent
     return asdict(found) | {
         "spent": None
@@ -142,7 +143,7 @@ def _urgent(days: int | None) -> str:
 
 
 def _ends(days: int) -> str:
-    return "has ended" if days < 0 else "ends in 1 day" if days == 1 else f"ends in {days:,} days"
+    return "has expired" if days < 0 else "expires in 1 day" if days == 1 else f"expires in {days:,} days"
 
 
 def _of_coordinator(home: Path, kits: FlareKits, now: float) -> DeploymentStatus:
@@ -153,7 +154,7 @@ def _of_coordinator(home: Path, kits: FlareKits, now: float) -> DeploymentStatus
     answered = {} if folder is None else last_answers(folder / SITES)
     waiting = _texts(books.get("waiting"))
     reached, rounds = _whole(books.get("round")), _whole(books.get("rounds"))
-    # While a run waits, its books name the round that is under way.
+    # While a run waits, this file names the round in progress.
     done = max((one.round for one in answered.values()), default=0) if waiting else reached
     rounds = rounds or _planned_rounds(active)
     state = _state(folder, run, news, bool(waiting))
@@ -199,7 +200,7 @@ def _state(folder: Path | None, run: Mapping[str, Any], news: Mapping[str, Any],
 
 def _of_site(folder: Path, kits: FlareKits, now: float) -> DeploymentStatus:
     settings = read_site(folder)
-    told = _facts(folder / "status.json")
+    content = _facts(folder / "status.json")
     spent: Mapping[str, float] | None = None
     problem = ""
     try:
@@ -207,19 +208,19 @@ def _of_site(folder: Path, kits: FlareKits, now: float) -> DeploymentStatus:
             spent = spent_together(known.accounts(), known.delta)
     except (LedgerError, ValueError, OSError) as trouble:
         problem = str(trouble)
-    at = told.get("at")
-    sent = _last_sent(folder / "outbox" / str(told.get("digest", ""))[:32])
+    at = content.get("at")
+    sent = _last_sent(folder / "outbox" / str(content.get("digest", ""))[:32])
     return DeploymentStatus(
         who=settings.name,
         federation=settings.federation,
         serves=bool(is_locked(folder / SERVED)) or bool(is_locked(folder / "lock")),
         days_left=_own_days(folder, kits, now),
-        run=str(told.get("run") or ""),
-        state=_state_of_site(folder, bool(told)),
-        round=max(sent, _whole(told.get("round"))),
-        rounds=_whole(told.get("rounds")),
+        run=str(content.get("run") or ""),
+        state=_state_of_site(folder, bool(content)),
+        round=max(sent, _whole(content.get("round"))),
+        rounds=_whole(content.get("rounds")),
         last_news=now - float(at) if isinstance(at, (int, float)) else None,
-        last_refusal=problem or str(told.get("refused") or "") or _last_refusal(folder / "site.log"),
+        last_refusal=problem or str(content.get("refused") or "") or _last_refusal(folder / "site.log"),
         spent=spent,
         limit=settings.policy.largest_epsilon,
         to_decide=tuple(f"{plan.digest[:12]} ({plan.name})" for plan in proposals(folder)),
@@ -233,7 +234,7 @@ def _state_of_site(folder: Path, asked: bool) -> str:
 
 
 def _last_sent(outbox: Path) -> int:
-    """The last round of which something left."""
+    """The last round for which a message was sent."""
     try:
         return max((_whole(path.name.partition("-")[0]) for path in outbox.iterdir()), default=0)
     except OSError:
@@ -241,13 +242,13 @@ def _last_sent(outbox: Path) -> int:
 
 
 def last_answers(path: Path) -> dict[str, SiteLine]:
-    """What each site last answered, from the end of sites.csv."""
+    """The last answer of each site, from the end of sites.csv."""
     found: dict[str, SiteLine] = {}
     for row in _rows(path):
         seconds = _number(row.get("seconds"))
         line = SiteLine(row.get("site", ""), "", _whole(row.get("round")), seconds, row.get("refused", ""))
         before = found.get(line.name)
-        if line.refused and before is not None:  # the last round that it answered still counts
+        if line.refused and before is not None:  # keep the last answered round
             line = SiteLine(line.name, "", before.round, before.seconds, line.refused)
         elif line.refused:
             line = SiteLine(line.name, "", 0, None, line.refused)
@@ -256,7 +257,7 @@ def last_answers(path: Path) -> dict[str, SiteLine]:
 
 
 def quality(path: Path) -> dict[str, float] | None:
-    """Measures of the last round that was evaluated, from the end of rounds.csv."""
+    """Measures of the last evaluated round, from the end of rounds.csv."""
     found: dict[str, float] | None = None
     for row in _rows(path):
         values = {name: _number(text) for name, text in row.items() if name not in _NO_MEASURES}
@@ -270,8 +271,8 @@ _NO_MEASURES = ("round", "online", "interactions", "bytes_up", "bytes_down", "re
 
 
 def _left(folder: Path, done: int, rounds: int) -> float | None:
-    """Seconds until the last round, if it goes on as in the last rounds: each takes as long as its slowest site."""
-    took: dict[int, dict[str, float]] = {}  # a secure sum asks several times in a round
+    """Estimated seconds until the last round: each round takes as long as its slowest site did recently."""
+    took: dict[int, dict[str, float]] = {}  # secure aggregation sends several requests per round
     for row in _rows(folder / SITES):
         seconds = _number(row.get("seconds"))
         if seconds is not None:
@@ -284,7 +285,7 @@ def _left(folder: Path, done: int, rounds: int) -> float | None:
 
 
 def _federation(home: Path, kits: FlareKits) -> tuple[str, Sequence[tuple[str, str, str]]]:
-    """Its name; and name, state and end of the certificate of each site."""
+    """The name of the federation; and name, state and certificate expiry of each site."""
     if not (home / FEDERATION).exists():
         from fedrank.deploy.folder_members import read_home
 
@@ -298,7 +299,7 @@ def _federation(home: Path, kits: FlareKits) -> tuple[str, Sequence[tuple[str, s
 
 
 def _latest(runs: Path) -> Path | None:
-    """The run between sites on which somebody worked last."""
+    """The run between sites that was active last."""
     found = sorted(runs.rglob(BOOKS), key=lambda path: path.stat().st_mtime)
     return found[-1].parent if found else None
 
@@ -320,7 +321,7 @@ def _last_refusal(path: Path) -> str:
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
-    """Rows at the end of a table; a row that is still being written is left out."""
+    """Rows at the end of a table, without an incomplete one."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             names = next(csv.reader([file.readline()]), [])
@@ -332,7 +333,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _tail(path: Path) -> list[str]:
-    """Whole lines at the end of a file."""
+    """Complete lines at the end of a file."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -345,7 +346,7 @@ def _tail(path: Path) -> list[str]:
 
 
 def _facts(path: Path) -> dict[str, Any]:
-    """A small file that somebody else writes; nothing where it is not there, or damaged."""
+    """Read a small JSON file of another process; empty if it is missing or damaged."""
     try:
         found = parse_json(path.read_bytes())
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""A site leaves: the model forgets it, with the help of those who stay, and a receipt says what was done.
+"""Unlearning of sites that leave: with the help of the remaining sites, and with a receipt.
 
-`fed-remove` adds up recorded updates again and asks nobody. The other methods are rounds with the sites that stay, as a
-plan of its own: they accept it, their policies hold for it, and their ledgers pay for it. Under a secure sum nobody
-ever saw single updates, so that only `retrain` is left.
+`fed-remove` adds up recorded updates again, without the sites. The other methods perform rounds with the remaining
+sites, with a separate plan: they accept it, their policies apply, and their ledgers are charged. With secure
+aggregation, individual updates were never visible, so only `retrain` is possible.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from fedrank.unlearning.history import History
 from fedrank.unlearning.methods import Case, FedEraser, FedRemove, FineTune, Retrain, Unlearned, Unlearner, rescaled
 from fedrank.unlearning.verify import receipt
 
-PATIENCE = 30.0  # seconds for those who left to take their receipt
+PATIENCE = 30.0  # seconds for sites that left to accept their receipt
 
 
 @dataclass(frozen=True)
 class Departure:
-    """A request to forget sites of a finished run."""
+    """A request to unlearn sites of a finished run."""
 
     parent: Path  # its run folder
     leaving: tuple[str, ...]  # names of sites
@@ -59,20 +59,22 @@ class Departure:
     def run(self) -> Run:
         runs = load_runs(self.parent)
         if len(runs) != 1 or runs[0].status != "finished":
-            raise ValueError(f"{self.parent} is no finished run; give the folder of one that `fedrank deploy run` made")
+            raise ValueError(
+                f"{self.parent} is not a finished run; give the folder of a run that `fedrank deploy run` finished"
+            )
         return runs[0]
 
     @cached_property
     def plan(self) -> Plan:
-        """Of the run that is to forget."""
+        """The plan of the run to unlearn from."""
         path = self.parent / PLAN
         if not path.exists():
-            raise ValueError(f"{self.parent} was not made between sites: it has no {PLAN}; use `fedrank unlearn`")
+            raise ValueError(f"{self.parent} is not a run between sites: it has no {PLAN}; use `fedrank forget client`")
         return Plan.load(path.read_bytes())
 
     @cached_property
     def experiment(self) -> FederatedExperiment:
-        """Of that run, with the coordinator's own paths."""
+        """The experiment of that run, with the coordinator's paths."""
         found = read_spec(self.parent / "spec.toml", trust=False).base
         assert isinstance(found, FederatedExperiment)
         return found
@@ -87,7 +89,7 @@ class Departure:
 
     @cached_property
     def case(self) -> Case:
-        """The run as it was. The coordinator's own data stand for those of sites, which it does not have."""
+        """The original run, with the coordinator's data instead of those of sites."""
         experiment, plan, run = self.experiment, self.plan, self.run
         clients = make_clients(load_fold(experiment.data, run.fold).train, len(plan.clients))
         searches = [experiment.clients.searches[id % len(experiment.clients.searches)] for id in plan.clients]
@@ -98,28 +100,30 @@ class Departure:
         return Case(federation, clients, self.gone, run.seed, state.weights, final, run.round, self.history)
 
     def check(self) -> None:
-        """Refuse what cannot be done, before anybody is asked."""
+        """Raise ValueError for an impossible request, before any site is asked."""
         name = describe(self.unlearner)["name"]
         if self.experiment.kind != "federated":
-            raise ValueError(f'{self.parent} was a run out of step, of which no round can be repeated; use "retrain"')
+            raise ValueError(f'{self.parent} is an asynchronous run, whose rounds cannot be repeated; use "retrain"')
         if not isinstance(self.unlearner, (Retrain, FineTune, FedEraser, FedRemove)):
-            raise ValueError(f"{name} asks who leaves to take part; use retrain, fed-eraser, fed-remove or fine-tune")
+            raise ValueError(
+                f"{name} needs the participation of the leaving site; use retrain, fed-eraser, fed-remove or fine-tune"
+            )
         if self.plan.summed and has_trait(self.unlearner, "history"):
             raise ValueError(
-                f"{name} needs what each site sent, and under a secure sum nobody saw that; use --method retrain"
+                f"{name} needs the update of each site, which secure aggregation does not reveal; use --method retrain"
             )
         if has_trait(self.unlearner, "history") and self.history is None:
             raise ValueError(
-                f"{name} needs recorded updates, and this run has none (record_every = 0); use --method retrain or "
+                f"{name} needs recorded updates, but this run has none (record_every = 0); use --method retrain or "
                 "fine-tune"
             )
         stay = len(self.plan.sites) - len(set(self.leaving))
         if stay < 2 and not isinstance(self.unlearner, FedRemove):
-            raise ValueError(f"{stay} of {len(self.plan.sites)} sites stay, and one alone is no federation")
+            raise ValueError(f"{stay} of {len(self.plan.sites)} sites remain, but at least 2 are needed")
         self.case  # noqa: B018
 
     def planned(self, out: Path, name: str | None = None) -> tuple[Task, Plan]:
-        """The run that forgets, and its plan for those who stay."""
+        """The run that unlearns, and its plan for the remaining sites."""
         experiment, plan = self.experiment, self.plan
         method = describe(self.unlearner)["name"]
         clients = replace(experiment.clients, count=len(plan.clients) - len(self.gone))
@@ -136,15 +140,13 @@ class Departure:
         task = Task(folder, changed, label, method, {"method.name": method}, self.run.fold, self.run.seed)
         return task, plan.without(self.leaving, changed, f"{label}/{method}/{self.parent.name}")
 
-    # What `coordinate` asks
-
     @property
     def start(self) -> Weights | None:
-        """What those who stay begin with; None: as the run did."""
+        """The initial weights of the remaining sites; None: as in the original run."""
         return load_weights(self.parent).weights if isinstance(self.unlearner, FineTune) else None
 
     def reshape(self, messages: Messages) -> Messages:
-        """FedEraser: the direction of what came, the length of what was sent back then."""
+        """FedEraser: the direction of the new updates with the norm of the recorded ones."""
         if not isinstance(self.unlearner, FedEraser):
             return messages
         ids, lengths = self._lengths[messages.round - 1]
@@ -169,7 +171,7 @@ class Departure:
         }
 
     def write_receipt(self, folder: Path, plan: Plan, state: State, searches: NDArray[np.int64]) -> None:
-        """What was done, in words and figures, bound to both models."""
+        """Write the receipt: what was done, in words and numbers, for both models."""
         interactions = state.round * int(searches.sum())
         unlearned = Unlearned(state, None, state.round, interactions, ((state.round, state.weights),))
         self.issue(folder, unlearned)
@@ -185,17 +187,17 @@ class Departure:
         return paper
 
     def tell_those_who_left(self, send: Send, folder: Path) -> dict[str, str]:
-        """Give the receipt to the sites that leave, under the plan that they knew; of the others, why not."""
-        staying = {site.name: "stays" for site in self.plan.sites if site.name not in self.leaving}
+        """Send the receipt to the leaving sites, with the plan that they know; return why sites did not accept it."""
+        staying = {site.name: "remains" for site in self.plan.sites if site.name not in self.leaving}
         calls = SiteCalls(self.plan, send, PATIENCE, left_out=staying)
         why = Handshake(calls, self.plan.secure_sum is not None).greet_once(self.run.round)
         content = {"model": b"", "card": b"", "receipt": (folder / Receipt.FILE).read_bytes()}
         why |= calls.give(self.run.round, **content)
-        return {name: f"{reason}; hand over receipt.json" for name, reason in why.items()}
+        return {name: f"{reason}; send receipt.json by other means" for name, reason in why.items()}
 
 
 def named(run: Path, sites: Sequence[str], unlearner: Unlearner) -> Departure:
-    """A request, with names that the run knows, of what can be done."""
+    """A checked request with sites of the run."""
     found = Departure(Path(run), tuple(dict.fromkeys(sites)), unlearner)
     for name in found.leaving:
         found.plan.party(name)
@@ -204,10 +206,10 @@ def named(run: Path, sites: Sequence[str], unlearner: Unlearner) -> Departure:
 
 
 def remove(departure: Departure, out: Path, name: str | None = None, progress: Progress = quiet) -> Path:
-    """`fed-remove`: the model from recorded updates, by the coordinator alone; the new run folder."""
+    """`fed-remove`: compute the model from recorded updates on the coordinator; return the new run folder."""
     task, _ = departure.planned(out, name)
     if task.folder.exists():
-        raise FileExistsError(f"{task.folder} is there already, and nothing is overwritten; use another --name")
+        raise FileExistsError(f"{task.folder} already exists and is not overwritten; use another --name")
     experiment, run = departure.experiment, departure.run
     ranker = experiment.learner.ranker
     evaluator = Evaluator(
@@ -235,6 +237,6 @@ def remove(departure: Departure, out: Path, name: str | None = None, progress: P
 
 
 def _card(run: Run) -> Card | None:
-    """That of the run before: whoever sees the new model learns at most what the coordinator could."""
+    """The card of the original run: the new model reveals at most what the coordinator knew."""
     had = run.card
     return None if had is None else replace(had, not_covered=(*had.not_covered, NOBODY_ASKED))

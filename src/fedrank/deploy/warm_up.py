@@ -1,4 +1,4 @@
-"""Compile, before anybody waits for it, what a site runs in a round."""
+"""Compile the code that a site runs in a round, before the first request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedrank.types import OwnChance, has_trait
 
 
 def warm_up(learners: Sequence[str]) -> None:
-    """Let each learner do a round on a handful of made-up documents; nothing of it is kept."""
+    """Run one round of each learner on a few synthetic documents and discard the result."""
     rng = np.random.default_rng(0)
     data = RankingData(
         rng.random((20, 3), dtype=np.float32),
@@ -29,7 +29,7 @@ def warm_up(learners: Sequence[str]) -> None:
     )
     clients = make_clients(data, 1, interactions=2)
     call = Call(bytes(16), 1, np.zeros(3, dtype=np.float32), 1.0)
-    for name in set(learners) & set(LEARNERS):  # forests need nothing that takes long to compile
+    for name in set(learners) & set(LEARNERS):  # forests need no slow compilation
         learner = LEARNERS[name]()
         mechanism = None if has_trait(learner, "rewards") else Gaussian(1.0, 1.0)
         answer_from_holdings(ClientTask(learner, None, mechanism), call, clients, None, OwnChance(Chance(0, 1), 0))

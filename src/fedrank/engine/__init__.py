@@ -1,6 +1,6 @@
-"""Whose engine: features, queries, trials and decisions for a search engine that is already there.
+"""Features, queries, trials and decisions for an existing search engine.
 
-An engine answers the searches of an organisation. Here lies what goes into it (feature sets, queries, a trial between
-two models) and what is read back from it (logged features, events, decisions). Nothing here speaks to an engine:
-files and command lines go out, files come in.
+An engine answers the searches of an organisation. This package writes its input (feature sets, queries, a trial between
+two models) and reads its output (logged features, events, decisions). It exchanges files and command lines only and
+does not connect to an engine.
 """

@@ -1,7 +1,7 @@
-"""Which model is in use, by whose decision, and what was in use before: `current.json`.
+"""The model in use, the decision behind it, and the previous models: `current.json`.
 
-An organisation's service reads it, or a person who copies the engine's commands. Adopting and rolling back replace it
-whole, and nothing in its history is ever removed.
+An organisation's service reads it, or a person who copies the engine's commands. Adopting and rolling back replace the
+file atomically and never remove an entry of its history.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedrank.engine.trial_record import TrialModel, check_unchanged, now, somebo
 from fedrank.files import locked, parse_json, read_bytes, write_atomic
 
 FORMAT = "fedrank-current"
-LARGEST = 16 << 20  # bytes of such a file
+LARGEST = 16 << 20  # maximum size of the file in bytes
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class InUse:
     since: str
     who: str
     because: str
-    trial: str  # its id; empty where no trial led there
+    trial: str  # its id; empty without a trial
 
     def is_model(self, model: TrialModel) -> bool:
         return self.digest == model.digest
@@ -38,21 +38,21 @@ class InUse:
 
 @dataclass(frozen=True)
 class Current:
-    """The model in use, and all before it, the oldest first."""
+    """The model in use and all previous ones, oldest first."""
 
     now: InUse | None = None
     history: tuple[InUse, ...] = field(default=())
 
 
 def read_current(path: str | Path) -> Current:
-    """Read `current.json`; there is none before something was adopted."""
+    """Read `current.json`; both parts are empty before the first adoption."""
     path = Path(path)
     if not path.exists():
         return Current()
     try:
         content = parse_json(read_bytes(path, LARGEST))
         if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise ValueError("it does not say which model is in use")
+            raise ValueError("it does not name the model in use")
         return Current(_in_use(content["now"]), tuple(map(_in_use, content["history"])))
     except (ValueError, TypeError, KeyError, AttributeError) as problem:
         lacks = f"it lacks {problem}" if isinstance(problem, KeyError) else problem
@@ -60,7 +60,7 @@ def read_current(path: str | Path) -> Current:
 
 
 def decide(trial: EngineTrial, count: Count, judgement: Judgement, who: str | None = None) -> HistoryEntry | None:
-    """Write down a ruling, once; None while there is none."""
+    """Record a decision once; None while there is none."""
     if judgement.ruling == "undecided":
         return None
     with trial.working():
@@ -80,27 +80,28 @@ def decide(trial: EngineTrial, count: Count, judgement: Judgement, who: str | No
 
 
 def adopt(trial: EngineTrial, who: str | None = None, because: str = "", anyway: bool = False) -> InUse:
-    """Put the new model in use. Without a decision for it, somebody must say why it is done anyway."""
+    """Put the new model in use. Without a decision for it, a reason is required."""
     if anyway and not because.strip():
-        raise ValueError("--anyway: without a decision somebody must say why; give --because")
+        raise ValueError("--anyway: adoption without a decision needs a reason; give --because")
     count = trial.count()
     judgement = trial.judged(count)
     if not anyway:
         if trial.ended and (last := trial.ended).what == "rolled back":
             raise ValueError(
-                f"the trial was rolled back on {last.at[:10]}: {last.because}. Nothing was changed; begin another "
-                "trial, or say --anyway --because ..."
+                f"the trial was rolled back on {last.at[:10]}: {last.because}. Nothing was changed; start another "
+                "trial, or use --anyway --because ..."
             )
         if judgement.ruling != "adopt":
             raise ValueError(
-                f"the trial does not say that {trial.plan.new.name} is better: {judgement.because}. Nothing was "
-                "changed; read more events, or say --anyway --because ..."
+                f"the trial does not show that {trial.plan.new.name} is better: {judgement.because}. Nothing was "
+                "changed; read more events, or use --anyway --because ..."
             )
         if count.unfair > UNFAIR:
             raise ValueError(
-                f"the coin of this trial was not fair: the old model went first in {count.leads[0]:,} lists, the new "
-                f"one in {count.leads[1]:,}, so that clicks say nothing. Nothing was changed; look at what mixes "
-                "the lists"
+                f"the assignment of this trial was not balanced: the old model was first in {count.leads[0]:,} lists, "
+                "the "
+                f"new one in {count.leads[1]:,}, so its clicks are not valid. Nothing was changed; check the code that "
+                "interleaves the lists"
             )
     return _put(
         trial, trial.plan.new, "adopted", who, because or judgement.because, instead_of=trial.plan.old, anyway=anyway
@@ -108,9 +109,9 @@ def adopt(trial: EngineTrial, who: str | None = None, because: str = "", anyway:
 
 
 def roll_back(trial: EngineTrial, because: str, who: str | None = None) -> InUse:
-    """Put the old model back in use, or keep it where the new one was only on trial. It needs a reason, no decision."""
+    """Put the old model back in use, or keep it if the new one was only on trial. A reason is required."""
     if not because.strip():
-        raise ValueError("nothing was changed: say why it is rolled back; give --because")
+        raise ValueError("a rollback needs a reason; nothing was changed; give --because")
     return _put(trial, trial.plan.old, "rolled back", who, because, instead_of=trial.plan.new, anyway=True)
 
 
@@ -130,22 +131,24 @@ def _put(
         if before.now is not None and not before.now.is_model(instead_of) and not before.now.is_model(model):
             if what == "rolled back":
                 raise ValueError(
-                    f"in use is {before.now.name}, which is no part of this trial; nothing was changed. Roll back the "
-                    "trial that put it there"
+                    f"the model in use is {before.now.name}, which is not part of this trial; nothing was changed. "
+                    "Roll back the trial that adopted it"
                 )
             if not anyway:
                 raise ValueError(
-                    f"in use is {before.now.name}, and this trial compared with {instead_of.name}: it does not tell "
-                    "which of these two is better. Nothing was changed; begin another trial, or say --anyway --because"
+                    f"the model in use is {before.now.name}, but this trial compared with {instead_of.name}, so it "
+                    "does not "
+                    "show which of the two is better. Nothing was changed; start another trial, or use --anyway "
+                    "--because"
                 )
         if before.now is not None and before.now.is_model(model) and what == "adopted":
-            raise ValueError(f"{model.name} is in use already, since {before.now.since}; nothing was changed")
+            raise ValueError(f"{model.name} is already in use since {before.now.since}; nothing was changed")
         put = InUse(model.name, model.path, model.digest, now(), who or somebody(), because, trial.plan.id)
         facts: dict[str, Any] = {"digest": model.digest, "instead_of": instead_of.digest}
         facts |= {"anyway": True} if anyway and what == "adopted" else {}
         there = before.now is not None and before.now.is_model(model)  # the new model was only on trial
         last = next(reversed(trial.history()), None)
-        # First, so that whoever finds the model in use finds out why; killed behind it, the same is not noted again.
+        # Recorded first, so the reason of a model in use is always known; after a crash it is not recorded again.
         if there or last is None or (last.what, last.who, last.because, last.facts) != (what, put.who, because, facts):
             trial.note(what, who, because, **facts)
         if before.now is not None and there:
@@ -159,5 +162,5 @@ def _put(
 def _in_use(row: dict[str, Any]) -> InUse:
     found = InUse(**row)
     if not all(isinstance(value, str) for value in vars(found).values()):
-        raise ValueError("something in it is no text")
+        raise ValueError("all its values must be text")
     return found

@@ -1,4 +1,4 @@
-"""Whether an engine computes what fedrank does: its features from the same documents, its scores by the same model."""
+"""Compare an engine with fedrank: features of the same documents, and scores of the same model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUERIES = RowFormat(
 
 @dataclass(frozen=True)
 class AskedQuery:
-    """What somebody typed, and when."""
+    """A query and its time."""
 
     text: str
     time: float | None = None
@@ -39,12 +39,12 @@ class AskedQuery:
 
 @dataclass(frozen=True)
 class Compared:
-    """How far values lie apart, as shares of their size, or as they are where they are below 1."""
+    """Differences of values, relative to their size, or absolute if they are below 1."""
 
     what: str
     values: int
     worst: float
-    beyond: int  # values that are farther apart than the tolerance
+    beyond: int  # values that differ by more than the tolerance
 
     @property
     def agrees(self) -> bool:
@@ -53,11 +53,11 @@ class Compared:
 
 @dataclass(frozen=True)
 class ComparedScores:
-    """Scores of an engine beside those of a model, and the documents that both would show first."""
+    """Scores of an engine compared with those of a model, and their top documents."""
 
     scores: Compared
     lists: int
-    same_top: int  # lists whose ten best are the same in the same order, but for documents that score alike
+    same_top: int  # lists with the same ten best documents in the same order, except for ties
 
     @property
     def agrees(self) -> bool:
@@ -65,7 +65,7 @@ class ComparedScores:
 
 
 def compare_scores(logged: LoggedFeatures, model: Scorer, tolerance: float = TOLERANCE) -> ComparedScores:
-    """Score what was logged by the model, and compare with the scores that the engine gave."""
+    """Score the logged features with the model, and compare with the scores of the engine."""
     if model.features != len(logged.names):
         raise ValueError(
             f"the model has {model.features} features and the log {len(logged.names)}; name those of the log with "
@@ -73,7 +73,7 @@ def compare_scores(logged: LoggedFeatures, model: Scorer, tolerance: float = TOL
         )
     known = ~np.isnan(logged.scores)
     if not known.any():
-        raise ValueError("no answer has a score of the engine; ask with the rescore query, which logs features, too")
+        raise ValueError("no answer has a score of the engine; use the rescore query, which also logs features")
     ours = plain_scores(model, logged.features)
     same = 0
     lists = [slice(*logged.offsets[one : one + 2]) for one in range(len(logged.searches))]
@@ -91,9 +91,11 @@ def compare_features(
     features: EngineFeatures,
     tolerance: float = TOLERANCE,
 ) -> list[Compared]:
-    """Compute engine-1 from documents for what was logged, and compare feature by feature."""
+    """Compute engine-1 from documents for the logged searches, and compare each feature."""
     if logged.names != features.names:
-        raise ValueError(f"the log has other features than {features.version}; only these are computed from documents")
+        raise ValueError(
+            f"the log must have the features {features.version}, because only these are computed from documents"
+        )
     index = features.index(documents)
     row_of = {name: row for row, name in enumerate(documents.ids)}
     theirs, ours = [], []
@@ -106,28 +108,26 @@ def compare_features(
             rows = [row_of[logged.documents[row]] for row in known]
             ours.append(index.describe(asked.text, rows, asked.time))
     if not theirs:
-        raise ValueError(
-            "no logged search is among the queries with a document that is there; do they belong together?"
-        )
+        raise ValueError("no logged search matches the queries and documents; check that the files belong together")
     there, here_ = np.concatenate(theirs), np.concatenate(ours)
     return [_compared(name, there[:, i], here_[:, i], tolerance) for i, name in enumerate(features.names)]
 
 
 def read_queries(path: str | os.PathLike[str]) -> dict[str, AskedQuery]:
-    """Queries by id: JSON Lines (also UBI's) or TSV with columns query_id, query and perhaps time."""
+    """Queries by id, from JSON Lines (also UBI's) or TSV with columns query_id, query and optionally time."""
     found: dict[str, AskedQuery] = {}
     for number, row in RowReader(path, QUERIES, strict=True):
         key = row["query_id"].strip()
         if not key or not row["query"].strip():
-            raise ValueError(f"{path}, line {number}: it needs query_id and query; write both in every line")
+            raise ValueError(f"{path}, line {number}: query_id and query are required; write both on every line")
         found[key] = AskedQuery(row["query"], row["time"])
     if not found:
-        raise ValueError(f"{path} holds no query; write query_id and query, one a line")
+        raise ValueError(f"{path} contains no query; write query_id and query, one query per line")
     return found
 
 
 def documents_for(setup: EngineSetup, documents: Documents) -> Iterator[str]:
-    """Documents as an engine takes many at once: lines of `_bulk`, or of Solr's JSON Lines."""
+    """Documents in the engine's bulk format: lines of `_bulk`, or Solr's JSON Lines."""
     for row, name in enumerate(documents.ids):
         fields: dict[str, Any] = {setup.title: documents.title[row], setup.body: documents.text[row]}
         moment = parse_time(documents.changed[row]) if setup.changed and documents.changed else None

@@ -1,7 +1,7 @@
-"""A made-up organisation to practise on: four sites, a search engine, people who click, and a truth that is known.
+"""A synthetic organisation for practice: four sites, a search engine, simulated clicks, and a known truth.
 
-The engine orders by BM25 of title and body. What people want also depends on titles and on popularity, so that a model
-on the features `engine-1` can do better. Documents change places from time to time, as in a real log.
+The engine ranks by BM25 of title and body. Users' preferences also depend on titles and popularity, so a model on the
+features `engine-1` can improve on it. Documents change positions from time to time, as in a real log.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from fedrank.types import Features
 
 SITES = ("north", "east", "south", "west")
 QUERIES, EVENTS, DOCUMENTS = "ubi_queries.ndjson", "ubi_events.ndjson", "docs.jsonl"
-FOUND, PLACES = 20, 10  # documents that match a query, and that are shown
-BEGINNING = 1_767_225_600  # the first of January 2026
-WANTED = {"all_match": 1.5, "title_match": 0.7, "popularity": 0.5}  # what people go by
-RESTLESS = 0.35  # by how much the engine's scores vary between two searches, as a part of how much they vary at all
+FOUND, PLACES = 20, 10  # documents that match a query, and that are displayed
+BEGINNING = 1_767_225_600  # 1 January 2026
+WANTED = {"all_match": 1.5, "title_match": 0.7, "popularity": 0.5}  # what users prefer
+RESTLESS = 0.35  # variation of the engine's scores between two searches, relative to their total variation
 ROBOT_SEARCHES = 150
 
 
 @dataclass(frozen=True, eq=False)
 class Practice:
-    """The organisation: queries, what the engine finds for each, and how likely each satisfies who asks."""
+    """The organisation: queries, the results of the engine, and the probability that each satisfies the user."""
 
     queries: list[str]
     names: list[str]  # of documents
-    corpus: list[dict[str, str]]  # the documents as a file has them
-    found: NDArray[np.int64]  # [queries, FOUND]: rows of documents, the engine's best first
+    corpus: list[dict[str, str]]  # the documents as in a file
+    found: NDArray[np.int64]  # [queries, FOUND]: rows of documents in the engine's order
     features: Features  # [queries, FOUND, features]
     relevance: NDArray[np.float64]  # [queries, FOUND], 0 .. 1
     browsing: Browsing
@@ -50,7 +50,7 @@ class Practice:
 
     @classmethod
     def begin(cls, seed: int = 1, queries: int = 240) -> Practice:
-        """Documents, queries and a truth; the same seed gives the same organisation."""
+        """Create documents, queries and a truth; the same seed gives the same organisation."""
         made = synthetic_collection(queries=queries, seed=seed)
         rng = rng_for(seed, "practice", "popularity")
         popularity = kernels.elementary.exp_each(3.0 + 2.0 * rounded_normals(rng, len(made.documents))).astype(int)
@@ -108,9 +108,9 @@ class Practice:
         write_atomic(folder / EVENTS, "\n".join(events) + "\n")
 
     def write_trial(self, trial: str | Path, folder: str | Path, searches: int = 1000, first: int = 0) -> None:
-        """Some days of a trial: lists of both models, mixed by its key, and clicks on them, as UBI.
+        """Write some days of a trial: interleaved lists of both models and clicks on them, in the format of UBI.
 
-        `first` is the number of searches in it before these.
+        `first` is the number of earlier searches.
         """
         plan, folder = read_plan(trial), Path(folder)
         rng = rng_for(self.seed, "practice", "trial", plan.id, first)
@@ -130,7 +130,7 @@ class Practice:
         write_atomic(folder / EVENTS, "\n".join(events) + "\n")
 
     def clicks_a_search(self, model: str | Path | None = None) -> float:
-        """The truth that no organisation knows: clicks that people would make on lists of a model, or the engine's."""
+        """The true expected number of clicks per search on lists of a model or of the engine."""
         order = np.tile(np.arange(FOUND), (len(self.queries), 1)) if model is None else self._by_model(model)
         shown = np.take_along_axis(self.relevance, order, axis=1)[:, :PLACES]
         return float(kernels.sums.products(shown, self.browsing.examined(np.arange(PLACES))[None]).mean())
@@ -139,14 +139,14 @@ class Practice:
         return np.tile(np.arange(FOUND), (len(self.queries), 1)) if model.is_engine else self._by_model(model.path)
 
     def _by_model(self, path: str | Path) -> NDArray[np.int64]:
-        """[queries, FOUND]: places in the engine's list, the model's best first."""
+        """[queries, FOUND]: positions in the engine's list, in the order of the model."""
         model = load_model(path)
         scores = np.stack([plain_scores(model, table) for table in self.features])
         order: NDArray[np.int64] = np.argsort(-scores, axis=1, kind="stable")
         return order
 
     def _searches(self, count: int, rng: np.random.Generator, first: int = 0) -> Iterator[tuple[int, str, str, float]]:
-        """(query, site, browser, seconds): sites search for different things, and few people search most."""
+        """(query, site, browser, seconds): sites have different topics, and few users search most."""
         queries = np.arange(len(self.queries))
         people = kernels.elementary.power_each(np.arange(1.0, 101), -0.7)
         people /= people.sum()

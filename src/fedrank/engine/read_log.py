@@ -1,9 +1,8 @@
-"""Features that an engine logged, read back and joined with clicks: training data for a model in that engine.
+"""Features that an engine logged, joined with clicks: training data for a model in that engine.
 
 A line of the file is one answer to a search: of OpenSearch or Elasticsearch, whose hits have `fields._ltrlog`, or of
-Solr, whose documents have `[features]`. `query_id` names the search, at the top of the object, under `ext.ubi`
-or `ubi` where the plugin for UBI puts it, or among Solr's echoed parameters. Whatever cannot be used is left out and
-counted with its reason.
+Solr, whose documents have `[features]`. `query_id` identifies the search: at the top of the object, under `ext.ubi` or
+`ubi` (the UBI plugin), or among Solr's echoed parameters. Unusable rows are skipped and counted by reason.
 """
 
 from __future__ import annotations
@@ -27,43 +26,43 @@ from fedrank.data.values import nested_value, parse_id, parse_number
 from fedrank.files import read_text, writing
 from fedrank.types import Features
 
-MAX_HITS = 10_000  # of an answer: engines return no more
-MAX_FEATURES = 10_000  # of a set: the plugins take no more
-EXTRA = "extra_logging"  # an entry of the plugin's that is no feature
+MAX_HITS = 10_000  # maximum per answer: engines return no more
+MAX_FEATURES = 10_000  # maximum per set: the plugins accept no more
+EXTRA = "extra_logging"  # an entry of the plugin that is not a feature
 
-NO_QUERY_ID = "answer without the id of its search"
+NO_QUERY_ID = "answer without a query id"
 NO_HITS = "answer without hits"
 TOO_MANY = f"answer of more than {MAX_HITS:,} hits"
 NO_ID = "hit without an id"
 NO_FEATURES = "hit without logged features"
-SEVERAL_SETS = "hit with several sets of features, of which none was chosen"
-UNKNOWN_FEATURE = "hit with a feature that is not of the set"
-TWICE_NAMED = "hit with one feature twice"
-BAD_VALUE = "hit with a value that is no finite number"
-AGAIN = "hit that was logged before, for the same search"
+SEVERAL_SETS = "hit with several feature sets, none of which was selected"
+UNKNOWN_FEATURE = "hit with a feature that is not in the set"
+TWICE_NAMED = "hit with a duplicate feature"
+BAD_VALUE = "hit with a value that is not a finite number"
+AGAIN = "hit that was already logged for the same search"
 
-NO_CLICK_ID = "click without the id of its search"
+NO_CLICK_ID = "click without a query id"
 NO_OBJECT = "click without a document"
-OTHER_ACTION = "an event that is no click"
+OTHER_ACTION = "an event that is not a click"
 NOT_LOGGED = "click on a search that was not logged"
 NOT_AMONG = "click on a document that was not logged for its search"
-CLICKED_AGAIN = "click on the same document again"
+CLICKED_AGAIN = "repeated click on the same document"
 
 
 @dataclass(frozen=True, eq=False)
 class LoggedFeatures:
-    """Documents with their features, by search; and what became of other rows."""
+    """Documents with their features by search, and counts of skipped rows."""
 
     names: tuple[str, ...]
     searches: tuple[str, ...]  # ids
     offsets: NDArray[np.int64]  # [searches + 1]
     documents: tuple[str, ...]  # ids, [rows]
     features: Features  # [rows, features]
-    lines: int  # read, sound or not
+    lines: int  # number of lines read, including unusable ones
     left_out: dict[str, LeftOut]
     missing: int  # values that were not logged and count as 0
-    entry: str = ""  # what the engine calls the set; Solr does not name it
-    scores: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))  # [rows]: the engine's; NaN: it has none
+    entry: str = ""  # the engine's name of the set; Solr does not report it
+    scores: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))  # [rows]: the engine's; NaN if missing
 
     def __len__(self) -> int:
         return len(self.documents)
@@ -73,7 +72,7 @@ class LoggedFeatures:
 class JoinedClicks:
     """Which documents were clicked."""
 
-    grades: NDArray[np.int8]  # [rows]: 1 where it was clicked
+    grades: NDArray[np.int8]  # [rows]: 1 if the document was clicked
     lines: int
     left_out: dict[str, LeftOut] = field(default_factory=dict)
 
@@ -81,21 +80,21 @@ class JoinedClicks:
 def read_logged(
     path: str | os.PathLike[str], names: Sequence[str] = ENGINE_1.names, entry: str = "", most: int = MAX_HITS
 ) -> LoggedFeatures:
-    """Read answers. `names` are the features in their order, `entry` the logged set where there are several."""
+    """Read answers. `names` are the features in order, `entry` selects one of several logged sets."""
     columns = {name: column for column, name in enumerate(names)}
     if not 0 < len(names) <= MAX_FEATURES or len(columns) < len(names) or not all(names):
-        raise ValueError(f"{len(names)} names of features, of which some are empty or one another; give each its own")
+        raise ValueError(f"the {len(names)} feature names must be unique, not empty, and at most {MAX_FEATURES:,}")
     logged = _Logged(RowReader(path, ANSWERS), columns, entry, most)
     logged.reader.each(logged.take)
     return logged.finish(tuple(names))
 
 
 class _Logged:
-    """What was read so far."""
+    """What has been read so far."""
 
     def __init__(self, reader: RowReader, columns: Mapping[str, int], entry: str, most: int) -> None:
         self.reader, self.columns, self.entry, self.most = reader, columns, entry, most
-        self.rows: dict[str, dict[str, int]] = {}  # of every search: row by document
+        self.rows: dict[str, dict[str, int]] = {}  # for every search: row by document
         self.values, self.scores = array("f"), array("d")
         self.missing = 0
         self.found = entry
@@ -113,7 +112,7 @@ class _Logged:
             del self.rows[answer["search"]]
 
     def _hit(self, known: dict[str, int], hit: Any) -> None:
-        """Take a document."""
+        """Add a document."""
         name = parse_id(hit.get("_id", hit.get("id"))) if isinstance(hit, dict) else ""
         if not name:
             raise UnusableRow(NO_ID)
@@ -155,7 +154,7 @@ class _Logged:
 
 
 def read_joined_clicks(path: str | os.PathLike[str], logged: LoggedFeatures) -> JoinedClicks:
-    """Read clicks and find them among what was logged: JSON Lines (flat, or events of UBI), TSV or CSV."""
+    """Read clicks and match them with logged searches: JSON Lines (flat, or events of UBI), TSV or CSV."""
     row_of = {
         search: {logged.documents[row]: row for row in range(first, end)}
         for search, first, end in zip(logged.searches, logged.offsets[:-1], logged.offsets[1:], strict=True)
@@ -175,10 +174,10 @@ def read_joined_clicks(path: str | os.PathLike[str], logged: LoggedFeatures) -> 
 
 
 def as_letor(logged: LoggedFeatures, grades: NDArray[np.int8] | None = None) -> RankingData:
-    """What was logged as training data: a click is grade 1."""
+    """The logged rows as training data: a click is relevance label 1."""
     if not len(logged):
         reasons = list_reasons(logged.left_out)
-        raise ValueError(f"nothing that was logged can be used ({reasons}); check the requests to the engine")
+        raise ValueError(f"no logged row can be used ({reasons}); check the requests to the engine")
     return RankingData(
         logged.features,
         np.zeros(len(logged), np.int8) if grades is None else grades,
@@ -190,7 +189,7 @@ def as_letor(logged: LoggedFeatures, grades: NDArray[np.int8] | None = None) -> 
 
 
 def write_logged(path: str | os.PathLike[str], logged: LoggedFeatures, grades: NDArray[np.int8] | None = None) -> None:
-    """Write LETOR; comments name search and document. Only its owner can read it: it describes people."""
+    """Write LETOR; comments name search and document. Only its owner can read it, because it describes people."""
     data = as_letor(logged, grades)
     search = np.repeat(np.arange(data.queries), np.diff(data.offsets))
     with writing(Path(path), private=True) as file:
@@ -199,7 +198,7 @@ def write_logged(path: str | os.PathLike[str], logged: LoggedFeatures, grades: N
 
 
 def read_feature_names(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Names of features, one a line."""
+    """Feature names, one per line."""
     return tuple(line.strip() for line in read_text(path).splitlines() if line.strip())
 
 
@@ -239,7 +238,7 @@ def _logged(hit: dict[str, Any], entry: str) -> list[tuple[str, Any]]:
 
 
 def _sets(hit: dict[str, Any]) -> dict[str, Any]:
-    """What OpenSearch or Elasticsearch logged for a document, by the name of the set."""
+    """Features that OpenSearch or Elasticsearch logged for a document, by the name of the set."""
     fields = hit.get("fields")
     entries = fields.get("_ltrlog") if isinstance(fields, dict) else None
     return entries[0] if isinstance(entries, list) and entries and isinstance(entries[0], dict) else {}

@@ -1,4 +1,4 @@
-"""Logged features joined with UBI: who was shown what, what was clicked, and what the engine computed for it."""
+"""Logged features joined with UBI: displayed lists, clicks, and the features of the engine."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fedrank.data.shown import ShownRows
 from fedrank.data.ubi import UbiRules, read_ubi
 from fedrank.engine.read_log import LoggedFeatures
 
-OTHER_FEATURES = "logged"  # what a data set says of features that are none of fedrank's
-NOT_LOGGED = "of lists with a document whose features were not logged for that search"
+OTHER_FEATURES = "logged"  # name in a dataset for features that are not fedrank's
+NOT_LOGGED = "of lists with a document whose features were not logged for the search"
 
 
 @dataclass(frozen=True, eq=False)
 class JoinedLists:
-    """Lists as they were shown, all of whose documents have features."""
+    """Displayed lists whose documents all have features."""
 
     rows: ShownRows
-    features: NDArray[np.int64]  # [documents shown]: rows of the logged features
-    grades: NDArray[np.int8]  # [logged rows]: 1 where a document was clicked
+    features: NDArray[np.int64]  # [displayed documents]: rows of the logged features
+    grades: NDArray[np.int8]  # [logged rows]: 1 if the document was clicked
     documents: tuple[str, ...]
     left_out: dict[str, LeftOut]
     not_logged: int  # lists that were dropped
@@ -40,10 +40,10 @@ def join_ubi(
     events: str | os.PathLike[str],
     person: str | None = None,
 ) -> JoinedLists:
-    """Find the lists of UBI among the logged searches. A list ends before a document that was never logged."""
+    """Match the lists of UBI with the logged searches. A list is cut before a document that was not logged."""
     names = tuple(dict.fromkeys(logged.documents))
     nothing = [""] * len(names)
-    # The documents are known by their ids only, so no file can have other names for them.
+    # The documents have ids only, so no file can rename them.
     rows = read_ubi(queries, events, Documents(list(names), nothing, nothing, nothing), Path(), UbiRules(person=person))
     row = {name: number for number, name in enumerate(names)}
     search = np.repeat(np.arange(len(logged.searches)), np.diff(logged.offsets))
@@ -67,8 +67,8 @@ def join_ubi(
 
 
 def write_joined(out: str | os.PathLike[str], logged: LoggedFeatures, joined: JoinedLists) -> SearchLog:
-    """Write a data set. What one client may add is limited and queries are redacted, as `fedrank logs build` does."""
-    # Rows of the logged features stand for documents, and stay with their lists whatever is chosen.
+    """Write a dataset. Interactions per client are limited and queries are redacted, as in `fedrank data build`."""
+    # Rows of the logged features stand for documents and stay with their lists.
     rows = replace(joined.rows, document=joined.features.astype(np.int32))
     number = {name: which for which, name in enumerate(joined.documents)}
     described = DescribedRows(
@@ -78,7 +78,7 @@ def write_joined(out: str | os.PathLike[str], logged: LoggedFeatures, joined: Jo
 
 
 def set_of(logged: LoggedFeatures) -> str:
-    """Which features these are."""
+    """The version of these features."""
     if logged.names != ENGINE_1.names:
         return OTHER_FEATURES
     return logged.entry if is_engine_set(logged.entry) else ENGINE_1.version

@@ -1,4 +1,4 @@
-"""Begin a trial: the record, and what the engine needs."""
+"""Start a trial: the record, and the files for the engine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedrank.engine.trial_requests import URLS, write_requests
 
 @dataclass(frozen=True)
 class Planned:
-    """A trial that may begin."""
+    """A trial that is ready to start."""
 
     plan: TrialPlan
     record: Path
@@ -35,11 +35,11 @@ class Planned:
 
 @dataclass(frozen=True)
 class EngineAddress:
-    """Where an engine is, and what things are called in it."""
+    """The address of an engine, and its names of index and feature set."""
 
     url: str = ""
     index: str = ""  # or collection
-    feature_set: str = "engine-1"  # or store of Solr
+    feature_set: str = "engine-1"  # or feature store of Solr
     query: Path | None = None  # the engine's own search body
 
 
@@ -56,22 +56,24 @@ def plan_trial(
     current: str | Path | None = None,
     key: str = "",
 ) -> Planned:
-    """Write `trial.json`, and files and commands for the engine beside it; `key` is that of the coin, "": a new one."""
+    """Write `trial.json`, and files and commands for the engine next to it; `key` is the random key ("": a new one)."""
     engine = engine or EngineAddress()
     if to not in ENGINES:
-        raise ValueError(f"no engine {to!r}; use one of {', '.join(ENGINES)}")
+        raise ValueError(f"unknown engine {to!r}; use one of {', '.join(ENGINES)}")
     if to != "own" and not re.fullmatch(r"[\w.-]+", engine.index):
         raise ValueError(
-            f"--index {engine.index!r}: {to} needs the name of the index or collection that people search; give --index"
+            f"--index: {to} needs the name of the searched index or collection (got {engine.index!r}); give --index"
         )
     if not re.fullmatch(r"[\w.-]+", engine.feature_set):
-        raise ValueError(f"--feature-set {engine.feature_set!r} is no name; use letters, digits, - and _")
+        raise ValueError(f"--feature-set {engine.feature_set!r} is not a valid name; use letters, digits, - and _")
     url = (engine.url or URLS.get(to, "")).rstrip("/")
     if url and not re.fullmatch(r"https?://[\w.:/@-]+", url):
-        raise ValueError(f"--url {engine.url!r} is no address; use one such as {URLS.get(to, 'http://localhost')}")
+        raise ValueError(
+            f"--url {engine.url!r} is not a valid address; use one such as {URLS.get(to, 'http://localhost')}"
+        )
     new, old = model_on_trial(model, to), model_on_trial(against, to)
     if new.digest == old.digest:
-        raise ValueError(f"{model} and {against} are the same model; there is nothing to compare")
+        raise ValueError(f"{model} and {against} are the same model; give two different models")
     out = Path(out)
     plan = TrialPlan(
         id=re.sub(r"[^\w-]+", "-", out.name).strip("-").lower() or "trial",
@@ -89,6 +91,6 @@ def plan_trial(
     )
     check_free(out)
     files = write_requests(plan, out, engine.query)
-    record = write_plan(plan, out)  # last: without it there is no trial, and the command may be repeated
+    record = write_plan(plan, out)  # written last: until then the command may be repeated
     EngineTrial(out).note("planned", who, because, new=new.digest, old=old.digest)
     return Planned(plan, record, tuple(files), tuple(needed(rules)))

@@ -1,14 +1,15 @@
-"""Mix the lists of two rankers for one search, and write down whose choice each place was. Standard library only.
+"""Interleave the lists of two rankers for one search, and record which ranker chose each position.
 
-Copy this file into your own service, in any way you like: `fedrank trial plan --to own` puts a copy beside the plan.
+Standard library only. Copy this file into your own service: `fedrank engine trial plan --to own` puts a copy next to
+the plan.
 
-    key = json.load(open("trial.json"))["key"]                        # kept on your server, never sent to a browser
+    key = json.load(open("trial.json"))["key"]                        # stays on your server, never in a browser
     mixed = team_draft(old_ids, new_ids, 10, key, query_id)           # old_ids, new_ids: best first
     log.write(search_line(mixed, old_ids, new_ids, query_id, client_id, time.time(), trial_id))
     show([document for document, team in mixed])
 
-The coin of each turn is a bit of SHA-256 of the key, the search and the turn, so that the same search always gets the
-same list, whichever machine answers it, and whoever has the key can check that nobody changed it.
+The coin of each turn is a bit of SHA-256 of the key, the search and the turn. The same search therefore gets the same
+list on every machine, and the holder of the key can verify it.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ OLD, NEW, BOTH = "old", "new", "both"
 
 
 def team_draft(old: Sequence[str], new: Sequence[str], places: int, key: str, search: str) -> list[tuple[str, str]]:
-    """[(document, whose choice)]: both choose in turn, and a coin says who goes first in each turn.
+    """[(document, team)]: both rankers choose in turn, and a coin decides which is first in each turn.
 
-    A document that both would choose is nobody's: a click on it says nothing about either.
+    A document that both would choose belongs to neither: a click on it does not count.
 
     >>> team_draft(["a", "b"], ["a", "c"], 3, "key", "search 1")
     [('a', 'both'), ('c', 'new'), ('b', 'old')]
@@ -57,7 +58,7 @@ def team_draft(old: Sequence[str], new: Sequence[str], places: int, key: str, se
 
 
 def coin(key: str, search: str, turn: int) -> bool:
-    """Whether the new ranker goes first in this turn."""
+    """Whether the new ranker is first in this turn."""
     return bool(hashlib.sha256(f"{key}\n{search}\n{turn}".encode()).digest()[0] & 1)
 
 
@@ -70,7 +71,7 @@ def search_line(
     time: float,
     trial: str,
 ) -> str:
-    """What your server logs of a search, as a line; `client` is the browser, `time` seconds since 1970."""
+    """The log line of a search on your server; `client` is the browser, `time` seconds since 1970."""
     shown, teams = [document for document, _ in mixed], [team for _, team in mixed]
     places = len(mixed)
     return json.dumps(
@@ -88,7 +89,7 @@ def search_line(
 
 
 def click_line(search: str, client: str, time: float, document: str) -> str:
-    """What a click leaves, as a line. A browser may write this one; nothing in it is believed without the other."""
+    """The log line of a click. A browser may write it: it counts only together with the line of its search."""
     return json.dumps({"search": search, "client": client, "time": time, "clicked": document})
 
 

@@ -1,8 +1,8 @@
-"""The features engine-1 as OpenSearch, Elasticsearch and Solr take them: mapping, feature set, logging and rescoring.
+"""The features engine-1 for OpenSearch, Elasticsearch and Solr: mapping, feature set, logging and rescoring.
 
-Formats are those of the plugins' documentation: "Learning to Rank" of OpenSearch, elasticsearch-learning-to-rank of
-OpenSource Connections, "Learning To Rank" of Solr's reference guide. What a user types never becomes part of a query's
-text here: it travels as a parameter, which the engine escapes (Mustache) or looks up (`$keywords` of Solr).
+The formats are those of the plugins' documentation: "Learning to Rank" of OpenSearch, elasticsearch-learning-to-rank of
+OpenSource Connections, "Learning To Rank" of Solr's reference guide. User input never becomes part of a query's text:
+it is passed as a parameter, which the engine escapes (Mustache) or resolves (`$keywords` of Solr).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from fedrank.files import write_atomic
 ENGINES = ("opensearch", "elasticsearch", "solr")
 BM25 = ("lucene", "legacy")
 URLS = {"solr": "http://localhost:8983/solr"}
-KEYWORDS, TIME = "KEYWORDS", "2026-01-31T12:00:00Z"  # what stands in the files where a search has its own
-LOGGED = "logged_features"  # how a query calls the part whose features are logged
-DEPTH = 100  # documents that are logged, or rescored
+KEYWORDS, TIME = "KEYWORDS", "2026-01-31T12:00:00Z"  # placeholders in the files
+LOGGED = "logged_features"  # name of the query part whose features are logged
+DEPTH = 100  # documents that are logged or rescored
 
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z0-9_]+)*")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -44,27 +44,27 @@ _BETWEEN_IDS = "\x1f"
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """What an engine calls things; every name is checked, since it becomes part of addresses, queries and shells."""
+    """Names in an engine; each is checked, because it becomes part of addresses, queries and shell commands."""
 
     to: str
     features: EngineFeatures = ENGINE_1
-    url: str = ""  # none: the engine's usual one on this machine
+    url: str = ""  # "": the engine's usual address on this machine
     index: str = "documents"
     model: str = "fedrank"
     title: str = "title"
     body: str = "body"
-    all: str = "all"  # a field into which title and body are copied
-    changed: str = ""  # a field with a date; none: nothing is recent
-    popularity: str = ""  # a field with a number; none: nothing is popular
-    bm25: str = ""  # lucene, or legacy where scores have a factor k1 + 1; none: as new versions of the engine do it
+    all: str = "all"  # a field to which title and body are copied
+    changed: str = ""  # a date field; "": recency is always 0
+    popularity: str = ""  # a numeric field; "": popularity is always 0
+    bm25: str = ""  # lucene, or legacy if scores have a factor k1 + 1; "": as in current versions of the engine
 
     def __post_init__(self) -> None:
         if self.to not in ENGINES:
-            raise ValueError(f"no engine {self.to!r}; use one of {', '.join(ENGINES)}")
+            raise ValueError(f"unknown engine {self.to!r}; use one of {', '.join(ENGINES)}")
         if self.bm25 not in ("", *BM25) or (self.to == "solr" and self.legacy):
             raise ValueError(
-                f"bm25 = {self.bm25!r} for {self.to}; choose {' or '.join(map(repr, BM25))}, for Solr the first: from "
-                "version 9 on it has no other"
+                f"bm25 = {self.bm25!r} is not valid for {self.to}; use {' or '.join(map(repr, BM25))} (for Solr only "
+                "the first: since version 9 it has no other)"
             )
         checks = [
             ("url", self.address, _URL, "such as http://localhost:9200"),
@@ -76,16 +76,16 @@ class EngineSetup:
         for name, value, allowed, remedy in checks:
             if not allowed.fullmatch(value):
                 raise ValueError(
-                    f"{name} = {value!r} would end up in addresses and queries, where other signs mean something; use "
+                    f"{name} = {value!r} contains characters that are not allowed in addresses and queries; use "
                     f"{remedy}"
                 )
         used = [getattr(self, name) for name in (*_TEXTS, *_MORE) if getattr(self, name)]
         if len(set(used)) < len(used):
-            raise ValueError(f"two fields have one name in {', '.join(used)}; name each of them once")
+            raise ValueError(f"two fields have the same name ({', '.join(used)}); use different names")
 
     @property
     def name(self) -> str:
-        """Of the feature set, or store."""
+        """Name of the feature set or store."""
         return self.features.version
 
     @property
@@ -103,14 +103,14 @@ _MORE = ("changed", "popularity")
 
 
 def feature_set(setup: EngineSetup) -> Any:
-    """What is uploaded once: the features, each a query."""
+    """The feature set, uploaded once; each feature is a query."""
     if setup.to == "solr":
         return [_solr_feature(feature, setup) for feature in setup.features.features]
     return {"featureset": {"features": [_feature(feature, setup) for feature in setup.features.features]}}
 
 
 def index_settings(setup: EngineSetup) -> dict[str, Any]:
-    """Fields that are cut into words as the features assume; for a new index."""
+    """Fields with the tokenisation that the features assume; for a new index."""
     return _solr_schema(setup) if setup.to == "solr" else _mapping(setup)
 
 
@@ -122,14 +122,14 @@ def logging_query(
     query_id: str = "",
     depth: int = DEPTH,
 ) -> dict[str, Any]:
-    """A search that answers with features: of these documents, in no order; or of the engine's best, in its order."""
+    """A search that returns features: of these documents, unordered; or of the engine's best, in its order."""
     moment = _moment(time)
     if setup.to == "solr":
         params = {"keywords": _plain(keywords), "time": moment, "echoParams": "explicit"}
         query = _solr_match(setup)
         if ids is not None:
             if any(_BETWEEN_IDS in one for one in ids):
-                raise ValueError(f"an id in {list(ids)!r} has the sign that stands between ids; leave it out")
+                raise ValueError(f"an id in {list(ids)!r} contains the separator of ids; remove it")
             params |= {"ids": _BETWEEN_IDS.join(ids), "between": _BETWEEN_IDS}
             query = "{!terms f=id separator=$between v=$ids}"
         return {
@@ -153,7 +153,7 @@ def logging_query(
 
 
 def rescore_query(setup: EngineSetup, keywords: str, time: float | None = None, depth: int = DEPTH) -> dict[str, Any]:
-    """A search whose best documents are put into the model's order; features are logged with it."""
+    """A search whose best documents are reranked by the model; features are logged with it."""
     moment = _moment(time)
     if setup.to == "solr":
         model = f"{{!ltr model={setup.model} reRankDocs={depth} efi.keywords=$keywords efi.time=$time}}"
@@ -177,10 +177,10 @@ def rescore_query(setup: EngineSetup, keywords: str, time: float | None = None, 
 
 
 def write_engine_files(setup: EngineSetup, out: str | Path) -> list[Path]:
-    """Write all of it as files into a folder, with the command lines in README.md."""
+    """Write all files into a folder, with the command lines in README.md."""
     out = Path(out)
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file; name a folder")
+        raise ValueError(f"{out} is a file; give a folder")
     contents = {
         "index.json": index_settings(setup),
         "features.json": feature_set(setup),
@@ -194,7 +194,7 @@ def write_engine_files(setup: EngineSetup, out: str | Path) -> list[Path]:
 
 
 def curl_lines(setup: EngineSetup) -> dict[str, str]:
-    """The requests, by what they do, in order."""
+    """The requests in order, by purpose."""
     at, json_file = setup.address, "-H 'Content-Type: application/json' --data-binary @"
 
     def send(method: str, path: str, file: str = "") -> str:
@@ -204,20 +204,20 @@ def curl_lines(setup: EngineSetup) -> dict[str, str]:
         return {
             "Add the fields to a collection": send("POST", f"{setup.index}/schema", "index.json"),
             "Upload the features": send("PUT", f"{setup.index}/schema/feature-store", "features.json"),
-            "Let the collection take notice": (
+            "Reload the collection": (
                 f"curl -fsS {shlex.quote(f'{at}/admin/collections?action=RELOAD&name={setup.index}')}"
             ),
             "Upload a model": send("PUT", f"{setup.index}/schema/model-store", "model.json"),
             "Log features": send("POST", f"{setup.index}/query", "log-query.json"),
-            "Search in the model's order": send("POST", f"{setup.index}/query", "rescore-query.json"),
+            "Search with the model": send("POST", f"{setup.index}/query", "rescore-query.json"),
         }
     return {
         "Create an index": send("PUT", setup.index, "index.json"),
-        "Begin a store for features and models": send("PUT", "_ltr"),
+        "Create a store for features and models": send("PUT", "_ltr"),
         "Upload the features": send("POST", f"_ltr/_featureset/{setup.name}", "features.json"),
         "Upload a model": send("POST", f"_ltr/_featureset/{setup.name}/_createmodel", "model.json"),
         "Log features": send("POST", f"{setup.index}/_search", "log-query.json"),
-        "Search in the model's order": send("POST", f"{setup.index}/_search", "rescore-query.json"),
+        "Search with the model": send("POST", f"{setup.index}/_search", "rescore-query.json"),
     }
 
 
@@ -232,7 +232,7 @@ _NOTHING: dict[str, Any] = {"match_none": {}}  # never matches: the value is mis
 
 
 def _template(feature: EngineFeature, setup: EngineSetup) -> dict[str, Any]:
-    """A feature as a query; what does not match has the value 0."""
+    """A feature as a query; documents that do not match have the value 0."""
     field = getattr(setup, feature.field)
     if not field:
         return _NOTHING
@@ -243,7 +243,9 @@ def _template(feature: EngineFeature, setup: EngineSetup) -> dict[str, Any]:
     if feature.kind in ("every", "most"):
         needed = {"operator": "and"} if feature.kind == "every" else {"minimum_should_match": f"{MAX_SHARE}%"}
         return {"constant_score": {"filter": {"match": {field: asked | needed}}, "boost": 1.0}}
-    there = {"constant_score": {"filter": {"exists": {"field": field}}}}  # without it, a missing date counts as now
+    there = {
+        "constant_score": {"filter": {"exists": {"field": field}}}
+    }  # without it, a missing date would count as now
     if feature.kind == "recency":
         decay = {"origin": "{{time}}", "scale": f"{feature.half_life:g}d", "decay": 0.5}
         return {"function_score": {"query": there, "exp": {field: decay}, "boost_mode": "replace"}}
@@ -327,12 +329,12 @@ def _solr_match(setup: EngineSetup) -> str:
 
 
 def _plain(keywords: str) -> str:
-    """Words without signs that Solr's parsers would take for operators."""
+    """Words without characters that Solr's parsers treat as operators."""
     return " ".join(ENGINE_1.words(keywords))
 
 
 def iso_time(time: float) -> str:
-    """Seconds since 1970 as all three engines read a date."""
+    """Seconds since 1970 in the date format of all three engines."""
     return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -356,35 +358,35 @@ def _readme(setup: EngineSetup) -> str:
     lines += [*_notes(setup), "", "| Feature | Field | Meaning |", "|---|---|---|"]
     for feature in setup.features.features:
         field = getattr(setup, feature.field)
-        meaning = feature.meaning if field else f"always 0: name a field (--{feature.field}) to have it"
+        meaning = feature.meaning if field else f"always 0; set a field with --{feature.field}"
         lines.append(f"| {feature.name} | {field or '-'} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 
 def _notes(setup: EngineSetup) -> list[str]:
     notes = [
-        f"In the two queries, {KEYWORDS} stands for what somebody typed, {TIME} for when they did, and ID-1, ID-2 for "
-        "the documents that they were shown. Write them with a JSON library, never by pasting texts together.",
-        "Add the answers of the logging query, one a line, to a file, each with the `query_id` of its search, and give "
-        "it to `fedrank engine read-log`.",
-        f"`model.json` is what `fedrank export MODEL --to {setup.to} --name {setup.model}"
+        f"In the two queries, {KEYWORDS} stands for the user's query, {TIME} for its time, and ID-1, ID-2 for "
+        "the displayed documents. Insert them with a JSON library, never by concatenating text.",
+        "Append the answers of the logging query to a file, one per line, each with the `query_id` of its search, and "
+        "pass it to `fedrank engine read-log`.",
+        f"`model.json` is written by `fedrank model export MODEL --to {setup.to} --name {setup.model}"
         + (f" --store {setup.name}" if setup.to == "solr" else "")
-        + " --out model.json` writes.",
+        + " --out model.json`.",
     ]
     if setup.to == "solr":
         notes += [
             "Solr needs its module `ltr`, and in `solrconfig.xml` the query parser `ltr`, the transformer `features` "
             "and the cache `QUERY_DOC_FV`: see Minimum Requirements of Learning To Rank in its reference guide.",
-            "Keywords go to Solr as plain words, without quotes and other signs: its parsers take these for operators.",
+            "Keywords are sent to Solr without special characters, which its parsers treat as operators.",
         ]
     elif setup.legacy:
         notes.append(
-            "BM25 has the factor k1 + 1 = 2.2 here, which the boost of 0.4545 undoes. `explain` of a match query shows "
-            "a boost of 2.2 then; if it does not, write the files again with `--bm25 lucene`."
+            "BM25 has the factor k1 + 1 = 2.2, which the boost of 0.4545 cancels. `explain` of a match query then "
+            "shows a boost of 2.2; if it does not, write the files again with `--bm25 lucene`."
         )
     else:
         notes.append(
-            "BM25 is assumed to be Lucene's, without the factor k1 + 1, as in OpenSearch from version 3 on. If "
+            "BM25 is assumed to be Lucene's, without the factor k1 + 1, as in OpenSearch since version 3. If "
             "`explain` of a match query shows a boost of 2.2, write the files again with `--bm25 legacy`."
         )
     return [f"- {note}" for note in notes]

@@ -1,15 +1,15 @@
-"""A trial in a folder: what was planned, what was read, and what it says.
+"""A trial in a folder: its plan, the events that were read, and its result.
 
-    trial.json           the plan; nothing in it changes
-    events/0001.jsonl    what one reading brought: searches and clicks that were not known before
+    trial.json           the plan, which never changes
+    events/0001.jsonl    searches and clicks of one import that were not known before
     labels.json          which of OpenSearch's ids is which model, once known
-    history.json         who did what, when, and why
+    history.json         actions with time, user and reason
 
-Everything else is counted anew from these each time. A reading appears whole or not at all, so that a crash loses
-nothing but what is read again; the same search or click counts once, however often it is read.
+All counts are computed from these files each time. An import is stored completely or not at all, so after a crash it is
+simply repeated; the same search or click counts once, however often it is read.
 
-Searches count in the order in which they came in. A search is closed, and the clicks on it are counted, when the server
-has logged searches that are `wait` seconds younger. Clicks that come later do not change what has been counted.
+Searches count in the order in which they arrived. A search is closed, and its clicks are counted, once the server has
+logged searches that are `wait` seconds later. Clicks that arrive later do not change the counts.
 """
 
 from __future__ import annotations
@@ -36,47 +36,47 @@ from fedrank.ranking.gate import Draft, Team
 
 EVENTS, HISTORY, LOCK = "events", "history.json", ".lock"
 BATCH_FORMAT = "fedrank-trial-events"
-UNFAIR = 4.5  # standard deviations by which a fair coin is not off
+UNFAIR = 4.5  # standard deviations that a fair assignment does not exceed
 TEAMS = {"o": Team.OLD, "n": Team.NEW, "b": Team.NEITHER}
-ENDED = ("adopted", "rolled back")  # what ends a trial
+ENDED = ("adopted", "rolled back")  # events that end a trial
 
 
 @dataclass(frozen=True)
 class ImportResult:
-    """What one reading brought."""
+    """The result of one import."""
 
     searches: int
     clicks: int
-    known: int  # searches and clicks that had been read before
-    dropped: dict[str, int]  # lines, by the reason
-    skipped: tuple[str, ...]  # files that had been read before, byte for byte
+    known: int  # searches and clicks that were read before
+    dropped: dict[str, int]  # lines by reason
+    skipped: tuple[str, ...]  # files that were read before, byte for byte
 
 
 @dataclass
 class Count:
-    """All that was read, counted."""
+    """Counts of everything that was read."""
 
     searches: int = 0
-    open: int = 0  # wait for clicks
+    open: int = 0  # waiting for clicks
     unclicked: int = 0
-    drawn: int = 0  # clicked, and neither model won: clicks on what both chose, or as many on both
+    drawn: int = 0  # clicked, but neither model won: clicks on shared results, or as many on both
     clicks: int = 0
     late: int = 0  # clicks on a search that was closed
     without_search: int = 0  # clicks on a search that no server logged
-    not_shown: int = 0  # clicks on what was not shown
-    of_others: int = 0  # clicks of another client than the one that searched, or of none
+    not_shown: int = 0  # clicks on results that were not displayed
+    of_others: int = 0  # clicks of another client than the one that searched, or of an unknown one
     forged: int = 0  # clicks that claim another team than the server's record
-    nobodys: int = 0  # clicks on what both models chose
-    without_client: int = 0  # decided searches whose client is not known; together they count as one client
-    shared_unknown: int = 0  # closed searches whose log does not tell what both chose
-    largest: float = 0.0  # share of decided searches of the client with most
-    leads: tuple[int, int] = (0, 0)  # lists in which the (old, new) model made the first choice of its own
+    nobodys: int = 0  # clicks on results that both models chose
+    without_client: int = 0  # decided searches with unknown client; together they count as one client
+    shared_unknown: int = 0  # closed searches whose log does not show which results both chose
+    largest: float = 0.0  # largest share of decided searches of one client
+    leads: tuple[int, int] = (0, 0)  # lists in which the (old, new) model made the first own choice
     dropped: Counter[str] = field(default_factory=Counter)
     decided: list[DecidedSearch] = field(default_factory=list)
 
     @property
     def unfair(self) -> float:
-        """Standard deviations by which the coin that says who goes first is off."""
+        """Standard deviations by which the assignment of the first choice deviates from a fair coin."""
         total = sum(self.leads)
         return abs(self.leads[0] - self.leads[1]) / math.sqrt(total) if total else 0.0
 
@@ -101,7 +101,7 @@ class EngineTrial:
 
     @property
     def current(self) -> Path:
-        """The file that says which model is in use."""
+        """The file that names the model in use."""
         return Path(os.path.normpath(self.folder / self.plan.current))
 
     def history(self) -> list[HistoryEntry]:
@@ -111,13 +111,13 @@ class EngineTrial:
         try:
             entries = [HistoryEntry(**row) for row in parse_json(read_bytes(path))]
             if not all(isinstance(text, str) for one in entries for text in (one.what, one.at, one.who, one.because)):
-                raise ValueError("something in it is no text")
+                raise ValueError("its values must be text")
             return entries
         except (ValueError, TypeError) as problem:
             raise ValueError(f"{path} cannot be read: {problem}; restore it from a backup") from None
 
     def note(self, what: str, who: str | None = None, because: str = "", **facts: Any) -> HistoryEntry:
-        """Write down what was done."""
+        """Record an action in the history."""
         entry = HistoryEntry(what, now(), who or somebody(), because, facts)
         rows = [vars(one) for one in (*self.history(), entry)]
         write_atomic(self.folder / HISTORY, json.dumps(rows, indent=1) + "\n", private=True)
@@ -125,11 +125,11 @@ class EngineTrial:
 
     @property
     def ended(self) -> HistoryEntry | None:
-        """What ended it, if something did: the last of it, since what was adopted may be rolled back."""
+        """The event that ended the trial, if any: the last one, because an adoption may be rolled back."""
         return next((entry for entry in reversed(self.history()) if entry.what in ENDED), None)
 
     def working(self) -> AbstractContextManager[None]:
-        """A lock: one at a time reads or decides."""
+        """A lock: one process at a time reads or decides."""
         return locked(self.folder / LOCK, f"the trial in {self.folder}")
 
     def labels(self) -> dict[str, str]:
@@ -138,18 +138,18 @@ class EngineTrial:
             return {}
         found = parse_json(read_bytes(path))
         if not isinstance(found, dict) or not set(found.values()) <= {"old", "new"}:
-            raise ValueError(f"{path} cannot be read; delete it, and say again which id is whose")
+            raise ValueError(f"{path} cannot be read; delete it, and assign the ids again with --old-id and --new-id")
         return found
 
     def read(
         self, files: Sequence[str | Path], labels: Mapping[str, str] | None = None, complete: bool = False
     ) -> ImportResult:
-        """Read files of searches and clicks; `complete`: no more clicks will come for what was read by now."""
+        """Read files of searches and clicks; `complete`: no further clicks will arrive for these searches."""
         with self.working():
             if ended := self.ended:
                 raise ValueError(
-                    f"the trial was {ended.what} on {ended.at[:10]}: what is shown since then is no part of it; "
-                    "begin another one with fedrank trial plan"
+                    f"the trial was {ended.what} on {ended.at[:10]}, so later searches are not part of it; "
+                    "start another one with fedrank engine trial plan"
                 )
             batches = list(self._batches())
             known_labels = self._all_labels(labels or {}, begun=bool(batches))
@@ -167,7 +167,7 @@ class EngineTrial:
                 found.inputs += one.inputs
             searches, clicks = self._new(batches, found)
             brought = len(found.searches) + len(found.clicks)
-            if known_labels != self.labels():  # not before something could be read with them
+            if known_labels != self.labels():  # only after something was read with them
                 write_atomic(self.folder / LABELS, json.dumps(known_labels, indent=1) + "\n", private=True)
             if found.inputs or complete:
                 self._write(len(batches) + 1, found, searches, clicks, complete)
@@ -180,7 +180,7 @@ class EngineTrial:
             )
 
     def count(self) -> Count:
-        """Count all that was read, reading after reading."""
+        """Count everything that was read, import by import."""
         count = Count()
         waiting: dict[str, ShownSearch] = {}
         closed: set[str] = set()
@@ -210,13 +210,13 @@ class EngineTrial:
         return count
 
     def judged(self, count: Count | None = None) -> Judgement:
-        """What the decided searches say."""
+        """The result of the decided searches."""
         return judge((count or self.count()).decided, self.plan.rules)
 
     def _close(
         self, search: ShownSearch, clicks: Iterable[SearchClick], labels: Mapping[str, str], count: Count
     ) -> None:
-        """Count one search, and the clicks on it."""
+        """Count one search and its clicks."""
         teams = np.array([TEAMS[letter] for letter in search.teams], np.int8)
         clicked = np.zeros(len(teams), bool)
         count.shared_unknown += not search.known
@@ -228,7 +228,7 @@ class EngineTrial:
             place = places.get(click.document)
             if place is None:
                 count.not_shown += 1
-            elif search.client and click.client != search.client:  # nor may a forger leave the client out
+            elif search.client and click.client != search.client:  # a forged click cannot omit the client either
                 count.of_others += 1
             elif click.team and teams[place] != Team.NEITHER and self._side(click.team, labels) != teams[place]:
                 count.forged += 1
@@ -248,14 +248,14 @@ class EngineTrial:
         return None if team is None else TEAMS[team[0]]
 
     def _all_labels(self, given: Mapping[str, str], begun: bool) -> dict[str, str]:
-        """Those that are known and those that are given, which may not differ once something was read."""
+        """Known and new labels, which must not contradict each other once something was read."""
         known = self.labels()
         sides = {side: label for label, side in known.items()}
         for label, side in given.items():
             if begun and (known.get(label, side) != side or sides.get(side, label) != label):
                 raise ValueError(
-                    f"{label} cannot be the {side} model's: this trial has {known}; searches that were read with other "
-                    "ids would count for the wrong one. Begin another trial"
+                    f"{label} cannot belong to the {side} model: this trial has {known}, and searches read with other "
+                    "ids would count for the wrong model. Start another trial"
                 )
         replaced = {label: side for label, side in known.items() if side not in given.values()}
         return {**replaced, **given}
@@ -263,9 +263,9 @@ class EngineTrial:
     def _new(
         self, batches: Iterable[tuple[dict[str, Any], list[ShownSearch], list[SearchClick]]], found: EventLines
     ) -> tuple[list[ShownSearch], list[SearchClick]]:
-        """What was not read before, with stand-ins for client ids."""
+        """Searches and clicks that were not read before, with pseudonyms of client ids."""
         searches: dict[str, ShownSearch] = {}
-        clicks: set[SearchClick] = set()  # with all they claim: a false one may not hide a true one
+        clicks: set[SearchClick] = set()  # with all their claims: a forged click must not hide a true one
         for _, old_searches, old_clicks in batches:
             searches.update((one.id, one) for one in old_searches)
             clicks.update(old_clicks)
@@ -276,7 +276,7 @@ class EngineTrial:
                 searches[search.id] = search
                 new_searches.append(search)
             elif searches[search.id][3:5] != search[3:5]:
-                found.dropped["a search that was logged before in another way; the first one counts"] += 1
+                found.dropped["a search that was logged before with different content; the first one counts"] += 1
         for click in found.clicks:
             click = click._replace(client=self._stand_in(click.client))
             if click not in clicks:
@@ -285,7 +285,7 @@ class EngineTrial:
         return new_searches, new_clicks
 
     def _stand_in(self, client: str) -> str:
-        """What is stored in place of a client's id: it cannot be turned back without the trial's key."""
+        """The stored pseudonym of a client id; it cannot be reversed without the trial's key."""
         return hmac.new(self.plan.key.encode(), client.encode(), hashlib.sha256).hexdigest()[:16] if client else ""
 
     def _write(
@@ -304,16 +304,16 @@ class EngineTrial:
         write_atomic(path, "\n".join(lines) + "\n", private=True)
 
     def _batches(self) -> Iterable[tuple[dict[str, Any], list[ShownSearch], list[SearchClick]]]:
-        """Each reading: its head, searches and clicks."""
+        """Each import: its header, searches and clicks."""
         for path in sorted((self.folder / EVENTS).glob("*.jsonl")):
             try:
                 first, *rest = read_bytes(path).decode().splitlines()
                 head = parse_json(first)
                 counts = head["dropped"].values()
                 if head["format"] != BATCH_FORMAT or not isinstance(head["complete"], bool):
-                    raise ValueError("it is no reading of a trial")
+                    raise ValueError("it is not an import of a trial")
                 if not all(isinstance(count, int) for count in counts):
-                    raise ValueError("a count in it is not a whole number")
+                    raise ValueError("a count in it is not an integer")
                 rows = [parse_json(line) for line in rest]
                 searches = [_stored_search(row) for row in rows if row[0] == "search"]
                 clicks = [SearchClick(*map(str, row[1:])) for row in rows if row[0] == "click"]

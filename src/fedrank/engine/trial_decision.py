@@ -1,9 +1,9 @@
-"""What a trial's searches say: an anytime-valid decision that no single browser can push in.
+"""The decision of a trial: anytime-valid, and robust against a single malicious browser.
 
-Searches count one after the other, in the order in which they came in. Each client counts a bounded number of decided
-searches, and at no time more than a tenth of all. Adoption must hold without the clients who did most for the new
-model, so that one who lies, however cleverly, gains nothing: without that one the bet is an ordinary one. Refusing
-early needs no such care. A liar can waste a trial, and cannot harm people.
+Searches count one after the other, in the order in which they arrived. Each client counts a limited number of decided
+searches, and never more than a tenth of all. Adoption must hold without the clients that contributed most to the new
+model, so one malicious client gains nothing: without it, the bet is an ordinary one. Early refusal needs no such
+protection: a malicious client can waste a trial but not harm users.
 """
 
 from __future__ import annotations
@@ -19,41 +19,41 @@ from numpy.typing import NDArray
 from fedrank.ranking.gate import Gate, Ruling
 from fedrank.seeds import rng_for
 
-LONGEST = 16.0  # decided searches of a trial, in units of 1 / (2 wins - 1)^2: enough for nine in ten that win so often
-SIMULATED = 1000  # trials from which it is told how long one takes
-MAX_SHARE = 0.1  # of the searches counted so far that one client may have, so that early on nobody delays a stop
-USUAL = (0.2, 0.45, 0.5, 0.55, 0.6, 0.7)  # shares of wins for which that is told
+LONGEST = 16.0  # maximum number of decided searches in units of 1 / (2 wins - 1)^2: enough for nine in ten such models
+SIMULATED = 1000  # simulated trials for the expected duration
+MAX_SHARE = 0.1  # maximum share of one client among the searches counted so far, so early on no client delays a stop
+USUAL = (0.2, 0.45, 0.5, 0.55, 0.6, 0.7)  # shares of wins for which the duration is shown
 
 
 @dataclass(frozen=True)
 class TrialRules:
-    """The gate's settings, and what bounds the weight of one client."""
+    """The settings of the decision, and the limits of one client's weight."""
 
     gate: Gate = field(default_factory=Gate)
-    per_client: int = 5  # decided searches that one client counts
+    per_client: int = 5  # maximum number of decided searches per client
     liars: int = 1  # clients without whom adoption must hold
-    wait: float = 1800.0  # seconds for which clicks on a list are waited for
+    wait: float = 1800.0  # seconds to wait for clicks on a list
 
     def cap(self, counted: int) -> int:
-        """Decided searches that one client may count when so many are counted in all."""
+        """Maximum number of decided searches of one client after so many in total."""
         return min(self.per_client, max(1, int(MAX_SHARE * counted)))
 
     def __post_init__(self) -> None:
         if self.per_client < 1:
-            raise ValueError(f"per_client = {self.per_client}: nobody counts; use 1 or more")
+            raise ValueError(f"per_client must be at least 1 (got {self.per_client})")
         if self.liars < 0:
-            raise ValueError(f"liars = {self.liars}: fewer than nobody; use 0 or more")
+            raise ValueError(f"liars must be at least 0 (got {self.liars})")
         if not 0 <= self.wait < 30 * 86_400:
-            raise ValueError(f"wait = {self.wait} seconds; use 0 to 30 days")
+            raise ValueError(f"wait must be between 0 seconds and 30 days (got {self.wait} seconds)")
 
     @classmethod
     def for_wins(cls, wins: float, level: float = 0.05, **more: float) -> TrialRules:
-        """Rules that find a model soon that wins this share of decided searches.
+        """Rules that quickly detect a model with this share of wins among decided searches.
 
-        The best stake of a bet on it is 2 wins - 1: a smaller one waits too long, a larger one loses too much.
+        The optimal stake of a bet on it is 2 wins - 1: a smaller one takes longer, a larger one loses more.
         """
         if not 0.5 < wins < 0.95:
-            raise ValueError(f"wins = {wins}: a model worth having wins more than half; use 0.51 to 0.94, such as 0.6")
+            raise ValueError(f"wins must be between 0.51 and 0.94, such as 0.6 (got {wins})")
         stake = 2 * wins - 1
         gate = Gate(level=level, stake=round(stake, 6), most=math.ceil(LONGEST / stake**2 - 1e-6))
         return cls(gate, **more)  # type: ignore[arg-type]
@@ -69,17 +69,17 @@ class DecidedSearch:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the searches say, and how the evidence grew."""
+    """The result of the searches, and the evidence over time."""
 
     ruling: Ruling
     wins: int
     losses: int
-    evidence: NDArray[np.float64]  # [counted + 1, 3]: for the new model, the same without liars, against it
-    beyond: int  # decided searches beyond what one client may count
-    after: int  # decided searches that came in after the ruling
-    clients: int  # that counted
-    capped: int  # clients that had more to say
-    harmful: bool  # whether it was refused because it does harm
+    evidence: NDArray[np.float64]  # [counted + 1, 3]: for the new model, the same without malicious clients, against it
+    beyond: int  # decided searches beyond the limit of one client
+    after: int  # decided searches after the decision
+    clients: int  # number of clients that counted
+    capped: int  # clients that reached the limit
+    harmful: bool  # whether it was refused as harmful
 
     @property
     def counted(self) -> int:
@@ -87,18 +87,18 @@ class Judgement:
 
     @property
     def because(self) -> str:
-        """Why, in a few words."""
+        """The reason in a few words."""
         if self.ruling == "adopt":
             return f"it won {self.wins} of {self.counted} decided searches"
         if self.ruling == "undecided":
-            return f"it won {self.wins} of {self.counted} decided searches, which is not enough yet"
+            return f"it won {self.wins} of {self.counted} decided searches, which is not enough for a decision yet"
         if self.harmful:
-            return f"it does harm: it won {self.wins} of {self.counted} decided searches"
-        return f"it won {self.wins} of {self.counted} decided searches: not enough to tell that it is better"
+            return f"it is worse: it won {self.wins} of {self.counted} decided searches"
+        return f"it won {self.wins} of {self.counted} decided searches, so it is not significantly better"
 
 
 def judge(searches: Iterable[DecidedSearch], rules: TrialRules) -> Judgement:
-    """Look after every decided search, in their order, and stop at the first ruling."""
+    """Check after every decided search, in order, and stop at the first decision."""
     gate = rules.gate
     of_client: dict[str, tuple[int, int]] = {}
     alike: Counter[tuple[int, int]] = Counter()  # clients by (wins, losses)
@@ -146,17 +146,17 @@ def _favourable(alike: Counter[tuple[int, int]], gate: Gate, clients: int) -> tu
 
 @dataclass(frozen=True)
 class Needed:
-    """How trials end with models that win so often."""
+    """The outcome of trials with models with a given share of wins."""
 
     wins: float
     adopted: float  # share of trials
-    median: float  # decided searches until a ruling
-    low: float  # of these 5 %
-    high: float  # 95 %
+    median: float  # decided searches until a decision
+    low: float  # 5 % quantile
+    high: float  # 95 % quantile
 
 
 def needed(rules: TrialRules, wins: Iterable[float] = USUAL, trials: int = SIMULATED, seed: int = 1) -> list[Needed]:
-    """Simulate trials in which every client decides one search: how often, and how soon, is there a ruling?"""
+    """Simulate trials in which every client decides one search: how often, and how soon, do they end?"""
     found = []
     for share in wins:
         rng = rng_for(seed, "trial", round(share * 10_000))

@@ -1,7 +1,7 @@
-"""What engines and browsers say of searches in a trial, as lines of JSON. Browsers write events: nothing is believed.
+"""Searches and clicks of a trial from engines and browsers, as JSON lines. Browsers are not trusted.
 
-A search counts as its server logged it: what was shown, and whose choice each place was. A click counts if it is on
-something that such a search showed. Whatever else a click says, such as its place or its team, is compared with that.
+A search counts as its server logged it: the displayed results and their teams. A click counts if it is on a result of
+such a search. Other claims of a click, such as its position or team, are compared with the search.
 """
 
 from __future__ import annotations
@@ -20,50 +20,50 @@ from fedrank.engine.trial_record import TrialPlan
 from fedrank.files import opened
 
 MAX_SHOWN = 1000  # documents in a list
-CODES = {OLD: "o", NEW: "n", BOTH: "b"}  # of teams, where many are stored
+CODES = {OLD: "o", NEW: "n", BOTH: "b"}  # codes of teams in stored files
 
 
 class ShownSearch(NamedTuple):
-    """What a server showed: whose choice was each place?"""
+    """A displayed list with the team of each position."""
 
     id: str
-    client: str  # a browser; "" where the log names none
+    client: str  # a browser; "" if the log does not name it
     time: float
     shown: tuple[str, ...]
-    teams: str  # a letter for each place: o, n, or b for what both chose
-    known: bool  # whether the log tells what both chose
+    teams: str  # one letter per position: o, n, or b for results that both chose
+    known: bool  # whether the log shows which results both chose
 
 
 class SearchClick(NamedTuple):
-    """A click as a browser told it."""
+    """A click as reported by a browser."""
 
     search: str
     document: str
-    client: str  # a browser; "" where it does not say
-    team: str  # that it claims; "" where it claims none
+    client: str  # a browser; "" if it is not named
+    team: str  # the team that it claims; "" if it claims none
 
 
 class NotCounted(UnusableRow):
-    """Why a line says nothing."""
+    """Why a line is not counted."""
 
 
 @dataclass
 class EventLines:
-    """What some files say."""
+    """The content of some files."""
 
     searches: list[ShownSearch] = field(default_factory=list)
     clicks: list[SearchClick] = field(default_factory=list)
-    dropped: Counter[str] = field(default_factory=Counter)  # lines, by the reason
+    dropped: Counter[str] = field(default_factory=Counter)  # lines by reason
     inputs: list[dict[str, Any]] = field(default_factory=list)  # name, digest, lines
 
 
 def read_events(plan: TrialPlan, file: str | Path, labels: Mapping[str, str]) -> EventLines:
     """Read a file of searches, clicks, or both: UBI, lines of `team_draft.py`, or answers of Solr and OpenSearch.
 
-    `labels` says which of OpenSearch's ids is "old" and which "new". A file without a single line of use is refused.
+    `labels` assigns OpenSearch's ids to "old" and "new". A file without a usable line is refused.
     """
     found = EventLines()
-    with opened(file) as source:  # first: a file that grows meanwhile is not the same when it is read again
+    with opened(file) as source:  # first: a file that grows meanwhile has another digest when it is read again
         digest = hashlib.file_digest(source, "sha256").hexdigest()
     column = Column((), lambda row: parse_row(row, plan, labels))
     reader = RowReader(file, RowFormat({"event": column}, kind="json", nested=True))
@@ -77,17 +77,18 @@ def read_events(plan: TrialPlan, file: str | Path, labels: Mapping[str, str]) ->
     if rows and found.dropped.total() == rows:
         reason, times = found.dropped.most_common(1)[0]
         raise ValueError(
-            f"{file}: none of its {rows:,} lines is of use to this trial; {times:,} are left out because: {reason}"
+            f"{file}: none of its {rows:,} lines can be used for this trial; the most frequent reason ({times:,} "
+            f"lines): {reason}"
         )
     found.inputs.append({"name": Path(file).name, "digest": digest, "lines": rows})
     return found
 
 
 def parse_row(row: dict[str, Any], plan: TrialPlan, labels: Mapping[str, str]) -> ShownSearch | SearchClick:
-    """What one line says; NotCounted, with the reason, if nothing."""
+    """Parse one line; raise NotCounted with the reason if it cannot be used."""
     if "action_name" in row:
         if row["action_name"] != "click":
-            raise NotCounted("an event that is no click")
+            raise NotCounted("an event that is not a click")
         return _click(row, "query_id", "event_attributes.object.object_id", "client_id", "event_attributes.team")
     if "clicked" in row:
         return _click(row, "search", "clicked", "client", "team")
@@ -110,17 +111,17 @@ def parse_row(row: dict[str, Any], plan: TrialPlan, labels: Mapping[str, str]) -
 def _click(row: dict[str, Any], search: str, document: str, client: str, team: str) -> SearchClick:
     claimed = nested_value(row, team)
     return SearchClick(
-        _name(row, search, "a click that does not say in which search"),
-        _name(row, document, "a click that does not say on what"),
+        _name(row, search, "a click without a query id"),
+        _name(row, document, "a click without a document"),
         _client(row, client),
         "" if claimed is None else parse_id(claimed) or "?",
     )
 
 
 def _answer(row: dict[str, Any]) -> dict[str, Any]:
-    """An engine's answer as your service logs it, with `query_id`, `client_id` and `timestamp` beside it."""
+    """An engine's answer as your service logs it, with `query_id`, `client_id` and `timestamp`."""
     answer = row.get("response", row)
-    if isinstance(answer, dict) and isinstance(answer.get("response"), dict):  # the whole answer of Solr
+    if isinstance(answer, dict) and isinstance(answer.get("response"), dict):  # the complete answer of Solr
         answer = answer["response"]
     documents = answer.get("docs") if isinstance(answer, dict) else None
     hits = answer.get("hits") if isinstance(answer, dict) else None
@@ -144,48 +145,48 @@ def _answer(row: dict[str, Any]) -> dict[str, Any]:
 
 def _search(row: dict[str, Any], plan: TrialPlan, labels: Mapping[str, str]) -> ShownSearch:
     if row.get("trial") not in (None, plan.id):
-        raise NotCounted("of another trial")
+        raise NotCounted("a search of another trial")
     search = _name(row, "search", "a search without an id")
     client = _client(row, "client")
     shown, teams = _ids(row["shown"]), parse_list(row.get("teams"))
     if not teams:
         raise NotCounted("a search without teams: it was not part of the trial")
     if len(teams) != len(shown):
-        raise NotCounted("not as many teams as places")
+        raise NotCounted("the numbers of teams and positions differ")
     if len(set(shown)) < len(shown):
-        raise NotCounted("a list that shows something twice")
+        raise NotCounted("a list with a duplicate document")
     found = [plan.team(team, labels) if isinstance(team, str) else None for team in teams]
     whose = [team for team in found if team is not None]
     if len(whose) < len(found):
-        raise NotCounted("a team that this trial does not have")
+        raise NotCounted("a team that is not part of this trial")
     if len(whose) > 1 and len(set(whose)) == 1 and BOTH not in whose:
-        raise NotCounted("a list of one model alone: it was not mixed")
+        raise NotCounted("a list of one model only: it was not interleaved")
     known = plan.to == "own"
     if "old" in row or "new" in row:
         whose = _checked(search, shown, whose, _ids(row.get("old")), _ids(row.get("new")), plan)
         known = True
     time = parse_time(row.get("time"))
     if time is None:
-        raise NotCounted("a search without a time that could be one")
+        raise NotCounted("a search without a valid time")
     return ShownSearch(search, client, time, shown, "".join(CODES[team] for team in whose), known)
 
 
 def _checked(
     search: str, shown: tuple[str, ...], teams: list[str], old: tuple[str, ...], new: tuple[str, ...], plan: TrialPlan
 ) -> list[str]:
-    """Teams as both lists say, with what both would have chosen marked; a list that does not follow is refused."""
+    """Teams derived from both lists, with shared choices marked; a list that does not follow from them is refused."""
     if plan.to == "own":
         if list(zip(shown, teams, strict=True)) != team_draft(old, new, len(shown), plan.key, search):
-            raise NotCounted("teams that do not follow from the two lists and the trial's key")
+            raise NotCounted("teams that contradict the two lists and the trial's key")
         return teams
     found, taken = [], set[str]()
-    leads = ""  # who made the first choice of this turn
+    leads = ""  # which team made the first choice of this turn
     for document, team in zip(shown, teams, strict=True):
         wish = {
             side: next((one for one in ranking if one not in taken), None) for side, ranking in ((OLD, old), (NEW, new))
         }
         if wish[team] != document:
-            raise NotCounted("teams that do not follow from the two lists")
+            raise NotCounted("teams that contradict the two lists")
         begins = not leads or leads == team
         found.append(BOTH if begins and wish[OLD] == wish[NEW] else team)
         leads = team if begins else ""
@@ -196,12 +197,12 @@ def _checked(
 def _ids(value: Any) -> tuple[str, ...]:
     listed = parse_list(value)
     if not listed:
-        raise NotCounted("an empty list, or none")
+        raise NotCounted("an empty or missing list")
     if len(listed) > MAX_SHOWN:
-        raise NotCounted(f"a list of more than {MAX_SHOWN:,} places")
+        raise NotCounted(f"a list of more than {MAX_SHOWN:,} positions")
     names = tuple(map(parse_id, listed))
     if "" in names:
-        raise NotCounted("a list with something in it that is no document")
+        raise NotCounted("a list with an invalid document id")
     return names
 
 
@@ -212,5 +213,5 @@ def _name(row: dict[str, Any], field: str, without: str) -> str:
 
 
 def _client(row: dict[str, Any], field: str) -> str:
-    """The browser; "" where none is named. What cannot be a name is one of those that nobody knows."""
+    """The browser; "" if none is named or the name is not valid."""
     return parse_id(nested_value(row, field))

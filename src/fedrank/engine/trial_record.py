@@ -1,4 +1,4 @@
-"""The record of a trial, `trial.json`: which models, by their digests, under which rules, since when, and by whom."""
+"""The record of a trial, `trial.json`: models with their digests, rules, time and author."""
 
 from __future__ import annotations
 
@@ -20,47 +20,47 @@ from fedrank.trees.model_files import load_model
 
 FORMAT, VERSION = "fedrank-trial", 1
 PLAN, CURRENT, LABELS = "trial.json", "current.json", "labels.json"
-ENGINE = "engine"  # stands for the order that the engine has without any model of ours
+ENGINE = "engine"  # the engine's own ranking without a model
 ENGINES = ("opensearch", "solr", "own")
-LARGEST = 1 << 20  # bytes of a plan
-ORIGINAL = "_OriginalRanking_"  # what Solr calls its own order
+LARGEST = 1 << 20  # maximum size of a plan in bytes
+ORIGINAL = "_OriginalRanking_"  # Solr's name for its ranking
 
 
 @dataclass(frozen=True)
 class TrialModel:
-    """One of the two that are compared."""
+    """One of the two compared models."""
 
     name: str  # in the engine
-    path: str  # of its file; empty: the engine's own order
-    digest: str  # of that file; empty: the engine's own order
+    path: str  # of its file; empty: the engine's own ranking
+    digest: str  # of that file; empty: the engine's own ranking
 
     @property
     def is_engine(self) -> bool:
         return not self.digest
 
     def __str__(self) -> str:
-        return "the engine's own order" if self.is_engine else f"{self.name} ({self.path})"
+        return "the engine's own ranking" if self.is_engine else f"{self.name} ({self.path})"
 
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """What was agreed on before the first search; nothing of it changes afterwards."""
+    """The terms fixed before the first search; they never change."""
 
     id: str
-    to: str  # which engine mixes the lists
+    to: str  # which engine interleaves the lists
     old: TrialModel
     new: TrialModel
     rules: TrialRules
-    planned: str  # when
+    planned: str  # date and time
     who: str
     because: str
-    key: str  # of the coin, and of what stands in for client ids; it stays on the server
+    key: str  # of the random assignment and of pseudonyms for client ids; it stays on the server
     places: int = 10
-    current: str = ""  # the file that says which model is in use, seen from the trial's folder
-    engine: dict[str, str] = field(default_factory=dict)  # url, index and the like
+    current: str = ""  # the file that names the model in use, relative to the trial's folder
+    engine: dict[str, str] = field(default_factory=dict)  # url, index and others
 
     def team(self, label: str, labels: Mapping[str, str]) -> str | None:
-        """Whose a label is that an engine gave to a place: "old", "new", "both"; None: nobody's of this trial."""
+        """The team of an engine's label: "old", "new", "both", or None if it is not part of this trial."""
         if label in ("old", "new", "both"):
             return label if self.to == "own" or label != "both" else None
         known = {self.old.name: "old", self.new.name: "new", **labels}
@@ -68,14 +68,16 @@ class TrialPlan:
 
 
 def model_on_trial(path: str | Path, to: str) -> TrialModel:
-    """A model by the digest of its file; "engine" stands for the engine's own order."""
+    """A model identified by the digest of its file; "engine" means the engine's own ranking."""
     if str(path) == ENGINE:
         return TrialModel(ORIGINAL if to == "solr" else ENGINE, "", "")
     path = Path(path)
-    load_model(path)  # what is no model is refused in its own words
+    load_model(path)  # raises its own error for an invalid model
     file = path / "model.json" if path.is_dir() else path
     if not file.is_file():
-        raise ValueError(f"{path} holds several files; name the model itself, such as {path}/fold-1-seed-1/model.json")
+        raise ValueError(
+            f"{path} contains several files; give the model itself, such as {path}/fold-1-seed-1/model.json"
+        )
     digest = digest_of(file)
     return TrialModel(f"fedrank-{digest[:10]}", str(file), digest)
 
@@ -85,16 +87,16 @@ def digest_of(file: str | Path) -> str:
 
 
 def check_unchanged(model: TrialModel) -> None:
-    """Refuse a model whose file is not the one any more that the trial is about."""
+    """Raise ValueError if a model's file has changed since the trial was planned."""
     if not model.is_engine and (found := digest_of(model.path)) != model.digest:
         raise ValueError(
-            f"{model.path} is not the model that was on trial: its digest is {found[:9]}, and was {model.digest[:9]}. "
-            "Nothing was changed; put the old file back, or plan a trial of the new one"
+            f"{model.path} is not the model of the trial: its digest is {found[:9]} (expected {model.digest[:9]}). "
+            "Nothing was changed; restore the old file, or plan a trial of the new one"
         )
 
 
 def somebody() -> str:
-    """Who runs this, as the system knows them."""
+    """The name of the current user."""
     try:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):
@@ -110,13 +112,13 @@ def new_key() -> str:
 
 
 def check_free(folder: str | Path) -> None:
-    """Refuse a folder that has the record of a trial already."""
+    """Raise FileExistsError if a folder already contains the record of a trial."""
     if (path := Path(folder) / PLAN).exists():
-        raise FileExistsError(f"{path} is the record of another trial, which stays; choose another --out")
+        raise FileExistsError(f"{path} is the record of another trial; choose another --out")
 
 
 def write_plan(plan: TrialPlan, folder: str | Path) -> Path:
-    """Write the record into a folder that only its owner can read; one that is there already is never replaced."""
+    """Write the record into a folder that only its owner can read; an existing record is never replaced."""
     path = private_folder(folder) / PLAN
     content = json.dumps({"format": FORMAT, "version": VERSION, **asdict(plan)}, indent=1) + "\n"
     check_free(folder)
@@ -126,10 +128,10 @@ def write_plan(plan: TrialPlan, folder: str | Path) -> Path:
 
 
 def read_plan(folder: str | Path) -> TrialPlan:
-    """Read `trial.json`, which may have been handed over by somebody else."""
+    """Read `trial.json`, which may come from another person."""
     path = Path(folder) / PLAN
     if not path.is_file():
-        raise FileNotFoundError(f"{folder} is no trial: it has no {PLAN}; begin one with fedrank trial plan")
+        raise FileNotFoundError(f"{folder} is not a trial: it has no {PLAN}; start one with fedrank engine trial plan")
     try:
         content = parse_json(read_bytes(path, LARGEST))
         if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -165,17 +167,17 @@ def _model(content: dict[str, Any]) -> TrialModel:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"{value!r} stands where a text was expected")
+        raise ValueError(f"expected a text (got {value!r})")
     return value
 
 
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"{value!r} stands where a number was expected")
+        raise ValueError(f"expected a number (got {value!r})")
     return float(value)
 
 
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
-        raise ValueError(f"{value!r} stands where a whole number was expected")
+        raise ValueError(f"expected an integer (got {value!r})")
     return value

@@ -1,10 +1,9 @@
-"""What an engine needs for a trial, as files and command lines: to begin it, to adopt the new model, to roll back.
+"""Files and command lines for an engine: to start a trial, to adopt the new model, to roll back.
 
-OpenSearch mixes lists in its search-relevance plugin (A/B tests with team draft, pull requests #498 and #511 of
-opensearch-project/search-relevance): a test is made by PUT ab_tests/ID, and changed by PUT ab_tests/ID/_update. It has
-two search configurations: A is the old model, so that a test that is switched off shows what people had before. Solr
-mixes in its LTR module (SOLR-14560). For a service of your own there is `team_draft.py`. No engine is spoken to from
-here.
+OpenSearch interleaves lists in its search-relevance plugin (A/B tests with team draft, pull requests #498 and #511 of
+opensearch-project/search-relevance): a test is created by PUT ab_tests/ID and changed by PUT ab_tests/ID/_update. It
+has two search configurations: A is the old model, so a disabled test shows the previous results. Solr interleaves in
+its LTR module (SOLR-14560). For your own service there is `team_draft.py`. This module does not connect to an engine.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from fedrank.files import parse_json, private_folder, read_bytes, write_atomic
 from fedrank.trees.export import export
 
 REQUESTS, BEGIN, ADOPT, ROLL_BACK, DRAFT = "requests", "begin.sh", "adopt.sh", "rollback.sh", "team_draft.py"
-SEARCH_TEXT = "%SearchText%"  # where the plugin puts what somebody searches for
+SEARCH_TEXT = "%SearchText%"  # where the plugin inserts the user's query
 URLS = {"opensearch": "http://localhost:9200", "solr": "http://localhost:8983/solr"}
 DEFAULT_QUERY = {"query": {"multi_match": {"query": SEARCH_TEXT, "fields": ["title", "body"]}}}
-WINDOW = 100  # documents that a model orders anew
+WINDOW = 100  # documents that a model reranks
 _SEND = """\
 send() {  # method, path, file
   curl -sS --fail-with-body -X "$1" "$URL$2" -H 'Content-Type: application/json' --data-binary "@$3"; echo
@@ -43,7 +42,7 @@ URL=${{URL:-{url}}}
 
 
 def write_requests(plan: TrialPlan, folder: str | Path, query: str | Path | None = None) -> list[Path]:
-    """Write what the engine needs beside the plan; returns the files that a person runs or reads."""
+    """Write the files for the engine next to the plan; return those that a person runs or reads."""
     folder = Path(folder)
     if plan.to == "own":
         source = (files("fedrank.engine") / DRAFT).read_text(encoding="utf-8")
@@ -63,17 +62,17 @@ def write_requests(plan: TrialPlan, folder: str | Path, query: str | Path | None
 
 
 def commands_of(folder: str | Path, script: str) -> str:
-    """What makes a decision so, for somebody to run; empty for a service of one's own, which reads `current.json`."""
+    """The command that applies a decision; empty for your own service, which reads `current.json`."""
     path = Path(folder) / script
     return f"sh {shlex.quote(str(path))}" if path.exists() else ""
 
 
 def configuration(plan: TrialPlan, model: TrialModel, query: dict[str, Any]) -> dict[str, Any]:
-    """A search configuration of OpenSearch's plugin: the engine's query, and a model that orders its best anew."""
+    """A search configuration of OpenSearch's plugin: the engine's query, and a model that reranks its results."""
     body = dict(query)
     if not model.is_engine:
         ranker = {"params": {"keywords": SEARCH_TEXT, "time": "now"}, "model": model.name}
-        # Only the model's score counts within the window, as in training; the engine's chose the candidates.
+        # Only the model's score counts within the window, as in training; the engine's score selects the candidates.
         rescore = {"rescore_query": {"sltr": ranker}, "query_weight": 0.0, "rescore_query_weight": 1.0}
         body["rescore"] = {"window_size": WINDOW, "query": rescore}
     return {"name": model.name, "index": plan.engine["index"], "query": json.dumps(body)}
@@ -98,21 +97,21 @@ def _opensearch(plan: TrialPlan, requests: Path, query: dict[str, Any]) -> dict[
         for side in ("old", "new")
     ]
     begin = [
-        _head(plan, f"Begin the trial {plan.id}: upload, two search configurations, and a test that mixes them."),
+        _head(plan, f"Start the trial {plan.id}: upload, two search configurations, and a test that interleaves them."),
         f"send PUT /_cluster/settings {REQUESTS}/workbench.json\n",
         *upload,
         *created,
         _put(test, {"search_configuration_a": "$OLD", "search_configuration_b": "$NEW"}),
-        "# Switched off it shows configuration A alone: so one learns which random id stands for which model.\n",
+        "# Disabled, it returns configuration A only, which shows which random id belongs to which model.\n",
         _put(f"{test}/_update", {"enabled": False}),
         f"A=$(send POST {test}/_search {REQUESTS}/search.json | ids | sed q)\n",
         _put(f"{test}/_update", {"enabled": True}),
         f'B=$(send POST {test}/_search {REQUESTS}/search.json | ids | grep -v "^$A\\$" | sed q)\n',
         f'if test -n "$A" && test -n "$B"; then printf \'{{"%s": "old", "%s": "new"}}\\n\' "$A" "$B" > {LABELS}\n',
-        f"else echo 'Which id is whose is not known yet: put a search that finds things into {REQUESTS}/search.json,'\n"
-        "  echo 'or look at the test in the workbench; then: fedrank trial read ... --old-id ID --new-id ID'; fi\n",
+        f"else echo 'The ids of the models are not known yet: put a search with results into {REQUESTS}/search.json,'\n"
+        "  echo 'or see the test in the workbench; then: fedrank engine trial read ... --old-id ID --new-id ID'; fi\n",
         f'echo \'Searches: POST {test}/_search  {{"query_params": {{"SearchText": "..."}}}}\'\n',
-        "echo 'Log each answer as a line: "
+        "echo 'Log each answer on one line: "
         '{"query_id": ..., "client_id": ..., "timestamp": ..., "response": {"hits": [...]}}\'\n',
     ]
     saved = f"OLD=$(cat {REQUESTS}/old-configuration.id)\nNEW=$(cat {REQUESTS}/new-configuration.id)\n"
@@ -121,13 +120,13 @@ def _opensearch(plan: TrialPlan, requests: Path, query: dict[str, Any]) -> dict[
         ROLL_BACK: (plan.old, {"search_configuration_a": "$OLD", "search_configuration_b": "$NEW", "enabled": False}),
     }
     return {BEGIN: "".join(begin)} | {
-        script: _head(plan, f"Show {model.name} to everybody.") + saved + _put(f"{test}/_update", state)
+        script: _head(plan, f"Use {model.name} for all searches.") + saved + _put(f"{test}/_update", state)
         for script, (model, state) in ends.items()
     }
 
 
 def _put(path: str, content: dict[str, Any]) -> str:
-    """Lines of a shell that put an object there; its values may be variables of the shell."""
+    """Shell lines that send an object with PUT; its values may be shell variables."""
     return f"cat > {REQUESTS}/test.json <<END\n{json.dumps(content)}\nEND\nsend PUT {path} {REQUESTS}/test.json\n"
 
 
@@ -142,23 +141,23 @@ def _solr(plan: TrialPlan) -> dict[str, str]:
     ask = f"{collection}/query?q=QUERY&keywords=WORDS&time=NOW&fl=id,score,[interleaving]&rq={mixed}"
     alone = {side: _alone(model) for side, model in (("old", plan.old), ("new", plan.new))}
     begin = [
-        _head(plan, f"Begin the trial {plan.id}: upload the models. Solr mixes all results of one shard."),
-        "# solrconfig.xml needs, beside the ltr query parser:\n"
+        _head(plan, f"Start the trial {plan.id}: upload the models. Solr interleaves all results of one shard."),
+        "# solrconfig.xml needs, in addition to the ltr query parser:\n"
         '#   <transformer name="interleaving" class="org.apache.solr.ltr.response.transform.'
         'LTRInterleavingTransformerFactory"/>\n',
         upload,
         f'curl -sS --fail-with-body --globoff "$URL/{collection}/query?q=test&keywords=test&time=NOW'
         f'&fl=id,score,%5Binterleaving%5D&rq={quote(mixed)}"; echo\n',
         f"echo 'Searches: {ask}'\n",
-        "echo 'Log each answer as a line: "
+        "echo 'Log each answer on one line: "
         '{"query_id": ..., "client_id": ..., "timestamp": ..., "response": <the answer>}\'\n',
-        'echo \'With "old": [ids] and "new": [ids] beside it, both lists, fewer searches are needed.\'\n',
+        'echo \'Add both lists as "old": [ids] and "new": [ids] to need fewer searches.\'\n',
     ]
-    told = "echo 'From now on ask with: {}'\n"
+    search_with = "echo 'From now on search with: {}'\n"
     return {
         BEGIN: "".join(begin),
-        ADOPT: _head(plan, f"Show {plan.new.name} to everybody.") + told.format(alone["new"]),
-        ROLL_BACK: _head(plan, f"Show {plan.old.name} to everybody, as before.") + told.format(alone["old"]),
+        ADOPT: _head(plan, f"Use {plan.new.name} for all searches.") + search_with.format(alone["new"]),
+        ROLL_BACK: _head(plan, f"Use {plan.old.name} for all searches, as before.") + search_with.format(alone["old"]),
     }
 
 
@@ -176,14 +175,14 @@ def _head(plan: TrialPlan, what: str) -> str:
 
 
 def _query(path: str | Path | None) -> dict[str, Any]:
-    """The engine's own query, as a search body in which %SearchText% stands for what somebody types."""
+    """The engine's own query: a search body with %SearchText% in place of the user's query."""
     if path is None:
         return DEFAULT_QUERY
     body = parse_json(read_bytes(path))
     if not isinstance(body, dict) or "query" not in body or "rescore" in body or SEARCH_TEXT not in json.dumps(body):
         raise ValueError(
-            f'{path} is no search body that a model could follow: it needs "query" with {SEARCH_TEXT} somewhere in it, '
-            'and no "rescore"'
+            f'{path} is not a usable search body: it must have "query" containing {SEARCH_TEXT}, and must not have '
+            '"rescore"'
         )
     return body
 

@@ -1,4 +1,4 @@
-"""What there is to say about a trial: a plan, what was read, a decision, and what it rests on."""
+"""Descriptions of a trial: its plan, imports, decision, and evidence."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedrank.engine.trial_decision import Judgement, Needed
 from fedrank.engine.trial_record import TrialPlan
 from fedrank.experiments.report.sections import Cell, Pairs, Part, Points, Section, Table, Tone, paragraph
 
-LARGE = 20.0  # logarithm of evidence that needs no digits
+LARGE = 20.0  # logarithm of evidence above which no digits are shown
 RULINGS: dict[str, tuple[str, Tone]] = {
     "adopt": ("Adopt it", "better"),
     "refuse": ("Refuse it", "worse"),
@@ -20,7 +20,7 @@ RULINGS: dict[str, tuple[str, Tone]] = {
 
 
 def about_plan(plan: TrialPlan, needed: Sequence[Needed]) -> list[Section]:
-    """What is compared, and how many searches that takes."""
+    """What is compared, and how many searches it takes."""
     rows = [
         [
             Cell(f"{one.wins:.0%}"),
@@ -31,33 +31,34 @@ def about_plan(plan: TrialPlan, needed: Sequence[Needed]) -> list[Section]:
         for one in needed
     ]
     table = Table(
-        ("it wins", "adopted", "decided searches", "of nine in ten trials"),
+        ("share of wins", "adopted", "decided searches (median)", "90% of trials"),
         rows,
         notes=(
-            "Simulated. A search is decided if one model's own places got more clicks than the other's; "
-            "clicks on what both would show say nothing.",
+            "Simulated. A search is decided if the results of one model got more clicks than those of the other; "
+            "clicks on results of both models do not count.",
         ),
     )
     return [Section("Trial", (_models(plan), table))]
 
 
 def about_reading(brought: ImportResult) -> list[Section]:
-    """What one reading brought, and what was left out."""
+    """The result of one import, and what was skipped."""
     parts: list[Part] = [paragraph(f"{brought.searches:,} new searches, {brought.clicks:,} new clicks")]
     left = dict(brought.dropped)
     if brought.known:
         left["read before"] = brought.known
     if left:
         rows = [[Cell(reason), Cell(f"{times:,}")] for reason, times in left.items()]
-        parts.append(Table(("left out", "lines"), rows))
+        parts.append(Table(("skipped", "lines"), rows))
     parts += [
-        paragraph(f"{name} was read before, byte for byte, and counts once", tone="quiet") for name in brought.skipped
+        paragraph(f"{name} was read before with the same content and counts once", tone="quiet")
+        for name in brought.skipped
     ]
     return [Section("Read", tuple(parts))]
 
 
 def about_trial(trial: EngineTrial, count: Count, judgement: Judgement) -> list[Section]:
-    """How it stands, what that rests on, and what was left out."""
+    """The state of a trial, its evidence, and what was skipped."""
     plan, gate = trial.plan, trial.plan.rules.gate
     verdict, tone = RULINGS[judgement.ruling]
     heading = paragraph(f"{verdict}: {judgement.because}.", tone=tone)
@@ -67,20 +68,20 @@ def about_trial(trial: EngineTrial, count: Count, judgement: Judgement) -> list[
         [
             [Cell("the new model wins more than half"), _odds(gained), _needed(gate.level)],
             [
-                Cell(f"the same without {_friends(plan.rules.liars)} who did most for it"),
+                Cell(f"the same without {_friends(plan.rules.liars)} with the most wins for it"),
                 _odds(without),
                 _needed(gate.level),
             ],
             [Cell("the new model wins less than half"), _odds(against), _needed(gate.harm)],
         ],
-        notes=("What a stake of 1 has become. It may be looked at after every search.",),
+        notes=("The present value of a stake of 1. It may be checked after every search.",),
     )
     parts: list[Part] = [heading, _models(plan), bets]
     if count.unfair > UNFAIR:
         parts.append(
             paragraph(
-                f"The coin was not fair: the old model went first in {count.leads[0]:,} lists, the new one in "
-                f"{count.leads[1]:,}. Clicks say nothing about such lists; look at what mixes them.",
+                f"The assignment was not balanced: the old model was first in {count.leads[0]:,} lists, the new one in "
+                f"{count.leads[1]:,}. Clicks on such lists are not valid; check the code that interleaves them.",
                 tone="worse",
             )
         )
@@ -90,39 +91,39 @@ def about_trial(trial: EngineTrial, count: Count, judgement: Judgement) -> list[
 def _rests_on(trial: EngineTrial, count: Count, judgement: Judgement) -> Section:
     rules = trial.plan.rules
     rows = [
-        ("searches that were read", count.searches, ""),
-        ("open", count.open, f"clicks are waited for, {rules.wait / 60:g} minutes"),
-        ("not clicked", count.unclicked, "say nothing"),
-        ("drawn", count.drawn, "as many clicks on both, or on what both chose"),
-        ("decided", len(count.decided), "one model's own places got more clicks"),
+        ("searches read", count.searches, ""),
+        ("open", count.open, f"waiting {rules.wait / 60:g} minutes for clicks"),
+        ("not clicked", count.unclicked, "not counted"),
+        ("drawn", count.drawn, "equal numbers of clicks, or clicks on results of both models"),
+        ("decided", len(count.decided), "the results of one model got more clicks"),
         (
             "beyond the cap",
             judgement.beyond,
-            f"each client counts {rules.per_client}, and a tenth of all; {judgement.capped} had more",
+            f"at most {rules.per_client} and a tenth of all per client; {judgement.capped} clients had more",
         ),
-        ("after the decision", judgement.after, "change nothing"),
+        ("after the decision", judgement.after, "not counted"),
         ("counted", judgement.counted, f"of {judgement.clients:,} clients"),
-        ("clicks that were read", count.clicks, ""),
-        ("clicks on what was not shown", count.not_shown, "left out"),
-        ("clicks in searches that no server logged", count.without_search, "left out"),
-        ("clicks of another client than searched, or of none", count.of_others, "left out"),
-        ("clicks that claim another team", count.forged, "left out"),
-        ("clicks that came too late", count.late, "left out"),
+        ("clicks read", count.clicks, ""),
+        ("clicks on results that were not displayed", count.not_shown, "skipped"),
+        ("clicks in searches that no server logged", count.without_search, "skipped"),
+        ("clicks of another or unknown client", count.of_others, "skipped"),
+        ("clicks that claim another team", count.forged, "skipped"),
+        ("clicks that came too late", count.late, "skipped"),
     ]
-    kept = [row for row in rows if row[1] or row[0] in ("searches that were read", "decided", "counted")]
+    kept = [row for row in rows if row[1] or row[0] in ("searches read", "decided", "counted")]
     notes = [
-        "The unit is the search. A client is a browser, not a person; searches of one client resemble each other, "
-        "hence the cap.",
-        f"The busiest client has {count.largest:.0%} of the decided searches.",
+        "The unit is the search. A client is a browser, not a person; searches of one client are correlated, "
+        "hence the limit.",
+        f"The most active client has {count.largest:.0%} of the decided searches.",
     ]
     if count.without_client:
         notes.append(
-            f"{count.without_client:,} decided searches name no client; together they count as one: log client_id."
+            f"{count.without_client:,} decided searches have no client and count as one client together; log client_id."
         )
     if count.shared_unknown:
         notes.append(
-            f"{count.shared_unknown:,} lists do not tell what both models would have shown in the same place. Clicks "
-            "there are decided by the coin: no bias, but more searches are needed. Log both lists to avoid it."
+            f"{count.shared_unknown:,} lists do not show which results both models chose. Clicks on those count "
+            "at random: no bias, but more searches are needed. Log both lists to avoid it."
         )
     table = Table(
         ("what", "number", "meaning"), [[Cell(a), Cell(f"{b:,}"), Cell(c)] for a, b, c in kept], notes=tuple(notes)
@@ -130,16 +131,16 @@ def _rests_on(trial: EngineTrial, count: Count, judgement: Judgement) -> Section
     parts: list[Part] = [table]
     if count.dropped:
         lines = [[Cell(reason), Cell(f"{times:,}")] for reason, times in count.dropped.most_common()]
-        parts.append(Table(("lines that say nothing", "number"), lines))
-    return Section("What it rests on", tuple(parts))
+        parts.append(Table(("lines that were not counted", "number"), lines))
+    return Section("Evidence", tuple(parts))
 
 
 def _history(trial: EngineTrial) -> list[Section]:
-    deeds = trial.history()
+    entries = trial.history()
     current = read_current(trial.current).now
     parts: list[Part] = []
-    if deeds:
-        parts.append(Points(tuple(_told(entry) for entry in deeds)))
+    if entries:
+        parts.append(Points(tuple(_told(entry) for entry in entries)))
     if current is not None:
         parts.append(paragraph(f"In use: {current.name}, since {current.since[:16]}"))
     return [Section("History", tuple(parts))] if parts else []
@@ -150,7 +151,9 @@ def _told(entry: HistoryEntry) -> str:
 
 
 def _models(plan: TrialPlan) -> Pairs:
-    return Pairs((("new", str(plan.new)), ("old", str(plan.old)), ("mixed by", plan.to), ("planned", _planned(plan))))
+    return Pairs(
+        (("new", str(plan.new)), ("old", str(plan.old)), ("interleaved by", plan.to), ("planned", _planned(plan)))
+    )
 
 
 def _planned(plan: TrialPlan) -> str:
@@ -158,7 +161,7 @@ def _planned(plan: TrialPlan) -> str:
 
 
 def _odds(evidence: float) -> Cell:
-    """What a stake of 1 has become, of a logarithm."""
+    """The present value of a stake of 1, from its logarithm."""
     return Cell(f"{math.exp(evidence):.3g}" if evidence < LARGE else "very large")
 
 

@@ -1,1 +1,1 @@
-"""Experiments: specifications (`spec`), running them (`runner`), reports (`report`), and a page that shows progress."""
+"""Experiments: specifications (`spec`), execution (`runner`), reports (`report`), and a progress page (`watch`)."""

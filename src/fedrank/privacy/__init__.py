@@ -1,1 +1,1 @@
-"""WHAT LEAVES a client: clipping and noise, accounting, ledger, secure sums."""
+"""Privacy: clipping and noise, accounting, ledgers and secure aggregation."""

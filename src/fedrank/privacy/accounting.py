@@ -1,6 +1,6 @@
-"""What repeated releases cost: from the privacy event of one round to ε, δ and the trade-off of a whole run.
+"""Privacy accounting: from the privacy event of one round to ε, δ and the trade-off curve of a whole run.
 
-Every answer is an upper bound: where a distribution is rounded or cut, it is rounded against us.
+Every result is an upper bound: rounding and truncation always increase the reported loss.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from fedrank.extras import missing_extra
 Floats = NDArray[np.float64]
 
 LOST = 1e-40  # probability that one step of the exact convolution may cut from a tail
-CELLS = 2**20  # how many cells a composed privacy loss may need before it is stored more coarsely
+CELLS = 2**20  # cells of a composed privacy loss, above which it is stored more coarsely
 GRID = 1000  # values of epsilon from which a trade-off curve is built
 ORDERS = np.array([*range(2, 65), 128, 256, 512, 1024], dtype=np.float64)  # of Rényi divergences
-MAX_NOISE, MAX_LOSS, MAX_ANSWERS = 1e12, 1e100, 1_000_000  # beyond them numbers overflow, or pricing never ends
-MAX_DISTRIBUTIONS = 8  # that are composed exactly: each takes a second or so
+MAX_NOISE, MAX_LOSS, MAX_ANSWERS = 1e12, 1e100, 1_000_000  # beyond these numbers overflow, or accounting takes too long
+MAX_DISTRIBUTIONS = 8  # composed exactly; each takes about a second
 
 
 @dataclass(frozen=True)
 class GaussianEvent:
     """Gaussian noise on a sum, for neighbours that differ by adding or removing one unit."""
 
-    multiplier: float  # deviation of the noise / L2 sensitivity, above 0
-    sampling: float = 1.0  # chance of a unit to be in a round, drawn independently and kept secret; 1: always
+    multiplier: float  # standard deviation of the noise / L2 sensitivity, above 0
+    sampling: float = 1.0  # probability that a unit is in a round, drawn independently and secretly; 1: always
 
     def __post_init__(self) -> None:
         _check_noise(self.multiplier, self.sampling)
@@ -43,7 +43,7 @@ class LaplaceEvent:
     """Laplace noise on a sum, for neighbours that differ by adding or removing one unit."""
 
     multiplier: float  # scale of the noise / L1 sensitivity, above 0
-    sampling: float = 1.0  # chance of a unit to be in a round, drawn independently and kept secret; 1: always
+    sampling: float = 1.0  # probability that a unit is in a round, drawn independently and secretly; 1: always
 
     def __post_init__(self) -> None:
         _check_noise(self.multiplier, self.sampling)
@@ -51,10 +51,10 @@ class LaplaceEvent:
 
 @dataclass(frozen=True)
 class ConcentratedEvent:
-    """Any release with rho-zCDP (Bun and Steinke, TCC 2016), such as shares of discrete Gaussian noise."""
+    """Any release with rho-zCDP (Bun and Steinke, TCC 2016), such as distributed discrete Gaussian noise."""
 
-    rho: float  # 0 or more; inf promises nothing
-    pure: float = inf  # epsilon of one release at delta = 0, where there is one
+    rho: float  # 0 or more; inf guarantees nothing
+    pure: float = inf  # epsilon of one release at delta = 0, where it is finite
 
     def __post_init__(self) -> None:
         _check_price("rho", self.rho)
@@ -63,9 +63,9 @@ class ConcentratedEvent:
 
 @dataclass(frozen=True)
 class PureEvent:
-    """Any release that is epsilon-differentially private, whatever it is made of."""
+    """Any release that is epsilon-differentially private."""
 
-    epsilon: float  # 0 or more; inf promises nothing
+    epsilon: float  # 0 or more; inf guarantees nothing
 
     def __post_init__(self) -> None:
         _check_price("epsilon", self.epsilon)
@@ -73,24 +73,24 @@ class PureEvent:
 
 @dataclass(frozen=True)
 class ResponseEvent:
-    """Randomised response: each answer is true with a fixed probability, else one of the other values, uniformly."""
+    """Randomised response: each answer is true with a fixed probability, otherwise uniform over the other values."""
 
-    truth: float  # probability of the true answer, above 0; 1 promises nothing
+    truth: float  # probability of the true answer, above 0; 1 guarantees nothing
     values: int = 11  # possible answers
-    answers: int = 1  # independent answers of one unit in a round; a neighbour may differ in all of them
+    answers: int = 1  # independent answers of one unit per round; a neighbour may differ in all of them
 
     def __post_init__(self) -> None:
         if not 0 < self.truth <= 1:
-            raise ValueError(f"truth = {self.truth} is no chance of a true answer; use a number above 0 and up to 1")
+            raise ValueError(f"truth must be above 0 and at most 1 (got {self.truth})")
         if self.truth * MAX_NOISE < 1:
-            raise ValueError(f"truth = {self.truth} cannot be priced; use at least {1 / MAX_NOISE:g}")
+            raise ValueError(f"truth must be at least {1 / MAX_NOISE:g} for the accounting (got {self.truth})")
         if self.values < 2:
-            raise ValueError(f"values = {self.values} leaves nothing to answer instead of the truth; use at least 2")
+            raise ValueError(f"values must be at least 2, the true answer and another one (got {self.values})")
         if self.answers < 1:
-            raise ValueError(f"answers = {self.answers} is no release at all; use at least 1")
+            raise ValueError(f"answers must be at least 1 (got {self.answers})")
         if max(self.values, self.answers) > MAX_ANSWERS:
             raise ValueError(
-                f"{self.answers} answers of {self.values} values cannot be priced; use at most {MAX_ANSWERS:,} of each"
+                f"answers and values must be at most {MAX_ANSWERS:,} each (got {self.answers} and {self.values})"
             )
 
 
@@ -98,17 +98,17 @@ Event = GaussianEvent | LaplaceEvent | ConcentratedEvent | PureEvent | ResponseE
 
 
 def epsilon(event: Event, times: int, delta: float) -> float:
-    """The smallest ε that we can claim at this delta after so many rounds; inf where none holds."""
+    """The smallest ε that can be claimed at this delta after `times` rounds; inf where none holds."""
     _check_times(times)
     if not 0 <= delta < 1:
-        raise ValueError(f"delta = {delta} promises nothing or is no probability; use 0 <= delta < 1, such as 1e-5")
+        raise ValueError(f"delta must be at least 0 and below 1 (got {delta}); use a value such as 1e-5")
     return _epsilon(event, int(times), float(delta))
 
 
 def composed(events: Mapping[Event, int], delta: float) -> float:
-    """The smallest ε that we can claim after all of these, each so many times; inf where none holds.
+    """The smallest ε that can be claimed after all of these events, each repeated; inf where none holds.
 
-    What differs is composed first and priced then, which costs less than the sum of the prices.
+    Different events are composed before the conversion to ε, which gives less than the sum of their ε.
     """
     spent = {event: times for event, times in events.items() if times}
     if len(spent) <= 1:
@@ -116,7 +116,7 @@ def composed(events: Mapping[Event, int], delta: float) -> float:
     for times in spent.values():
         _check_times(times)
     if not 0 <= delta < 1:
-        raise ValueError(f"delta = {delta} promises nothing or is no probability; use 0 <= delta < 1, such as 1e-5")
+        raise ValueError(f"delta must be at least 0 and below 1 (got {delta}); use a value such as 1e-5")
     return _composed(frozenset(spent.items()), float(delta))
 
 
@@ -128,17 +128,17 @@ def _composed(spent: frozenset[tuple[Event, int]], delta: float) -> float:
     parts = sum(_epsilon(event, times, delta / len(spent)) for event, times in spent)
     bounds = [pure, parts, *(bound.epsilon(delta) for bound in _bounds_together(dict(spent)))]
     rest = {event: times for event, times in spent if _pure(event) == inf}
-    if len(rest) < len(spent):  # what holds at δ = 0 comes on top of the rest, which then has all of δ
+    if len(rest) < len(spent):  # pure ε is added to the ε of the rest, which then has all of δ
         on_top = sum(_pure(event) * times for event, times in spent if event not in rest)
         bounds.append(on_top + composed(rest, delta))
     return min(bounds)
 
 
 def _bounds_together(spent: Mapping[Event, int]) -> Iterator[_Bound]:
-    """Everything we can prove about events that differ."""
+    """All available bounds for a composition of different events."""
     yield _Concentrated(sum(times * _rho(event) for event, times in spent.items()))
     gaussian = [(event, times) for event, times in spent.items() if isinstance(event, GaussianEvent)]
-    if len(gaussian) == len(spent):  # sampling never hurts
+    if len(gaussian) == len(spent):  # dropping the sampling gives an upper bound
         yield _Gaussian(sqrt(sum(times / event.multiplier**2 for event, times in gaussian)))
     if any(event.sampling < 1 for event, _ in gaussian):
         yield _Moments(
@@ -159,37 +159,37 @@ def _bounds_together(spent: Mapping[Event, int]) -> Iterator[_Bound]:
 
 
 def _rho(event: Event) -> float:
-    """A ρ with which one release is ρ-zCDP; pure ε is ε²/2 (Bun and Steinke 2016, proposition 1.4)."""
+    """A ρ for which one release is ρ-zCDP; pure ε is ε²/2 (Bun and Steinke 2016, proposition 1.4)."""
     if isinstance(event, ConcentratedEvent):
         return min(event.rho, event.pure**2 / 2)
     return 1 / (2 * event.multiplier**2) if isinstance(event, GaussianEvent) else _pure(event) ** 2 / 2
 
 
 def _divergences(event: Event, times: int) -> Floats:
-    """[orders]: Rényi divergence of so many releases."""
+    """[orders]: Rényi divergence of `times` releases."""
     if isinstance(event, GaussianEvent) and event.sampling < 1:
         return _moments(event, times).divergences
     return times * _rho(event) * ORDERS
 
 
 def delta_of(event: Event, times: int, epsilon: float) -> float:
-    """The smallest δ that we can claim at this epsilon after so many rounds."""
+    """The smallest δ that can be claimed at this epsilon after `times` rounds."""
     _check_times(times)
     if not epsilon >= 0:
-        raise ValueError(f"epsilon = {epsilon} is no privacy loss; use a number of 0 or more")
+        raise ValueError(f"epsilon must be 0 or more (got {epsilon})")
     return float(_deltas(event, times, np.array([float(epsilon)]))[0])
 
 
 def trade_off(event: Event, times: int, alphas: NDArray[Any] | Iterable[float]) -> Floats:
     """The smallest false negative rate of any test for membership, for each false positive rate in `alphas`.
 
-    Exact for unsampled Gaussian noise (Dong, Roth, Su 2022); else a lower bound that touches the truth where a
+    Exact for Gaussian noise without sampling (Dong, Roth, Su 2022); otherwise a lower bound that is exact where a
     claim (ε, δ) is tight.
     """
     _check_times(times)
     rates = np.asarray(alphas if isinstance(alphas, np.ndarray) else list(alphas), dtype=np.float64)
     if not np.all((rates >= 0) & (rates <= 1)):
-        raise ValueError(f"alphas from {rates.min()} to {rates.max()} are no rates; use numbers from 0 to 1")
+        raise ValueError(f"alphas must be between 0 and 1 (got {rates.min()} to {rates.max()})")
     if times == 0:
         return 1 - rates
     if isinstance(event, GaussianEvent) and event.sampling == 1:
@@ -197,7 +197,7 @@ def trade_off(event: Event, times: int, alphas: NDArray[Any] | Iterable[float]) 
 
         shifted: Floats = ndtr(-ndtri(rates) - sqrt(times) / event.multiplier)
         return shifted
-    # Beyond 700 e^ε overflows, and such an ε says something only about rates below 1e-300.
+    # Above 700 e^ε overflows, and such an ε affects only rates below 1e-300.
     top = min(epsilon(event, times, 1e-9), 700.0)
     grid = np.linspace(0, top, GRID)
     missed = 1 - _deltas(event, times, grid)
@@ -209,23 +209,23 @@ def trade_off(event: Event, times: int, alphas: NDArray[Any] | Iterable[float]) 
 
 def _check_noise(multiplier: float, sampling: float) -> None:
     if not (multiplier > 0 and isfinite(multiplier)):
-        raise ValueError(f"multiplier = {multiplier} is no noise that hides anything; use a finite number above 0")
+        raise ValueError(f"multiplier must be finite and above 0 (got {multiplier})")
     if not 1 / MAX_NOISE <= multiplier <= MAX_NOISE:
-        raise ValueError(f"multiplier = {multiplier} cannot be priced; use {1 / MAX_NOISE:g} to {MAX_NOISE:g}")
+        raise ValueError(f"multiplier must be between {1 / MAX_NOISE:g} and {MAX_NOISE:g} (got {multiplier})")
     if not 0 < sampling <= 1:
-        raise ValueError(f"sampling = {sampling} is no chance to take part; use a number above 0 and up to 1")
+        raise ValueError(f"sampling must be above 0 and at most 1 (got {sampling})")
 
 
 def _check_price(name: str, value: float) -> None:
     if not value >= 0:
-        raise ValueError(f"{name} = {value} is no privacy loss; use 0 or more, or inf where nothing is promised")
+        raise ValueError(f"{name} must be 0 or more, or inf for no guarantee (got {value})")
     if MAX_LOSS < value < inf:
-        raise ValueError(f"{name} = {value} promises nothing; use inf, which says so, or at most {MAX_LOSS:g}")
+        raise ValueError(f"{name} must be at most {MAX_LOSS:g}, or inf for no guarantee (got {value})")
 
 
 def _check_times(times: int) -> None:
     if times < 0 or times != int(times):
-        raise ValueError(f"times = {times} is no number of rounds; use a whole number of 0 or more")
+        raise ValueError(f"times must be an integer of 0 or more (got {times})")
 
 
 @lru_cache(maxsize=4096)
@@ -264,12 +264,12 @@ def _pure(event: Event) -> float:
 
 
 def _sampled_loss(loss: float, sampling: float) -> float:
-    """log(1 - q + q e^loss): what is left of a loss if a unit takes part only with chance q."""
+    """log(1 - q + q e^loss): the loss after sampling with probability q."""
     return loss if sampling == 1 else float(np.logaddexp(log1p(-sampling), log(sampling) + loss))
 
 
 class _Bound(Protocol):
-    """One proof of what a run costs: δ for ascending values of ε, and back."""
+    """An upper bound on the privacy loss of a run: δ for ascending values of ε, and the inverse."""
 
     def deltas(self, epsilons: Floats) -> Floats: ...
 
@@ -278,10 +278,10 @@ class _Bound(Protocol):
 
 @lru_cache(maxsize=8)
 def _bounds(event: Event, times: int) -> tuple[_Bound, ...]:
-    """Everything we can prove about an event; all hold, so that the smallest may be claimed."""
+    """All available bounds for an event; all hold, so the smallest may be claimed."""
     match event:
         case GaussianEvent(multiplier, sampling):
-            # Sampling never hurts: mixing two distributions brings them closer.
+            # Sampling never increases the loss: mixing two distributions brings them closer.
             always = _Gaussian(sqrt(times) / multiplier)
             return (always,) if sampling == 1 else (always, _moments(event, times), *_distribution(event, times))
         case LaplaceEvent():
@@ -300,7 +300,7 @@ def _bounds(event: Event, times: int) -> tuple[_Bound, ...]:
 
 
 def _solve(bound: _Bound, delta: float, high: float, precision: float = 1e-12) -> float:
-    """The smallest ε up to `high` with at most this delta, by bisection; `high` where none below it will do."""
+    """The smallest ε up to `high` with at most this delta, by bisection; `high` where no smaller one is enough."""
     low = 0.0
     if bound.deltas(np.zeros(1))[0] <= delta:
         return 0.0
@@ -315,9 +315,9 @@ def _solve(bound: _Bound, delta: float, high: float, precision: float = 1e-12) -
 
 @dataclass(frozen=True)
 class _Gaussian:
-    """Exact cost of Gaussian noise (Balle and Wang, ICML 2018): k rounds are one with deviation / sqrt(k)."""
+    """Exact loss of Gaussian noise (Balle and Wang, ICML 2018): k rounds equal one with deviation / sqrt(k)."""
 
-    mu: float  # sensitivity / deviation, of all rounds together
+    mu: float  # sensitivity / standard deviation, of all rounds together
 
     def deltas(self, epsilons: Floats) -> Floats:
         from scipy.special import erfcx, log_ndtr, ndtr
@@ -337,7 +337,7 @@ class _Gaussian:
 
 @dataclass(frozen=True)
 class _Concentrated:
-    """Cost of zCDP by the conversion of Canonne, Kamath and Steinke (NeurIPS 2020, proposition 12)."""
+    """Loss of zCDP by the conversion of Canonne, Kamath and Steinke (NeurIPS 2020, proposition 12)."""
 
     rho: float  # of all rounds together
 
@@ -361,7 +361,7 @@ class _Concentrated:
     def epsilon(self, delta: float) -> float:
         if self.rho in (0, inf):
             return self.rho
-        # Along the best orders ε = ρ(2a+1) - log(1+1/a) and log δ = -ρa² - log(1+a): one bisection over a will do.
+        # Along the best orders ε = ρ(2a+1) - log(1+1/a) and log δ = -ρa² - log(1+a): one bisection over a is enough.
         low, high = 0.0, sqrt(-log(delta) / self.rho)
         for _ in range(100):
             middle = (low + high) / 2
@@ -374,7 +374,7 @@ class _Concentrated:
 
 @dataclass(frozen=True, eq=False)
 class _Lattice:
-    """Exact distribution of a privacy loss that takes only multiples of one step."""
+    """Exact distribution of a privacy loss on multiples of one step."""
 
     step: float
     first: int  # the loss of the first cell, in steps
@@ -397,8 +397,8 @@ class _Lattice:
 def _lattice(up: float, same: float, down: float, step: float, times: int) -> _Lattice:
     """The sum of independent losses that are +step, 0 or -step.
 
-    Plain convolution of positive numbers keeps its relative precision far into the tails, where Fourier transforms
-    leave noise; doubling keeps it cheap.
+    Direct convolution of positive numbers preserves its relative precision far into the tails, where Fourier
+    transforms leave rounding noise; repeated doubling makes it cheap.
     """
     one = np.array([down, same, up])
     first, masses, beyond = -1, one, 0.0
@@ -407,7 +407,7 @@ def _lattice(up: float, same: float, down: float, step: float, times: int) -> _L
         first, masses, beyond = 2 * first, np.convolve(masses, masses), 2 * beyond
         if bit == "1":
             first, masses = first - 1, np.convolve(masses, one)
-        # Small losses are moved up to the first cell that stays, large ones count as infinite.
+        # Small losses are moved up to the first remaining cell, large ones count as infinite.
         below, above = np.cumsum(masses), np.cumsum(masses[::-1])
         start, stop = int(np.searchsorted(below, LOST)), len(masses) - int(np.searchsorted(above, LOST))
         beyond += float(masses[stop:].sum())
@@ -415,14 +415,14 @@ def _lattice(up: float, same: float, down: float, step: float, times: int) -> _L
         first, masses = first + start, masses[start:stop].copy()
         masses[0] += moved
         widest = max(widest, len(masses))
-    # A sum of n positive products errs by at most n roundings, and doubling doubles the relative error.
+    # A sum of n positive products has at most n rounding errors, and doubling doubles the relative error.
     masses *= 1 + 2.0**-52 * times * (widest + 2)
     return _Lattice(step, first, masses, beyond)
 
 
 def _lattice_of_pure(loss: float, times: int) -> _Lattice:
-    """The best bound for ε-private releases of any kind (Kairouz, Oh, Viswanath, ICML 2015): all are as bad as answers
-    to a yes/no question with randomised response."""
+    """The tight bound for any ε-private releases (Kairouz, Oh, Viswanath, ICML 2015): none is worse than binary
+    randomised response."""
     if loss == inf:
         return _Lattice(1.0, 0, np.zeros(1), 1.0)
     other = exp(-loss) / (1 + exp(-loss))
@@ -433,7 +433,7 @@ def _lattice_of_pure(loss: float, times: int) -> _Lattice:
 class _Moments:
     """Rényi moments of sampled Gaussian noise (Mironov, Talwar, Zhang 2019): loose, but cheap for any length."""
 
-    orders: Floats  # [orders], whole numbers from 2 upwards
+    orders: Floats  # [orders], integers from 2 upwards
     divergences: Floats  # [orders]: Rényi divergence of all rounds together
 
     def deltas(self, epsilons: Floats) -> Floats:
@@ -457,20 +457,20 @@ def _moments(event: GaussianEvent, times: int) -> _Moments:
         k = np.arange(order + 1)
         choose = gammaln(order + 1) - gammaln(k + 1) - gammaln(order - k + 1)
         terms = choose + k * log(q) + (order - k) * log1p(-q) + k * (k - 1) / (2 * sigma**2)
-        # The sum is 1 + something that may be tiny; what rounding can take away is given back.
+        # The sum is 1 plus a term that may be tiny; add back what rounding can remove.
         divergences[i] = (max(0.0, logsumexp(terms)) + 1e-15 * np.abs(terms).max()) / (order - 1)
     return _Moments(ORDERS, times * divergences)
 
 
 @dataclass(frozen=True, eq=False)
 class _Distribution:
-    """The distribution of a privacy loss, as the package dp-accounting composes it."""
+    """The privacy loss distribution, as the package dp-accounting composes it."""
 
     composed: Any  # PrivacyLossDistribution
-    doubt: float  # how much of δ rounding errors may hide
+    doubt: float  # bound on the rounding error of δ
 
     def deltas(self, epsilons: Floats) -> Floats:
-        # One at a time it never forms e^ε, which overflows; together it is a single pass.
+        # A scalar call never computes e^ε, which overflows; a vector call is a single pass.
         if len(epsilons) == 1:
             found = np.array([self.composed.get_delta_for_epsilon(float(epsilons[0]))])
         else:
@@ -479,7 +479,7 @@ class _Distribution:
         return deltas
 
     def epsilon(self, delta: float) -> float:
-        # The package's own inversion loses its precision where e^-ε underflows, near 700.
+        # The package's inverse loses precision where e^-ε underflows, near 700.
         high = 1.0
         while self.deltas(np.array([high]))[0] > delta:
             high *= 2
@@ -489,25 +489,25 @@ class _Distribution:
 
 
 def _distribution(event: GaussianEvent | LaplaceEvent, times: int) -> tuple[_Distribution, ...]:
-    """The distribution of the loss in both directions, rounded upwards; none where it would be too coarse to help.
+    """The privacy loss distribution in both directions, rounded upwards; empty where it would be too coarse to help.
 
     (Koskela et al. 2020; "connect the dots" of Doroshenko et al. 2022.)
     """
     step = _loss_step(event, times)
     if step > 0.5:
         return ()
-    # A Fourier transform errs by a few roundings, and its power multiplies that by the number of rounds.
+    # A Fourier transform has a few rounding errors, which its power multiplies by the number of rounds.
     return (_Distribution(_single(event, step).self_compose(times), 2.0**-50 * (times + 100)),)
 
 
 @lru_cache(maxsize=4)
 def _single(event: GaussianEvent | LaplaceEvent, step: float) -> Any:
-    """The distribution of the privacy loss of one round."""
+    """The privacy loss distribution of one round."""
     try:
         package = import_module("dp_accounting.pld.privacy_loss_distribution")
     except ImportError as error:
         raise missing_extra(
-            "the price of Laplace noise and of sampled Gaussian noise needs the package dp-accounting", "privacy"
+            "accounting of Laplace noise and of sampled Gaussian noise needs the package dp-accounting", "privacy"
         ) from error
     gaussian = isinstance(event, GaussianEvent)
     make = package.from_gaussian_mechanism if gaussian else package.from_laplace_mechanism
@@ -515,13 +515,13 @@ def _single(event: GaussianEvent | LaplaceEvent, step: float) -> Any:
 
 
 def _loss_step(event: GaussianEvent | LaplaceEvent, times: int) -> float:
-    """How finely losses are stored: much finer than one round's typical loss, unless the sum would not fit.
+    """Discretisation step of the loss: much finer than one round's typical loss, unless the sum would not fit.
 
-    Steps are powers of two, so that runs of different length share one round's distribution.
+    Steps are powers of two, so runs of different length share the distribution of one round.
     """
     shift = 1 / event.multiplier
     if isinstance(event, GaussianEvent):
-        largest = shift * (10 + shift / 2)  # the loss is cut where the noise is ten deviations away
+        largest = shift * (10 + shift / 2)  # the loss is cut off at ten standard deviations of the noise
         typical = event.sampling * sqrt(expm1(min(shift**2, 500.0)))
     else:
         largest = shift

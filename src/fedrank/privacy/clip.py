@@ -1,4 +1,4 @@
-"""Clipping: no client's contribution may be longer than what the noise is made for."""
+"""Clipping: bound the norm of each client's contribution, which is the sensitivity the noise is calibrated to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FINEST = 24  # bits: contributions of up to 2^24 grid steps are exact in four by
 
 
 def finest_step(clip: float) -> float:
-    """The finest grid, a power of two, on which a contribution as long as `clip` is still exact in float32.
+    """The finest grid, a power of two, on which a contribution of norm `clip` is still exact in float32.
 
     >>> finest_step(1.0) == 2.0**-24
     True
@@ -25,9 +25,9 @@ def finest_step(clip: float) -> float:
 def contributions(
     updates: Updates, weights: NDArray[np.float64], clip: float, norm: int, step: float
 ) -> NDArray[np.int64]:
-    """[clients, parameters]: weight x the update, shortened to the length `clip`, in grid steps.
+    """[clients, parameters]: weight x the update, clipped to the norm `clip`, in grid steps.
 
-    An update that is not finite counts as zero: refusing it would tell that it was there.
+    An update that is not finite counts as zero: an error would reveal that it was sent.
     """
     from fedrank.kernels.clip import clip_to_grid
 
@@ -37,7 +37,7 @@ def contributions(
 
 
 def total_steps(updates: Updates, step: float) -> NDArray[np.int64]:
-    """[parameters]: the sum of contributions that lie on the grid, exactly."""
+    """[parameters]: the exact sum of contributions on the grid."""
     from fedrank.kernels.clip import add_steps
 
     total = np.zeros(updates.shape[1], dtype=np.int64)
@@ -46,5 +46,5 @@ def total_steps(updates: Updates, step: float) -> NDArray[np.int64]:
 
 
 def weights_of(sizes: NDArray[Any], cap: int) -> NDArray[np.float64]:
-    """[clients]: how much each counts, from 0 to 1; the raw number of interactions never leaves a client."""
+    """[clients]: the weight of each client, from 0 to 1; the raw number of interactions never leaves a client."""
     return np.minimum(sizes / cap, 1.0)

@@ -1,4 +1,4 @@
-"""Promises: what a mechanism may claim, against whom, under which assumption, and what that costs."""
+"""Guarantees: what a mechanism may claim, against whom, under which assumption, and the privacy loss."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ OBSERVERS = ("server", "other clients", "public")
 
 @dataclass(frozen=True)
 class Setting:
-    """All that a promise depends on besides the mechanism itself."""
+    """Everything a guarantee depends on besides the mechanism itself."""
 
     clients: int
     parameters: int
     participation: float
-    interactions: tuple[int, ...]  # searches a round, of each kind of client
+    interactions: tuple[int, ...]  # interactions per round, of each kind of client
     learner: Learner
     aggregator: Aggregator
 
     def cohort(self, mechanism: Mechanism) -> float:
-        """How many clients a round has, or has on average where each draws by itself: a public number."""
+        """Number of clients per round, or its expectation where each client draws independently: a public number."""
         if has_trait(mechanism, "hides cohort"):
             return self.participation * self.clients
         return cohort_size(self.clients, self.participation)
@@ -35,31 +35,31 @@ class Setting:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """What is claimed against one kind of observer."""
+    """The guarantee against one kind of observer."""
 
     against: str  # one of OBSERVERS
-    event: Event | None  # what is spent each time; None: nothing can be claimed
-    because: str  # under which assumption it holds, or why nothing does
+    event: Event | None  # the privacy event of each payment; None: nothing can be claimed
+    because: str  # the assumption under which it holds, or why nothing can be claimed
     paid: Literal["participation", "round", "once"] = "participation"  # how often a client pays
-    # What is protected: all that one of them does, or one word of a document.
+    # What is protected: everything one client or person does, one interaction or query, or one word of a document.
     unit: Literal["client", "interaction", "person", "query", "occurrence"] = "client"
     neighbours: Literal["zero-out", "replace-one"] = "replace-one"
-    slack: float = 0.0  # added to ε each time, since a sampler is not exactly the law that is priced
+    slack: float = 0.0  # added to ε each time, because the sampler only approximates the accounted distribution
 
     def times(self, participations: int, rounds: int, lost: int = 0) -> int:
-        """How often a client that took part so often in so many rounds has paid.
+        """How often a client has paid after this many participations and rounds.
 
-        `lost` of these rounds were lost in a crash and done again, with the same interactions and other noise.
+        `lost` of these rounds were lost in a crash and repeated, with the same interactions and new noise.
         """
         if self.paid == "once":
             return min(1 + lost, participations)
         return rounds if self.paid == "round" else participations
 
     def epsilon(self, times: int, delta: float) -> float:
-        """What so many times cost at this δ; infinite where nothing can be claimed."""
+        """The ε of this many payments at this δ; infinite where nothing can be claimed."""
         if self.event is None:
             return math.inf
-        # With p and q right up to factors exp(±slack / 2), p - e^ε q is at most exp(slack / 2) (p - e^(ε - slack) q).
+        # If p and q are exact up to factors exp(±slack / 2), p - e^ε q is at most exp(slack / 2) (p - e^(ε - slack) q).
         extra = times * self.slack
         return epsilon(self.event, times, delta * math.exp(-extra / 2)) + extra
 
@@ -78,7 +78,7 @@ class Guarantee:
 
 
 def cost_together(spent: Iterable[tuple[Guarantee, int]], delta: float) -> float:
-    """What several promises cost somebody who paid each so often; infinite where one claims nothing."""
+    """The ε of several guarantees for a client that paid each this often; infinite where one of them claims nothing."""
     paid = [(guarantee, times) for guarantee, times in spent if times]
     if any(guarantee.event is None for guarantee, _ in paid):
         return math.inf
@@ -86,17 +86,17 @@ def cost_together(spent: Iterable[tuple[Guarantee, int]], delta: float) -> float
     for guarantee, times in paid:
         assert guarantee.event is not None
         events[guarantee.event] += times
-    extra = sum(times * guarantee.slack for guarantee, times in paid)  # as in `Promise.epsilon`
+    extra = sum(times * guarantee.slack for guarantee, times in paid)  # as in `Guarantee.epsilon`
     return composed(events, delta * math.exp(-extra / 2)) + extra
 
 
 def noise_for(guarantee: Callable[[float], Guarantee], times: int, delta: float, target: float) -> float:
-    """The least noise, within 0.1 %, whose promise costs at most ε = target after so many times; inf if none does."""
+    """The least noise, within 0.1 %, with a loss of at most ε = target after this many payments; inf if none has it."""
 
     def enough(noise: float) -> bool:
         try:
             return guarantee(noise).epsilon(times, delta) <= target
-        except ValueError:  # too little or too much for a grid
+        except ValueError:  # too little or too much noise for the grid
             return False
 
     low, high = 0.0, 1.0
@@ -114,7 +114,7 @@ def noise_for(guarantee: Callable[[float], Guarantee], times: int, delta: float,
 
 
 def up(epsilon: float) -> str:
-    """ε, rounded up: what is printed must hold.
+    """ε rounded up: the printed value must hold.
 
     >>> up(1.2041), up(8.0), up(623.4)
     ('1.21', '8.0', '624')
@@ -126,7 +126,7 @@ def up(epsilon: float) -> str:
 
 
 def down(epsilon: float) -> str:
-    """ε that is left, rounded down: what is printed may be spent.
+    """Remaining ε rounded down: the printed value may be spent.
 
     >>> down(0.129), down(2.0)
     ('0.12', '2.00')

@@ -1,6 +1,6 @@
-"""A copy of a ledger that comes back from a backup: no ledger ever says less than before.
+"""Restore a ledger from a backup: a restored ledger never records less than before.
 
-Of two that differ, the one that says more stays; where each says something that the other does not, both count.
+Of two ledgers that differ, the one that records more stays; where each has records that the other lacks, both count.
 """
 
 from __future__ import annotations
@@ -19,56 +19,56 @@ _NAME = re.compile(rf"{LEDGER}(-[0-9]{{1,6}})?")
 
 @dataclass(frozen=True)
 class LedgerCopy:
-    """The folder of a copy."""
+    """A copy of a ledger in a folder."""
 
     path: Path
 
     @staticmethod
     def holds(file: PurePath) -> bool:
-        """Whether a file is one of those that a ledger consists of, by its name and that of its folder."""
+        """Whether a file is part of a ledger, by its name and that of its folder."""
         return file.name in (PARTICIPANTS, CHANGED, TERMS) and _NAME.fullmatch(file.parent.name) is not None
 
     def is_whole(self) -> bool:
-        """Whether it says what was charged, and what that costs."""
+        """Whether it holds both what was charged and what each charge costs."""
         return _is_whole(self.path)
 
     def bring_back(self, target: Path) -> str:
-        """Let a ledger say at least what this copy says; what was done, or "" where nothing had to be.
+        """Make a ledger record at least what this copy records; returns what was done, or "" for nothing.
 
-        The copy may be moved to where the ledger is.
+        The copy may be moved to the place of the ledger.
         """
         if not target.exists():
             self._put(target)
-            return "was missing, and came back"
+            return "was missing and was restored"
         log, copied = target / PARTICIPANTS, self.path / PARTICIPANTS
         done = ""
         if not _has_terms(target):
             write_atomic(target / TERMS, (self.path / TERMS).read_bytes(), private=True)
-            done = "had lost what a charge costs, which came back"
+            done = "had lost the cost of its charges, which was restored"
         if not _is_whole(target):
             os.replace(target, _free(target.with_name(f"damaged-{target.name}")))
             self._put(target)
-            return "was damaged; its copy came back, and what was charged since is only known to the coordinator"
-        mine = log.read_bytes() if log.exists() else b""
-        its = copied.read_bytes() if copied.exists() else b""
+            return "was damaged; its copy was restored, and charges made since are known only to the coordinator"
+        current = log.read_bytes() if log.exists() else b""
+        copy = copied.read_bytes() if copied.exists() else b""
         same = _same_price(self.path, target)
-        if same and mine.startswith(its):
+        if same and current.startswith(copy):
             return done
-        if same and its.startswith(mine):
+        if same and copy.startswith(current):
             os.replace(copied, log)
             sync(target)
-            return "said less than its copy, which came back"
+            return "recorded less than its copy, which was restored"
         for aside in target.parent.glob(f"{LEDGER}-*"):
-            there = aside / PARTICIPANTS
-            if there.exists() and there.read_bytes() == its and _same_price(self.path, aside):
-                return done  # by a restore before
+            restored = aside / PARTICIPANTS
+            if restored.exists() and restored.read_bytes() == copy and _same_price(self.path, aside):
+                return done  # by an earlier restore
         aside = _free(target.with_name(LEDGER))
         (self.path / CHANGED).unlink(missing_ok=True)
         self._put(aside)
-        return f"and its copy say different things; both count from now on, the copy as {aside.name}"
+        return f"and its copy differ; both count from now on, the copy as {aside.name}"
 
     def _put(self, target: Path) -> None:
-        """A whole ledger at once: charges without their price would count for nothing."""
+        """Move a complete ledger at once: charges without their cost would not be counted."""
         private_parents(target)
         os.replace(self.path, target)
         sync(target.parent)
@@ -98,7 +98,7 @@ def _same_price(one: Path, other: Path) -> bool:
 
 
 def _free(path: Path) -> Path:
-    """The first name that nothing has, with a number behind."""
+    """The first unused path with a numeric suffix."""
     number = 1
     while (found := path.with_name(f"{path.name}-{number}")).exists():
         number += 1

@@ -1,11 +1,11 @@
-"""Noise that protects people: whole numbers of known laws, drawn from a secure stream.
+"""Noise for differential privacy: integers of known distributions, drawn from a cryptographically secure stream.
 
-Floating-point noise has gaps that give away what it was added to (Mironov, CCS 2012). Here updates lie on a grid, noise
-is a whole number of grid steps, and the probabilities of the sampler that really runs can be read from its tables.
+Floating-point noise has gaps that reveal what it was added to (Mironov, CCS 2012). Here updates are on a grid, noise
+is an integer number of grid steps, and the exact probabilities of the sampler can be read from its tables.
 
-Every probability is right up to a factor close to 1, those of the rarest values included (`GridNoise.log_error`). Were
-only the sum of all errors bounded, a value could come under one data set and never under its neighbour, and that would
-have to be added to the delta of every draw.
+Every probability is exact up to a factor close to 1, those of the rarest values included (`GridNoise.log_error`). If
+only the total error were bounded, a value could occur under one data set and never under its neighbour, and that
+would have to be added to the delta of every draw.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ Floats = NDArray[np.float64]
 Whole = NDArray[np.int64]
 Words = NDArray[np.uint64]
 
-SMALLEST, LARGEST = 0.5, 2.0**45  # deviation or scale, in grid steps
+SMALLEST, LARGEST = 0.5, 2.0**45  # standard deviation or scale, in grid steps
 MAX_SHARES = 2.0**30
-_BLOCK = 1 << 16  # bytes of stream that are made at a time
-_CHUNK = 1 << 14  # values that are drawn at a time, so that their words stay in the processor's cache
-_MAX_SUM = 1 << 20  # numbers in the tables up to which the law of a difference is added up
+_BLOCK = 1 << 16  # bytes of the stream generated at a time
+_CHUNK = 1 << 14  # values drawn at a time, so their words fit in the processor's cache
+_MAX_SUM = 1 << 20  # numbers in the tables up to which the distribution of a difference is computed
 _LEAST = 2.0**-72  # probability of a cell below which the tables end and the tail begins
-_LAST = 1 << 62  # values stay below, so that a difference fits into 64 bits
+_LAST = 1 << 62  # bound on values: a difference fits into 64 bits
 
 
 class SecureSource:
-    """Random words that nobody can foretell: SHAKE-128 keyed by the operating system, with a new key for every block.
+    """Unpredictable random words: SHAKE-128 keyed by the operating system, with a new key for every block.
 
-    The old key is gone once a block is made, so a stolen process does not give away earlier noise. A forked process
-    gets a key of its own. Safe to share between threads.
+    The old key is erased once a block is generated, so a compromised process does not reveal earlier noise. A forked
+    process gets a new key. Safe to share between threads.
     """
 
-    _at: int  # bytes of the block that are used up
+    _at: int  # used bytes of the block
 
     def __init__(self, key: bytes | None = None) -> None:
-        """`key` (32 bytes) repeats a stream and is for tests only: noise with a known key protects nobody."""
+        """`key` (32 bytes) repeats a stream and is for tests only: noise with a known key gives no privacy."""
         if key is not None and len(key) != 32:
-            raise ValueError(f"a key of {len(key)} bytes; give 32, or none for a fresh one")
+            raise ValueError(f"key must have 32 bytes (got {len(key)}); leave it out for a random one")
         self._start(os.urandom(32) if key is None else key)
 
     def words(self, n: int) -> Words:
@@ -74,23 +74,23 @@ class SecureSource:
     def bernoulli(self, q: float, n: int) -> NDArray[np.bool_]:
         """n independent answers, each true with probability q (exact to 2^-64; exact for 0 and 1)."""
         if not 0 <= q <= 1:
-            raise ValueError(f"q = {q} is no probability; choose it between 0 and 1")
+            raise ValueError(f"q must be between 0 and 1 (got {q})")
         if q == 1:
             return np.ones(n, dtype=np.bool_)
         return self.words(n) < np.uint64(int(math.ldexp(q, 64)))
 
     def seed(self) -> int:
-        """256 bits, the seed of a NumPy generator for chance that is secret but protects nobody."""
+        """256 bits, to seed a NumPy generator for randomness that is secret but not needed for privacy."""
         return int.from_bytes(self.words(4).astype("<u8").tobytes(), "little")
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
-            "a SecureSource cannot be copied or pickled: both copies would give the same noise; make a new one"
+            "a SecureSource cannot be copied or pickled: both copies would give the same noise; create a new one"
         )
 
     def _start(self, key: bytes) -> None:
         self._process = os.getpid()
-        self._lock = threading.Lock()  # anew: a lock that another thread held during a fork would stay held
+        self._lock = threading.Lock()  # new: a lock held by another thread during a fork would never be released
         self._key = key
         self._block = bytearray()
         self._at = 0
@@ -104,31 +104,31 @@ class SecureSource:
 
 @dataclass(frozen=True, eq=False)
 class GridNoise:
-    """A sampler of one symmetric law on whole numbers, as tables over |k| and a rule for the tail beyond them.
+    """A sampler of one symmetric distribution on integers, as tables over |k| and a rule for the tail beyond them.
 
-    One word decides the cell (63 bits) and the sign (1 bit); where it falls on a threshold, another adds 64 bits.
-    Inside a cell of several numbers one is proposed uniformly and accepted with exp of a cubic. The last cell is the
-    tail, hit less than once in 2^60 draws. Where n draws of the law cost (epsilon, delta), n draws from here cost at
-    most (epsilon + 2 n log_error, exp(n log_error) delta). How long a draw takes depends weakly on its value: do not
-    let others time it.
+    One word decides the cell (63 bits) and the sign (1 bit); where it equals a threshold, another word adds 64 bits.
+    In a cell of several numbers one is proposed uniformly and accepted with exp of a cubic. The last cell is the
+    tail, with a probability below 2^-60. Where n draws of the distribution cost (epsilon, delta), n draws of this
+    sampler cost at most (epsilon + 2 n log_error, exp(n log_error) delta). The duration of a draw depends weakly on
+    its value: do not expose it to timing.
     """
 
-    law: str
+    law: str  # name of the distribution
     top: Words  # [cells]: a cell ends where the leading 63 bits of a word reach this; the last is 2^63
     rest: Words  # [cells]: the next 64 bits of the same threshold
-    mass: Floats  # [cells]: probability of the cell, which is what its two thresholds are apart
-    start: Whole  # [cells]: smallest |k| in the cell; the last cell, the tail, has no largest
-    bits: NDArray[np.uint8]  # [cells]: the cell holds 2^bits numbers
+    mass: Floats  # [cells]: probability of the cell, the distance between its two thresholds
+    start: Whole  # [cells]: smallest |k| in the cell; the last cell, the tail, is unbounded
+    bits: NDArray[np.uint8]  # [cells]: the cell contains 2^bits numbers
     slope: Floats  # [cells, 3]: log P(start + t 2^bits) / P(start) = ((slope[2] t + slope[1]) t + slope[0]) t
-    floor: Words  # [cells]: acceptance below this, as a share of 2^64, needs no exponential
+    floor: Words  # [cells]: acceptance below this, as a fraction of 2^64, needs no exponential
     inside: Floats  # [cells]: sum of P(k) / P(start) over the cell
     guide: NDArray[np.int32]  # first cell for every value of the leading bits, and one more
     shift: int  # 63 - number of leading bits
-    words_each: float  # expected words for a value
+    words_each: float  # expected words per value
     difference: bool  # a draw is the difference of two draws without sign
-    tail: Callable[[int, Source], int]  # draws |k| >= its first argument by the law
+    tail: Callable[[int, Source], int]  # draws |k| >= its first argument from the distribution
     fall: Callable[[float, Floats], Floats]  # (a, d): log P(a + d) / P(a) as the tail is drawn
-    log_error: float  # every probability is within a factor exp(+-log_error) of the law that the noise is named after
+    log_error: float  # every probability is within a factor exp(+-log_error) of the named distribution
 
     def draw(self, shape: int | tuple[int, ...], source: Source) -> Whole:
         """Independent values, in grid steps."""
@@ -141,7 +141,7 @@ class GridNoise:
         return out
 
     def probabilities(self, first: int, last: int) -> Floats:
-        """With which probability this very sampler gives first, first + 1 .. last."""
+        """The probability with which this sampler returns first, first + 1 .. last."""
         sizes = np.abs(np.arange(first, last + 1, dtype=np.int64))
         if not self.difference:
             return self._of_sizes(sizes) * np.where(sizes > 0, 0.5, 1.0)
@@ -150,7 +150,7 @@ class GridNoise:
         if many > _MAX_SUM:
             raise ValueError(
                 f"{self.law} has {many} numbers in its tables, too many to add up; "
-                f"ask for a scale below {_MAX_SUM / 51:.0f}"
+                f"use a scale below {_MAX_SUM / 51:.0f}"
             )
         if not sizes.size:
             return np.empty(0)
@@ -189,7 +189,7 @@ class GridNoise:
                 done += 1
 
     def _beyond(self, source: Source) -> int:
-        """A value of the tail. From 2^62 on, which has a probability below exp(-2^16), it is drawn again."""
+        """A value of the tail. Values from 2^62 on, of probability below exp(-2^16), are rejected."""
         while True:
             value = self.tail(int(self.start[-1]), source)
             if value < _LAST:
@@ -198,9 +198,9 @@ class GridNoise:
 
 @lru_cache(maxsize=64)
 def rounded_gaussian(deviation: float) -> GridNoise:
-    """A normal variable of this deviation (in grid steps), rounded to the nearest whole number.
+    """A normal variable of this standard deviation (in grid steps), rounded to the nearest integer.
 
-    Rounding comes after the noise, so every promise of the continuous Gaussian mechanism holds.
+    Rounding is post-processing, so every guarantee of the continuous Gaussian mechanism holds.
     """
     _check("deviation", deviation)
     variance = deviation**2
@@ -221,7 +221,7 @@ def rounded_gaussian(deviation: float) -> GridNoise:
         return -d * (2 * a + d) / (2 * variance) + np.log1p(correction(a + d)) - np.log1p(correction(a))
 
     def step(k: Floats) -> Floats:
-        """Mean density between k - 1/2 and k + 1/2 by the density in k; past 40 deviations nothing is left of it."""
+        """Mean density between k - 1/2 and k + 1/2, relative to the density in k; constant past 40 deviations."""
         y = np.minimum(k, 40 * deviation)[:, None]
         mean: Floats = np.log(np.exp(-(nodes / 2) * (2 * y + nodes / 2) / (2 * variance)) @ weights)
         return mean
@@ -230,8 +230,8 @@ def rounded_gaussian(deviation: float) -> GridNoise:
         return -d * (2 * a + d) / (2 * variance) + step(a + d) - step(np.array([a]))
 
     def tail(first: int, source: Source) -> int:
-        # The normal variable itself, as first - 1/2 + away: exp(-x^2) is a falling exponential times exp(-away^2). What
-        # `away` has behind the point is uniform, in steps of 2^-128.
+        # The normal variable itself, as first - 1/2 + away: exp(-x^2) is a falling exponential times exp(-away^2). The
+        # fractional part of `away` is uniform, in steps of 2^-128.
         low = first - Fraction(1, 2)
         while True:
             whole = _geometric(low / exact, source)
@@ -244,7 +244,7 @@ def rounded_gaussian(deviation: float) -> GridNoise:
 
 @lru_cache(maxsize=64)
 def rounded_laplace(scale: float) -> GridNoise:
-    """A Laplace variable of this scale (in grid steps), rounded to the nearest whole number."""
+    """A Laplace variable of this scale (in grid steps), rounded to the nearest integer."""
     _check("scale", scale)
     rate = 1 / Fraction(scale)
 
@@ -263,7 +263,7 @@ def rounded_laplace(scale: float) -> GridNoise:
 
 @lru_cache(maxsize=64)
 def discrete_gaussian(deviation: float) -> GridNoise:
-    """P(k) proportional to exp(-k^2 / (2 deviation^2)) on whole numbers (Canonne, Kamath and Steinke, NeurIPS 2020)."""
+    """P(k) proportional to exp(-k^2 / (2 deviation^2)) on integers (Canonne, Kamath and Steinke, NeurIPS 2020)."""
     _check("deviation", deviation)
     twice = 2 * deviation**2
     exact = Fraction(deviation) ** 2
@@ -283,14 +283,14 @@ def discrete_gaussian(deviation: float) -> GridNoise:
 
 @lru_cache(maxsize=64)
 def polya_difference(scale: float, shares: float) -> GridNoise:
-    """One share of discrete Laplace noise: the sum of `shares` independent draws has P(k) ~ exp(-|k| / scale).
+    """One part of distributed discrete Laplace noise: the sum of `shares` draws has P(k) ~ exp(-|k| / scale).
 
     A draw is the difference of two Polya (negative binomial) variables with r = 1 / shares and p = exp(-1 / scale). One
-    share alone protects nobody: most shares of many are 0.
+    draw alone gives no privacy: with many shares, most draws are 0.
     """
     _check("scale", scale)
     if not 1 <= shares <= MAX_SHARES:
-        raise ValueError(f"shares = {shares}: the noise is split among 1 to {MAX_SHARES:.0f}; count the noisy clients")
+        raise ValueError(f"shares must be between 1 and {MAX_SHARES:.0f}, the number of noisy clients (got {shares})")
     r = 1 / shares
     rate = 1 / Fraction(scale)
     # Gamma(k + r) / Gamma(k + 1) = x^(r - 1) (1 + second / x^2 + fourth / x^4 + ..) with x = k + r / 2 (Tricomi and
@@ -299,7 +299,7 @@ def polya_difference(scale: float, shares: float) -> GridNoise:
     fourth = (r - 1) * (r - 2) * (r - 3) * (r - 4) / 24 * r * (5 * r + 2) / 240
     factor = r / math.gamma(1 + r)
     small = np.ones(256)
-    above, below = 1, 1  # in whole numbers: 255 factors in double precision would lose ten bits
+    above, below = 1, 1  # as exact integers: 255 factors in double precision would lose ten bits
     n, d = Fraction(shares).as_integer_ratio()
     for k in range(255):
         above *= k * n + d
@@ -328,9 +328,8 @@ def polya_difference(scale: float, shares: float) -> GridNoise:
         return np.log(ratio(a, d)) - d / scale
 
     def tail(first: int, source: Source) -> int:
-        # The power falls, so the exponential alone is above the law. It falls slowly: to 2^-20 only a million times as
-        # far out as the tables end. The decision is exact for the number in double precision that is given, however
-        # small.
+        # The power decreases, so the exponential alone is an upper bound. It decreases slowly: to 2^-20 only a million
+        # times as far out as the tables end. The decision is exact for the given double, however small.
         while True:
             away = _geometric(rate, source)
             if _happens(Fraction(min(float(ratio(first, np.array([float(away)]))[0]), 1.0)), source):
@@ -343,13 +342,13 @@ def polya_difference(scale: float, shares: float) -> GridNoise:
 def _check(name: str, value: float) -> None:
     if not SMALLEST <= value <= LARGEST:
         raise ValueError(
-            f"{name} = {value} grid steps: the tables are good from {SMALLEST} to 2^45; choose a "
+            f"{name} must be between {SMALLEST} and 2^45 grid steps (got {value}); use a "
             + ("coarser grid or less noise" if value > LARGEST else "finer grid or more noise")
         )
 
 
 def _below(n: int, source: Source) -> int:
-    """One of 0 .. n - 1, each with the same probability: bits are taken until they are below n."""
+    """A uniform integer from 0 to n - 1, by rejection."""
     bits = (n - 1).bit_length()
     while True:
         words = source.words(-(-bits // 64))
@@ -370,7 +369,7 @@ def _decays(x: Fraction, source: Source) -> bool:
         if not _decays(Fraction(1), source):
             return False
         above -= below
-    # The n-th coin falls on heads with x / n: all n do with x^n / n!, and an even number of heads sums up to exp(-x).
+    # The n-th coin shows heads with probability x / n: all n do with x^n / n!, and an even number has exp(-x).
     n = 1
     while _below(n * below, source) < above:
         n += 1
@@ -400,11 +399,11 @@ def _tables(
     tail: Callable[[int, Source], int],
     peaked: bool = False,
 ) -> GridNoise:
-    """Tables of a law that falls from 0 on.
+    """Tables of a distribution that decreases from 0 on.
 
     `at(k)` is its probability up to a factor, `change(a, d)` = log P(a + d) / P(a) where cells are wide; `fall` and
-    `tail` as in `GridNoise`. Beyond `far` scales lies less than 2^-50 of the tail. A `peaked` law has one side, is
-    drawn in pairs, and bends as k^(r - 1) near 0.
+    `tail` as in `GridNoise`. Less than 2^-50 of the tail is beyond `far` scales. A `peaked` distribution is one-sided,
+    is drawn in pairs, and behaves as k^(r - 1) near 0.
     """
     start, bits = _cells(scale, far, peaked)
     begin = start.astype(np.float64)
@@ -422,7 +421,7 @@ def _tables(
     weight /= math.fsum(weight)
 
     # The last cell takes all that follows. It begins with a cell that is not too small itself, so every cell is large
-    # by the resolution of the thresholds.
+    # relative to the resolution of the thresholds.
     last = max(int(np.argmax(weight < _LEAST)), 2) - 1
     inside[last] = math.fsum(single[last:] * inside[last:]) / single[last]
     weight[last] = math.fsum(weight[last:])
@@ -431,8 +430,7 @@ def _tables(
     start, bits, wide, slope, some = start[keep], bits[keep], wide[keep], slope[keep], some[keep]
     inside, weight = inside[keep], weight[keep]
 
-    # Thresholds in whole numbers of 2^-127: doubles from 2^-72 up are such numbers, so nothing is lost but what the
-    # division rounds off.
+    # Thresholds in integer multiples of 2^-127: doubles from 2^-72 up are such multiples, so only the division rounds.
     whole = [int(math.ldexp(x, 127)) for x in weight.tolist()]
     everything = sum(whole)
     counts = [(x << 127) // everything for x in whole]
@@ -446,29 +444,29 @@ def _tables(
     edges = np.arange((1 << leading) + 1, dtype=np.uint64) << np.uint64(63 - leading)
     guide = np.minimum(np.searchsorted(top, edges, side="right"), len(top) - 1).astype(np.int32)
 
-    # Multiples of 2^bits, because so many low bits of the deciding number are not yet known when it is compared; a
-    # little below the true value, so that its rounding cannot accept what the exponential would refuse.
+    # Multiples of 2^bits, because that many low bits of the deciding number are unknown when it is compared; slightly
+    # below the true value, so rounding cannot accept what the exponential would reject.
     lowest = np.exp(slope.sum(axis=1)) * (1 - 2.0**-40)
     unit = bits.astype(np.uint64)
     floor = np.where(some, np.ldexp(np.where(some, lowest, 0.0), 64).astype(np.uint64) >> unit << unit, np.uint64(0))
     tries = wide / inside
     words_each = 1 + float(np.sum(mass[some] * (tries * (2 - lowest))[some]))
 
-    # By how much the logarithm of a probability can be wrong, at most the sum of
+    # Bound on the error of the logarithm of a probability: the sum of
     #   2^-44.6          height of a cell: an exponent of at most 52 (the tables end at 2^-72, the tail counts where it
-    #                    begins) after six roundings of 2^-53;
+    #                    begins) after six rounding errors of 2^-53;
     #   2^-46            64 terms of a quadrature, exponentials and other functions to some units in the last place;
-    #   2^-47            inside a cell: the cubic (all but exact for Gaussian and Laplace), its sum, acceptance in 53
+    #   2^-47            inside a cell: the cubic (nearly exact for Gaussian and Laplace), its sum, acceptance in 53
     #                    bits;
     #   2^-50            the tail past `far`, and the mass of the tail, which is a sum of such cells;
     #   2^-54            thresholds: one of 2^-127 against 2^-72, the remainder (cells x 2^-127) against the largest;
     #   2^-45            the factor that makes the sum 1: the mean of the first three, most of it near 0;
-    # that is 2^-43.3; and for a peaked law also
+    # which is 2^-43.3; and for a peaked distribution also
     #   2^-44            the cubic against (r - 1) log(1 + t / 512), whose fourth derivative 6 / 512^4 counts by 4! and,
     #                    for nodes at thirds, by 81 (2^-44.3); as much for the factor;
     #   2^-46            gamma function, powers, and the acceptance in the tail.
-    # A number that is a difference of two such draws has a sum of products of two probabilities: twice the error.
-    # Decisions in the tail are exact, and below 2^62 it has no end.
+    # The difference of two such draws has a sum of products of two probabilities: twice the error.
+    # Decisions in the tail are exact, and it is unbounded below 2^62.
     one = 2.0**-42 if peaked else 2.0**-43
     width = bits.astype(np.uint8)
     for array in (top, rest, mass, start, width, slope, floor, inside, guide):
@@ -496,8 +494,9 @@ def _tables(
 def _cells(scale: float, far: float, peaked: bool) -> tuple[Whole, Whole]:
     """First number and width (as a power of two) of the cells that cover 0 .. far x scale.
 
-    No cell is wider than scale / 64. Zero is alone, because it has no sign. A peaked law gets cells of at most 1/512 of
-    their place; for the others single numbers pay only where they hold most of the noise (one word a draw, not two).
+    No cell is wider than scale / 64. Zero has its own cell, because it has no sign. A peaked distribution has cells of
+    at most 1/512 of their position; for the others, cells of one number are worthwhile only where they cover most of
+    the noise (one word per draw, not two).
     """
     end = math.ceil(far * scale) + 1
     widest = max(math.frexp(scale / 64)[1] - 1, 0)
@@ -524,8 +523,8 @@ def _sums(slope: Floats, bits: Whole) -> Floats:
         if n <= 128:
             total[those] = np.exp(_cubic(cells, np.arange(n) / n)).sum(axis=1)
             continue
-        # Euler and Maclaurin around the middles of the steps: the integral from -1/2 to n - 1/2, less the growth of the
-        # derivative by 24; the next term is below 2^-50.
+        # Euler-Maclaurin around the midpoints of the steps: the integral from -1/2 to n - 1/2, less the growth of the
+        # derivative divided by 24; the next term is below 2^-50.
         middle = 0.5 - 0.5 / n
         integral = n * (np.exp(_cubic(cells, middle + nodes / 2)) @ (weights / 2))
         ends = np.array([-0.5, n - 0.5]) / n

@@ -1,15 +1,15 @@
-"""People, and what all runs on them have spent together.
+"""Populations: people, and the privacy that all runs on them have spent together.
 
-A ledger belongs to people, not to a run: whoever takes part in ten runs has paid ten times. The folder of a population
-holds `people.json` (how many there are, and the ε at some δ that nobody shall exceed) and the ledger of every run on
-it, `RUN/ledger`; who these people are, one person each or whole sites, it need not know. Next to the logs of a ledger
-lies `terms.json`: what each of its charges costs. What differs between runs is composed first, and priced then.
+A ledger belongs to people, not to a run: a person who participates in ten runs has paid ten times. The folder of a
+population has `people.json` (the number of people, and the limit of ε at a given δ for each of them) and the ledger of
+every run on them, `RUN/ledger`. It does not record who these people are: single persons, or whole sites. Each ledger
+also has `terms.json`: the cost of each of its charges. Different runs are composed before the conversion to ε.
 
-What is no round of a run of ours, such as the sketches of a silo, is a `Charge` under a key of its own: such charges
-lie in `ledger/charges.log`, each with what it costs, and count like all others.
+A release that is not a round of a run, such as the sketches of a silo, is a `Charge` with a key: such charges are in
+`ledger/charges.log`, each with its cost, and count like all others.
 
-Whoever wants to charge people takes the lock of the population, reads what the others charged, and reserves. So runs
-side by side cannot spend the same rest twice.
+To charge people, a process takes the lock of the population, reads what the others charged, and reserves. Concurrent
+runs can therefore not spend the same remaining budget twice.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ from fedrank.privacy.ledger import (
 
 T = TypeVar("T", str, int, float)
 
-SIMULATED = "simulated"  # the population of nobody: each run is priced alone
+SIMULATED = "simulated"  # the population of simulated clients: each run is accounted separately
 FOLDER = "populations"  # beside the runs
 LEDGER = "ledger"  # a folder below a run, or below a run's name in a population
 PEOPLE, TERMS, FORGOTTEN, LOCK = "people.json", "terms.json", "forgotten.jsonl", "lock"
-MAX_PEOPLE = 10**8  # of a ledger: each has a counter in memory
-MAX_KINDS_OF_PEOPLE = 64  # priced one by one; more are priced as somebody who paid the most of everything
-PATIENCE = 600.0  # seconds to wait while others decide
-_NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError)  # raised by what somebody else wrote
-ANYBODY = "anybody"  # against whom something is promised that everybody sees
-# As `terms.json` names them: never rename a key, whatever the classes are called.
+MAX_PEOPLE = 10**8  # per ledger: each person has a counter in memory
+MAX_KINDS_OF_PEOPLE = 64  # accounted one by one; beyond that, by the maximum over all people of each kind of charge
+PATIENCE = 600.0  # seconds to wait while other processes decide
+_NOT_OURS = (ValueError, KeyError, TypeError, AttributeError, OverflowError)  # raised by content from other writers
+ANYBODY = "anybody"  # the observer of a public release
+# Keys of `terms.json`: never rename them, even if the classes are renamed.
 _EVENTS: dict[str, type[Any]] = {
     "GaussianEvent": GaussianEvent,
     "LaplaceEvent": LaplaceEvent,
@@ -76,17 +76,17 @@ _EVENT_NAMES = {kind: name for name, kind in _EVENTS.items()}
 
 
 class BudgetSpentError(Exception):
-    """What is next would cost somebody more than the limit."""
+    """The next step would exceed the privacy limit of at least one person."""
 
 
 @dataclass(frozen=True)
 class LedgerTerms:
-    """Whom a ledger charges, and what one charge costs."""
+    """The people that a ledger charges, and the cost of one charge."""
 
     people: int  # 0: as many as its charges name
     delta: float
     promises: tuple[Guarantee, ...]
-    spec: str = ""  # by what it is known whether changes that were kept are those of the same run
+    spec: str = ""  # identifies the run to which stored changes belong
 
     def __post_init__(self) -> None:
         _check_people(self.people, self.delta)
@@ -98,7 +98,7 @@ class LedgerTerms:
 
     @classmethod
     def read(cls, folder: Path) -> LedgerTerms | None:
-        """What a ledger's charges cost; None where nothing has been charged yet, and the file is not written."""
+        """The cost of a ledger's charges; None where nothing has been charged and the file does not exist."""
         try:
             found = parse_json(read_text(folder / TERMS))
             promises = tuple(_guarantee(dict(one)) for one in found["promises"])
@@ -107,17 +107,17 @@ class LedgerTerms:
             if not is_charged(folder):
                 return None
             raise LedgerError(
-                f"{folder / TERMS} is missing, and it says what the charges beside it cost; restore it from a copy, or "
-                "treat the privacy of its people as spent"
+                f"{folder / TERMS} is missing, so the cost of the charges in this folder is unknown; restore it from a "
+                "copy, or treat the privacy of its people as spent"
             ) from None
         except _NOT_OURS as problem:
             raise LedgerError(
-                f"{folder / TERMS} cannot be read ({_why(problem)}), so that nobody knows what its charges cost; "
+                f"{folder / TERMS} cannot be read ({_why(problem)}), so the cost of its charges is unknown; "
                 "restore it from a copy, or treat the privacy of its people as spent"
             ) from None
 
     def costs_like(self, other: LedgerTerms) -> bool:
-        """Whether a charge costs the same, to as many people."""
+        """Whether a charge costs the same for the same number of people."""
         return (self.people, _priced(self)) == (other.people, _priced(other))
 
 
@@ -136,17 +136,17 @@ def _written(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def _guarantee(described: dict[str, Any]) -> Guarantee:
-    """A promise as `LedgerTerms.write` describes it, which may come from anybody."""
+    """A guarantee as `LedgerTerms.write` describes it; the input is not trusted."""
     made = Guarantee(**described | {"event": _built(described["event"])})
     hints = get_type_hints(Guarantee)
     choices = {name: get_args(hints[name]) for name in ("paid", "unit", "neighbours")}
     for name, known in choices.items():
         if getattr(made, name) not in known:
-            raise ValueError(f"{name} = {getattr(made, name)!r} is none of {', '.join(known)}")
+            raise ValueError(f"{name} must be one of {', '.join(known)} (got {getattr(made, name)!r})")
     _of(str, made.against)
     _of(str, made.because)
     if not 0 <= _of(float, made.slack) < math.inf:
-        raise ValueError(f"slack = {made.slack} is no price")
+        raise ValueError(f"slack must be finite and 0 or more (got {made.slack})")
     return made
 
 
@@ -162,36 +162,36 @@ def _built(described: Mapping[str, Any] | None) -> Event | None:
 
 
 def _of(kind: type[T], value: Any) -> T:
-    """The value, if it is of a type; a whole number is a number, and yes or no is none."""
+    """The value, if it is of this type; an int is accepted as a float, a bool is never accepted."""
     if not isinstance(value, (int, float) if kind is float else kind) or isinstance(value, bool):
-        raise TypeError(f"{str(value)[:40]!r} is no {kind.__name__}")
+        raise TypeError(f"{str(value)[:40]!r} must be of type {kind.__name__}")
     return kind(value)  # type: ignore[call-arg]
 
 
 def _check_people(people: int, delta: float) -> None:
-    """0 people are as many as charges name."""
+    """Check both values; 0 people means as many as the charges name."""
     if not 0 <= _of(int, people) <= MAX_PEOPLE:
-        raise ValueError(f"people = {people} cannot be counted; a ledger is for up to {MAX_PEOPLE:,}")
+        raise ValueError(f"people must be between 0 and {MAX_PEOPLE:,} (got {people})")
     if not 0 <= _of(float, delta) < 1:
-        raise ValueError(f"delta = {delta} is no probability below 1")
+        raise ValueError(f"delta must be at least 0 and below 1 (got {delta})")
 
 
 def _why(problem: Exception) -> str:
-    return f"no {problem}" if isinstance(problem, KeyError) else str(problem)
+    return f"{problem} is missing" if isinstance(problem, KeyError) else str(problem)
 
 
 @dataclass(frozen=True)
 class Charge:
-    """What leaves at once, under a key by which it is charged only once."""
+    """One release, with a key under which it is charged only once."""
 
     key: str
-    promises: tuple[Guarantee, ...]  # what it costs, against whom
-    who: tuple[int | str, ...] | None = None  # rows of people, or names where they are known by name; None: everybody
+    promises: tuple[Guarantee, ...]  # its cost against each observer
+    who: tuple[int | str, ...] | None = None  # rows of people, or their names where these are known; None: all people
     times: int = 1
 
     def write(self, folder: Path) -> None:
-        """Add it to a ledger; it is on the disk when this returns."""
-        # Why it holds need not be told each time. As a text of its own, which is built once for all that are alike.
+        """Append it to a ledger; it is on disk when this returns."""
+        # The reasons are not repeated in each charge. Serialised as one text, so equal guarantees are parsed once.
         promises = json.dumps([_written(replace(one, because="")) for one in self.promises])
         content = {"key": self.key, "who": self.who, "times": self.times, "promises": promises}
         with locked(folder / LOCK, str(folder)):
@@ -199,21 +199,21 @@ class Charge:
 
     @classmethod
     def read_all(cls, folder: Path) -> list[Charge]:
-        """All charges of a ledger, while somebody else may be writing to it; none where it was not begun."""
+        """All charges of a ledger, which another process may be writing to; none where it was not begun."""
         if LedgerTerms.read(folder) is None:
             return []
         if not (folder / CHARGED).exists():
             raise LedgerError(
-                f"{folder / CHARGED} is gone, and with it what was spent; restore it from a copy, and let nothing "
-                "leave until then"
+                f"{folder / CHARGED} is missing, and it records what was spent; restore it from a copy, and release "
+                "nothing until then"
             )
         texts = read_charges(folder)
         try:
             return [cls._built(parse_json(text)) for text in texts]
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as problem:
             raise LedgerError(
-                f"{folder / CHARGED} cannot be read ({problem!r}), so that more may have been spent than we know; "
-                "restore it from a copy, and let nothing leave until then"
+                f"{folder / CHARGED} cannot be read ({problem!r}), so more privacy may have been spent than is "
+                "recorded; restore it from a copy, and release nothing until then"
             ) from None
 
     @classmethod
@@ -221,13 +221,13 @@ class Charge:
         promises = _promises(found["promises"])
         who, times = found["who"], int(found["times"])
         if times < 0:
-            raise ValueError(f"{times} times, which takes back what was charged")
+            raise ValueError(f"times must be 0 or more (got {times})")
         return cls(str(found["key"]), promises, None if who is None else tuple(who), times)
 
 
 @dataclass(frozen=True)
 class Account:
-    """What one run, or whoever charges by keys, has charged people."""
+    """What one run, or one series of keyed charges, has charged people."""
 
     terms: LedgerTerms
     participations: NDArray[np.int64]  # [people]
@@ -237,7 +237,7 @@ class Account:
 
     @classmethod
     def read(cls, folder: Path) -> Account | None:
-        """Of a ledger that somebody else may be writing to; None where nothing has been charged yet."""
+        """Read a ledger, which another process may be writing to; None where nothing has been charged yet."""
         terms = LedgerTerms.read(folder)
         if terms is None:
             return None
@@ -248,9 +248,9 @@ class Account:
 
     @classmethod
     def of(cls, charges: Sequence[Charge], terms: LedgerTerms, against: Iterable[str] = ()) -> Account:
-        """Of single charges. Each is paid as often as it is made, by all people where chance hides who took part.
+        """Of single charges. Each is paid as often as it is made, by all people where sampling hides the participants.
 
-        What is charged against anybody counts against everybody who is named, also by `against`.
+        A charge of a public release counts against every observer named in the charges or in `against`.
         """
         named = () if terms.people else dict.fromkeys(name for charge in charges for name in charge.who or ())
         rows = {name: row for row, name in enumerate(named)}
@@ -262,7 +262,9 @@ class Account:
             if charge.who is not None:
                 whom = np.array(charge.who if terms.people else [rows[name] for name in charge.who], np.int64)
                 if len(whom) and not 0 <= whom.min() <= whom.max() < people:
-                    raise LedgerError(f"a charge to somebody else than {people} people; restore the ledger from a copy")
+                    raise LedgerError(
+                        f"a charge names a person outside the {people} of this ledger; restore the ledger from a copy"
+                    )
             counts[whom] += 1
             _, each, every = alike.setdefault(id(charge.promises), (charge.promises, np.zeros(people, np.int64), [0]))
             each[whom] += charge.times
@@ -279,7 +281,7 @@ class Account:
         return cls(replace(terms, people=people, promises=tuple(paid)), counts, len(charges), 0, paid)
 
     def times(self, guarantee: Guarantee) -> NDArray[np.int64]:
-        """[people]: how often each has paid."""
+        """[people]: how often each person has paid."""
         if guarantee in self.paid:
             return self.paid[guarantee]
         if guarantee.paid == "round":
@@ -290,9 +292,9 @@ class Account:
 
 
 def spent_together(accounts: Iterable[Account], delta: float) -> dict[str, float]:
-    """ε of whoever paid most, against each observer, after all of these runs on the same people; inf: no claim.
+    """The largest ε of any person, against each observer, after all of these runs on the same people; inf: no claim.
 
-    An observer is left out where no run ever promised anything.
+    Observers against whom no run gives a guarantee are left out.
     """
     used = [account for account in accounts if account.rounds]
     named = dict.fromkeys((*OBSERVERS, *(one.against for each in used for one in each.terms.promises)))
@@ -305,7 +307,7 @@ def spent_together(accounts: Iterable[Account], delta: float) -> dict[str, float
 
 
 def spent_against(accounts: Iterable[Account], against: str, delta: float) -> float:
-    """ε of whoever paid most against one observer; inf: no claim."""
+    """The largest ε of any person against one observer; inf: no claim."""
     rows = [(each, one) for each in accounts for one in each.terms.promises if one.against == against]
     return _most_spent(rows, delta) if rows else 0.0
 
@@ -320,7 +322,7 @@ def _most_spent(rows: Sequence[tuple[Account, Guarantee]], delta: float) -> floa
     if any(event is None and often.any() for (event, _), often in times.items()):
         return float("inf")
     columns = np.unique(np.stack(list(times.values())), axis=1).T
-    # Whoever paid at least as often for everything pays at least as much.
+    # A person who paid at least as often for every kind has at least the same ε.
     columns = np.array([one for one in columns if not ((columns >= one).all(1) & (columns > one).any(1)).any()])
     if len(columns) > MAX_KINDS_OF_PEOPLE:
         columns = columns.max(axis=0, keepdims=True)
@@ -329,12 +331,12 @@ def _most_spent(rows: Sequence[tuple[Account, Guarantee]], delta: float) -> floa
 
 @dataclass(frozen=True)
 class Population:
-    """Named people on whom several runs are made."""
+    """People on whom several runs are made, under a name."""
 
     folder: Path
     people: int
     delta: float
-    limit: float  # ε that nobody shall exceed, over all runs
+    limit: float  # ε that no person may exceed, over all runs
 
     @property
     def name(self) -> str:
@@ -342,7 +344,7 @@ class Population:
 
     @classmethod
     def open(cls, folder: Path, people: int, delta: float, limit: float) -> Population:
-        """A population, or a new one; what was promised to people is not changed by a later spec."""
+        """Load or create a population; a later spec cannot weaken the guarantee given to its people."""
         folder = Path(folder)
         private_folder(folder.parent)
         private_folder(folder)
@@ -355,27 +357,27 @@ class Population:
         for name, was, now in (("clients.count", known.people, people), ("privacy.delta", known.delta, delta)):
             if was != now:
                 raise ValueError(
-                    f"population {folder.name!r} was begun with {name} = {was:g}, and the spec has {now:g}: what was "
-                    f"spent could not be added up; use {was:g}, or another population if these are other people"
+                    f"population {folder.name!r} was created with {name} = {was:g}, but the spec has {now:g}, so the "
+                    f"spending could not be added up; use {was:g}, or another population if these are other people"
                 )
         if limit > known.limit:
             raise ValueError(
-                f"population {folder.name!r} was promised that nobody spends more than ε = {known.limit:g}, and the "
+                f"population {folder.name!r} has a limit of ε = {known.limit:g} per person, but the "
                 f"spec has privacy.budget = {limit:g}; use {known.limit:g} or less"
             )
         return asked
 
     @classmethod
     def find(cls, folder: Path) -> Population | None:
-        """The population of a folder; None where nobody was charged. Ledgers without `people.json` are an error."""
+        """The population of a folder; None where nothing was charged. Ledgers without `people.json` are an error."""
         folder = Path(folder)
         if (folder / PEOPLE).exists():
             return cls.read(folder)
         if ledger_folders(folder) or (folder / FORGOTTEN).exists():
             raise LedgerError(
-                f"{folder / PEOPLE} is missing, and people were charged: the ε that they were promised is not known; "
-                "restore the file from a copy. Without one, treat their privacy as spent; other people need another "
-                "population"
+                f"{folder / PEOPLE} is missing, but its people were charged, so their limit of ε is unknown; "
+                "restore the file from a copy. Without one, treat their privacy as spent, and use another population "
+                "for other people"
             )
         return None
 
@@ -385,49 +387,49 @@ class Population:
             found = parse_json(read_text(Path(folder) / PEOPLE))
             _check_people(found["people"], found["delta"])
             if not _of(float, found["limit"]) >= 0:
-                raise ValueError(f"limit = {found['limit']} is no ε")
+                raise ValueError(f"limit must be an ε of 0 or more (got {found['limit']})")
             return cls(Path(folder), found["people"], found["delta"], found["limit"])
         except _NOT_OURS as problem:
             raise LedgerError(
-                f"{Path(folder) / PEOPLE} cannot be read ({_why(problem)}), so that nobody knows what these people "
-                "were promised; restore it from a copy"
+                f"{Path(folder) / PEOPLE} cannot be read ({_why(problem)}), so the limit of its people is unknown; "
+                "restore it from a copy"
             ) from None
 
     def deciding(self) -> AbstractContextManager[None]:
-        """Nobody else charges these people meanwhile. Pricing takes its time, so that others wait for it."""
+        """Hold the lock of these people; other processes wait, because accounting takes time."""
         return deciding(self.folder, f"population {self.name!r}")
 
     def accounts(self, but: Path | None = None) -> list[Account]:
-        """What every run, but one, has charged."""
+        """The accounts of all runs except one."""
         found = (Account.read(ledger) for ledger in ledger_folders(self.folder) if ledger != but)
         return [account for account in found if account is not None]
 
     def refusal(self, spent: Mapping[str, float]) -> str | None:
-        """Why that much must not be spent; None where it may."""
+        """Why this much must not be spent; None where it may be."""
         for against, cost in spent.items():
             if cost > self.limit:
-                after = "nothing could be claimed any more" if cost == float("inf") else f"ε would come to {up(cost)}"
+                after = "no guarantee would hold any more" if cost == float("inf") else f"ε would become {up(cost)}"
                 return (
-                    f"population {self.name!r}: against the {against} {after} over all runs on these people, and the "
+                    f"population {self.name!r}: {after} against the {against}, over all runs on these people, but the "
                     f"limit is ε = {self.limit:g}"
                 )
         return None
 
     def refused(self, account: Account, others: Sequence[Account]) -> str | None:
-        """Why an account must not come to this, next to all others; None where it may."""
+        """Why an account must not reach this state, given all others; None where it may."""
         unit = account.terms.promises[0].unit
         units = {one.unit for each in (*others, account) if each.rounds for one in each.terms.promises} - {unit}
         if units:
             return (
                 f"population {self.name!r}: other runs protect each {', '.join(sorted(units))}, this one each {unit}, "
-                "and their ε do not add up"
+                "so their ε cannot be added up"
             )
         return self.refusal(spent_together([*others, account], self.delta))
 
 
 @contextmanager
 def deciding(folder: Path, what: str) -> Iterator[None]:
-    """Hold the lock of those who are charged in this folder; others wait, as pricing takes its time."""
+    """Hold the lock of the people that are charged in this folder; other processes wait, as accounting takes time."""
     deadline = time.monotonic() + PATIENCE
     with ExitStack() as held:
         while True:
@@ -441,7 +443,7 @@ def deciding(folder: Path, what: str) -> Iterator[None]:
 
 
 def begin_ledger(folder: Path, people: int, delta: float) -> None:
-    """A ledger of charges that differ, where there is none."""
+    """Create a ledger for charges of different cost, if it does not exist."""
     terms = LedgerTerms(people, delta, ())
     private_folder(folder)
     if not (folder / TERMS).exists():
@@ -451,21 +453,21 @@ def begin_ledger(folder: Path, people: int, delta: float) -> None:
 
 
 def ledger_folders(folder: Path) -> list[Path]:
-    """Every folder at or below this one that holds a file of a ledger, even if others of its files are missing."""
+    """Every folder at or below this one that has a file of a ledger, even if other files of it are missing."""
     files = {TERMS, PARTICIPANTS, CHANGED, CHARGED}
     return sorted({file.parent for file in Path(folder).rglob(f"{LEDGER}*/*") if file.name in files})
 
 
 def ledger_sizes(folder: Path, but: Path) -> tuple[tuple[str, int | None], ...]:
-    """How long the log of every ledger at or below a folder is, except one: another value whenever anybody pays."""
+    """The log size of every ledger at or below a folder except one: it changes whenever a charge is added."""
     logs = [(one, one / PARTICIPANTS) for one in ledger_folders(folder) if one != but]
     return tuple((str(one), log.stat().st_size if log.exists() else None) for one, log in logs)
 
 
 def ledgers_below(folder: Path) -> list[Path]:
-    """Every ledger at or below a folder that has, or should have, a price.
+    """Every ledger at or below a folder that has, or should have, a cost per charge.
 
-    A run of trees keeps its ledger in its own folder without `terms.json`: its price is on its card alone.
+    A run of trees has its ledger in the run folder without `terms.json`: its cost is on its privacy card alone.
     """
     return [one for one in ledger_folders(folder) if (one / TERMS).exists() or home_of(one) is not None]
 
@@ -481,18 +483,18 @@ def home_of(ledger: Path) -> Path | None:
 
 @contextmanager
 def open_ledger(folder: Path, terms: LedgerTerms) -> Iterator[Ledger]:
-    """The ledger of a run, to oneself.
+    """Open the ledger of a run exclusively.
 
-    One whose charges cost something else is set aside, where it goes on counting. Changes that another run kept, of
-    the same name and price, are dropped; its charges stay.
+    A ledger whose charges have another cost is renamed, and continues to count. Changes stored by another run
+    with the same name and cost are dropped; its charges stay.
     """
     folder = Path(folder).absolute()
     if not folder.parent.exists():
-        private_folder(folder.parent)  # of a run's own, in a population
+        private_folder(folder.parent)  # the folder of a run, in a population
     private_folder(folder)
     before = LedgerTerms.read(folder)
     if before is not None:
-        Account.read(folder)  # refuses a ledger of which a file is missing or was shortened
+        Account.read(folder)  # raises if a file is missing or was truncated
     if before is not None and not before.costs_like(terms):
         number = 1
         while (aside := folder.with_name(f"{LEDGER}-{number}")).exists():
@@ -503,29 +505,29 @@ def open_ledger(folder: Path, terms: LedgerTerms) -> Iterator[Ledger]:
         if before is not None and before.spec != terms.spec:
             (folder / CHANGED).unlink(missing_ok=True)
         with Ledger.open(folder, terms.people) as ledger:
-            # Written last: where this file is, the logs have been there.
+            # Written last: where this file exists, the logs have existed.
             if LedgerTerms.read(folder) != terms:
                 terms.write(folder)
             yield ledger
 
 
 def forget_ledgers(folder: Path, because: str) -> dict[str, Any]:
-    """Delete every ledger at or below a folder. What they said in all, when and why they went stays in a file.
+    """Delete every ledger at or below a folder. Their totals, the date and the reason are recorded in a file.
 
-    Whoever asks later asks that folder, or the people whose ledgers they were: a population keeps a record too.
+    The record is in that folder, and also in the folder of the population to which the ledgers belonged.
     """
     folder = Path(folder).resolve()
     if not because.strip():
-        raise ValueError("a ledger is not forgotten without a reason; say why, as those who are asked later need to")
+        raise ValueError("deleting a ledger needs a reason; state it, as it is recorded for later questions")
     found = ledgers_below(folder)
     if not found:
         raise FileNotFoundError(f"no ledger at or below {folder}; give a run folder, or the folder of a population")
     for ledger in found:
         if is_locked(ledger / LOCK):
-            raise FileExistsError(f"{ledger} is being written to by a run; wait for it, or stop it")
-    whose = {above for ledger in found for above in ledger.parents if (above / PEOPLE).exists()}
+            raise FileExistsError(f"a run is writing to {ledger}; wait for it to finish, or stop it")
+    populations = {above for ledger in found for above in ledger.parents if (above / PEOPLE).exists()}
     records = {}
-    for place in sorted({folder, *whose}):
+    for place in sorted({folder, *populations}):
         own = [ledger for ledger in found if place in ledger.parents]
         records[place] = {
             "forgotten": now(),
@@ -533,7 +535,7 @@ def forget_ledgers(folder: Path, because: str) -> dict[str, Any]:
             "ledgers": [str(ledger.relative_to(place)) for ledger in own],
             **totals([account for account in map(Account.read, own) if account is not None]),
         }
-    for place, record in records.items():  # before anything goes
+    for place, record in records.items():  # before anything is deleted
         line = json.dumps(record, ensure_ascii=False) + "\n"
         old = read_text(place / FORGOTTEN) if (place / FORGOTTEN).exists() else ""
         write_atomic(place / FORGOTTEN, old + line, private=True)
@@ -543,14 +545,14 @@ def forget_ledgers(folder: Path, because: str) -> dict[str, Any]:
 
 
 def delete_ledger(ledger: Path) -> None:
-    """Delete a ledger at once: one that lacks some of its files is an error to everybody who adds up charges."""
+    """Delete a ledger at once: an incomplete ledger is an error for every process that adds up charges."""
     gone = ledger.with_name(f".{ledger.name}.{os.getpid()}{UNFINISHED}")
     os.rename(ledger, gone)
     shutil.rmtree(gone)
 
 
 def totals(accounts: Sequence[Account]) -> dict[str, Any]:
-    """How much some ledgers say in all."""
+    """The totals of some ledgers."""
     delta = min((account.terms.delta for account in accounts), default=0.0)
     same = len({account.terms.people for account in accounts}) == 1
     spent = spent_together(accounts, delta) if same else {}
@@ -564,7 +566,7 @@ def totals(accounts: Sequence[Account]) -> dict[str, Any]:
 
 
 def forgotten(folder: Path) -> list[dict[str, Any]]:
-    """What was deleted of the ledgers of a folder, and why."""
+    """The records of deleted ledgers of a folder, with the reasons."""
     file = Path(folder) / FORGOTTEN
     if not file.exists():
         return []
@@ -578,8 +580,8 @@ def forgotten(folder: Path) -> list[dict[str, Any]]:
             records.append(record | said | {"ledgers": [_of(str, one) for one in record.get("ledgers", [])]})
         except _NOT_OURS as problem:
             raise LedgerError(
-                f"{file}: line {number} cannot be read ({_why(problem)}), so that nobody knows what was forgotten; "
-                "restore it from a copy"
+                f"{file}: line {number} cannot be read ({_why(problem)}), so the record of deleted ledgers is "
+                "incomplete; restore it from a copy"
             ) from None
     return records
 

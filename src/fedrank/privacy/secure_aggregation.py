@@ -1,28 +1,30 @@
-"""A sum that the server learns without learning what was added (Bonawitz et al., CCS 2017, with double masking).
+"""Secure aggregation: the server learns a sum but not its terms (Bonawitz et al., CCS 2017, with double masking).
 
-Every pair of clients agrees on a mask that one adds and the other subtracts; every client adds one more mask of its
-own. All masks have keys that are fresh each round. Shares of both secrets lie with the other clients: of those who sent
-their numbers the server may open the own mask, of those who vanished the key of the pairwise masks, never both.
+Every pair of clients agrees on a mask that one adds and the other subtracts; every client also adds a self mask. The
+keys of all masks are fresh each round. Both secrets of a client are secret-shared among the other clients. For a client
+whose numbers arrived, the server may open its self mask; for one that dropped out, the key of its pairwise masks; never
+both.
 
-What it protects from:
+Threat model:
 
-- Without identity keys, a server that follows the protocol and reads everything it gets, together with fewer than
-  `threshold` clients who tell it all they know (semi-honest). They learn the sum of the others' numbers and who took
-  part, nothing else. Public keys must reach the clients unchanged: whoever carries them is trusted not to swap them.
-- With identity keys, also a server that breaks the rules (active), together with up to a third of the clients. Clients
-  sign the keys of the round, so that none can be exchanged and nobody invented, and the list of survivors, and open
-  nothing before `threshold` of them have signed the same list. The threshold is then above two thirds (see
-  `threshold_for`): two different lists cannot both get that many signatures.
+- Without identity keys: a server that follows the protocol but reads everything it receives, together with fewer than
+  `threshold` colluding clients (semi-honest). They learn the sum of the others' numbers and who participated, nothing
+  else. Public keys must reach the clients unchanged: the party that transports them is trusted not to replace them.
+- With identity keys: also a server that deviates from the protocol (active), together with up to a third of the
+  clients. Clients sign the keys of the round, so keys cannot be replaced and clients cannot be invented. They also sign
+  the list of survivors, and open nothing before `threshold` of them have signed the same list. The threshold is then
+  above two thirds (see `threshold_for`): two different lists cannot both have that many signatures.
 
-A client that breaks the rules is named and left out: one with a public key that makes no secret, on arrival; one that
-opens a wrong share, because every share is committed to by a hash when it is dealt, and every secret, too. Who dealt
-shares that do not fit is known only at the end: the round then stops and says so. There is no wrong sum of what was
-sent. (Feldman's commitments would show bad dealing earlier, and take longer than all the rest of the protocol.)
+A client that deviates from the protocol is identified and excluded: on arrival, if its public key gives no secret; at
+the opening, if it opens a wrong share, since the dealer committed to every share and every secret by a hash.
+Inconsistent shares are detected only at the end: the round then stops and names the dealer. A wrong sum of what was
+sent is never returned. (Feldman's commitments would detect inconsistent shares earlier, and take longer than the rest
+of the protocol.)
 
-What it does not protect from: clients that add nonsense. What a client sends under its masks is its own choice, and it
-can spoil the sum unnoticed. And anybody can make a round fail; numbers stay closed then.
+Out of scope: false inputs. A client chooses what it sends under its masks and can corrupt the sum undetected. And any
+client can make a round fail; the numbers then stay hidden.
 
-The sum itself is given away: who knows all other numbers knows the last. Noise is what protects from that.
+The sum itself is revealed: an observer who knows all other numbers knows the last. Noise protects against that.
 """
 
 from __future__ import annotations
@@ -33,67 +35,42 @@ import os
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
-from fedrank.extras import missing_extra
 from fedrank.privacy import shamir
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-    from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-    from cryptography.hazmat.primitives.hashes import SHA256
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
-VERSION = 2
-KINDS = {
-    "advertisement": 1,  # client: two public keys
-    "roster": 2,  # server, to all: everybody's public keys
-    "shares": 3,  # client: for every other client, an encrypted pair of shares
-    "post": 4,  # server, to one: the encrypted shares that are addressed to it
-    "masked": 5,  # client: its numbers under masks
-    "request": 6,  # server, to all: whose numbers arrived
-    "opening": 7,  # client: one share of every client
-    "signature": 8,  # client: it was shown this list of survivors; only with identity keys
-    "consent": 9,  # server, to all: who signed the list; only with identity keys
-}
-HEADER = struct.Struct("<BB16sQII")  # version, kind, tag of the terms, round, client, bytes of the body
-CHECKSUM = 16  # bytes after the header, of header and body: damage is told from what was sent
-START = HEADER.size + CHECKSUM  # where the body begins
-EVERYBODY = 2**32 - 1  # in the place of the client, in a message of the server to all
-KEYS = struct.Struct("<I32s32s")  # client, public key of masks, public key of the post
-SIGNED_KEYS = struct.Struct("<I32s32s64s")  # the same, and a signature by the client's identity
-# Commitments of a dealer: to its seed, to its own share of the seed, and to its own share of the mask key.
-DEALER = struct.Struct("<32s16s16s")
-# The other client; both shares for it, 64 bytes and a tag of 16; commitments to either.
-BOX = struct.Struct("<I80s16s16s")
-PIECE = struct.Struct("<IB32s")  # client, which of its two secrets, share
-SIGNATURE = struct.Struct("<I64s")
-CLIENT = struct.Struct("<I")
-PAIR = struct.Struct("<II")
-LABEL = struct.Struct("<IIB")  # what a commitment is to: dealer, holder, which secret
-OWN_MASK, PAIR_MASKS = 1, 2  # which secret of a client a share belongs to
-NO_SHARE = 0  # in their place: what the client dealt could not be read, or was not what it committed to
-# Public keys of X25519 with which every exchange gives zero (order 1, 2, 4 or 8, on the curve or its twist).
-LOW_ORDER = frozenset(
-    (
-        0,
-        1,
-        shamir.PRIME - 1,
-        325606250916557431795983626356110631294008115727848805560023387167927233504,
-        39382357235489614581723060781553021112529911719440698176882885853963445705823,
-    )
+from fedrank.privacy.secure_messages import (
+    BOX,
+    CLIENT,
+    DEALER,
+    EVERYBODY,
+    KEYS,
+    NO_SHARE,
+    OWN_MASK,
+    PAIR_MASKS,
+    PIECE,
+    SIGNATURE,
+    SIGNED_KEYS,
+    Identity,
+    Integers,
+    Terms,
+    Words,
+    centred,
+    check_addressee,
+    check_bits,
+    check_ids,
+    check_keys,
+    check_signature,
+    parse_records,
+    primitives,
+    words_of,
+    wrap,
 )
 
 Step = Literal["nothing", "advertise", "share", "mask"]
 STEPS: tuple[Step, ...] = ("nothing", "advertise", "share", "mask")
-
-Integers = npt.NDArray[np.int64]
-Words = npt.NDArray[Any]  # uint32 or uint64, counted modulo 2^bits
 
 
 class TooFewClients(ValueError):
@@ -104,153 +81,33 @@ class BadDealing(ValueError):
     """The secret of a client cannot be opened because of the shares it dealt; the round ends without a sum."""
 
     def __init__(self, dealer: int, reason: str) -> None:
-        super().__init__(f"{reason}; nothing is added up")
+        super().__init__(f"{reason}; no sum is computed")
         self.dealer = dealer
 
 
 def threshold_for(count: int, colluders: int = 0, active: bool = False) -> int:
-    """The least threshold of `count` clients of whom so many may work with the server.
+    """The smallest threshold for `count` clients of which `colluders` may collude with the server.
 
-    Against a server that follows the protocol, more than those are enough. An active one may ask some for a client's
-    one secret and others for its second; colluders answer twice, honest clients once. So twice the threshold must
-    exceed count + colluders: above two thirds, that holds for up to a third of colluders.
+    Against a server that follows the protocol, one more than the colluders is enough. An active server may ask some
+    clients for one secret of a client and others for the second; colluders answer twice, honest clients once. So twice
+    the threshold must exceed count + colluders: above two thirds, that holds for up to a third of colluders.
 
     >>> threshold_for(10, 2), threshold_for(10, 2, active=True), threshold_for(10, 6, active=True)
     (3, 7, 9)
     """
     if not 0 <= colluders < count:
-        raise ValueError(f"{colluders} of {count} clients colluding leave nobody to protect; use fewer")
+        raise ValueError(f"colluders must be at least 0 and below the number of clients, {count} (got {colluders})")
     if not active:
         return max(2, colluders + 1)
     return max(2 * count // 3, (count + colluders) // 2) + 1
 
 
-@dataclass(frozen=True)
-class Identity:
-    """Who a client is from round to round: the key that it signs with, and the public keys of all it may meet."""
-
-    secret: bytes = field(repr=False)  # Ed25519, 32 bytes
-    publics: Mapping[int, bytes]  # by client, Ed25519; must not come from the server, which could invent some
-
-    def sign(self, statement: bytes) -> bytes:
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-        return Ed25519PrivateKey.from_private_bytes(self.secret).sign(statement)
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What all parties of one sum must agree on before it starts."""
-
-    session: bytes  # names the training; never used for another one
-    round: int  # from 0, below 2^64
-    threshold: int  # so many clients together can open a secret, fewer cannot
-    size: int  # numbers per client
-    bits: int  # sums count modulo 2^bits, 16 to 62
-    signed: bool = False  # all have identity keys: keys of the round and lists of survivors are signed
-
-    def __post_init__(self) -> None:
-        _check_bits(self.bits)
-        if not 0 <= self.round < 2**64:
-            raise ValueError(f"round = {self.round} does not fit a message; count rounds from 0")
-        if self.threshold < 2:
-            raise ValueError(f"threshold = {self.threshold}: one client alone could open secrets; use at least 2")
-        if not 1 <= self.size < 2**28:
-            raise ValueError(f"size = {self.size} numbers do not fit a message; use 1 to 2^28 - 1")
-
-    @cached_property
-    def digest(self) -> bytes:
-        """Binds messages, keys and signatures to all that is agreed on (32 bytes)."""
-        fixed = struct.pack("<BIIB?Q", VERSION, self.threshold, self.size, self.bits, self.signed, self.round)
-        return hashlib.sha256(b"fedrank secure sum" + fixed + self.session).digest()
-
-    @cached_property
-    def tag(self) -> bytes:
-        # Without the round: a message of another round can then be told from one of another session.
-        fixed = struct.pack("<BIIB?", VERSION, self.threshold, self.size, self.bits, self.signed)
-        return hashlib.sha256(b"fedrank secure sum terms" + fixed + self.session).digest()[:16]
-
-    @cached_property
-    def word(self) -> np.dtype[Any]:
-        """The kind of number that carries one coordinate in a message."""
-        return np.dtype("<u4" if self.bits <= 32 else "<u8")
-
-    def pack(self, kind: str, client: int, body: bytes) -> bytes:
-        header = HEADER.pack(VERSION, KINDS[kind], self.tag, self.round, client, len(body))
-        return header + _checksum(header, body) + body
-
-    def unpack(self, kind: str, message: bytes) -> tuple[int, bytes]:
-        """Sender (or addressee, of the server's messages) and body of a message of the expected kind."""
-        if len(message) < START:
-            raise ValueError(f"{kind} message of {len(message)} bytes is truncated: its header takes {START}")
-        version, number, tag, round_, client, length = HEADER.unpack_from(message)
-        if version != VERSION:
-            raise ValueError(f"{kind} message has version {version}, this is version {VERSION}; update the older side")
-        if number != KINDS[kind]:
-            found = next((name for name, value in KINDS.items() if value == number), f"unknown kind {number}")
-            raise ValueError(f"expected a message of kind {kind}, got {found}: it belongs to another step")
-        if tag != self.tag:
-            raise ValueError(f"{kind} message is of another session, or has other terms: threshold, size, bits, signed")
-        if round_ != self.round:
-            raise ValueError(f"{kind} message is of round {round_}, this is round {self.round}: late or replayed")
-        if length != len(message) - START:
-            raise ValueError(
-                f"{kind} message promises {length} bytes and has {len(message) - START}: truncated or damaged"
-            )
-        body = message[START:]
-        if message[HEADER.size : START] != _checksum(message[: HEADER.size], body):
-            raise ValueError(f"{kind} message was damaged on the way: its checksum differs; send it again")
-        return client, body
-
-    def derive(self, secret: bytes, purpose: str, first: int, second: int) -> bytes:
-        """A key of 32 bytes for one purpose of one pair of clients, the same at either end (HKDF-SHA256)."""
-        hkdf, sha256, _ = primitives()
-        info = self.digest + PAIR.pack(min(first, second), max(first, second)) + purpose.encode()
-        return hkdf(algorithm=sha256, length=32, salt=None, info=info).derive(secret)
-
-    def mask(self, secret: bytes, purpose: str, first: int, second: int) -> Words:
-        """A secret stretched to one uniform word per coordinate: the key stream of ChaCha20."""
-        _, _, cipher = primitives()
-        length = self.size * self.word.itemsize
-        # Zeros, encrypted: the package's plain ChaCha20 has the same stream and takes longer to set up. The key serves
-        # for this one stream only, so the nonce may be constant.
-        stream = cipher(self.derive(secret, purpose, first, second)).encrypt(bytes(12), bytes(length), None)
-        return np.frombuffer(stream, dtype=self.word, count=self.size)
-
-    def pair_mask(self, mine: X25519PrivateKey, other: X25519PublicKey, me: int, you: int) -> Words:
-        """What `me` adds for the pair; the other end gets the negative of it."""
-        mask = self.mask(mine.exchange(other), "pair mask", me, you)
-        return mask if me < you else -mask
-
-    def own_mask(self, seed: int, client: int) -> Words:
-        return self.mask(shamir.to_bytes(seed), "own mask", client, client)
-
-    def commitment(self, share: bytes, dealer: int, holder: int, which: int) -> bytes:
-        """What tells a share that was dealt from any other, and nobody what it is: it is one of 2^255.
-
-        Half a hash will do. Two shares with the same one take 2^64 tries and a dealer that wants them; but what such
-        shares would open is held against the whole hash of the secret.
-        """
-        return hashlib.sha256(self.digest + LABEL.pack(dealer, holder, which) + share).digest()[:16]
-
-    def seed_commitment(self, seed: int, client: int) -> bytes:
-        return hashlib.sha256(self.digest + b"seed" + CLIENT.pack(client) + shamir.to_bytes(seed)).digest()
-
-    def keys_statement(self, client: int, keys: bytes) -> bytes:
-        """What a client signs with its identity, so that nobody can exchange its keys of the round."""
-        return b"fedrank secure sum: keys of the round" + self.digest + CLIENT.pack(client) + keys
-
-    def survivors_statement(self, roster: bytes, survivors: Sequence[int]) -> bytes:
-        """What a client signs that was shown these survivors, of this roster (32 bytes)."""
-        return b"fedrank secure sum: survivors" + self.digest + roster + b"".join(map(CLIENT.pack, survivors))
-
-
 class SumClient:
-    """One client in one round of a secure sum: advertise, share, mask, unmask, each once and in this order.
+    """One client in one round of secure aggregation: advertise, share, mask, unmask, each once and in this order.
 
     With identity keys it signs the list of survivors before it unmasks.
 
-    A ValueError means that a message was refused and nothing was given away; the client may wait for the right one.
+    A ValueError means that a message was rejected and nothing was revealed; the client may wait for a valid one.
     """
 
     def __init__(
@@ -262,14 +119,14 @@ class SumClient:
         size: int,
         bits: int,
         *,
-        min_survivors: int = 0,  # this client opens nothing for fewer survivors, whatever the server says
-        identity: Identity | None = None,  # with one, all must have one, and the server need not be trusted
-        entropy: shamir.Entropy = os.urandom,  # another source is for tests only
+        min_survivors: int = 0,  # this client opens nothing for fewer survivors, regardless of the server
+        identity: Identity | None = None,  # if given, all clients must have one, and the server need not be trusted
+        entropy: shamir.Entropy = os.urandom,  # other sources are for tests only
     ) -> None:
         primitives()
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
-        _check_ids([id])
+        check_ids([id])
         self.id = id
         self.terms = Terms(session, round, threshold, size, bits, signed=identity is not None)
         self.min_survivors = max(threshold, min_survivors)
@@ -280,10 +137,10 @@ class SumClient:
         self._mask_key = X25519PrivateKey.from_private_bytes(shamir.to_bytes(self._mask_secret))
         self._post_key = X25519PrivateKey.from_private_bytes(entropy(32))
         self._done: Step = "nothing"
-        self._roster = b""  # hash of the one that was answered
-        self._mask_keys: dict[int, bytes] = {}  # public keys of all who advertised, by client
-        self._post_secrets: dict[int, bytes] = {}  # keys of the post with every other client
-        self._held: dict[int, tuple[bytes, bytes] | None] = {}  # by client: my shares of its seed and of its mask key
+        self._roster = b""  # hash of the roster that was answered
+        self._mask_keys: dict[int, bytes] = {}  # public mask keys of all clients in the roster
+        self._post_secrets: dict[int, bytes] = {}  # keys of share encryption with every other client
+        self._held: dict[int, tuple[bytes, bytes] | None] = {}  # by client: the shares of its seed and of its mask key
         self._survivors: list[int] | None = None  # of the one list that was signed or answered
 
     def advertise(self) -> bytes:
@@ -294,7 +151,7 @@ class SumClient:
         return self.terms.pack("advertisement", self.id, keys + signature)
 
     def share(self, roster: bytes) -> bytes:
-        """Shares of both secrets for everybody who advertised, encrypted so that only the addressee reads them."""
+        """Shares of both secrets for every client that advertised, encrypted for the addressee."""
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
         _, _, cipher = primitives()
@@ -307,7 +164,7 @@ class SumClient:
             for other, (_, post) in keys.items()
             if other != self.id
         }
-        # Bound to the roster: clients that were shown different ones cannot read each other's boxes.
+        # Bound to the roster: clients with different rosters cannot read each other's shares.
         bound = self.terms.digest + _hash(roster)
         points = [_point(client) for client in keys]
         seeds = shamir.split(self._seed, self.terms.threshold, points, self._entropy)
@@ -329,11 +186,11 @@ class SumClient:
         return self.terms.pack("shares", self.id, dealer + b"".join(boxes))
 
     def mask(self, values: Integers, post: bytes) -> bytes:
-        """The numbers under masks, once the shares of the others have come."""
+        """The masked numbers, once the shares of the others have arrived."""
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
         self._expect("share", "mask")
-        # Twice under the same masks would give the difference away: hence once.
+        # Only once: two vectors under the same masks would reveal their difference.
         masked = words_of(values, self.terms)
         held = self._read_post(post)
         masked += self.terms.own_mask(self._seed, self.id)
@@ -342,10 +199,10 @@ class SumClient:
             masked += self.terms.pair_mask(self._mask_key, public, self.id, other)
         self._held |= held
         self._advance("share", "mask")
-        return self.terms.pack("masked", self.id, _wrap(masked, self.terms.bits).tobytes())
+        return self.terms.pack("masked", self.id, wrap(masked, self.terms.bits).tobytes())
 
     def sign(self, request: bytes) -> bytes:
-        """Sign the list of survivors, so that others can see that all were shown the same; with identity keys only."""
+        """Sign the list of survivors, as evidence that all clients got the same one; with identity keys only."""
         if self.identity is None:
             raise ValueError(f"client {self.id} has no identity key to sign with; give it one, or call unmask at once")
         survivors = self._settle(request)
@@ -353,14 +210,14 @@ class SumClient:
         return self.terms.pack("signature", self.id, signature)
 
     def unmask(self, request: bytes, consent: bytes | None = None) -> bytes:
-        """For every client one share: of the own mask if it survived, of the mask key if it vanished.
+        """One share for every client: of its self mask if it survived, of its mask key if it dropped out.
 
-        With identity keys only after as many as the threshold signed this very list, which `consent` shows.
+        With identity keys only after `threshold` clients signed the same list, which `consent` proves.
         """
         if (consent is None) != (self.identity is None):
             raise ValueError(
-                f"client {self.id} opens nothing: signatures of a list of survivors belong to identity keys; "
-                "use both or neither"
+                f"client {self.id} opens nothing: a signed list of survivors requires identity keys, and identity keys "
+                "require a signed list; use both or neither"
             )
         if consent is not None:
             self._check_consent(consent, self._read_request(request))
@@ -377,7 +234,7 @@ class SumClient:
     def _expect(self, done: Step, next_: Step) -> None:
         if self._done != done:
             raise ValueError(
-                f"client {self.id} cannot {next_} now: the last step it did is {self._done}; each step once"
+                f"client {self.id} cannot {next_} now: its last step was {self._done}, and each step is done once"
             )
 
     def _advance(self, done: Step, next_: Step) -> None:
@@ -386,18 +243,20 @@ class SumClient:
 
     def _read_roster(self, roster: bytes) -> dict[int, tuple[bytes, bytes]]:
         addressee, body = self.terms.unpack("roster", roster)
-        _check_addressee("roster", addressee, EVERYBODY)
-        records = _records("roster", SIGNED_KEYS if self.identity else KEYS, body)
+        check_addressee("roster", addressee, EVERYBODY)
+        records = parse_records("roster", SIGNED_KEYS if self.identity else KEYS, body)
         keys = {client: (mask, post) for client, mask, post, *_ in records}
-        _check_ids(keys)
+        check_ids(keys)
         for client, mask, post, *signature in records:
-            _check_keys(client, mask + post)
+            check_keys(client, mask + post)
             if self.identity:
-                _check_signed(self.identity.publics, client, self.terms.keys_statement(client, mask + post), *signature)
+                check_signature(
+                    self.identity.publics, client, self.terms.keys_statement(client, mask + post), *signature
+                )
         if b"".join(keys.get(self.id, ())) != self._public_keys():
-            raise ValueError(f"the roster lacks client {self.id} or has other keys for it: nothing is shared")
+            raise ValueError(f"the roster lacks client {self.id} or has other keys for it; nothing is shared")
         if len({key for pair in keys.values() for key in pair}) != 2 * len(keys):
-            raise ValueError("a public key is twice in the roster: somebody pretends to be two; nothing is shared")
+            raise ValueError("a public key is twice in the roster: one client poses as two; nothing is shared")
         self._check_enough(len(keys), "advertised")
         if self.identity:
             _check_active(self.terms.threshold, len(keys))
@@ -408,15 +267,15 @@ class SumClient:
         return commitment(seed, dealer, holder, OWN_MASK), commitment(mask_secret, dealer, holder, PAIR_MASKS)
 
     def _read_post(self, post: bytes) -> dict[int, tuple[bytes, bytes] | None]:
-        """By sender, both shares; None where they cannot be read or are not those that the sender committed to."""
+        """By sender, both shares; None where they cannot be read or differ from the sender's commitments."""
         addressee, body = self.terms.unpack("post", post)
-        _check_addressee("post", addressee, self.id)
+        check_addressee("post", addressee, self.id)
         held = {}
-        for sender, box, *committed in _records("post", BOX, body):
+        for sender, box, *committed in parse_records("post", BOX, body):
             if sender not in self._post_secrets:
-                raise ValueError(f"post from client {sender}, who is not one of the others in the roster")
+                raise ValueError(f"shares from client {sender}, which is not another client of the roster")
             held[sender] = self._open_box(sender, box, committed)
-        # Who dealt nonsense is still somebody to mask with: one such client must not stop the others here.
+        # A client with unreadable shares still has pairwise masks: it must not stop the others here.
         self._check_enough(len(held) + 1, "shared their secrets")
         return held
 
@@ -436,30 +295,30 @@ class SumClient:
 
     def _read_request(self, request: bytes) -> list[int]:
         if self._done != "mask":
-            raise ValueError(f"client {self.id} has sent no numbers: it opens nothing; call mask first")
+            raise ValueError(f"client {self.id} has sent no numbers, so it opens nothing; call mask first")
         addressee, body = self.terms.unpack("request", request)
-        _check_addressee("request", addressee, EVERYBODY)
-        survivors = sorted(client for (client,) in _records("request", CLIENT, body))
+        check_addressee("request", addressee, EVERYBODY)
+        survivors = sorted(client for (client,) in parse_records("request", CLIENT, body))
         unknown = set(survivors) - set(self._held)
         if unknown:
             raise ValueError(
-                f"survivors {sorted(unknown)} never shared secrets with client {self.id}: nothing is opened"
+                f"survivors {sorted(unknown)} never shared secrets with client {self.id}; nothing is opened"
             )
         if self.id not in survivors:
             raise ValueError(
-                f"client {self.id} sent its numbers and is not among the survivors: to answer would help to read them"
+                f"client {self.id} sent its numbers but is not among the survivors; answering would help to reveal them"
             )
         self._check_enough(len(survivors), "survived")
         return survivors
 
     def _settle(self, request: bytes) -> list[int]:
-        """The one list of survivors that this client signs and answers."""
+        """The only list of survivors that this client signs and answers."""
         survivors = self._read_request(request)
         if self._survivors is None:
             self._survivors = survivors
         if self._survivors != survivors:
             raise ValueError(
-                f"client {self.id} was asked for a second list of survivors: answering both could open both secrets "
+                f"client {self.id} received a second list of survivors: answering both could open both secrets "
                 "of a client; ask again with the first list, or start a new round"
             )
         return survivors
@@ -467,41 +326,41 @@ class SumClient:
     def _check_consent(self, consent: bytes, survivors: list[int]) -> None:
         assert self.identity is not None
         addressee, body = self.terms.unpack("consent", consent)
-        _check_addressee("consent", addressee, EVERYBODY)
+        check_addressee("consent", addressee, EVERYBODY)
         statement = self.terms.survivors_statement(self._roster, survivors)
-        signatures = _records("consent", SIGNATURE, body)
+        signatures = parse_records("consent", SIGNATURE, body)
         for client, signature in signatures:
             if client not in survivors:
-                raise ValueError(f"client {client} signed and is not among the survivors: nothing is opened")
-            _check_signed(self.identity.publics, client, statement, signature)
+                raise ValueError(f"client {client} signed but is not among the survivors; nothing is opened")
+            check_signature(self.identity.publics, client, statement, signature)
         if len(signatures) < self.terms.threshold:
             raise TooFewClients(
                 f"only {len(signatures)} clients signed the list of survivors, {self.terms.threshold} are needed: "
-                f"others may have been shown another one; client {self.id} opens nothing"
+                f"others may have received another list; client {self.id} opens nothing"
             )
 
     def _check_enough(self, count: int, what: str) -> None:
         if count < self.min_survivors:
             raise TooFewClients(
-                f"only {count} clients {what}, client {self.id} asks for {self.min_survivors}: it stops here"
+                f"only {count} clients {what}, client {self.id} requires {self.min_survivors}; it stops"
             )
 
 
 class SumServer:
-    """The server in one round of a secure sum; it carries messages and learns the total.
+    """The server in one round of secure aggregation; it forwards messages and learns the sum.
 
-    `receive_...` takes what a client sent and says whether it counts: what comes after its step was closed does not.
-    A ValueError means that a message was refused. The round goes on without its sender, whom `left_out` names, unless
-    a right message comes in time. Handing out `roster()`, `routed()`, `request()` and `consent()` closes a step.
+    `receive_...` takes the message of a client and returns whether it counts: a message after its step has closed does
+    not. A ValueError means that a message was rejected. The round continues without its sender, which `left_out` names,
+    unless a valid message arrives in time. Calling `roster()`, `routed()`, `request()` and `consent()` closes a step.
     """
 
     def __init__(
         self,
         session: bytes,
         round: int,
-        ids: Iterable[int],  # who was invited
+        ids: Iterable[int],  # the invited clients
         threshold: int,
-        min_survivors: int,  # the sum of fewer survivors is never opened; colluding ones count, so add them
+        min_survivors: int,  # the sum of fewer survivors is never opened; includes colluding clients
         size: int,
         bits: int,
         *,
@@ -511,25 +370,25 @@ class SumServer:
         self.terms = Terms(session, round, threshold, size, bits, signed=identities is not None)
         self.ids = sorted(ids)
         self.min_survivors = max(threshold, min_survivors)
-        _check_ids(self.ids)
+        check_ids(self.ids)
         if len(set(self.ids)) != len(self.ids):
-            raise ValueError("a client is invited twice: its numbers cannot be told apart; name each id once")
+            raise ValueError("a client is invited twice; name each id once")
         if self.min_survivors > len(self.ids):
             raise ValueError(
                 f"threshold = {threshold} and min_survivors = {min_survivors} with {len(self.ids)} clients: no sum "
-                "could ever be opened; invite more, or lower them"
+                "could ever be opened; invite more clients, or lower them"
             )
         if identities is not None:
             _check_active(threshold, len(self.ids))
         self.identities = identities
-        self.left_out: dict[int, str] = {}  # clients whose message was refused, and why
-        self._keys: dict[int, bytes] = {}  # public keys of the masks and of the post, and their signature, by client
+        self.left_out: dict[int, str] = {}  # clients whose message was rejected, and why
+        self._keys: dict[int, bytes] = {}  # public keys of masks and of share encryption, and their signature
         self._dealt: dict[int, _Dealt] = {}
         self._masked: dict[int, Words] = {}
         self._signatures: dict[int, bytes] = {}
-        self._openings: dict[int, dict[int, int | None]] = {}  # by who answered, then whose share
+        self._openings: dict[int, dict[int, int | None]] = {}  # by answering client, then by dealer
         self._steps = ["advertisement", "shares", "masked", *(["signature"] if self.terms.signed else []), "opening"]
-        self._closed = 0  # steps that are over
+        self._closed = 0  # number of closed steps
 
     def receive_advertisement(self, message: bytes) -> bool:
         client, body = self._open("advertisement", message, self.ids, self._keys)
@@ -537,15 +396,15 @@ class SumServer:
             expected = 128 if self.terms.signed else 64
             if len(body) != expected:
                 raise ValueError(f"advertisement of client {client} has {len(body)} bytes of keys, expected {expected}")
-            _check_keys(client, body[:64])
+            check_keys(client, body[:64])
             known = {key for keys in self._keys.values() for key in (keys[:32], keys[32:64])}
             if body[:32] == body[32:64] or not known.isdisjoint((body[:32], body[32:64])):
-                raise ValueError(f"a public key of client {client} is there twice: it pretends to be somebody else")
+                raise ValueError(f"a public key of client {client} occurs twice: it poses as another client")
             self._check_signed(client, self.terms.keys_statement(client, body[:64]), body[64:])
         return self._keep("advertisement", self._keys, client, body)
 
     def roster(self) -> bytes:
-        """Everybody's public keys, for everybody."""
+        """The public keys of all clients, for all clients."""
         self._close("advertisement", self._keys, "advertised")
         records = (CLIENT.pack(client) + keys for client, keys in sorted(self._keys.items()))
         return self.terms.pack("roster", EVERYBODY, b"".join(records))
@@ -556,9 +415,9 @@ class SumServer:
             if len(body) < DEALER.size:
                 raise ValueError(f"shares message of client {client} lacks its commitments: truncated records")
             seed, *own = DEALER.unpack_from(body)
-            records = _records("shares", BOX, body[DEALER.size :])
+            records = parse_records("shares", BOX, body[DEALER.size :])
             if {other for other, *_ in records} != set(self._keys) - {client}:
-                raise ValueError(f"client {client} did not share with exactly the others in the roster: it is left out")
+                raise ValueError(f"client {client} must share with exactly the others in the roster; it is left out")
             boxes = {other: BOX.pack(client, *record) for other, *record in records}
             commitments = {client: own, **{other: committed for other, _, *committed in records}}
         return self._keep("shares", self._dealt, client, _Dealt(seed, boxes, commitments))
@@ -576,20 +435,20 @@ class SumServer:
         client, body = self._open("masked", message, self._dealt, self._masked)
         with self._blaming(client):
             if len(body) != self.terms.size * self.terms.word.itemsize:
-                raise ValueError(f"client {client} sent {len(body)} bytes of numbers, not {self.terms.size} numbers")
+                raise ValueError(f"client {client} sent {len(body)} bytes, expected {self.terms.size} numbers")
             words = np.frombuffer(body, dtype=self.terms.word)
-            if np.any(words != _wrap(words, self.terms.bits)):
+            if np.any(words != wrap(words, self.terms.bits)):
                 raise ValueError(
-                    f"client {client} sent numbers of more than {self.terms.bits} bits: it counts differently"
+                    f"client {client} sent numbers of more than {self.terms.bits} bits; all must use the same bits"
                 )
         return self._keep("masked", self._masked, client, words)
 
     def survivors(self) -> list[int]:
-        """Whose numbers arrived in time."""
+        """The clients whose numbers arrived in time."""
         return sorted(self._masked)
 
     def request(self) -> bytes:
-        """The final list of survivors, for all of them: which shares they are to open, or the list they are to sign."""
+        """The final list of survivors, for all of them to open shares for, or to sign."""
         self._close("masked", self._masked, "survived")
         return self.terms.pack("request", EVERYBODY, b"".join(map(CLIENT.pack, self.survivors())))
 
@@ -602,7 +461,7 @@ class SumServer:
         return self._keep("signature", self._signatures, client, body)
 
     def consent(self) -> bytes:
-        """Who signed the list of survivors, for all of them: now they may open."""
+        """The signatures of the list of survivors, for all of them: they may open shares now."""
         self._close("signature", self._signatures, "signed the list of survivors", self.terms.threshold)
         enough = sorted(self._signatures.items())[: self.terms.threshold]
         records = (SIGNATURE.pack(*item) for item in enough)
@@ -611,9 +470,9 @@ class SumServer:
     def receive_opening(self, message: bytes) -> bool:
         client, body = self._open("opening", message, self._masked, self._openings)
         with self._blaming(client):
-            pieces = _records("opening", PIECE, body)
+            pieces = parse_records("opening", PIECE, body)
             if {about for about, *_ in pieces} != set(self._dealt):
-                raise ValueError(f"client {client} did not open exactly the one share of every client")
+                raise ValueError(f"client {client} must open exactly one share of every client")
             opened = {about: self._checked_share(client, about, which, share) for about, which, share in pieces}
         return self._keep("opening", self._openings, client, opened)
 
@@ -625,7 +484,7 @@ class SumServer:
             raise ValueError("the list of survivors is not final, so no mask can be opened; call request first")
         if len(self._openings) < self.terms.threshold:
             raise TooFewClients(
-                f"{len(self._openings)} clients opened shares, {self.terms.threshold} are needed: the sum stays closed"
+                f"{len(self._openings)} clients opened shares, {self.terms.threshold} are needed: the sum is not opened"
                 + "".join(f"; {why}" for client, why in self.left_out.items() if client in self._masked)
             )
         secrets = self._secrets()
@@ -638,7 +497,7 @@ class SumServer:
                 continue
             key = X25519PrivateKey.from_private_bytes(shamir.to_bytes(secret))
             for other in self._masked:
-                # What the vanished client would have added cancels what the survivor did add.
+                # The mask of the client that dropped out cancels the mask that the survivor added.
                 total += self.terms.pair_mask(
                     key, X25519PublicKey.from_public_bytes(self._keys[other][:32]), client, other
                 )
@@ -648,15 +507,15 @@ class SumServer:
         if which == NO_SHARE and not any(share):
             return None
         if which != (OWN_MASK if dealer in self._masked else PAIR_MASKS):
-            raise ValueError(f"client {holder} did not open exactly the one share of client {dealer} it was asked for")
+            raise ValueError(f"client {holder} must open exactly the requested share of client {dealer}")
         committed = self._dealt[dealer].commitments[holder][which - 1]
         if self.terms.commitment(share, dealer, holder, which) != committed:
-            raise ValueError(f"client {holder} opened a wrong share of client {dealer}: its answer does not count")
+            raise ValueError(f"client {holder} opened a wrong share of client {dealer}; its answer does not count")
         return shamir.from_bytes(share)
 
     def _secrets(self) -> dict[int, int]:
-        """By client, what was opened: its seed, or its mask key if it vanished."""
-        weights: dict[tuple[int, ...], list[int]] = {}  # mostly the same clients hold all shares
+        """By client, the opened secret: its seed, or its mask key if it dropped out."""
+        weights: dict[tuple[int, ...], list[int]] = {}  # usually the same clients hold all shares
         secrets = {}
         for dealer in self._dealt:
             shares = {
@@ -667,9 +526,9 @@ class SumServer:
                 others = sorted(set(self._openings) - set(shares))
                 raise BadDealing(
                     dealer,
-                    f"clients {others} say that what client {dealer} dealt cannot be read, and {len(holders)} of "
-                    f"{self.terms.threshold} needed shares are left: it lies or they do; start a new round without "
-                    "either",
+                    f"clients {others} report that the shares of client {dealer} cannot be read, and {len(holders)} of "
+                    f"{self.terms.threshold} needed shares are left: either it or they are dishonest; start a new "
+                    "round without them",
                 )
             if holders not in weights:
                 weights[holders] = shamir.weights_at_zero([_point(by) for by in holders])
@@ -686,25 +545,25 @@ class SumServer:
             key = X25519PrivateKey.from_private_bytes(shamir.to_bytes(secret))
             right = key.public_key().public_bytes_raw() == self._keys[dealer][:32]
         if not right:
-            # All shares are those that were committed to, so it is nobody else.
+            # All shares match their commitments, so the dealer is at fault.
             raise BadDealing(
                 dealer,
-                f"the shares that client {dealer} dealt do not give the secret that it committed to; start a new round "
+                f"the shares of client {dealer} do not give the secret that it committed to; start a new round "
                 "without it",
             )
 
     def _check_signed(self, client: int, statement: bytes, signature: bytes) -> None:
         if self.identities is not None:
-            _check_signed(self.identities, client, statement, signature)
+            check_signature(self.identities, client, statement, signature)
 
     def _open(self, kind: str, message: bytes, allowed: Collection[int], seen: Collection[int]) -> tuple[int, bytes]:
         client, body = self.terms.unpack(kind, message)
         if self._closed < self._step(kind):
-            raise ValueError(f"{kind} message of client {client} before the server asked for it: somebody made it up")
+            raise ValueError(f"{kind} message of client {client} before the server asked for it: it was forged")
         if client not in allowed:
-            raise ValueError(f"{kind} message of client {client}, who has no part in this step")
+            raise ValueError(f"{kind} message of client {client}, which has no part in this step")
         if client in seen:
-            raise ValueError(f"a second {kind} message of client {client}: the first one counts")
+            raise ValueError(f"a second {kind} message of client {client}; the first one counts")
         return client, body
 
     @contextmanager
@@ -726,21 +585,23 @@ class SumServer:
         step, min_survivors = self._step(kind), self.min_survivors if min_survivors is None else min_survivors
         if self._closed < step:
             raise ValueError(
-                f"step {step + 1} cannot end before step {step} has ended; call roster, routed, request, consent"
+                f"step {step + 1} cannot end before step {step}; call roster, routed, request, consent in this order"
             )
         if len(store) < min_survivors:
-            raise TooFewClients(f"only {len(store)} clients {what}, {min_survivors} are needed: nothing is opened")
+            raise TooFewClients(f"only {len(store)} clients {what}, {min_survivors} are needed; nothing is opened")
         self._closed = max(self._closed, step + 1)
 
     def _step(self, kind: str) -> int:
         if kind not in self._steps:
-            raise ValueError(f"there is no {kind} in a round without identity keys; give them to all, or leave it out")
+            raise ValueError(
+                f"a round without identity keys has no {kind} step; give identity keys to all clients, or leave it out"
+            )
         return self._steps.index(kind)
 
 
 @dataclass(frozen=True)
 class _Dealt:
-    """What a client dealt: boxes for the others, and commitments to its seed and to all shares."""
+    """What a client dealt: encrypted shares for the others, and commitments to its seed and to all shares."""
 
     seed: bytes
     boxes: Mapping[int, bytes]  # by addressee
@@ -752,17 +613,19 @@ def secure_sum(
     bits: int,
     threshold: int,
     min_survivors: int = 0,
-    dropped_after: Mapping[int, Step] | None = None,  # row -> the last step it did
+    dropped_after: Mapping[int, Step] | None = None,  # row -> the last step it completed
     session: bytes = b"simulation",
     round: int = 0,
-    signed: bool = False,  # with identity keys, made for the occasion
+    signed: bool = False,  # with identity keys, generated for this call
 ) -> Integers:
-    """The whole protocol in one process; the sum over the rows that at least sent their masked numbers."""
+    """The whole protocol in one process; the sum over the rows whose masked numbers were sent."""
     count, size = values.shape
     dropped = dict(dropped_after or {})
     for row, step in dropped.items():
         if step not in STEPS or not 0 <= row < count:
-            raise ValueError(f"dropped_after {row}: {step!r} is no step of one of {count} rows; steps are {STEPS}")
+            raise ValueError(
+                f"dropped_after must map rows below {count} to one of the steps {STEPS} (got {row}: {step!r})"
+            )
     last = [STEPS.index(dropped.get(row, "mask")) for row in range(count)]
     identities = new_identities(range(count)) if signed else {}
     publics = identities[0].publics if signed else None
@@ -793,7 +656,7 @@ def secure_sum(
 
 
 def new_identities(ids: Iterable[int]) -> dict[int, Identity]:
-    """Identities of clients that know each other, for simulations: in a deployment, secrets never meet in one place."""
+    """Identities of clients that know each other, for simulations: in a deployment, secrets never leave a client."""
     primitives()
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -803,19 +666,11 @@ def new_identities(ids: Iterable[int]) -> dict[int, Identity]:
 
 
 def ideal_sum(values: Integers, bits: int) -> Integers:
-    """What the secure sum of the rows gives, without the protocol: the same wrapping, none of the cost."""
-    _check_bits(bits)
+    """The result of secure aggregation of the rows, without the protocol: the same modular sum at no cost."""
+    check_bits(bits)
     if values.dtype != np.int64:
-        raise ValueError(f"values are {values.dtype}, the sum is over int64; round them to the grid first")
+        raise ValueError(f"values must be int64 (got {values.dtype}); round them to the grid first")
     return centred(values.astype(np.uint64).sum(axis=0, dtype=np.uint64), bits)
-
-
-def message_bytes(count: int, size: int, bits: int, signed: bool = False) -> int:
-    """Bytes that each of `count` clients sends in a round in which nobody drops, all messages together."""
-    word = 4 if bits <= 32 else 8
-    keys = KEYS.size - CLIENT.size
-    signatures = 64 + START + 64 if signed else 0  # of the keys, and of the survivors in a message of its own
-    return 4 * START + keys + DEALER.size + (count - 1) * BOX.size + size * word + count * PIECE.size + signatures
 
 
 def finest_step(count: int, largest: float, deviation: float, bits: int) -> float:
@@ -825,7 +680,7 @@ def finest_step(count: int, largest: float, deviation: float, bits: int) -> floa
     True
     """
     _check_bounds(count, largest, deviation, bits)
-    # Starts one binary order below what the plain bound needs, so that the first step is surely too fine.
+    # Starts one binary order below the plain bound, so the first step is certainly too fine.
     order = math.frexp(count * largest + 12 * deviation)[1] - bits - 1
     step = math.ldexp(1.0, max(order, -1000))
     while not _reach(count, largest, step, deviation) < 2.0 ** (bits - 1):
@@ -837,122 +692,33 @@ def _reach(count: int, largest: float, step: float, deviation: float) -> float:
     return count * float(np.ceil(largest / step)) + 12 * deviation / step
 
 
-def words_of(values: Integers, terms: Terms) -> Words:
-    """Signed numbers as words modulo 2^bits."""
-    if values.shape != (terms.size,) or values.dtype != np.int64:
-        raise ValueError(
-            f"values are {values.dtype} {values.shape}, the sum is over int64 ({terms.size},); "
-            "round them to the grid first"
-        )
-    return _wrap(values.astype(np.uint64), terms.bits).astype(terms.word)
-
-
-def _wrap(words: Words, bits: int) -> Words:
-    wrapped: Words = words & words.dtype.type(2**bits - 1)
-    return wrapped
-
-
-def centred(words: Words, bits: int) -> Integers:
-    half = 2 ** (bits - 1)
-    centred: Integers = (_wrap(words, bits).astype(np.int64) ^ half) - half
-    return centred
-
-
-def _records(kind: str, layout: struct.Struct, body: bytes) -> Sequence[tuple[Any, ...]]:
-    """The records that a body consists of; the first field of each is a client, who may occur once."""
-    if len(body) % layout.size:
-        raise ValueError(
-            f"{kind} message has {len(body)} bytes, no whole number of records of {layout.size}: truncated"
-        )
-    records = list(layout.iter_unpack(body))
-    if len({record[0] for record in records}) != len(records):
-        raise ValueError(f"{kind} message names a client twice: which record counts cannot be told")
-    return records
-
-
-def _checksum(header: bytes, body: bytes) -> bytes:
-    digest = hashlib.sha256(header)
-    digest.update(body)
-    return digest.digest()[:CHECKSUM]
-
-
 def _hash(roster: bytes) -> bytes:
     return hashlib.sha256(roster).digest()
 
 
 def _point(client: int) -> int:
-    """Where the shares of a client lie; 0 is the place of the secret."""
+    """The evaluation point of a client's shares; 0 is the secret."""
     return client + 1
 
 
 def _nonce(sender: int, to: int) -> bytes:
-    # Either end of a pair encrypts once with their common key, each under its own nonce.
+    # Both clients of a pair encrypt once with their common key, each with its own nonce.
     return struct.pack("<III", sender, to, 0)
-
-
-def _check_addressee(kind: str, found: int, expected: int) -> None:
-    if found != expected:
-        raise ValueError(f"{kind} message is addressed to {found}, expected {expected}: it went to the wrong client")
-
-
-def _check_keys(client: int, keys: bytes) -> None:
-    """Refuse public keys that make no secret, or that are a second spelling of another key."""
-    for key in (keys[:32], keys[32:]):
-        # The exchange would fail with the first kind, for everybody; the second could be somebody else's in disguise.
-        if not shamir.is_element(key) or int.from_bytes(key, "little") in LOW_ORDER:
-            raise ValueError(f"client {client} has a public key that makes no secret: it cannot take part")
-
-
-def _check_signed(publics: Mapping[int, bytes], client: int, statement: bytes, signature: bytes) -> None:
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
-    if client not in publics:
-        raise ValueError(f"client {client} has no known identity: somebody may have invented it; exchange keys first")
-    try:
-        Ed25519PublicKey.from_public_bytes(publics[client]).verify(signature, statement)
-    except InvalidSignature:
-        raise ValueError(
-            f"the signature of client {client} is not for this: it signed something else, or somebody else signed"
-        ) from None
 
 
 def _check_active(threshold: int, count: int) -> None:
     if threshold < threshold_for(count, active=True):
         raise ValueError(
-            f"threshold = {threshold} of {count} clients: two different lists of survivors could get so many "
-            f"signatures; use at least {threshold_for(count, active=True)}"
+            f"threshold = {threshold} of {count} clients is too low: two different lists of survivors could both get "
+            f"that many signatures; use at least {threshold_for(count, active=True)}"
         )
-
-
-def _check_ids(ids: Iterable[int]) -> None:
-    for client in ids:
-        if not 0 <= client < EVERYBODY:
-            raise ValueError(f"client id {client} does not fit a message; use 0 to 2^32 - 2")
 
 
 def _check_bounds(count: int, largest: float, deviation: float, bits: int) -> None:
-    _check_bits(bits)
-    # Beyond 1e100 no step follows that a double could still count in.
+    check_bits(bits)
+    # Above 1e100 no step is representable as a double.
     if count < 1 or not (0 < largest < 1e100 and 0 <= deviation < 1e100):
         raise ValueError(
-            f"count = {count}, largest = {largest}, deviation = {deviation}: no range follows from these; "
-            "use at least one client, the (positive) clipping bound and a finite deviation"
+            f"count must be at least 1, largest (the clipping bound) positive and deviation finite (got count = "
+            f"{count}, largest = {largest}, deviation = {deviation})"
         )
-
-
-def _check_bits(bits: int) -> None:
-    if not 16 <= bits <= 62:
-        raise ValueError(f"bits = {bits}: sums of fewer than 16 or more than 62 bits are not offered; 32 suits most")
-
-
-@cache
-def primitives() -> tuple[type[HKDF], SHA256, type[ChaCha20Poly1305]]:
-    """What is called for every pair of clients; imported once, since even looking an import up takes time there."""
-    try:
-        from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-        from cryptography.hazmat.primitives.hashes import SHA256
-        from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-    except ImportError as error:
-        raise missing_extra("secure sums need the package cryptography", "privacy") from error
-    return HKDF, SHA256(), ChaCha20Poly1305

@@ -1,13 +1,14 @@
-"""Many secure sums under one agreement on keys, where nobody may drop out: histograms of one tree, one after the other.
+"""Many secure aggregations under one key agreement, without dropouts: the histograms of one tree.
 
-Every pair of clients agrees on a secret once, as in `secure_sum.py`, and derives a fresh mask from it for every
-message; one of both adds it, the other subtracts it. There are no shares and no masks of one's own: they are for sums
-that go on when somebody vanishes, and here such a series ends, unopened, and a new one begins with new keys.
+Every pair of clients agrees on a secret once, as in `secure_aggregation.py`, and derives a fresh mask from it for every
+message; one of the two adds it, the other subtracts it. Secret shares and self masks are not
+used: they finish a sum without a client that dropped out, and here a dropout ends the series unopened. A new one begins
+with new keys.
 
-The server learns the sum of all and nothing else, if it follows the protocol, or, with identity keys, in any case: it
-cannot invent clients or exchange keys. It is a sum of what each was asked for: a server that asks clients for different
-things chooses what is in it. Two series of which one lacks a client tell its numbers by their difference:
-whoever begins again must begin with the same clients.
+The server learns the sum over all clients and nothing else if it follows the protocol, or, with identity keys, in any
+case: it cannot invent clients or exchange keys. The sum is over what each client was asked for: a server that asks
+clients for different things chooses what is in it. If two series differ by one client, the difference of their sums
+reveals its numbers: a series that is restarted must include the same clients.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from fedrank.privacy.secure_aggregation import Identity, Integers, SumClient, SumServer, Terms, Words, centred, words_of
+from fedrank.privacy.secure_aggregation import SumClient, SumServer
+from fedrank.privacy.secure_messages import Identity, Integers, Terms, Words, centred, words_of
 
 
 class SeriesClient(SumClient):
@@ -25,28 +27,26 @@ class SeriesClient(SumClient):
     def __init__(
         self,
         id: int,
-        session: bytes,  # names this series; never used for another one
-        clients: int,  # so many take part, all of them in every message
+        session: bytes,  # names this series; never reused for another one
+        clients: int,  # number of clients, all of which are in every message
         bits: int,
         identity: Identity | None = None,
     ) -> None:
         if clients < 2:
-            raise ValueError("one client alone is its own sum: nothing would be hidden; use two or more")
+            raise ValueError(f"clients must be at least 2 (got {clients}): the sum of one client is its own numbers")
         super().__init__(id, session, 0, clients, 1, bits, min_survivors=clients, identity=identity)
         self.clients = clients
         self._secrets: dict[int, bytes] = {}  # by other client
-        self._number = 0  # of the next message, at least
+        self._number = 0  # the smallest allowed number of the next message
 
     def meet(self, roster: bytes) -> None:
-        """Agree with everybody in the roster on a secret."""
+        """Agree on a secret with every client in the roster."""
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PublicKey
 
         self._expect("advertise", "share")
         keys = self._read_roster(roster)
         if len(keys) != self.clients:
-            raise ValueError(
-                f"{len(keys)} clients are in the roster, {self.clients} were to take part; nothing is sent"
-            )
+            raise ValueError(f"the roster has {len(keys)} clients, expected {self.clients}; nothing is sent")
         self._secrets = {
             other: self._mask_key.exchange(X25519PublicKey.from_public_bytes(mask))
             for other, (mask, _) in keys.items()
@@ -55,19 +55,19 @@ class SeriesClient(SumClient):
         self._advance("advertise", "share")
 
     def masked(self, number: int, values: Integers) -> bytes:
-        """The numbers of message `number` under masks of their own; each number is used once, and they rise."""
+        """The numbers of message `number` under fresh masks; each message number is used once, in ascending order."""
         if not self._secrets:
-            raise ValueError(f"client {self.id} has met nobody yet: nothing would be hidden; call meet first")
+            raise ValueError(f"client {self.id} has no shared secrets yet, so nothing would be hidden; call meet first")
         if number < self._number:
             raise ValueError(
-                f"client {self.id} was asked for message {number}, its next one is {self._number} or later"
+                f"client {self.id} was asked for message {number}; its next message is {self._number} or later"
             )
         terms = _terms(self.terms, number, len(values))
         limit = 2 ** (terms.bits - 1) // self.clients
         if len(values) and max(int(values.max()), -int(values.min())) >= limit:
             raise ValueError(
-                f"a number of client {self.id} has more than its part of {terms.bits} bits, so that the sum could be "
-                "wrong; use more bits, or a coarser grid"
+                f"a number of client {self.id} exceeds its part of {terms.bits} bits, so the sum could overflow; "
+                "use more bits, or a coarser grid"
             )
         words = words_of(values, terms)
         for other, secret in self._secrets.items():
@@ -78,32 +78,32 @@ class SeriesClient(SumClient):
 
 
 class SeriesServer(SumServer):
-    """The server of a series: `receive_advertisement` of each, `roster`, and then a `total` of every message."""
+    """The server of a series: `receive_advertisement` from each client, `roster`, then one `sum` per message."""
 
     def __init__(
         self, session: bytes, ids: Iterable[int], bits: int, identities: Mapping[int, bytes] | None = None
     ) -> None:
-        everybody = sorted(ids)
-        if len(everybody) < 2:
-            raise ValueError("one client alone is its own sum: nothing would be hidden; use two or more")
-        super().__init__(session, 0, everybody, len(everybody), len(everybody), 1, bits, identities=identities)
+        clients = sorted(ids)
+        if len(clients) < 2:
+            raise ValueError(f"ids must name at least 2 clients (got {clients}): the sum of one is its own numbers")
+        super().__init__(session, 0, clients, len(clients), len(clients), 1, bits, identities=identities)
 
     def sum(self, number: int, size: int, messages: Mapping[int, bytes]) -> Integers:
-        """What the numbers of all clients add up to."""
+        """The sum of the numbers of all clients."""
         if sorted(messages) != self.ids:
-            raise ValueError(f"messages of clients {sorted(messages)} arrived, of {self.ids} are needed: nothing opens")
+            raise ValueError(f"messages must come from clients {self.ids} (got {sorted(messages)}); nothing is opened")
         terms = _terms(self.terms, number, size)
         total: Words = np.zeros(size, dtype=terms.word)
         for asked, message in messages.items():
             client, body = terms.unpack("masked", message)
             if client != asked:
-                raise ValueError(f"client {asked} sent a message of client {client}: nothing opens")
+                raise ValueError(f"client {asked} sent a message of client {client}; nothing is opened")
             if len(body) != size * terms.word.itemsize:
-                raise ValueError(f"client {client} sent {len(body)} bytes of numbers, not {size} numbers")
+                raise ValueError(f"client {client} sent {len(body)} bytes, expected {size} numbers")
             total += np.frombuffer(body, dtype=terms.word)
         return centred(total, terms.bits)
 
 
 def _terms(of: Terms, number: int, size: int) -> Terms:
-    """What belongs to one message: another number or size makes other masks."""
+    """The terms of one message: another number or size gives other masks."""
     return Terms(of.session, number + 1, of.threshold, max(size, 1), of.bits, of.signed)

@@ -1,4 +1,4 @@
-"""Spending: what the rounds of a run cost, noted before they begin, and stopped where the budget ends."""
+"""Spending: charge the rounds of a run to the ledger before they begin, and stop at the end of the budget."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fedrank.privacy.ledger import KeptRound, Ledger
 from fedrank.privacy.population import Account, BudgetSpentError, LedgerTerms, Population
 from fedrank.types import Change
 
-MAX_AHEAD = 64  # rounds noted at once: one wait for the disk, and what a crash may cost in vain
+MAX_AHEAD = 64  # rounds reserved at once: one disk sync for all, and at most this many are charged in vain by a crash
 
 
 class Spending:
-    """The journal of a round (see `fedrank.federated.round`): a ledger, and a limit for every promise."""
+    """The journal of a round (see `fedrank.federated.round`): a ledger with a limit for every guarantee."""
 
     def __init__(self, ledger: Ledger, promises: Sequence[Guarantee], rounds: int, delta: float, budget: float | None):
         self.ledger, self._last, self._ahead = ledger, rounds, 1
         self._counts = ledger.participations()
         self._rounds = ledger.rounds()
-        # Rounds that a crash took were charged, too, so that a client may pay more often than there are rounds.
+        # Rounds lost in a crash were charged, too, so a client may pay more often than there are rounds.
         most = rounds + max(self._rounds, int(self._counts.max(initial=0)))
         self._limits: list[tuple[Guarantee, int]] = []
         for guarantee in promises:
@@ -33,7 +33,7 @@ class Spending:
             if self._limits[-1][1] == 0:
                 cost = up(guarantee.epsilon(1, delta))
                 raise ValueError(
-                    f"a budget of ε = {budget:g} does not pay for one round, which costs {cost} "
+                    f"the privacy budget ε = {budget:g} is less than the cost of one round, ε = {cost} "
                     f"against the {guarantee.against}; use more noise, or a larger budget"
                 )
 
@@ -47,7 +47,7 @@ class Spending:
         reserved = self.ledger.reserved(round)
         if reserved is None:
             reserved = self._reserve(round, draw)
-        self.ledger.begun(round)  # from here on clients are asked, and nothing is given back
+        self.ledger.begun(round)  # clients are contacted from here on, so the reservation can no longer be returned
         return reserved
 
     def _reserve(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -62,8 +62,8 @@ class Spending:
             self._rounds += 1
         if not block and round == 1:
             raise ValueError(
-                "the privacy budget was spent on rounds that were lost in a crash before the first was kept, so there "
-                "is no model; use a larger budget, or other clients"
+                "the privacy budget was spent on rounds that a crash lost before the first one was saved, so no "
+                "model exists; use a larger budget, or other clients"
             )
         if not block:
             raise BudgetSpentError
@@ -77,21 +77,21 @@ class Spending:
 
 
 class SharedSpending(Spending):
-    """The same for people who pay for other runs, too: their limit is for all runs together."""
+    """The same for people who take part in several runs: their limit is for all runs together."""
 
     def __init__(self, ledger: Ledger, terms: LedgerTerms, rounds: int, population: Population, own: Path):
         super().__init__(ledger, terms.promises, rounds, terms.delta, None)
         self._terms, self._population, self._own = terms, population, own
 
     def check(self, rounds: Mapping[int, NDArray[np.int64]]) -> None:
-        """Refuse what these people cannot pay for as a whole, before anybody is asked for any of it."""
+        """Raise ValueError if these people cannot pay for all of these rounds, before any client is contacted."""
         if rounds:
             with self._population.deciding():
                 refusal = self._refusal(self._population.accounts(but=self._own), rounds, min(rounds))
             if refusal is not None:
                 raise ValueError(
-                    f"{refusal}; nobody was asked for anything, and nothing is charged; ask "
-                    "for fewer rounds, or use a method that asks nobody, such as fed-remove"
+                    f"{refusal}; no client was contacted, and nothing is charged; request "
+                    "fewer rounds, or use a method that contacts no clients, such as fed-remove"
                 )
 
     def _reserve(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
@@ -101,7 +101,7 @@ class SharedSpending(Spending):
             while (refusal := self._refusal(others, block, round)) is not None and len(block) > 1:
                 block = dict(list(block.items())[: len(block) // 2])
             if refusal is not None and round == 1:
-                raise ValueError(f"{refusal}; no round is run. Ask other people, or use a mechanism that costs less")
+                raise ValueError(f"{refusal}; no round is run. Use other people, or a mechanism that costs less")
             if refusal is not None:
                 raise BudgetSpentError
             self.ledger.reserve(block)
@@ -112,7 +112,7 @@ class SharedSpending(Spending):
         return block[round]
 
     def _refusal(self, others: list[Account], block: Mapping[int, NDArray[np.int64]], round: int) -> str | None:
-        """Why these rounds, and all before them, must not be charged; None where they may."""
+        """Why these rounds, and all before them, must not be charged; None where they may be."""
         counts = self._counts.copy()
         for cohort in block.values():
             counts[cohort] += 1

@@ -1,1 +1,1 @@
-"""Forests: boosters, selection, splits, merging, growing together; and the files of models of any kind."""
+"""Trees: boosters, selection, splits, merging, growing across clients; and the files of models of any kind."""

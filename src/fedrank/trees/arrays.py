@@ -1,7 +1,7 @@
-"""Trees as flat arrays: read from LightGBM's text with every index checked, and scored by a compiled loop of our own.
+"""Trees as flat arrays: parsed from LightGBM's text with every index checked, and scored by fedrank's compiled loop.
 
-A text model may come from anybody, and LightGBM's parser believes what it is told: where to read, how much, and that a
-walk down a tree ends. Here nothing is believed. What is read scores documents as LightGBM does, to the last bit.
+A text model may come from an untrusted source, and LightGBM's parser trusts its offsets, its sizes, and that a path
+down a tree ends. Here everything is checked. The scores equal those of LightGBM to the last bit.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fedrank.wire import Refused
 
 Reals = NDArray[np.float64]
 
-ZERO = float(np.float32(1e-35))  # LightGBM takes values from -ZERO to ZERO for zero
+ZERO = float(np.float32(1e-35))  # LightGBM treats values from -ZERO to ZERO as zero
 UNDER_ZERO = float(np.nextafter(-ZERO, -np.inf))
 NAN_IS_MISSING, NOTHING_IS_MISSING, ZERO_IS_MISSING, BY_CATEGORY = range(4)  # kinds of splits
-MIN_SHARE = 50_000  # documents; a thread with less to do costs more than it saves
+MIN_SHARE = 50_000  # documents per thread; with fewer, a thread costs more than it saves
 
-# Lines of a tree that matter to nobody's score, and of what they hold one each.
+# Lines of a tree that do not affect scores, with one entry per split or per leaf.
 _OF_SPLITS = ("split_gain", "internal_value", "internal_weight", "internal_count")
 _OF_LEAVES = ("leaf_weight", "leaf_count", "leaf_parent")
 _KNOWN = {
@@ -37,49 +37,49 @@ _NUMBERS = re.compile(r"[-+.0-9eE ]*")  # Python would also read 1_000, nan, and
 
 @dataclass(frozen=True)
 class Trees:
-    """Regression trees whose outputs add up, one after the other in flat arrays.
+    """Regression trees whose outputs add up, concatenated in flat arrays.
 
     A child of 0 or more is a split, one below 0 is the leaf ~child; likewise a root. Children come after their parents.
     """
 
     roots: NDArray[np.int32]  # [trees]
     feature: NDArray[np.int32]  # [splits]
-    threshold: Reals  # [splits]: values up to it go left; of a split by category: the number of its set
-    missing_left: NDArray[np.bool_]  # [splits]: where a value goes that is missing
-    kind: NDArray[np.uint8]  # [splits]: what is missing, or BY_CATEGORY
+    threshold: Reals  # [splits]: values up to it go left; for a split by category, the index of its set
+    missing_left: NDArray[np.bool_]  # [splits]: whether missing values go left
+    kind: NDArray[np.uint8]  # [splits]: which values are missing, or BY_CATEGORY
     child: NDArray[np.int32]  # [splits, 2]: left and right
     value: Reals  # [leaves]
-    set_start: NDArray[np.int64]  # [sets of categories + 1]: where each begins in `set_bits`
+    set_start: NDArray[np.int64]  # [sets of categories + 1]: the start of each in `set_bits`
     set_bits: NDArray[np.uint32]  # 32 categories each
-    is_linear: NDArray[np.bool_]  # [leaves]: whether it adds base + slopes * features rather than its value
+    is_linear: NDArray[np.bool_]  # [leaves]: whether it adds base + slopes * features instead of its value
     base: Reals  # [leaves]
-    slope_start: NDArray[np.int64]  # [leaves + 1]: where the slopes of each begin
+    slope_start: NDArray[np.int64]  # [leaves + 1]: the start of the slopes of each
     slope_feature: NDArray[np.int32]  # [slopes]
     slope: Reals  # [slopes]
 
     @staticmethod
     def read(texts: Iterable[str]) -> Trees:
-        """From the lines of each in a text model; ValueError where anything does not fit together."""
+        """Parse the lines of each tree in a text model; ValueError where they are inconsistent."""
         return _joined([_read(text, number) for number, text in enumerate(texts)])
 
     @property
     def reaches(self) -> int:
-        """How many features a document must have to be scored."""
+        """Number of features that a document must have to be scored."""
         return 1 + max((int(one.max()) for one in (self.feature, self.slope_feature) if len(one)), default=-1)
 
     @property
     def is_plain(self) -> bool:
-        """Whether all splits compare with a threshold, and all leaves hold a number."""
+        """Whether all splits compare with a threshold, and all leaves are constant."""
         return not (np.any(self.kind >= ZERO_IS_MISSING) or self.is_linear.any())
 
     def add(self, features: NDArray[np.floating[Any]], scores: Reals, threads: int = 1) -> None:
-        """Add what they say about every document [documents, features] to the scores [documents], in place."""
+        """Add the outputs for all documents [documents, features] to the scores [documents], in place."""
         from fedrank.kernels.trees import add_trees
 
         if features.shape[1] < self.reaches or len(features) != len(scores):
             raise ValueError(
-                f"the trees read {self.reaches} features of {len(scores)} documents, and these are "
-                f"{features.shape[1]} of {len(features)}; use data with the features that they were grown on"
+                f"the trees need {self.reaches} features for {len(scores)} documents (got {features.shape[1]} for "
+                f"{len(features)}); use data with the features that the trees were grown on"
             )
 
         plain, arrays = self.is_plain, [getattr(self, each.name) for each in fields(self)]
@@ -101,7 +101,7 @@ def _joined(trees: Sequence[Trees]) -> Trees:
         return trees[0]
 
     def begins(name: str) -> NDArray[np.int64]:
-        """How many there are before each tree."""
+        """The number of entries before each tree."""
         sizes = np.array([0, *(len(getattr(tree, name)) for tree in trees)], dtype=np.int64)
         return np.asarray(np.cumsum(sizes)[:-1])
 
@@ -137,7 +137,7 @@ _EMPTY: dict[str, NDArray[Any]] = {
 
 
 def _read(text: str, number: int) -> Trees:
-    """One tree, each index within bounds and each child reached once."""
+    """One tree, with each index within bounds and each child reached once."""
     try:
         return _checked(_lines(text))
     except ValueError as problem:
@@ -149,7 +149,7 @@ def _lines(text: str) -> dict[str, str]:
     for line in text.split("\n"):
         key, equals, values = line.partition("=")
         if not equals or key not in _KNOWN or key in lines:
-            why = "stands there twice" if key in lines else "is none of a tree"
+            why = "occurs twice" if key in lines else "is not a line of a tree"
             raise ValueError(f"its line {line[:40]!r} {why}")
         lines[key] = values
     return lines
@@ -161,7 +161,7 @@ def _checked(lines: dict[str, str]) -> Trees:
     for keys, count in ((_OF_SPLITS, splits), (_OF_LEAVES, leaves)):
         for key in keys:
             if key in lines and len(lines[key].split()) not in (0, count):
-                raise ValueError(f"it has {len(lines[key].split())} {key} where {count} are needed")
+                raise ValueError(f"it has {len(lines[key].split())} values of {key}, expected {count}")
     value = _column(lines, "leaf_value", leaves)
     empty = _EMPTY | {"value": value, "is_linear": np.zeros(leaves, np.bool_), "base": value}
     empty["slope_start"] = np.zeros(leaves + 1, np.int64)
@@ -169,14 +169,14 @@ def _checked(lines: dict[str, str]) -> Trees:
         empty |= _slopes(lines, leaves)
     if not splits:
         return Trees(**empty | {"roots": np.array([~0], np.int32)})
-    # Bit 0: by category. Bit 1: what is missing goes left. Bits 2 and 3: what is missing (0 nothing, 1 zero, 2 NaN).
+    # Bit 0: by category. Bit 1: missing values go left. Bits 2 and 3: which are missing (0 none, 1 zero, 2 NaN).
     flags = _column(lines, "decision_type", splits, 0, 11).astype(np.int64)
     missing, by_category = flags >> 2, (flags & 1) > 0
     threshold = _column(lines, "threshold", splits)
-    # LightGBM reads tiny values as 0, so that no threshold can come between them.
+    # LightGBM reads tiny values as 0, so no threshold may separate them.
     tiny = (np.abs(threshold) <= ZERO) & ~by_category
     threshold = np.where(tiny, np.where(threshold >= 0, ZERO, UNDER_ZERO), threshold)
-    # Where nothing is known to be missing, NaN counts as 0; no set of categories has it.
+    # Where no value is marked as missing, NaN counts as 0; it is in no set of categories.
     missing_left = np.where(missing > 0, (flags & 2) > 0, threshold >= 0) & ~by_category
     kinds = np.array([NOTHING_IS_MISSING, ZERO_IS_MISSING, NAN_IS_MISSING], np.uint8)
     kind = np.where(by_category, np.uint8(BY_CATEGORY), kinds[missing])
@@ -194,24 +194,24 @@ def _checked(lines: dict[str, str]) -> Trees:
 
 
 def _check_walks_end(child: NDArray[np.int32], splits: int) -> None:
-    """Every split but the first, and every leaf, is the child of one split, which comes before it: so no walk turns."""
-    everybody = np.arange(-splits - 1, splits)
-    if not np.array_equal(np.sort(child, axis=None), everybody[everybody != 0]):
-        raise ValueError("its children are not every split and every leaf once")
+    """Every split but the first, and every leaf, is the child of exactly one earlier split, so paths have no cycles."""
+    nodes = np.arange(-splits - 1, splits)
+    if not np.array_equal(np.sort(child, axis=None), nodes[nodes != 0]):
+        raise ValueError("its children must be every split and every leaf exactly once")
     if np.any((child >= 0) & (child <= np.arange(splits)[:, None])):
-        raise ValueError("a split comes before its parent, which LightGBM never writes")
+        raise ValueError("a split comes before its parent")
 
 
 def _sets(lines: dict[str, str], chosen: Reals) -> dict[str, Any]:
-    """Sets of categories, which splits choose by number."""
+    """The sets of categories, which splits refer to by index."""
     count = _one(lines, "num_cat", 0)
     if not count:
         if len(chosen):
-            raise ValueError("it splits by categories and has no set of them")
+            raise ValueError("it splits by categories but has no set of categories")
         return {}
     start = _column(lines, "cat_boundaries", count + 1, 0, 2**31).astype(np.int64)
     if start[0] != 0 or np.any(np.diff(start) < 0) or np.any((chosen < 0) | (chosen >= count) | (chosen % 1 != 0)):
-        raise ValueError(f"its splits choose from {count} sets of categories that are not in order, or not there")
+        raise ValueError(f"its splits refer to {count} sets of categories that are out of order or missing")
     return {
         "set_start": start,
         "set_bits": _column(lines, "cat_threshold", int(start[-1]), 0, 2**32 - 1).astype(np.uint32),
@@ -219,7 +219,7 @@ def _sets(lines: dict[str, str], chosen: Reals) -> dict[str, Any]:
 
 
 def _slopes(lines: dict[str, str], leaves: int) -> dict[str, Any]:
-    """Linear models of leaves."""
+    """The linear models of leaves."""
     counts = _column(lines, "num_features", leaves, 0, 2**31).astype(np.int64)
     total = int(counts.sum())
     return {
@@ -236,45 +236,45 @@ def _one(lines: dict[str, str], key: str, low: int, high: int = 2**31) -> int:
 
 
 def _column(lines: dict[str, str], key: str, count: int, low: int | None = None, high: int = 0) -> Reals:
-    """So many finite numbers, or whole numbers from low to high."""
+    """The given number of finite numbers; with `low`, integers from low to high."""
     if key not in lines:
         raise ValueError(f"it has no line {key}=")
     words = lines[key].split()
     if len(words) != count:
-        raise ValueError(f"it has {len(words)} {key} where {count} are needed")
+        raise ValueError(f"it has {len(words)} values of {key}, expected {count}")
     try:
         if not _NUMBERS.fullmatch(lines[key]):
             raise ValueError
         values = np.array(list(map(float, words)), dtype=np.float64)
     except ValueError:
-        raise ValueError(f"its {key} holds what is no number") from None
+        raise ValueError(f"its {key} must contain only numbers") from None
     if not np.isfinite(values).all():
-        raise ValueError(f"its {key} holds numbers that are not finite")
+        raise ValueError(f"its {key} must contain only finite numbers")
     if low is not None and not np.all((values >= low) & (values <= high) & (values % 1 == 0)):
-        raise ValueError(f"its {key} holds numbers that are not whole, or not from {low} to {high}")
+        raise ValueError(f"its {key} must contain only integers from {low} to {high}")
     return values
 
 
-_LINE = re.compile(r"[a-z_]+=[-+.0-9eE ]*")  # of a tree: a name, and numbers
+_LINE = re.compile(r"[a-z_]+=[-+.0-9eE ]*")  # of a tree: a name and numbers
 
 
 def checked_trees(pieces: Sequence[bytes], features: int, leaves: int) -> tuple[str, ...]:
-    """Trees that came from elsewhere, as they stand in text models; what none of our boosters grows is `Refused`."""
+    """Trees from an untrusted source, as in text models; trees that no booster of fedrank grows are `Refused`."""
     trees = []
     for number, piece in enumerate(pieces):
         try:
             text = piece.decode("ascii")
             if not all(map(_LINE.fullmatch, text.split("\n"))):
-                raise ValueError("a line of it is no name with numbers")
+                raise ValueError("a line of it is not a name with numbers")
             tree = Trees.read([text])
         except ValueError as problem:
             raise Refused(f"tree {number + 1} of its forest cannot be read: {problem}") from None
         if tree.reaches > features:
-            raise Refused(f"tree {number + 1} of its forest reads feature {tree.reaches}, and there are {features}")
+            raise Refused(f"tree {number + 1} of its forest uses feature {tree.reaches}, but there are only {features}")
         if len(tree.value) > leaves:
-            raise Refused(f"tree {number + 1} of its forest has {len(tree.value)} leaves, and at most {leaves} may be")
+            raise Refused(f"tree {number + 1} of its forest has {len(tree.value)} leaves, the maximum is {leaves}")
         if tree.is_linear.any() or (tree.kind == BY_CATEGORY).any():
-            raise Refused(f"tree {number + 1} of its forest has leaves or splits of a kind that nobody grows here")
+            raise Refused(f"tree {number + 1} of its forest has linear leaves or splits by category")
         trees.append(text)
     if not trees:
         raise Refused("its forest has no tree")

@@ -1,4 +1,4 @@
-"""Categories of queries: what kind of documents their relevant ones are, by a file or by a feature."""
+"""Categories of queries, derived from the categories of their relevant documents, by a file or by a feature."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from fedrank.data.ranking import RankingData
 from fedrank.files import read_text
 from fedrank.names import did_you_mean
 
-MAX_CATEGORIES = 1_000  # more values are measurements rather than categories
-_UNKNOWN = -1  # category of a document that has none
+MAX_CATEGORIES = 1_000  # a feature with more values is a measurement, not a category
+_UNKNOWN = -1  # category of a document without one
 
 Counts = NDArray[np.int64]
 
 
 class Tally(NamedTuple):
-    """What documents of each category a query has; all [queries, categories]."""
+    """Documents of each category per query; all [queries, categories]."""
 
     relevant: Counts  # relevant documents
-    grades: Counts  # sum of their grades
-    top: Counts  # their highest grade
+    grades: Counts  # sum of their relevance labels
+    top: Counts  # their highest relevance label
     any: Counts  # documents, relevant or not
 
 
 def query_categories(tally: Tally, rule: str, rng: np.random.Generator) -> Counts:
-    """[queries]: the category of each query, -1 where the rule gives it none.
+    """[queries]: the category of each query, -1 where the rule assigns none.
 
-    Ties that sums and highest grades leave are broken by chance, also under rules that need no such draw: every rule
-    draws as much from `rng`.
+    Ties that remain after sums and highest labels are broken at random. Rules that need no random numbers also draw
+    them, so all rules use the same amount of `rng`.
     """
     most = tally.relevant.max(axis=1, keepdims=True)
     best = (tally.relevant == most) & (most > 0)
-    luck = rng.random(best.shape)
+    tie_breaker = rng.random(best.shape)
     if rule == "no-ties":
         best &= best.sum(axis=1, keepdims=True) == 1
     elif rule == "exclusive":
@@ -47,7 +47,7 @@ def query_categories(tally: Tally, rule: str, rng: np.random.Generator) -> Count
         for values in (tally.grades, tally.top):
             left = np.where(best, values, -1)
             best &= left == left.max(axis=1, keepdims=True)
-    return np.where(best.any(axis=1), np.argmax(np.where(best, luck, -1.0), axis=1), -1)
+    return np.where(best.any(axis=1), np.argmax(np.where(best, tie_breaker, -1.0), axis=1), -1)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Tallies:
 
     names: tuple[str, ...]
     of_documents: Callable[[RankingData], Counts]  # [documents]: category of each, -1 where it has none
-    of_queries: Callable[[RankingData], Counts] | None = None  # [queries], where a file speaks of whole queries
+    of_queries: Callable[[RankingData], Counts] | None = None  # [queries], where a file lists whole queries
 
     def __call__(self, data: RankingData) -> Tally:
         if self.of_queries is not None:
@@ -81,13 +81,13 @@ class Tallies:
 
 
 def tallies(by: str, bins: int, parts: Sequence[RankingData]) -> Tallies:
-    """Counts by a file, or by "feature:" and a feature's name or number; `parts` are all the data it will count."""
+    """Counts by a file, or by "feature:" and a feature's name or number; `parts` are all the data to be counted."""
     if not by:
-        raise ValueError('by is empty; give a file such as "category.tsv", or a feature such as "feature:12"')
+        raise ValueError('by must not be empty; give a file such as "category.tsv", or a feature such as "feature:12"')
     if by.startswith("feature:"):
         return _of_feature(_column(by.removeprefix("feature:"), parts[0]), bins, parts)
     if bins:
-        raise ValueError(f"bins = {bins} is for features; {by} names categories already")
+        raise ValueError(f"bins = {bins} applies only to features; {by} names categories already")
     return _of_file(by)
 
 
@@ -96,13 +96,13 @@ def _column(name: str, data: RankingData) -> int:
     if name in data.feature_names:
         return data.feature_names.index(name)
     if not name.isdecimal() or not 1 <= int(name) <= width:
-        raise ValueError(f"no feature {name!r}; use a number from 1 to {width}, or a name that the data give")
+        raise ValueError(f"unknown feature {name!r}; use a number from 1 to {width}, or a feature name of the data")
     return int(name) - 1
 
 
 def _of_feature(column: int, bins: int, parts: Sequence[RankingData]) -> Tallies:
     if bins:
-        seen = parts[0].features[:, column]  # what others have may not decide where a category begins
+        seen = parts[0].features[:, column]  # other parts must not influence the categories
         edges = np.unique(np.quantile(seen, np.arange(1, bins) / bins, method="higher"))
         names = ("lowest", *(f"from {edge:g}" for edge in edges))
         return Tallies(names, lambda data: np.searchsorted(edges, data.features[:, column], side="right"))
@@ -153,12 +153,12 @@ def _of_file(file: str) -> Tallies:
 
 @lru_cache(maxsize=2)
 def _read_categories(file: str) -> dict[tuple[str, str], str]:
-    """Lines of: query, tab, category; or query, tab, place of the document in the query from 1, tab, category."""
+    """Lines of: query, tab, category; or query, tab, position of the document in the query from 1, tab, category."""
     known: dict[tuple[str, str], str] = {}
     width = 0
     if not Path(file).is_file():
         raise FileNotFoundError(
-            f'no file {file} with categories; for a feature write "feature:" and its name or number'
+            f'category file {file} does not exist; for a feature write "feature:" and its name or number'
         )
     for number, line in enumerate(read_text(file, "utf-8-sig").splitlines(), start=1):
         if not line.strip():
@@ -167,14 +167,14 @@ def _read_categories(file: str) -> dict[tuple[str, str], str]:
         width = width or len(cells)
         if len(cells) not in (2, 3) or len(cells) != width or not all(cells):
             raise ValueError(
-                f"{file}, line {number}: {line!r} gives no category; write 'query<TAB>category' on all lines, or "
+                f"{file}, line {number}: {line!r} has no category; write 'query<TAB>category' on all lines, or "
                 "'query<TAB>number of the document<TAB>category'"
             )
         key = (cells[0], cells[1] if width == 3 else "")
         if known.setdefault(key, cells[-1]) != cells[-1]:
             raise ValueError(
-                f"{file}, line {number}: {' '.join(key).strip()} has categories {known[key]!r} and {cells[-1]!r}; "
-                "leave one of them"
+                f"{file}, line {number}: {' '.join(key).strip()} has two categories, {known[key]!r} and "
+                f"{cells[-1]!r}; remove one of them"
             )
     if not known:
         raise ValueError(f"{file} is empty; write lines of 'query<TAB>category'")
@@ -183,5 +183,5 @@ def _read_categories(file: str) -> dict[tuple[str, str], str]:
 
 def place_of(name: str, names: Sequence[str], by: str) -> int:
     if name not in names:
-        raise ValueError(f"no category {name!r} in {by}{did_you_mean(name, names)}")
+        raise ValueError(f"unknown category {name!r} in {by}{did_you_mean(name, names)}")
     return names.index(name)

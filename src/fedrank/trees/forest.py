@@ -1,7 +1,7 @@
 """A forest of regression trees as one ordinary LightGBM text model.
 
-A file that LightGBM wrote is taken as it is; trees that were grown by several boosters are joined into one. Whatever
-fedrank writes, any LightGBM loads, scores in the same way, and can use up to its first k trees. Files are read and
+A file written by LightGBM is used unchanged; trees grown by several boosters are joined into one. Any LightGBM loads
+the files that fedrank writes, gives the same scores, and can use only the first k trees. Files are parsed and
 documents scored without LightGBM, whose parser trusts a file: see `arrays.py`.
 """
 
@@ -37,11 +37,11 @@ from fedrank.trees.arrays import Trees
 
 END = "end of trees"
 VERSIONS = ("v2", "v3", "v4")  # of LightGBM's text format
-SEAL = "fedrank_checksum="  # how the line after END begins that a file of fedrank has; LightGBM passes over it
+SEAL = "fedrank_checksum="  # prefix of the line after END in a file of fedrank; LightGBM ignores it
 
 
 def lightgbm() -> Any:
-    """The package, or an error that says how to get it."""
+    """The package, or an error that says how to install it."""
     try:
         import lightgbm as engine
     except ImportError:
@@ -67,22 +67,22 @@ class Forest(DisplayMixin):
     """
 
     text: str  # LightGBM's text format
-    normalised: str = "none"  # how the features were normalised that it was trained on
-    feature_names: tuple[str, ...] = ()  # [features], or empty; LightGBM's own names allow no blanks
-    notes: dict[str, Any] = field(default_factory=dict)  # where it comes from
-    ranges: NDArray[np.float32] | None = None  # [2, features] of "global" normalisation; None: other, or not known
+    normalised: str = "none"  # normalisation of the features it was trained on
+    feature_names: tuple[str, ...] = ()  # [features], or empty; LightGBM's names allow no spaces
+    notes: dict[str, Any] = field(default_factory=dict)  # its origin
+    ranges: NDArray[np.float32] | None = None  # [2, features] of "global" normalisation; None: other, or unknown
 
     def __post_init__(self) -> None:
         _check(self.text)
         reads = self.arrays.reaches
         if reads > self.features:
             raise ValueError(
-                f"a tree reads feature {reads - 1} of {self.features} (counted from 0); the file is damaged, copy or "
+                f"a tree uses feature {reads - 1} of {self.features} (counted from 0); the file is damaged, copy or "
                 "train it again"
             )
         if len(self.feature_names) not in (0, self.features):
             raise ValueError(
-                f"{len(self.feature_names)} feature names for a forest that reads {self.features} features"
+                f"feature_names must have {self.features} names, one per feature (got {len(self.feature_names)})"
             )
 
     def _display(self) -> tuple[str, dict[str, str]]:
@@ -95,7 +95,7 @@ class Forest(DisplayMixin):
 
     @cached_property
     def features(self) -> int:
-        """How many columns it reads."""
+        """Number of features."""
         return _whole(_header(self.text, "max_feature_idx"), "max_feature_idx") + 1
 
     @cached_property
@@ -106,7 +106,7 @@ class Forest(DisplayMixin):
 
     @cached_property
     def arrays(self) -> Trees:
-        """All trees in the form that scores."""
+        """All trees as arrays, for scoring."""
         return Trees.read(self.trees)
 
     def __len__(self) -> int:
@@ -118,34 +118,34 @@ class Forest(DisplayMixin):
             pairs = zip(self.feature_names, data.feature_names, strict=False)
             mine, theirs = next((pair for pair in pairs if pair[0] != pair[1]), ("a name", "none"))
             raise ValueError(
-                f"the forest reads the feature {mine!r} where the data have {theirs!r}; use data with the features "
+                f"the forest needs the feature {mine!r} where the data have {theirs!r}; use data with the features "
                 "that it was trained on"
             )
         return self.raw(fitting(data, self.features))
 
     def raw(self, features: NDArray[np.float32]) -> NDArray[np.float64]:
-        """[documents] from a matrix of as many columns as the forest reads."""
+        """[documents] from a matrix with as many columns as the forest has features."""
         if features.shape[1] != self.features:
-            raise ValueError(f"the forest reads {self.features} features, the matrix has {features.shape[1]}")
+            raise ValueError(f"the forest needs {self.features} features, but the matrix has {features.shape[1]}")
         scores = np.zeros(len(features))
         self.arrays.add(np.ascontiguousarray(features), scores)
         return scores
 
     def truncated(self, trees: int) -> Forest:
-        """The forest of the first trees: what training would have ended with, had it stopped there."""
+        """The forest of the first trees, as if training had stopped there."""
         if not 0 <= trees <= len(self):
-            raise ValueError(f"cannot keep the first {trees} trees of {len(self)}; choose from 0 to {len(self)}")
+            raise ValueError(f"trees must be between 0 and {len(self)} (got {trees})")
         return replace(self, text=joined(self.text, self.trees[:trees]))
 
 
 def fitting(data: RankingData, features: int) -> NDArray[np.float32]:
-    """The features of some data for a model that reads so many of them."""
+    """The features of some data for a model with this number of features."""
     check_features(data, features)
     return np.ascontiguousarray(data.features, dtype=np.float32)
 
 
 def importance(forest: Forest) -> NDArray[np.float64]:
-    """[features]: the gains of all splits at each feature together, as LightGBM's importance by gain."""
+    """[features]: the total gain of all splits at each feature, like LightGBM's importance by gain."""
     total = np.zeros(forest.features)
     for tree in forest.trees:
         lines = dict(line.split("=", 1) for line in tree.splitlines() if "=" in line)
@@ -158,11 +158,11 @@ def importance(forest: Forest) -> NDArray[np.float64]:
 def joined(text: str, trees: Sequence[str]) -> str:
     """A LightGBM text with the header of another one and these trees.
 
-    The header keeps the length of every tree in bytes: LightGBM finds the trees by it.
+    The header lists the length of every tree in bytes, by which LightGBM finds the trees.
     """
     head = text[: text.index("\ntree_sizes=")]
     tail = text[text.index(f"\n{END}") + 1 + len(END) :]
-    tail = tail[tail.find("\nparameters:") :] if "\nparameters:" in tail else "\n"  # importances are those of before
+    tail = tail[tail.find("\nparameters:") :] if "\nparameters:" in tail else "\n"  # drops outdated importances
     blocks = [f"Tree={number}\n{tree}\n\n\n" for number, tree in enumerate(trees)]
     sizes = " ".join(str(len(block.encode())) for block in blocks)
     return f"{head}\ntree_sizes={sizes}\n\n{''.join(blocks)}{END}\n{tail}"
@@ -171,9 +171,9 @@ def joined(text: str, trees: Sequence[str]) -> str:
 def make_forest(
     trees: Sequence[str], data: RankingData, notes: dict[str, Any] | None = None, with_ranges: bool = True
 ) -> Forest:
-    """A forest of trees in LightGBM's format, for features as some data have them.
+    """A forest of trees in LightGBM's format, for the features of some data.
 
-    Its header has the least and greatest values of the features, unless the trees were grown elsewhere.
+    Its header has the minimum and maximum of each feature, unless the trees were grown elsewhere.
     """
     low = high = np.zeros(data.features.shape[1])
     if with_ranges:
@@ -183,7 +183,7 @@ def make_forest(
 
 
 def _text(trees: Sequence[str], low: NDArray[np.float64], high: NDArray[np.float64]) -> str:
-    """A LightGBM text of trees that read features from low to high [features]."""
+    """A LightGBM text of trees for features from low to high [features]."""
     head = {
         "version": "v4",
         "num_class": 1,
@@ -202,7 +202,7 @@ def _text(trees: Sequence[str], low: NDArray[np.float64], high: NDArray[np.float
 
 
 def save_forest(forest: Forest, path: str | Path) -> None:
-    """Write `model.json`, which says what it is, and beside it `model.txt`, which any LightGBM reads."""
+    """Write `model.json`, which describes the model, and in the same folder `model.txt`, which any LightGBM reads."""
     beside = Path(path).with_suffix(".txt")
     write_text(forest, beside)
     ranker = {"name": FOREST, "file": beside.name, "trees": len(forest), CHECKSUM: checksum_of(forest.text)}
@@ -210,13 +210,13 @@ def save_forest(forest: Forest, path: str | Path) -> None:
 
 
 def write_text(forest: Forest, path: Path) -> None:
-    """Write the trees as LightGBM reads them, with a line for us that says what they were."""
+    """Write the trees in LightGBM's format, with a line for the checksum."""
     end = forest.text.index(f"\n{END}") + 1 + len(END)
     write_atomic(path, f"{forest.text[:end]}\n{SEAL}{checksum_of(forest.text)}{forest.text[end:]}")
 
 
 def load_forest(path: Path, content: Mapping[str, Any] | None, tell: Tell) -> Forest:
-    """The forest that `model.json` tells of, or (None) a text model of LightGBM."""
+    """The forest that `model.json` describes, or (None) a text model of LightGBM."""
     if content is None:
         text, given = _read_text(path)
         forest = Forest(text)
@@ -224,7 +224,7 @@ def load_forest(path: Path, content: Mapping[str, Any] | None, tell: Tell) -> Fo
         return forest
     ranker = content["ranker"]
     if not is_plain(ranker["file"]):
-        raise ValueError(f"its trees {ranker['file']!r} do not lie beside it; the file is damaged")
+        raise ValueError(f"its tree file {ranker['file']!r} must be in the same folder; the file is damaged")
     beside = path.with_name(ranker["file"])
     forest = Forest(
         _read_text(beside)[0],
@@ -235,7 +235,7 @@ def load_forest(path: Path, content: Mapping[str, Any] | None, tell: Tell) -> Fo
     )
     if (len(forest), forest.features) != (ranker["trees"], content["features"]):
         raise ValueError(
-            f"{beside.name} holds {len(forest)} trees on {forest.features} features, {path.name} speaks of "
+            f"{beside.name} has {len(forest)} trees on {forest.features} features, but {path.name} describes "
             f"{ranker['trees']} on {content['features']}; copy both files of a model together"
         )
     check_sum(ranker.get(CHECKSUM), forest.text, beside.name, tell)
@@ -243,11 +243,13 @@ def load_forest(path: Path, content: Mapping[str, Any] | None, tell: Tell) -> Fo
 
 
 def _read_text(path: Path) -> tuple[str, str | None]:
-    """The text as LightGBM would write it, and the checksum that we added to it."""
+    """The text as LightGBM would write it, and the checksum that fedrank added to it."""
     try:
         text = read_text(path)
     except FileNotFoundError:
-        raise FileNotFoundError(f"no {path.name} in {path.parent}; the trees of model.json lie beside it") from None
+        raise FileNotFoundError(
+            f"{path.name} is missing in {path.parent}; it contains the trees of model.json, so copy both files"
+        ) from None
     before, mark, after = text.partition(f"\n{END}\n{SEAL}")
     if not mark:
         return text, None
@@ -257,7 +259,7 @@ def _read_text(path: Path) -> tuple[str, str | None]:
 
 def _whole(text: str, what: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text):
-        raise ValueError(f"its {what} is {text[:20]!r}, which is no whole number; the file is damaged")
+        raise ValueError(f"its {what} must be an integer (got {text[:20]!r}); the file is damaged")
     return int(text)
 
 
@@ -270,20 +272,20 @@ def _header(text: str, key: str) -> str:
 
 
 def _check(text: str) -> None:
-    """Refuse what is no text model of one ranker, or whose header and body do not agree."""
+    """Raise ValueError for text that is not a model of one ranker, or whose header and body disagree."""
     if not text.startswith("tree\n"):
         raise ValueError("it does not begin with the line 'tree', as LightGBM's text models do")
     if f"\n{END}" not in text:
-        raise ValueError(f"the line {END!r} is missing: the file was cut short; copy or train it again")
+        raise ValueError(f"the line {END!r} is missing: the file is truncated; copy or train it again")
     if _header(text, "version") not in VERSIONS:
-        raise ValueError(f"its format is {_header(text, 'version')[:20]!r}; known are {', '.join(VERSIONS)}")
+        raise ValueError(f"its format must be one of {', '.join(VERSIONS)} (got {_header(text, 'version')[:20]!r})")
     if _header(text, "num_tree_per_iteration") != "1" or _header(text, "num_class") != "1":
-        raise ValueError("it has several classes; a ranking model has one tree an iteration")
+        raise ValueError("it has several classes; a ranking model has one tree per iteration")
     features = _whole(_header(text, "max_feature_idx"), "max_feature_idx") + 1
     for key in ("feature_names", "feature_infos"):
         if len(_header(text, key).split()) != features:
             raise ValueError(
-                f"it reads {features} features and has {len(_header(text, key).split())} {key}; the file is damaged"
+                f"it has {features} features but {len(_header(text, key).split())} {key}; the file is damaged"
             )
     starts = [found.start() for found in re.finditer("^Tree=", text, flags=re.MULTILINE)]
     starts.append(text.index(f"\n{END}") + 1)
@@ -291,9 +293,9 @@ def _check(text: str) -> None:
     promised = [_whole(size, "tree_sizes") for size in _header(text, "tree_sizes").split()]
     if lengths != promised:
         raise ValueError(
-            f"its header promises {len(promised)} trees of {sum(promised):,} bytes, {len(lengths)} of {sum(lengths):,} "
-            "follow; the file is damaged, copy or train it again"
+            f"its header lists {len(promised)} trees of {sum(promised):,} bytes, but {len(lengths)} of "
+            f"{sum(lengths):,} follow; the file is damaged, copy or train it again"
         )
     for number, start in enumerate(starts[:-1]):
         if not text.startswith(f"Tree={number}\n", start):
-            raise ValueError(f"its tree {number} is called otherwise; the file is damaged, copy or train it again")
+            raise ValueError(f"its tree {number} has another number; the file is damaged, copy or train it again")

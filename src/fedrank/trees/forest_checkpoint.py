@@ -1,4 +1,4 @@
-"""The forests of one run, one after the other: it can be stopped at any tree, and goes on there."""
+"""The forests of one run, grown in sequence: training can stop after any tree, and continues from there."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Settings = Callable[[Booster, RankingData, RankingData | None, int, int], Booste
 
 @dataclass
 class Grown:
-    """A forest so far."""
+    """An unfinished or finished forest."""
 
     trees: list[list[str]] = field(default_factory=list)  # [rounds]: one tree each, unless clients grow together
     validation: list[float] = field(default_factory=list)  # [rounds]: nDCG@10
-    whole: bool = False  # nothing is left to grow
-    edges: list[list[float]] | None = None  # of bins, where noise was spent to estimate them
+    whole: bool = False  # whether it is finished
+    edges: list[list[float]] | None = None  # bin edges, where privacy was spent to estimate them
 
     @property
     def all(self) -> tuple[str, ...]:
@@ -28,20 +28,20 @@ class Grown:
 
     @property
     def best(self) -> tuple[str, ...]:
-        """Those up to the size that the validation queries choose."""
+        """The trees up to the size with the best validation quality."""
         return tuple(chain(*self.trees[: best_size(self.validation)]))
 
 
 @dataclass
 class ForestCheckpoint:
-    """A booster that can be stopped: the first call grows the first forest, or what is left of it, and so on."""
+    """A booster that can be stopped and resumed: each call grows, or finishes, the next forest."""
 
     booster: Booster
-    settings: Settings | None = None  # finds those with which a forest is grown; None: as the booster has them
-    turn: Callable[[], None] = lambda: None  # after every tree: raises what ends the run, keeps `forests` somewhere
-    forests: list[Grown] = field(default_factory=list)  # those of earlier processes, the last of them unfinished
-    _next: int = 0  # forest to be grown
-    # Before anything of a round leaves clients under noise: how many there are, and the round, from 1.
+    settings: Settings | None = None  # chooses the settings of a forest; None: those of the booster
+    turn: Callable[[], None] = lambda: None  # called after every tree: saves `forests`, or raises to end the run
+    forests: list[Grown] = field(default_factory=list)  # those of earlier processes, the last one unfinished
+    _next: int = 0  # index of the next forest
+    # Called before anything of a round leaves clients under noise: the number of clients, and the round, from 1.
     charge: Callable[[int, int], None] = lambda clients, round: None
 
     @property
@@ -56,7 +56,7 @@ class ForestCheckpoint:
         threads: int = 1,
         past: Past = Past(),  # noqa: B008 (frozen)
     ) -> Iterator[Step]:
-        """With the settings that it was given."""
+        """Grow with the settings of the booster."""
         return self.booster.grow(train, validation, seed, threads, past)
 
     def __call__(
@@ -74,7 +74,7 @@ class ForestCheckpoint:
         return make_forest(self.take_up(rounds).best, train)
 
     def take_up(self, rounds: Callable[[Grown], Iterator[tuple[Sequence[str], float]]]) -> Grown:
-        """Grow the next forest; `rounds` gives those after the ones there are: new trees, and nDCG@10 with them."""
+        """Grow the next forest; `rounds` yields the rounds after the existing ones: new trees, and nDCG@10."""
         if self._next == len(self.forests):
             self.forests.append(Grown())
         grown = self.forests[self._next]

@@ -1,6 +1,6 @@
 """One forest that clients grow together: what they agree on, and the loop that decides its trees.
 
-`grow_forest` talks to a `ClientGroup`: row stores in this process (`LocalClients`), or clients that are called over a
+`grow_forest` uses a `ClientGroup`: row stores in this process (`LocalClients`), or clients that are called over a
 network (`TreeServer` of growing_protocol.py). Without noise the forest is the same to the last bit, whichever client
 has which queries.
 """
@@ -31,16 +31,16 @@ from fedrank.types import Source
 
 VERSION = 2  # of the messages
 MAX_ATTEMPTS = 10  # to grow one tree
-_RULES = {Grower: "Grower", SelectiveGrower: "SelectiveGrower"}  # in the name of a run: never rename a text
+_RULES = {Grower: "Grower", SelectiveGrower: "SelectiveGrower"}  # hashed into the name of a run: never rename a text
 
 
 class DroppedOut(Exception):
-    """A client that took part in a tree is gone."""
+    """A client that participated in a tree is gone."""
 
 
 @dataclass(frozen=True)
 class GrowPlan:
-    """What all clients of a forest agree on."""
+    """The parameters that all clients of a forest agree on."""
 
     rules: Grower
     edges: Edges
@@ -48,23 +48,25 @@ class GrowPlan:
     clients: tuple[int, ...]
     secure: bool = False  # secure aggregation: the server sees sums over all clients and no client's own numbers
     bits: int = 62  # of a number under secure aggregation
-    dropouts: Literal["again", "continue"] = "again"  # what becomes of a tree when a client drops out
-    vote: int = 0  # for how many features of a leaf each votes, before histograms of some are sent; 0: all are sent
-    noise: TreeNoise | None = None  # None: what is released has no noise
+    dropouts: Literal["again", "continue"] = "again"  # whether a tree is restarted or continued after a dropout
+    vote: int = 0  # features per leaf for which each client votes before histograms are sent; 0: all are sent
+    noise: TreeNoise | None = None  # None: releases have no noise
 
     def __post_init__(self) -> None:
         if not self.clients or len(set(self.clients)) != len(self.clients) or min(self.clients) < 0:
-            raise ValueError(f"clients {self.clients}: give each a number of its own, from 0")
+            raise ValueError(f"clients must be distinct numbers from 0 (got {self.clients})")
         if self.secure and len(self.clients) < 2:
-            raise ValueError("one client alone is its own sum: a secure sum hides nothing; use two or more clients")
+            raise ValueError("secure aggregation needs at least 2 clients: the sum of one is its own numbers")
         if self.secure and self.dropouts != "again":
-            raise ValueError('dropouts = "continue" shows under a secure sum what the missing client has; use "again"')
+            raise ValueError(
+                'dropouts = "continue" reveals the numbers of the missing client under secure aggregation; use "again"'
+            )
         if self.vote < 0:
-            raise ValueError(f"vote = {self.vote} is no number of features; use 1 or more, or 0 to send all features")
+            raise ValueError(f"vote must be 0 or more (got {self.vote}); 0 sends all features")
         if self.vote and self.dropouts != "again":
             raise ValueError(
-                f'vote = {self.vote}, dropouts = "continue": leaves would be counted anew without those who voted; use '
-                '"again", or vote = 0'
+                f'vote = {self.vote} requires dropouts = "again" (got "continue"): leaves would be counted again '
+                "without the votes of the missing client; or use vote = 0"
             )
         if self.noise is not None:
             self._check_shares(self.noise.shares)
@@ -72,18 +74,18 @@ class GrowPlan:
     def _check_shares(self, shares: int) -> None:
         if shares > 1 and not self.secure:
             raise ValueError(
-                f"{shares} shares of noise add up only under a secure sum, and without one a server sees each with too "
-                "little; use shares = 1, or secure = true"
+                f"distributed noise of {shares} clients requires secure aggregation: without it the server sees each "
+                "client's numbers with too little noise; use shares = 1, or secure = true"
             )
         if shares > len(self.clients):
             raise ValueError(
-                f"the noise of {shares} clients is needed and {len(self.clients)} take part, which would be too "
-                "little; use fewer shares, or more clients"
+                f"the noise of {shares} clients is needed, but only {len(self.clients)} participate; use fewer "
+                "shares, or more clients"
             )
 
     @cached_property
     def run(self) -> bytes:
-        """16 bytes that name what was agreed on: messages of another plan are refused."""
+        """16 bytes that identify what was agreed on: messages of another plan are rejected."""
         agreed = asdict(self.rules) | {"rules": _RULES[type(self.rules)], "seed": self.seed, "version": VERSION}
         agreed |= {"clients": self.clients, "secure": self.secure, "bits": self.bits, "dropouts": self.dropouts}
         agreed |= {"vote": self.vote}
@@ -96,11 +98,11 @@ class GrowPlan:
 
     @property
     def elects(self) -> bool:
-        """Whether clients vote; if each voted for all features, nothing would be saved."""
+        """Whether clients vote; voting for all features would save nothing."""
         return 0 < self.vote < len(self.features(0))
 
     def features(self, tree: int) -> Features:
-        """Those by which a tree may split."""
+        """The features by which a tree may split."""
         return drawn_features(self.edges.features, self.rules.feature_share, self.seed, tree)
 
     def layout(self, tree: int, shift: int) -> Layout:
@@ -108,56 +110,56 @@ class GrowPlan:
         return Layout(self.edges, self.features(tree), shift)
 
     def session(self, tree: int, attempt: int) -> bytes:
-        """Names one series of secure sums."""
+        """Identifies one series of secure aggregations."""
         return self.run + tree.to_bytes(8, "little") + attempt.to_bytes(8, "little")
 
     def store(
         self, train: RankingData, validation: RankingData | None = None, source: Source | None = None
     ) -> RowStore:
-        """The rows of one client; under noise no validation queries are used."""
+        """The rows of one client; with noise, no validation queries are used."""
         if self.noise is None:
             return RowStore(train, self.edges, self.rules, self.seed, validation)
         return PrivateRowStore(train, self.edges, self.rules, self.noise, source)
 
 
 class ClientGroup(Protocol):
-    """All clients as one: what they release is added up."""
+    """All clients as one: their releases are added up."""
 
     @property
     def plan(self) -> GrowPlan: ...
 
     @property
     def rows(self) -> int:
-        """How many rows they announced together; 0 if they do not announce them."""
+        """The number of rows that they announced together; 0 if they do not announce them."""
 
     @property
     def present(self) -> int:
-        """How many clients take part in the tree that grows."""
+        """The number of clients that participate in the current tree."""
 
     def begin(self, tree: int, shift: int) -> None:
-        """Start a tree; called again where it is started again."""
+        """Start a tree; called again when it is restarted."""
 
     def split(self, split: LeafSplit) -> None:
-        """Divide a leaf."""
+        """Split a leaf."""
 
     def histogram(self, leaf: int) -> Packed:
-        """Of the root, of the leaf that the last split wanted, or of any leaf after a client dropped out."""
+        """Of the root, of the leaf that the last split requested, or of any leaf after a client dropped out."""
 
     def votes(self, leaves: tuple[int, ...]) -> Votes:
         """For features of the root, or of both parts of the leaf that was split last."""
 
     def elected(self, wishes: Sequence[Wish]) -> list[Packed]:
-        """Histograms of some features of leaves that were voted for last."""
+        """Histograms of some features of the leaves of the last vote."""
 
     def noised(self, number: int) -> Whole:
-        """A release of a tree under noise: see `PrivateRowStore.released`."""
+        """A release of a tree with noise: see `PrivateRowStore.released`."""
 
     def end(self, values: Reals) -> tuple[int, int]:
-        """Finish a tree; the sum of nDCG@10 over validation queries in whole parts, and how many count."""
+        """Finish a tree; the sum of nDCG@10 over validation queries as an integer, and the number of queries."""
 
 
 class LocalClients:
-    """Row stores in this process, whose releases are added up in the open."""
+    """Row stores in this process, whose releases are added up without secure aggregation."""
 
     def __init__(
         self,
@@ -198,7 +200,7 @@ class LocalClients:
         return sum(total for total, _ in found), sum(counted for _, counted in found)
 
     def add(self, trees: Iterable[str]) -> None:
-        """Trees that were grown before."""
+        """Add trees that were grown before."""
         for text in trees:
             tree = Trees.read([text])
             for store in self.stores:
@@ -237,15 +239,15 @@ def grow_alone(
 
 def grow_forest(
     clients: ClientGroup,
-    past: Past = Past(),  # noqa: B008 (frozen); the clients have its trees already
+    past: Past = Past(),  # noqa: B008 (frozen); the clients already have its trees
     before: Callable[[int], None] = lambda number: None,  # each tree
 ) -> Iterator[tuple[str, float]]:
-    """Trees in LightGBM's format, each with nDCG@10 on the validation queries so far; NaN where it is unknown.
+    """Trees in LightGBM's format, each with nDCG@10 on the validation queries; NaN where it is unknown.
 
-    It begins where rows were chosen last, which may be before the end of its past.
+    It starts where rows were selected last, which may be before the end of its past.
     """
     rules, edges = clients.plan.rules, clients.plan.edges
-    shift = clients.rows.bit_length()  # bits that the number of rows takes in a histogram
+    shift = clients.rows.bit_length()  # bits of the number of rows in a histogram
     curve = list(past.validation)
     if rules.is_over(curve):
         return
@@ -255,7 +257,7 @@ def grow_forest(
         if not tree.splits:
             if number == 0:
                 raise NothingToSplit(
-                    "no split improves on giving all documents the same score; lower min_data_in_leaf = "
+                    "no split improves on the same score for all documents; lower min_data_in_leaf = "
                     f"{rules.min_data_in_leaf} or min_sum_hessian = {rules.min_sum_hessian}, or check whether the "
                     "features separate documents"
                 )
@@ -271,7 +273,7 @@ def grow_forest(
 
 
 def _grown(clients: ClientGroup, number: int, shift: int) -> GrownTree:
-    """One tree, started again where a client dropped out."""
+    """One tree, restarted where a client dropped out."""
     noise = clients.plan.noise
     for _ in range(MAX_ATTEMPTS):
         try:
@@ -284,13 +286,13 @@ def _grown(clients: ClientGroup, number: int, shift: int) -> GrownTree:
         except DroppedOut:
             continue
     raise ValueError(
-        f"tree {number + 1} was begun {MAX_ATTEMPTS} times, and each time a client dropped out; the forest so far "
-        "stays, continue when all are there"
+        f"tree {number + 1} was started {MAX_ATTEMPTS} times, and each time a client dropped out; the trees so far "
+        "are saved; continue when all clients are available"
     )
 
 
 def _leaf_by_leaf(clients: ClientGroup, number: int, shift: int) -> GrownTree:
-    """Always the leaf whose split gains most; the rest goes on where a client drops out and the plan says so."""
+    """Best-first growth: always split the leaf with the largest gain; after a dropout continue if the plan says so."""
     plan = clients.plan
     finder = SplitFinder(plan.rules, plan.edges, plan.features(number), shift, clients.histogram(0))
     while (split := finder.next_split()) is not None:
@@ -306,7 +308,7 @@ def _leaf_by_leaf(clients: ClientGroup, number: int, shift: int) -> GrownTree:
 
 
 def _with_votes(clients: ClientGroup, number: int, shift: int) -> GrownTree:
-    """The same, with leaves split by features that have most votes."""
+    """The same, with leaves split by the features with the most votes."""
     plan, features = clients.plan, clients.plan.features(number)
     [votes] = clients.votes((0,))
     chosen = elected(votes, features, plan.vote)
@@ -321,7 +323,7 @@ def _with_votes(clients: ClientGroup, number: int, shift: int) -> GrownTree:
 
 
 def _with_noise(clients: ClientGroup, noise: TreeNoise, number: int) -> GrownTree:
-    """Leaves level by level, by noised histograms or by chance; their values are Newton's step of noised sums."""
+    """Grow level by level, with noised histograms or random splits; leaf values are Newton steps of noised sums."""
     plan = clients.plan
     rules, unit = plan.rules, 2.0**-plan.rules.fraction
     rng = rng_for(plan.seed, "random splits", number)
@@ -338,7 +340,7 @@ def _with_noise(clients: ClientGroup, noise: TreeNoise, number: int) -> GrownTre
             splits.append(MadeSplit(split, gain, Sums(0, 0, 0)))
             clients.split(split)
     sums = clients.noised(noise.releases - 1)
-    # Hessians count for at least twice their noise, which bounds the step.
+    # Hessians count as at least twice their noise, which bounds the step.
     least = 2 * noise.deviations(1, unit)[1] * noise.spread(clients.present) * unit
     values = rules.rate * (-sums[:, 0] * unit / (np.maximum(sums[:, 1] * unit, least) + rules.l2))
     return GrownTree(splits, [Sums(int(gradient), int(hessian), 0) for gradient, hessian in sums], values)
@@ -353,7 +355,7 @@ def _random_split(edges: Edges, rng: np.random.Generator) -> tuple[int, int]:
 def _noised_split(
     histogram: Reals, edges: Edges, noise: TreeNoise, clients: int, unit: float
 ) -> tuple[int, int, float]:
-    """Feature, bin and gain of the split of a leaf that gains most by its noised histogram [features, bins, 2]."""
+    """Feature, bin and gain of the best split of a leaf by its noised histogram [features, bins, 2]."""
     wide = noise.spread(clients) * math.sqrt(edges.bins)
     least = 2 * noise.deviations(edges.features, unit)[1] * wide * unit
 
@@ -362,7 +364,7 @@ def _noised_split(
 
     left = np.cumsum(histogram, axis=1)
     whole = left[:, -1:, :]
-    inner = np.arange(edges.bins)[None, :] < edges.counts[:, None]  # after which bins there is an edge
+    inner = np.arange(edges.bins)[None, :] < edges.counts[:, None]  # bins that are followed by an edge
     gain = fall(left) + fall(whole - left) - fall(whole)
     feature, bin = np.unravel_index(np.argmax(np.where(inner, gain, -np.inf)), inner.shape)
     return int(feature), int(bin), float(gain[feature, bin])

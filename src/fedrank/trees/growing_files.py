@@ -1,4 +1,4 @@
-"""One forest grown by several organisations' LETOR files, as if they were far apart; it can be stopped at any tree."""
+"""One forest grown from the LETOR files of several organisations through messages; it can be resumed at any tree."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ from fedrank.trees.model_files import load_model
 from fedrank.trees.noise import EdgeNoise, estimated_edges
 
 UNFINISHED = "growing.json"  # the forest so far
-EDGES = "edges.json"  # bin edges, where noise was spent on them
+EDGES = "edges.json"  # bin edges, where privacy was spent on them
 FINISHED = "grown.json"  # what a finished forest was grown from
 FORMAT = "fedrank-growing"
-DELTA = 1e-5  # at which estimated edges are priced
+DELTA = 1e-5  # of the cost of estimated edges
 
 
 @dataclass(frozen=True)
 class GrownFile:
-    """A forest on disk that several grew, and what it took."""
+    """A forest on disk that several organisations grew, and its cost."""
 
     file: Path
     forest: Forest
     silos: dict[str, RankingData]  # by file
     test: dict[str, float]  # nDCG@10 by file
-    grown: int  # trees, before it was cut back to the best size
-    resumed: int  # trees that were there before
+    grown: int  # trees, before it was truncated to the best size
+    resumed: int  # trees that existed before
     bytes_up: int  # of all histograms and answers
     bytes_down: int
-    priced: PricedEdges | None = None  # where noise was spent on bin edges
-    finished_before: bool = False  # nothing was left to do
+    priced: PricedEdges | None = None  # where privacy was spent on bin edges
+    finished_before: bool = False  # whether the forest was complete already
 
 
 @dataclass(frozen=True)
 class PricedEdges:
-    """What estimating bin edges has cost."""
+    """The privacy cost of estimating bin edges."""
 
     unit: str
-    times: int  # more than once where it was killed in between
+    times: int  # more than one where the process was killed in between
     delta: float
     epsilon: float
 
@@ -64,23 +64,24 @@ def grow_files(
     silos: Sequence[str | Path],
     out: str | Path,
     rules: Grower,
-    validation: Sequence[str | Path] = (),  # one for each silo, or none
+    validation: Sequence[str | Path] = (),  # one per silo, or none
     test: Sequence[str | Path] = (),
     edges: str | Path | None = None,  # a file that all agreed on; None: a grid that fits all numbers
     secure: bool = False,
     seed: int = 1,
     tell: Callable[[int, float], None] = lambda trees, quality: None,  # after every tree
-    finish: Callable[[Path, PricedEdges | None], None] = lambda folder, priced: None,  # what else belongs to a forest
+    finish: Callable[[Path, PricedEdges | None], None] = lambda folder, priced: None,  # writes further files
     edge_noise: EdgeNoise | None = None,  # with which edges are estimated
-    vote: int = 0,  # features of a leaf that each votes for; 0: histograms of all are sent
+    vote: int = 0,  # features per leaf that each client votes for; 0: histograms of all are sent
 ) -> GrownFile:
-    """Grow one forest through messages as bytes; a stopped one goes on after its last tree."""
+    """Grow one forest through messages as bytes; an interrupted forest continues after its last tree."""
     if len(silos) < 2:
         raise ValueError(
-            f"growing together needs two or more silos (got {len(silos)}); name more, or use `trees train`"
+            f"growing together needs two or more silos (got {len(silos)}); name more, or train a forest alone with "
+            "`fedrank new FILE --kind trees` and `fedrank run FILE`"
         )
     if len(validation) not in (0, len(silos)):
-        raise ValueError(f"{len(validation)} validation files for {len(silos)} silos; give one for each, or none")
+        raise ValueError(f"{len(validation)} validation files for {len(silos)} silos; give one per silo, or none")
     train = _read(silos)
     features = train[0].features.shape[1]
     judged: Sequence[RankingData | None] = [read_for(path, features, "none") for path in validation]
@@ -88,7 +89,7 @@ def grow_files(
     tests = {str(path): read_for(path, features, "none") for path in test}
     folder, files = Path(out), [*silos, *validation]
     if edges is not None and edge_noise is not None:
-        raise ValueError(f"edges that all agreed on in {edges} need no noise; name a file, or estimate them")
+        raise ValueError(f"the edges of {edges} need no noise; either name a file of edges, or estimate them")
     noised = None if edge_noise is None else asdict(edge_noise)
     asked = {**asdict(rules), "seed": seed, "secure": secure, "vote": vote, "edge noise": noised}
     origin = _name(json.dumps(asked, sort_keys=True).encode(), [*files, *([] if edges is None else [edges])])
@@ -122,7 +123,7 @@ def grow_files(
     write_atomic(
         folder / FINISHED, json.dumps({"format": FORMAT, "version": 1, "of": origin, "trees": len(trees)}) + "\n"
     )
-    (folder / UNFINISHED).unlink(missing_ok=True)  # the last step; a killed process does it when it is given again
+    (folder / UNFINISHED).unlink(missing_ok=True)  # the last step, which is repeated after a kill
     return GrownFile(
         folder / "model.json",
         forest,
@@ -141,7 +142,7 @@ def _tested(forest: Forest, tests: dict[str, RankingData]) -> dict[str, float]:
 
 
 def _finished(folder: Path, origin: str, silos: dict[str, RankingData], tests: dict[str, RankingData]) -> GrownFile:
-    """The forest that was grown from the same files by the same rules; another one is refused."""
+    """The forest that was grown from the same files by the same rules; any other one is an error."""
     try:
         found = parse_json(read_text(folder / FINISHED))
         same, trees = found["of"] == origin, int(found["trees"])
@@ -149,7 +150,7 @@ def _finished(folder: Path, origin: str, silos: dict[str, RankingData], tests: d
         raise ValueError(f"{folder / FINISHED} cannot be read ({problem}); name another folder") from None
     if not same:
         raise FileExistsError(
-            f"{folder} holds a forest that was grown with other settings or from other files, and nothing is "
+            f"{folder} has a forest that was grown with other settings or from other files, and is not "
             "overwritten; name another folder, or delete that one"
         )
     forest = load_model(folder / "model.json")
@@ -161,7 +162,7 @@ def _finished(folder: Path, origin: str, silos: dict[str, RankingData], tests: d
 
 
 def _read(silos: Sequence[str | Path]) -> list[RankingData]:
-    """The silos' rows; a sparse file may leave out its last features."""
+    """The rows of the silos; a sparse file may omit its last features."""
     first = [read_for(path, 1, "none") for path in silos]
     widest = max(data.features.shape[1] for data in first)
     return [
@@ -175,13 +176,13 @@ def _widened(path: str | Path, data: RankingData, features: int) -> RankingData:
         return read_for(path, features, "none")
     except ValueError:
         raise ValueError(
-            f"{path} has {data.features.shape[1]} features and another silo {features}; growing together needs "
+            f"{path} has {data.features.shape[1]} features, but another silo has {features}; growing together needs "
             "the same features, in the same order"
         ) from None
 
 
 def _name(settings: bytes, files: Sequence[str | Path]) -> str:
-    """What a forest is grown from: other settings or other rows have another name."""
+    """A digest of what a forest is grown from: other settings or rows give another one."""
     digest = hashlib.blake2b(settings, digest_size=16)
     for path in files:
         digest.update(hashlib.sha256(Path(path).read_bytes()).digest())
@@ -195,19 +196,19 @@ def _keep(folder: Path, name: str, trees: Sequence[str], curve: Sequence[float])
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuse a folder in which something else lies than a forest that grows."""
-    # Somebody killed while a file was written leaves a part of it.
+    """Raise FileExistsError for a folder with files that do not belong to an unfinished forest."""
+    # A process killed during a write leaves a partial file.
     begun = {LEDGER, EDGES}
     if (folder / UNFINISHED).exists() or not folder.exists():
         return
     if any(path.name not in begun and not path.name.endswith(PART) for path in folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty, and nothing is overwritten; name another folder")
+        raise FileExistsError(f"{folder} is not empty, and its files are not overwritten; name another folder")
 
 
 def _estimated(
     folder: Path, train: Sequence[RankingData], noise: EdgeNoise, bins: int, secure: bool, files: Sequence[str | Path]
 ) -> tuple[Edges, PricedEdges]:
-    """Edges on which noise was spent: charged before anything is counted, and stored, so they are paid for once."""
+    """Edges estimated with noise: charged before anything is counted, and stored, so they are paid for once."""
     settings = json.dumps({**asdict(noise), "bins": bins, "secure": secure}, sort_keys=True)
     name, path = _name(settings.encode(), files), folder / EDGES
     with Ledger.open(folder / LEDGER, len(train)) as ledger:
@@ -219,8 +220,8 @@ def _estimated(
         times = ledger.rounds()
     if parse_json(read_text(path)).get("of") != name:
         raise ValueError(
-            f"the edges in {folder} were estimated with other settings or of other files, and have been paid for; name "
-            "another folder, or use the same"
+            f"the edges in {folder} were estimated with other settings or from other files, and their privacy cost "
+            "was charged; name another folder, or use the same settings and files"
         )
     cost = noise.guarantee(train[0].features.shape[1]).epsilon(times, DELTA)
     return Edges.load(path), PricedEdges(noise.unit, times, DELTA, cost)
@@ -239,10 +240,10 @@ def _past(folder: Path, name: str) -> Past:
             raise ValueError(f"it has {len(trees)} trees and {len(curve)} qualities")
     except (KeyError, TypeError, ValueError) as problem:
         raise ValueError(
-            f"{folder / UNFINISHED} holds no forest that could grow on: {problem}; delete the folder"
+            f"{folder / UNFINISHED} has no forest that can be continued: {problem}; delete the folder"
         ) from None
     if content["of"] != name:
         raise ValueError(
-            f"the forest in {folder} was begun with other settings or other files; name another folder, or use the same"
+            f"the forest in {folder} was begun with other settings or files; name another folder, or use the same ones"
         )
     return Past(trees, curve)

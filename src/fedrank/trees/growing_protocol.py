@@ -1,4 +1,4 @@
-"""Growing one forest between machines: a server that decides, clients that have rows, bytes between them.
+"""The protocol to grow one forest across machines: a server decides, clients have rows, messages are bytes.
 
     server                              client
     plan: edges                   ->    join: rows, or a refusal
@@ -6,21 +6,21 @@
     keys (secure aggregation)     ->    advertisement
     begin: tree, roster           ->    histogram of the root
     cut: leaf, feature, bin       ->    histogram of the smaller leaf
-    look: leaf                    ->    its histogram (after a drop-out)
+    look: leaf                    ->    its histogram (after a dropout)
     show: leaves, features        ->    their histograms (where `begin` and `cut` are answered with votes)
     end: values of leaves         ->    quality on its validation queries
 
 Kinds of messages begin with "grow-". Messages are numbered within an attempt at a tree. A client answers the next one,
-and the last one again with the same bytes; all others are refused. What a message may be is known before it is read.
-Bare histograms are not private. Secure aggregation shows the server only their sum.
+and the last one again with the same bytes; it rejects all others. The format of a message is known before it is read.
+Histograms without noise are not private. Secure aggregation reveals only their sum to the server.
 
-Under noise, kinds begin with "noised-", and one message replaces those from `begin` on:
+With noise, kinds begin with "noised-", and one message replaces those from `begin` on:
 
     ask: all splits, number       ->    sums: histograms of leaves or their sums, with the noise of the client
 
-A client needs no more than the trees so far to answer it, and repeats its bytes where the message is the same. Another
-message with the same number is refused, unless it is a new attempt, whose noise is new and paid for. Without secure
-aggregation every client adds all of the noise; with it, a share. The number of rows and the quality are not released.
+A client needs only the trees so far to answer it, and repeats its bytes if the message is the same. Another
+message with the same number is rejected, unless it is a new attempt, whose noise is new and charged. Without secure
+aggregation every client adds all of the noise; with it, a part. The number of rows and the quality are not released.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from fedrank.data.ranking import RankingData
-from fedrank.privacy.secure_aggregation import Identity
+from fedrank.privacy.secure_messages import Identity
 from fedrank.trees.arrays import Trees
 from fedrank.trees.boosters import Past
 from fedrank.trees.forest import Forest, make_forest
@@ -57,10 +57,10 @@ from fedrank.types import Source
 from fedrank.wire import Label, Part, Refused, Value, label_of, pack, unpack
 
 MAX_TEXT = 2**31  # bytes of a forest
-ADVERTISEMENT, ROSTER = 1024, 2**26  # bytes at most
-HALF = 22  # bits in the lower half of a quality, which as a whole is too wide for narrow secure sums
-NUMBERS_OF_A_SPLIT = 3  # under noise: leaf, feature, bin; the new leaf is the next one
-Ask = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]  # requests by client -> the answers that came
+ADVERTISEMENT, ROSTER = 1024, 2**26  # maximum bytes
+HALF = 22  # bits of the lower half of a quality, which is too wide for one number of narrow secure aggregation
+NUMBERS_OF_A_SPLIT = 3  # with noise: leaf, feature, bin; the new leaf is the next one
+Ask = Callable[[Mapping[int, bytes]], Mapping[int, bytes]]  # requests by client -> the answers that arrived
 Sent = tuple[str, dict[str, Value]]  # kind and parts of a message
 
 
@@ -77,7 +77,7 @@ class ReleaseRequest:
 
     @classmethod
     def read(cls, plan: GrowPlan, content: bytes) -> ReleaseRequest | None:
-        """What a message requests; None: nothing that has noise."""
+        """The request in a message; None if it is not for a release with noise."""
         label, noise = label_of(content), plan.noise
         if noise is None or label.kind != "noised-ask":
             return None
@@ -87,7 +87,7 @@ class ReleaseRequest:
         number = int(found["number"][0])
         if not (0 <= label.round < plan.rules.trees and 0 <= number < noise.releases):
             raise Refused(
-                f"release {number} of tree {label.round} is requested, and there are {noise.releases} of each of "
+                f"release {number} of tree {label.round} is requested, but there are {noise.releases} per tree and "
                 f"{plan.rules.trees} trees"
             )
         release = label.round * noise.releases + number
@@ -95,9 +95,9 @@ class ReleaseRequest:
 
 
 class TreeClient:
-    """The client's half: `answer` takes the server's bytes and returns its own.
+    """The client side: `answer` takes the server's bytes and returns its own.
 
-    `Refused` means that a message did not fit; nothing was done or sent.
+    `Refused` means that a message was invalid; nothing was done or sent.
     """
 
     def __init__(
@@ -106,24 +106,24 @@ class TreeClient:
         plan: GrowPlan,
         train: RankingData,
         validation: RankingData | None = None,
-        identity: Identity | None = None,  # under secure aggregation; without it the server must be trusted with keys
-        attempts: Callable[[int], int] = lambda release: -1,  # the last that was answered before, with noise; -1: none
-        source: Source | None = None,  # of noise; None: the system's
+        identity: Identity | None = None,  # for secure aggregation; without it the server must be trusted with keys
+        attempts: Callable[[int], int] = lambda release: -1,  # the last one answered before, with noise; -1: none
+        source: Source | None = None,  # of noise; None: the secure source of the system
     ) -> None:
         if id not in plan.clients:
             raise ValueError(f"client {id} is not in the plan, whose clients are {plan.clients}")
         self.id, self.plan, self.identity, self._attempts = id, plan, identity, attempts
         self.store = plan.store(train, validation, source)
-        self.trees = 0  # that it has
+        self.trees = 0  # number of trees that it has
         self._series: Any = None
         self._last: tuple[bytes, bytes] | None = None  # the last message, and the answer to it
         self._answered: dict[int, int] = {}  # by release with noise: the last attempt
-        self._tree: tuple[int, int] | None = None  # the tree that grows, and the attempt
+        self._tree: tuple[int, int] | None = None  # the current tree and attempt
         self._number = 0  # of the next message
         self._leaves = 0
         self._layout: Layout | None = None
         self._voter = Voter(self.store, plan.vote, len(plan.clients)) if plan.elects else None
-        self._voted: tuple[int, ...] = ()  # leaves that were voted for, until their histograms are requested
+        self._voted: tuple[int, ...] = ()  # leaves of the last vote, until their histograms are requested
         steps = {"plan": self._join, "past": self._take_past, "keys": self._advertise}
         if plan.noise is not None:
             steps |= {"ask": self._release}
@@ -137,7 +137,7 @@ class TreeClient:
             return self._last[1]
         label = label_of(content)
         if label.kind not in self._steps:
-            raise Refused(f"a message of kind {label.kind!r} is none of growing; known are {', '.join(self._steps)}")
+            raise Refused(f"unknown kind of message {label.kind!r}; known are {', '.join(self._steps)}")
         kind, parts = self._steps[label.kind](content, label)
         own = Label(_kind(self.plan, kind), self.plan.run, label.round, label.attempt, self.id)
         self._last = content, pack(own, parts)
@@ -152,7 +152,7 @@ class TreeClient:
         expected = {} if noised else {"features": NUMBER}
         found = self._open(content, label, {**expected, "edges": Part("|S", 16)})
         if found["edges"] != own.digest or found.get("features", [own.features])[0] != own.features:
-            raise Refused(f"the server has other bin edges than client {self.id}, of other features; agree on one file")
+            raise Refused(f"the server and client {self.id} have different bin edges or features; agree on one file")
         return "join", {} if noised else {"rows": np.array([self.store.train.documents])}
 
     def _take_past(self, content: bytes, label: Label) -> Sent:
@@ -161,11 +161,11 @@ class TreeClient:
         found = self._open(content, label, {**expected, "trees": Part("|S", MAX_TEXT)})
         first = int(found["first"][0]) if noised else 0
         if first not in (0, self.trees):
-            raise Refused(f"trees from {first} on came, and client {self.id} has {self.trees}; send all of them")
+            raise Refused(f"trees from {first} on were sent, but client {self.id} has {self.trees}; send all of them")
         texts = [text for text in found["trees"].decode("ascii", "replace").split("\n\n") if text]
         trees = [Trees.read([text]) for text in texts]
         if any(tree.reaches > self.plan.edges.features for tree in trees):
-            raise Refused(f"a tree of the past reads more than the {self.plan.edges.features} features that there are")
+            raise Refused(f"a previous tree uses more than the {self.plan.edges.features} features that exist")
         if first == 0:
             self.store.forget()
         for tree in trees:
@@ -182,7 +182,7 @@ class TreeClient:
 
         self._open(content, label, {})
         if not self.plan.secure:
-            raise Refused("a secure sum was not agreed on, so keys are not needed")
+            raise Refused("secure aggregation was not agreed on, so keys are not needed")
         if self.plan.noise is None:
             self._check_attempt(label)
         session = self.plan.session(label.round, label.attempt)
@@ -194,18 +194,18 @@ class TreeClient:
         """Take the keys of the others, before anything is masked."""
         if not self.plan.secure:
             if roster:
-                raise Refused("a roster came, and a secure sum was not agreed on")
+                raise Refused("a roster was sent, but secure aggregation was not agreed on")
             return
         if self._series is None or self._series.terms.session != self.plan.session(tree, attempt):
-            raise Refused(f"tree {tree} is begun without new keys; request them first")
+            raise Refused(f"tree {tree} was started without new keys; request them first")
         if first:
             try:
                 self._series.meet(roster)
             except ValueError as problem:
-                raise Refused(str(problem)) from None  # it speaks of keys, never of data
+                raise Refused(str(problem)) from None  # it contains keys, never data
 
     def _sent(self, release: Release[Own, Total], found: Own) -> Sent:
-        """What was found, as it leaves."""
+        """A release, encoded or masked."""
         self._number = release.number + 1
         if self.plan.secure:
             return release.kind, {"masked": self._series.masked(release.number, release.numbers(found))}
@@ -217,7 +217,7 @@ class TreeClient:
         found = self._open(content, label, {"shift": NUMBER, "roster": Part("|S", ROSTER)})
         shift = int(found["shift"][0])
         if not self.store.train.documents.bit_length() <= shift <= MAX_ROWS.bit_length():
-            raise Refused(f"{shift} bits do not fit the rows of all clients, which are announced and counted before")
+            raise Refused(f"{shift} bits do not fit the number of rows that all clients announced")
         self._check_attempt(label)
         self._meet(label.round, label.attempt, found["roster"])
         self._tree, self._number, self._leaves = (label.round, label.attempt), 0, 1
@@ -234,7 +234,7 @@ class TreeClient:
             0 <= split.leaf < self._leaves == split.new < plan.rules.leaves and split.feature in self._layout.features
         )
         if not (fits and 0 <= split.bin < plan.edges.counts[split.feature] and split.wanted in wanted):
-            raise Refused(f"{split} splits nothing of a tree with {self._leaves} leaves by features that were drawn")
+            raise Refused(f"{split} is not a valid split of a tree with {self._leaves} leaves")
         self._leaves += 1
         self.store.split(split)
         if split.wanted < 0:
@@ -245,15 +245,15 @@ class TreeClient:
     def _look(self, content: bytes, label: Label) -> Sent:
         leaf = int(self._numbered(content, label, {"leaf": NUMBER})["leaf"][0])
         if self.plan.dropouts != "continue":
-            raise Refused("leaves were looked at again where a tree is begun again; that was not agreed on")
+            raise Refused('a leaf was requested again, which requires dropouts = "continue"')
         if not 0 <= leaf < self._leaves:
-            raise Refused(f"there is no leaf {leaf} in a tree of {self._leaves} leaves")
+            raise Refused(f"leaf {leaf} does not exist in a tree of {self._leaves} leaves")
         return self._histogram(leaf)
 
     def _show(self, content: bytes, label: Label) -> Sent:
-        """Histograms of elected features, once, of the leaves that were voted for last."""
+        """Histograms of elected features, once, for the leaves of the last vote."""
         if self._voter is None or not self._voted:
-            raise Refused("histograms of some features are requested before a vote; request votes first")
+            raise Refused("histograms of some features were requested before a vote; request votes first")
         assert self._layout is not None
         features, leaves = self._layout.features, self._voted
         most = len(leaves) * -(-len(features) // 8)
@@ -289,22 +289,22 @@ class TreeClient:
         self._check_tree(label.round)
         if self._tree is not None and label.attempt <= self._tree[1]:
             raise Refused(
-                f"attempt {label.attempt} at tree {label.round} is over, {self._tree[1]} was the last; replayed"
+                f"attempt {label.attempt} at tree {label.round} is over, the last one was {self._tree[1]}: replayed"
             )
 
     def _check_tree(self, tree: int) -> None:
         if tree != self.trees:
             raise Refused(
-                f"tree {tree} is requested and client {self.id} knows {self.trees} trees; send it the forest so far"
+                f"tree {tree} was requested, but client {self.id} has {self.trees} trees; send it the forest so far"
             )
 
     def _numbered(self, content: bytes, label: Label, parts: Mapping[str, Part]) -> dict[str, Any]:
         if (label.round, label.attempt) != self._tree:
-            raise Refused(f"attempt {label.attempt} at tree {label.round} is not the one that grows: {self._tree}")
+            raise Refused(f"attempt {label.attempt} at tree {label.round} is not the current one, {self._tree}")
         found = self._open(content, label, {"number": NUMBER, **parts})
         if found["number"][0] != self._number:
             raise Refused(
-                f"message {found['number'][0]} of a tree came, expected was {self._number}: replayed, or too early"
+                f"message {found['number'][0]} of a tree was sent, expected {self._number}: replayed, or too early"
             )
         return found
 
@@ -318,7 +318,7 @@ class TreeClient:
         if request.attempt <= self._answered.get(request.release, -1):
             raise Refused(
                 f"release {request.number} of tree {request.tree} was answered in attempt {request.attempt} or later, "
-                "and is not answered twice with other noise; begin a new attempt"
+                "and is not answered again with other noise; start a new attempt"
             )
         splits = self._read_splits(request)
         self._meet(request.tree, request.attempt, request.roster, request.number == 0)
@@ -335,21 +335,21 @@ class TreeClient:
         expected = noise.leaves(request.number) - 1
         if len(request.splits) != 4 * NUMBERS_OF_A_SPLIT * expected:
             raise Refused(
-                f"release {request.number} of a tree follows {expected} splits, and {len(request.splits)} bytes came"
+                f"release {request.number} of a tree follows {expected} splits (got {len(request.splits)} bytes)"
             )
         splits = []
         table = np.frombuffer(request.splits, "<i4").reshape(-1, NUMBERS_OF_A_SPLIT).tolist()
         for place, (leaf, feature, bin) in enumerate(table):
             if not (0 <= leaf <= place and 0 <= feature < edges.features and 0 <= bin < edges.counts[feature]):
-                raise Refused(f"split {place} (leaf {leaf}, feature {feature}, bin {bin}) splits nothing of its tree")
+                raise Refused(f"split {place} (leaf {leaf}, feature {feature}, bin {bin}) is not valid for its tree")
             splits.append(LeafSplit(leaf, place + 1, feature, bin))
         return splits
 
 
 class TreeServer:
-    """The server's half, which decides: a `ClientGroup` of growing.py.
+    """The server side, which decides: a `ClientGroup` of growing.py.
 
-    `refused` says which clients sent what does not fit; they are out of that tree, as are those that do not answer.
+    `refused` names clients that sent invalid messages; they are left out of that tree, as are those without an answer.
     """
 
     def __init__(
@@ -363,17 +363,17 @@ class TreeServer:
         self.announced: dict[int, int] = {}  # rows of each client
         self.refused: dict[int, str] = {}
         self.bytes_up, self.bytes_down = 0, 0
-        self.releases = 0  # with noise that were requested: each is paid for, whether it came or not
+        self.releases = 0  # requested releases with noise: each is charged, whether it arrived or not
         self._texts: list[str] = []
-        self._known: dict[int, int] = {}  # by client: trees that it has
-        self._attempts: dict[int, int] = {}  # by client, with noise: the last at the next tree that it answered
+        self._known: dict[int, int] = {}  # by client: number of its trees
+        self._attempts: dict[int, int] = {}  # by client, with noise: the last one answered at the next tree
         self._present: list[int] = []
-        self._out: set[int] = set()  # clients that sent something in this tree that does not fit
+        self._out: set[int] = set()  # clients that sent something invalid in this tree
         self._tree, self._attempt, self._number = 0 if plan.noise is None else -1, 0, 0
         self._rows: dict[int, dict[int, int]] = {}  # by client and leaf, as far as known
         self._pending: tuple[str, dict[str, Value]] | None = None  # a message that the next release answers
         self._split: LeafSplit | None = None  # the last one
-        self._voted: tuple[int, ...] = ()  # leaves that were voted for last
+        self._voted: tuple[int, ...] = ()  # leaves of the last vote
         self._splits: list[LeafSplit] = []  # of a tree with noise
         self._roster = b""
         self._layout: Layout | None = None
@@ -388,7 +388,7 @@ class TreeServer:
         return len(self._present)
 
     def forest(self, trees: Sequence[str] = (), validation: Sequence[float] = ()) -> Iterator[tuple[str, float]]:
-        """Trees, each with nDCG@10 on the clients' validation queries; continues after those that were grown before."""
+        """Trees, each with nDCG@10 on the clients' validation queries; continues after the given trees."""
         self._join()
         self._texts, self._known = list(trees), {}
         for text, quality in grow_forest(self, Past(tuple(trees), tuple(validation))):
@@ -408,12 +408,12 @@ class TreeServer:
         away = sorted(set(self.plan.clients) - set(self._present))
         if not self._present or (self.plan.secure and away):
             raise ValueError(
-                f"clients {away} are away; the {len(self._texts)} trees so far stay, continue when "
-                f"{'all are' if self.plan.secure else 'one is'} there"
+                f"clients {away} are not available; the {len(self._texts)} trees so far are saved; continue when "
+                f"{'all are' if self.plan.secure else 'at least one is'} available"
             )
         if noised:
             last = max(self._attempts.get(client, -1) for client in self._present)
-            # Without masks the last attempt can be requested again, and costs nothing where requests are the same.
+            # Without masks the last attempt can be requested again, at no further charge if requests are the same.
             self._attempt = max(self._attempt, last) + 1 if again or self.plan.secure else max(last, 0)
         self.charge(tree)
         self._roster = self._exchange_keys() if self.plan.secure else b""
@@ -484,25 +484,25 @@ class TreeServer:
 
     def end(self, values: Reals) -> tuple[int, int]:
         if self.plan.noise is not None:
-            return 0, 0  # clients get the tree with the next one
+            return 0, 0  # clients receive the tree with the next one
         parts = {"number": np.array([self._number]), "values": values}
         expected = {"masked": Part("|S", 4096)} if self.plan.secure else {"quality": Part("<i8", 2)}
         found = self._asked("end", self._present, parts, "quality", expected)
         self._known = dict.fromkeys(found, len(self._texts) + 1)
         if self.plan.secure:
             if set(found) != set(self.plan.clients):
-                return 0, 0  # the tree stands; its quality stays unknown, because not all sent their part
+                return 0, 0  # the tree stays; its quality is unknown, because not all clients sent their part
             masked = {client: one["masked"] for client, one in found.items()}
             high, low, counted = self._series.sum(self._number, 3, masked)
             return (int(high) << HALF) + int(low), int(counted)
         for client in [client for client, one in found.items() if np.any(one["quality"] < 0)]:
-            self._refuse(client, "it has a negative quality")
+            self._refuse(client, "it sent a negative quality")
             del found[client]
         total, counted = np.sum([one["quality"] for one in found.values()], axis=0) if found else (0, 0)
         return int(total), int(counted)
 
     def _join(self) -> None:
-        """All clients must have the same edges; without noise they announce how many rows they have."""
+        """All clients must have the same edges; without noise they announce their number of rows."""
         edges, noised = self.plan.edges, self.plan.noise is not None
         parts: dict[str, Value] = {} if noised else {"features": np.array([edges.features])}
         expected = {} if noised else {"rows": NUMBER}
@@ -517,7 +517,7 @@ class TreeServer:
         if missing := sorted(set(self.plan.clients) - set(joined if noised else self.announced)):
             why = "; ".join(f"client {client}: {self.refused.get(client, 'no answer')}" for client in missing)
             raise ValueError(
-                f"not all clients of the plan joined: {why}; ask them, or agree with the others on a new plan"
+                f"not all clients of the plan joined: {why}; contact them, or agree on a new plan with the others"
             )
 
     def _hand_out(self, clients: Sequence[int]) -> None:
@@ -533,7 +533,7 @@ class TreeServer:
             where = self._tree, 0 if noised else self._attempt
             found = self._asked("past", group, parts, "known", expected, where)
             for client in group:
-                self._known.pop(client, None)  # a client that does not answer gets all of them, the next time
+                self._known.pop(client, None)  # a client without an answer receives all of them the next time
             for client, one in found.items():
                 self._known[client] = int(one["trees"][0])
                 if noised:
@@ -553,16 +553,16 @@ class TreeServer:
         kind: str,
         parts: Mapping[str, Value],
         release: Release[Any, Total],
-        read: Callable[[int, dict[str, Any]], Total] | None = None,  # the release of one client; None: as it decodes
+        read: Callable[[int, dict[str, Any]], Total] | None = None,  # decodes the release of one client
     ) -> Total:
-        """What all clients release, added up."""
+        """The sum of the releases of all clients."""
         self._pending = None
         secure = self.plan.secure
         expected = {"masked": Part("|S", 1024 + 8 * release.size)} if secure else release.parts
         found = self._asked(kind, self._present, parts, release.kind, expected)
         missing = [client for client in self._present if client not in found and client not in self._out]
         if missing and self.plan.noise is not None and not secure:
-            # A client that was restarted lacks only the trees so far; a new attempt would be new noise for all.
+            # A restarted client lacks only the trees so far; a new attempt would be new noise for all clients.
             for client in missing:
                 self._known.pop(client, None)
             self._hand_out(missing)
@@ -577,12 +577,12 @@ class TreeServer:
             return release.total(np.asarray(self._series.sum(release.number, release.size, masked)))
         except ValueError as problem:
             raise ValueError(
-                f"what clients sent for tree {self._tree} does not add up: {problem}; a secure sum does "
-                "not show which client it was; the forest so far stays"
+                f"the releases of clients for tree {self._tree} have no valid sum: {problem}; secure aggregation does "
+                "not reveal which client is at fault; the trees so far are saved"
             ) from None
 
     def _check_rows(self, client: int, leaves: tuple[int, ...], parent: int, rows: list[int]) -> int:
-        """Refuse numbers of rows in leaves that were not in their parent; how many were there."""
+        """Reject numbers of rows in leaves that exceed their parent; returns the number in the parent."""
         known = self._rows[client]
         before = known.get(parent, self.announced[client])
         whole = sum(rows) == before if len(leaves) > 1 else sum(rows) <= before
@@ -594,7 +594,7 @@ class TreeServer:
     def _checked(
         self, found: Mapping[int, dict[str, Any]], read: Callable[[int, dict[str, Any]], Total]
     ) -> dict[int, Total]:
-        """What clients sent; those that sent what does not fit are refused."""
+        """The decoded messages; clients with invalid ones are refused."""
         fitting = {}
         for client, one in found.items():
             try:
@@ -609,7 +609,7 @@ class TreeServer:
         self._out.add(client)
 
     def _keep(self, found: Mapping[int, Any]) -> None:
-        """Go on with the clients that answered; DroppedOut where one did not."""
+        """Continue with the clients that answered; raises DroppedOut if one did not."""
         gone = [client for client in self._present if client not in found]
         if not gone:
             return
@@ -617,7 +617,7 @@ class TreeServer:
         for client in gone:
             self._known.pop(client, None)
         if not self._present and self.plan.dropouts == "continue":
-            raise ValueError(f"all clients dropped out of tree {self._tree}; the forest so far stays")
+            raise ValueError(f"all clients dropped out of tree {self._tree}; the trees so far are saved")
         raise DroppedOut(", ".join(map(str, gone)))
 
     def _asked(
@@ -627,9 +627,9 @@ class TreeServer:
         parts: Mapping[str, Value],
         answer: str,
         expected: Mapping[str, Part],
-        where: tuple[int, int] | None = None,  # tree and attempt; None: those that grow
+        where: tuple[int, int] | None = None,  # tree and attempt; None: the current ones
     ) -> dict[int, dict[str, Any]]:
-        """The answers that fit, by client."""
+        """The valid answers, by client."""
         tree, attempt = (self._tree, self._attempt) if where is None else where
         run = self.plan.run
         content = pack(Label(_kind(self.plan, kind), run, tree, attempt), parts)
@@ -649,12 +649,12 @@ class TreeServer:
 
 
 def _kind(plan: GrowPlan, name: str) -> str:
-    """What a message is called on the wire."""
+    """The kind of a message on the wire."""
     return f"{'grow' if plan.noise is None else 'noised'}-{name}"
 
 
 def in_process(clients: Mapping[int, TreeClient]) -> Ask:
-    """Clients in this process, called through bytes; one that refuses is as one that does not answer."""
+    """Clients in this process, called through bytes; a refusal counts as no answer."""
 
     def ask(requests: Mapping[int, bytes]) -> dict[int, bytes]:
         answers = {}
@@ -669,5 +669,6 @@ def in_process(clients: Mapping[int, TreeClient]) -> Ask:
 
 
 def forest_from(texts: Sequence[str], like: RankingData, plan: GrowPlan) -> Forest:
-    """A forest of trees that were grown together, for data like these; it knows no ranges of features."""
-    return make_forest(texts, like, {"clients": list(plan.clients), "secure sum": plan.secure}, with_ranges=False)
+    """A forest of trees that were grown together, for data like these; it contains no ranges of features."""
+    notes = {"clients": list(plan.clients), "secure sum": plan.secure}  # persisted names; prose: ok
+    return make_forest(texts, like, notes, with_ranges=False)

@@ -1,7 +1,7 @@
-"""One forest that clients grow together from histograms: the very trees of pooled data, for all of them.
+"""One forest that clients grow together from histograms: exactly the trees of pooled data.
 
-It is not private in its bare form. Histograms of few rows reveal grades (`fedrank audit` shows it), and the server sees
-those of every client; under a secure sum it sees the sum of all.
+Without noise it is not private. Histograms of few rows reveal relevance labels (`fedrank privacy audit` shows it), and
+the server sees those of every client; with secure aggregation it sees only their sum.
 """
 
 from __future__ import annotations
@@ -25,50 +25,51 @@ from fedrank.trees.splits import Portion
 
 @dataclass(frozen=True)
 class Histograms:
-    """All clients grow one forest, the one that pooled data would grow: histograms of gradients travel and add up.
+    """All clients grow one forest, the same as pooled data would give, from sums of gradient histograms.
 
-    Bin edges are a grid that fits all numbers and does not depend on the data; at equal distances between known bounds;
-    from a file that all clients agreed on; or of pooled data, as a ceiling that cannot be reached where data must stay.
-    Or they are estimated, and paid for, by noised counts in the cells of that grid, or between these bounds.
+    Bin edges are a grid that fits all numbers and does not depend on the data; equidistant between known bounds;
+    from a file that all clients agreed on; or of pooled data, as an upper bound where data must not be shared.
+    Or they are estimated, at a privacy cost, from noised counts in the cells of that grid, or between these bounds.
     """
 
-    # Where bin edges come from.
+    # Source of bin edges.
     edges: Literal["grid", "bounded", "file", "pooled", "noised-grid", "noised-bounded"] = "grid"
-    edge_rows: int = 100  # that all rows of a unit count for at most, for noised edges
+    edge_rows: int = 100  # maximum contribution of a unit in rows, for noised edges
     low: float = 0.0  # bounds of all features, for edges = "bounded" and "noised-bounded"
     high: float = 1.0
-    file: str = ""  # of edges that all clients agreed on, for edges = "file"
-    vote: int = 0  # each votes for so many features of a leaf, and twice as many are sent; 0: all are sent
-    secure: bool = False  # the server sees the sum of histograms and no client's own
-    bits: Literal[32, 62] = 62  # of a number under a secure sum; 32 make half the bytes, where sums fit them
-    honest: float = 0.5  # share of clients whose noise must be in a secure sum: others may work with the server
-    private: Literal["no", "histograms", "random-splits"] = "no"  # what is noised: what splits are chosen by, or leaves
-    unit: Literal["query", "person", "client"] = "query"  # what noise protects, all of it together
-    noise: float = 5.0  # deviation of the noise of one release, in units of what one unit can change
-    clip: float = 1.0  # largest sum of |gradients| of a unit
-    clip_hessian: float = 0.5  # largest sum of hessians of a unit
-    depth: int = 3  # of trees that are grown under noise
-    delta: float = 1e-5  # at which noise is priced
+    file: str = ""  # file of edges that all clients agreed on, for edges = "file"
+    vote: int = 0  # features per leaf that each client votes for; twice as many are sent; 0: all are sent
+    secure: bool = False  # secure aggregation: the server sees the sum of histograms and no client's own
+    bits: Literal[32, 62] = 62  # of a number under secure aggregation; 32 halves the bytes, where sums fit
+    honest: float = 0.5  # fraction of clients whose noise must be in a sum; the others may collude with the server
+    private: Literal["no", "histograms", "random-splits"] = "no"  # noised: histograms and leaves, or leaves only
+    unit: Literal["query", "person", "client"] = "query"  # what noise protects, as a whole
+    noise: float = 5.0  # standard deviation of the noise of one release, relative to the sensitivity of one unit
+    clip: float = 1.0  # maximum sum of |gradients| of a unit
+    clip_hessian: float = 0.5  # maximum sum of hessians of a unit
+    depth: int = 3  # of trees that are grown with noise
+    delta: float = 1e-5  # δ of the guarantee
 
     def __post_init__(self) -> None:
         if not self.low < self.high:
-            raise ValueError(f"low = {self.low}, high = {self.high}: bounds hold no values; give the lower one first")
+            raise ValueError(f"low must be below high (got low = {self.low} and high = {self.high})")
         if (self.edges == "file") != bool(self.file):
-            raise ValueError(f'edges = "{self.edges}", file = "{self.file}": a file goes with edges = "file"')
+            raise ValueError(f'a file requires edges = "file", and vice versa (got "{self.edges}" and "{self.file}")')
         if self.vote < 0:
-            raise ValueError(f"vote = {self.vote} is no number of features; use 1 or more, or 0 to send all features")
+            raise ValueError(f"vote must be 0 or more (got {self.vote}); 0 sends all features")
         if self.vote and self.private != "no":
-            raise ValueError(
-                f'vote = {self.vote}: votes have no noise and reveal what private = "{self.private}" hides; use 0'
-            )
+            raise ValueError(f'vote must be 0 with private = "{self.private}" (got {self.vote}): votes have no noise')
         if self.bits != 62 and self.private != "no":
-            raise ValueError(f"bits = {self.bits}: noise may not fit, and would come out wrong; use 62")
+            raise ValueError(f'bits must be 62 with private = "{self.private}" (got {self.bits}), so the noise fits')
         if not 0 < self.delta < 1:
-            raise ValueError(f"delta = {self.delta} promises nothing; use a small probability, such as 1e-5")
+            raise ValueError(f"delta must be above 0 and below 1 (got {self.delta}); use a value such as 1e-5")
         if self.private != "no" and self.edges == "pooled":
-            raise ValueError('edges = "pooled" are made from the data themselves, which noise later cannot undo')
+            raise ValueError(
+                f'edges = "pooled" are computed from the data without noise, which private = "{self.private}" cannot '
+                'undo; use edges = "grid", for example'
+            )
         if not 0 < self.honest <= 1:
-            raise ValueError(f"honest = {self.honest} is no share of clients; use more than 0, up to 1")
+            raise ValueError(f"honest must be above 0 and at most 1, a fraction of the clients (got {self.honest})")
         self.tree_noise()
         self.edge_noise()
 
@@ -98,25 +99,25 @@ class Histograms:
             known = {field.name for field in fields(Grower)}
             return Grower(**{f.name: getattr(booster, f.name) for f in fields(booster) if f.name in known})
         raise ValueError(
-            f"a shared forest grows on all rows of a client, not as {type(booster).__name__.lower()} chooses them; use "
+            f"a shared forest grows on all rows of a client, which {type(booster).__name__.lower()} does not; use "
             'booster = "grower" or "lambdamart"'
         )
 
     def plan(self, rules: Grower, edges: Edges, seed: int, clients: Iterable[int]) -> GrowPlan:
-        """What these clients agree on."""
+        """The plan of these clients."""
         numbers = tuple(clients)
         noise = self.tree_noise(len(numbers))
         return GrowPlan(rules, edges, seed, numbers, self.secure, self.bits, vote=self.vote, noise=noise)
 
     def tree_noise(self, clients: int = 1) -> TreeNoise | None:
-        """How noise is added; None: not at all, and nothing can be claimed."""
+        """The noise of trees; None: no noise, and no guarantee."""
         if self.private == "no":
             return None
         shared = self._shares(clients)
         return TreeNoise(self.private, self.unit, self.noise, self.clip, self.clip_hessian, self.depth, shared)
 
     def edge_noise(self, clients: int = 1) -> EdgeNoise | None:
-        """How edges are estimated; None: they are not."""
+        """The noise of estimated edges; None: they are not estimated."""
         if not self.edges.startswith("noised"):
             return None
         bounds = (self.low, self.high) if self.edges == "noised-bounded" else None
@@ -126,7 +127,7 @@ class Histograms:
         return max(1, math.ceil(self.honest * clients - 1e-9)) if self.secure else 1
 
     def _edges(self, portions: Sequence[Portion], rules: Grower, past: Grown, checkpoint: ForestCheckpoint) -> Edges:
-        """The edges of a forest; those that noise was spent on are kept with its trees."""
+        """The edges of a forest; estimated ones are stored with its trees."""
         train = [portion.train for portion in portions]
         if self.edge_noise() is None:
             return self.edges_for(train, rules.bins)
@@ -136,7 +137,7 @@ class Histograms:
         return Edges(tuple(map(tuple, past.edges)))
 
     def edges_for(self, train: Sequence[RankingData], bins: int) -> Edges:
-        """The edges that all bin their features by; those under noise are others each time, and cost each time."""
+        """The edges of all clients; estimated ones differ each time, and are charged each time."""
         if (noise := self.edge_noise(len(train))) is not None:
             return estimated_edges(train, noise, bins, self.secure)
         if self.edges == "pooled":
@@ -155,14 +156,14 @@ class Histograms:
 
 
 def edges_round(rules: Grower) -> int:
-    """The number under which a ledger has bin edges: the one after all trees."""
+    """The round of a ledger for bin edges: the one after all trees."""
     return rules.trees + 1
 
 
 def _rounds(
     portions: Sequence[Portion], plan: GrowPlan, past: Grown, checkpoint: ForestCheckpoint
 ) -> Iterator[tuple[list[str], float]]:
-    """The trees after those of the past, one a round."""
+    """The trees after those of the past, one per round."""
 
     def charge(tree: int) -> None:
         if plan.noise is not None:

@@ -1,8 +1,8 @@
-"""How LightGBM grows one tree after the other, on all rows or on some of them, into one ordinary model.
+"""LightGBM training tree by tree, on all rows or on some of them, into one ordinary model.
 
-A booster that sees other rows than the one before it begins with the scores of the forest so far. The rows of a
-`Dataset.subset` keep the bins of the whole, so a change of rows costs little; every tree is then added to the scores of
-all documents by a compiled loop. The scores of a resumed forest are the same sums in the same order, to the last bit.
+A booster on other rows than the previous one starts with the scores of the forest so far. A `Dataset.subset` uses the
+bins of the whole data set, so a change of rows is cheap; every tree is then added to the scores of all documents by a
+compiled loop. The scores of a resumed forest are the same sums in the same order, to the last bit.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fedrank.data.ranking import RankingData
 from fedrank.trees.forest import END, lightgbm
 
 Reals = NDArray[np.float64]
-MAX_DOCUMENTS = 10_000  # of a query, in LightGBM's lambdarank
-TOP_GRADE = 30  # highest grade that it has a gain for
-FEW = 0.1  # share of the rows below which LightGBM's copy by rows costs more time than it saves; trees are the same
+MAX_DOCUMENTS = 10_000  # per query, in LightGBM's lambdarank
+TOP_GRADE = 30  # highest relevance label for which it has a gain
+FEW = 0.1  # fraction of the rows below which LightGBM's row-wise copy costs more time than it saves; trees are the same
 
-# A tree that could not split its rows: all are in its only leaf, which adds nothing.
+# A tree that could not split its rows: a single leaf, which adds nothing.
 STUMP = "\n".join(
     ["num_leaves=1", "num_cat=0"]
     + [f"{key}=" for key in ("split_feature", "split_gain", "threshold", "decision_type", "left_child", "right_child")]
@@ -33,7 +33,7 @@ STUMP = "\n".join(
 
 @dataclass
 class LightGbmTrainer:
-    """Training data in LightGBM's form, on which trees grow one after the other."""
+    """Training data in LightGBM's format, on which trees are grown."""
 
     data: RankingData
     settings: dict[str, Any]  # LightGBM's parameters
@@ -44,13 +44,13 @@ class LightGbmTrainer:
         self._whole = self._engine.Dataset(
             self.data.features, np.asarray(self.data.grades, np.float32), params=self.settings
         ).construct()
-        # Not as `group`: for every subset LightGBM would search it anew, where the sizes are known.
+        # Not as `group`: LightGBM would search it for every subset, although the sizes are known.
         self._whole.set_field("group", np.diff(self.data.offsets).astype(np.int32))
 
     def trees(self, scores: Reals, kept: NDArray[np.bool_] | None = None) -> Iterator[str | None]:
-        """Tree after tree from these scores on, on all rows or on those kept; None when no split is left to make."""
+        """Tree after tree from these scores on, on all rows or the kept ones; None when no split is left."""
         rows = self._whole if kept is None else self._subset(kept)
-        if scores.any():  # without a score, boosters begin at 0
+        if scores.any():  # without a score, boosters start at 0
             rows.set_field("init_score", scores if kept is None else scores[kept])
         settings = self.settings
         if kept is not None and kept.mean() < FEW:
@@ -66,7 +66,7 @@ class LightGbmTrainer:
 
     def _subset(self, kept: NDArray[np.bool_]) -> Any:
         part = self._whole.subset([0])
-        part.used_indices = np.flatnonzero(kept).astype(np.int32)  # they are sorted; LightGBM would do it in Python
+        part.used_indices = np.flatnonzero(kept).astype(np.int32)  # already sorted; LightGBM would sort in Python
         part.construct()
         sizes = np.add.reduceat(kept, self.data.offsets[:-1], dtype=np.int32)
         part.set_field("group", sizes[sizes > 0])
@@ -74,23 +74,23 @@ class LightGbmTrainer:
 
 
 def check_trainable(data: RankingData) -> None:
-    """Refuse data that LightGBM cannot learn a ranking from."""
+    """Raise ValueError for data from which LightGBM cannot learn a ranking."""
     named = data.name or "the training set"
     if data.longest > MAX_DOCUMENTS:
         query = data.query_ids[int(np.diff(data.offsets).argmax())]
         raise ValueError(
-            f"query {query} of {named} has {data.longest:,} documents, and LightGBM ranks at most {MAX_DOCUMENTS:,}; "
-            "keep its best candidates"
+            f"query {query} of {named} has {data.longest:,} documents, LightGBM supports at most {MAX_DOCUMENTS:,}; "
+            "reduce it to its best candidates"
         )
     if data.grades.max() > TOP_GRADE or data.grades.min() < 0:
         raise ValueError(
-            f"grades of {named} run from {data.grades.min()} to {data.grades.max()}; LightGBM has gains for 0 to "
-            f"{TOP_GRADE}"
+            f"relevance labels of {named} must be from 0 to {TOP_GRADE}, for which LightGBM has gains (got "
+            f"{data.grades.min()} to {data.grades.max()})"  # prose: ok
         )
     lowest = np.minimum.reduceat(data.grades, data.offsets[:-1])
     highest = np.maximum.reduceat(data.grades, data.offsets[:-1])
     if not np.any(lowest < highest):
         raise ValueError(
-            f"no query of {named} has documents of different grades, and no order is better than another; train on "
-            "queries with relevant and irrelevant documents"
+            f"no query of {named} has documents with different relevance labels, so all orders are equally good; "
+            "train on queries with relevant and non-relevant documents"
         )

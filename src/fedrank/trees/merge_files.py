@@ -1,4 +1,4 @@
-"""Model files of several clients merged into new ones, by a merge set or by those of a split."""
+"""Merge model files of several clients into new ones, by one merge set or by those of a split."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ METHODS: dict[str, WeightedSum | Stacking] = {
 
 @dataclass(frozen=True)
 class MergedFile:
-    """One merged model on disk, and how well it and its parts rank."""
+    """One merged model on disk, and the quality of it and its parts."""
 
-    client: str  # "" where there was no split
+    client: str  # "" without a split
     file: Path
     model: Scorer
-    own: int | None  # place of the client's own model among the parts
-    values: dict[str, NDArray[np.float64]]  # of every set: [measures, parts and then merged, queries]
+    own: int | None  # index of the client's own model among the parts
+    values: dict[str, NDArray[np.float64]]  # by set: [measures, parts and then merged, queries]
 
 
 def merge_models(
@@ -48,26 +48,29 @@ def merge_models(
     threads: int = 1,
     tell: Tell = unheard,
 ) -> list[MergedFile]:
-    """Merge model files by a merge set (one model), or by those of a split (one model for each client).
+    """Merge model files by a merge set (one model), or by those of a split (one model per client).
 
-    With a split, model i is that of client i, and all are measured on the test queries of every client.
+    With a split, model i belongs to client i, and all are evaluated on the test queries of every client.
     """
     if method not in METHODS:
-        raise ValueError(f"no method {method!r}{did_you_mean(method, METHODS)}")
+        raise ValueError(f"unknown method {method!r}{did_you_mean(method, METHODS)}")
     if len(models) < 2:
-        raise ValueError(f"{len(models)} model is nothing to merge; give two or more")
+        raise ValueError(f"models must have at least 2 entries (got {len(models)})")
     folder = new_folder(out)
     loaded = [load_model(path, tell) for path in models]
     same_features(loaded)
     features, normalise = loaded[0].features, loaded[0].normalised
     if normalise == "global":
-        raise ValueError('the models were trained with normalise = "global", whose ranges a merge set does not have')
+        raise ValueError(
+            'the models were trained with normalise = "global", whose ranges a merge set does not have; '
+            'train them with "none"'
+        )
     on = Path(on)
     made = []
     if on.is_dir():
         clients = read_split(on)
         if len(clients) != len(models):
-            raise ValueError(f"{len(models)} models for {len(clients)} clients in {on}; give one for each, in order")
+            raise ValueError(f"{len(models)} models for {len(clients)} clients in {on}; give one per client, in order")
         tests = {name: _maybe(on / place / "test.txt", features, normalise) for name, place in clients}
         judged = {f"test of {name}": data for name, data in tests.items() if data is not None}
         for number, (name, place) in enumerate(clients):
@@ -78,7 +81,9 @@ def merge_models(
         merge_set = read_for(on, features, normalise)
         made.append(_merged(loaded, merge_set, method, folder, "", None, {}, seed, threads))
     else:
-        raise FileNotFoundError(f"no merge set {on}; give a LETOR file, or the folder of `fedrank trees split`")
+        raise FileNotFoundError(
+            f"merge set {on} does not exist; give a LETOR file, or the folder of `fedrank trees split`"
+        )
     return made
 
 

@@ -1,7 +1,7 @@
-"""Mergers: ways to a model for every client, from what several clients learned apart from each other.
+"""Mergers: combine what several clients learned separately into one model per client.
 
-Models travel, data stay. A client decides by its merge set, judged queries unlike those it learned from, how far to
-trust the others.
+Models are exchanged, data are not. A client uses its merge set, labelled queries unlike its training queries, to
+decide how much weight the other models get.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from fedrank.trees.lightgbm_training import LightGbmTrainer
 from fedrank.trees.mixtures import LinearMix, Stacked, damped, on_scale, same_features, scores_of, stacked, units_of
 from fedrank.trees.splits import Portion
 
-PASSES = 20  # of the coordinate search, at most; it mostly ends after two or three
+PASSES = 20  # of the coordinate search, at most; usually two or three are enough
 AT_ONCE = 8_000_000  # scores in memory at a time
-ENOUGH = 150  # queries of a merge set from which on stacking can be judged; the paper's smallest has 135
+ENOUGH = 150  # queries of a merge set from which on stacking is reliable; the smallest in the paper has 135
 
 Reals = NDArray[np.float64]
 Turns = Callable[[int], Sequence[tuple[int, float]]]  # round, from 0 -> which clients grow a tree, and its weight
 
 
 class Merger(Protocol):
-    """A way to a model for every client, from what all of them learned."""
+    """A method that gives every client a model, from what all of them learned."""
 
     def __call__(
         self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
@@ -45,7 +45,7 @@ class Merger(Protocol):
 
 @dataclass(frozen=True)
 class Alone:
-    """Every client keeps the model that it trained on its own data: what merging has to beat."""
+    """Every client uses the model that it trained on its own data: the baseline for merging."""
 
     def __call__(
         self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
@@ -55,7 +55,7 @@ class Alone:
 
 @dataclass(frozen=True)
 class Pooled:
-    """One model trained on the data of all clients together: a ceiling that cannot be reached where data must stay."""
+    """One model trained on the data of all clients together: an upper bound where data must not be shared."""
 
     def __call__(
         self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
@@ -70,14 +70,14 @@ class Pooled:
 class WeightedSum:
     """A weighted sum of the models' scores, with the weights that rank the merge set best (Wu et al., 2010)."""
 
-    weights: Literal["search", "uniform"] = "search"  # two models: a grid; more: one weight after the other
+    weights: Literal["search", "uniform"] = "search"  # two models: grid search; more: coordinate search
     scale: Literal["none", "fixed", "query"] = "none"  # divide by the spread on the merge set, or in every query
-    step: float = 0.01  # of the weights that are tried
-    measure: str = "ndcg@10"  # by which weights are chosen
+    step: float = 0.01  # of the weight grid
+    measure: str = "ndcg@10"  # for which weights are optimised
 
     def __post_init__(self) -> None:
         if not 0 < self.step <= 0.5:
-            raise ValueError(f"step = {self.step} makes no grid from 0 to 1; use more than 0 and at most 0.5")
+            raise ValueError(f"step must be above 0 and at most 0.5 (got {self.step})")
 
     def __call__(
         self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
@@ -85,7 +85,7 @@ class WeightedSum:
         return tuple(self.merge(models, portion.merge, seed, threads) for portion in portions)
 
     def merge(self, models: Sequence[Scorer], on: RankingData, seed: int = 1, threads: int = 1) -> Scorer:
-        """One model of several, for a client with the merge set `on`."""
+        """Merge models for a client with the merge set `on`."""
         same_features(models)
         _check(on)
         scores = scores_of(models, on)
@@ -102,18 +102,18 @@ class WeightedSum:
 
 @dataclass(frozen=True)
 class Stacking:
-    """A new model that reads the scores of the others as features, trained on the merge set.
+    """A new model with the scores of the others as features, trained on the merge set.
 
-    The last choice of inputs is a control: what the merge set alone can teach, without any other model.
+    With inputs = "features" it is a control: what the merge set alone can teach, without any other model.
     """
 
     inputs: Literal["both", "scores", "features"] = "both"  # features and scores, or one of them
     booster: Booster = field(default_factory=lambda: Lambdamart(trees=300, leaves=15, patience=50))
-    held_out: float = 0.2  # share of the merge set that does not train but says when to stop
+    held_out: float = 0.2  # fraction of the merge set for early stopping
 
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
-            raise ValueError(f"held_out = {self.held_out} is no part of a merge set; use a number between 0 and 1")
+            raise ValueError(f"held_out must be between 0 and 1 (got {self.held_out})")
 
     def __call__(
         self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
@@ -127,9 +127,9 @@ class Stacking:
         on: RankingData,
         seed: int = 1,
         threads: int = 1,
-        settings: Settings | None = None,  # finds those of the booster, by the held-out part; None: as it has them
+        settings: Settings | None = None,  # tunes the booster on the held-out part; None: no tuning
     ) -> Scorer:
-        """One model of several, for a client with the merge set `on`."""
+        """Merge models for a client with the merge set `on`."""
         same_features(models)
         _check(on)
         seen = stacked(models, on, self.inputs)
@@ -138,8 +138,8 @@ class Stacking:
         if settings is not None:
             try:
                 grower = settings(self.booster, train, validation, seed, threads)
-            except NothingToSplit:  # the space was made for larger sets
-                notes = {"settings": "as given: with none that was tried could the merge set be split"}
+            except NothingToSplit:  # the search space is for larger sets
+                notes = {"settings": "as given: no setting that was tried could split the merge set"}
         final = grower(train, validation, seed=seed, threads=threads)
         notes |= _notes("stacking", models, on, {"trees": len(final)})
         if self.inputs == "features":
@@ -147,7 +147,7 @@ class Stacking:
         return Stacked(tuple(models), final, self.inputs, notes)
 
     def _divided(self, data: RankingData, rng: np.random.Generator) -> tuple[RankingData, RankingData | None]:
-        """Queries with relevant documents go to both parts; one such query is trained on, without a validation."""
+        """Queries with relevant documents are in both parts; a single such query is trained on, without validation."""
         useful = np.flatnonzero(np.maximum.reduceat(data.grades, data.offsets[:-1]) > 0)
         count = min(max(1, round(self.held_out * len(useful))), len(useful) - 1)
         if count < 1:
@@ -158,12 +158,12 @@ class Stacking:
 
 @dataclass(frozen=True)
 class Bagged:
-    """In every round each client adds a tree to one shared forest, damped so that together they count as one.
+    """In every round each client adds a tree to one shared forest, scaled so together they count as one.
 
-    The forest has at most as many rounds as the booster has trees, each of as many trees as there are clients.
+    The forest has at most as many rounds as the booster has trees, each with one tree per client.
     """
 
-    weighted: bool = True  # a client's trees count by its number of queries; otherwise all alike
+    weighted: bool = True  # whether a client's trees are weighted by its number of queries; otherwise equally
 
     def __call__(
         self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
@@ -176,13 +176,13 @@ class Bagged:
 
 @dataclass(frozen=True)
 class Cyclic:
-    """Clients take turns in adding trees to one shared forest."""
+    """Clients take turns to add trees to one shared forest."""
 
-    turn: int = 1  # trees that a client grows before it is the next one's turn
+    turn: int = 1  # trees that a client grows before the next client's turn
 
     def __post_init__(self) -> None:
         if self.turn < 1:
-            raise ValueError(f"turn = {self.turn} never lets a client grow a tree; use 1 or more")
+            raise ValueError(f"turn must be at least 1 (got {self.turn})")
 
     def __call__(
         self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
@@ -207,8 +207,8 @@ MERGERS: dict[str, type[Merger]] = {
 def _check(on: RankingData) -> None:
     if not np.any(on.grades > 0):
         raise ValueError(
-            f"the merge set has no relevant document in {on.queries} queries, so every merged model would be as good; "
-            "give judged queries with at least one relevant document"
+            f"the merge set has no relevant document in {on.queries} queries, so all merged models would be equal; "
+            "give labelled queries with at least one relevant document"
         )
 
 
@@ -224,9 +224,9 @@ def _notes(by: str, models: Sequence[Scorer], on: RankingData, found: dict[str, 
 def best_weights(scores: Reals, evaluator: Evaluator, step: float = 0.01) -> tuple[Reals, float]:
     """The weights [models] whose sum of scores [models, documents] ranks best by the first measure, and its value.
 
-    Two models: every weight of a grid. More: from the best of equal weights and single models, one weight at a time
-    takes every value of the grid while the others keep their proportions, until nothing improves. Of equally good
-    weights those nearest to equal ones are taken: they depend least on chance.
+    Two models: every weight of a grid. More: starting from the best of equal weights and single models, one weight at
+    a time takes every value of the grid while the others keep their proportions, until nothing improves. Among equally
+    good weights those closest to equal ones are taken: they depend least on random variation.
     """
     models = len(scores)
     equal = np.full(models, 1 / models)
@@ -247,7 +247,7 @@ def best_weights(scores: Reals, evaluator: Evaluator, step: float = 0.01) -> tup
 
 
 def _moves(weights: Reals, model: int, step: float) -> Reals:
-    """[grid, models]: the weight of one model takes every value of the grid, the others share the rest as before."""
+    """[grid, models]: the weight of one model takes every value of the grid, the others keep their proportions."""
     grid = np.arange(round(1 / step) + 1) / round(1 / step)
     others = weights.copy()
     others[model] = 0.0
@@ -270,14 +270,14 @@ def _best(candidates: Reals, scores: Reals, evaluator: Evaluator) -> tuple[Reals
             for start in range(0, len(candidates), portion)
         ]
     )
-    # Values are means over queries: what differs by less than rounding is equal.
+    # Values are means over queries: differences below rounding count as equal.
     winners = candidates[values >= values.max() - 1e-12]
     unequal = np.square(winners - 1 / candidates.shape[1]).sum(axis=1)
     return winners[np.argmin(unequal)], float(values.max())
 
 
 class _Grower:
-    """One client that takes part in a shared forest: its data stay here, trees come and go."""
+    """One client of a shared forest: its data stay local, trees are exchanged."""
 
     def __init__(self, portion: Portion, booster: Lambdamart, seed: int, threads: int) -> None:
         self.train, self.threads = portion.train, threads
@@ -288,7 +288,7 @@ class _Grower:
         self.seen = np.zeros(0 if validation is None else validation.documents)
 
     def tree(self) -> str | None:
-        """The tree that its own data would add to the forest; None where there is nothing to split."""
+        """The tree that its own data would add to the forest; None where nothing can be split."""
         return next(self.trainer.trees(self.scores))
 
     def add(self, tree: Trees) -> None:
@@ -304,18 +304,18 @@ class _Grower:
 def grown_together(portions: Sequence[Portion], booster: Booster, turns: Turns, seed: int, threads: int = 1) -> Forest:
     """A forest to which clients add trees.
 
-    It stops as the booster would: by nDCG@10 over all clients' validation queries, of which each reports its own.
+    Early stopping is that of the booster, by nDCG@10 over the validation queries of all clients, reported by each.
     """
     checkpoint = booster if isinstance(booster, ForestCheckpoint) else ForestCheckpoint(booster)
     plain = checkpoint.booster
     if type(plain) is not Lambdamart:
         raise ValueError(
-            f"a shared forest grows on all rows of a client, not as {type(plain).__name__.lower()} chooses them; "
+            f"a shared forest grows on all rows of a client, which {type(plain).__name__.lower()} does not; "
             'use booster = "lambdamart"'
         )
     grown = checkpoint.take_up(lambda past: _rounds(portions, plain, turns, seed, threads, past))
     if not grown.all:
-        raise ValueError("no client found anything to split; lower min_data_in_leaf, or use more data")
+        raise ValueError("no client found a split; lower min_data_in_leaf, or use more data")
     # The ranges of features in the header are those of the first client alone.
     return make_forest(grown.best, portions[0].train, {"clients": [portion.name for portion in portions]})
 
@@ -323,7 +323,7 @@ def grown_together(portions: Sequence[Portion], booster: Booster, turns: Turns, 
 def _rounds(
     portions: Sequence[Portion], booster: Lambdamart, turns: Turns, seed: int, threads: int, past: Grown
 ) -> Iterator[tuple[list[str], float]]:
-    """The trees of every round after those that are past, and nDCG@10 with them."""
+    """The trees of every round after the past ones, and nDCG@10 with them."""
     clients = [_Grower(portion, booster, seed, threads) for portion in portions]
     curve, idle = list(past.validation), 0
     for added in past.trees:

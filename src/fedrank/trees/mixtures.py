@@ -1,6 +1,6 @@
-"""Models made of models: weighted sums of scores, and a model that reads the scores of others.
+"""Models made of models: weighted sums of scores, and models with the scores of others as features.
 
-The parts may be of any kind: trees, linear, neural, or mixtures again.
+The parts may be of any kind: trees, linear, neural, or mixtures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Reals = NDArray[np.float64]
 
 
 class _Mixture:
-    """What mixtures have in common: they read the features that their parts read."""
+    """What mixtures have in common: they use the features of their parts."""
 
     parts: tuple[Scorer, ...]
 
@@ -51,8 +51,8 @@ class LinearMix(_Mixture):
 
     parts: tuple[Scorer, ...]
     weights: tuple[float, ...]  # [parts]: 0 or more, sum 1
-    scale: Scale = "none"  # what is done to scores before they are added: see `on_scale`
-    units: tuple[float, ...] = ()  # [parts], for scale = "fixed": what a model's scores are divided by
+    scale: Scale = "none"  # how scores are scaled before they are added: see `on_scale`
+    units: tuple[float, ...] = ()  # [parts], for scale = "fixed": divisors of the scores
     notes: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -60,15 +60,16 @@ class LinearMix(_Mixture):
         units = len(self.parts) if self.scale == "fixed" else 0
         if len(self.weights) != len(self.parts) or len(self.units) != units:
             raise ValueError(
-                f"{len(self.weights)} weights and {len(self.units)} units for {len(self.parts)} models; give one each"
+                f"{len(self.weights)} weights and {len(self.units)} units for {len(self.parts)} models; give one per "
+                "model"
             )
         if self.scale not in get_args(Scale):
-            raise ValueError(f"scale = {self.scale!r} is none of {', '.join(get_args(Scale))}; choose one of these")
-        # A NaN is refused, too, because no comparison holds for it.
+            raise ValueError(f"scale must be one of {', '.join(get_args(Scale))} (got {self.scale!r})")
+        # Written so NaN is rejected, too: no comparison holds for it.
         if not (all(one >= 0 for one in self.weights) and abs(sum(self.weights) - 1) <= 1e-6) or not all(
             0 < unit < np.inf for unit in self.units
         ):
-            raise ValueError(f"weights {self.weights} must be 0 or more and add up to 1, units must be above 0")
+            raise ValueError(f"weights must be 0 or more and sum to 1 (got {self.weights}), units must be above 0")
 
     def score(self, data: RankingData, client: int | None = None) -> Reals:
         """[documents]: higher is better."""
@@ -90,22 +91,22 @@ class LinearMix(_Mixture):
 
 @dataclass(frozen=True)
 class Stacked(_Mixture):
-    """A model that reads the scores of other models, alone or next to the features (stacking)."""
+    """A model with the scores of other models as features, alone or with the original features (stacking)."""
 
     parts: tuple[Scorer, ...]
-    final: Scorer  # reads what `stacked` makes
+    final: Scorer  # uses the output of `stacked`
     inputs: Inputs = "both"
     notes: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         same_features(self.parts)
         if self.inputs not in get_args(Inputs):
-            raise ValueError(f"inputs = {self.inputs!r} is none of {', '.join(get_args(Inputs))}; choose one of these")
+            raise ValueError(f"inputs must be one of {', '.join(get_args(Inputs))} (got {self.inputs!r})")
         expected = len(self.parts) + (self.features if self.inputs == "both" else 0)
         if self.inputs == "features" or self.final.features != expected:
             raise ValueError(
-                f"the last model reads {self.final.features} columns where {len(self.parts)} scores with inputs = "
-                f"{self.inputs!r} make {expected}; train it on what `stacked` gives"
+                f"the final model must use {expected} features, as {len(self.parts)} scores with inputs = "
+                f"{self.inputs!r} give (got {self.final.features}); train it on the output of `stacked`"
             )
 
     def score(self, data: RankingData, client: int | None = None) -> Reals:
@@ -114,7 +115,7 @@ class Stacked(_Mixture):
 
 
 def damped(tree: str, factor: float) -> str:
-    """A tree of a LightGBM text model whose output is multiplied by a factor."""
+    """A tree of a LightGBM text model with its output multiplied by a factor."""
     if factor == 1.0:
         return tree
     lines = []
@@ -127,26 +128,26 @@ def damped(tree: str, factor: float) -> str:
 
 
 def same_features(parts: Sequence[Scorer]) -> None:
-    """Refuse models that read different data: adding their scores would mean nothing."""
+    """Raise ValueError for models with different features, whose scores cannot be added."""
     if not parts:
-        raise ValueError("nothing to merge; give at least one model")
+        raise ValueError("no models to merge; give at least one")
     first = parts[0]
     for number, part in enumerate(parts[1:], start=2):
         if part.features != first.features:
             raise ValueError(
-                f"model 1 reads {first.features} features, model {number} reads {part.features}; "
+                f"model 1 uses {first.features} features, model {number} uses {part.features}; "
                 "merge models that were trained on the same features"
             )
         if part.normalised != first.normalised:
             raise ValueError(
                 f"model 1 was trained on features with normalise = {first.normalised!r}, model {number} with "
-                f"{part.normalised!r}; train them alike"
+                f"{part.normalised!r}; train them with the same normalisation"
             )
         one, other = (np.asarray(getattr(each, "ranges", None), dtype=np.float64) for each in (first, part))
         if part.normalised == "global" and not np.array_equal(one, other, equal_nan=True):
             raise ValueError(
-                f'models 1 and {number} were trained with normalise = "global" within different ranges, so that they '
-                'read the same document differently; train them with "none"'
+                f'models 1 and {number} were trained with normalise = "global" and different ranges, so the same '
+                'document has different features; train them with "none"'
             )
         if part.feature_names and first.feature_names and part.feature_names != first.feature_names:
             column = next(
@@ -156,7 +157,7 @@ def same_features(parts: Sequence[Scorer]) -> None:
             )
             raise ValueError(
                 f"feature {column + 1} is {first.feature_names[column]!r} for model 1 and "
-                f"{part.feature_names[column]!r} for model {number}; merge models that read the same features"
+                f"{part.feature_names[column]!r} for model {number}; merge models with the same features"
             )
 
 
@@ -168,8 +169,8 @@ def scores_of(parts: Sequence[Scorer], data: RankingData) -> Reals:
 def on_scale(scores: Reals, data: RankingData, scale: Scale, units: Sequence[float] = ()) -> Reals:
     """Scores [parts, documents] made comparable.
 
-    "none": as they are. "fixed": divided by each model's unit, see `units_of`. "query": mean 0 and standard deviation 1
-    within every query, so that a model cannot speak louder on some queries than on others.
+    "none": unchanged. "fixed": divided by each model's unit, see `units_of`. "query": mean 0 and standard deviation 1
+    within every query, so a model has the same influence on all queries.
     """
     if scale == "none":
         return scores
@@ -180,14 +181,14 @@ def on_scale(scores: Reals, data: RankingData, scale: Scale, units: Sequence[flo
 
 
 def units_of(scores: Reals, data: RankingData) -> tuple[float, ...]:
-    """[parts]: how far scores of one query typically lie apart; 1 for a model that gives all the same score."""
+    """[parts]: the typical spread of scores within a query; 1 for a model with constant scores."""
     centred, _ = _centred(scores, data)
     spread = np.sqrt(np.mean(np.square(centred), axis=1))
     return tuple(float(one) if one > 0 else 1.0 for one in spread)
 
 
 def _centred(scores: Reals, data: RankingData) -> tuple[Reals, Reals]:
-    """Scores less their mean within the query, and their standard deviations [parts, queries]."""
+    """Scores minus their mean within the query, and their standard deviations [parts, queries]."""
     lengths = np.diff(data.offsets)
     means = np.add.reduceat(scores, data.offsets[:-1], axis=1) / lengths
     centred = scores - np.repeat(means, lengths, axis=1)

@@ -1,7 +1,7 @@
 """Files of models of any kind: vectors of weights, forests, and mixtures of models.
 
-A mixture is `model.json`, which says what it is made of, with a file for each part beside it (`model-1.json`, ...);
-keep them together. A sum of forests is also written as one forest, `model.txt`, for LightGBM.
+A mixture is `model.json`, which lists its parts, with a file for each part in the same folder (`model-1.json`, ...);
+copy them together. A sum of forests is also written as one forest, `model.txt`, for LightGBM.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from fedrank.ranking.model import FOREST, Model, Scorer, Tell, read_model, save_
 from fedrank.trees.forest import Forest, load_forest, save_forest, write_text
 from fedrank.trees.mixtures import LinearMix, Stacked
 
-LINEAR_MIX, STACKED = "linear-mix", "stacked"  # of the ranker, in model.json
-DEEPEST = 16  # mixtures of mixtures; merging makes one or two
+LINEAR_MIX, STACKED = "linear-mix", "stacked"  # names of the ranker in model.json
+DEEPEST = 16  # nested mixtures; merging creates one or two
 
 
 def load_model(path: str | Path, tell: Tell = unheard) -> Scorer:
     """Read a model from `model.json`, a run folder, or a text model of LightGBM.
 
-    The result has `score(data)`, whatever kind of model the file holds. `tell` is called with remarks about the file,
+    The result has `score(data)` for any kind of model. `tell` is called with remarks about the file,
     for example that it has no checksum.
 
     >>> import numpy as np
@@ -38,7 +38,7 @@ def load_model(path: str | Path, tell: Tell = unheard) -> Scorer:
 
 
 def _load(path: Path, tell: Tell, seen: set[Path], depth: int) -> Scorer:
-    """A part of a mixture so many levels below the model; each file is a part once, or reading might never end."""
+    """A part of a mixture at this depth; each file may be a part only once, so reading always ends."""
 
     def read_other(path: Path, content: dict[str, Any] | None) -> Scorer:
         name = FOREST if content is None else content["ranker"]["name"]
@@ -46,19 +46,19 @@ def _load(path: Path, tell: Tell, seen: set[Path], depth: int) -> Scorer:
             return load_forest(path, content, tell)
         if content is not None and name in (LINEAR_MIX, STACKED):
             return _load_mixture(path, content, tell, seen, depth + 1)
-        raise ValueError(f"no ranker {name!r} is known to this fedrank; update fedrank")
+        raise ValueError(f"unknown ranker {name!r}; update fedrank")
 
     return read_model(path, read_other, tell)
 
 
 def with_notes(model: Scorer, notes: dict[str, Any]) -> Scorer:
-    """The same model, which says more about where it comes from."""
-    told: Scorer = replace(model, notes=model.notes | notes)  # type: ignore[type-var]
-    return told
+    """The same model with more notes about its origin."""
+    noted: Scorer = replace(model, notes=model.notes | notes)  # type: ignore[type-var]
+    return noted
 
 
 def save_any(model: Scorer, path: str | Path) -> None:
-    """Write a model of whatever kind as `model.json`, with what belongs to it beside it."""
+    """Write a model of any kind as `model.json`, with further files in the same folder."""
     path = Path(path)
     if isinstance(model, Forest):
         save_forest(model, path)
@@ -67,11 +67,11 @@ def save_any(model: Scorer, path: str | Path) -> None:
     elif isinstance(model, LinearMix | Stacked):
         _save_mixture(model, path)
     else:
-        raise TypeError(f"a {type(model).__name__} cannot be written as a model file")
+        raise TypeError(f"cannot write a {type(model).__name__} as a model file; use a Model, Forest or mixture")
 
 
 def _save_mixture(model: LinearMix | Stacked, path: Path) -> None:
-    """Parts first: a `model.json` that names them is never without them."""
+    """Write the parts first: a `model.json` that names them must never lack them."""
     files = [path.with_name(f"{path.stem}-{number}.json") for number in range(1, len(model.parts) + 1)]
     for part, file in zip(model.parts, files, strict=True):
         save_any(part, file)
@@ -91,10 +91,10 @@ def _save_mixture(model: LinearMix | Stacked, path: Path) -> None:
 
 
 def _load_mixture(path: Path, content: dict[str, Any], tell: Tell, seen: set[Path], depth: int) -> LinearMix | Stacked:
-    """With the parts that lie beside it."""
+    """A mixture with its parts, which are in the same folder."""
     seen.add(path)
     if depth > DEEPEST:
-        raise ValueError(f"it is a mixture within {DEEPEST} others; merge their parts instead")
+        raise ValueError(f"it is nested in more than {DEEPEST} mixtures; merge their parts instead")
     ranker, notes = content["ranker"], content["notes"]
     stacks = ranker["name"] == STACKED
     names, sums = [*ranker["parts"], *([ranker["final"]] if stacks else [])], ranker.get("checksums", {})
@@ -104,18 +104,18 @@ def _load_mixture(path: Path, content: dict[str, Any], tell: Tell, seen: set[Pat
         mixture = Stacked(tuple(parts), last, ranker["inputs"], notes)
     else:
         mixture = LinearMix((*parts, last), tuple(ranker["weights"]), ranker["scale"], tuple(ranker["units"]), notes)
-    told = content["features"], content["normalised"], tuple(content["feature_names"])
-    if told != (mixture.features, mixture.normalised, mixture.feature_names):
-        raise ValueError("its parts read other features than it says; copy all files of a merged model together")
+    described = content["features"], content["normalised"], tuple(content["feature_names"])
+    if described != (mixture.features, mixture.normalised, mixture.feature_names):
+        raise ValueError("its parts use other features than it lists; copy all files of a merged model together")
     return mixture
 
 
 def _part(path: Path, name: str, checksum: str | None, tell: Tell, seen: set[Path], depth: int) -> Scorer:
     if not is_plain(name):
-        raise ValueError(f"its part {name!r} does not lie beside it; the file is damaged")
+        raise ValueError(f"its part {name!r} must be in the same folder; the file is damaged")
     beside = path.with_name(name)
     if not beside.exists():
-        raise ValueError(f"its part {name} is not beside it; copy all files of a merged model together")
+        raise ValueError(f"its part {name} is missing in the same folder; copy all files of a merged model together")
     if beside in seen:
         raise ValueError(f"{name} is a part of it twice, or of itself; the file is damaged")
     seen.add(beside)

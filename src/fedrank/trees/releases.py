@@ -1,15 +1,15 @@
-"""What clients release of a tree: votes, histograms, or noised sums, each as bytes and as numbers that add up.
+"""What clients release of a tree: votes, histograms, or noised sums, each as bytes and as integers that add up.
 
-A `Release` has both ends. Without secure aggregation a client encodes what it found, and the server decodes and checks
-it for each client. Under secure aggregation a client masks whole numbers, and the server checks their sum.
+A `Release` has a client and a server side. Without secure aggregation a client encodes its result, and the server
+decodes and checks it for each client. With secure aggregation a client masks integers, and the server checks their sum.
 
-A histogram travels without its empty bins:
+A histogram is sent without its empty bins:
 
-    widths, a bit for every bin, then of every bin that holds rows: gradient, hessian, rows
+    widths, one bit per bin, then for every bin with rows: gradient, hessian, rows
 
-All are whole numbers in the fewest bytes that hold them, so NaN cannot occur. A receiver knows the bins and how many
-rows there can be. It sees that every feature of one client has the same rows, gradients and hessians in sum; whether
-they are true it cannot see.
+All are integers in the fewest sufficient bytes, so NaN cannot occur. A receiver knows the bins and the maximum number
+of rows. It verifies that every feature of one client has the same total rows, gradients and hessians; it cannot verify
+that they are true.
 """
 
 from __future__ import annotations
@@ -32,57 +32,57 @@ Integers = NDArray[np.int64]
 Own = TypeVar("Own", contravariant=True)
 Total = TypeVar("Total")
 WIDTHS = ("<i1", "<i2", "<i4", "<i8")
-MAX_ROWS = 2**40  # that clients may announce
+MAX_ROWS = 2**40  # maximum that clients may announce
 GRADIENT, HESSIAN, ROWS = range(3)
 NAMES = ("gradients", "hessians", "rows")
 
 
 class Release(Protocol[Own, Total]):
-    """One kind of answer about a tree, at the client and at the server."""
+    """One kind of answer about a tree, on the client and on the server."""
 
     @property
     def kind(self) -> str:
-        """What the message is called."""
+        """The kind of the message."""
 
     @property
     def number(self) -> int:
-        """Of the message within a tree."""
+        """The number of the message within a tree."""
 
     @property
     def size(self) -> int:
-        """How many numbers it is under secure aggregation."""
+        """Number of integers under secure aggregation."""
 
     @property
     def parts(self) -> Mapping[str, Part]:
-        """What the message has without secure aggregation."""
+        """The parts of the message without secure aggregation."""
 
     def numbers(self, found: Own) -> Integers:
-        """[size]: what a client masks."""
+        """[size]: the integers that a client masks."""
 
     def encode(self, found: Own) -> dict[str, Value]:
-        """What a client sends without masks."""
+        """The message of a client without masks."""
 
     def decode(self, parts: Mapping[str, Any]) -> Total:
-        """What one client sent; `Refused` where it does not fit."""
+        """The content of one client's message; `Refused` where it is invalid."""
 
     def total(self, numbers: Integers) -> Total:
-        """The sum that secure aggregation opens; `Refused` where it cannot be one."""
+        """The content of the sum that secure aggregation opens; `Refused` where it is invalid."""
 
     def add(self, found: Sequence[Total]) -> Total:
-        """The sum of what clients sent."""
+        """The sum of the contents of all clients."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which bins a histogram has, one after the other."""
+    """The bins of a histogram, in order."""
 
     edges: Edges
-    features: NDArray[np.int64]  # those by which a tree may split
-    shift: int  # bits of the number of rows, in a histogram as it is counted
+    features: NDArray[np.int64]  # features by which a tree may split
+    shift: int  # bits of the number of rows in a packed histogram
 
     @cached_property
     def places(self) -> Integers:
-        """[bins]: where each stands in a histogram as it is counted."""
+        """[bins]: the index of each in a packed histogram."""
         from fedrank.kernels.grow import BINS
 
         places = [feature * BINS + np.arange(self.edges.counts[feature] + 1) for feature in self.features]
@@ -100,12 +100,12 @@ class Layout:
 
     @property
     def widest(self) -> int:
-        """Bins of the feature with the most."""
+        """Maximum number of bins of any feature."""
         return int(self.edges.counts[self.features].max(initial=0)) + 1
 
     @property
     def most_bytes(self) -> int:
-        """Of an encoded histogram."""
+        """Maximum size of an encoded histogram."""
         return 1 + -(-self.bins // 8) + 24 * self.bins
 
     def of(self, features: NDArray[np.int64]) -> Layout:
@@ -119,7 +119,7 @@ class Layout:
         return np.stack([pairs[:, 0], pairs[:, 1] >> self.shift, pairs[:, 1] & below])
 
     def pack(self, values: Integers) -> Packed:
-        """What `spread` takes apart."""
+        """The inverse of `spread`."""
         from fedrank.kernels.grow import BINS
 
         words = -(-self.edges.features // 8)
@@ -130,7 +130,7 @@ class Layout:
 
 
 def encode(packed: Packed, layout: Layout) -> bytes:
-    """A histogram in few bytes."""
+    """A histogram in compact form."""
     values = layout.spread(packed)
     filled = values[ROWS] > 0
     columns = [_narrow(column[filled]) for column in values]
@@ -139,57 +139,57 @@ def encode(packed: Packed, layout: Layout) -> bytes:
 
 
 def decode(content: bytes, layout: Layout, rows: int) -> Packed:
-    """The histogram of a leaf in which one client has so many rows; refused where it cannot be one."""
+    """The histogram of a leaf in which one client has this many rows; refused where it is invalid."""
     start = 1 + -(-layout.bins // 8)
     if len(content) < start or content[0] >> 6:
-        raise Refused(f"a histogram of {layout.bins} bins takes more than {len(content)} bytes; it was cut short")
+        raise Refused(f"a histogram of {layout.bins} bins needs more than {len(content)} bytes; it is truncated")
     filled = np.unpackbits(np.frombuffer(content[1:start], np.uint8)).astype(np.bool_)
     if filled[layout.bins :].any():
-        raise Refused(f"a histogram has more than the {layout.bins} bins that were agreed on")
+        raise Refused(f"a histogram has more than the {layout.bins} agreed bins")
     filled = filled[: layout.bins]
     values, at = np.zeros((3, layout.bins), np.int64), start
     for i in range(3):
         kind = np.dtype(WIDTHS[content[0] >> 2 * i & 3])
         size = int(filled.sum()) * kind.itemsize
         if len(content) < at + size:
-            raise Refused(f"a histogram ends within its {NAMES[i]}; it was cut short")
+            raise Refused(f"a histogram ends within its {NAMES[i]}; it is truncated")
         values[i, filled] = np.frombuffer(content[at : at + size], kind)
         at += size
     if at != len(content):
-        raise Refused(f"{len(content) - at} bytes follow a histogram of {layout.bins} bins")
+        raise Refused(f"{len(content) - at} extra bytes follow a histogram of {layout.bins} bins")
     check_histogram(values, layout, rows, filled)
     return layout.pack(values)
 
 
 def check_histogram(values: Integers, layout: Layout, rows: int, filled: NDArray[np.bool_] | None = None) -> None:
-    """Refuse what cannot be the histogram of so many rows."""
+    """Raise Refused for values that cannot be the histogram of this many rows."""
     if np.any(values[ROWS] < 0) or (filled is not None and np.any(values[ROWS, filled] < 1)):
-        raise Refused("a histogram has bins with a negative number of rows, or bins without rows among those with some")
+        raise Refused("a histogram has bins with a negative number of rows, or marks a bin without rows as filled")
     if np.any(values[HESSIAN] < 0):
-        raise Refused("a histogram has negative hessians, which no row has")
+        raise Refused("a histogram has negative hessians")
     # Each feature counts the same rows once. Sums of 64 clients, over all bins of a feature, stay below 2^63.
     limit = 2**57 // layout.widest
-    # The least number of 64 bits is its own size, and below every limit.
+    # Compared on both sides, since the absolute value of the smallest 64-bit integer overflows.
     wild = (values[GRADIENT] >= limit) | (values[GRADIENT] <= -limit)
     if np.any(wild) or np.any(values[HESSIAN] >= limit >> layout.shift):
-        raise Refused("a histogram has gradients or hessians that no rows add up to")
+        raise Refused("a histogram has gradients or hessians that exceed any possible sum")
     sums = np.add.reduceat(values, layout.starts, axis=1)
     if np.any(sums[ROWS] != rows):
         found = int(sums[ROWS][np.argmax(sums[ROWS] != rows)])
-        raise Refused(f"a histogram has {found:,} rows where {rows:,} were announced")
+        raise Refused(f"a histogram has {found:,} rows, but {rows:,} were announced")
     if np.any(sums != sums[:, :1]):
-        raise Refused("a histogram has other sums in one feature than in another; all count the same rows")
+        raise Refused("a histogram has different sums in different features; all must count the same rows")
 
 
 def _narrow(values: Integers) -> NDArray[np.signedinteger]:
-    """The same in the fewest bytes that hold each."""
+    """The same in the narrowest sufficient integer type."""
     largest = max(int(values.max(initial=0)), -int(values.min(initial=0)))
     return values.astype(next(kind for kind in WIDTHS if largest <= np.iinfo(kind).max))
 
 
 @dataclass(frozen=True)
 class HistogramRelease:
-    """Histograms of leaves; a client adds how many of its rows are in each."""
+    """Histograms of leaves, with the number of the client's rows in each."""
 
     kind: ClassVar[str] = "counts"
 
@@ -236,7 +236,7 @@ class HistogramRelease:
                 continue
             rows = int(one[ROWS, : layout.edges.counts[layout.features[0]] + 1].sum())
             if rows > self.rows:
-                raise Refused(f"the sum has {rows:,} rows, and {self.rows:,} were announced")
+                raise Refused(f"the sum has {rows:,} rows, but {self.rows:,} were announced")
             check_histogram(one, layout, rows)
         return [layout.pack(one) for one, layout in zip(found, self.layouts, strict=True)]
 
@@ -254,9 +254,9 @@ class VoteRelease:
 
     number: int
     leaves: int
-    features: int  # by which the tree may split
-    vote: int  # for how many features of a leaf a client votes
-    clients: int = 1  # that vote
+    features: int  # number of features by which the tree may split
+    vote: int  # number of features per leaf for which a client votes
+    clients: int = 1  # number of voting clients
 
     @property
     def size(self) -> int:
@@ -295,7 +295,7 @@ class NoisedRelease:
 
     number: int
     shape: tuple[int, ...]
-    clients: int  # that add up
+    clients: int  # number of clients in the sum
 
     @property
     def size(self) -> int:
@@ -314,7 +314,7 @@ class NoisedRelease:
     def decode(self, parts: Mapping[str, Any]) -> Integers:
         values, limit = parts["sums"], 2**62 // self.clients
         if int(values.max()) >= limit or int(values.min()) <= -limit:
-            raise Refused("it sent sums that no rows and no noise add up to")
+            raise Refused("it sent sums that exceed any possible sum of rows and noise")
         return self.total(values)
 
     def total(self, numbers: Integers) -> Integers:
@@ -325,30 +325,30 @@ class NoisedRelease:
 
 
 def check_number(parts: Mapping[str, Any], number: int) -> None:
-    """Refuse an answer to another message."""
+    """Raise Refused for an answer to another message."""
     if parts["number"][0] != number:
-        raise Refused(f"message {parts['number'][0]} of a tree came, expected was {number}: replayed, or too early")
+        raise Refused(f"message {parts['number'][0]} of a tree was sent, expected {number}: replayed, or too early")
 
 
 def encode_named(named: Ballots) -> bytes:
-    """A bit for every feature, leaf after leaf."""
+    """One bit per feature, leaf by leaf."""
     return np.packbits(named, axis=1).tobytes()
 
 
 def decode_named(content: bytes, leaves: int, features: int, most: int) -> Ballots:
-    """What was named for each leaf, at most so many features in all; refused where it does not fit."""
+    """The features named for each leaf, at most `most` in total; refused where invalid."""
     wide = -(-features // 8)
     if len(content) != leaves * wide:
-        raise Refused(f"{leaves} leaves of {features} features take {leaves * wide} bytes, and {len(content)} came")
+        raise Refused(f"{leaves} leaves of {features} features need {leaves * wide} bytes (got {len(content)})")
     named = np.unpackbits(np.frombuffer(content, np.uint8).reshape(leaves, wide), axis=1).astype(np.bool_)
     if named[:, features:].any():
-        raise Refused(f"a feature is named beyond the {features} by which the tree may split")
+        raise Refused(f"a feature beyond the {features} of the tree is named")
     if named.sum() > most:
-        raise Refused(f"{int(named.sum())} features are named, and {most} may be")
+        raise Refused(f"{int(named.sum())} features are named, at most {most} are allowed")
     return named[:, :features]
 
 
 def check_votes(votes: Votes, vote: int, clients: int) -> None:
-    """Refuse what so many clients cannot have voted together."""
+    """Raise Refused for votes that this many clients cannot have cast."""
     if np.any(votes < 0) or np.any(votes > clients) or np.any(votes.sum(axis=1) > vote * clients):
-        raise Refused(f"{clients} clients with {vote} votes each for a leaf cannot have voted like that")
+        raise Refused(f"the votes exceed what {clients} clients with {vote} votes per leaf can cast")

@@ -1,8 +1,8 @@
-"""The rows of one client while a forest grows: gradients, histograms of leaves, and which row is in which leaf.
+"""The rows of one client while a forest grows: gradients, histograms of leaves, and the leaf of each row.
 
 A server decides where leaves are split. A `RowStore` releases histograms: for every bin of every feature the sums of
-gradients and hessians and the number of rows. They are not private: see docs/how-to-grow-trees-together.md. What a
-`PrivateRowStore` releases has noise, and no numbers of rows.
+gradients and hessians and the number of rows. They are not private: see attacks/histograms.py. The
+releases of a `PrivateRowStore` have noise, and no numbers of rows.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from fedrank.trees.noise import TreeNoise, Whole, clip_units, units_of
 from fedrank.trees.split_finder import Features, LeafSplit, Packed, walk_of
 from fedrank.types import Source
 
-Ballots = NDArray[np.bool_]  # [leaves, features by which a tree may split]: whether each has the vote of a client
+Ballots = NDArray[np.bool_]  # [leaves, features of the tree]: whether a client votes for each
 Votes = NDArray[np.int64]  # the same, counted
-PARTS = 2.0**42  # nDCG of a query is counted in whole parts: the order of addition does not change their sum
+PARTS = 2.0**42  # nDCG of a query as an integer: the order of addition does not change the sum
 
 
 class RowStore:
-    """Rows on which trees grow, and the scores that they have so far."""
+    """Rows on which trees grow, and their current scores."""
 
     def __init__(
         self, train: RankingData, edges: Edges, rules: Grower, seed: int, validation: RankingData | None = None
     ) -> None:
         if train.grades.min() < 0:
             raise ValueError(
-                f"{train.name or 'the training set'} has grades below 0, which gain nothing; use 0 or more"
+                f"{train.name or 'the training set'} has relevance labels below 0; use labels of 0 or more"
             )
         self.train, self.edges, self.rules, self.seed = train, edges, rules, seed
         self.binned = put_in_bins(train, edges)
@@ -48,8 +48,8 @@ class RowStore:
         self._rows, self._spare = np.empty(0, np.int32), np.empty(train.documents, np.int32)
         self._grades = np.ascontiguousarray(train.grades, np.int8)
         self._starts, self._counts = np.zeros(rules.leaves, np.int64), np.zeros(rules.leaves, np.int64)
-        self.features, self.shift = np.arange(edges.features), 0  # by which the tree may split; bits of a row count
-        self._words = np.unique(self.features // 8)  # those with such features
+        self.features, self.shift = np.arange(edges.features), 0  # of the current tree; bits of a row count
+        self._words = np.unique(self.features // 8)  # that contain these features
         self._splits: list[LeafSplit] = []
         self._whole = True  # whether the tree is grown on all rows
         self._judge = None if validation is None else Evaluator(validation, [MEASURE])
@@ -58,7 +58,7 @@ class RowStore:
         self._ids = numbers_of(train.query_ids)
 
     def begin(self, tree: int, shift: int, kept: Rows | None = None) -> None:
-        """Compute gradients for one more tree, on all rows or those kept, which are all in its root."""
+        """Compute gradients for one more tree, on all rows or the kept ones, which are all in its root."""
         self._splits, self._whole = [], kept is None and self.rules.query_share == 1.0
         if kept is not None and self.rules.query_share < 1.0:
             kept = kept & self._drawn(tree)
@@ -70,7 +70,7 @@ class RowStore:
         self._weigh(kept)
 
     def split(self, split: LeafSplit) -> None:
-        """Divide a leaf."""
+        """Split a leaf."""
         from fedrank.kernels.grow import divide_rows
 
         start, count = self._starts[split.leaf], self._counts[split.leaf]
@@ -80,7 +80,7 @@ class RowStore:
         self._splits.append(split)
 
     def rows_in(self, leaf: int) -> int:
-        """How many are in a leaf."""
+        """Number of rows in a leaf."""
         return int(self._counts[leaf])
 
     def end(self, values: NDArray[np.float64]) -> None:
@@ -95,17 +95,17 @@ class RowStore:
             add_by_bins(self._judged, *walk_of(self._splits), values, self._seen)
 
     def forget(self) -> None:
-        """Begin with no trees at all."""
+        """Reset all scores, as if no tree had been grown."""
         self.scores[:], self._seen[:] = 0.0, 0.0
 
     def add(self, tree: Trees) -> None:
-        """A tree that was grown before."""
+        """Add a tree that was grown before."""
         tree.add(self.train.features, self.scores)
         if self._judge is not None:
             tree.add(self._judge.data.features, self._seen)
 
     def quality(self) -> tuple[int, int]:
-        """nDCG@10 of its validation queries in whole parts, summed up, and how many of them count."""
+        """Sum of nDCG@10 over its validation queries as an integer, and the number of queries that count."""
         if self._judge is None:
             return 0, 0
         values = self._judge.per_query_of_scores(self._seen)[0]
@@ -132,12 +132,12 @@ class RowStore:
         return np.flatnonzero(self._drawn(tree)).astype(np.int32)
 
     def _drawn(self, tree: int) -> Rows:
-        """[documents]: whether each is of a query that was drawn for this tree."""
+        """[documents]: whether the query of each was drawn for this tree."""
         queries = drawn_queries(self._ids, self.rules.query_share, self.seed, tree)
         return np.asarray(np.repeat(queries, np.diff(self.train.offsets)))
 
     def _weigh(self, kept: Rows | None) -> None:
-        """Gradients and hessians of the chosen rows as whole numbers."""
+        """Gradients and hessians of the chosen rows as integers."""
         from fedrank.kernels.grow import pack_pairs
 
         scale, rows = 2.0**self.rules.fraction, self._rows
@@ -148,12 +148,12 @@ class RowStore:
         size, weight = pack_pairs(self._gradients, self._hessians, rows, scale, self.shift, self._pairs)
         if max(size, weight << self.shift) >= 2**61 or len(rows) >> self.shift:
             raise ValueError(
-                f"gradients of {len(rows):,} rows in steps of 2^-{self.rules.fraction} do not fit 64 bits; use a "
+                f"gradients of {len(rows):,} rows in steps of 2^-{self.rules.fraction} exceed 64 bits; use a "
                 "smaller fraction"
             )
 
     def _weigh_queries(self) -> None:
-        """Gradients of whole queries; those of queries outside the sample do no harm."""
+        """Gradients of whole queries; those outside the sample are not used."""
         from fedrank.kernels.grow import lambda_gradients
 
         queries = np.arange(self.train.queries)
@@ -181,13 +181,13 @@ class RowStore:
 
 
 class PrivateRowStore(RowStore):
-    """Rows on which trees grow under noise, all of them in every tree: nothing leaves but noised sums."""
+    """Rows on which trees grow with noise, all of them in every tree: only noised sums are released."""
 
     def __init__(
         self, train: RankingData, edges: Edges, rules: Grower, noise: TreeNoise, source: Source | None = None
     ) -> None:
         if rules.fraction > 24:
-            raise ValueError(f"fraction = {rules.fraction}: gradients that are clipped to a bound fit 24 bits or fewer")
+            raise ValueError(f"fraction must be at most 24 with noise, so clipped gradients fit (got {rules.fraction})")
         every = replace(rules, leaves=2**noise.depth, query_share=1.0, feature_share=1.0)
         super().__init__(train, edges, every, seed=0)
         self.noise, self.unit = noise, 2.0**-rules.fraction
@@ -195,7 +195,7 @@ class PrivateRowStore(RowStore):
         self._units = units_of(train, noise.unit)
 
     def released(self, number: int) -> Whole:
-        """A release of a tree, with noise: histograms of all its leaves, or at last only their sums [leaves, 2]."""
+        """A release of a tree, with noise: histograms of all its leaves, or finally only their sums [leaves, 2]."""
         leaves = range(self.noise.leaves(number))
         if self.noise.is_last(number):
             return self._noised(np.array([self._pairs[self._rows_of(leaf)].sum(axis=0) for leaf in leaves]), 1)
@@ -207,10 +207,10 @@ class PrivateRowStore(RowStore):
         return self._noised(found, features)
 
     def _weigh(self, kept: Rows | None) -> None:
-        """Gradients and hessians, those of every unit clipped to its bound."""
+        """Gradients and hessians, clipped per unit."""
         self._weigh_queries()
         for column, values in enumerate((self._gradients, self._hessians)):
-            # Trees come from a server, and sums of its leaves may overflow: NaN would pass the clipping.
+            # Trees come from a server, and sums of their leaves may overflow: NaN would pass the clipping.
             whole = np.rint(np.nan_to_num(values, posinf=0.0, neginf=0.0) / self.unit).astype(np.int64)
             self._pairs[:, column] = clip_units(whole, self._units, self.noise.bounds(self.unit)[column])
 
@@ -221,11 +221,12 @@ class PrivateRowStore(RowStore):
 
 
 class Voter:
-    """A client that votes for the features that gain most on its own rows, before histograms of some are added up.
+    """A client that votes for the features with the largest gain on its own rows, before histograms are added up.
 
-    As in LightGBM's voting parallel (Meng et al., NIPS 2016). Each votes for `vote` features of a leaf, and the
-    2 x `vote` with most votes are elected; of equals, the first. Votes are ones and zeros: all clients count alike, and
-    votes add up under secure aggregation, too. A client keeps the histograms of its leaves until they are requested.
+    As in LightGBM's voting parallel (Meng et al., NIPS 2016). Each client votes for `vote` features of a leaf, and the
+    2 x `vote` with the most votes are elected; of equals, the first. Votes are ones and zeros: all clients count
+    equally, and votes also add up under secure aggregation. A client stores the histograms of its leaves until they
+    are requested.
     """
 
     def __init__(self, store: RowStore, vote: int, clients: int) -> None:
@@ -233,7 +234,7 @@ class Voter:
         self._own: dict[int, Packed] = {}  # by leaf
 
     def ballots(self, leaves: tuple[int, ...]) -> Ballots:
-        """[leaves, features]: its votes for the root of a tree, or for both parts of a leaf that was divided."""
+        """[leaves, features]: its votes for the root of a tree, or for both parts of a leaf that was split."""
         if leaves == (0,):
             self._own = {0: self.store.histogram(0)}
         else:
@@ -248,9 +249,9 @@ class Voter:
         return self._own[leaf]
 
     def _ballot(self, leaf: int) -> NDArray[np.bool_]:
-        """Its features that gain most, where there is any gain; of equals the first.
+        """The features with the largest positive gain; of equals, the first.
 
-        The limits of a leaf are for all clients together; one client requires its part of them.
+        The minimum sizes of a leaf are for all clients together; one client applies its part of them.
         """
         from fedrank.kernels.grow import split_gains
 
@@ -266,7 +267,7 @@ class Voter:
 
 
 def elected(votes: NDArray[np.int64], features: Features, vote: int) -> Features:
-    """Of these features, the 2 x `vote` with most votes; of equals the first.
+    """Of these features, the 2 x `vote` with the most votes; of equals, the first.
 
     >>> elected(np.array([1, 0, 3, 1, 1]), np.array([2, 4, 5, 7, 9]), 1).tolist()
     [2, 5]
@@ -275,7 +276,7 @@ def elected(votes: NDArray[np.int64], features: Features, vote: int) -> Features
 
 
 def elected_for_root(stores: Sequence[RowStore], vote: int, shift: int, tree: int = 0) -> Features:
-    """The features of which a server sees histograms first."""
+    """The features whose histograms the server sees first."""
     for store in stores:
         store.begin(tree, shift)
     ballots = [Voter(store, vote, len(stores)).ballots((0,))[0] for store in stores]
@@ -283,7 +284,7 @@ def elected_for_root(stores: Sequence[RowStore], vote: int, shift: int, tree: in
 
 
 def drawn_queries(ids: NDArray[np.uint64], share: float, seed: int, tree: int) -> NDArray[np.bool_]:
-    """Which queries a tree is grown on: each by its own number, whichever client has it."""
+    """Which queries a tree is grown on: each by its own hash, whichever client has it."""
     with np.errstate(over="ignore"):
         mixed = ids ^ key_for(seed, "queries of a tree", tree)
         # The finaliser of SplitMix64: every bit of the result depends on every bit of the number.
@@ -294,7 +295,7 @@ def drawn_queries(ids: NDArray[np.uint64], share: float, seed: int, tree: int) -
 
 
 def drawn_features(features: int, share: float, seed: int, tree: int) -> NDArray[np.int64]:
-    """Those by which a tree may split, in order: at least one."""
+    """The features by which a tree may split, in order: at least one."""
     if share == 1.0:
         return np.arange(features)
     count = max(1, round(share * features))
@@ -302,6 +303,6 @@ def drawn_features(features: int, share: float, seed: int, tree: int) -> NDArray
 
 
 def numbers_of(queries: Iterable[str]) -> NDArray[np.uint64]:
-    """A number for every query that depends on nothing but its id."""
+    """A number for every query that depends only on its id."""
     digests = [hashlib.blake2b(str(query).encode(), digest_size=8).digest() for query in queries]
     return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)

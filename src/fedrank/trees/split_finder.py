@@ -1,6 +1,6 @@
-"""Where trees are split: the best split of every leaf from histograms that add up, and a tree as its splits.
+"""Split search: the best split of every leaf from summed histograms, and a tree as a list of its splits.
 
-`SplitFinder` has no rows. It takes histograms that were added up over all clients, in the open or under secure
+`SplitFinder` has no rows. It takes histograms that were summed over all clients, with or without secure
 aggregation, and decides.
 """
 
@@ -17,24 +17,24 @@ from fedrank.trees.boosters import Grower
 
 Reals = NDArray[np.float64]
 Packed = NDArray[np.int64]  # [words, 8 x 256, 2]: a histogram as kernels/grow.py counts it
-Features = NDArray[np.int64]  # in order
+Features = NDArray[np.int64]  # ascending
 Wish = tuple[int, Features]  # a leaf, and the features whose histograms are requested
 
 
 @dataclass(frozen=True)
 class LeafSplit:
-    """Where a leaf is split: rows in bins up to `bin` stay in it, the others go to a new leaf."""
+    """A split of a leaf: rows in bins up to `bin` stay in it, the others move to a new leaf."""
 
     leaf: int
     new: int  # number of the new leaf
     feature: int
     bin: int
-    wanted: int = -1  # the leaf whose histogram is requested, the smaller of both; -1: of none
+    wanted: int = -1  # the leaf whose histogram is requested, the smaller of both; -1: none
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums of a leaf, in units of fixed point, and its number of rows."""
+    """Sums of a leaf, in fixed-point units, and its number of rows."""
 
     gradient: int
     hessian: int
@@ -44,13 +44,13 @@ class Sums:
         return Sums(self.gradient - other.gradient, self.hessian - other.hessian, self.rows - other.rows)
 
     def value(self, unit: float, l2: float) -> float:
-        """Newton's step: by how much the scores of its rows should change."""
+        """Newton step: the change of the scores of its rows."""
         return -self.gradient * unit / (self.hessian * unit + l2) if self.hessian * unit + l2 > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class MadeSplit:
-    """A split that was made: its gain, and the sums of the leaf before."""
+    """A split in a tree: its gain, and the sums of the leaf before."""
 
     split: LeafSplit
     gain: float
@@ -60,7 +60,7 @@ class MadeSplit:
 def children_of(splits: Sequence[LeafSplit]) -> NDArray[np.int32]:
     """[splits, 2]: left and right; a child below 0 is the leaf ~child."""
     child = np.empty((len(splits), 2), np.int32)
-    place: dict[int, tuple[int, int]] = {}  # where the number of a leaf stands
+    place: dict[int, tuple[int, int]] = {}  # position of a leaf in `child`
     for number, split in enumerate(splits):
         if split.leaf in place:
             child[place[split.leaf]] = number
@@ -70,7 +70,7 @@ def children_of(splits: Sequence[LeafSplit]) -> NDArray[np.int32]:
 
 
 def walk_of(splits: Sequence[LeafSplit]) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.int32]]:
-    """Features, limits and children, by which a row in bins finds its leaf."""
+    """Features, limits and children, by which a binned row finds its leaf."""
     features = np.array([split.feature for split in splits], dtype=np.int32)
     limits = np.array([split.bin for split in splits], dtype=np.uint8)
     return features, limits, children_of(splits)
@@ -78,22 +78,22 @@ def walk_of(splits: Sequence[LeafSplit]) -> tuple[NDArray[np.int32], NDArray[np.
 
 @dataclass(frozen=True)
 class GrownTree:
-    """A tree as the splits that made it, one leaf after the other."""
+    """A tree as the list of its splits, in order."""
 
     splits: Sequence[MadeSplit]
     leaves: Sequence[Sums]
-    values: Reals  # [leaves]: what each adds to the scores of its rows
-    # Its histograms stay until the next tree is grown: memory that is freed at once goes back to the system, and new
-    # memory costs a tenth of the time.
+    values: Reals  # [leaves]: added to the scores of its rows
+    # Its histograms are retained until the next tree is grown: returning memory to the system and allocating it again
+    # takes a tenth of the time.
     finder: SplitFinder | None = None
 
     def text(self, edges: Edges, unit: float) -> str:
         """The tree in LightGBM's format."""
         if not self.splits:
-            raise ValueError("a tree without a split has no text; stop growing before it")
+            raise ValueError("a tree without splits has no text; stop growing before it")
         splits = [one.split for one in self.splits]
         child = children_of(splits)
-        # 2: nothing is known to be missing, as LightGBM writes it; what is not a number counts as 0.
+        # 2: no value is marked as missing, as LightGBM writes it; NaN counts as 0.
         lines = {
             "num_leaves": [len(self.values)],
             "num_cat": [0],
@@ -120,15 +120,15 @@ class _Leaf:
     sums: Sums
     depth: int
     histogram: Packed | None = None  # None: it will not be split
-    features: Features | None = None  # that its histogram has
-    gain: float = 0.0  # of its best split; 0: there is none
+    features: Features | None = None  # features in its histogram
+    gain: float = 0.0  # of its best split; 0: none
     feature: int = -1
     bin: int = -1
-    left: Sums | None = None  # what the split leaves in it
+    left: Sums | None = None  # sums that stay in it after the split
 
 
 class SplitFinder:
-    """A tree that grows leaf by leaf: `next_split` says where, `take` gets the histogram of a new leaf."""
+    """Best-first growth of a tree: `next_split` chooses a leaf, `take` receives the histogram of a new leaf."""
 
     def __init__(self, rules: Grower, edges: Edges, features: Features, shift: int, root: Packed) -> None:
         from fedrank.kernels.grow import totals_of
@@ -137,12 +137,12 @@ class SplitFinder:
         self.unit = 2.0**-rules.fraction
         self.splits: list[MadeSplit] = []
         self._rest: Packed | None = None  # histogram of the leaf that was split last
-        self.known = features  # those that it has
+        self.known = features  # features in that histogram
         self.leaves = [_Leaf(Sums(*map(int, totals_of(root, shift, features[0]))), 0)]
         self._consider(self.leaves[0], root, features)
 
     def next_split(self) -> LeafSplit | None:
-        """The split that gains most, of all leaves; None when the tree is grown."""
+        """The split with the largest gain over all leaves; None when the tree is complete."""
         gains = [leaf.gain for leaf in self.leaves]
         best = int(np.argmax(gains))
         if len(self.leaves) >= self.rules.leaves or not gains[best] > 0:
@@ -163,9 +163,9 @@ class SplitFinder:
         return split
 
     def wishes(self, elected: Sequence[Features]) -> list[Wish]:
-        """Which histograms the last split needs, where these features were elected for the leaf and the new one.
+        """The histograms that the last split needs, given the features elected for the leaf and the new one.
 
-        Of features that are known of the leaf before, the smaller part is enough: the larger one has the rest.
+        For features known from the parent, the smaller part is enough: the larger one is the difference.
         """
         split = self.splits[-1].split
         chosen = dict(zip((split.leaf, split.new), elected, strict=True))
@@ -178,7 +178,7 @@ class SplitFinder:
         return [(leaf, features) for leaf, features in wishes if len(features)]
 
     def take(self, wishes: Sequence[Wish], histograms: Sequence[Packed]) -> None:
-        """What was requested after the last split; the larger leaf has the rest of what was there before."""
+        """Take the requested histograms of the last split; the larger leaf is the parent minus the smaller one."""
         from fedrank.kernels.grow import BINS
 
         split, known = self.splits[-1].split, self.known
@@ -196,7 +196,7 @@ class SplitFinder:
         self._consider(self.leaves[_other(split)], larger, known_of_larger)
 
     def recount(self, histograms: Sequence[Packed]) -> None:
-        """Continue with these histograms, one for every leaf, after a client dropped out whose rows were counted."""
+        """Continue with these histograms, one per leaf, after a client dropped out whose rows were counted."""
         from fedrank.kernels.grow import totals_of
 
         self.leaves = [
@@ -207,7 +207,7 @@ class SplitFinder:
             self._consider(leaf, histogram, self.features)
 
     def tree(self) -> GrownTree:
-        """The tree as it stands."""
+        """The current tree."""
         sums = [leaf.sums for leaf in self.leaves]
         values = [self.rules.rate * one.value(self.unit, self.rules.l2) for one in sums]
         return GrownTree(self.splits, sums, np.array(values), self)

@@ -1,6 +1,6 @@
-"""A split on disk: a folder with `split.json`, which says how it was made, and a folder for each client.
+"""A split on disk: a folder with `split.json`, which describes it, and a folder for each client.
 
-There lie its queries as LETOR files: `train.txt`, `validation.txt`, `test.txt` and `merge.txt`.
+The folder of a client has its queries as LETOR files: `train.txt`, `validation.txt`, `test.txt` and `merge.txt`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def splitter_for(
     merge: str = "remaining",
     bins: int = 0,
 ) -> Splitter:
-    """The rule that options ask for: `by` may also be "topics" (k-means), "chance", or the number of a feature."""
+    """The splitter for these options: `by` may also be "topics" (k-means), "chance", or the number of a feature."""
     if by == "topics":
         return Topics(clients)
     if by == "chance":
@@ -57,7 +57,7 @@ def splitter_for(
         ("merge", merge, ("remaining", "validation")),
     ):
         if value not in known:
-            raise ValueError(f"no {name} {value!r}{did_you_mean(value, known)}")
+            raise ValueError(f"unknown {name} {value!r}{did_you_mean(value, known)}")
     settings: dict[str, Any] = {"rule": rule, "rest": rest, "merge": merge}
     return Categories(by, tuple(categories), clients, bins=bins, **settings)
 
@@ -71,7 +71,7 @@ def split_data(
     validation: str | Path | None = None,
     test: str | Path | None = None,
 ) -> SplitMade:
-    """Divide a set of the catalog, or the queries of LETOR files, among clients, and write what each holds."""
+    """Divide a data set of the catalog, or the queries of LETOR files, among clients, and write the data of each."""
     folder = new_folder(out)
     read = _read_fold(data, fold, validation, test)
     portions = split(read, rng_for(seed, "split"))
@@ -97,7 +97,7 @@ def split_data(
         "clients": clients,
         "distances": [asdict(one) for one in found.distances],
     }
-    write_atomic(folder / "split.json", json.dumps(content, indent=1) + "\n")  # last: it makes the folder a split
+    write_atomic(folder / "split.json", json.dumps(content, indent=1) + "\n")  # last: it marks a complete split
     return SplitMade(folder, portions, found.distances)
 
 
@@ -109,12 +109,12 @@ def _described(split: Any) -> dict[str, Any]:
 
 def _read_fold(data: str, fold: int, validation: str | Path | None, test: str | Path | None) -> Fold:
     if Path(data).is_file():
-        # Without a test file its place is held by the training queries, which `split_data` takes out again.
+        # Without a test file the training queries replace it; `split_data` removes them again.
         return load_files(data, test or data, validation)
     if validation is not None or test is not None:
-        raise ValueError(f"{data} is no file, so that validation and test files go with nothing; name a file to split")
+        raise ValueError(f"validation and test files require a file to split, and {data} is not a file; name a file")
     if data not in CATALOG:
-        raise FileNotFoundError(f"no file and no data set {data!r}{did_you_mean(data, CATALOG)}")
+        raise FileNotFoundError(f"{data!r} is neither a file nor a data set{did_you_mean(data, CATALOG)}")
     return load(data, fold, normalise=CATALOG[data].normalise_trees)
 
 
@@ -126,9 +126,9 @@ def read_split(folder: Path) -> list[tuple[str, str]]:
             raise ValueError(f"its format is {content['format']!r}")
         return [(client["name"], client["folder"]) for client in content["clients"]]
     except FileNotFoundError:
-        raise FileNotFoundError(f"no split.json in {folder}; make a split with `fedrank trees split`") from None
+        raise FileNotFoundError(f"split.json is missing in {folder}; make a split with `fedrank trees split`") from None
     except (ValueError, KeyError, TypeError) as problem:
-        raise ValueError(f"{folder / 'split.json'} cannot be read as a split: {problem}; make it again") from None
+        raise ValueError(f"{folder / 'split.json'} is not a valid split: {problem}; make it again") from None
 
 
 def sizes(data: RankingData) -> dict[str, int]:
@@ -138,5 +138,5 @@ def sizes(data: RankingData) -> dict[str, int]:
 def new_folder(out: str | Path) -> Path:
     folder = Path(out)
     if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty, and nothing is overwritten; name another folder")
+        raise FileExistsError(f"{folder} is not empty, and its files are not overwritten; name another folder")
     return folder

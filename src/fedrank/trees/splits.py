@@ -1,7 +1,7 @@
-"""Splits: how the queries of one set become the data of organisations that search for different things.
+"""Splits: divide the queries of one data set among organisations with different kinds of queries.
 
-Every client gets queries of its kind to learn from, to stop training by and to be tested on. It also gets a merge set:
-judged queries that are least like its own, by which it decides how far to trust the models of others.
+Every client gets queries of its kind for training, early stopping and testing. It also gets a merge set:
+labelled queries that are least like its own, by which it decides how much weight the models of others get.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedrank.federated.partition import Split
 from fedrank.trees.categories import Counts, Tally, place_of, query_categories, tallies
 from fedrank.types import SimulatedClients
 
-STARTS = 10  # of k-means; the best result counts
+STARTS = 10  # of k-means; the best result is used
 STEPS = 100  # of k-means, at most
 
 Reals = NDArray[np.float64]
@@ -28,57 +28,57 @@ Reals = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Portion:
-    """What one client holds."""
+    """The data of one client."""
 
     name: str
     train: RankingData
-    validation: RankingData | None  # queries of its kind, to stop training by; None: there are none
+    validation: RankingData | None  # queries of its kind, for early stopping; None: there are none
     test: RankingData | None  # queries of its kind
-    merge: RankingData  # judged queries least like its own, to merge models by
+    merge: RankingData  # labelled queries least like its own, to merge models by
 
 
 class Splitter(Protocol):
-    """A rule that makes several clients of one data set."""
+    """A rule that divides one data set among several clients."""
 
     def __call__(self, fold: Fold, rng: np.random.Generator) -> tuple[Portion, ...]: ...
 
 
 class Holding(NamedTuple):
-    """Who holds the queries of one set, and how typical each query is of each client."""
+    """The assignment of the queries of one set to clients, and how typical each query is of each client."""
 
-    client: Counts  # [queries]; -1: nobody
+    client: Counts  # [queries]; -1: no client
     likeness: Reals  # [queries, clients]: higher is more typical
 
 
 @dataclass(frozen=True)
 class Categories:
-    """Clients search for different categories; a query is of the category of its relevant documents.
+    """Divide queries by the category of their relevant documents, with one client per category.
 
-    There is one client for each category and, unless rest = "none", a last one for other queries. By rule, a query is
-    of the category of most of its relevant documents (ties go by the sum of grades, then by the highest grade, then by
-    chance); of the one that has more of them than any other; or of the one that has all of them. The last client gets
-    every other query ("all"), or only those without a relevant document, or any document, of the categories. The rules
-    are those of "Learning to Rank for Non Independent and Identically Distributed Datasets" (2024).
+    Unless rest = "none", a last client gets other queries. By rule, a query belongs to the category of most of its
+    relevant documents (ties are broken by the sum of labels, then by the highest label, then at random); to the one
+    with more of them than any other; or to the one with all of them. The last client gets every other query ("all"),
+    or only those without a relevant document, or any document, of the categories. The rules are those of "Learning to
+    Rank for Non Independent and Identically Distributed Datasets" (2024).
     """
 
-    by: str = ""  # where categories come from: a file, or "feature:" with a feature's name or number from 1
-    categories: tuple[str, ...] = ()  # one client each; empty: the most frequent ones
-    clients: int = 2  # how many, where `categories` names none
-    rule: Literal["tie-breaking", "no-ties", "exclusive"] = "tie-breaking"  # when a query is of a category
-    rest: Literal["all", "no-relevant", "no-document", "none"] = "no-relevant"  # what the last client gets
-    merge: Literal["remaining", "validation"] = "remaining"  # merge sets: from queries that nobody got, or validation
-    bins: int = 0  # make so many categories, equally full, of a feature with many values; 0: each value is one
-    merge_queries: int = 0  # of a merge set, at most; 0: half as many as its client learns from
+    by: str = ""  # source of categories: a file, or "feature:" with a feature's name or number from 1
+    categories: tuple[str, ...] = ()  # one client per category; empty: the most frequent ones
+    clients: int = 2  # number of clients, if `categories` is empty
+    rule: Literal["tie-breaking", "no-ties", "exclusive"] = "tie-breaking"  # which category a query belongs to
+    rest: Literal["all", "no-relevant", "no-document", "none"] = "no-relevant"  # queries of the last client
+    merge: Literal["remaining", "validation"] = "remaining"  # merge sets: from unassigned queries, or validation
+    bins: int = 0  # number of equally frequent categories of a numeric feature; 0: one category per value
+    merge_queries: int = 0  # maximum size of a merge set; 0: half as many queries as its client trains on
 
     def __post_init__(self) -> None:
         _check_merge_set(self.merge_queries)
         least = 1 if self.rest == "none" else 2
         if self.clients < least:
-            raise ValueError(f"clients = {self.clients} with rest = {self.rest!r} is no split; use {least} or more")
+            raise ValueError(f"clients must be at least {least} with rest = {self.rest!r} (got {self.clients})")
         if self.bins == 1 or self.bins < 0:
-            raise ValueError(f"bins = {self.bins} leaves nothing to tell apart; use 2 or more, or 0 for every value")
+            raise ValueError(f"bins must be at least 2, or 0 for one category per value (got {self.bins})")
         if len(set(self.categories)) < len(self.categories):
-            raise ValueError(f"a category stands twice in {list(self.categories)}; name each once")
+            raise ValueError(f"categories must be distinct (got {list(self.categories)})")
 
     def __call__(self, fold: Fold, rng: np.random.Generator) -> tuple[Portion, ...]:
         count = tallies(self.by, self.bins, parts_of(fold))
@@ -96,7 +96,7 @@ class Categories:
         found = np.argsort(-often, kind="stable")[:wanted]
         if len(found) < wanted or not often[found].all():
             raise ValueError(
-                f"{int((often > 0).sum())} categories have queries under rule = {self.rule!r}, too few for "
+                f"only {int((often > 0).sum())} categories have queries under rule = {self.rule!r}, too few for "
                 f"{self.clients} clients; use fewer clients, or another rule"
             )
         return [int(c) for c in found]
@@ -118,29 +118,29 @@ class Categories:
 
 @dataclass(frozen=True)
 class Topics:
-    """Clients search for different topics, found by k-means over queries: for data without categories.
+    """Divide queries by topics, found by k-means over queries: for data without categories.
 
-    A query is described by the means of its documents' features, each as its rank among the training queries: so no
-    scale and no odd query decides alone. Merge sets come from the validation queries, or from training queries that
-    are set apart.
+    A query is represented by the means of its documents' features, each as its rank among the training queries: the
+    scale of features and outliers have no influence. Merge sets come from the validation queries, or from training
+    queries that are set apart.
     """
 
     clients: int = 2
-    of: Literal["documents", "relevant"] = "documents"  # whose features: all documents, or the relevant ones
-    apart: float = 0.0  # share of the training queries that nobody learns from, for merge sets; 0: validation queries
-    merge_queries: int = 0  # of a merge set, at most; 0: half as many as its client learns from
+    of: Literal["documents", "relevant"] = "documents"  # features of all documents, or of the relevant ones
+    apart: float = 0.0  # fraction of training queries reserved for merge sets; 0: validation queries are used
+    merge_queries: int = 0  # maximum size of a merge set; 0: half as many queries as its client trains on
 
     def __post_init__(self) -> None:
         _check_merge_set(self.merge_queries, self.apart)
         if self.clients < 2:
-            raise ValueError(f"clients = {self.clients} is no split; use 2 or more")
+            raise ValueError(f"clients must be at least 2 (got {self.clients})")
 
     def __call__(self, fold: Fold, rng: np.random.Generator) -> tuple[Portion, ...]:
         points = self._points(fold.train)
         known = ~np.isnan(points[:, 0])
         if known.sum() < self.clients:
             raise ValueError(
-                f"{int(known.sum())} queries with documents to describe them cannot make {self.clients} topics; "
+                f"{int(known.sum())} queries with documents are too few for {self.clients} topics; "
                 "use fewer clients or more data"
             )
         ordered = np.sort(points[known], axis=0)
@@ -155,7 +155,7 @@ class Topics:
         return make_portions(fold, names, held, _set_apart(self.apart, fold, rng), self.merge_queries)
 
     def _points(self, data: RankingData) -> Reals:
-        """[queries, features]; NaN where a query has no relevant document to describe it."""
+        """[queries, features]; NaN where a query has no relevant document."""
         counts = np.ones(data.documents) if self.of == "documents" else (data.grades > 0).astype(np.float64)
         total = np.add.reduceat(counts, data.offsets[:-1])
         summed = np.add.reduceat(data.features * counts[:, None], data.offsets[:-1], axis=0)
@@ -164,16 +164,16 @@ class Topics:
 
 @dataclass(frozen=True)
 class Dealt:
-    """Queries are dealt out by chance, to all clients alike: what merging brings where nobody differs."""
+    """Divide queries at random among the clients: the effect of merging without heterogeneity."""
 
     clients: int = 2
-    apart: float = 0.0  # share of the training queries that nobody learns from, for merge sets; 0: validation queries
-    merge_queries: int = 0  # of a merge set, at most; 0: half as many as its client learns from
+    apart: float = 0.0  # fraction of training queries reserved for merge sets; 0: validation queries are used
+    merge_queries: int = 0  # maximum size of a merge set; 0: half as many queries as its client trains on
 
     def __post_init__(self) -> None:
         _check_merge_set(self.merge_queries, self.apart)
         if self.clients < 2:
-            raise ValueError(f"clients = {self.clients} is no split; use 2 or more")
+            raise ValueError(f"clients must be at least 2 (got {self.clients})")
 
     def __call__(self, fold: Fold, rng: np.random.Generator) -> tuple[Portion, ...]:
         held = [
@@ -186,12 +186,12 @@ class Dealt:
 
 @dataclass(frozen=True)
 class Sites:
-    """Every site holds its own queries: between organisations, with `fedrank deploy run`. Nothing is split here."""
+    """Every site has its own queries, between organisations with `fedrank deploy run`; it is not for simulation."""
 
     def __call__(self, fold: Fold, rng: np.random.Generator) -> tuple[Portion, ...]:
         raise ValueError(
-            'split = "sites": every site has its own queries, and here is none; use `fedrank deploy run`, or split by '
-            "topics or dealt"
+            'split = "sites" is for deployed sites with their own queries; use `fedrank deploy run`, or split by '
+            '"topics" or "dealt"'
         )
 
 
@@ -199,7 +199,7 @@ SPLITS: dict[str, type[Splitter]] = {"categories": Categories, "topics": Topics,
 
 
 def parts_of(fold: Fold) -> list[RankingData]:
-    """Training, test and, where there are any, validation queries: in this order."""
+    """Training, test and, where there are any, validation queries, in this order."""
     return [fold.train, fold.test] + ([] if fold.validation is None else [fold.validation])
 
 
@@ -210,12 +210,12 @@ def make_portions(
     merge: str | NDArray[np.bool_],
     merge_queries: int = 0,
 ) -> tuple[Portion, ...]:
-    """The data of every client, from who holds which queries of each of the `parts_of` the fold.
+    """The data of every client, given the assignment of queries for each of the `parts_of` the fold.
 
-    A merge set has half as many queries as its client learns from, or at most `merge_queries`: of the queries that
-    nobody got (merge = "remaining"), of other clients' validation queries ("validation"), or of those of other clients'
-    training queries that are set apart (a flag for each, and nobody learns from them), those least like the client's
-    own. Queries without a relevant document teach nothing about merging and are left out.
+    A merge set has half as many queries as its client trains on, or at most `merge_queries`: those least like the
+    client's own, out of the unassigned queries (merge = "remaining"), of other clients' validation queries
+    ("validation"), or of other clients' training queries that are set apart (a flag for each, excluded from training).
+    Queries without a relevant document carry no information for merging and are left out.
     """
     whole = held[0].client
     if not isinstance(merge, str):
@@ -238,11 +238,11 @@ def make_portions(
     portions = []
     for client, name in enumerate(names):
         train, test, validation = (_held(fold, held, part, client) for part in range(3))
-        assert train is not None  # refused above
+        assert train is not None  # checked above
         candidates = np.flatnonzero(useful & free & (place.client != client))
         if not len(candidates):
             remedies = {"remaining": 'a stricter rule or merge = "validation"', "validation": "more validation queries"}
-            remedy = remedies[merge] if isinstance(merge, str) else "a larger share that is set apart"
+            remedy = remedies[merge] if isinstance(merge, str) else "a larger fraction that is set apart"
             raise ValueError(
                 f"no query with a relevant document is left for the merge set of client {client + 1} ({name}); "
                 f"use {remedy}"
@@ -254,7 +254,7 @@ def make_portions(
 
 
 def _set_apart(share: float, fold: Fold, rng: np.random.Generator) -> str | NDArray[np.bool_]:
-    """Where merge sets come from, for `make_portions`."""
+    """The source of merge sets, for `make_portions`."""
     if share == 0:
         return "validation"
     chosen: NDArray[np.bool_] = rng.permutation(fold.train.queries) < round(share * fold.train.queries)
@@ -263,9 +263,9 @@ def _set_apart(share: float, fold: Fold, rng: np.random.Generator) -> str | NDAr
 
 def _check_merge_set(queries: int, apart: float = 0.0) -> None:
     if queries < 0:
-        raise ValueError(f"merge_queries = {queries} is no number of queries; use 0 or more")
+        raise ValueError(f"merge_queries must be 0 or more (got {queries})")
     if not 0 <= apart < 1:
-        raise ValueError(f"apart = {apart} leaves nothing to learn from, or is no share; use 0 or more and less than 1")
+        raise ValueError(f"apart must be at least 0 and below 1 (got {apart})")
 
 
 def _held(fold: Fold, held: Sequence[Holding], part: int, client: int) -> RankingData | None:
@@ -276,7 +276,7 @@ def _held(fold: Fold, held: Sequence[Holding], part: int, client: int) -> Rankin
 
 
 def as_clients(portions: Sequence[Portion]) -> SimulatedClients:
-    """What the clients learn from, as a table whose `differences` can be measured."""
+    """The training data of the clients, as a table whose `differences` can be measured."""
     ends = np.cumsum([0, *(portion.train.queries for portion in portions)])
     pools = tuple(np.arange(*ends[c : c + 2], dtype=np.int32) for c in range(len(portions)))
     split = Split(pools, np.arange(len(portions), dtype=np.int32))
@@ -285,9 +285,9 @@ def as_clients(portions: Sequence[Portion]) -> SimulatedClients:
 
 
 def k_means(points: Reals, clusters: int, rng: np.random.Generator) -> Reals:
-    """Centres [clusters, columns] with small distances to the points [points, columns]; the largest cluster first.
+    """Centres [clusters, columns] that minimise distances to the points [points, columns]; the largest cluster first.
 
-    Lloyd's algorithm from distant first centres (k-means++), the best of several starts.
+    Lloyd's algorithm with k-means++ initialisation, the best of several starts.
     """
     best, least = np.empty(0), np.inf
     for _ in range(STARTS):
@@ -298,7 +298,7 @@ def k_means(points: Reals, clusters: int, rng: np.random.Generator) -> Reals:
             centres = np.vstack([centres, points[rng.choice(len(points), p=chances)]])
         for _ in range(STEPS):
             of_point = np.argmin(_distances(points, centres), axis=1)
-            # A cluster that lost all its points stays where it was.
+            # A cluster without points stays where it is.
             moved = np.array(
                 [points[of_point == c].mean(axis=0) if np.any(of_point == c) else centres[c] for c in range(clusters)]
             )
@@ -313,7 +313,7 @@ def k_means(points: Reals, clusters: int, rng: np.random.Generator) -> Reals:
 
 
 def _ranks(points: Reals, ordered: Reals) -> Reals:
-    """Each value's place from 0 to 1 among the ordered ones of its column; equal ones share theirs."""
+    """The rank of each value, from 0 to 1, among the ordered ones of its column; ties share their rank."""
     ranks = np.empty(points.shape)
     for column, values in enumerate(ordered.T):
         low = np.searchsorted(values, points[:, column], side="left")
@@ -323,5 +323,5 @@ def _ranks(points: Reals, ordered: Reals) -> Reals:
 
 
 def _distances(points: Reals, centres: Reals) -> Reals:
-    """[points, centres]: squared."""
+    """[points, centres]: squared distances."""
     return np.stack([np.square(points - centre).sum(axis=1) for centre in centres], axis=1)

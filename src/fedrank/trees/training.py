@@ -1,4 +1,4 @@
-"""Clients that train forests apart and merge them: local models, merged ones, and how well both rank."""
+"""Clients that train forests separately and merge them: local models, merged models, and the quality of both."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ Reals = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Merging:
-    """What became of clients that trained apart and merged: their models and how well each ranks the test queries."""
+    """The models of clients before and after merging, and their quality on the test queries."""
 
-    queries: Mapping[str, int]  # how many each client trained on, by its name
+    queries: Mapping[str, int]  # number of training queries by client name
     local: tuple[Scorer, ...]  # [clients]: trained on own data
     merged: tuple[Scorer, ...]  # [clients]
     measures: tuple[str, ...]
@@ -34,7 +34,7 @@ class Merging:
     def by_client(self) -> dict[str, Reals]:
         """Columns [clients]: each measure on own, on other clients' and on all test queries, before and after.
 
-        Where nobody says whose kind a test query is, the first two are NaN.
+        Where the kind of test queries is unknown, the first two are NaN.
         """
         others = self.own.any(axis=0) & ~self.own
         return {
@@ -102,7 +102,7 @@ def merge_grown(
     threads: int = 1,
     tell: Callable[[str], None] = lambda news: None,
 ) -> Merging:
-    """Merge the models that clients trained, each by its own merge set, and measure before and after."""
+    """Merge the models that clients trained, each by its own merge set, and evaluate before and after."""
     tell("merging")
     merged = merger(portions, local, booster, seed, threads)
     tell("measuring")
@@ -119,7 +119,7 @@ def measured(
     measures: Sequence[str],
     own: NDArray[np.bool_],
 ) -> Merging:
-    """What models of clients, before and after merging, are worth on the test queries."""
+    """The quality of clients' models, before and after merging, on the test queries."""
     evaluator = Evaluator(fold.test, measures)
     before, after = (_measured(models, evaluator) for models in (local, merged))
     return Merging(queries, tuple(local), tuple(merged), tuple(measures), before, after, own)

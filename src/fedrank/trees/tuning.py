@@ -1,7 +1,7 @@
-"""Settings of a booster by trial: Optuna looks for those that rank the validation queries best.
+"""Hyperparameter tuning of a booster: Optuna searches for the settings with the best validation quality.
 
-The study is an SQLite file that Optuna's own tools read. It can be stopped at any time and goes on where it was: what
-is tried next depends on the trials that were completed and on the seed, not on interruptions.
+The study is an SQLite file that Optuna's tools can read. It can be interrupted at any time and continues there: the
+next trial depends on the completed trials and on the seed, not on interruptions.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ RATES = (0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.2, 0.3)
 class BoosterTrial:
     """One setting that was tried."""
 
-    settings: dict[str, float | int]  # empty where none could grow a tree
-    quality: float  # nDCG@10 of the validation queries, after the best number of trees
+    settings: dict[str, float | int]  # empty where no tree could be grown
+    quality: float  # nDCG@10 of the validation queries, with the best number of trees
     trees: int  # that number
 
 
 @dataclass
 class Studies:
-    """Looks for the settings of one forest after the other: `study-1.db` is of the first one, and so on."""
+    """Tunes one forest after the other: `study-1.db` belongs to the first one, and so on."""
 
     trials: int  # for each forest
     folder: Path  # of the studies
@@ -52,33 +52,33 @@ class Studies:
         try:
             found, trials = tune(booster, train, validation, self.trials, study, seed, threads, self.tell, self.turn)
         except NothingToSplit:
-            self.best.append(BoosterTrial({}, 0.0, 0))  # the next forest has a study of its own
+            self.best.append(BoosterTrial({}, 0.0, 0))  # the next forest has a separate study
             raise
         self.best.append(best_of(trials))
         return found
 
 
 def tune(
-    booster: Booster,  # one of fedrank's own
+    booster: Booster,  # one of fedrank's boosters
     train: RankingData,
     validation: RankingData,
     trials: int,
-    study: str | Path,  # SQLite file; what it holds already is not tried again
+    study: str | Path,  # SQLite file; completed trials in it are not repeated
     seed: int,
     threads: int = 1,
-    tell: Callable[[int, BoosterTrial], None] = lambda done, best: None,  # after every trial: how many, the best so far
-    turn: Callable[[], None] = lambda: None,  # after every tree; may raise, which ends it until it is called again
+    tell: Callable[[int, BoosterTrial], None] = lambda done, best: None,  # after every trial: number, best so far
+    turn: Callable[[], None] = lambda: None,  # after every tree; may raise to interrupt the study
 ) -> tuple[Lambdamart, list[BoosterTrial]]:
-    """The booster with the best of the settings that were tried, and all that were."""
+    """The booster with the best of the settings that were tried, and all trials."""
     if not isinstance(booster, Lambdamart):
-        raise ValueError("tune: only fedrank's own boosters have settings that Optuna knows; set tune = 0")
+        raise ValueError("tuning supports only fedrank's own boosters; set tune = 0")
     if trials < 1:
         raise ValueError(f"trials must be at least 1 (got {trials})")
     with _quiet(optuna()) as engine:
         kept = engine.create_study(
             storage=f"sqlite:///{Path(study).resolve()}", study_name=NAME, direction="maximize", load_if_exists=True
         )
-        for left in kept.get_trials(states=[engine.trial.TrialState.RUNNING]):  # by a process that was stopped
+        for left in kept.get_trials(states=[engine.trial.TrialState.RUNNING]):  # of an interrupted process
             kept.tell(left.number, state=engine.trial.TrialState.FAIL)
         while len(done := _done(engine, kept)) < trials:
             kept.sampler = engine.samplers.TPESampler(seed=int(key_for(seed, "tune", len(done))) % 2**32)
@@ -88,7 +88,7 @@ def tune(
                 for step in replace(booster, **_suggested(trial)).grow(train, validation, seed, threads):
                     curve.append(step.validation)
                     turn()
-            except NothingToSplit:  # a setting like any other, only a bad one
+            except NothingToSplit:  # a setting like any other, with quality 0
                 curve = []
             trial.set_user_attr("trees", best_size(curve))
             kept.tell(trial, max(curve, default=0.0))
@@ -97,19 +97,19 @@ def tune(
     best = best_of(done)
     if best.trees == 0:
         raise NothingToSplit(
-            f"with none of {trials} settings a tree could split {train.documents:,} documents of {train.queries:,} "
+            f"none of {trials} settings could split the {train.documents:,} documents of {train.queries:,} "
             "queries; try more settings, use more data, or tune = 0"
         )
     return replace(booster, **best.settings), done  # type: ignore[arg-type]
 
 
 def best_of(trials: Iterable[BoosterTrial]) -> BoosterTrial:
-    """The first of those with the highest quality."""
+    """The first trial with the highest quality."""
     return max(trials, key=lambda tried: tried.quality)
 
 
 def _suggested(trial: Any) -> dict[str, Any]:
-    """The space of the paper on merging (see methods of LambdaMART there), as fields of a booster."""
+    """The search space of the paper on merging (see its methods of LambdaMART), as fields of a booster."""
     return {
         "rate": trial.suggest_categorical("rate", RATES),
         "leaves": trial.suggest_int("leaves", 15, 255),
@@ -135,7 +135,7 @@ def _done(engine: Any, study: Any) -> list[BoosterTrial]:
 
 
 def optuna() -> Any:
-    """The package, or an error that says how to get it."""
+    """The package, or an error that says how to install it."""
     try:
         import optuna as engine
     except ImportError:

@@ -1,1 +1,1 @@
-"""WHO GOES: recorded history, methods, verification."""
+"""Unlearning: recorded history, methods and verification."""

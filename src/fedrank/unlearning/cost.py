@@ -1,4 +1,4 @@
-"""What unlearning asks of clients, whichever method asks: interactions, bytes, and time."""
+"""The cost of unlearning for clients, for any method: interactions, bytes and time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedrank.unlearning.methods import SERVER, Case, Unlearned, Unlearner, Went
 
 
 class Point(NamedTuple):
-    """A model on the way, and what was asked of clients since the one before it."""
+    """An intermediate model, and what clients did and sent since the previous one."""
 
     round: int
     weights: Weights
@@ -34,18 +34,18 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Forgetting:
-    """What came out of unlearning, and what it took."""
+    """The result of unlearning, and its cost."""
 
     unlearned: Unlearned
-    points: tuple[Point, ...]  # those of the curve
+    points: tuple[Point, ...]  # of the curve
     bytes_up: int
-    seconds: float  # on the clock
+    seconds: float  # wall-clock time
     cpu_seconds: float
 
 
 @dataclass
 class Watch:
-    """Time on the clock and processor time since it was made."""
+    """Wall-clock and processor time since it was created."""
 
     clock: float = field(default_factory=time.monotonic)
     cpu: float = field(default_factory=time.process_time)
@@ -56,7 +56,7 @@ class Watch:
 
 
 def forget(case: Case, unlearner: Unlearner, went: Went = lambda done, rounds: None) -> Forgetting:
-    """Unlearn, and count what that takes."""
+    """Unlearn, and measure the cost."""
     counted, watch = _Counted(case.federation), Watch()
     tallies: dict[int, tuple[int, int, int]] = {}
 
@@ -76,7 +76,7 @@ def forget(case: Case, unlearner: Unlearner, went: Went = lambda done, rounds: N
 
 @dataclass
 class _Counted:
-    """A learner that counts what it asks of clients; in all else it is the federation's own."""
+    """A learner that counts the work of clients; otherwise it behaves like the learner of the federation."""
 
     federation: Federation
     searches: int = 0
@@ -88,7 +88,7 @@ class _Counted:
         return self.federation.learner.ranker
 
     def __getattr__(self, name: str) -> Any:
-        if name == "federation":  # while it is being made
+        if name == "federation":  # during construction
             raise AttributeError(name)
         return getattr(self.federation.learner, name)
 
@@ -101,7 +101,7 @@ class _Counted:
         threads: int = 1,
     ) -> Learned:
         learned = self.federation.learner(start, clients, chance, correction, threads)
-        if len(clients) and clients.ids[0] != SERVER:  # a server that searches by itself sends nothing
+        if len(clients) and clients.ids[0] != SERVER:  # a server that learns from its own queries sends nothing
             model = 4 * self.federation.sent(start.shape[-1])
             self.searches += int(clients.interactions.sum())
             self.up += len(clients) * (model if learned.sent is None else learned.sent.dtype.itemsize)

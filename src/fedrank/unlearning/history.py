@@ -1,12 +1,12 @@
-"""The history of a run: what every client sent at rounds 1, 1 + every, 1 + 2 every, ..., kept for unlearning.
+"""The history of a run: the updates of all clients at rounds 1, 1 + every, 1 + 2 every, ..., stored for unlearning.
 
-The folder holds chunk files and `index.json`, which names those that count, with their checksums. A chunk is written
-under a name of its own before the index is replaced by one that names it, and what no index names is deleted
-afterwards: a history can be cut off at any moment and is whole, either as it was or as it became.
+The folder has chunk files and `index.json`, which names the valid ones, with their checksums. A chunk is written
+under a new name before the index is replaced by one that names it, and files that no index names are deleted
+afterwards: after an interruption at any time, the history is complete, either in its old or in its new state.
 
 A chunk is `HEAD` and a zlib stream of five arrays, little-endian: rounds, clients in each, whether the weights of each
-are there, ids of clients, then weights (float64) and updates (float32). Of these two all first bytes come first, then
-all second ones, and so on: neighbouring exponents are alike, and only then does it show.
+are stored, ids of clients, then weights (float64) and updates (float32). In the last two all first bytes come first,
+then all second ones, and so on: similar exponents are then adjacent, which makes them compressible.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedrank.types import Messages, Updates, Weights
 
 FORMAT = 1
 ROUNDS_IN_CHUNK = 32
-CHUNK_BYTES = 4 << 20  # a chunk of large rounds holds fewer of them
+CHUNK_BYTES = 4 << 20  # a chunk of large rounds contains fewer of them
 MAGIC = b"fedrank history\n"
 HEAD = struct.Struct("<16sIIQQ")  # MAGIC, rounds, how many of them with weights, clients in all of them, parameters
 INDEX = "index.json"
@@ -42,12 +42,12 @@ class HistoryError(ValueError):
 
 
 class Stored(NamedTuple):
-    """What was kept of one round."""
+    """The stored data of one round."""
 
     round: int
-    ids: NDArray[np.int64]  # [n]: clients that took part
+    ids: NDArray[np.int64]  # [n]: clients that participated
     updates: Updates  # [n, parameters], as they reached the server
-    weights: Weights | None  # [parameters] before the round; None where `forget` removed what a client had shaped
+    weights: Weights | None  # [parameters] before the round; None where `forget` removed weights a client influenced
 
 
 @dataclass(frozen=True)
@@ -67,25 +67,25 @@ class _Index:
     clients: int
     parameters: int
     every: int
-    version: int  # how often somebody was forgotten; new chunks need new names
+    version: int  # number of times clients were forgotten; new chunks need new names
     chunks: tuple[_Entry, ...]
 
 
 def size_beforehand(clients: int, parameters: int, rounds: int, every: int) -> int:
-    """Bytes that the history of such a run takes at most: nothing can be compressed, and everybody takes part."""
+    """Upper bound on the bytes of the history of such a run: incompressible, and all clients participate."""
     _check_sizes(clients, parameters, every)
     stored = -(-rounds // every)
     raw = stored * (17 + 8 * parameters + clients * (8 + 4 * parameters))
     chunks = -(-stored // _rounds_in_chunk(clients, parameters))
-    # A stream that cannot be compressed is stored, with five bytes for every 16,383, and a few at its ends.
+    # An incompressible stream is stored, with five bytes for every 16,383, and a few at its ends.
     return INDEX_BYTES + raw + 5 * (raw // 16_383) + chunks * (HEAD.size + 32 + ENTRY_BYTES)
 
 
 class HistoryWriter:
-    """Writes the history of a run that may be stopped at any time, and gives the same bytes however often it was.
+    """Writes the history of a run that may be stopped at any time; the bytes do not depend on how often it was.
 
-    `add` holds a few rounds in memory. Call `keep` before a checkpoint is written; a resumed run gives that
-    checkpoint's `round`, and what came after it is dropped. With round 0 it begins anew.
+    `add` holds a few rounds in memory. Call `keep` before a checkpoint is written; a resumed run passes the
+    `round` of that checkpoint, and later rounds are dropped. With round 0 a new history begins.
     """
 
     def __init__(self, folder: Path | str, clients: int, parameters: int, every: int, round: int = 0):
@@ -112,7 +112,7 @@ class HistoryWriter:
 
     @property
     def next(self) -> int:
-        """The round to be added next."""
+        """The round to add next."""
         if self._waiting:
             return self._waiting[-1].round + self.every
         return self._index.chunks[-1].last + self.every if self._index.chunks else 1
@@ -122,24 +122,24 @@ class HistoryWriter:
         return (round - 1) % self.every == 0
 
     def watch(self, messages: Messages) -> None:
-        """Take what reached the server in a round, if it is wanted."""
+        """Add the messages of a round, if it is wanted."""
         if self.wants(messages.round):
             self.add(messages.round, messages.ids, messages.updates, messages.weights)
 
     def add(self, round: int, ids: NDArray[np.int64], updates: Updates, weights_before: Weights) -> None:
-        """Take a round that the writer `wants`; arrays are copied."""
+        """Add a round that the writer `wants`; arrays are copied."""
         index = self._index
         if round != self.next:
-            raise HistoryError(f"round {round} cannot follow: with every = {self.every} the next is round {self.next}")
+            raise HistoryError(f"round {round} is out of order: with every = {self.every} the next is {self.next}")
         if updates.shape != (len(ids), index.parameters) or weights_before.shape != (index.parameters,):
             raise HistoryError(
                 f"round {round}: updates {updates.shape} of {len(ids)} clients and weights {weights_before.shape} do "
-                f"not fit {index.parameters} parameters; history needs one model that clients share"
+                f"not fit {index.parameters} parameters; a history needs one model shared by all clients"
             )
         if len(ids) > index.clients or len(np.unique(ids)) < len(ids):
             raise HistoryError(
-                f"round {round}: {len(ids)} updates, {len(np.unique(ids))} different clients, of {index.clients}; "
-                "every client sends one update"
+                f"round {round}: {len(ids)} updates of {len(np.unique(ids))} of {index.clients} clients; "
+                "every client must send one update"
             )
         stored = Stored(
             int(round),
@@ -153,7 +153,7 @@ class HistoryWriter:
             self._waiting, self._written = [], 0
 
     def keep(self) -> None:
-        """Make everything so far durable."""
+        """Make all added rounds durable."""
         if len(self._waiting) > self._written:
             self._write_waiting()
         if not self._new:
@@ -165,7 +165,7 @@ class HistoryWriter:
         _sweep(self.folder, self._index)
 
     def _write_waiting(self) -> None:
-        """A chunk of them; it counts once the index names it, and is made durable before that."""
+        """Write a chunk; it counts once the index names it, and is made durable before that."""
         entry = _write_chunk(self.folder, self._index, self._waiting)
         before = self._index.chunks[:-1] if self._written else self._index.chunks
         self._index = replace(self._index, chunks=(*before, entry))
@@ -177,15 +177,15 @@ class HistoryWriter:
         if (found.clients, found.parameters, found.every) != self._sizes:
             raise HistoryError(
                 f"{self.folder} was recorded with clients, parameters, every = "
-                f"{found.clients}, {found.parameters}, {found.every}, and the run has {self._sizes}; "
-                "it cannot be continued: remove the run folder, and run again"
+                f"{found.clients}, {found.parameters}, {found.every}, but the run has {self._sizes}, so "
+                "it cannot be continued; remove the run folder, and run again"
             )
         last = 1 + (round - 1) // self.every * self.every
         have = found.chunks[-1].last if found.chunks else 0
         if have < last:
             raise HistoryError(
-                f"{self.folder} ends with round {have}, and the run is resumed after round {round}: round {last} is "
-                "missing and cannot be had again; remove the run folder, and run again"
+                f"{self.folder} ends with round {have}, but the run is resumed after round {round}: round {last} is "
+                "missing and cannot be recovered; remove the run folder, and run again"
             )
         whole = [chunk for chunk in found.chunks if chunk.last <= last]
         cut = [chunk for chunk in found.chunks if chunk.first <= last < chunk.last]
@@ -205,14 +205,14 @@ class HistoryWriter:
 
 @dataclass(frozen=True)
 class History:
-    """A recorded history, read a chunk at a time."""
+    """A recorded history, read one chunk at a time."""
 
     folder: Path
     index: _Index
 
     @classmethod
     def open(cls, folder: Path | str) -> History:
-        """Reads the index; damage in a chunk shows when the chunk is read."""
+        """Read the index; a damaged chunk raises an error when it is read."""
         folder = Path(folder)
         return cls(folder, _read_index(folder))
 
@@ -230,12 +230,12 @@ class History:
 
     @property
     def last(self) -> int:
-        """The last round that was stored; 0 if none was."""
+        """The last stored round; 0 if there is none."""
         return self.index.chunks[-1].last if self.index.chunks else 0
 
     @property
     def bytes(self) -> int:
-        """On disk, without the index."""
+        """Bytes on disk, without the index."""
         return sum(chunk.bytes for chunk in self.index.chunks)
 
     def __len__(self) -> int:
@@ -246,7 +246,7 @@ class History:
             yield from _read_chunk(self.folder, self.index, chunk)
 
     def lengths(self) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.float64]]]:
-        """(round, ids, L2 norm of each update), round after round."""
+        """(round, ids, L2 norm of each update), round by round."""
         for chunk in self.index.chunks:
             rounds = _read_chunk(self.folder, self.index, chunk)
             every = lengths_of(np.concatenate([stored.updates for stored in rounds]))
@@ -256,15 +256,15 @@ class History:
                 yield stored.round, stored.ids, every[begin:end]
 
     def holds(self, client: int) -> bool:
-        """Whether any stored round has something that this client sent."""
+        """Whether any stored round has an update of this client."""
         return any(client in stored.ids for stored in self)
 
     def forget(self, clients: int | Collection[int]) -> History:
-        """Rewrite the history without what these clients sent, and without all weights that they may have shaped.
+        """Rewrite the history without the updates of these clients, and without all weights they may have influenced.
 
-        Those are the weights of all rounds after the first: they are the model, time and again. What others sent
-        stays, though it began from such weights. Files are deleted; a disk may keep their bytes until it needs the
-        space.
+        Those are the weights of all rounds after the first, because they are the global model. The updates of other
+        clients stay, though they started from such weights. Files are deleted; a disk may retain their bytes until it
+        needs the space.
         """
         leaving = np.array([clients] if isinstance(clients, int) else sorted(clients), dtype=np.int64)
         before = _read_index(self.folder)
@@ -293,7 +293,7 @@ def _without(stored: Stored, leaving: NDArray[np.int64]) -> Stored:
 def _check_sizes(clients: int, parameters: int, every: int) -> None:
     for name, value in (("clients", clients), ("parameters", parameters), ("every", every)):
         if value < 1:
-            raise HistoryError(f"{name} = {value} leaves nothing to record; use 1 or more")
+            raise HistoryError(f"{name} must be at least 1 (got {value})")
 
 
 def _rounds_in_chunk(clients: int, parameters: int) -> int:
@@ -329,7 +329,7 @@ def _read_chunk(folder: Path, index: _Index, entry: _Entry) -> list[Stored]:
     except FileNotFoundError:
         raise HistoryError(_damaged(path, f"rounds {entry.first} to {entry.last} are missing")) from None
     if len(content) != entry.bytes or zlib.crc32(content) != entry.crc:
-        raise HistoryError(_damaged(path, "its checksum is not the one in the index"))
+        raise HistoryError(_damaged(path, "its checksum differs from the one in the index"))
     try:
         return _unpacked(content, index, entry)
     except (zlib.error, struct.error, ValueError) as problem:
@@ -340,10 +340,10 @@ def _unpacked(content: bytes, index: _Index, entry: _Entry) -> list[Stored]:
     magic, rounds, weighed, rows, parameters = HEAD.unpack_from(content)
     size = 17 * rounds + 8 * rows + 8 * weighed * parameters + 4 * rows * parameters
     if magic != MAGIC or parameters != index.parameters or rounds != entry.rounds:
-        raise ValueError("it is no chunk of this history")
+        raise ValueError("it does not belong to this history")
     body = zlib.decompressobj().decompress(content[HEAD.size :], size + 1)
     if len(body) != size:
-        raise ValueError(f"it holds {len(body)} bytes instead of {size}")
+        raise ValueError(f"it has {len(body)} bytes instead of {size}")
     numbers = np.frombuffer(body, "<i8", rounds).astype(np.int64)
     counts = np.frombuffer(body, "<i8", rounds, 8 * rounds).astype(np.int64)
     has = np.frombuffer(body, np.uint8, rounds, 16 * rounds).astype(np.bool_)
@@ -354,10 +354,10 @@ def _unpacked(content: bytes, index: _Index, entry: _Entry) -> list[Stored]:
     updates = _restored(body[middle:], "<f4").reshape(rows, parameters)
     ends = np.cumsum(counts)
     if numbers[0] != entry.first or numbers[-1] != entry.last or ends[-1] != rows or has.sum() != weighed:
-        raise ValueError("it is no chunk of this history")
+        raise ValueError("it does not belong to this history")
     return [
-        Stored(int(number), ids[end - count : end], updates[end - count : end], next(weights) if there else None)
-        for number, count, end, there in zip(numbers, counts, ends, has, strict=True)
+        Stored(int(number), ids[end - count : end], updates[end - count : end], next(weights) if stored else None)
+        for number, count, end, stored in zip(numbers, counts, ends, has, strict=True)
     ]
 
 
@@ -377,32 +377,33 @@ def _read_index(folder: Path) -> _Index:
         found = parse_json(read_bytes(path))
         if found["format"] != FORMAT:
             raise HistoryError(
-                f"{path} has format {found['format']}, and this version of fedrank reads {FORMAT}; use a newer one"
+                f"{path} has format {found['format']}, but this version of fedrank reads {FORMAT}; use a newer one"
             )
         chunks = tuple(_Entry(**one) for one in found["chunks"])
         index = _Index(found["clients"], found["parameters"], found["every"], found["version"], chunks)
     except FileNotFoundError:
         raise HistoryError(
-            f"{folder} holds no recorded history, so there is nothing to start from; record one while the run is made, "
+            f"{folder} has no recorded history to start from; record one during the run, "
             "or use a method that needs none"
         ) from None
     except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as problem:
         raise HistoryError(_damaged(path, f"it cannot be read ({problem!r})")) from None
     if not all(type(one) is int for one in (index.clients, index.parameters, index.every, index.version)):
-        raise HistoryError(_damaged(path, "its numbers are not whole"))
+        raise HistoryError(_damaged(path, "its numbers are not integers"))
     _check_sizes(index.clients, index.parameters, index.every)
     expected = 1
     for chunk in chunks:
         if not is_plain(chunk.file) or not all(type(one) is int for one in (chunk.first, chunk.last, chunk.rounds)):
-            raise HistoryError(_damaged(path, f"{chunk.file!r} is no chunk of it"))  # and must not be deleted as one
+            # Checked before anything is deleted: the name could point outside the folder.
+            raise HistoryError(_damaged(path, f"{chunk.file!r} is not the name of a chunk"))
         if chunk.first != expected or chunk.last != chunk.first + (chunk.rounds - 1) * index.every:
-            raise HistoryError(_damaged(path, f"after round {expected - index.every} comes round {chunk.first}"))
+            raise HistoryError(_damaged(path, f"round {chunk.first} follows round {expected - index.every}"))
         expected = chunk.last + index.every
     return index
 
 
 def _write_index(folder: Path, index: _Index) -> None:
-    """Replace the index at once and durably."""
+    """Replace the index atomically and durably."""
     settings = {
         "format": FORMAT,
         "clients": index.clients,
@@ -417,7 +418,7 @@ def _write_index(folder: Path, index: _Index) -> None:
 
 
 def _sweep(folder: Path, index: _Index) -> None:
-    """Delete what no longer counts, such as what a crash left behind."""
+    """Delete files that the index does not name, such as those left by a crash."""
     counts = {INDEX, *(chunk.file for chunk in index.chunks)}
     old = [path for path in folder.iterdir() if path.suffix in (".chunk", ".part") and path.name not in counts]
     for path in old:

@@ -1,6 +1,7 @@
-"""Unlearners: making the model what it would be if some clients had never taken part.
+"""Unlearners: compute the model as if some clients had never participated.
 
-Only `Retrain` does that; all others come near it for less work, and `fedrank.unlearning.verify` says how near.
+Only `Retrain` does so exactly; all others approximate it with less work, and `fedrank.unlearning.verify` measures how
+closely.
 """
 
 from __future__ import annotations
@@ -39,72 +40,70 @@ from fedrank.types import (
 )
 from fedrank.unlearning.history import History, Stored, lengths_of
 
-SERVER = -1  # the id under which a server learns from queries of its own (aggregator "trust")
-SHORTER_THAN_ANY = 1e-60  # update but zero: the smallest float32 is 1.4e-45
+SERVER = -1  # the id under which a server learns from its own queries (aggregator "trust")
+SHORTER_THAN_ANY = 1e-60  # nonzero update: the smallest float32 is 1.4e-45
 
-Went = Callable[[int, int], None]  # told after every round: (rounds done, rounds in all)
+Went = Callable[[int, int], None]  # called after every round: (rounds done, rounds in total)
 JournalFactory = Callable[
     [Sequence[int]], Journal
-]  # for the rounds to come: notes who is asked, by rows of those who stay
+]  # for the given rounds: records the participants, as rows of the remaining clients
 
 
 @dataclass(frozen=True)
 class Case:
-    """A request to forget: the run as it was, and who leaves.
+    """An unlearning request: the run, and the clients to forget.
 
-    A second request is a case whose clients are those who remained after the first.
+    A second request is a case whose clients are those that remained after the first.
     """
 
     federation: Federation
-    clients: SimulatedClients  # everybody, also who leaves
+    clients: SimulatedClients  # all clients, including those that leave
     leaving: tuple[int, ...]  # ids of clients
     seed: int  # of the run
     first: Weights  # before round 1
     final: State | Weights  # after the last round
-    rounds: int  # that the run had, without those of earlier unlearning
+    rounds: int  # of the run, without those of earlier unlearning
     history: History | None = None
-    memory: Memory = None  # [clients, m]: what clients kept after the last round
-    points: int = 20  # how many models of the way are kept in the curve
+    memory: Memory = None  # [clients, m]: the state of clients after the last round
+    points: int = 20  # number of intermediate models in the curve
     threads: int = 1
-    journal_for: JournalFactory | None = None  # None: nobody books what is asked of clients
+    journal_for: JournalFactory | None = None  # None: the participation of clients is not recorded
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "leaving", tuple(sorted({int(client) for client in self.leaving})))
         self._check_leaving()
         if has_trait(self.federation.aggregator, "apart"):
             raise ValueError(
-                'with the aggregator "none" clients share no model, so nothing of one is in that of another; '
+                'with the aggregator "none" clients share no model, so one client has no influence on another; '
                 "delete the leaving client's own model"
             )
         if self.rounds < 1:
-            raise ValueError(f"rounds = {self.rounds}: nothing was learned yet, so nothing can be unlearned; run first")
+            raise ValueError(f"rounds must be at least 1 (got {self.rounds}): nothing was learned yet; run first")
 
     def _check_leaving(self) -> None:
         ids = self.clients.ids
         unknown = [client for client in self.leaving if client not in ids]
         if unknown:
             raise ValueError(
-                f"no client {unknown[0]} among the {len(ids)} (ids {ids.min()} to {ids.max()}), so it cannot be "
-                "unlearned; it never took part or has left already: name another"
+                f"client {unknown[0]} is not among the {len(ids)} clients (ids {ids.min()} to {ids.max()}): it never "
+                "participated, or has left already; name another"
             )
         if len(self.leaving) == len(ids):
-            raise ValueError(
-                f"all {len(ids)} clients leave, and nobody would be left to have a model; delete the run instead"
-            )
+            raise ValueError(f"all {len(ids)} clients leave, so no client would remain; delete the run instead")
 
     @property
     def remaining(self) -> SimulatedClients:
-        """Those who stay, with their ids and thereby their own chance."""
+        """The clients that stay, with their ids and therefore the same random numbers."""
         return self.clients.rows(~np.isin(self.clients.ids, self.leaving))
 
     @property
     def without(self) -> Federation:
-        """The federation of those who stay; who no longer has an attacker has no attack."""
+        """The federation of the remaining clients; without malicious clients, the attack is removed."""
         return self.federation if self.remaining.malicious.any() else replace(self.federation, attack=None)
 
     @property
     def unlearn_seed(self) -> int:
-        """For chance that no round of the run ever used: otherwise everybody would repeat their first clicks."""
+        """A seed that no round of the run used: otherwise all clients would repeat their first clicks."""
         return int(key_for(self.seed, "unlearn"))
 
     def recorded(self, method: str) -> History:
@@ -112,64 +111,65 @@ class Case:
         history = self.history
         if history is None:
             raise ValueError(
-                f"{method} needs the recorded history of the run, and it has none; run again with history, or use a "
+                f"{method} needs the recorded history of the run, which has none; run again with history, or use a "
                 'method that needs none: "retrain", "fine-tune", "gradient-ascent"'
             )
         if history.parameters != self.first.size:
             raise ValueError(
-                f"the history has {history.parameters} parameters and the model {self.first.size}: it is of another "
-                "run; use the one in the run's own folder"
+                f"the history has {history.parameters} parameters, but the model has {self.first.size}: it belongs to "
+                "another run; use the one in the run's own folder"
             )
         due = 1 + (self.rounds - 1) // history.every * history.every
         if history.last != due:
             raise ValueError(
-                f"the history ends with round {history.last}, and that of {self.rounds} rounds with every = "
-                f"{history.every} ends with round {due}: it is of another run; use the one in the run's own folder"
+                f"the history ends with round {history.last}, but that of {self.rounds} rounds with every = "
+                f"{history.every} ends with round {due}: it belongs to another run; use the one in the run's own folder"
             )
         return history
 
     def check_leaving(self, method: str) -> None:
-        """Refuse to change a model that nobody asked to change."""
+        """Raise ValueError if no client leaves: the model must then not change."""
         if not self.leaving:
             raise ValueError(
-                f"nobody leaves, so {method} would only make the model worse; name a client, such as --client 9"
+                f"no client leaves, so {method} would only make the model worse; name a client, such as --client 9"
             )
 
     def asked_again(self, method: str, protected: bool = True) -> None:
-        """Refuse what would ask clients for messages that no ledger books, or that are not protected like the run's."""
+        """Raise ValueError for messages that no ledger would charge, or without the protection of the run."""
         if self.federation.mechanism is not None and (self.journal_for is None or not protected):
             raise ValueError(
-                f"{method} asks the remaining clients for more messages, and this run protects every one of them at a "
-                'price that unlearning cannot book; use "fed-remove", or run the experiment without the leaving clients'
+                f"{method} needs further messages of the remaining clients, and this run protects each message at a "
+                "privacy cost that unlearning cannot charge; "
+                'use "fed-remove", or run the experiment without the leaving clients'
             )
 
     def journal(self, rounds: Sequence[int]) -> Journal | None:
-        """Who notes what is asked of those who stay in these rounds."""
+        """The journal of the remaining clients for these rounds."""
         return None if self.journal_for is None else self.journal_for(rounds)
 
     def plain(self, method: str) -> None:
-        """Refuse learners whose clients keep something between rounds: it is in no recorded update."""
+        """Raise ValueError for local methods with client state between rounds: no recorded update contains it."""
         local, ranker = self.federation.local, self.federation.learner.ranker
         if local is not None and local.first(ranker, self.first, 1) is not None:
             raise ValueError(
-                f"{method} knows nothing of what clients keep between rounds (personal weights, control), so its model "
-                'would be another; use "retrain" or "fine-tune"'
+                f"{method} does not support client state between rounds (personal weights, control variates), so its "
+                'model would be wrong; use "retrain" or "fine-tune"'
             )
 
 
 @dataclass(frozen=True)
 class Unlearned:
-    """What came out, and what it cost."""
+    """The result of unlearning, and its cost."""
 
     state: State
-    memory: Memory  # of those who stay
-    rounds: int  # done for it
-    interactions: int  # local ones, of all clients together; retraining needs as many as the run itself
-    curve: tuple[tuple[int, Weights], ...]  # (round, model after it) at a few points, the last one included
+    memory: Memory  # of the remaining clients
+    rounds: int  # run for it
+    interactions: int  # local interactions of all clients together; retraining needs as many as the run itself
+    curve: tuple[tuple[int, Weights], ...]  # (round, model after it) at a few points, including the last one
 
     @property
     def weights(self) -> Weights:
-        """The model that came out; where clients keep a part of it, with the mean of theirs."""
+        """The resulting model; where clients have personal weights, with their mean."""
         return self.curve[-1][1]
 
     @property
@@ -178,16 +178,16 @@ class Unlearned:
 
 
 class Unlearner(Protocol):
-    """A way to forget clients."""
+    """A method to forget clients."""
 
     def __call__(self, case: Case, progress: Went | None = None) -> Unlearned: ...
 
 
 @dataclass(frozen=True)
 class Retrain:
-    """Starts again without those who leave: the truth that others are compared with, at the full price.
+    """Train again without the leaving clients: exact, and the reference for all other methods, at the full cost.
 
-    All others keep their ids and thereby their queries and their chance.
+    All other clients keep their ids and therefore their queries and random numbers.
     """
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"exact"})
@@ -200,14 +200,14 @@ class Retrain:
 
 @dataclass(frozen=True)
 class FedEraser:
-    """Repeats a few rounds with little local work, and stretches it to the length of what was sent back then.
+    """Repeat the stored rounds with little local work, and rescale the updates to the norms of the stored ones.
 
-    FedEraser (Liu et al., IWQoS 2021) as adapted to rankers by Wang et al. (ECIR 2024): from the first weights, in
-    every stored round each remaining client takes a few interactions with the new model and sends an update of this
-    direction and of its stored one's length. Lengths still carry a trace of those who left.
+    FedEraser (Liu et al., IWQoS 2021) as adapted to rankers by Wang et al. (ECIR 2024): starting from the initial
+    weights, each remaining client learns from a few interactions in every stored round, and sends an update with the
+    new direction and the norm of its stored update. These norms still carry a trace of the clients that left.
     """
 
-    steps: int = 3  # n': local interactions of a client in every stored round, or as many as it has, if fewer
+    steps: int = 3  # n': local interactions per client in every stored round, at most
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"history"})
 
@@ -239,22 +239,22 @@ class FedEraser:
 
 @dataclass(frozen=True)
 class FedRemove:
-    """Adds up the stored updates again, without those of the leaving clients: no client does anything.
+    """Aggregate the stored updates again, without those of the leaving clients: no client does any work.
 
-    We take FedRemove (Tao et al., SIGIR 2025) to be this: from the first weights, every stored round is aggregated
-    again from the updates of those who stay, followed by the server step; a stored round stands for itself and for
-    those that were not stored after it. The updates of others were made from models that the leaving clients had
-    shaped, and stay as they were.
+    Our reading of FedRemove (Tao et al., SIGIR 2025): starting from the initial weights, every stored round is
+    aggregated again from the updates of the remaining clients, followed by the server step; a stored round also stands
+    for the rounds after it that were not stored. The updates of other clients started from models that the leaving
+    clients had influenced, and are not changed.
     """
 
-    traits: ClassVar[frozenset[Trait]] = frozenset({"history", "asks nobody"})
+    traits: ClassVar[frozenset[Trait]] = frozenset({"history", "asks nobody"})  # prose: ok
 
     def __call__(self, case: Case, progress: Went | None = None) -> Unlearned:
         case.plain("fed-remove")
         history = case.recorded("fed-remove")
         remaining = case.remaining
         learner, cohort = _Recorded(case.federation.learner), _Cohort(remaining)
-        # What arrived had been attacked and protected already.
+        # The stored updates were attacked and protected already.
         federation = replace(case.federation, learner=learner, local=None, attack=None, mechanism=None)
         state, _ = first_state(federation, remaining, case.seed, case.first)
         way = _Way(case.points, case.rounds, progress)
@@ -273,12 +273,12 @@ class FedRemove:
 
 @dataclass(frozen=True)
 class FineTune:
-    """Goes on with the final model and without those who leave, in the hope that it forgets them.
+    """Continue training from the final model without the leaving clients, so their influence fades.
 
-    What the server remembers of earlier changes begins anew: it holds what the leaving clients sent.
+    The state of the server optimizer is reset, because it contains the updates of the leaving clients.
     """
 
-    rounds: int = 1000  # more, after those of the run
+    rounds: int = 1000  # after those of the run
 
     def __post_init__(self) -> None:
         _at_least_one("rounds", self.rounds)
@@ -291,23 +291,23 @@ class FineTune:
 
 @dataclass(frozen=True)
 class GradientAscent:
-    """Lets the leaving clients undo what they taught, not too far from the others' models; then these go on alone.
+    """The leaving clients reverse their updates, close to the others' models; then the others continue training.
 
-    Projected gradient ascent (Halimi et al., 2022): the reference is the mean of the models that the remaining
-    clients make of the final one in a round. The leaving clients go through rounds of their own from the final model
-    and step the other way, each time pulled back into a ball around the reference. It needs no history, but it needs
-    the clients that leave, and takes them to be honest.
+    Projected gradient ascent (Halimi et al., 2022): the reference is the mean of the remaining clients' models after
+    one local round from the final model. The leaving clients run separate rounds from the final model and step in the
+    opposite direction, each time projected into a ball around the reference. It needs no history, but it needs the
+    leaving clients, and assumes that they are honest.
     """
 
-    steps: int = 10  # rounds of the leaving clients, with as many interactions as they had
-    radius: float = 0.2  # of the ball, as a share of the reference's length
+    steps: int = 10  # rounds of the leaving clients, with the same number of interactions as in the run
+    radius: float = 0.2  # of the ball, relative to the norm of the reference
     rounds: int = 1000  # of the remaining clients afterwards
 
     def __post_init__(self) -> None:
         _at_least_one("steps", self.steps)
         _at_least_one("rounds", self.rounds)
         if not 0 < self.radius < np.inf:
-            raise ValueError(f"radius = {self.radius} leaves no room to climb; use a positive number such as 0.2")
+            raise ValueError(f"radius must be finite and above 0 (got {self.radius}); use a number such as 0.2")
 
     def __call__(self, case: Case, progress: Went | None = None) -> Unlearned:
         case.check_leaving("gradient-ascent")
@@ -346,13 +346,13 @@ UNLEARNERS: dict[str, type[Unlearner]] = {
 
 
 def retraining_interactions(case: Case) -> int:
-    """Local interactions that training again without the leaving clients takes, where all take part in every round."""
+    """Local interactions of training again without the leaving clients, with full participation in every round."""
     return case.rounds * int(case.remaining.interactions.sum())
 
 
 @dataclass
 class _Way:
-    """Keeps some models of the way, counts, and tells how far it has come."""
+    """Collects intermediate models, counts interactions and reports progress."""
 
     points: int
     rounds: int
@@ -377,23 +377,23 @@ class _Way:
 
 @dataclass
 class _Cohort:
-    """A journal that says who takes part in a repeated round: those who did so in the recorded one, and stay."""
+    """A journal in which the participants of a repeated round are those of the recorded one that remain."""
 
-    clients: SimulatedClients  # who stay
+    clients: SimulatedClients  # the remaining clients
     ids: NDArray[np.int64] | None = None  # of the recorded round
     present: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # rows of `clients`
     rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))  # their rows in that round
     change: Change = field(default_factory=lambda: np.zeros(0))  # of the last repeated round
-    journal: Journal | None = None  # who notes it, where those who stay are asked again
+    journal: Journal | None = None  # charges the remaining clients where they send messages again
 
     def book(self, case: Case, recorded: Mapping[int, NDArray[np.int64]]) -> None:
-        """Let all recorded rounds, each with the ids of its clients, be booked where somebody books."""
-        asked = [round for round, ids in recorded.items() if self.takes_part(ids)]
-        self._recorded, self.journal = recorded, case.journal(asked)
+        """Charge all recorded rounds, given by the ids of their clients, where there is a journal."""
+        rounds = [round for round, ids in recorded.items() if self.takes_part(ids)]
+        self._recorded, self.journal = recorded, case.journal(rounds)
 
     def takes_part(self, ids: NDArray[np.int64]) -> bool:
-        """Turn to a round of these clients; whether anybody of those who stay was there."""
-        if self.ids is None or len(ids) != len(self.ids) or (ids != self.ids).any():  # mostly the same as before
+        """Move to a round of these clients; returns whether any remaining client participated."""
+        if self.ids is None or len(ids) != len(self.ids) or (ids != self.ids).any():  # usually unchanged
             self.present = np.flatnonzero(np.isin(self.clients.ids, ids))
             self.ids, self.rows = ids, _rows_of(ids, self.clients.ids[self.present])
         return len(self.present) > 0
@@ -415,7 +415,7 @@ class _Cohort:
 
 @dataclass
 class _FromHistory:
-    """A learner whose updates depend on the history of a run; subclasses say how."""
+    """A learner whose updates depend on the history of a run, as subclasses define."""
 
     learner: Learner
 
@@ -426,14 +426,14 @@ class _FromHistory:
     def from_impressions(
         self, start: Any, impressions: Impressions, own: OwnChance, correction: LocalCorrection = NO_CORRECTION
     ) -> Learned:
-        raise TypeError("a history belongs to a whole table of clients, not to one of them")
+        raise TypeError("a history contains all clients; a learner from history cannot run for one client")
 
 
 @dataclass
 class _Calibrated(_FromHistory):
-    """A learner whose updates get the lengths of stored ones, and count as much as those did."""
+    """A learner whose updates are rescaled to the norms of the stored ones, with the same weights."""
 
-    clients: SimulatedClients  # who stay, with the interactions that they had
+    clients: SimulatedClients  # the remaining clients, with their interactions in the run
     lengths: NDArray[np.float64] = field(init=False)  # [clients]
 
     def __post_init__(self) -> None:
@@ -452,7 +452,7 @@ class _Calibrated(_FromHistory):
         threads: int = 1,
     ) -> Learned:
         if clients.ids[0] == SERVER:
-            honest = np.argmin(self.clients.malicious)  # as many interactions as in the run: nobody had to send them
+            honest = np.argmin(self.clients.malicious)  # as many interactions as in the run: none of them is sent
             server = replace(clients, interactions=self.clients.interactions[honest, None])
             return self.learner(start, server, chance, correction, threads)
         learned = self.learner(start, clients, chance, correction, threads)
@@ -463,7 +463,7 @@ class _Calibrated(_FromHistory):
 
 @dataclass
 class _Recorded(_FromHistory):
-    """A learner that learns nothing: clients send what they sent before."""
+    """A learner that returns the stored updates."""
 
     stored: Stored | None = None
 
@@ -483,14 +483,14 @@ class _Recorded(_FromHistory):
 
 
 def rescaled(updates: Updates, lengths: NDArray[np.float64]) -> Updates:
-    """Updates with the same directions and these lengths, row by row; a zero stays zero."""
+    """Updates with the same directions and these norms, row by row; a zero update stays zero."""
     have = np.maximum(lengths_of(updates), SHORTER_THAN_ANY)
     stretched: Updates = (updates * (lengths / have)[:, None]).astype(np.float32)
     return stretched
 
 
 def _train(case: Case, state: State, memory: Memory, rounds: int, progress: Went | None, spent: int = 0) -> Unlearned:
-    """Plain rounds with those who remain."""
+    """Plain rounds with the remaining clients."""
     way, last = _Way(case.points, rounds, progress, interactions=spent), state.round + rounds
     journal = case.journal(range(state.round + 1, last + 1))
     for outcome in simulate(
@@ -503,22 +503,22 @@ def _train(case: Case, state: State, memory: Memory, rounds: int, progress: Went
 
 
 def _final_state(case: Case) -> tuple[State, Memory]:
-    """Where those who remain go on: the final model, what they keep themselves, and a server that begins anew.
+    """Where the remaining clients continue: the final model, their own state, and a reset server optimizer.
 
-    Its round is later than any before, also than those of an earlier fine-tuning, so that no chance is used twice.
+    Its round is later than any before, including those of an earlier fine-tuning, so no random number is used twice.
     """
     final = case.final if isinstance(case.final, State) else State(case.rounds, case.final)
     state, memory = first_state(case.without, case.remaining, case.seed)
     state = replace(state, round=max(case.rounds, final.round), weights=final.weights)
     if case.memory is not None:
         memory = case.memory[~np.isin(case.clients.ids, case.leaving)]
-    if has_trait(case.federation.local, "common"):  # the server's own still has something of who leaves
+    if has_trait(case.federation.local, "common"):  # that of the server still contains the leaving clients
         state = replace(state, common=case.federation.local.common_of(memory))  # type: ignore[union-attr]
     return state, memory
 
 
 def _rows_of(all_ids: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where these ids are among all, in whatever order."""
+    """The positions of these ids among all ids, in any order."""
     order = np.argsort(all_ids)
     return order[np.searchsorted(all_ids, ids, sorter=order)]
 
@@ -531,4 +531,4 @@ def _into_ball(weights: Weights, centre: Weights, radius: float) -> Weights:
 
 def _at_least_one(name: str, value: int) -> None:
     if value < 1:
-        raise ValueError(f"{name} = {value} does nothing; use 1 or more")
+        raise ValueError(f"{name} must be at least 1 (got {value})")

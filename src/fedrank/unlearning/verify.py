@@ -1,7 +1,7 @@
-"""Whether somebody was forgotten: how far an unlearned model is from retrained ones, and a receipt that says so.
+"""Verification of unlearning: the distance of an unlearned model to retrained ones, and a receipt.
 
-Two models that were trained with different seeds differ, too, though nobody was forgotten in between. A distance
-therefore means something only next to the spread of retrained models over seeds.
+Two models trained with different seeds also differ, although nothing was unlearned between them. A distance is
+therefore meaningful only in comparison with the spread of retrained models over seeds.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from fedrank.types import Offsets, Ranker, Scores, Weights, has_trait
 from fedrank.unlearning.cost import Watch
 from fedrank.unlearning.methods import UNLEARNERS, Case, Retrain, Unlearned, Unlearner, retraining_interactions
 
-MORE_SEEDS = 3  # training seeds besides the run's own, for the spread of retrained models
-SHOWN = 10  # documents that people see
-COMPARED_AT_ONCE = 1 << 20  # pairs of documents x models: as many fit into a processor's own memory
+MORE_SEEDS = 3  # training seeds besides that of the run, for the spread of retrained models
+SHOWN = 10  # documents shown to users
+COMPARED_AT_ONCE = 1 << 20  # pairs of documents x models, which fit into a processor's cache
 
 
 class Distance(NamedTuple):
-    """How two models differ, or several pairs of them on average."""
+    """The distance of two models, or its mean over several pairs."""
 
-    weights: float  # L2 norm of the difference, as a share of the second model's; 0: the same
-    cosine: float  # of the weights, -1 to 1; scaling a model, which changes no ranking of a linear one, keeps it at 1
+    weights: float  # L2 norm of the difference, relative to that of the second model; 0: equal
+    cosine: float  # of the weights, -1 to 1; invariant to scaling, which does not change the rankings of a linear model
     tau: float  # Kendall's tau-b of the rankings, mean over queries, -1 to 1; NaN where all scores are equal
-    overlap: float  # share of the ten shown documents that both show, mean over queries with more than ten
+    overlap: float  # fraction of common documents in the top ten, mean over queries with more than ten
 
 
 @dataclass(frozen=True)
 class Verification:
-    """An unlearned model next to models that were retrained with several seeds."""
+    """The comparison of an unlearned model with models retrained with several seeds."""
 
     unlearned: Distance  # of the unlearned model to each retrained one, mean
-    spread: Distance  # of retrained models to each other, mean over pairs; NaN if there is only one
-    before: Distance | None  # of the model that was to forget
-    retrained: int  # models
-    as_far: dict[str, float]  # for each distance, share of retrained models at least as far from the others, see below
+    spread: Distance  # between retrained models, mean over pairs; NaN if there is only one
+    before: Distance | None  # of the model before unlearning
+    retrained: int  # number of retrained models
+    as_far: dict[str, float]  # by distance, fraction of retrained models at least as far from the others, see below
 
     @property
     def within_spread(self) -> bool | None:
-        """Whether by every distance some retrained model lies as far out; None with fewer than three of them."""
+        """Whether some retrained model is as far out by every distance; None with fewer than three of them."""
         return None if self.retrained < 3 else all(share > 0 for share in self.as_far.values())
 
 
@@ -62,15 +62,15 @@ def distance_to_retrained(
 ) -> Verification:
     """Compare an unlearned model with retrained ones ([seeds, parameters]) by weights and by rankings of test queries.
 
-    `as_far` takes the unlearned model for one more seed: of the retrained models, the share whose mean distance to all
-    others (the unlearned one included) is at least as large as its own. 0 says that it is the outlier of them all,
-    which among five seeds happens by chance once in six times.
+    `as_far` treats the unlearned model as one more seed: the fraction of retrained models whose mean distance to all
+    others (including the unlearned one) is at least as large as its own. 0 means that it is the outlier among them,
+    which happens by chance in one of six cases with five seeds.
     """
     models = np.atleast_2d(np.asarray(retrained, dtype=np.float64))
     if models.shape[1:] != unlearned.shape or not len(models):
         raise ValueError(
-            f"retrained models have shape {models.shape} and the unlearned one {unlearned.shape}, so they cannot be "
-            "compared; give one row a seed, of the same ranker and features"
+            f"retrained models have shape {models.shape}, the unlearned one {unlearned.shape}, so they cannot be "
+            "compared; give one row per seed, of the same ranker and features"
         )
     with_all = [np.asarray(unlearned, dtype=np.float64), *models]
     if before is not None:
@@ -103,7 +103,7 @@ def distance_to_retrained(
 
 
 def weight_distance(one: Weights, other: Weights) -> tuple[float, float]:
-    """(L2 norm of the difference as a share of the other's, cosine); NaN for a zero model."""
+    """(L2 norm of the difference relative to that of the other, cosine); NaN for a zero model."""
     lengths = kernels.sums.length(one), kernels.sums.length(other)
     relative = kernels.sums.length(one - other) / lengths[1] if lengths[1] else np.nan
     return relative, kernels.sums.inner(one, other) / (lengths[0] * lengths[1]) if all(lengths) else np.nan
@@ -112,7 +112,7 @@ def weight_distance(one: Weights, other: Weights) -> tuple[float, float]:
 def rank_correlations(scores: Scores, offsets: Offsets) -> NDArray[np.float64]:
     """[models, models]: Kendall's tau-b between any two models (scores [models, documents]).
 
-    Each is the mean over the queries that both put into some order; NaN if there is none.
+    Each is the mean over the queries that both put into some order; NaN if none exists.
     """
     models = len(scores)
     total, counted = np.zeros((models, models)), np.zeros((models, models))
@@ -122,7 +122,7 @@ def rank_correlations(scores: Scores, offsets: Offsets) -> NDArray[np.float64]:
         rows = max(1, COMPARED_AT_ONCE // (models * max(1, end - begin)))
         for first in range(0, end - begin, rows):
             above = np.sign(query[:, first : first + rows, None] - query[:, None, :]).reshape(models, -1)
-            agreed += above @ above.T  # whole numbers, so that no order of summing matters
+            agreed += above @ above.T  # integers, so the order of summation does not matter
         ordered = np.diag(agreed)
         pairs = np.sqrt(np.outer(ordered, ordered))
         total += np.divide(agreed, pairs, out=np.zeros_like(agreed), where=pairs > 0)
@@ -131,19 +131,19 @@ def rank_correlations(scores: Scores, offsets: Offsets) -> NDArray[np.float64]:
 
 
 class Retrained(NamedTuple):
-    """Models that never knew the leaving clients; clients and their queries are the same, chance is another."""
+    """Models trained without the leaving clients; clients and their queries are the same, random numbers differ."""
 
     seeds: tuple[int, ...]
     models: Weights  # [seeds, parameters]
-    cpu_seconds: float  # for one of them, on average
+    cpu_seconds: float  # mean per model
 
 
 def retrain(
     case: Case, unlearner: Unlearner, first: Callable[[int], Weights], label: str = "", progress: Progress = quiet
 ) -> Retrained:
-    """Train again without the leaving clients, with several seeds; `first` gives the model before round 1 for a seed.
+    """Train again without the leaving clients, with several seeds; `first` gives the initial model for a seed.
 
-    Whoever is exact is the first of the retrained models himself.
+    The result of an exact method counts as the first of the retrained models.
     """
     seeds = tuple(case.seed + i for i in range(int(has_trait(unlearner, "exact")), MORE_SEEDS + 1))
     models, watch = [], Watch()
@@ -157,7 +157,7 @@ def retrain(
 def quality_of(
     evaluator: Evaluator, ranker: Ranker, parent: Weights, unlearned: Weights, retrained: Weights | None = None
 ) -> dict[str, dict[str, Any]]:
-    """By measure, of the last models: a curve's end, not the mean of its last points. A parent may be many models."""
+    """By measure, of the last models: the end of a curve, not the mean of its last points; parents may be several."""
 
     def values(models: Weights) -> list[list[float | None]]:
         return [list(map(_plain, row)) for row in evaluator(np.atleast_2d(models), ranker)]
@@ -176,7 +176,7 @@ def quality_of(
 def quality_for_the_leaving(
     case: Case, measure: str, ranker: Ranker, parent: Weights, unlearned: Weights, retrained: Weights
 ) -> dict[str, Any]:
-    """On the queries that only they may have: a model that served them better knew them."""
+    """Quality on the queries of the leaving clients: a higher value suggests that a model was trained on them."""
     leaving = case.clients.rows(np.isin(case.clients.ids, case.leaving))
 
     def served(model: Weights) -> float | None:
@@ -187,7 +187,7 @@ def quality_for_the_leaving(
 
 
 def mean_of(values: Iterable[float | None]) -> float | None:
-    """Of those that are defined; None where there is none."""
+    """The mean of the defined values; None where all are undefined."""
     defined = [value for value in values if value is not None]
     return float(np.mean(defined)) if defined else None
 
@@ -195,7 +195,7 @@ def mean_of(values: Iterable[float | None]) -> float | None:
 def receipt(
     case: Case, unlearner: Unlearner, unlearned: Unlearned, verification: Verification | None = None
 ) -> dict[str, Any]:
-    """What was removed, by which method, at what cost, and how that was verified."""
+    """What was removed, by which method, at what cost, and how the result was verified."""
     needed = retraining_interactions(case)
     settings = {one.name: getattr(unlearner, one.name) for one in fields(unlearner)}  # type: ignore[arg-type]
     return {
@@ -224,19 +224,19 @@ def _verified(verification: Verification | None) -> dict[str, Any]:
         if found[key] is not None:
             found[key] = {name: _plain(value) for name, value in getattr(verification, key)._asdict().items()}
     how = (
-        f"compared with {verification.retrained} retrained models by weights and by rankings of test queries, next to "
-        "the spread of those over training seeds; near is no proof that nothing is left"
+        f"compared with {verification.retrained} retrained models by weights and by rankings of test queries, relative "
+        "to their spread over training seeds; a small distance does not prove that no influence is left"
     )
     return {"how": how, **found}
 
 
 def _plain(value: float) -> float | None:
-    """JSON has no NaN."""
+    """The value, or None for NaN, which JSON cannot represent."""
     return None if np.isnan(value) else float(value)
 
 
 def _mean(values: NDArray[np.float64]) -> Distance:
-    """Over rows, without what is not defined."""
+    """Column means of the defined values."""
     defined = ~np.isnan(values)
     counts = np.sum(defined, axis=0)
     total = np.where(defined, values, 0).sum(axis=0)
@@ -244,24 +244,24 @@ def _mean(values: NDArray[np.float64]) -> Distance:
 
 
 def _as_far(table: NDArray[np.float64]) -> dict[str, float]:
-    """`table` [models, models, distances], the unlearned one first; only one retrained model is always as far."""
+    """`table` [models, models, distances], the unlearned one first; a single retrained model is always as far."""
     shares = {}
     for name, values in zip(Distance._fields, np.moveaxis(table, -1, 0), strict=True):
-        far = (values if name == "weights" else -values)[~np.eye(len(values), dtype=np.bool_)]  # cosine 1 is near
+        far = (values if name == "weights" else -values)[~np.eye(len(values), dtype=np.bool_)]  # cosine 1 is close
         if not np.isnan(far).any():
             from_others = far.reshape(len(values), -1).mean(axis=1)
-            # Sums of the same numbers in another order are the same distance.
+            # Tolerance for sums of the same numbers in another order.
             shares[name] = float((from_others[1:] >= from_others[0] - 1e-12 * abs(from_others[0])).mean())
     return shares
 
 
 def _shown(scores: Scores, offsets: Offsets) -> NDArray[np.int64]:
-    """Rows of the documents on the first page, of the queries that have more than one page."""
+    """Rows of the documents in the top ten, of the queries with more than ten."""
     ranks = np.arange(len(scores)) - np.repeat(offsets[:-1], np.diff(offsets))
     long = np.repeat(np.diff(offsets) > SHOWN, np.diff(offsets))
     return ranking(scores, offsets)[(ranks < SHOWN) & long]
 
 
 def _overlap(one: NDArray[np.int64], other: NDArray[np.int64]) -> float:
-    # Every query has as many shown documents, so their mean is the mean over queries.
+    # Every query has the same number of shown documents, so their mean is the mean over queries.
     return len(np.intersect1d(one, other, assume_unique=True)) / len(one) if len(one) else np.nan

@@ -1,1 +1,1 @@
-"""A page on this machine: who may look at it, what every answer carries, and the one socket it is served on."""
+"""A page on this machine: access control, response headers, and the socket on which it is served."""

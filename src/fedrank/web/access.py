@@ -1,4 +1,4 @@
-"""Who may come in: one browser on this machine, with the link that was printed, and no other web page on its behalf."""
+"""Access control: one browser on this machine, with the printed link, and no other web page on its behalf."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import NamedTuple
 ENTER = "/enter/"
 _FOREIGN = ("cross-site", "same-site")  # another site, or another port of this machine
 _READS = ("GET", "HEAD")
-_AHEAD = (b"sec-purpose", b"purpose", b"x-moz", b"x-purpose")  # how browsers say that nobody clicked yet
+_AHEAD = (b"sec-purpose", b"purpose", b"x-moz", b"x-purpose")  # headers of requests without a click
 
 Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Refusal(NamedTuple):
-    """Why a request is not answered."""
+    """Why a request is refused."""
 
     status: int
     reason: str
@@ -26,10 +26,10 @@ class Refusal(NamedTuple):
 
 @dataclass
 class Access:
-    """Lets the first browser with the printed link in, and afterwards only that one, by its cookie."""
+    """Admits the first browser with the printed link, and afterwards only that browser, by its cookie."""
 
     port: int
-    command: str  # that printed the link, and prints another one
+    command: str  # that printed the link
     _link: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     _session: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
     _turn: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -44,41 +44,41 @@ class Access:
 
     @property
     def link(self) -> str:
-        """Opens the page once."""
+        """The link that opens the page once."""
         return f"{self.origin}{ENTER}{self._link}"
 
     @property
     def cookie(self) -> str:
-        """Browsers send cookies to every port of a machine: so its name has the port."""
+        """The name of the cookie; it contains the port, because browsers send cookies to every port of a machine."""
         return f"fedrank-{self.port}"
 
     def refuses(self, method: str, path: str, headers: Headers) -> Refusal | None:
-        """None where a request may be answered; the link itself is looked at by `enter`."""
+        """None if a request may be answered; `enter` checks the link itself."""
         hosts = _all(headers, b"host")
         if not hosts:
-            return Refusal(400, "a request without Host")
+            return Refusal(400, "the request has no Host header")
         if hosts != [self.host]:
-            return Refusal(421, f"this page is at {self.origin} and nowhere else")
+            return Refusal(421, f"this page is served only at {self.origin}")
         if any(site in _FOREIGN for site in _all(headers, b"sec-fetch-site")):
             return Refusal(
-                403, "another web page sent you here; copy the address into the address bar if it was you who wanted to"
+                403, "the request came from another web page; to open this page, copy its address into the address bar"
             )
         if method not in _READS and _all(headers, b"origin") != [self.origin]:
-            return Refusal(403, "only this page's own forms may change anything")
+            return Refusal(403, "only forms of this page may change data")
         if path.startswith(ENTER) or self.knows(headers):
             return None
-        return Refusal(401, f"use the link that {self.command} printed; it opens this page once, in one browser")
+        return Refusal(401, f"use the link that {self.command} printed; it works once, in one browser")
 
     def enter(self, token: str) -> str | None:
-        """The cookie's value for whoever has the link, the first time; None otherwise."""
-        with self._turn:  # of two who come together, one is first
+        """The value of the cookie for the first request with the link; None otherwise."""
+        with self._turn:  # only the first of two simultaneous requests succeeds
             if not self._link or not hmac.compare_digest(token.encode(errors="replace"), self._link.encode()):
                 return None
             self._link = ""
             return self._session
 
     def knows(self, headers: Headers) -> bool:
-        """Whether the cookie is ours; takes as long for a wrong one."""
+        """Whether the cookie is valid, compared in constant time."""
         given = [
             value
             for line in _all(headers, b"cookie")
@@ -89,7 +89,7 @@ class Access:
 
 
 def ahead(headers: Headers) -> bool:
-    """Whether a browser asks before anybody clicked (prefetch, prerender, preview)."""
+    """Whether a browser sends a request before a click (prefetch, prerender, preview)."""
     return any(
         word in value.lower() for name in _AHEAD for value in _all(headers, name) for word in ("prefetch", "preview")
     )

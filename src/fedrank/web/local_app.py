@@ -1,4 +1,4 @@
-"""An application of pages for one browser: its routes, the way in, and the guard before all of them."""
+"""A web application for one browser: its routes, the entry link, and access control for all of them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from starlette.routing import Route
     from starlette.types import ASGIApp
 
-HTTP_ERRORS = {404: "There is no such page.", 405: "This cannot be asked for in this way.", 413: "That is too much."}
+HTTP_ERRORS = {404: "This page does not exist.", 405: "This method is not allowed.", 413: "The request is too large."}
 
 
 @dataclass
 class LocalApp:
-    """Collects pages, each of which is answered in a thread, and makes one application of them."""
+    """Collects pages, each answered in a thread, and builds one application from them."""
 
     door: Access
-    served: Any  # what every page gets before its request
-    extra: str  # of fedrank, which has the packages that pages need
-    message: Callable[[int, str], Response]  # a page that says one sentence, with a status
+    served: Any  # passed to every page before its request
+    extra: str  # extra of fedrank with the packages that pages need
+    message: Callable[[int, str], Response]  # a page with one sentence and a status
     _routes: list[Route] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -38,7 +38,7 @@ class LocalApp:
         self._route = Route
 
     def get(self, path: str, answer: Callable[[Any, Request], Response], head: bool = True) -> None:
-        """Add a page. Without `head`, requests for headers alone are refused, because the page has effects."""
+        """Add a page. Without `head`, HEAD requests are refused, because the page has side effects."""
 
         async def endpoint(request: Request) -> Response:
             if not head:
@@ -51,7 +51,7 @@ class LocalApp:
         self,
         path: str,
         answer: Callable[[Any, Request, Any], Response],
-        read: Callable[[Request], Awaitable[Any]],  # what was sent, checked
+        read: Callable[[Request], Awaitable[Any]],  # the content of the request, checked
     ) -> None:
         async def endpoint(request: Request) -> Response:
             form = await read(request)
@@ -62,8 +62,8 @@ class LocalApp:
     def build(self, errors: Mapping[type[Exception], Callable[[Exception], tuple[int, str]]]) -> ASGIApp:
         """The application, with the page that the one-time link opens.
 
-        An error is shown as a page of one sentence: `errors` gives status and sentence of those that the application
-        raises; those of HTTP and of the file system are known.
+        An error is shown as a page with one sentence: `errors` gives status and sentence for the application's
+        exceptions; those of HTTP and the file system are built in.
         """
         from starlette.applications import Starlette
         from starlette.exceptions import HTTPException
@@ -83,9 +83,9 @@ class LocalApp:
         self.get(ENTER + "{token}", self._enter)
         handlers: Any = {kind: handler(describe) for kind, describe in known.items()}
         app = Starlette(routes=self._routes, exception_handlers=handlers)
-        app.router.redirect_slashes = False  # an address is ours, or there is no such page
+        app.router.redirect_slashes = False  # unknown addresses are answered with 404
         return Guard(app, self.door)
 
     def _enter(self, served: Any, request: Request) -> Response:
-        again = f"This link was used before, or is not ours. End {self.door.command} and start it again."
+        again = f"This link was used before or is not valid. Stop {self.door.command} and start it again."
         return entered(self.door, request) or self.message(401, again)

@@ -1,4 +1,4 @@
-"""Before every page: who asks, and from where; after it: the headers that all answers have."""
+"""Middleware: access control before every page, and security headers on all answers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ HEADERS = {
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
-    "x-dns-prefetch-control": "off",  # links of bookmarks are not looked up before somebody clicks
-    "referrer-policy": "same-origin",  # with no-referrer, browsers would hide the origin of our own forms from us
+    "x-dns-prefetch-control": "off",  # do not resolve links of bookmarks before a click
+    "referrer-policy": "same-origin",  # with no-referrer, browsers would hide the origin of this page's forms
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-store",  # nothing of it stays in the browser, and going back asks us again
+    "cache-control": "no-store",  # nothing is stored in the browser, and going back requests the page again
 }
 
 
 class Guard:
-    """An application behind a door: nobody is answered whom the door refuses, and every answer has the headers."""
+    """Wraps an application: requests that `Access` refuses are not passed on, and every answer has the headers."""
 
     def __init__(self, app: ASGIApp, door: Access) -> None:
         self._app, self._door = app, door
@@ -44,13 +44,13 @@ class Guard:
         answer: ASGIApp = self._app
         if (refusal := self._door.refuses(scope["method"], scope["path"], scope["headers"])) is not None:
             answer = PlainTextResponse(f"{refusal.status}: {refusal.reason}\n", refusal.status)
-        elif ahead(scope["headers"]):  # refused, so that a browser asks again once somebody clicks
-            answer = PlainTextResponse("503: nothing is shown before somebody clicks\n", 503)
+        elif ahead(scope["headers"]):  # refused, so the browser asks again after a click
+            answer = PlainTextResponse("503: this page does not support prefetching\n", 503)
         await answer(scope, receive, sealed)
 
 
 def entered(door: Access, request: Request) -> Response | None:
-    """The way in for whoever has the link; None where it was used before, or is not ours."""
+    """Admit a browser with the link; None if the link was used before or is not valid."""
     no_head(request)
     response = see_other("/")
     if door.knows(request.scope["headers"]):  # a reload
@@ -63,14 +63,14 @@ def entered(door: Access, request: Request) -> Response | None:
 
 
 def see_other(where: str) -> Response:
-    """The answer to look elsewhere."""
+    """A redirect with status 303."""
     from starlette.responses import RedirectResponse
 
     return RedirectResponse(where, 303)
 
 
 def no_head(request: Request) -> None:
-    """A page that might change something when it is shown is not shown to those who want its headers only."""
+    """Refuse HEAD requests for a page with side effects."""
     from starlette.exceptions import HTTPException
 
     if request.method == "HEAD":
@@ -78,7 +78,7 @@ def no_head(request: Request) -> None:
 
 
 async def in_thread(answer: Callable[..., Response], *given: Any) -> Response:
-    """Answering takes milliseconds of reading: others are answered meanwhile."""
+    """Answer in a thread, so other requests are answered meanwhile."""
     from starlette.concurrency import run_in_threadpool
 
     run = cast(Callable[..., Awaitable["Response"]], run_in_threadpool)

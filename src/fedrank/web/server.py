@@ -1,4 +1,4 @@
-"""Serving a page: on this machine only, on one socket that nobody else can reach."""
+"""Serve a page on this machine only, on one local socket."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import uvicorn
     from starlette.types import ASGIApp
 
-_TWO_HOSTS = b"421: this page has one Host\n"
-_NO_REQUEST = b"400: this is no request\n"
+_TWO_HOSTS = b"421: the request must have one Host header\n"
+_NO_REQUEST = b"400: this is not a valid HTTP request\n"
 
 
 def serve_page(
@@ -28,10 +28,10 @@ def serve_page(
     port: int = 0,
     ready: Callable[[str], None] = lambda link: None,
     *,
-    extra: str,  # of fedrank, which has the packages that a server needs
+    extra: str,  # extra of fedrank with the packages that a server needs
     meanwhile: contextlib.AbstractContextManager[None] | None = None,
 ) -> None:
-    """Serve a page until interrupted; `ready` is told the one-time link as soon as it can be opened."""
+    """Serve a page until interrupted; `ready` receives the one-time link as soon as it can be opened."""
     with listening(command, port) as (bound, door):
         server = make_server(make_app(door), door, ready, extra)
         with meanwhile or contextlib.nullcontext(), ended_by_signals():
@@ -40,20 +40,22 @@ def serve_page(
 
 @contextlib.contextmanager
 def listening(command: str, port: int = 0) -> Iterator[tuple[socket.socket, Access]]:
-    """A socket of this machine's own address, and the door behind it; port 0: any that is free."""
+    """A socket on the loopback address and its access control; port 0: any free port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as bound:
-        if sys.platform != "win32":  # there it would let two programs listen
+        if sys.platform != "win32":  # on Windows it would let two programs listen
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind(("127.0.0.1", port))
         except (OSError, OverflowError) as problem:
             reason = getattr(problem, "strerror", None) or problem
-            raise OSError(f"port {port} cannot be used ({reason}); choose another, or 0 for any") from None
+            raise OSError(
+                f"port {port} cannot be used ({reason}); choose another one, or 0 for any free port"
+            ) from None
         yield bound, Access(bound.getsockname()[1], command)
 
 
 def make_server(app: ASGIApp, door: Access, ready: Callable[[str], None], extra: str = "search") -> uvicorn.Server:
-    """What serves the page; `ready` is told the link. `extra` of this package brings what it needs."""
+    """The server of the page; `ready` receives the link. `extra` of this package installs its requirements."""
     try:
         import uvicorn
     except ImportError:
@@ -72,9 +74,9 @@ def make_server(app: ASGIApp, door: Access, ready: Callable[[str], None], extra:
 
 
 def _protocol() -> Any:
-    """HTTP as uvicorn has it, where two Hosts are answered as another one is: this is not their server.
+    """The HTTP protocol of uvicorn, with 421 for several Host headers, as for a wrong one.
 
-    What is no request is answered without the parser, which would stumble once more and print that.
+    An invalid request is answered without the parser, which would fail again and print an error.
     """
     import h11
     from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -82,10 +84,10 @@ def _protocol() -> Any:
     class OneHost(H11Protocol):
         def send_400_response(self, msg: str) -> None:
             two = "multiple Host" in str(sys.exc_info()[1])
-            status, told = ("421 Misdirected Request", _TWO_HOSTS) if two else ("400 Bad Request", _NO_REQUEST)
-            head = f"HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {len(told)}\r\nconnection: close"
+            status, body = ("421 Misdirected Request", _TWO_HOSTS) if two else ("400 Bad Request", _NO_REQUEST)
+            head = f"HTTP/1.1 {status}\r\ncontent-type: text/plain\r\ncontent-length: {len(body)}\r\nconnection: close"
             if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):  # nothing was answered yet
-                self.transport.write(f"{head}\r\n\r\n".encode() + told)
+                self.transport.write(f"{head}\r\n\r\n".encode() + body)
             self.transport.close()
 
     return OneHost
@@ -93,7 +95,7 @@ def _protocol() -> Any:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """The server ends in order, then signals come again as usual; the end is no error, and files are closed."""
+    """Stop the server in order on signals, then restore the handlers; stopping is not an error."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

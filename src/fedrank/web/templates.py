@@ -1,4 +1,4 @@
-"""Jinja templates with everything escaped, and JSON inside a page."""
+"""Jinja templates with automatic escaping, and JSON inside a page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def templates(package: str, folder: str) -> Environment:
 
 
 def script_json(content: Any) -> Markup:
-    """JSON for a script element; nothing in it can end the element."""
+    """JSON for a script element; its content cannot end the element."""
     from markupsafe import Markup
 
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -55,7 +55,7 @@ def test_before_a_run_it_says_what_is_planned(spec):
     text = markdown(impact(read_assessed(spec())))
     assert "Clicks of a shop" in text
     assert "Nothing has run yet." in text
-    assert "No mechanism: updates leave clients as they are" in text
+    assert "No mechanism: clients send exact updates" in text
     assert "browsers, not people" in text
     assert "ε = " not in text.replace("no budget stops a run", "")
     assert text.count(TO_FILL_IN) > 15
@@ -114,7 +114,7 @@ def test_the_command_never_replaces_what_somebody_wrote(spec, tmp_path, monkeypa
     for wrong, says in (
         ((path, "--out", "dpia.md"), "somebody may have filled it in"),
         ((path, "--out", "dpia.pdf"), "is Markdown"),
-        (("nowhere.toml", "--out", "other.md"), "no spec at nowhere.toml"),
+        (("nowhere.toml", "--out", "other.md"), "spec nowhere.toml does not exist"),
         ((tmp_path / "log", "--out", "other.md"), "no finished run"),
     ):
         code, said = call(*wrong)

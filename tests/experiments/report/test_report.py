@@ -217,9 +217,7 @@ def test_unfinished_runs_are_listed_and_not_counted(tmp_path: Path) -> None:
     assert "Unfinished runs" in text
     assert "3 updates are not finite (round 12, client 4)" in text
     assert "1 of 13 runs is not finished" in text
-    assert (
-        "without a finished run are not in this report: other, 3 runs, the first of them only fold 1 seed 1: " in text
-    )
+    assert "without a finished run are not in this report: other, 3 runs, first only fold 1 seed 1: " in text
     (found,) = analyse(runs)
     assert [len(variant.repeats) for variant in found.variants] == [6, 6]
 

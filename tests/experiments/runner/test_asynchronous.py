@@ -187,7 +187,7 @@ def test_in_a_secure_sum_every_client_pays_by_the_sums_it_is_in(log, tmp_path, h
     # Shares of the noise add up to 20 if two of the three clients are honest; one client moves the sum by 1.
     exact = 1.0**2 / (2 * 20.0**2)
     assert planned(asked.base)[0].guarantee.event.rho == pytest.approx(exact, rel=1e-3)
-    assert "of 3 clients work with the server" in server["because"]
+    assert "of 3 clients collude with the server" in server["because"]
     assert any("times are not protected" in line for line in card["not_covered"])
 
 
@@ -250,39 +250,48 @@ def test_noise_that_was_sent_is_used_again(log, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"data": {"name": "synthetic-mq2007"}}, "kind: async lets updates arrive when they did"),
-        ({"kind": "federated", "arrival": "sync"}, "arrival: would do nothing in a federation in step"),
-        ({"kind": "federated", "data": {"name": "synthetic-mq2007"}}, 'clients.partition: "users" needs to know'),
-        ({"aggregator": "median"}, "aggregator: arrival takes its place"),
-        ({"server": {"name": "add", "rate": 0.5}}, "server: arrival takes its place"),
-        ({"learner": {"name": "evolution"}, "server": "adam"}, "learner: evolution needs rounds of many"),
-        ({"local": "scaffold"}, "local: clients that arrive one by one keep no controls"),
+        ({"data": {"name": "synthetic-mq2007"}}, 'kind: "async" needs the times of a click log'),
+        ({"kind": "federated", "arrival": "sync"}, "arrival: has no effect in synchronous rounds"),
+        (
+            {"kind": "federated", "data": {"name": "synthetic-mq2007"}},
+            'clients.partition: "users" requires data with users',
+        ),
+        ({"aggregator": "median"}, 'aggregator: with kind = "async", arrival takes its place'),
+        ({"server": {"name": "add", "rate": 0.5}}, 'server: with kind = "async", arrival takes its place'),
+        ({"learner": {"name": "evolution"}, "server": "adam"}, "learner: evolution needs synchronous rounds"),
+        ({"local": "scaffold"}, 'local: with kind = "async", clients do not store control variates'),
         (
             {"learner": {"name": "pdgd", "ranker": {"name": "mlp"}}, "local": "fedper"},
-            "local: clients that arrive one by one keep no controls or weights of their own",
+            'local: with kind = "async", clients do not store control variates or personal weights',
         ),
-        ({"clients": {"count": 5, "participation": 0.5, "partition": "users"}}, "clients.participation: the log says"),
-        ({"clients": {"count": 5}}, "clients.partition: here several clients hold the same query"),
+        (
+            {"clients": {"count": 5, "participation": 0.5, "partition": "users"}},
+            'clients.participation: with kind = "async", the log determines',
+        ),
+        (
+            {"clients": {"count": 5}},
+            "clients.partition: with this partition, several clients hold the same logged query",
+        ),
         (
             {
                 "clients": {"count": 5, "malicious": 1, "partition": "users"},
                 "attack": {"name": "poisoned-clicks"},
             },
-            "attack: clients that attack out of step",
+            "attack: asynchronous attacks are not simulated",
         ),
-        ({"record_every": 5}, "record_every: updates that arrive out of step"),
+        ({"record_every": 5}, "record_every: asynchronous updates cannot be recorded"),
         (
             {"mechanism": GAUSSIAN | {"placement": {"name": "secure-aggregation"}}},
-            "mechanism: there is no round whose sum",
+            "mechanism: updates arrive one at a time",
         ),
-        ({"mechanism": GAUSSIAN | {"placement": {"name": "server"}}}, "mechanism: there is no round whose sum"),
+        ({"mechanism": GAUSSIAN | {"placement": {"name": "server"}}}, "mechanism: updates arrive one at a time"),
         (
             {"mechanism": FPDGD, "learner": {"name": "pdgd", "clip_weights": 1.5}},
-            "for comparison alone, fpdgd-paper with shares",
+            "only for comparison, use fpdgd-paper with shares",
         ),
         (
             {"mechanism": GAUSSIAN | {"placement": {"name": "server"}}, "arrival": WAITING},
-            "mechanism: there is no round whose sum",
+            "mechanism: updates arrive one at a time",
         ),
         (
             {"mechanism": GAUSSIAN | {"placement": {"name": "secure-aggregation"}}, "arrival": {"name": "fedbuff"}},
@@ -290,18 +299,18 @@ def test_noise_that_was_sent_is_used_again(log, tmp_path, monkeypatch):
         ),
         (
             {"mechanism": GAUSSIAN | {"placement": {"name": "secure-aggregation"}}, "arrival": WAITING | {"size": 1}},
-            "mechanism: the secure sum of a single client is its update",
+            "mechanism: secure aggregation of a single client reveals its update",
         ),
         (
             {
                 "mechanism": GAUSSIAN | {"placement": {"name": "secure-aggregation"}},
                 "arrival": WAITING | {"receive": False},
             },
-            "arrival.receive: false lets",
+            "arrival.receive: with false, clients continue",
         ),
         (
             {"learner": {"name": "pdgd", "lists": "logged"}, "kind": "federated", "data": {"name": "synthetic-mq2007"}},
-            'learner.lists: "logged" learns from what a search log says',
+            'learner.lists: "logged" learns from the lists in a click log',
         ),
         (
             {
@@ -312,12 +321,15 @@ def test_noise_that_was_sent_is_used_again(log, tmp_path, monkeypatch):
         ),
         (
             {"kind": "federated", "learner": LOGGED, "mechanism": GAUSSIAN | {"unit": "interaction"}},
-            'mechanism.unit: "interaction" is paid once, and in rounds the same search',
+            'mechanism.unit: "interaction" assumes that each interaction is used once',
         ),
-        ({"mechanism": GAUSSIAN, "arrival": {"name": "fedasync", "receive": False}}, "arrival.receive: false lets"),
-        ({"arrival": {"name": "fedasink"}}, "arrival.name: no 'fedasink'; did you mean \"fedasync\"?"),
+        (
+            {"mechanism": GAUSSIAN, "arrival": {"name": "fedasync", "receive": False}},
+            "arrival.receive: with false, clients continue",
+        ),
+        ({"arrival": {"name": "fedasink"}}, "arrival.name: unknown arrival 'fedasink'; did you mean \"fedasync\"?"),
         ({"arrival": {"name": "fedasync", "mixing": 2.0}}, "arrival: mixing = 2.0 is no share"),
-        ({"data": {"name": "mq2007", "users": 3}}, "data.users: is a setting of a search log"),
+        ({"data": {"name": "mq2007", "users": 3}}, "data.users: applies only to a click log"),
     ],
 )
 def test_what_does_not_go_together(log, changes, said):
@@ -345,9 +357,9 @@ def test_a_search_that_is_taken_up_once_is_paid_once(log):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"name": "mq2007"}, "data: has a log and something else"),
-        ({"folds": [2]}, "data.folds: no fold 2; a log is fold 1"),
-        ({"evaluate_on": "validation"}, "data.evaluate_on: a log has no validation queries"),
+        ({"name": "mq2007"}, "data: has both a log and a name or files"),
+        ({"folds": [2]}, "data.folds: fold 2 does not exist; a log has only fold 1"),
+        ({"evaluate_on": "validation"}, "data.evaluate_on: a click log has no validation queries"),
         ({"test_share": 1.0}, "data.test_share: 1.0 cannot be used; give less than 1"),
     ],
 )

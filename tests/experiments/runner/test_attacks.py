@@ -79,36 +79,36 @@ def history_bytes(folder):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"attack": "lei"}, "attack.name: no 'lei'; did you mean \"lie\"?"),
+        ({"attack": "lei"}, "attack.name: unknown attack 'lei'; did you mean \"lie\"?"),
         (
             {"attack": 3, "clients": {"count": 6}},
             'attack: 3 is not a method; write a table such as { name = "poisoned-clicks" }',
         ),
         ({"attack": {"scale": 2.0}}, "attack.name: is missing"),
-        ({"attack": {"name": "noise", "scale": -1.0}}, "attack: scale = -1.0 attacks nobody"),
+        ({"attack": {"name": "noise", "scale": -1.0}}, "attack: scale must be finite and above 0 (got -1.0)"),
         ({"attack": {"name": "noise", "size": 1.0}}, "attack.size: no such setting of noise"),
         (
             {"attack": {"name": "poisoned-clicks", "click_model": "x"}},
-            "attack: no click model 'x'; `fedrank methods click-model` lists",
+            "attack: unknown click model 'x'; `fedrank methods click-model` lists",
         ),
-        ({"clients": {"count": 6, "malicious": 3}}, "clients.malicious: 3 of 6 clients decide as they like"),
+        ({"clients": {"count": 6, "malicious": 3}}, "clients.malicious: 3 of 6 clients are malicious"),
         ({"clients": {"count": 6, "malicious": -1}}, "clients.malicious: -1 cannot be used; give 0 or more"),
         (
             {"mechanism": {"name": "gaussian", "clip": 1.0, "noise": 1.0}, "clients": {"count": 0}},
             "clients.count: 0 cannot be used; give 1 or more",
         ),
-        ({"attack": None}, "clients.malicious: 2 would do no harm, no attack is set"),
+        ({"attack": None}, "clients.malicious: is 2, but no attack is set"),
         ({"aggregator": "none"}, 'with the aggregator "none" nobody listens to malicious clients'),
         ({"aggregator": "bulyan", "attack": "fang"}, "attack: Fang's attack has no formula against Bulyan"),
         ({"local": "scaffold"}, "local: Scaffold reads every client's gradient"),
         (
             {"learner": {"name": "pdgd", "control": True}},
-            'learner.control: has a place of its own now; leave it out, and write local = "scaffold"',
+            'learner.control: is no longer a setting; remove it, and write local = "scaffold"',
         ),
         ({"aggregator": {"name": "krum", "attackers": 0.5}}, "aggregator: attackers = 0.5"),
         (
             {"attack": "poisoned-clicks", "clients": {"count": 6, "malicious": 1, "click_model_per": "interaction"}},
-            'clients.click_model_per: "interaction" would let honest clients click as malicious ones',
+            'clients.click_model_per: with "interaction", honest clients would use',
         ),
         (
             {
@@ -122,7 +122,7 @@ def history_bytes(folder):
                     "placement": {"name": "secure-aggregation"},
                 },
             },
-            "record_every: nobody can record single updates under a secure sum",
+            "record_every: individual updates cannot be recorded under secure aggregation",
         ),
         (
             {
@@ -138,7 +138,7 @@ def history_bytes(folder):
         ),
         (
             {"attack": None, "clients": {"count": 6}, "record_every": 2, "aggregator": "none"},
-            'record_every: with the aggregator "none" no update leaves a client',
+            'record_every: with the aggregator "none", clients send no updates',
         ),
         ({"record_every": -1}, "record_every: -1 cannot be used; give 0 or more"),
     ],
@@ -272,13 +272,13 @@ def test_left_out_clients_are_noted_also_after_a_stop(tmp_path, monkeypatch, bro
     for task in (whole, parts):
         notes = json.loads((task.folder / "run.json").read_text())["notes"]
         assert notes[-2:] == [
-            f"client {client} was left out of 4 rounds, first of round 3: its update was not finite"
+            f"client {client} was excluded from 4 rounds, the first was round 3: its update was not finite"
             for client in (0, 1)
         ]
     once = one_task(tmp_path / "once", attack=broken | {"every": 10}, clients=few | {"malicious": 1})
     assert perform(once) == "finished"
     [*_, note] = json.loads((once.folder / "run.json").read_text())["notes"]
-    assert note == "client 0 was left out of 1 round, first of round 10: its update was not finite"
+    assert note == "client 0 was excluded from 1 round, the first was round 10: its update was not finite"
 
 
 def test_updates_of_a_wrong_size_end_the_run_with_a_message(tmp_path, broken):
@@ -331,7 +331,7 @@ def test_recording_changes_nothing_else_and_the_privacy_card_names_it(tmp_path):
         assert (plain.folder / name).read_bytes() == (recorded.folder / name).read_bytes()
     assert not (plain.folder / "history").exists()
     card = json.loads((recorded.folder / "privacy.json").read_text())
-    assert card["kept_updates"] == "every client's update of every 4. round, in history/"
+    assert card["kept_updates"] == "the updates of all clients, recorded every 4 rounds, in history/"
     assert any("history/" in text for text in card["not_covered"])
     card = json.loads((plain.folder / "privacy.json").read_text())
     assert "kept_updates" not in card

@@ -53,7 +53,7 @@ def test_without_a_mechanism_clicks_are_read_and_nothing_is_promised(tmp_path):
     found = attacked(grid, messages=25)
     assert verdicts(found) == {
         "clicks, from one message": "READ",
-        "clicks, told which of two patterns": "READ",
+        "clicks, one of two patterns": "READ",
         "membership": "SKIPPED",
     }
     assert "nothing is promised" in found[-1].sentence.lower()
@@ -76,8 +76,8 @@ def test_a_correct_mechanism_is_not_shown_broken_where_the_control_is_caught(tmp
     found = attacked(grid, runs=3000)
     assert verdicts(found) == {
         "clicks, from one message": "SKIPPED",
-        "membership, by the mechanism alone": "NOT SHOWN",
-        "membership, by whole rounds": "NOT SHOWN",
+        "membership, mechanism alone": "NOT SHOWN",
+        "membership, whole rounds": "NOT SHOWN",
     }
     assert "trusted" in found[0].sentence
     assert found[1].promised == "ε = 2.00"  # 1 / noise
@@ -88,7 +88,7 @@ def test_a_correct_mechanism_is_not_shown_broken_where_the_control_is_caught(tmp
     assert counts["epsilon_shown"] <= counts["epsilon_claimed"] < counts["epsilon_largest"]
     assert counts["trial"]["outside"] == FEW["repeats"]
     assert counts["trial"]["level"] == pytest.approx(1e-4 / 7)
-    assert "largest ε that could have been shown" in found[1].sentence
+    assert "largest ε that this audit could have shown" in found[1].sentence
 
 
 @pytest.mark.long
@@ -96,7 +96,7 @@ def test_the_published_mechanism_is_violated():
     mechanism = {"name": "fpdgd-paper", "epsilon": 1.2, "sensitivity": 3.0}
     found = attacked(spec(mechanism=mechanism, learner={"name": "pdgd", "clip_weights": 1.5}))
     verdict = verdicts(found)
-    assert verdict["membership, by the mechanism alone"] == "VIOLATED"
+    assert verdict["membership, mechanism alone"] == "VIOLATED"
     assert found[-2].promised == "ε = 1.20"  # what the paper states, not what holds
 
 
@@ -104,7 +104,7 @@ def test_the_published_mechanism_is_violated():
 def test_where_there_is_no_power_nothing_is_shown():
     mechanism = {"name": "gaussian", "clip": 0.1, "noise": 1000.0}
     found = attacked(spec(mechanism=mechanism), repeats=2000, runs=40)
-    one = next(each for each in found if each.attacked == "membership, by the mechanism alone")
+    one = next(each for each in found if each.attacked == "membership, mechanism alone")
     assert one.verdict == "NO POWER"
     assert one.shown == ""
     assert "says nothing" in one.sentence
@@ -125,8 +125,8 @@ def test_randomised_rewards_are_attacked_through_the_learner():
     found = attacked(experiment)
     assert verdicts(found) == {
         "clicks, from one message": "SKIPPED",
-        "membership, by the mechanism alone": "NOT SHOWN",
-        "membership, by whole rounds": "SKIPPED",
+        "membership, mechanism alone": "NOT SHOWN",
+        "membership, whole rounds": "SKIPPED",
     }
 
 
@@ -186,7 +186,7 @@ def test_without_noise_words_of_documents_are_read(method):
 
 def test_silos_that_tell_nothing_cannot_be_attacked():
     [only] = audit_experiment(read_tables(SILOS | {"method": {"name": "local"}}))
-    assert (only.verdict, only.sentence) == ("SKIPPED", "Silos tell each other nothing.")
+    assert (only.verdict, only.sentence) == ("SKIPPED", "Silos send each other nothing.")
 
 
 def test_a_forest_tells_training_values_and_who_was_trained_on():
@@ -200,7 +200,7 @@ def test_a_forest_tells_training_values_and_who_was_trained_on():
     assert thresholds.counts["guess"]["right"] < 0.2 * thresholds.counts["guess"]["of"]
     assert ranges.counts["found"]["right"] == ranges.counts["found"]["of"]
     assert members.guessed == "half"
-    assert "More than guessing is shown from" in members.sentence
+    assert "are significantly better than guessing" in members.sentence
     assert told == sorted(told)
     assert len(told) > 16, "every tree is told"
 
@@ -228,7 +228,7 @@ def test_a_forest_that_nobody_gets_is_not_attacked_and_a_large_one_in_part():
     assert only.verdict == "SKIPPED"
     large = read_tables(FOREST | {"booster": {"name": "lambdamart", "trees": 500}, "tune": 5}).base
     assert audit._smaller(large) == (
-        "100 trees were grown at most, where a run grows 500 at most; settings were not tuned"
+        "attacked forests have at most 100 trees, forests of a run at most 500; settings were not tuned"
     )
 
 

@@ -100,7 +100,7 @@ def test_every_kind_of_run_has_a_card_that_says_it_is_simulated_first(tmp_path, 
     card = read(folder)
     assert next(iter(card)) == "what"
     assert card["what"] == "simulated run"
-    assert card["summary"].startswith("Simulated: the data of all clients lay in one folder")
+    assert card["summary"].startswith("Simulated: one process had the data of all clients")
     assert card["clients"] == clients
     assert card["issuer"] == "Institute of Ranking"
     assert "issued" not in card, "run.json says when it ended, and a resumed run has the same card"
@@ -172,7 +172,7 @@ def test_a_log_has_a_card(log):
     assert card.clients == len(log.users)
     assert list(card.files) == ["facts.json"]
     assert "user ids" in card.summary
-    assert "do not pass it on" in card.summary
+    assert "do not share it" in card.summary
 
 
 def test_the_card_of_a_production_log_says_what_a_user_is_and_what_was_not_kept(tmp_path):
@@ -181,9 +181,9 @@ def test_the_card_of_a_production_log_says_what_a_user_is_and_what_was_not_kept(
     assert "browser" not in log_card(made_up_shown(tmp_path / "p", [0, 1])).summary
     facts = {"settings": {"keep_days": 90}, "redacted": {"an e-mail address": 2, "asked by too few": 1000}}
     said = log_card(replace(browsers, facts=browsers.facts | facts)).summary
-    assert "Lists older than 90 days before it was made were never stored; build it anew to keep to that." in said
+    assert "Lists older than 90 days at build time are not stored; rebuild it to keep that limit." in said
     assert "The text of 1,002 queries is not stored (an e-mail address: 2, asked by too few: 1,000)." in said
-    assert "what redacted queries found" in said
+    assert "lists, clicks and features of redacted queries" in said
 
 
 @pytest.mark.long

@@ -52,7 +52,7 @@ def test_a_changed_checkpoint_is_an_error_and_one_without_a_checksum_a_note(stop
     assert (stopped.folder / "rounds.csv").read_bytes() == before
     np.savez(file, **{name: part for name, part in parts.items() if name != "checksum"})
     assert perform(stopped) == "finished"
-    assert "its checkpoint carried no checksum" in Facts.read(stopped.folder).notes[0]
+    assert "its checkpoint had no checksum" in Facts.read(stopped.folder).notes[0]
 
 
 @pytest.mark.parametrize(

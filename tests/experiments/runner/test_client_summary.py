@@ -97,7 +97,9 @@ def test_table_names_every_client_and_measure(who):
     text = printed(who)
     assert "small, fold 1, seed 7" in text
     assert "all, all-again" in text
-    assert "3 clients, partition labels (each = 1, overlap = false, normalise_after = false), 1 to 4 searches" in text
+    assert (
+        "3 clients, partition labels (each = 1, overlap = false, normalise_after = false), 1 to 4 interactions" in text
+    )
     labels = who.groups[1].found
     for c in range(3):
         counts = [f"{n:,}" for n in (labels.queries[c], labels.without[c], labels.documents[c], *labels.grades[c])]

@@ -55,25 +55,28 @@ def test_sketches_cost_what_their_sketcher_says_and_noise_keeps_a_target():
 
 def test_a_budget_that_a_sketch_exceeds_is_announced():
     strict = silos("cross-silo", privacy={"budget": 2.0})
-    assert "A run will be refused" in budget_line(strict)
+    assert "A run would be refused" in budget_line(strict)
     assert "6.6" in budget_line(strict)
-    assert "A run will be refused" in said(Grid.of(strict))
+    assert "A run would be refused" in said(Grid.of(strict))
     assert budget_line(silos("cross-silo", privacy={"budget": 7.0})) == ""
 
 
 @pytest.mark.parametrize(
     ("merge", "words"),
     [
-        (None, ["the forest", "whoever gets the model"]),
+        (None, ["the forest", "every recipient of the model"]),
         ("alone", ["Nothing leaves anybody"]),
-        ("linear", ["the forest of every client", "all other clients", "means of two values"]),
+        ("linear", ["the forest of every client", "all other clients", "means of two feature values"]),
         ("stacking", ["the forest of every client", "all other clients"]),
-        ("bagged", ["every tree as it is grown", "nDCG@10 of own validation queries"]),
-        ("cyclic", ["every tree as it is grown"]),
-        ("histograms", ["histograms of gradients, hessians and rows", "nDCG@10 of own validation queries"]),
-        ({"name": "histograms", "secure": True}, ["the server, summed up over all clients"]),
-        ({"name": "histograms", "vote": 3}, ["the 3 features of every leaf", "of every leaf and 6 elected features"]),
-        ("pooled", ["all queries, documents and grades"]),
+        ("bagged", ["every tree: ", "nDCG@10 on the client's validation queries"]),
+        ("cyclic", ["every tree: "]),
+        ("histograms", ["histograms of gradients, hessians and rows", "nDCG@10 on validation queries"]),
+        ({"name": "histograms", "secure": True}, ["the server, summed over all clients"]),
+        (
+            {"name": "histograms", "vote": 3},
+            ["the 3 features with the highest gain", "for every leaf and 6 elected features"],
+        ),
+        ("pooled", ["all queries, documents and relevance labels"]),
     ],
 )
 def test_what_forests_tell_and_to_whom(merge, words):
@@ -86,7 +89,7 @@ def test_noised_forests_have_a_price_for_a_query_and_none_for_a_row():
     merge = {"name": "histograms", "private": "random-splits", "noise": 20.0}
     text = said(read_tables(FOREST | {"split": SPLIT, "merge": merge}))
     assert "noised sums of gradients" in text
-    assert "never for one row" in text
+    assert "never a single row" in text
     assert "Nothing can be claimed" not in text
 
 
@@ -159,7 +162,7 @@ def test_what_cannot_be_meant_is_refused_before_anything_is_done(fedrank, comman
     assert "leaves" not in out
     code, _, err = fedrank(command, "--variant", "quite")
     assert code != 0
-    assert "no variant 'quite'" in err
+    assert "unknown variant 'quite'" in err
     assert "quiet" in err
 
 

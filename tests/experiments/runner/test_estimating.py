@@ -64,10 +64,10 @@ def test_entries_that_a_model_learned_from_do_not_count(files):
     told = []
     found = estimate_model(files / "learned.json", files / "log", tell=told.append)
     assert found.searches == 1600
-    assert told == ["the model learned from this log; only its latest 20% are counted"]
+    assert told == ["the model was trained on this log; only the last 20% of its entries are used"]
     told.clear()
     estimate_model(files / "learned.json", files / "log", latest=1.0, tell=told.append)
-    assert "which flatters it; use --latest 0.2" in told[0]
+    assert "too optimistic; use --latest 0.2" in told[0]
     with pytest.raises(ValueError, match="latest = 2 is no share of the entries"):
         estimate_model(files / "model.json", files / "log", latest=2.0)
 
@@ -88,11 +88,11 @@ def test_why_it_cannot_be_told(files, tmp_path):
     with pytest.raises(CannotTell, match="feature 10 is 'age' in the model and 'feature 10' in the log"):
         estimate_model(tmp_path / "other.json", files / "log")
     save_model(Model(Linear(), np.ones(10), 10, "global"), tmp_path / "global.json")
-    with pytest.raises(CannotTell, match="does not say within which ranges"):
+    with pytest.raises(CannotTell, match="but no feature ranges"):
         estimate_model(tmp_path / "global.json", files / "log")
-    with pytest.raises(ValueError, match="lists that were made up around one click each"):
+    with pytest.raises(ValueError, match="synthetic lists around one click each"):
         estimate_model(files / "model.json", made_up_log(tmp_path / "log", [0, 1, 0]))
-    with pytest.raises(ValueError, match="holds one model for all clients; leave out client = 1"):
+    with pytest.raises(ValueError, match="holds one model for all clients; remove client = 1"):
         estimate_model(files / "model.json", files / "log", client=1)
     assert isinstance(
         run("estimate", files / "model.json", "--log", files / "log", "--bias", "x").exception, ValueError

@@ -10,7 +10,7 @@ from fedrank.experiments.runner.failures import TRACEBACK, causes
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.grid import read_tables
-from fedrank.privacy.secure_aggregation import primitives
+from fedrank.privacy.secure_messages import primitives
 from tests.experiments.runner.test_run import tables
 from tests.test_cli import shell
 
@@ -72,7 +72,7 @@ def test_a_server_step_that_loses_parameters_is_refused_by_its_name(tmp_path):
 def test_one_cause_is_told_once_with_a_count(tmp_path):
     wrong = failed(tmp_path, seeds=[1, 2, 3], aggregator={"name": OWN + "Crashes"})
     [cause] = causes(wrong)
-    assert cause.told.startswith("failed 3 runs, the first of them only, fold 1, seed 1: KeyError")
+    assert cause.told.startswith("failed 3 runs, first only, fold 1, seed 1: KeyError")
     deep = "".join(f"line {n}\n    ~~~^^^\n" for n in range(1, 21))
     other = "\nThe above exception was the direct cause of the following exception:\n\nTraceback\nRoundError\n"
     (wrong[0][0].folder / TRACEBACK).write_text(deep + other)
@@ -149,7 +149,7 @@ def test_a_model_of_other_features_is_refused_as_a_start_before_the_first_run(tm
     (tmp_path / "own.txt").write_text(lines)
     data = {"train": str(tmp_path / "own.txt"), "test": str(tmp_path / "own.txt")}
     said = refused(tmp_path, data=data, start=str(first.path / "model.json"))
-    assert "has 46 parameters, and Linear on 2 features has 2" in said
+    assert "has 46 parameters, but Linear on 2 features has 2" in said
 
 
 def test_a_missing_package_is_told_before_the_first_run(tmp_path, monkeypatch):
@@ -171,7 +171,7 @@ def test_secure_sums_are_not_begun_without_their_package(tmp_path, monkeypatch, 
         assert not failed(tmp_path, **changes)
     else:
         said = refused(tmp_path, **changes)
-        assert "secure sums need the package cryptography: pip install" in said
+        assert "secure aggregation needs the package cryptography: pip install" in said
         assert said.endswith("; nothing was run")
 
 
@@ -183,7 +183,7 @@ def test_a_budget_that_silos_would_exceed_is_told_before_the_first_run(tmp_path)
         "method": {"name": "cross-silo", "noise": 1.0},
         "privacy": {"budget": 2.0},
     }
-    with pytest.raises(ValueError, match=r"costs ε = 6\.6 .* and the budget is 2; .*; nothing was run"):
+    with pytest.raises(ValueError, match=r"costs ε = 6\.6 .* but the budget is 2; .*; nothing was run"):
         run_experiment(read_tables(asked), "test", tmp_path)
     assert not (tmp_path / "test").exists()
 

@@ -33,7 +33,7 @@ def test_final_is_the_mean_of_the_last_ten_evaluations(tmp_path: Path) -> None:
     assert run.final_value("online") == pytest.approx(sum(range(6, 25, 2)) / 10 / 100)
     assert isnan(run.rounds["ndcg@10"][0])
     assert run.measures == ("ndcg@10", "mrr@10")
-    with pytest.raises(KeyError, match="no column 'ndcg'"):
+    with pytest.raises(KeyError, match="column 'ndcg' does not exist"):
         run.final_value("ndcg")
 
 
@@ -94,7 +94,7 @@ def test_damage_is_told_and_harms_no_other_run(tmp_path: Path) -> None:
     assert [run.seed for run in runs.finished] == [1]
     assert "cannot be read" in reasons[2]
     assert "no run.json" in reasons[3]
-    assert "not with a whole row of round 40" in reasons[4]
+    assert "not with a complete row of round 40" in reasons[4]
     assert "rounds.csv" in reasons[5]
     assert "object" in reasons[6]
     assert "newer" in reasons[7]
@@ -231,7 +231,7 @@ def test_the_list_names_state_quality_and_reason(tmp_path: Path) -> None:
         write_run(tmp_path, seed=seed, status="failed", error={"message": "bang", "round": seed, "client": None})
     show(about_runs(load_runs(tmp_path)), console)
     assert console.file.getvalue().count("bang") == 1  # type: ignore[attr-defined]
-    assert "20 runs, the first of them only fold 1 seed 3: bang (round 3)" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "20 runs, first only fold 1 seed 3: bang (round 3)" in console.file.getvalue()  # type: ignore[attr-defined]
     show(about_runs(Runs()), console)
     assert "No runs here" in console.file.getvalue()  # type: ignore[attr-defined]
 

@@ -111,7 +111,7 @@ def test_who_needs_the_code_asks_for_trust(theirs, monkeypatch, capsys, argument
     assert call(monkeypatch, *arguments) == 2
     err = capsys.readouterr().err
     assert "aggregator.name: 'lab_of_others:Mine' is code from outside fedrank" in err
-    assert "say --trust" in err
+    assert "add --trust" in err
     assert not Path("was-imported").exists()
     call(monkeypatch, *arguments, "--trust")
     assert Path("was-imported").exists(), capsys.readouterr().err
@@ -130,7 +130,7 @@ def test_who_needs_the_code_asks_for_trust(theirs, monkeypatch, capsys, argument
 def test_wherever_it_is_named(theirs, change):
     text = SPEC.partition("aggregator")[0] + change
     Path("spec.toml").write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match="say --trust"):
+    with pytest.raises(ValueError, match="add --trust"):
         read_spec("spec.toml", trust=False)
     assert not Path("was-imported").exists()
 

@@ -99,7 +99,7 @@ def test_a_run_that_cannot_be_understood_is_named(log):
 def test_the_commands_of_a_plan(log):
     run(log, "recorded", more="record_every = 1")
     [found] = plan_forgetting("user1", log, [log.parent / "runs"]).runs
-    assert found.before.startswith("fedrank unlearn ")
+    assert found.before.startswith("fedrank forget client ")
     assert f"--client {found.clients[0]} " in found.before
     words = shlex.split(found.after)
     assert words[:2] == ["fedrank", "run"]
@@ -133,8 +133,8 @@ def test_the_receipt_says_what_is_left_and_under_which_epsilon(log, tmp_path):
         assert paid.epsilon is not None
         assert f"ε = {up(paid.epsilon)} at δ = 1e-05 for a client" in claims
         assert f"the {paid.against}" in claims
-    assert "protected nobody from whoever ran it" in claims
-    assert "nothing can be claimed that would hide it" in told["summary"]
+    assert "did not protect data from the person who ran the simulation" in claims
+    assert "no privacy guarantee limits that" in told["summary"]
     assert str(open_run / "only" / "fold-1-seed-1") in told["summary"]
     assert told["removed"]["entries"] == CLICK_MODELS.count(1)
     assert len(told["removed"]["first"]) == len("2024-10-04"), "a second would tell whose rows they were"
@@ -157,10 +157,10 @@ def test_what_an_epsilon_does_not_cover_is_said_with_it(log, tmp_path):
     assert found.used == LEARNED
     assert len(found.clients) > 1
     assert any(one.startswith("ε = ") for one in found.claims)
-    assert "not covered: the smallest and largest value of each feature of all clients, which are in model.json" in (
+    assert "not covered: the smallest and largest value of each feature over all clients, which are in model.json" in (
         found.claims
     )
-    assert f"it is for one client, and {len(found.clients)} held their searches" in found.claims[-1]
+    assert f"it holds for one client, but {len(found.clients)} clients held their searches" in found.claims[-1]
 
 
 @pytest.mark.process
@@ -218,7 +218,7 @@ def test_the_next_run_learns_from_what_is_left(log):
 
 def test_a_receipt_replaces_nothing(log, tmp_path):
     (tmp_path / "receipt.json").write_text("another one")
-    with pytest.raises(FileExistsError, match="a receipt replaces nothing"):
+    with pytest.raises(FileExistsError, match="a receipt never overwrites a file"):
         forget_person("user1", log, out=tmp_path / "receipt.json")
     assert "user1" in load_log(log).users
 
@@ -227,7 +227,7 @@ def test_browsers_are_not_people(tmp_path):
     folder = made_up_shown(tmp_path / "log", CLICK_MODELS, unit="browser").folder
     receipt, _ = forget_person("user1", folder)
     assert "lists of one browser" in receipt.summary
-    assert "the log knows browsers, not people" in receipt.not_covered[0]
+    assert "the log identifies browsers, not people" in receipt.not_covered[0]
 
 
 @pytest.fixture

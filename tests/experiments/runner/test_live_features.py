@@ -75,13 +75,13 @@ def test_no_step_leaves_the_order_that_users_have(tmp_path):
     ("change", "said"),
     [
         ("data.features=live-2", "data.features: no features 'live-2'"),
-        ("data.features=46", 'data.features: is a number for files only; name a set, such as "live-1"'),
+        ("data.features=46", 'data.features: a number applies only to files; give a feature set such as "live-1"'),
         ("data.evaluate_on=validation", "data.evaluate_on: a collection has no validation queries"),
-        ("data.normalise=global", "data.normalise: searchers do not know the ranges of others"),
-        ("data.users=3", "data.users: is a setting of a search log"),
-        ("data.name=synthetic-mq2007", "data: has a collection and something else"),
+        ("data.normalise=global", "data.normalise: users do not know the feature ranges of others"),
+        ("data.users=3", "data.users: applies only to a click log"),
+        ("data.name=synthetic-mq2007", "data: has both a collection and a name or files"),
         ("data.log=nowhere", "data: has both a log and a collection"),
-        ("learner.ranker=mlp", 'start: "given" is one feature'),
+        ("learner.ranker=mlp", 'start: "given" ranks by a single feature'),
     ],
 )
 def test_contradictions(tmp_path, change, said):
@@ -90,14 +90,14 @@ def test_contradictions(tmp_path, change, said):
 
 def test_settings_of_a_collection_need_one(tmp_path):
     (tmp_path / "other.toml").write_text(SPEC.replace('collection = "synthetic-silos"', 'name = "synthetic-mq2007"'))
-    with pytest.raises(SpecError, match=r"data.parts: is a setting of a text collection"):
+    with pytest.raises(SpecError, match=r"data.parts: applies only to a text collection"):
         read_spec(tmp_path / "other.toml")
     (tmp_path / "other.toml").write_text(
         SPEC.replace('collection = "synthetic-silos"', 'name = "synthetic-mq2007"').replace(
             "parts = 3", 'features = "live-1"'
         )
     )
-    with pytest.raises(SpecError, match=r"data.features: 'live-1' names features of texts"):
+    with pytest.raises(SpecError, match=r"data.features: 'live-1' is the name of a feature set"):
         read_spec(tmp_path / "other.toml")
 
 
@@ -118,7 +118,7 @@ def test_a_log_must_have_the_features_that_are_asked_for(tmp_path):
     fold = load_fold(read_spec(tmp_path / "log.toml").base.data, 1)
     assert fold.train.normalised == "none"
     assert fold.train.features.shape[1] == 34
-    with pytest.raises(ValueError, match=r"has the features aol-103, not live-1; build it again with `fedrank logs"):
+    with pytest.raises(ValueError, match=r"has the features aol-103, not live-1; rebuild it with `fedrank data build"):
         load_fold(read_spec(tmp_path / "log.toml", [f"data.log={tmp_path / 'other'}"]).base.data, 1)
     fold = load_fold(
         read_spec(tmp_path / "log.toml", [f"data.log={tmp_path / 'other'}", "data.features=aol-103"]).base.data, 1

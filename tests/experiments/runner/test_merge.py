@@ -77,10 +77,10 @@ def test_trees_from_elsewhere_are_checked(trees):
     assert checked_trees(pieces, 100, 4) == trees[0]
     for some, features, leaves, word in (
         ([], 100, 4, "no tree"),
-        (pieces, 0, 4, "reads feature"),
-        (pieces, 100, 1, "at most 1 may be"),
+        (pieces, 0, 4, "uses feature"),
+        (pieces, 100, 1, "the maximum is 1"),
         ([b"\xff"], 100, 4, "tree 1 of its forest cannot be read"),
-        ([pieces[0] + b"\n#!"], 100, 4, "no name with numbers"),
+        ([pieces[0] + b"\n#!"], 100, 4, "not a name with numbers"),
     ):
         with pytest.raises(Refused, match=word):
             checked_trees(some, features, leaves)

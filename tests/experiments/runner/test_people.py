@@ -49,7 +49,7 @@ def test_a_card_says_that_it_is_for_each_person(tmp_path, mechanism):
         unlearn_runs([folder], [1], Retrain(), tmp_path / "unlearned")
     for row in card["promises"]:
         assert (row["unit"], row["times"], row["neighbours"]) == ("person", 4, "zero-out")
-        assert "at several, what each costs adds up" in row["because"]
+        assert "over several, the costs add up" in row["because"]
     rows = list(csv.DictReader((folder / "rounds.csv").read_text(encoding="utf-8").splitlines()))
     assert int(rows[-1]["interactions"]) == 4 * 4 * 20 * 2
     again = read_spec(folder / "spec.toml").base
@@ -59,18 +59,21 @@ def test_a_card_says_that_it_is_for_each_person(tmp_path, mechanism):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"clients": {"count": 4}, "mechanism": PERSON}, 'mechanism.unit: "person" is for clients with several people'),
+        (
+            {"clients": {"count": 4}, "mechanism": PERSON},
+            'mechanism.unit: "person" requires clients with several people',
+        ),
         ({"mechanism": PERSON | {"people": 7}}, "mechanism.people: 7 is less than clients.people = 20"),
         (
             {"mechanism": {"name": "gaussian", "clip": 1.0, "noise": 1.0, "people": 20}},
-            'people = 20 is for unit = "person"',
+            'people = 20 applies only to unit = "person"',
         ),
         ({"local": {"name": "scaffold"}}, "local: Scaffold keeps something with a client"),
         (
             {"clients": tables()["clients"] | {"malicious": 1}, "attack": {"name": "sign-flip"}},
             "attack: people who attack within an organisation",
         ),
-        ({"kind": "async"}, "clients.people: organisations whose people arrive out of step"),
+        ({"kind": "async"}, 'clients.people: kind = "async" does not simulate organisations'),
     ],
 )
 def test_what_a_spec_cannot_ask_for(changes, problem):
@@ -103,7 +106,7 @@ def test_an_audit_looks_for_one_person():
     )
     verdicts = {each.attacked: each.verdict for each in found}
     assert verdicts.pop("clicks, from one message") == "SKIPPED"
-    assert verdicts["membership, by the mechanism alone"] == "NOT SHOWN"
+    assert verdicts["membership, mechanism alone"] == "NOT SHOWN"
     assert "VIOLATED" not in verdicts.values()
 
 

@@ -275,7 +275,7 @@ def test_what_protects_another_unit_is_refused_since_its_price_cannot_be_added(t
         mechanism=CENTRAL | {"unit": "interaction"},
     )
     [(_, reason)] = run_experiment(searches, "searches", tmp_path).failed
-    assert "other runs protect each client, this one each interaction, and their ε do not add up" in reason
+    assert "other runs protect each client, this one each interaction, so their ε cannot be added up" in reason
 
 
 def test_a_ledger_is_set_aside_only_while_nobody_adds_up(tmp_path, monkeypatch):
@@ -353,7 +353,7 @@ def test_a_mistyped_folder_of_runs_does_not_read_like_nothing_spent(tmp_path, fe
 def test_a_ledger_that_was_cut_at_the_end_of_a_record_is_noticed_by_the_run_folder(tmp_path, fedrank):
     spec, _, ledger = spent_run(tmp_path)
     cut(ledger, 5)
-    refused(tmp_path, fedrank, spec, "records 12 rounds that population 'town' was charged for, and the ledgers in")
+    refused(tmp_path, fedrank, spec, "records 12 rounds that were charged to population 'town', but the ledgers in")
 
 
 @pytest.mark.parametrize("what", ["people.json", "test", "."])
@@ -366,9 +366,9 @@ def test_a_population_of_which_a_part_is_missing_is_not_begun_again(tmp_path, fe
         return
     shutil.rmtree(town / what)
     if what == "test":
-        refused(tmp_path, fedrank, spec, "say 0: a ledger is missing")
+        refused(tmp_path, fedrank, spec, "have 0: a ledger is missing")
     [(_, reason)] = run_experiment(spec, "another", tmp_path).failed
-    assert "say 0: a ledger is missing or was shortened. Restore" in reason
+    assert "have 0: a ledger is missing or was truncated. Restore" in reason
     assert what != "." or not (town / "people.json").exists()
 
 
@@ -383,7 +383,7 @@ def test_an_interrupted_run_is_a_record_too(tmp_path, monkeypatch):
     own = tmp_path / "populations" / "town" / other.folder.relative_to(tmp_path) / "ledger"
     (own / "changes.log").unlink()
     os.truncate(own / "participants.log", 32)
-    with pytest.raises(LedgerError, match=r"records \d+ rounds .* say 0"):
+    with pytest.raises(LedgerError, match=r"records \d+ rounds .* have 0"):
         budget_forecast(spec.base, tmp_path)
 
 
@@ -448,7 +448,10 @@ def test_what_unlearning_asks_of_people_is_charged_to_them(tmp_path, method, rou
     assert (card["rounds_charged"], card["participations_charged"]) == (ROUNDS + rounds, ROUNDS + rounds)
     assert card["promises"][0]["times"] == ROUNDS + rounds
     assert card["population"]["epsilon"]["server"] == pytest.approx(cost)
-    assert f"{rounds} more rounds, protected like those of the run and charged to population 'town'" in card["summary"]
+    assert (
+        f"{rounds} more rounds from the remaining clients, protected like those of the run and charged to "
+        "population 'town'" in card["summary"]
+    )
     assert (tmp_path / "elsewhere" / "populations").exists() is False
 
 
@@ -480,7 +483,7 @@ def test_adding_up_recorded_messages_costs_nobody_anything(tmp_path):
     assert charged(town) == before
     card = json.loads((done.folder / "privacy.json").read_text())
     assert card["population"]["runs"] == 1
-    assert "asked no client for anything" in card["summary"]
+    assert "contacted no clients" in card["summary"]
 
 
 @pytest.mark.parametrize(("method", "pays"), [(Retrain(), ROUNDS), (FedEraser(steps=1), 6), (FineTune(rounds=5), 5)])
@@ -488,7 +491,7 @@ def test_past_the_limit_unlearning_is_refused_and_leaves_nothing(tmp_path, metho
     """The last of its rounds would be too much, so that nobody is asked for the first."""
     task, town = trained(tmp_path, ROUNDS + pays - 1)
     before, folders = content(tmp_path), {path for path in tmp_path.rglob("*") if path.is_dir()}
-    with pytest.raises(ValueError, match=r"'town'.*ε would come to.*nobody was asked for anything"):
+    with pytest.raises(ValueError, match=r"'town'.*ε would become.*no client was contacted"):
         unlearn_runs([task.folder], [2], method, tmp_path / "runs")
     assert content(tmp_path) == before
     assert {path for path in tmp_path.rglob("*") if path.is_dir()} == folders
@@ -498,9 +501,9 @@ def test_past_the_limit_unlearning_is_refused_and_leaves_nothing(tmp_path, metho
 def test_what_asks_without_protection_is_refused_as_before(tmp_path):
     task, town = trained(tmp_path, 3 * ROUNDS)
     before = content(tmp_path)
-    with pytest.raises(ValueError, match=r"price that unlearning cannot book"):
+    with pytest.raises(ValueError, match=r"cost that unlearning cannot charge"):
         unlearn_runs([task.folder], [2], GradientAscent(steps=1, rounds=1), tmp_path / "runs")
-    with pytest.raises(ValueError, match=r"leave out --verify"):
+    with pytest.raises(ValueError, match=r"remove --verify"):
         unlearn_runs([task.folder], [2], FineTune(rounds=1), tmp_path / "runs", verify=True)
     assert content(tmp_path) == before
     assert charged(town) == [ROUNDS] * 6
@@ -510,7 +513,7 @@ def test_a_run_whose_people_are_not_there_is_not_unlearned(tmp_path):
     task, town = trained(tmp_path, 3 * ROUNDS)
     town.folder.rename(tmp_path / "moved")
     for method in (FedRemove(), Retrain()):
-        with pytest.raises(ValueError, match=r"'town'.*nobody knows what they have spent; put it back"):
+        with pytest.raises(ValueError, match=r"'town'.*budget is unknown; restore that folder"):
             unlearn_runs([task.folder], [2], method, tmp_path / "runs")
 
 
@@ -614,7 +617,7 @@ def test_what_is_left_says_how_far_the_next_run_comes(tmp_path, fedrank):
     assert "It will be refused." in said
     code, said = asked(fedrank, tmp_path, grid(population="town", privacy={"budget": 99.0}))
     assert code != 0
-    assert "was promised that nobody spends more than" in said
+    assert "has a limit of" in said
 
 
 def test_every_run_of_a_spec_adds_to_what_people_spend(tmp_path, fedrank):
@@ -630,7 +633,7 @@ def test_a_population_needs_a_mechanism_and_a_limit():
         grid(population="town")
     with pytest.raises(SpecError, match=r"population.*mechanism"):
         grid(population="town", mechanism=None)
-    with pytest.raises(SpecError, match=r"does not name a folder"):
+    with pytest.raises(SpecError, match=r"cannot be the name of a folder"):
         grid(population="../town", privacy={"budget": 1.0})
 
 
@@ -756,7 +759,7 @@ def _watching(models):
 
 @pytest.mark.parametrize("name", ["populations", "populations/town", "./populations/town", "Populations/town"])
 def test_no_run_lies_among_what_people_have_spent(tmp_path, name):
-    with pytest.raises(ValueError, match=r"populations/ holds what people have spent.* choose another name"):
+    with pytest.raises(ValueError, match=r"populations/ contains privacy ledgers.* choose another name"):
         run_experiment(grid(), name, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
@@ -764,7 +767,7 @@ def test_no_run_lies_among_what_people_have_spent(tmp_path, name):
 @pytest.mark.parametrize("name", ["../other", "a/../../b", "..", "", "/other"])
 def test_a_name_does_not_lead_out_of_the_folder_of_results(tmp_path, name):
     """The ledger of such a run would not be found below its population."""
-    with pytest.raises(ValueError, match=r"leads out of the folder of results"):
+    with pytest.raises(ValueError, match=r"is not a folder within the folder of results"):
         run_experiment(grid(population="town", privacy={"budget": 8.0}), name, tmp_path / "runs")
     assert list(tmp_path.iterdir()) == []
 
@@ -772,5 +775,5 @@ def test_a_name_does_not_lead_out_of_the_folder_of_results(tmp_path, name):
 def test_a_run_on_simulated_people_is_not_counted_among_those_of_a_population(tmp_path):
     Population.open(tmp_path / "populations" / "town", 6, 1e-5, 8.0)
     results = run_experiment(grid(), "town", tmp_path / "populations")
-    assert "lies in the population 'town'" in results.failed[0][1]
+    assert "is in the folder of population 'town'" in results.failed[0][1]
     assert Population.read(tmp_path / "populations" / "town").accounts() == []

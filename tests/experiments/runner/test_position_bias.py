@@ -86,10 +86,10 @@ def test_corrected_beats_naive_beats_nothing(log, tmp_path):
     assert quality["shared"] > quality["naive"] + 0.01
     shared = next(tmp_path.rglob("shared/*/run.json"))
     told = " ".join(json.loads(shared.read_text())["notes"])
-    assert "clicks are corrected by propensities (documents that changed positions): clicks compared" in told
+    assert "clicks are corrected by propensities (documents that changed positions): clicks relative" in told
     assert "no mechanism and no ε covers them" in told
-    assert "which follow the order that was shown" in told
-    assert json.loads(shared.read_text())["conventions"]["do nothing"] == "the order that users have: logged order"
+    assert "which favour the shown order" in told
+    assert json.loads(shared.read_text())["conventions"]["do nothing"] == "the baseline ranking: logged order"
 
 
 @pytest.mark.parametrize("kind", ["federated", "async"])
@@ -132,10 +132,12 @@ def test_people_of_an_organisation_learn_from_corrected_clicks_too(log):
 
 def test_clients_that_share_queries_or_know_too_little_are_told(log):
     train = load_fold(read_tables(tables(log)).base.data, 1).train
-    with pytest.raises(ValueError, match='"own" needs clients that hold no query of another'):
+    with pytest.raises(ValueError, match='"own" requires that each query belongs to one client'):
         corrected_clients(make_clients(train, 2, partition=Iid()), load_log(log), "position")
     few = make_clients(train.select(np.arange(60)), 1, partition=Users())
-    with pytest.raises(NotIdentifiable, match=r'client 0 has \d+ lists, and .* with "shared" all lists count together'):
+    with pytest.raises(
+        NotIdentifiable, match=r'client 0 has \d+ lists, and .* with "shared", the lists of all clients are used'
+    ):
         corrected_clients(few, load_log(log), "position")
 
 
@@ -158,8 +160,8 @@ def test_propensities_of_a_file(log, tmp_path):
     assert train.relevance[clicked] == pytest.approx(0.99 / 0.5)
     assert np.isnan(train.relevance[train.position >= 3]).all()
     for wrong, says in (
-        ("[]", 'it has no list "slope"'),
-        ('{"slope": [1, "x"]}', "'x' is no number"),
+        ("[]", 'the list "slope" is missing'),
+        ('{"slope": [1, "x"]}', "'x' is not a number"),
         ('{"slope": [1, 0.5], "extra": [0]}', '"slope" has 2 positions, "extra" 1'),
         ('{"slope": [1, -1]}', "divide nothing"),
         ("{", "cannot be read as propensities"),
@@ -171,17 +173,21 @@ def test_propensities_of_a_file(log, tmp_path):
 
 def test_made_up_lists_have_no_places(tmp_path):
     log = load_log(made_up_log(tmp_path / "log", [0, 1, 0]))
-    with pytest.raises(ValueError, match="lists that were made up around one click each"):
+    with pytest.raises(ValueError, match="synthetic lists around one click each"):
         shown_results(log)
 
 
 @pytest.mark.parametrize(
     ("data", "changes", "says"),
     [
-        ({"propensities": "shared"}, {"learner": {"name": "pdgd", "lists": "logged"}}, "this learner does not weigh"),
-        ({"propensities": "nowhere.json"}, {}, "'nowhere.json' is no file; use"),
-        ({"bias": "trust"}, {}, "data.bias: 'trust' corrects nothing by itself"),
-        ({}, {"clients": {"count": 2, "click_model": "navigational"}}, "learner: it takes clicks from the log"),
+        ({"propensities": "shared"}, {"learner": {"name": "pdgd", "lists": "logged"}}, "this learner does not weight"),
+        ({"propensities": "nowhere.json"}, {}, "file 'nowhere.json' does not exist; use"),
+        ({"bias": "trust"}, {}, "data.bias: 'trust' has no effect without propensities"),
+        (
+            {},
+            {"clients": {"count": 2, "click_model": "navigational"}},
+            "learner: this learner takes clicks from the log",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_told(log, data, changes, says):
@@ -191,9 +197,9 @@ def test_what_does_not_go_together_is_told(log, data, changes, says):
 
 def test_without_a_log_there_is_nothing_to_correct(log):
     elsewhere = {"name": "synthetic-mq2007"}
-    with pytest.raises(SpecError, match=r"learner: it learns from what a search log says was shown; set data\.log"):
+    with pytest.raises(SpecError, match=r"learner: this learner learns from the lists in a click log; set data\.log"):
         read_tables(tables(log) | {"data": elsewhere, "clients": {"count": 2}})
-    with pytest.raises(SpecError, match=r"data\.propensities: is a setting of a search log"):
+    with pytest.raises(SpecError, match=r"data\.propensities: applies only to a click log"):
         read_tables(tables(log) | {"data": elsewhere | {"propensities": "shared"}, "clients": {"count": 2}})
 
 
@@ -213,9 +219,9 @@ def test_a_site_corrects_by_its_own_log(log, static, tmp_path):
     with pytest.raises(NotIdentifiable, match="no document changed its position"):
         open_data_source(site_settings(policy, SiteData(log=str(static), normalise="none")), plan)
     made_up = load_share(SiteData(log=str(made_up_log(tmp_path / "log", [0, 1, 0]))))
-    assert any("lists of this site's log were made up" in line for line in differences(made_up, plan))
+    assert any("the lists of this site's log are synthetic" in line for line in differences(made_up, plan))
     shared = read_tables(tables(log, {"propensities": "shared"}, clients={"count": 2})).base
-    assert any("nobody sees the clicks of all sites" in line for line in only_simulated(shared))
+    assert any("no party sees the clicks of all sites" in line for line in only_simulated(shared))
 
 
 def test_trust_is_corrected_where_it_is_asked_for(tmp_path):

@@ -103,7 +103,7 @@ def test_a_run_without_a_mechanism_says_so(tmp_path):
     assert perform(task) == "finished"
     card = facts(task, "privacy.json")
     assert (card["mechanism"], card["promises"], card["rounds_charged"]) == (None, [], 0)
-    assert "No mechanism: updates leave clients as they are" in card["summary"]
+    assert "No mechanism: clients send exact updates" in card["summary"]
     assert not (task.folder / "ledger").exists()
 
 
@@ -270,19 +270,19 @@ def test_a_budget_spent_in_vain_fails_with_a_reason(tmp_path, monkeypatch):
 def test_a_budget_below_one_round_fails_with_a_reason(tmp_path):
     task = one_task(tmp_path, privacy={"budget": 0.01})
     assert perform(task) == "failed"
-    assert "does not pay for one round" in facts(task)["error"]["message"]
+    assert "is less than the cost of one round" in facts(task)["error"]["message"]
 
 
 def test_shared_queries_and_a_start_model_are_named_as_not_covered(tmp_path):
     shared = {"name": "shared", "partition": {"name": "labels"}, "share": 0.1, "warm_up": 0}
     task = one_task(tmp_path, clients={"count": 3, "partition": shared}, rounds=2)
     assert perform(task) == "finished"
-    assert any("shares with everybody" in line for line in facts(task, "privacy.json")["not_covered"])
+    assert any("shares with all clients" in line for line in facts(task, "privacy.json")["not_covered"])
     other = one_task(tmp_path / "other", start=str(task.folder / "model.json"), rounds=2)
     assert perform(other) == "finished"
     lines = facts(other, "privacy.json")["not_covered"]
-    assert any("went on" in line for line in lines)
-    assert not any("shares with everybody" in line for line in lines)
+    assert any("initial model" in line for line in lines)
+    assert not any("shares with all clients" in line for line in lines)
 
 
 # Before a run
@@ -357,7 +357,7 @@ def test_the_command_prints_the_numbers_of_the_paper(fedrank):
     assert words[-1] == "1e-05"
     assert 895 < float(words[-2].replace(",", "")) < 905
     assert words[-4:-2] == ["1,000", "times"]
-    assert "8.2 is true for one round" in out  # 1.2 x √46 = 8.14
+    assert "for one round, ε = 8.2 holds" in out  # 1.2 x √46 = 8.14
 
 
 def test_the_command_prints_what_noise_a_target_needs(fedrank):
@@ -408,10 +408,10 @@ def test_a_target_must_be_positive(fedrank):
         ({"mechanism": CENTRAL | {"unit": "day"}}, "unit"),
         ({"mechanism": PAPER}, r"learner.clip_weights = 1\.5"),
         ({"mechanism": {"name": "es-randomised-response"}}, "evolution"),
-        ({"mechanism": None, "privacy": {"budget": 8.0}}, "without a mechanism"),
+        ({"mechanism": None, "privacy": {"budget": 8.0}}, "needs a mechanism"),
         ({"mechanism": CENTRAL | {"placement": "moon"}}, "moon"),
         ({"mechanism": {"name": "gaussian", "clip": 1.0}}, "noise"),
-        ({"mechanism": CENTRAL | {"noise": 0.0}}, "noise = 0"),
+        ({"mechanism": CENTRAL | {"noise": 0.0}}, "noise must be above 0"),
         ({"privacy": {"budget": -1.0}}, "budget"),
         ({"privacy": {"delta": 1.0}}, "delta"),
         ({"learner": {"name": "pdgd", "control": True}}, "control"),
@@ -422,7 +422,7 @@ def test_a_target_must_be_positive(fedrank):
                 "clients": {"count": 4, "interactions": [2, 3]},
                 "privacy": {"budget": 8.0},
             },
-            "nothing can be claimed",
+            "has no guarantee",
         ),
     ],
 )
@@ -444,7 +444,7 @@ def test_a_budget_that_will_end_a_run_is_announced(tmp_path):
     for console, budget in ((out, price + 1e-6), (quiet, 1e6)):
         limited = dataclasses.replace(asked, privacy=PrivacySpec(budget=budget))
         show(about_privacy(Grid.of(limited), [8.0]), console)
-    assert "pays for 7 times of 100: the run will stop by itself then." in out.file.getvalue()
+    assert "allows 7 times of 100; the run will then stop." in out.file.getvalue()
     assert "will stop" not in quiet.file.getvalue()
 
 
@@ -452,7 +452,7 @@ def test_queries_that_the_server_learns_from_itself_are_named_as_not_covered():
     trusted = experiment(mechanism=LOCAL, aggregator={"name": "trust"})
     plain = experiment(mechanism=LOCAL)
     said = [" ".join(card(asked, planned(asked), 1, 1).not_covered) for asked in (trusted, plain)]
-    assert ["the server learns from itself" in text for text in said] == [True, False]
+    assert ["the server trains itself" in text for text in said] == [True, False]
 
 
 def test_users_of_a_log_that_are_browsers_are_not_called_persons(tmp_path):

@@ -79,7 +79,9 @@ def test_other_data_under_a_finished_run_are_told(tmp_path, files):
     before = content(task.folder)
     old = Path(files["test"]).read_bytes()
     letor(Path(files["test"]), 3)
-    with pytest.raises(FileExistsError, match=rf"finished with other data: {files['test']} changed since .* bring the"):
+    with pytest.raises(
+        FileExistsError, match=rf"finished with other data: {files['test']} changed since .* restore the"
+    ):
         run_experiment(grid, "test", tmp_path / "runs")
     assert content(task.folder) == before
     Path(files["test"]).write_bytes(old)

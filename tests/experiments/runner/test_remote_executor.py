@@ -163,7 +163,7 @@ def test_deleting_the_file_that_was_sent_stops_all_and_so_does_sending_again(tmp
         left = send(tasks, threads, 2, 1, lambda: False, heard)
     assert heard.ends == [("interrupted", "")] * 2
     assert left.not_begun == []
-    assert left.stopped.endswith("another command sent it, too" if again else f"{SENT} was deleted")
+    assert left.stopped.endswith("another command submitted it" if again else f"{SENT} was deleted")
 
 
 def test_a_lost_run_is_sent_again_and_one_that_gets_nowhere_fails(tmp_path):
@@ -177,7 +177,7 @@ def test_a_lost_run_is_sent_again_and_one_that_gets_nowhere_fails(tmp_path):
     assert len(set(texts)) == 3  # an engine that remembers answers has to take each for another call
     results = run_experiment(asked(seeds=[1]), "other", tmp_path, executor=Here(losing=99))
     [(_, reason)] = results.failed
-    assert "lost 3 times without getting further (RuntimeError: the worker is gone)" in reason
+    assert "lost 3 times without progress (RuntimeError: the worker is gone)" in reason
 
 
 def test_an_engine_that_takes_nothing_is_told_once(tmp_path):
@@ -187,7 +187,7 @@ def test_an_engine_that_takes_nothing_is_told_once(tmp_path):
 
     results = run_experiment(asked(), "test", tmp_path, executor=Closed())
     assert len(results.failed) == 2
-    assert "could not be sent (RuntimeError: partition 'shrot' is unknown)" in results.failed[0][1]
+    assert "could not be submitted (RuntimeError: partition 'shrot' is unknown)" in results.failed[0][1]
 
 
 def test_a_worker_without_fedrank_is_told_as_such(tmp_path):
@@ -200,14 +200,14 @@ def test_a_worker_without_fedrank_is_told_as_such(tmp_path):
             return future
 
     results = run_experiment(asked(seeds=[1]), "test", tmp_path, executor=Bare())
-    assert "a worker has no fedrank, or another one (No module named 'fedrank'); install" in results.failed[0][1]
+    assert "a worker has no fedrank, or another version (No module named 'fedrank'); install" in results.failed[0][1]
 
 
 def test_another_version_of_fedrank_is_refused(tmp_path):
     told = json.loads(one_remote_task(tmp_path).text())
     status, reason = do_remote_task(json.dumps(told | {"fedrank": "9.9.9", "new key": 1}))
     assert status == "refused"
-    assert f"has fedrank {__version__}, and these runs were sent by fedrank 9.9.9" in reason
+    assert f"has fedrank {__version__}, but these runs were sent by fedrank 9.9.9" in reason
     assert not list(tmp_path.rglob("run.json"))
 
 
@@ -240,7 +240,7 @@ def test_a_text_that_is_no_remote_task_is_refused_by_name(tmp_path):
         assert (status, said in reason) == ("refused", True), reason
     for out in ("../../outside", "..", "variant", "variant/..", f"{tmp_path}/outside", "a/b/c", "a\\b/c", ""):
         status, reason = do_remote_task(json.dumps(told | {"run": out}))
-        assert (status, "is no folder of a variant" in reason) == ("refused", True), reason
+        assert (status, "must be the folder of a variant" in reason) == ("refused", True), reason
     status, reason = do_remote_task(json.dumps(told | {"seed": 2}))
     assert (status, "not that of fold 1 with seed 2" in reason) == ("refused", True)
     assert not list(tmp_path.rglob("run.json"))
@@ -265,7 +265,7 @@ def test_data_that_a_worker_does_not_find_or_has_otherwise_are_refused(tmp_path)
     assert (status, "/no/such/train.txt" in reason) == ("refused", True)
     status, reason = do_remote_task(remote_task.RemoteTask(**vars(made) | {"files": {"train.txt": "0" * 64}}).text())
     assert status == "refused"
-    assert "train.txt are other data than where the runs were sent" in reason
+    assert "train.txt differ from the sender's data" in reason
     assert not list(tmp_path.rglob("run.json"))
 
 
@@ -331,7 +331,7 @@ def test_what_a_worker_wrote_has_to_be_seen_here(tmp_path, monkeypatch):
 
     monkeypatch.setattr(remote_executor, "SECONDS_TO_SEE", 0.3)
     results = run_experiment(asked(seeds=[1]), "test", tmp_path, executor=Liar())
-    assert "does not show that; is the folder shared?" in results.failed[0][1]
+    assert "does not show it; check that the folder is shared" in results.failed[0][1]
 
 
 def kill_one(out: Path, killed: list[int]) -> None:
@@ -419,7 +419,7 @@ def test_slurm_is_asked_for_a_job_each(tmp_path, monkeypatch):
     out = tmp_path / "slurm"
     options = ["partition=short", "mem=2G"]
     with open_executor("slurm", out / "test", options, threads=2, device="cuda-float16") as (executor, about):
-        assert "a job each" in about
+        assert "one job per run" in about
         results = run_experiment(asked(seeds=[1]), "test", out, executor=executor)
     assert len(results.finished) == 1
     assert whole(out) == whole(tmp_path / "alone")
@@ -442,7 +442,7 @@ def bad(on: str, **options) -> str:
 
 
 def test_engines_that_are_none_are_refused_by_name(monkeypatch):
-    assert "no engine 'slrum'; did you mean \"slurm\"?" in bad("slrum")
+    assert "unknown executor 'slrum'; did you mean \"slurm\"?" in bad("slrum")
     assert "use dask://HOST:PORT or slurm" in bad("ssh://me@there")
     for address in (
         "dask",
@@ -455,19 +455,19 @@ def test_engines_that_are_none_are_refused_by_name(monkeypatch):
         assert "write dask://HOST:PORT" in bad(address), address
     assert "write dask://HOST:PORT" in bad("dask://node7:many")
     assert "slurm has no address" in bad("slurm://node7")
-    assert "dask has no such options" in bad("dask://node7:8786", sbatch=["mem=2G"])
+    assert "sbatch options apply only to Slurm" in bad("dask://node7:8786", sbatch=["mem=2G"])
 
 
 def test_a_scheduler_that_does_not_answer(monkeypatch):
     pytest.importorskip("distributed", reason="the extra dask is not installed")
     monkeypatch.setattr(executors, "SECONDS_TO_ANSWER", 0.5)
-    assert "no Dask scheduler answers there" in bad("dask://127.0.0.1:1")
+    assert "no Dask scheduler answered" in bad("dask://127.0.0.1:1")
 
 
 def test_no_slurm_here(monkeypatch, tmp_path):
     pytest.importorskip("submitit", reason="the extra slurm is not installed")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "no sbatch and srun here" in bad("slurm")
+    assert "sbatch and srun were not found" in bad("slurm")
 
 
 def test_an_extra_that_is_missing_is_named(monkeypatch):
@@ -480,12 +480,12 @@ def test_an_extra_that_is_missing_is_named(monkeypatch):
 def test_options_of_sbatch():
     assert sbatch_options(["--mem=4G", "gpus-per-node=1"]) == {"mem": "4G", "gpus_per_node": 1}
     for text, said in {
-        "mem": "say what it shall be",
-        "mem=": "say what it shall be",
+        "mem": "has no value",
+        "mem=": "has no value",
         "partitoin=short": 'did you mean "partition"?',
         "time=2:00:00": "is not minutes",
         "time=0": "is not minutes",
-        "array=1-9": "no option 'array'",
+        "array=1-9": "unknown or unsupported option 'array'",
     }.items():
         with pytest.raises(ValueError, match="--sbatch") as problem:
             sbatch_options([text])

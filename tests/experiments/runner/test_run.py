@@ -255,7 +255,7 @@ def test_finished_runs_are_not_repeated_and_other_specs_not_overwritten(tmp_path
     results = run_experiment(asked, "test", tmp_path)
     assert (len(results.skipped), len(results.finished)) == (1, 0)
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    with pytest.raises(FileExistsError, match="holds a run of another spec"):
+    with pytest.raises(FileExistsError, match="contains a run of another spec"):
         run_experiment(read_tables(tables(rounds=6)), "test", tmp_path)
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
@@ -395,7 +395,7 @@ def test_warm_start_begins_where_the_model_is(tmp_path):
     )
     assert perform(wrong) == "failed"
     [run] = load_runs(wrong.folder)
-    assert "not a model of the same ranker" in run.reason
+    assert "has another ranker than learner.ranker" in run.reason
 
 
 def test_spec_in_the_folder_is_complete_and_gives_the_run_again(tmp_path):

@@ -79,7 +79,7 @@ def test_a_search_log_is_scored_and_measured_by_its_latest_entries(tmp_path):
     expected = log.features[pairs_of(log, entries)].sum(axis=1)
     scores = [float(line) for line in score_lines(tmp_path / "ones.json", str(folder), tell=told.append)]
     np.testing.assert_allclose(scores, expected, rtol=1e-4, atol=1e-5)
-    assert "its latest 40 entries, in which what was clicked has grade 1" in told[0]
+    assert "its last 40 entries are used, with relevance label 1 for clicked documents" in told[0]
     quality = evaluate_model(tmp_path / "ones.json", str(folder), ["mrr@10"])
     assert len(quality.query_ids) == len(entries)
     line = next(iter(score_lines(tmp_path / "ones.json", str(folder), trec="mine")))
@@ -134,7 +134,7 @@ def test_models_of_single_clients(tmp_path, data):
     assert [float(line) for line in score_lines(own, data, client=1)] == [4, 0, 2, 0, 1, 1]
     with pytest.raises(ValueError, match="2 models, one for each client"):
         score_lines(own, data)
-    with pytest.raises(ValueError, match="one model for all clients; leave out client = 1"):
+    with pytest.raises(ValueError, match="one model for all clients; remove client = 1"):
         score_lines(model_file(tmp_path), data, client=1)
 
 
@@ -150,11 +150,11 @@ def test_ranges_of_the_training_data_travel_with_the_model(tmp_path, data):
 
 def test_what_cannot_be_used(tmp_path, data):
     model = model_file(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"no file and no data set 'mq2009'; did you mean .mq2008.\?"):
+    with pytest.raises(FileNotFoundError, match=r"'mq2009' is not a file or a data set; did you mean .mq2008.\?"):
         evaluate_model(model, "mq2009", ["map"])
     with pytest.raises(FileNotFoundError, match="is no data set of a search log"):
         evaluate_model(model, str(tmp_path), ["map"])
     with pytest.raises(ValueError, match="no measure 'mpa'"):
         evaluate_model(model, data, ["mpa"])
-    with pytest.raises(ValueError, match='normalise = "global" and does not say within which ranges'):
+    with pytest.raises(ValueError, match='normalise = "global" but has no feature ranges'):
         evaluate_model(model_file(tmp_path, normalised="global"), data, ["map"])

@@ -83,7 +83,7 @@ def test_a_run_writes_its_files(collection: Path, tmp_path: Path) -> None:
     facts = json.loads((done.folder / "run.json").read_text())
     assert facts["status"] == "finished"
     assert facts["round"] == 4
-    assert "documents of others in its training lists" in facts["notes"][0]
+    assert "documents of other silos in its training lists" in facts["notes"][0]
 
 
 def test_silos_that_train_alone_have_their_own_models(collection: Path, tmp_path: Path) -> None:
@@ -157,9 +157,7 @@ def test_a_model_on_fixed_ranges_can_leave_for_any_engine(name: str, collection:
 def test_a_model_on_lists_scaled_by_themselves_is_refused_with_the_remedy(collection: Path, tmp_path: Path) -> None:
     done = task(spec(collection, "global"), tmp_path / "run")
     assert perform(done) == "finished"
-    with pytest.raises(
-        ValueError, match=r'Train with method\.normalise = "fixed", or begin turns by `fedrank silo train'
-    ):
+    with pytest.raises(ValueError, match=r'train with method\.normalise = "fixed"'):
         export(done.folder, "solr", tmp_path / "model.json")
     assert not (tmp_path / "model.json").exists()
 
@@ -190,7 +188,7 @@ def test_the_card_claims_what_noise_pays_for(collection: Path, tmp_path: Path) -
         assert cards[key]["mechanism"] is None
         assert not cards[key]["promises"]
     assert "nothing can be claimed" in cards["plain"]["summary"]
-    assert "tell each other nothing" in cards["alone"]["summary"]
+    assert "exchange nothing" in cards["alone"]["summary"]
 
 
 def test_the_card_of_answers_counts_every_number_that_is_told(collection: Path, tmp_path: Path) -> None:
@@ -236,7 +234,7 @@ def test_some_of_the_silos_train_and_all_are_tested_on(
         tested[count] = [row["query"] for row in rows(done.folder / "queries.csv")]
         assert len(rows(done.folder / "clients.csv")) == count
         notes = json.loads((done.folder / "run.json").read_text())["notes"]
-        assert f"{3 - count} more silos take no part" in notes[count]
+        assert f"{3 - count} more silos do not participate" in notes[count]
     assert tested[1] == tested[2]
 
 
@@ -278,7 +276,10 @@ def test_a_run_may_say_what_questions_find_and_cost(collection: Path, tmp_path: 
 
 @pytest.mark.parametrize(
     ("silos", "says"),
-    [({"count": 1}, "nobody to ask"), ({"count": 3, "of": 2}, "2 parts for 3 silos")],
+    [
+        ({"count": 1}, "training needs at least 2 silos"),
+        ({"count": 3, "of": 2}, r"must be at least silos.count = 3 \(got 2\)"),
+    ],
 )
 def test_numbers_of_silos_that_make_no_sense_are_refused(silos: Any, says: str, collection: Path) -> None:
     with pytest.raises(ValueError, match=says):
@@ -286,7 +287,7 @@ def test_numbers_of_silos_that_make_no_sense_are_refused(silos: Any, says: str, 
 
 
 @pytest.mark.parametrize(
-    ("noise", "says"), [(1.0, "costs ε = "), (0.0, "adds no noise, so that no ε holds, and the budget is 2")]
+    ("noise", "says"), [(1.0, "costs ε = "), (0.0, "adds no noise, so no ε holds, but the budget is 2")]
 )
 def test_a_budget_that_does_not_pay_is_refused(noise: float, says: str, collection: Path, tmp_path: Path) -> None:
     method = {"name": "cross-silo", "noise": noise, **SKETCH}

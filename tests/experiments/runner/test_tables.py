@@ -95,7 +95,7 @@ def test_a_number_that_was_cut_off_is_no_number(tmp_path):
     file.write_bytes(file.read_bytes()[:-4])  # the last row has all its cells, one of them with fewer digits
     [run] = load_runs(folder)
     assert run.status == "broken"
-    assert "not with a whole row of round 40" in run.reason
+    assert "not with a complete row of round 40" in run.reason
 
 
 @pytest.mark.parametrize("cut", [1, 4, 20])

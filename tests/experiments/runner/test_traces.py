@@ -29,7 +29,7 @@ def folder(tmp_path):
 def test_what_remains_is_named(folder):
     remains = what_remains(folder, (2,))
     assert [one["file"] for one in remains] == ["model.json", "rounds.csv", "privacy.json", "ledger/*", "history/"]
-    assert "every update that clients 2 sent" in remains[-1]["holds"]
+    assert "updates of clients 2 in the recorded rounds" in remains[-1]["holds"]
 
 
 def test_purging_deletes_models_and_that_clients_history(folder):
@@ -44,7 +44,7 @@ def test_purging_deletes_models_and_that_clients_history(folder):
     assert kept == {"rounds.csv", "run.json", "spec.toml", "privacy.json", "ledger", "history"}
     remains = what_remains(folder, (0, 2))
     assert [one["file"] for one in remains] == ["rounds.csv", "privacy.json", "ledger/*", "history/"]
-    assert "no update of the leaving clients" in remains[-1]["holds"]
+    assert "no updates of the leaving clients" in remains[-1]["holds"]
     assert len(purge_traces(folder, (0, 2))) == 1  # again: nothing but history, which is looked through
 
 

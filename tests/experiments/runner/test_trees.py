@@ -110,12 +110,12 @@ def test_a_forest_that_stopped_early_has_no_value_beyond(tmp_path, files):
     rounds, facts = columns(task.folder / "rounds.csv"), json.loads((task.folder / "run.json").read_text())
     assert rounds["map of 2 trees"][-1]
     assert not rounds["map of 20 trees"][-1]
-    assert any("nothing is known of 20; set booster.patience = 0" in note for note in facts["notes"])
+    assert any("20 trees cannot be evaluated; set booster.patience = 0" in note for note in facts["notes"])
 
 
 @pytest.mark.parametrize(
     ("sizes", "said"),
-    [([5, 30], "at most 20 trees cannot be cut to 30"), ([5, 5], "5 stands there twice"), ([0], "sizes")],
+    [([5, 30], "at most 20 trees cannot be truncated to 30"), ([5, 5], "5 is listed twice"), ([0], "sizes")],
 )
 def test_sizes_must_be_those_of_a_forest(files, sizes, said):
     with pytest.raises(SpecError, match=said):
@@ -123,7 +123,7 @@ def test_sizes_must_be_those_of_a_forest(files, sizes, said):
 
 
 def test_merged_models_have_no_sizes(files):
-    with pytest.raises(SpecError, match="sizes: merged models have no order"):
+    with pytest.raises(SpecError, match="sizes: merged models cannot be truncated"):
         task_of(Path("run"), files, sizes=[5], split="topics", merge="alone")
 
 
@@ -172,7 +172,7 @@ def test_its_model_scores_new_data(tmp_path, files):
         np.testing.assert_allclose([float(line) for line in lines], model.score(test), rtol=1e-8)
     quality = evaluate_model(task.folder, files["test"], ["ndcg@10"])
     assert f"{float(average(quality.values)[0])!r}" in (task.folder / "rounds.csv").read_text().splitlines()[-1]
-    with pytest.raises(ValueError, match="holds one model for all clients; leave out client = 0"):
+    with pytest.raises(ValueError, match="holds one model for all clients; remove client = 0"):
         evaluate_model(task.folder, files["test"], ["ndcg@10"], client=0)
 
 
@@ -290,7 +290,7 @@ def test_an_interrupted_merge_ends_as_an_undisturbed_one(tmp_path, files, merge,
 def test_a_split_run_says_who_holds_what_and_whether_stacking_can_be_tested(tmp_path, files):
     for merge, text in (
         ("alone", None),
-        ("stacking", "a merge set has 12 queries; from 150 on stacking can be tested"),
+        ("stacking", "a merge set has 12 queries; testing stacking needs at least 150"),
     ):
         task = merging(tmp_path / merge, files, merge=merge, split={"name": "dealt", "apart": 0.5, "merge_queries": 12})
         assert perform(task) == "finished"
@@ -362,7 +362,7 @@ def test_settings_that_never_split_are_named(tmp_path, files):
     task = merging(tmp_path / "run", files, tune=1)
     assert perform(task) == "failed"
     error = json.loads((task.folder / "run.json").read_text())["error"]
-    assert "with none of 1 settings a tree could split" in error["message"]
+    assert "none of 1 settings could split" in error["message"]
 
 
 def test_a_tuned_client_needs_validation_queries(tmp_path, files):
@@ -413,7 +413,7 @@ def test_a_forest_that_ends_too_early_says_so(tmp_path, files):
     task = task_of(tmp_path / "run", {key: files[key] for key in ("train", "test")}, booster=few)
     assert perform(task) == "finished"
     notes = " ".join(json.loads((task.folder / "run.json").read_text())["notes"])
-    assert "it ended after 1 of 20 trees" in notes
+    assert "growth ended after 1 of 20 trees" in notes
 
 
 def test_a_forest_grows_from_the_clicks_of_a_search_log(tmp_path):
@@ -426,9 +426,9 @@ def test_a_forest_grows_from_the_clicks_of_a_search_log(tmp_path):
     assert run.data["top_grade"] == 1
     quality = evaluate_model(run.path, str(tmp_path / "log"), ["ndcg@10"])
     assert average(quality.values)[0] == pytest.approx(run.final_value("ndcg@10"))
-    with pytest.raises(SpecError, match=r"data\.propensities: trees take clicks of a log for grades and weigh none"):
+    with pytest.raises(SpecError, match=r"data\.propensities: trees use the clicks of a log as relevance labels"):
         read_tables(asked | {"data": asked["data"] | {"propensities": "shared"}})
-    with pytest.raises(SpecError, match="tune: a log has no validation queries to tune on"):
+    with pytest.raises(SpecError, match="tune: a click log has no validation queries to tune on"):
         read_tables(asked | {"tune": 3})
 
 
@@ -455,7 +455,7 @@ def test_a_forest_that_is_grown_under_noise_is_charged_tree_by_tree(tmp_path, fi
     assert card["rounds_charged"] == guarantee["times"] == 4
     assert guarantee["unit"] == "query"
     assert 0 < guarantee["epsilon"] < 10
-    assert "never for one row" in guarantee["because"]
+    assert "never a single row" in guarantee["because"]
     with Ledger.open(task.folder / "ledger", 2) as ledger:
         assert ledger.rounds() == 4
         assert ledger.participations().tolist() == [4, 4]

@@ -87,7 +87,7 @@ class TestEveryMethod:
         assert name_of(method) == name
         for setting in needed:
             fewer = {"name": name} | {key: value for key, value in needed.items() if key != setting}
-            assert refusal(protocol, fewer) == f"place.{setting}: is missing; {name} cannot do without it"
+            assert refusal(protocol, fewer) == f"place.{setting}: is missing; {name} requires it"
 
     def test_settings_survive_toml_and_back(self, protocol, name, kind):
         default = build(protocol, {"name": name} | needs(kind), "place")
@@ -126,8 +126,8 @@ def test_names_without_settings_have_a_meaning():
 @pytest.mark.parametrize(
     ("protocol", "given", "message"),
     [
-        (Ranker, "miner", "x.name: no 'miner'; did you mean \"linear\"?"),
-        (Ranker, "zzz", f"x.name: no 'zzz'; there is {RANKER_NAMES}"),
+        (Ranker, "miner", "x.name: unknown ranker 'miner'; did you mean \"linear\"?"),
+        (Ranker, "zzz", f"x.name: unknown ranker 'zzz'; there is {RANKER_NAMES}"),
         (Ranker, {}, f"x.name: is missing; write one of {RANKER_NAMES}"),
         (Ranker, {"start_norm": 3}, 'x.name: is missing; start_norm can be set for "linear"'),
         (Ranker, {"hiden": 3}, f"x.name: is missing; write one of {RANKER_NAMES}"),
@@ -137,7 +137,7 @@ def test_names_without_settings_have_a_meaning():
         (Ranker, {"name": "mlp", "hidden": 2.5}, "x.hidden: 2.5 cannot be used; give a whole number"),
         (Ranker, {"name": "mlp", "hidden": True}, "x.hidden: true cannot be used; give a whole number"),
         (Aggregator, {"name": "mean", "weighted": 1}, "x.weighted: 1 cannot be used; give true or false"),
-        (Aggregator, {"name": "none", "weighted": True}, "x.weighted: no such setting of none; it has none"),
+        (Aggregator, {"name": "none", "weighted": True}, "x.weighted: no such setting of none; it has no settings"),
         (Learner, {"name": "pdgd", "rate": True}, "x.rate: true cannot be used; give a number"),
         (Learner, {"name": "pdgd", "rate": 0}, "x: rate = 0.0 learns nothing; use a positive number such as 0.1"),
         (
@@ -145,7 +145,7 @@ def test_names_without_settings_have_a_meaning():
             {"name": "pdgd", "rat": 1, "batch": "no", "ranker": {"name": "lin", "x": 1}},
             'x.rat: no such setting of pdgd; did you mean "rate"?\n'
             'x.batch: "no" cannot be used; give true or false\n'
-            "x.ranker.name: no 'lin'; did you mean \"linear\"?",
+            "x.ranker.name: unknown ranker 'lin'; did you mean \"linear\"?",
         ),
     ],
 )
@@ -242,11 +242,11 @@ class TestCodeOutsideThePackage:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("outside_lab:Half", "a.inner: is missing; outside_lab:Half cannot do without it"),
-            ("outside_lab:NoCall", "a.name: 'outside_lab:NoCall' is no aggregator, it lacks __call__"),
+            ("outside_lab:Half", "a.inner: is missing; outside_lab:Half requires it"),
+            ("outside_lab:NoCall", "a.name: 'outside_lab:NoCall' is not a valid aggregator; it lacks __call__"),
             (
                 "outside_lab:Plain",
-                "a.name: 'outside_lab:Plain' is not a dataclass, whose fields would be its settings",
+                "a.name: 'outside_lab:Plain' is not a dataclass; its fields would be the method's settings",
             ),
             (
                 "outside_lab:Haf",
@@ -257,8 +257,8 @@ class TestCodeOutsideThePackage:
             (":X", "a.name: ':X' cannot be imported (Empty module name); write module:Class"),
             (
                 "no_lab.ideas:X",
-                "a.name: 'no_lab.ideas:X' cannot be imported (No module named 'no_lab'); "
-                "put the file beside the specification, or its folder on PYTHONPATH",
+                "a.name: 'no_lab.ideas:X' cannot be imported (No module named 'no_lab'); put the file next to the "
+                "spec, or add its folder to PYTHONPATH",
             ),
             (
                 "outside_lab.no:X",
@@ -272,7 +272,8 @@ class TestCodeOutsideThePackage:
 
     def test_must_fit_the_family(self):
         message = refusal(Ranker, "outside_lab:Outer.Within", "r")
-        assert message == "r.name: 'outside_lab:Outer.Within' is no ranker, it lacks hidden, size, first, score"
+        expected = "is not a valid ranker; it lacks hidden, size, first, score"
+        assert message == f"r.name: 'outside_lab:Outer.Within' {expected}"
 
 
 def shown_methods(*asked):
@@ -298,9 +299,9 @@ def test_a_listing_of_one_family_or_one_method():
 
 
 def test_a_listing_of_something_unknown():
-    with pytest.raises(ValueError, match=r"^no family or method 'rankr', .* did you mean \"ranker\"\?$"):
+    with pytest.raises(ValueError, match=r"^no family or method is called 'rankr' .* did you mean \"ranker\"\?$"):
         shown_methods("rankr")
-    with pytest.raises(ValueError, match=r"^no ranker 'mpl'; did you mean \"mlp\"\?$"):
+    with pytest.raises(ValueError, match=r"^unknown ranker 'mpl'; did you mean \"mlp\"\?$"):
         shown_methods("ranker", "mpl")
 
 

@@ -75,7 +75,7 @@ def ready(kind: str, tmp_path) -> str:
 
 def test_every_kind_has_a_beginning():
     assert set(BEGINNINGS) == set(KINDS)
-    with pytest.raises(ValueError, match="no kind 'tree' of experiment; did you mean \"trees\""):
+    with pytest.raises(ValueError, match="unknown kind 'tree' of experiment; did you mean \"trees\""):
         blank_spec("tree")
 
 

@@ -54,8 +54,8 @@ def problems(*overrides, **top):
 
 
 MISTAKES = [
-    ("aggregator.name=maen", "aggregator.name: no 'maen'; did you mean \"mean\"?"),
-    ("aggregator=maen", "aggregator.name: no 'maen'; did you mean \"mean\"?"),
+    ("aggregator.name=maen", "aggregator.name: unknown aggregator 'maen'; did you mean \"mean\"?"),
+    ("aggregator=maen", "aggregator.name: unknown aggregator 'maen'; did you mean \"mean\"?"),
     ("aggregator=3", 'aggregator: 3 is not a method; write a table such as { name = "mean" }'),
     ("rond=3", 'rond: no such key; did you mean "rounds"?'),
     ("clients.cuont=3", 'clients.cuont: no such key; did you mean "count"?'),
@@ -68,34 +68,39 @@ MISTAKES = [
     ("title=3", "title: 3 cannot be used; give text in quotes"),
     ("data=3", "data: 3 is not a table; write [data]"),
     ("data.name=mq2009", "data.name: no data set 'mq2009'; did you mean \"mq2008\"?"),
-    ("data.folds=[1, 9]", "data.folds: no fold 9; synthetic-mq2007 has folds 1 to 5"),
+    ("data.folds=[1, 9]", "data.folds: fold 9 does not exist; synthetic-mq2007 has folds 1 to 5"),
     ("data.folds=[0]", "data.folds[0]: 0 cannot be used; give 1 or more"),
-    ("data.folds=[2, 2]", "data.folds: 2 stands there twice; list each once"),
+    ("data.folds=[2, 2]", "data.folds: 2 is listed twice; list each value once"),
     ("data.folds=1", "data.folds: 1 cannot be used; give a list in brackets"),
     ("data.folds=[]", "data.folds: [] cannot be used; list at least 1"),
-    ("data.normalise=queri", "data.normalise: no 'queri'; did you mean \"query\"?"),
-    ("data.train=x.txt", "data: has both a name and files; leave out name, or train"),
+    ("data.normalise=queri", "data.normalise: unknown normalisation 'queri'; did you mean \"query\"?"),
+    ("data.train=x.txt", "data: has both a name and files; remove name, or train"),
     (
         "data={}",
-        "data: give a name of the catalog (`fedrank data list`), files: train and test, a log, or a collection",
+        "data: give a name of the catalog (`fedrank data list`), files (train and test), a log, or a collection",
     ),
-    ("seeds=[1, 1]", "seeds: 1 stands there twice; list each once"),
+    ("seeds=[1, 1]", "seeds: 1 is listed twice; list each value once"),
     ("seeds=7", "seeds: 7 cannot be used; give a list in brackets"),
     ("seeds=[1.5]", "seeds[0]: 1.5 cannot be used; give a whole number"),
     ("measures=[]", "measures: [] cannot be used; list at least 1"),
-    ('measures=["ndcg@10", "ndcg@10"]', 'measures: "ndcg@10" stands there twice; list each once'),
+    ('measures=["ndcg@10", "ndcg@10"]', 'measures: "ndcg@10" is listed twice; list each value once'),
     (
         'measures=["ndcg@10 by union"]',
-        "measures: 'ndcg@10 by union' needs judgements by intent, which these data do not have; leave it out, or use "
+        "measures: 'ndcg@10 by union' needs judgements by intent, which this data set does not have; remove it, or use "
         'data.name = "synthetic-intents"',
     ),
-    ("clients.click_model=perfekt", "clients.click_model: no 'perfekt'; did you mean \"perfect\"?"),
-    ('clients.click_model=["perfect", "poisson"]', "clients.click_model: no 'poisson'; did you mean \"poison\"?"),
+    ("clients.click_model=perfekt", "clients.click_model: unknown click model 'perfekt'; did you mean \"perfect\"?"),
+    (
+        'clients.click_model=["perfect", "poisson"]',
+        "clients.click_model: unknown click model 'poisson'; did you mean \"poison\"?",
+    ),
     ('clients.click_model=["perfect", 3]', "clients.click_model[1]: 3 cannot be used; give text in quotes"),
     (
         "clients.click_model={click=[0.0, 1.0]}",
-        "clients.click_model: { click = [0.0, 1.0] } is not a click model; write { click = [...], stop = [...] }, a "
-        'probability for each grade, and perhaps attention_decay = 1.0, or { name = "module:Class" } for your own',
+        "clients.click_model: { click = [0.0, 1.0] } is not a click model; write { click = [...], stop = [...] } "
+        "with a "
+        'probability for each relevance label (attention_decay = 1.0 is optional), or { name = "module:Class" } for '
+        "your own class",
     ),
     (
         "clients.click_model={click=[0.0, 1.0], stop=[0.0]}",
@@ -108,42 +113,47 @@ MISTAKES = [
     ("clients.interactions=[5, 0]", "clients.interactions[1]: 0 cannot be used; give 1 or more"),
     ("clients.participation=0", "clients.participation: 0 cannot be used; give more than 0"),
     ("clients.participation=1.5", "clients.participation: 1.5 cannot be used; give 1 or less"),
-    ("clients.malicious=2", "clients.malicious: 2 of 3 clients decide as they like; use less than half"),
+    ("clients.malicious=2", "clients.malicious: 2 of 3 clients are malicious; fewer than half of the clients can be"),
     (
         "clients.malicious=1",
-        "clients.malicious: 1 would do no harm, no attack is set; use 0, or an attack such as "
-        '{ name = "poisoned-clicks" }',
+        'clients.malicious: is 1, but no attack is set; use 0, or set an attack such as { name = "poisoned-clicks" }',
     ),
-    ("start=nowhere", 'start: no model at nowhere; give a model.json, the folder of a finished run, or "given"'),
-    ("baseline=other", "baseline: no variant 'other'; there is \"only\""),
+    ("start=nowhere", 'start: nowhere is not a model; give a model.json, the folder of a finished run, or "given"'),
+    ("baseline=other", "baseline: unknown variant 'other'; there is \"only\""),
     ("vary=3", "vary: 3 is not a table; write [vary]"),
     ("vary.rounds=3", "vary.rounds: 3 cannot be used; list the values to compare in brackets"),
     ("vary.rounds=[]", "vary.rounds: [] cannot be used; list the values to compare in brackets"),
-    ("vary.rounds=[2, 3, 2]", "vary.rounds: 2 stands there twice; list each value once"),
+    ("vary.rounds=[2, 3, 2]", "vary.rounds: 2 is listed twice; list each value once"),
     ("vary.rounds=[0]", "vary: rounds: 0 cannot be used; give 1 or more"),
     ("vary.ruonds=[1, 2]", 'vary: ruonds: no such key; did you mean "rounds"?'),
-    ("vary.seeds=[[1], [2]]", "vary: seeds: is the same for all variants; set it at the top"),
-    ("vary.data.folds=[[1], [2]]", "vary: data.folds: is the same for all variants; set it at the top"),
+    ("vary.seeds=[[1], [2]]", "vary: seeds: must be the same for all variants; set it at the top level"),
+    ("vary.data.folds=[[1], [2]]", "vary: data.folds: must be the same for all variants; set it at the top level"),
     ("vary.rounds.x=[1]", "vary: rounds: 3 has no settings, so rounds.x cannot be set"),
     ("variants=3", "variants: 3 is not a table; write [variants.NAME]"),
     ("variants.a=3", "variants.a: 3 is not a table with a name; write [variants.a]"),
-    ("variants.a.vary.rounds=[1]", "variants.a: vary.rounds: is the same for all variants; set it at the top"),
+    (
+        "variants.a.vary.rounds=[1]",
+        "variants.a: vary.rounds: must be the same for all variants; set it at the top level",
+    ),
     ("variants.a.learner.rate=true", "variants.a: learner.rate: true cannot be used; give a number"),
     ("published=3", "published: 3 is not a list of tables; write [[published]]"),
     ("published=[3]", "published[0]: 3 is not a table; write [published[0]]"),
     (
         'published=[{measure="online", value=0.5}]',
-        'published[0].source: is missing; write source = "the paper, its table"',
+        'published[0].source: is missing; write source = "Wang et al. 2021, Table 3"',
     ),
     ("claims=3", "claims: 3 is not a list of tables; write [[claims]]"),
-    ('claims=[{says="so", higher="only", lower="onyl"}]', "claims[0].lower: no variant 'onyl'; did you mean \"only\"?"),
+    (
+        'claims=[{says="so", higher="only", lower="onyl"}]',
+        "claims[0].lower: unknown variant 'onyl'; did you mean \"only\"?",
+    ),
     (
         'claims=[{says="so", higher="only", lower="only", measure="onlin"}]',
-        "claims[0].measure: no 'onlin' in measures; did you mean \"online\"?",
+        "claims[0].measure: 'onlin' is not in measures; did you mean \"online\"?",
     ),
     (
         'claims=[{says="so", higher="only", lower="only", measure="mrr@10"}]',
-        'claims[0].measure: no \'mrr@10\' in measures; there is "ndcg@10", "online", "online_sum", "reward"',
+        'claims[0].measure: \'mrr@10\' is not in measures; there is "ndcg@10", "online", "online_sum", "reward"',
     ),
 ]
 
@@ -194,7 +204,7 @@ def test_a_new_name_that_meets_old_settings_says_how_to_leave_them_behind():
     (line,) = problems('variants.sky."learner.name"=lambdarank')
     start, end = "variants.sky: learner.batch: no such setting of lambdarank; ", 'learner = { name = "lambdarank" }'
     assert line.startswith(start)
-    assert line.endswith(f"to leave the settings of another method behind, replace the whole table: {end}")
+    assert line.endswith(f"to discard the settings of the previous method, replace the whole table: {end}")
     (line,) = problems('vary."learner.name"=["pdgd", "lambdarank"]')
     assert line.startswith("vary: learner.batch: no such setting of lambdarank")
     assert line.endswith(end)
@@ -401,10 +411,10 @@ def test_overrides_of_what_is_varied_need_no_quotes(tmp_path):
 def test_files_that_cannot_be_read(tmp_path):
     names = ", ".join(builtin_specs())
     missing = tmp_path / "no.toml"
-    assert said(missing) == f"no spec at {missing}; give a TOML file, or one of {names}"
+    assert said(missing) == f"spec {missing} does not exist; give a TOML file, or one of {names}"
     assert said(tmp_path) == f"{tmp_path} is a folder; give a TOML file, or one of {names}"
     empty = write(tmp_path / "empty.toml", "# nothing\n")
-    assert said(empty) == f"{empty}: is empty; `fedrank run quickstart` leaves an example in its results"
+    assert said(empty) == f"{empty}: is empty; create one with `fedrank new FILE`"
     broken = write(tmp_path / "broken.toml", "rounds = 3\nseeds = [1,\n")
     assert said(broken).startswith(f"{broken}: is not TOML: ")
     wrong = write(tmp_path / "wrong.toml", "rounds = 3\nrounds 4\n")
@@ -412,7 +422,7 @@ def test_files_that_cannot_be_read(tmp_path):
     binary = tmp_path / "binary.toml"
     binary.write_bytes(b"\x00\xff\xfe\x80")
     assert said(binary) == f"{binary}: is not text in UTF-8; a spec is a TOML file"
-    assert said("quickstrat") == "no file and no built-in experiment 'quickstrat'; did you mean \"quickstart\"?"
+    assert said("quickstrat") == "'quickstrat' is not a file or a built-in experiment; did you mean \"quickstart\"?"
 
 
 def test_mistakes_name_the_file_and_what_was_set(tmp_path):
@@ -442,8 +452,9 @@ def test_files_lie_where_the_spec_lies_and_those_of_overrides_where_the_user_is(
     given = f"data.validation={tmp_path.name}/a.txt"
     assert read_experiment(file, [given]).base.data.validation == str(tmp_path / "a.txt")
     (tmp_path / "b.txt").unlink()
-    assert said(file) == f"{file}: data.test: no file {tmp_path / 'b.txt'}"
-    assert said(file, "data.folds=[2]").splitlines()[-1] == f"{file}: data.folds: no fold 2; files are fold 1"
+    assert said(file) == f"{file}: data.test: file {tmp_path / 'b.txt'} does not exist"
+    folds = "data.folds: fold 2 does not exist; files have only fold 1"
+    assert said(file, "data.folds=[2]").splitlines()[-1] == f"{file}: {folds}"
 
 
 @pytest.mark.process
@@ -536,8 +547,11 @@ def test_named_variants_that_vary_keep_their_names(tmp_path):
             ['learner={name="evolution"}', "fine_tune=5", 'server={name="adam"}'],
             "fine_tune: evolution needs many clients",
         ),
-        (['learner={name="evolution"}', "clients.interactions=1", 'server={name="adam"}'], "too few for evolution"),
-        (['learner={name="evolution"}'], "evolution takes far too long steps"),
+        (
+            ['learner={name="evolution"}', "clients.interactions=1", 'server={name="adam"}'],
+            "evolution needs at least 2 interactions",
+        ),
+        (['learner={name="evolution"}'], "steps of evolution are far too large"),
     ],
 )
 def test_methods_that_do_not_go_together_are_refused_before_anything_runs(changes, message):
@@ -596,8 +610,8 @@ def test_a_measure_that_is_left_out_takes_its_claims_along(tmp_path):
     ("text", "said"),
     [
         ("quick = 3\n" + CLAIMING, "quick: 3 is not a table; write [quick]"),
-        (CLAIMING + "[quick]\nvariants = 3\n", "quick.variants: 3 is no list; name the variants that stay"),
-        (CLAIMING + '[quick]\nvariants = ["a"]\n', "quick.variants: no 'a'"),
+        (CLAIMING + "[quick]\nvariants = 3\n", "quick.variants: 3 is not a list"),
+        (CLAIMING + '[quick]\nvariants = ["a"]\n', "quick.variants: unknown variant 'a'"),
         (CLAIMING.replace("[[claims]]", "[[clams]]") + '[quick]\nclaims = "so"\n', 'claims: "so" is not a list'),
         (CLAIMING.replace("[[claims]]", "[[clams]]") + '[quick]\nclaims = ["so"]\n', 'claims[0]: "so" is not a table'),
     ],
@@ -623,9 +637,9 @@ def test_a_file_of_very_many_features_has_to_say_so(tmp_path):
 def test_setting_what_a_variant_sets_is_not_lost_silently(tmp_path):
     file = tmp_path / "spec.toml"
     file.write_text(
-        'rounds = 5\ndata = { name = "synthetic-mq2007" }\nclients = { count = 3 }\nlearner = { name = "pdgd" }\n'
-        'mechanism = { name = "gaussian", clip = 1.0, noise = 1.0 }\n'
-        '[variants.a]\n[variants.b]\nmechanism = { name = "gaussian", clip = 2.0, noise = 2.0 }\nrounds = 7\n'
+        'rounds = 5\ndata = { name = "synthetic-mq2007" }\nclients = { count = 3 }\nlearner = { name = "pdgd" '
+        '}\nmechanism = { name = "gaussian", clip = 1.0, noise = 1.0 }\n[variants.a]\n[variants.b]\nmechanism = { '
+        'name = "gaussian", clip = 2.0, noise = 2.0 }\nrounds = 7\n'
     )
 
     def noises(*overrides):
@@ -634,7 +648,7 @@ def test_setting_what_a_variant_sets_is_not_lost_silently(tmp_path):
     lost = r"mechanism.noise: variants.b replaces mechanism as a whole.* also set variants.b.mechanism.noise"
     with pytest.raises(SpecError, match=lost):
         noises("mechanism.noise=4.0")
-    with pytest.raises(SpecError, match=r"rounds: variants.b sets rounds, so that this would be lost there"):
+    with pytest.raises(SpecError, match=r"rounds: variants.b sets rounds, so this has no effect there"):
         noises("rounds=6")
     assert noises("mechanism.noise=4.0", "variants.b.mechanism.noise=4.0") == [4.0, 4.0]
     assert noises("variants.b.mechanism.noise=4.0") == [1.0, 4.0]

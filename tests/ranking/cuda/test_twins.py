@@ -283,7 +283,7 @@ def test_a_run_with_features_in_two_bytes_says_so(
     assert not run_experiment(read_spec(tmp_path / "spec.toml"), "half", tmp_path, device="cuda-float16").failed
     (run,) = load_runs(tmp_path / "half")
     assert facts_of(run.path)["devices"] == [{"from": 1, "device": "cpu (features as float16)"}]
-    assert any("those of features that were rounded to two bytes" in note for note in run.notes)
+    assert any("those of features rounded to two bytes" in note for note in run.notes)
 
 
 def test_a_device_that_is_none_stops_before_the_first_run(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Experiments of the papers as TOML files, one folder for each paper."""
+"""Experiments of the papers as TOML files, one folder per paper."""

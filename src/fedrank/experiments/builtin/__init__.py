@@ -1,1 +1,1 @@
-"""Experiments that come with fedrank."""
+"""Experiments that are included in fedrank."""

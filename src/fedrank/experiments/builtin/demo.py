@@ -1,4 +1,4 @@
-"""The demo: a federation learns, is attacked, forgets, and its messages are read; a story with its own numbers."""
+"""The demo: a federation learns, is attacked, forgets clients, and its messages are audited, on one web page."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from fedrank.progress import Progress, quiet
 from fedrank.unlearning.methods import Unlearner
 
 TITLE = "A federation learns, is attacked, and forgets"
-LIARS = (0, 1, 2)  # as in demo.toml
-MESSAGES = 100  # that are attacked; `fedrank audit` takes more
+LIARS = (0, 1, 2)  # malicious clients, as in demo.toml
+MESSAGES = 100  # number of attacked messages; `fedrank privacy audit` takes more
 REPEATS = 4_000
 RUNS = 400
 
 
 class DemoStopped(Exception):
-    """The user asked it to stop; what is finished is kept."""
+    """The user asked to stop; finished runs are kept."""
 
 
 def demo(out: Path, report: Path, tell: Callable[[str], None], progress: Progress = quiet) -> None:
-    """Do all of it, or what is left of it, and write the story; `tell` gets its chapters and its last sentences."""
+    """Run or resume the demo, and write its page; `tell` receives the chapters and the last sentences."""
     column = "ndcg@10"
-    tell("1  Ten people learn one ranker together; three of them lie")
+    tell("1  Ten clients train one ranker together; three of them are malicious")
     results = run_experiment(read_experiment("demo"), "demo", out, workers=os.cpu_count() or 1, progress=progress)
     if results.interrupted:
         raise DemoStopped
@@ -47,10 +47,10 @@ def demo(out: Path, report: Path, tell: Callable[[str], None], progress: Progres
     [learned] = analyse(load_runs(out / "demo"))
     write_atomic(report, story(learned, column))
     tell(f"   The learning curves are in {report}; open it now, and reload it when the demo has finished")
-    tell("2  The three leave, and are forgotten")
+    tell("2  The three malicious clients leave, and are unlearned")
     forget = build(Unlearner, {"name": "fed-eraser"}, "method")
     unlearn_runs([out / "demo" / "attacked"], LIARS, forget, out, progress=progress)
-    tell("3  What a single message gives away")
+    tell("3  What a single message reveals")
     attacks = audit_experiment(
         read_experiment("demo-privacy"), messages=MESSAGES, repeats=REPEATS, runs=RUNS, progress=progress
     )
@@ -61,30 +61,30 @@ def demo(out: Path, report: Path, tell: Callable[[str], None], progress: Progres
 
 
 def learning(learned: Analysis, column: str) -> tuple[str, str]:
-    """Chapters 1 and 2 in a sentence each."""
+    """Chapters 1 and 2 in one sentence each."""
     quality = {variant.name: spread(column, variant.summary(column)) for variant in learned.variants}
     return (
-        f"Together the ten reach {heading(column)} {quality['together']}; each alone {quality['alone']}.",
-        f"Three liars bring it down to {quality['attacked']}; a rule that expects liars keeps {quality['contained']}.",
+        f"Together, the ten clients reach {heading(column)} {quality['together']}; each alone {quality['alone']}.",
+        f"Three malicious clients reduce it to {quality['attacked']}; a robust rule keeps {quality['contained']}.",
     )
 
 
 def leaving(forgotten: VariantRuns, attacks: Sequence[Finding], column: str) -> tuple[str, str]:
-    """Chapters 3 and 4 in a sentence each."""
+    """Chapters 3 and 4 in one sentence each."""
     read = [f"{each.variant.replace('-', ' ')}: {each.shown}" for each in attacks if each.attacked == READING]
     return (
-        f"After the three are forgotten: {spread(column, forgotten.summary(column))}.",
-        f"Clicks read from single messages: {'; '.join(read)}.",
+        f"After unlearning the three clients: {spread(column, forgotten.summary(column))}.",
+        f"Clicks reconstructed from single messages: {'; '.join(read)}.",
     )
 
 
 def story(learned: Analysis, column: str, forgotten: VariantRuns | None = None, attacks: Sequence[Finding] = ()) -> str:
-    """The web page: one picture and one paragraph for each chapter that has been computed so far."""
+    """The web page: one figure and one paragraph for each chapter that has been computed so far."""
     together, attacked = learning(learned, column)
     drawing = Drawing(lambda: draw_curves(learned, column), f"{heading(column)} by round, mean over seeds.")
     chapters = [
         Section("They learn", (paragraph(together),)),
-        Section("Three of them lie", (paragraph(f"They click on what is not relevant. {attacked}"), drawing)),
+        Section("Three of them attack", (paragraph(f"They click on irrelevant documents. {attacked}"), drawing)),
     ]
     if forgotten is None:
         chapters.append(
@@ -93,16 +93,16 @@ def story(learned: Analysis, column: str, forgotten: VariantRuns | None = None, 
     else:
         chapters += last_chapters(learned, column, forgotten, attacks)
     first = (
-        "Ten people search. Everybody learns from their own clicks and sends only a change of the ranker. All data are "
-        "made up; all numbers were computed when this page was written."
+        "Ten clients search. Each learns from its own clicks and sends only an update of the ranker. All data are "
+        "synthetic; all numbers were computed when this page was written."
     )
     return page(TITLE, [Section(TITLE, (paragraph(first, tone="lead"), *chapters))])
 
 
 def last_chapters(learned: Analysis, column: str, forgotten: VariantRuns, attacks: Sequence[Finding]) -> list[Section]:
-    """What is known only at the end: unlearning, what messages reveal, and what to do next."""
+    """The chapters that are known only at the end: unlearning, what messages reveal, and next steps."""
     after, messages = leaving(forgotten, attacks, column)
-    rows = [*((variant.label, variant) for variant in learned.variants), ("attacked, then forgotten", forgotten)]
+    rows = [*((variant.label, variant) for variant in learned.variants), ("attacked, then unlearned", forgotten)]
     table = Table(
         ["what", heading(column), "repeats"],
         [[label, spread(column, each.summary(column)), str(len(each.repeats))] for label, each in rows],
@@ -110,7 +110,7 @@ def last_chapters(learned: Analysis, column: str, forgotten: VariantRuns, attack
             "Mean ± standard deviation over seeds, on test queries; final values are means of the last ten evaluations."
         ],
     )
-    about = f"{MESSAGES} messages; fedrank audit demo-privacy attacks more of them, and says what each verdict means."
+    about = f"{MESSAGES} messages; fedrank privacy audit demo-privacy attacks more of them, and explains each verdict."
     verdicts = findings_table(attacks)
     verdicts = Table(
         ["messages", *verdicts.header],
@@ -119,13 +119,14 @@ def last_chapters(learned: Analysis, column: str, forgotten: VariantRuns, attack
         [about],
     )
     forgetting = paragraph(
-        f"{after} Forgetting replays what was recorded of the others, in a fraction of the work of training again; ",
-        Span("fedrank unlearn --verify", "code"),
+        f"{after} Unlearning replays recorded updates of the other clients, with a fraction of the work of "
+        "retraining; ",
+        Span("fedrank forget client --verify", "code"),
         " compares the two.",
     )
     noise = (
-        f"{messages} The published noise protects only the sum of all messages; noise on the client protects each, at "
-        "a price in quality."
+        f"{messages} The published noise protects only the sum of all messages; noise at the client protects each, at "
+        "a cost in quality."
     )
     following = paragraph(
         Span("fedrank run quickstart", "code"),
@@ -137,6 +138,6 @@ def last_chapters(learned: Analysis, column: str, forgotten: VariantRuns, attack
     )
     return [
         Section("They leave", (forgetting, table)),
-        Section("What a message gives away", (paragraph(noise), verdicts)),
+        Section("What a message reveals", (paragraph(noise), verdicts)),
         Section("Next", (following,)),
     ]

@@ -1,1 +1,1 @@
-"""Doing it: every experiment in a run folder of its own, in any number of processes."""
+"""Executes experiments: each run in its own folder, in any number of processes."""

@@ -1,4 +1,4 @@
-"""The audit of a spec of any kind: attacks on what would leave those who learn, and all that they found."""
+"""Audits a spec of any kind: runs inference attacks on the messages of its clients, and reports the findings."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from fedrank.trees.row_store import RowStore, drawn_features, elected_for_root
 from fedrank.trees.training import train_locally
 from fedrank.types import Source
 
-ALL_ATTACKS = "audit"  # what is told of all attacks together
-TREES = 100  # of a forest that is attacked: growing more takes long
+ALL_ATTACKS = "audit"  # label of the progress of all attacks
+TREES = 100  # maximum in an attacked forest, to limit the running time
 
 
 @dataclass(frozen=True)
 class _Effort:
-    """How much is attacked, and where noise comes from."""
+    """The number of attacked messages, and the source of noise."""
 
     messages: int | None
     repeats: int
@@ -57,9 +57,9 @@ def audit_experiment(
     source: Source | None = None,
     progress: Progress = quiet,
 ) -> list[Finding]:
-    """Attack every variant of a spec, on its first fold and with its first seed.
+    """Attack every variant of a spec, with its first fold and seed.
 
-    Without a number, so many `messages` are read as take a minute or so. `source` is for tests: noise comes from the
+    The default number of `messages` takes about a minute. `source` is for tests: by default, noise comes from the
     system's secure source.
     """
     effort, several = _Effort(messages, repeats, runs, source), len(grid.variants) > 1
@@ -82,7 +82,7 @@ def _of_variant(progress: Progress, variant: str) -> Progress:
 
 
 def _and_all(on_progress: Progress, progress: Progress, number: int, attacks: int) -> Progress:
-    """Tell of one attack, and of all of them together."""
+    """Report the progress of one attack, and of all attacks together."""
 
     def both(what: str, done: float, of: float, detail: str = "") -> None:
         on_progress(what, done, of, detail)
@@ -94,7 +94,7 @@ def _and_all(on_progress: Progress, progress: Progress, number: int, attacks: in
 
 
 def _plan(variant: Variant[Any], grid: Grid[Any], effort: _Effort, progress: Progress) -> Plan:
-    """The attacks that fit a variant."""
+    """The attacks that apply to a variant."""
     (fold, seed), experiment = grid.repeats()[0], variant.experiment
     if isinstance(experiment, SiloExperiment):
         return SketchAudit(
@@ -138,18 +138,20 @@ def _level(tests: int, grid: Grid[Any]) -> float:
 
 
 def _smaller(experiment: TreesExperiment) -> str:
-    """In what the forests that are attacked differ from those of a run."""
+    """How attacked forests differ from those of a run."""
     differs = []
     if experiment.booster.trees > TREES:
-        differs.append(f"{TREES} trees were grown at most, where a run grows {experiment.booster.trees:,} at most")
+        differs.append(
+            f"attacked forests have at most {TREES} trees, forests of a run at most {experiment.booster.trees:,}"
+        )
     if experiment.tune:
         differs.append("settings were not tuned")
     return "; ".join(differs)
 
 
 def _shared(experiment: TreesExperiment, number: int, seed: int, on_progress: ShareDone) -> list[SharedForests]:
-    """The forests that leave those who grow them."""
-    # As in a run: trees read raw features as well as scaled ones.
+    """The forests that clients share."""
+    # As in a run: trees use raw features.
     fold = load_fold(replace(experiment.data, normalise=experiment.data.normalise or "none"), number)
     booster: Booster = replace(experiment.booster, trees=min(TREES, experiment.booster.trees))  # type: ignore[type-var]
     if experiment.split is None:
@@ -174,7 +176,7 @@ def _shared(experiment: TreesExperiment, number: int, seed: int, on_progress: Sh
 
 
 def _roots(experiment: TreesExperiment, number: int, seed: int) -> Roots:
-    """The first histograms that a server sees."""
+    """The first histograms that the server sees."""
     merge = experiment.merge
     assert isinstance(merge, Histograms)
     assert experiment.split is not None
@@ -190,7 +192,7 @@ def _roots(experiment: TreesExperiment, number: int, seed: int) -> Roots:
 
 
 def _grown(booster: Booster, forests: int, on_progress: ShareDone, grow: Any) -> Sequence[Forest]:
-    """Grow so many forests, and tell how far they are."""
+    """Grow forests, and report progress."""
     forestry = ForestCheckpoint(booster)
     forestry.turn = lambda: on_progress(
         sum(1.0 if grown.whole else len(grown.trees) / booster.trees for grown in forestry.forests) / forests
@@ -200,7 +202,7 @@ def _grown(booster: Booster, forests: int, on_progress: ShareDone, grow: Any) ->
 
 
 def as_facts(found: Sequence[Finding], grid: Grid[Any]) -> dict[str, Any]:
-    """All counts, for a file."""
+    """All counts, as JSON values."""
     fold, seed = grid.repeats()[0]
     return {
         "format": FORMAT,
@@ -215,7 +217,7 @@ def as_facts(found: Sequence[Finding], grid: Grid[Any]) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """For JSON, which knows no infinity: null instead."""
+    """A JSON value: infinity becomes null."""
     if isinstance(value, dict):
         return {key: plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

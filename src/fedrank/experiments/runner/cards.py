@@ -1,4 +1,4 @@
-"""Cards: issued for a file, bound to it by a hash, and read again together with it."""
+"""Privacy cards: issued for files, bound to them by hashes, and checked against the files when read."""
 
 from __future__ import annotations
 
@@ -19,40 +19,40 @@ from fedrank.files import read_bytes, write_atomic
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.population import now
 
-ISSUER = "FEDRANK_ISSUER"  # environment: who answers for cards and receipts
+ISSUER = "FEDRANK_ISSUER"  # environment variable: the person or organisation responsible for cards and receipts
 NO_ISSUER = "not named"
 LIBRARIES = ("numpy", "scipy", "numba", "dp-accounting", "cryptography", "lightgbm")
 WHAT = {
-    SIMULATED_RUN: "Simulated: the data of all clients lay in one folder, and one process played everybody. What is "
-    "said here of the server, of clients and of noise would hold in a deployment that does the same; it protected "
-    "nobody from whoever ran the simulation.",
-    DEPLOYED_RUN: "Deployed: every organisation worked on its own computer, and files passed between them.",
-    SEARCH_LOG: "A search log: what people searched for and clicked, as it was recorded, under their user ids. It is "
-    "no model, and nothing protects it but the permissions of its files.",
-    SKETCH_FILE: "A sketch of documents, made by the organisation that has them.",
+    SIMULATED_RUN: "Simulated: one process had the data of all clients and simulated every party. The statements about "
+    "the server, clients and noise would hold in a deployment that does the same; the simulation itself did not "
+    "protect data from the person who ran it.",
+    DEPLOYED_RUN: "Deployed: every organisation worked on its own computer, and exchanged files.",
+    SEARCH_LOG: "A search log: queries and clicks of users as they were recorded, under their user ids. It is "
+    "not a model, and only the permissions of its files protect it.",
+    SKETCH_FILE: "A sketch of documents, made by the organisation that holds them.",
 }
 TREES = (
-    "thresholds and leaf values of trees: they are statistics of the rows they were grown on, and a leaf may hold few",
-    "which features an organisation has, and how large its model is",
+    "thresholds and leaf values of trees: they are statistics of the training rows, and a leaf may hold few rows",
+    "which features an organisation has, and the size of its model",
 )
-SINGLE_FOREST = "one organisation grew the forest on data it has; whoever gets the model sees all of it"
-MERGED_FORESTS = "organisations see each other's forests, or what merging asks of them; nothing is noised"
-GROWN_FOREST = "the server sees histograms of every client's rows, which tell grades where rows are few"
-GROWN_IN_SUM = "the server sees histograms of all clients' rows together, and no client's own, if it asks all the same"
+SINGLE_FOREST = "one organisation grew the forest on its own data; every recipient of the model sees all of it"
+MERGED_FORESTS = "organisations see each other's forests or the answers that merging needs, without noise"
+GROWN_FOREST = "the server sees histograms of every client's rows, which reveal relevance labels where rows are few"
+GROWN_IN_SUM = "the server sees only histograms summed over all clients, if it sends all clients the same requests"
 NOISED_FOREST = "the server sees noised sums of every client"
-NOISED_IN_SUM = "the server sees noised sums of all clients together, and no client's own"
+NOISED_IN_SUM = "the server sees only noised sums over all clients"
 LOG = (
-    "user ids, times, queries and clicks, which are in the folder as they were recorded",
-    "whoever appears in a query: people search for names",
-    "the cache of parsed data, which holds the same",
+    "user ids, times, queries and clicks, which are stored as they were recorded",
+    "people who are named in queries",
+    "the cache of parsed data, which has the same content",
 )
 
 
 def issued(card: Card, folder: Path, data: str = "", files: Sequence[str] | None = None) -> Card:
-    """A card as it is written: dated, signed with a name, bound to files, and with all that it leaves open in words.
+    """A card ready to be written: dated, with its issuer, file hashes, and everything that it does not cover.
 
-    Without `files` it is the card of every model at or below the folder. A run has its date in run.json alone: the card
-    of a resumed run is the same, byte for byte, as if it had not been interrupted.
+    Without `files` it covers every model in the folder and below. The date of a run is only in run.json: the card of a
+    resumed run has the same bytes as without the interruption.
     """
     if files is None:
         models = [*folder.rglob("model*.json"), *folder.rglob("model*.txt")]
@@ -74,9 +74,9 @@ def issued(card: Card, folder: Path, data: str = "", files: Sequence[str] | None
 
 
 def issued_receipt(receipt: Receipt, folder: Path | None = None, parent: Path | None = None) -> Receipt:
-    """A receipt as it is written: dated, signed with a name, bound to the models in a folder and in that of its parent.
+    """A receipt ready to be written: dated, with its issuer and hashes of the models in a folder and its parent.
 
-    Without folders it stays bound to the files that it has.
+    Without folders it keeps the file hashes that it has.
     """
     if folder is not None and parent is not None:
         files = {"model.json": sha256(folder / "model.json"), "parent": sha256(parent / "model.json")}
@@ -90,7 +90,7 @@ def issuer() -> str:
 
 @cache
 def versions() -> dict[str, str]:
-    """What computed a result: fedrank, Python and the libraries that are here."""
+    """The versions of fedrank, Python and the installed libraries that computed a result."""
     found = {"fedrank": __version__, "python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -105,34 +105,34 @@ def sha256(file: Path) -> str:
 
 
 def about_population(population: Mapping[str, Any]) -> str:
-    """What all runs on the same people have spent, in a sentence."""
+    """A sentence about the total ε of all runs on the same population."""
     spent = [
         f"{'nothing can be claimed' if cost is None else f'ε = {up(cost)}'} against the {against}"
         for against, cost in population["epsilon"].items()
     ]
     text = (
-        f"All {population['runs']:,} runs on population {population['name']!r} together: {', '.join(spent)}, of at "
+        f"Total of all {population['runs']:,} runs on population {population['name']!r}: {', '.join(spent)}, of at "
         f"most ε = {population['limit']:g} at δ = {population['delta']:g}."
     )
     for one in population["forgotten"]:
-        text += f" Not counted is a ledger that was deleted on {one['forgotten'][:10]} ({one['because']})."
+        text += f" This total does not include a ledger that was deleted on {one['forgotten'][:10]} ({one['because']})."
     return text
 
 
 def read_card(folder: Path) -> Card | None:
-    """The card of a folder. One that is not that of the files beside it claims nothing."""
+    """The card of a folder. A card that does not match its files claims nothing."""
     card = Card.read(folder)
     if card is None:
         return None
     other = [name for name, was in card.files.items() if (folder / name).is_file() and sha256(folder / name) != was]
     if not other:
         return card
-    doubt = f"This card was issued for another {other[0]}, so that nothing can be claimed for the one that is here."
+    doubt = f"This card was issued for another {other[0]}, so nothing can be claimed for this one."
     return replace(card, promises=(), summary=doubt)
 
 
 def forest_card(clients: int | None) -> Card:
-    """Of a forest that one organisation grew, or of those that several merged."""
+    """The card of a forest that one organisation grew, or that several merged."""
     sees = SINGLE_FOREST if clients is None else MERGED_FORESTS
     summary = f"No mechanism: {sees}. Nothing can be claimed."
     settings: dict[str, Any] = {"mechanism": None, "delta": 0.0, "budget": None}
@@ -140,27 +140,28 @@ def forest_card(clients: int | None) -> Card:
 
 
 def merged_card(folder: Path, clients: int) -> Card:
-    """Of forests that came as files and were merged into models in a folder."""
+    """The card of forests that were read from files and merged into models in a folder."""
     return issued(replace(forest_card(clients), what=DEPLOYED_RUN), folder)
 
 
 def grown_card(folder: Path, clients: int, secure: bool, edges: str = "") -> Card:
-    """Of a forest that several grew from histograms; `edges` says what those of its bins have cost."""
+    """The card of a forest that clients grew from histograms; `edges` states the cost of its bin edges."""
     sees = GROWN_IN_SUM if secure else GROWN_FOREST
-    summary = f"No mechanism: {sees}; nothing {'else ' if edges else ''}is noised. Nothing can be claimed.{edges}"
+    noised = f"; noise is not added{' to anything else' if edges else ''}"
+    summary = f"No mechanism: {sees}{noised}. Nothing can be claimed.{edges}"
     card = replace(forest_card(clients), what=SIMULATED_RUN, who_sees_what=sees, summary=summary)
     return issued(card, folder)
 
 
 def about_priced_edges(unit: str, times: int, epsilon: float, delta: float) -> str:
-    """What estimating bin edges has cost, as a sentence after others."""
-    often = "" if times == 1 else f", which were estimated {times:,} times,"
+    """A sentence about the cost of estimating bin edges, appended to others."""
+    often = "" if times == 1 else f" (estimated {times:,} times)"
     return f" Bin edges{often} alone cost ε = {up(epsilon)} at δ = {delta:g} for one {unit}."
 
 
 def log_card(log: SearchLog) -> Card:
-    """Of a data set made from a search log."""
-    sees = "whoever can read the folder sees everything"
+    """The card of a data set built from a search log."""
+    sees = "every user who can read the folder sees everything"
     made = Card(
         what=SEARCH_LOG,
         mechanism=None,
@@ -169,7 +170,7 @@ def log_card(log: SearchLog) -> Card:
         budget=None,
         not_covered=(*LOG, *_not_covered_of_shown(log)),
         clients=len(log.users),
-        summary=f"No mechanism: {sees}. Nothing can be claimed; do not pass it on.{_not_stored_of_shown(log)}",
+        summary=f"No mechanism: {sees}. Nothing can be claimed; do not share it.{_not_stored_of_shown(log)}",
     )
     return issued(made, log.folder, log.folder.name, [FACTS])
 
@@ -177,16 +178,16 @@ def log_card(log: SearchLog) -> Card:
 def _not_covered_of_shown(log: SearchLog) -> tuple[str, ...]:
     text = [BROWSERS] if log.unit == "browser" else []
     if log.facts.get("redacted"):
-        text.append("what redacted queries found: lists, clicks and features of theirs are there, and can tell a lot")
+        text.append("lists, clicks and features of redacted queries, which can reveal a lot about them")
     return tuple(text)
 
 
 def _not_stored_of_shown(log: SearchLog) -> str:
-    """What was decided not to be kept."""
+    """Sentences about data that were deliberately not stored."""
     settings, redacted = log.facts.get("settings", {}), log.facts.get("redacted") or {}
     text = ""
     if days := settings.get("keep_days"):
-        text += f" Lists older than {days:,} days before it was made were never stored; build it anew to keep to that."
+        text += f" Lists older than {days:,} days at build time are not stored; rebuild it to keep that limit."
     if redacted:
         reasons = ", ".join(f"{reason}: {n:,}" for reason, n in redacted.items())
         text += f" The text of {sum(redacted.values()):,} queries is not stored ({reasons})."
@@ -194,7 +195,7 @@ def _not_stored_of_shown(log: SearchLog) -> str:
 
 
 def sketch_card(path: Path) -> Card:
-    """Of a sketch file, its owner's or a copy for a querier."""
+    """The card of a sketch file: the owner's, or a copy for a querier."""
     from fedrank.silo.describe import DELTA, describe_sketch
     from fedrank.silo.files import open_sketch
 
@@ -203,7 +204,7 @@ def sketch_card(path: Path) -> Card:
     about = [description["noise"], description["privacy"]]
     if mechanism is not None:
         about += [
-            f"For a word that stands there more often, {description['for more']}",
+            f"For a word that occurs more often, {description['for more']}",
             f"Holds for {description['holds for']}",
         ]
     made = Card(
@@ -214,21 +215,22 @@ def sketch_card(path: Path) -> Card:
         budget=None,
         not_covered=(description["not covered"],)
         if mechanism
-        else ("all of it: the file is as secret as the documents",),
+        else ("the whole content: the file is as confidential as the documents",),
         summary=_sentences(about),
     )
     return issued(made, path.parent, description["documents"] + " documents", [path.name])
 
 
 def turn_card(path: Path, description: Mapping[str, str]) -> Card:
-    """Of a model that travels between organisations, after a turn that was `told` in words."""
+    """The card of a model that passes between organisations, after one turn."""
     from fedrank.silo.describe import DELTA
 
-    about = ["No mechanism protects the weights", f"What was told besides them: {description['you told']}"]
+    disclosed = description["you told"]  # prose: ok
+    about = ["No mechanism protects the weights", f"Also disclosed: {disclosed}"]
     made = Card(
         what=DEPLOYED_RUN,
         mechanism=None,
-        who_sees_what="every organisation sees the model as the one before left it",
+        who_sees_what="every organisation sees the model that the previous one sent",
         delta=DELTA,
         budget=None,
         not_covered=(description["not covered"],),
@@ -238,7 +240,7 @@ def turn_card(path: Path, description: Mapping[str, str]) -> Card:
 
 
 def write_card_for(card: Card, path: Path) -> Path:
-    """The card of a single file, next to it."""
+    """Write the card of a single file next to it."""
     beside = path.with_name(f"{path.name}.{Card.FILE}")
     write_atomic(beside, card.json())
     return beside

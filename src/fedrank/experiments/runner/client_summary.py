@@ -1,4 +1,4 @@
-"""Who holds what: the clients that an experiment makes."""
+"""A summary of the clients of an experiment: how many there are, and what data they hold."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from fedrank.types import SimulatedClients
 
 MAX_VARIANTS = 8
 MEANINGS = {
-    "grades, from all": "how far a client's shares of grades are from those of all clients; 0 alike, 1 nothing alike",
-    "features, from all": "how far its features are from those of all, in standard deviations (Wasserstein)",
-    "queries in common": "of the queries that either of two clients has, the share that both have",
-    "judged differently": "of what both hold and one finds relevant, the share that the other grades differently",
+    "grades, from all": "distance of its label distribution from that of all (0: equal, 1: disjoint)",  # prose: ok
+    "features, from all": "distance of its features from those of all clients, in standard deviations (Wasserstein)",
+    "queries in common": "fraction of the queries of two clients that both have",
+    "judged differently": "fraction of shared documents, relevant for one client, that the other labels differently",
 }
 
 
 @dataclass(frozen=True)
 class Group:
-    """Clients that one variant, or several, make."""
+    """The clients of one or several variants."""
 
-    variants: tuple[str, ...]  # names of all variants with these clients
-    how: str  # the settings that made them
+    variants: tuple[str, ...]  # all variants with these clients
+    how: str  # their settings
     found: Differences
 
     @property
@@ -40,28 +40,28 @@ class Group:
 
 @dataclass(frozen=True)
 class ClientSummary:
-    """The clients of an experiment, on one fold with one seed."""
+    """The clients of an experiment, with one fold and seed."""
 
     data: str
     fold: int
     seed: int
     groups: tuple[Group, ...]
-    left_out: int  # further groups, beyond MAX_VARIANTS
+    left_out: int  # groups beyond MAX_VARIANTS
 
 
 def describe_clients(
     grid: Grid[FederatedExperiment], fold: int | None = None, seed: int | None = None
 ) -> ClientSummary:
-    """What every variant's clients hold; variants with the same clients are described together.
+    """Describe the data of every variant's clients; variants with the same clients are described together.
 
-    The first fold and seed of the grid are taken unless others are given.
+    By default, the first fold and seed of the grid are used.
     """
     first = grid.repeats()[0]
     fold, seed = first[0] if fold is None else fold, first[1] if seed is None else seed
     alike: dict[str, list[Variant[FederatedExperiment]]] = {}
     for variant in grid.variants:
         experiment = variant.experiment
-        # Everything that decides who holds what; learners and servers do not.
+        # The settings that determine the data of clients; learners and servers do not.
         made_of = replace(experiment.clients, participation=1.0, malicious=0)
         alike.setdefault(repr((experiment.data, made_of)), []).append(variant)
     groups = []
@@ -75,14 +75,14 @@ def describe_clients(
 
 
 def _how(experiment: FederatedExperiment, clients: SimulatedClients) -> str:
-    """The settings behind some clients, in one line."""
+    """The settings of some clients, in one line."""
     partition = describe(experiment.clients.partition)
     people = experiment.clients.people
     searches = np.unique(clients.interactions // people).tolist()
     brings = f"{searches[0]}" if len(searches) == 1 else f"{searches[0]} to {searches[-1]}"
     many = "1 client" if len(clients) == 1 else f"{len(clients):,} clients"
     each = "" if people == 1 else f" of {people:,} people each"
-    return f"{many}{each}, partition {_short(partition)}, {brings} searches a round"
+    return f"{many}{each}, partition {_short(partition)}, {brings} interactions per round"
 
 
 def _short(table: dict[str, Any]) -> str:

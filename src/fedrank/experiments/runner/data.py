@@ -22,16 +22,16 @@ from fedrank.types import SimulatedClients
 
 
 def load_fold(data: DataSpec, fold: int) -> Fold:
-    """The fold of a spec's [data]; kept, because runs that differ in their seed share it."""
+    """The fold of a spec's [data]; cached, because runs with different seeds share it."""
     if data.log is not None:
         share = TEST_SHARE if data.test_share is None else data.test_share
-        source = None if data.propensities == OWN else data.propensities  # those of each client: see `clients_of`
+        source = None if data.propensities == OWN else data.propensities  # for those of each client, see `clients_of`
         return _load_log(data.log, data.users, share, data.normalise, data.described_by, source, data.bias)
     if data.collection is not None:
         return _load_collection(data.collection, data.parts or 1, fold, data.described_by, data.normalise)
     if data.name is not None:
         return _load_named(data.name, fold, data.normalise)
-    # A file that changed while this process lives, as in a notebook, is read again.
+    # A file that changes during the process, as in a notebook, is read again.
     now = tuple((status.st_mtime_ns, status.st_size) for status in map(Path.stat, data.files().values()))
     return _load_files(now, data.train, data.test, data.validation, data.normalise or "none", data.features)
 
@@ -45,13 +45,13 @@ def _log(
     propensities: str | None,
     bias: Bias,
 ) -> Fold:
-    """The fold of a search log, whose features must be those that are asked for, if any are; clicks are corrected."""
+    """The fold of a search log, with corrected clicks. Its features must be the requested ones, if any."""
     log = load_log(folder)
     has = log_features(log)
     if features and features != has:
         raise ValueError(
-            f"data.features: {folder} has the features {has}, not {features}; build it again with `fedrank logs build "
-            f"--features {features}`, or leave data.features out"
+            f"data.features: {folder} has the features {has}, not {features}; rebuild it with `fedrank data build "
+            f"--features {features}`, or remove data.features"
         )
     fold = log_fold(folder, users, share, normalise or default_normalisation(has), fixed_ranges(has))
     if propensities is None:
@@ -78,26 +78,26 @@ _load_collection = lru_cache(maxsize=5)(collection_fold)
 
 
 def clear_log_cache() -> None:
-    """Read logs again when they are asked for next: one has changed on disk."""
+    """Make the next access read logs again, after one has changed on disk."""
     _load_log.cache_clear()
 
 
 def clear_data_cache() -> None:
-    """Let go of what was read, where others will read it themselves."""
+    """Release cached data that other processes will read themselves."""
     for cached in (_load_named, _load_files, _load_log, _load_collection):
         cached.cache_clear()
 
 
 def evaluation_queries(fold: Fold, data: DataSpec) -> RankingData:
-    """The queries by which models are judged."""
+    """The queries on which models are evaluated."""
     queries = fold.test if data.evaluate_on == "test" else fold.validation
     if queries is None:
-        raise ValueError(f"{fold.name} has no validation queries to tune on; name a file as data.validation")
+        raise ValueError(f"{fold.name} has no validation queries to tune on; set data.validation to a file")
     return queries
 
 
 def described(name: str, train_queries: int, test_queries: int, data: RankingData) -> dict[str, Any]:
-    """What a run says about its data."""
+    """The description of the data in run.json."""
     return {
         "name": name,
         "train_queries": train_queries,

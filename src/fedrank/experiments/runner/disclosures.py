@@ -1,4 +1,4 @@
-"""Before a run: what leaves organisations that keep documents or grow forests, to whom, and what may be claimed."""
+"""Before a run: what silos or tree clients disclose, to whom, and which privacy guarantee holds for it."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from fedrank.silo.training import LocalPlus
 from fedrank.trees.histograms import Histograms
 from fedrank.trees.mergers import Alone, Bagged, Cyclic, Pooled
 
-OCCURRENCES = (1, 2, 5, 10)  # of a word in a document: what they cost is told
+OCCURRENCES = (1, 2, 5, 10)  # occurrences of a word in a document whose cost is shown
 FOREST = (
-    "thresholds, which are means of two values of documents; leaf values and counts of documents; the smallest and "
+    "thresholds, which are means of two feature values; leaf values and document counts; the smallest and "
     "largest value of every feature"
 )
-NO_NOISE = "nothing is noised, so that no ε holds"
+NO_NOISE = "without noise, no ε holds"
 
 
 @dataclass(frozen=True)
 class Disclosure:
-    """One thing that leaves those who made it."""
+    """Information that a client discloses."""
 
     what: str
     to: str
-    because: str  # why something, or nothing, can be claimed
+    because: str  # the reason why a guarantee holds or not
     guarantee: Paid | None = None  # None: nothing can be claimed
 
 
 def leaving(experiment: SiloExperiment | TreesExperiment) -> list[Disclosure]:
-    """All that leaves; empty where nothing does."""
+    """All disclosures of an experiment; empty if there are none."""
     return _from_silos(experiment) if isinstance(experiment, SiloExperiment) else _from_trees(experiment)
 
 
@@ -52,28 +52,28 @@ def _from_silos(experiment: SiloExperiment) -> list[Disclosure]:
     if isinstance(method, LocalPlus):
         guarantee = next(iter(silo_card(_without_budget(experiment)).promises), None)
         if method.counts == "exact":
-            what, because = "documents that queries find, with their lengths and true term counts", NO_NOISE
+            what, because = "documents that match queries, with their lengths and exact term counts", NO_NOISE
         elif method.noise_in == "paper":
-            what = "documents that queries find, with their lengths and term counts in all rows"
-            because = "one draw is added to all rows of a document, so that their differences are exact"
+            what = "documents that match queries, with their lengths and term counts in all rows"
+            because = "the same noise is added to all rows of a document, so their differences are exact"
         elif method.noise_in == "lookup":
             assert guarantee is not None
-            what = "documents that queries find, with their lengths and noised term counts"
-            because = f"{guarantee.because}; every term that is asked, by every silo, costs anew"
+            what = "documents that match queries, with their lengths and noised term counts"
+            because = f"{guarantee.because}; every query term of every silo adds to the cost"
         elif guarantee is None:
-            what, because = "sketches without noise: who holds the key reads all counts", NO_NOISE
+            what, because = "sketches without noise: a holder of the key can read all counts", NO_NOISE
         else:
-            what = "noised sketches of documents and of document frequencies, as copies or in letters that answer"
-            because = f"{guarantee.because}; drawn once, so that more questions, and more silos that ask, cost no more"
+            what = "noised sketches of documents and of document frequencies, as copies or in answers to queries"
+            because = (
+                f"{guarantee.because}; the noise is drawn once, so further queries and queriers do not add to the cost"
+            )
         found.append(Disclosure(what, "the other silos", because, guarantee))
-        words = "every silo holds the key, and tries a dictionary; who gets a copy of a sketch asks nobody"
-        found.append(
-            Disclosure("the words of queries, where letters ask about them", "the silos that are asked", words)
-        )
-        lengths = "they are told as they are"
+        words = "every silo holds the key and can test a dictionary; a silo with a copy of the sketch sends no queries"
+        found.append(Disclosure("the words of queries that are sent to other silos", "the silos that answer", words))
+        lengths = "they are disclosed without noise"
         found.append(Disclosure("the existence of documents, and their lengths", "the other silos", lengths))
     if method.first(1).ndim == 1:
-        found.append(Disclosure("the model as every silo leaves it", "the server and the other silos", NO_NOISE))
+        found.append(Disclosure("the model after the steps of every silo", "the server and the other silos", NO_NOISE))
     return found
 
 
@@ -84,37 +84,46 @@ def _without_budget(experiment: SiloExperiment) -> SiloExperiment:
 def _from_trees(experiment: TreesExperiment) -> list[Disclosure]:
     merge = experiment.merge
     if merge is None:
-        return [Disclosure(f"the forest: {FOREST}", "whoever gets the model", NO_NOISE)]
+        return [Disclosure(f"the forest: {FOREST}", "every recipient of the model", NO_NOISE)]
     if isinstance(merge, Alone):
         return []
     if isinstance(merge, Pooled):
-        data = Disclosure("all queries, documents and grades", "whoever grows the one forest", "data are not protected")
+        data = Disclosure(
+            "all queries, documents and relevance labels",
+            "the organisation that grows the forest",
+            "the data are not protected",
+        )
         return [data, Disclosure(f"the forest: {FOREST}", "all clients", NO_NOISE)]
     if isinstance(merge, (Bagged, Cyclic)):
-        tree = Disclosure(f"every tree as it is grown: {FOREST}", "all other clients", NO_NOISE)
-        return [tree, Disclosure("nDCG@10 of own validation queries after every round", "all other clients", NO_NOISE)]
+        tree = Disclosure(f"every tree: {FOREST}", "all other clients", NO_NOISE)
+        return [
+            tree,
+            Disclosure("nDCG@10 on the client's validation queries after every round", "all other clients", NO_NOISE),
+        ]
     if isinstance(merge, Histograms) and merge.private != "no":
-        clients = getattr(experiment.split, "clients", 2)  # of a split that does not say it, as few as there can be
+        clients = getattr(experiment.split, "clients", 2)  # the minimum, for a split without this setting
         noise = merge.tree_noise(clients)
         assert noise is not None
         releases = experiment.booster.trees * noise.releases
         edges = int(merge.edge_noise(clients) is not None)
         paid = paid_for_trees(merge, Histograms.rules(experiment.booster), releases, clients, edges)
-        what = "noised sums of gradients and hessians, which are all that a forest is made of"
-        return [Disclosure(what, "the server, and all clients as a forest", paid.because, paid)]
+        what = "noised sums of gradients and hessians, from which the whole forest is built"
+        return [Disclosure(what, "the server; all clients, as a forest", paid.because, paid)]
     if isinstance(merge, Histograms):
-        to = "the server, summed up over all clients" if merge.secure else "the server"
-        which = f"{2 * merge.vote} elected features" if merge.vote else "feature"
-        counts = Disclosure(f"histograms of gradients, hessians and rows, of every leaf and {which}", to, NO_NOISE)
-        votes = Disclosure(f"the {merge.vote} features of every leaf that gain most on own rows", to, NO_NOISE)
-        quality = Disclosure("nDCG@10 of own validation queries after every tree, in sum", to, NO_NOISE)
+        to = "the server, summed over all clients" if merge.secure else "the server"
+        which = f"{2 * merge.vote} elected features" if merge.vote else "every feature"
+        counts = Disclosure(f"histograms of gradients, hessians and rows for every leaf and {which}", to, NO_NOISE)
+        votes = Disclosure(
+            f"the {merge.vote} features with the highest gain on the client's rows, for every leaf", to, NO_NOISE
+        )
+        quality = Disclosure("nDCG@10 on validation queries after every tree, summed over clients", to, NO_NOISE)
         first = [votes, counts] if merge.vote else [counts]
         return [*first, quality, Disclosure(f"the forest: {FOREST}", "all clients", NO_NOISE)]
     return [Disclosure(f"the forest of every client: {FOREST}", "all other clients", NO_NOISE)]
 
 
 def cost_of_words(experiment: SiloExperiment) -> dict[int, float]:
-    """ε of a word by how often it stands in a document; empty where nothing is promised."""
+    """ε of a word by its number of occurrences in a document; empty without a guarantee."""
     method = experiment.method
     if not isinstance(method, LocalPlus) or method.counts == "exact" or not method.sketcher.noise:
         return {}
@@ -122,7 +131,7 @@ def cost_of_words(experiment: SiloExperiment) -> dict[int, float]:
 
 
 def sketch_noise_needed(experiment: SiloExperiment, targets: Sequence[float] = TARGETS) -> list[float]:
-    """The noise of sketches that keeps each target ε for one occurrence of a word; empty where none is asked for."""
+    """The sketch noise that achieves each target ε for one occurrence of a word; empty if no noise is used."""
     method = experiment.method
     if not cost_of_words(experiment):
         return []
@@ -137,16 +146,16 @@ def sketch_noise_needed(experiment: SiloExperiment, targets: Sequence[float] = T
 
 
 def budget_line(experiment: SiloExperiment) -> str:
-    """Where a budget lets no run begin."""
+    """A sentence if the budget does not allow a run."""
     try:
         silo_card(experiment)
     except ValueError as problem:
-        return f"A run will be refused: {problem}."
+        return f"A run would be refused: {problem}."
     return ""
 
 
 def as_facts(grid: Grid[Any], targets: Sequence[float] = TARGETS, home: Path = Path("runs")) -> dict[str, Any]:
-    """What every variant would spend, for a file."""
+    """The costs of every variant, as JSON values."""
     return {
         "format": FORMAT,
         "fedrank": __version__,
@@ -177,7 +186,7 @@ def _facts(experiment: Any, targets: Sequence[float], home: Path) -> dict[str, A
 
 
 def _numbers(people: BudgetForecast) -> dict[str, Any]:
-    """As JSON, which knows no infinity."""
+    """JSON values: infinity becomes null."""
     costs = {"spent": people.spent, "alone": people.alone, "after": people.after, "left": people.left}
     return asdict(people) | {
         name: {against: _known(cost) for against, cost in each.items()} for name, each in costs.items()

@@ -1,4 +1,4 @@
-"""What would people have clicked with a model? The files behind the question."""
+"""Reads the files for an offline estimate of the clicks that a model would receive."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ def estimate_model(
     client: int | None = None,
     tell: Tell = unheard,
 ) -> ClickEstimate:
-    """What people of a log of shown lists would have clicked, had this model ordered each list; or `CannotTell`.
+    """Estimate the clicks on the lists of a log if this model had ranked each list; `CannotTell` if that is impossible.
 
-    Of a log that the model learned from, only the latest fifth of the entries counts, which it has not seen, unless
-    `latest` names another share.
+    If the model was trained on this log, only the last fifth of the entries is used, which it has not seen, unless
+    `latest` gives another fraction.
     """
     log, model = load_log(folder), load_model(model_path, tell)
     if client is not None and not (isinstance(model, Model) and model.weights.ndim == 2):
-        raise ValueError(f"{model_path} holds one model for all clients; leave out client = {client}")
+        raise ValueError(f"{model_path} holds one model for all clients; remove client = {client}")
     shown = shown_results(log)
     _check_features(model, log)
     learned = model.notes.get("data") == log.folder.name
     share = (TEST_SHARE if learned else 1.0) if latest is None else latest
     if not 0 < share <= 1:
-        raise ValueError(f"latest = {share:g} is no share of the entries; use a number above 0, up to 1")
+        raise ValueError(f"latest must be greater than 0 and at most 1 (got {share:g})")
     if learned and share > TEST_SHARE:
-        tell("the model learned from entries of this log that are counted here, which flatters it; use --latest 0.2")
+        tell("the model was trained on some of these entries, so the estimate is too optimistic; use --latest 0.2")
     elif learned and latest is None:
-        tell(f"the model learned from this log; only its latest {TEST_SHARE:.0%} are counted")
+        tell(f"the model was trained on this log; only the last {TEST_SHARE:.0%} of its entries are used")
     first_counted = len(log) - math.floor(len(log) * share)
     ranges: Any = getattr(model, "ranges", None)
     data = log_part(log, np.arange(len(log)), model.normalised, ranges)
@@ -61,14 +61,14 @@ def estimate_model(
 def _check_features(model: Scorer, log: SearchLog) -> None:
     names = log.feature_names
     if len(names) != model.features:
-        raise CannotTell(f"features differ: the model reads {model.features}, the log has {len(names)}")
+        raise CannotTell(f"features differ: the model uses {model.features} features, the log has {len(names)}")
     if model.feature_names and model.feature_names != names:
         position = next(
             i for i, (one, other) in enumerate(zip(model.feature_names, names, strict=True)) if one != other
         )
         raise CannotTell(
-            f"features differ: feature {position + 1} is {model.feature_names[position]!r} in the model and "
+            f"features differ: feature {position + 1} is {model.feature_names[position]!r} in the model, but "
             f"{names[position]!r} in the log"
         )
     if model.normalised == "global" and getattr(model, "ranges", None) is None:
-        raise CannotTell('features differ: the model has normalise = "global" and does not say within which ranges')
+        raise CannotTell('features differ: the model has normalise = "global" but no feature ranges')

@@ -1,4 +1,4 @@
-"""Runs that failed: what is written into their folders, and what is told of many that failed for one reason."""
+"""Failed runs: the record in their folders, and summaries of many that failed for the same reason."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fedrank.federated.server import RoundError
 from fedrank.files import read_text, told, write_atomic
 from fedrank.kernels.devices import DeviceError
 
-TRACEBACK = "traceback.txt"  # in the folder of a run that failed
-LAST_LINES = 6  # of a traceback that are shown
-# What fedrank raises itself, in words that need no traceback.
+TRACEBACK = "traceback.txt"  # in the folder of a failed run
+LAST_LINES = 6  # lines of a traceback that are shown
+# Errors that fedrank raises itself, with messages that need no traceback.
 EXPLAINED = (ValueError, OSError, ImportError, RoundError, DeviceError)
-PLACE = re.compile(r" \((round \d+)?(, )?(client \d+)?\)$")  # how the reason of a failure ends
+PLACE = re.compile(r" \((round \d+)?(, )?(client \d+)?\)$")  # the end of the reason of a failure
 
 
 def note_failure(problem: BaseException, experiment: Experiment, folder: Path) -> dict[str, Any]:
-    """Write the traceback of a failure into the run folder; what `run.json` says of it."""
-    with suppress(OSError):  # a disk may be full, and what goes into run.json matters more
+    """Write the traceback of a failure into the run folder; returns its entry for `run.json`."""
+    with suppress(OSError):  # the disk may be full; run.json is more important
         write_atomic(folder / TRACEBACK, "".join(traceback.format_exception(problem)))
     message = problem.message if isinstance(problem, RoundError) else told(problem)
     where = {name: getattr(problem, name, None) for name in ("round", "client")}
@@ -40,7 +40,7 @@ def note_failure(problem: BaseException, experiment: Experiment, folder: Path) -
 
 
 def own_line(problem: BaseException, experiment: Experiment) -> str | None:
-    """The deepest line of a method from outside fedrank that a problem passed through; None where it did not."""
+    """The innermost line of an external method in the traceback; None if there is none."""
     outside = _modules_outside(to_tables(experiment))
     found = None
     for each in _causes(problem):
@@ -52,7 +52,7 @@ def own_line(problem: BaseException, experiment: Experiment) -> str | None:
 
 
 def _causes(problem: BaseException) -> Iterator[BaseException]:
-    """A problem, and what it was raised from."""
+    """A problem and its causes."""
     one: BaseException | None = problem
     while one is not None:
         yield one
@@ -64,7 +64,7 @@ def _first_cause(problem: BaseException) -> BaseException:
 
 
 def _modules_outside(table: Any) -> set[str]:
-    """The packages of methods that do not come with fedrank, from the tables of a spec."""
+    """The packages of external methods in the tables of a spec."""
     if isinstance(table, dict):
         name = table.get("name")
         own = {name.partition(":")[0].partition(".")[0]} if isinstance(name, str) and ":" in name else set()
@@ -74,23 +74,23 @@ def _modules_outside(table: Any) -> set[str]:
 
 @dataclass(frozen=True)
 class FailureCause:
-    """Why runs failed."""
+    """The reason why runs failed."""
 
     reason: str
-    runs: tuple[str, ...]  # labels of all that failed for it
-    lines: tuple[str, ...] = ()  # the last ones of the first traceback, where it is one of somebody's own code
-    file: Path | None = None  # that traceback
+    runs: tuple[str, ...]  # labels of the failed runs
+    lines: tuple[str, ...] = ()  # the last lines of the first traceback, if it is in an external method
+    file: Path | None = None  # the file with that traceback
 
     @property
     def told(self) -> str:
-        """In one line: a single run by its name, several by their number and the first of them."""
+        """One line: the name of a single run, or the number of runs and the first of them."""
         if len(self.runs) == 1:
             return f"failed {self.runs[0]}: {self.reason}"
-        return f"failed {len(self.runs):,} runs, the first of them {self.runs[0]}: {self.reason}"
+        return f"failed {len(self.runs):,} runs, first {self.runs[0]}: {self.reason}"
 
 
 def causes(failed: Iterable[tuple[Task, str]]) -> list[FailureCause]:
-    """Failures by their cause, each once, in the order in which they came up."""
+    """Failures by cause, in order of first occurrence."""
     groups: dict[str, list[tuple[Task, str]]] = {}
     for task, reason in failed:
         alike = PLACE.sub("", reason).replace(str(task.folder), "")
@@ -99,7 +99,7 @@ def causes(failed: Iterable[tuple[Task, str]]) -> list[FailureCause]:
 
 
 def alike(runs: Iterable[Run]) -> list[list[Run]]:
-    """Runs that are not finished by their state and reason, wherever in a run it came up."""
+    """Unfinished runs by state and reason, without the round or client in the reason."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         reason = PLACE.sub("", run.reason).replace(str(run.path), "")
@@ -108,9 +108,9 @@ def alike(runs: Iterable[Run]) -> list[list[Run]]:
 
 
 def several(runs: Sequence[Run]) -> str:
-    """Runs in few words: a single one by its name, several by their number and the first of them."""
+    """A short description: the name of a single run, or the number of runs and the first of them."""
     first = f"{runs[0].variant} fold {runs[0].fold} seed {runs[0].seed}"
-    return first if len(runs) == 1 else f"{len(runs):,} runs, the first of them {first}"
+    return first if len(runs) == 1 else f"{len(runs):,} runs, first {first}"
 
 
 def _cause(some: Sequence[tuple[Task, str]]) -> FailureCause:
@@ -123,6 +123,6 @@ def _cause(some: Sequence[tuple[Task, str]]) -> FailureCause:
 
 
 def _last_lines(text: str) -> tuple[str, ...]:
-    """Where a traceback ends, of what came first where one problem led to another."""
+    """The last lines of the first traceback in a chain."""
     first = text.partition("\nThe above exception was the direct cause")[0].rstrip()
     return tuple(line for line in first.splitlines() if line.strip(" ~^"))[-LAST_LINES:]

@@ -1,7 +1,7 @@
 """One run of a federation of clients, in rounds or as updates arrive.
 
-Noise that protects people is not keyed by round, as all other chance is: rounds that had been noised before a stop are
-taken from the ledger, so that nobody pays for them twice.
+Privacy noise is not keyed by round, unlike all other randomness. Rounds that were noised before a stop are taken from
+the ledger, so they are not charged twice.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ REWARD = "mean over clients of the true rewards of the models they tried (known 
 
 
 class FederatedRun:
-    """The run folder of a federation of clients: simulated ones, or sites elsewhere."""
+    """The run folder of a federation of clients: simulated clients, or deployed sites."""
 
     def __init__(self, experiment: FederatedExperiment, writer: RunWriter) -> None:
         self.experiment, self.writer = experiment, writer
@@ -54,7 +54,7 @@ class FederatedRun:
         self.history: HistoryWriter | None = None
 
     def describe(self, last: int, notes: Sequence[str] = ()) -> None:
-        """Note what the run is, and prepare its evaluation."""
+        """Record the facts of the run, and prepare its evaluation."""
         fold, experiment = self.fold, self.experiment
         self.writer.update_facts(
             notes=[*fold.notes, *notes],
@@ -66,19 +66,23 @@ class FederatedRun:
         self.baseline = baseline_order(self.evaluator, experiment.data.given)
 
     def begin(self, evaluate: Any = None) -> tuple[State | None, Memory, Any]:
-        """State and memory of a run that goes on, and its whole checkpoint; None each where it begins."""
+        """State, memory and checkpoint of a resumed run; each is None for a new run."""
         learner, evaluate = self.experiment.learner, evaluate or self.evaluator
-        kept = self.writer.begin(lambda models: evaluate(models, learner.ranker), reward=has_trait(learner, "rewards"))
-        return (None, None, None) if kept is None else (state_of(kept), kept.get("memory"), kept)
+        checkpoint = self.writer.begin(
+            lambda models: evaluate(models, learner.ranker), reward=has_trait(learner, "rewards")
+        )
+        return (
+            (None, None, None) if checkpoint is None else (state_of(checkpoint), checkpoint.get("memory"), checkpoint)
+        )
 
     def record_updates(self, clients: int, size: int) -> None:
-        """Record messages of so many numbers, where the experiment says so."""
+        """Record messages of this size, if the experiment asks for it."""
         every = self.experiment.record_every
         if every:
             self.history = HistoryWriter(self.writer.folder / "history", clients, size, every, self.writer.round)
 
     def add(self, outcome: Outcome, ends: bool) -> None:
-        """The row of one round."""
+        """Add the row of one round."""
         evaluate = outcome.round % self.experiment.evaluate_every == 0 or ends
         self.writer.add(
             outcome.round,
@@ -91,7 +95,7 @@ class FederatedRun:
         )
 
     def checkpoint(self, state: State | None, memory: Memory) -> dict[str, Any]:
-        """What a run that is stopped here goes on from."""
+        """The state from which a stopped run resumes."""
         if self.history is not None:
             self.history.keep()
         return parts_of(state, memory)
@@ -99,17 +103,17 @@ class FederatedRun:
     def first(
         self, federation: Federation, clients: SimulatedClients, start: Weights | None = None
     ) -> tuple[State, Memory]:
-        """State and memory of simulated clients before round 1, where they begin with a model or with nothing."""
+        """State and memory of simulated clients before round 1, if they start from a model."""
         return first_state(federation, clients, self.writer.task.seed, start, self.experiment.arrival)
 
     def start(self, clients: SimulatedClients) -> Weights | None:
-        """The model with which the experiment begins, if it names one or warms one up."""
+        """The initial model of the experiment, if it names one or warms one up."""
         return start_weights(self.experiment, clients, self.writer.task.seed)
 
     def final(
         self, federation: Federation, state: State, memory: Memory, clients: SimulatedClients
     ) -> tuple[Weights, Weights | None, dict[str, Any]]:
-        """The final model of simulated clients, the models of each where they have their own, and their quality."""
+        """The final model of simulated clients, their personal models if they have any, and their quality."""
         weights, models = evaluated(federation, state, memory, clients), None
         if has_trait(federation.local, "shared part"):
             models = personal_models(federation, state, memory, clients)
@@ -117,21 +121,21 @@ class FederatedRun:
         return weights, models, by_client(self.experiment, weights, models, clients, seed, threads)
 
     def save_model(self, weights: Weights, models: Weights | None, features: int) -> None:
-        """Write the final model, or those of all clients."""
+        """Write the final model, or the models of all clients."""
         train = self.fold.train
         shape = features, train.normalised, train.feature_names, self.writer.origin(self.fold.name), train.ranges
         model = Model(self.experiment.learner.ranker, weights if models is None else models, *shape)
         save_model(model, self.writer.folder / "model.json")
 
     def finish(self, state: State, weights: Weights, **more: Any) -> None:
-        """Judge the final model on every query; `more` goes to the run folder as it is."""
+        """Evaluate the final model on every query; `more` is written to the run folder."""
         evaluator = self.evaluator
         queries = evaluator.data.query_ids.tolist(), per_query(evaluator, weights, self.experiment.learner.ranker)
         self.writer.finish(state.round, queries=queries, baseline=self.baseline, **more)
 
 
 def perform_federated(experiment: FederatedExperiment, writer: RunWriter) -> None:
-    """Do all rounds that are left, and judge the model that comes out."""
+    """Execute the remaining rounds, and evaluate the final model."""
     task, run = writer.task, FederatedRun(experiment, writer)
     simulated = clients_of(experiment, task.fold, task.seed)
     federation = experiment.federation(attacked=experiment.clients.malicious > 0)
@@ -143,9 +147,9 @@ def perform_federated(experiment: FederatedExperiment, writer: RunWriter) -> Non
     evaluate = None if device is None else evaluator_on_device(device, run.evaluator, ranker)
     with RunSpending.open(replace(experiment, rounds=last), task, features) as spent:
         writer.safe = spent.forget
-        state, memory, kept = run.begin(evaluate)
-        excluded: dict[str, list[int]] = {} if kept is None else kept["excluded"]
-        devices = note_device(writer, device, [] if kept is None else kept.get("devices", []))
+        state, memory, checkpoint = run.begin(evaluate)
+        excluded: dict[str, list[int]] = {} if checkpoint is None else checkpoint["excluded"]
+        devices = note_device(writer, device, [] if checkpoint is None else checkpoint.get("devices", []))
         run.record_updates(len(simulated), federation.sent(ranker.size(features)))
 
         def parts() -> dict[str, Any]:
@@ -166,8 +170,8 @@ def perform_federated(experiment: FederatedExperiment, writer: RunWriter) -> Non
             if state.round > writer.round:
                 writer.save_checkpoint(state.round, parts())
             raise DeviceError(
-                f"{problem}. Rounds up to {state.round:,} are kept: the same command goes on from there, on the "
-                "processor with --device cpu"
+                f"{problem}. Rounds up to {state.round:,} are saved; run the same command again to resume, with "
+                "--device cpu to use the processor"
             ) from problem
         assert state is not None
         spent.stop(state.round)
@@ -196,7 +200,7 @@ def _rounds(
     spent: RunSpending,
     history: HistoryWriter | None,
 ) -> Iterator[Outcome]:
-    """The rounds that are left."""
+    """The remaining rounds."""
     seed = writer.task.seed
     start = start_weights(experiment, clients, seed) if state is None else None
     common: dict[str, Any] = {
@@ -215,18 +219,16 @@ def _rounds(
 def device_of(
     experiment: FederatedExperiment, federation: Federation, clients: SimulatedClients, device: str
 ) -> Device | None:
-    """The device on which clients learn; None: the processor."""
+    """The device on which clients train; None: the processor."""
     if experiment.arrival is None:
         return choose(device, federation.learner, clients)
     if device not in ("cpu", "auto"):
-        raise DeviceError(
-            'clients that arrive one by one have no twin on a graphics card; use device = "cpu", or "auto"'
-        )
+        raise DeviceError('kind = "async" is not supported on a GPU; use device = "cpu" or "auto"')
     return None
 
 
 def note_device(writer: RunWriter, device: Device | None, before: list[Any]) -> list[Any]:
-    """Where clients learned, in run.json and in words; [] if it was the processor all the time."""
+    """Record the devices of clients in run.json and its notes; [] if only the processor was used."""
     name = PROCESSOR if device is None else device.name
     if device is not None and features_of(writer.task.device) == "float16":
         name = f"{name} (features as float16)"
@@ -239,16 +241,16 @@ def note_device(writer: RunWriter, device: Device | None, before: list[Any]) -> 
     if all(each["device"] == PROCESSOR for each in devices):
         return []
     where = ", ".join(
-        f"on {each['device']}" + (f" from round {each['from']:,} on" if len(devices) > 1 else "") for each in devices
+        f"on {each['device']}" + (f" from round {each['from']:,}" if len(devices) > 1 else "") for each in devices
     )
     rounded = any("float16" in each["device"] for each in devices)
-    results = "of features that were rounded to two bytes" if rounded else "of any processor"
-    writer.update_facts(notes=[f"clients learned {where}; the results are those {results}"], devices=devices)
+    results = "of features rounded to two bytes" if rounded else "of any processor"
+    writer.update_facts(notes=[f"clients were trained {where}; the results are those {results}"], devices=devices)
     return devices
 
 
 def parts_of(state: State | None, memory: Memory) -> dict[str, Any]:
-    """What a checkpoint holds of the server and of what clients keep."""
+    """The state of server and clients for a checkpoint."""
     assert state is not None
     arrays = {"weights": state.weights, "server": state.server}
     arrays |= {f"rule.{name}": array for name, array in state.rule.items()}
@@ -269,7 +271,7 @@ def state_of(checkpoint: Any) -> State:
 
 
 def available_rounds(experiment: FederatedExperiment, clients: SimulatedClients) -> tuple[int, list[str]]:
-    """How many rounds there will be, and what to say about it: a log may have fewer than were asked for."""
+    """The number of rounds, and a note if a log has fewer than requested."""
     asked = experiment.rounds
     last = asked if experiment.arrival is None else min(asked, schedule(clients, experiment.arrival).rounds)
     return last, [f"{last:,} of {asked:,} rounds: the log has no more complete updates"] if last < asked else []
@@ -277,20 +279,20 @@ def available_rounds(experiment: FederatedExperiment, clients: SimulatedClients)
 
 def _last_notes(experiment: FederatedExperiment, done: int, last: int, excluded: dict[str, list[int]]) -> list[str]:
     notes = [
-        f"client {client} was left out of {times:,} round{'' if times == 1 else 's'}, first of round {since:,}: "
+        f"client {client} was excluded from {times:,} round{'' if times == 1 else 's'}, the first was round {since:,}: "
         "its update was not finite"
         for client, (since, times) in excluded.items()
     ]
     if done < last:
         notes.append(
-            f"stopped by itself after round {done:,} of {last:,}: another one would exceed the privacy budget of "
+            f"stopped after round {done:,} of {last:,}: another round would exceed the privacy budget of "
             f"ε = {experiment.privacy.budget:g}"
         )
     return notes
 
 
 def start_model(experiment: FederatedExperiment, clients: SimulatedClients) -> Weights | None:
-    """The model that a federation is asked to begin with, if any."""
+    """The initial model that the experiment names, if any."""
     if experiment.start is None:
         return None
     if experiment.start == GIVEN:
@@ -298,13 +300,14 @@ def start_model(experiment: FederatedExperiment, clients: SimulatedClients) -> W
     model = load_weights(experiment.start)
     if model.ranker.hidden != experiment.learner.ranker.hidden or model.weights.ndim != 1:
         raise ValueError(
-            f"start = {experiment.start!r} is not a model of the same ranker as learner.ranker; choose the one it has"
+            f"start = {experiment.start!r} has another ranker than learner.ranker; set learner.ranker to that of "
+            "the model"
         )
     return model.weights
 
 
 def start_weights(experiment: FederatedExperiment, clients: SimulatedClients, seed: int) -> Weights | None:
-    """What the federation begins with, if not with the ranker's own first weights."""
+    """The initial weights, unless the ranker's own are used."""
     learner, weights = experiment.learner, start_model(experiment, clients)
     if interactions := getattr(experiment.clients.partition, "warm_up", 0):
         if weights is None:
@@ -314,7 +317,7 @@ def start_weights(experiment: FederatedExperiment, clients: SimulatedClients, se
 
 
 def per_query(evaluator: Evaluator, weights: Weights, ranker: Ranker) -> NDArray[np.float64]:
-    """[measures, queries]: mean over the models, where there are several."""
+    """[measures, queries]: the mean over the models if there are several."""
     values = evaluator.per_query(weights, ranker)
     return average(np.moveaxis(values, 1, -1)) if weights.ndim == 2 else values
 
@@ -327,9 +330,9 @@ def by_client(
     seed: int,
     threads: int,
 ) -> dict[str, Any]:
-    """Quality of every client with the final model, with its personal one, and after fine-tuning, where these exist."""
+    """Quality of the final model for each client, and of its personal and fine-tuned models if they exist."""
     learner = experiment.learner
-    measures = [name for name in experiment.measures if not measure(name).by]  # clients have labels of their own
+    measures = [name for name in experiment.measures if not measure(name).by]  # clients have their own labels
     models = {"": averaged} if own is None else {" averaged": averaged, " personal": own}
     if experiment.fine_tune:
         last = list(models.values())[-1]
@@ -345,7 +348,7 @@ def by_client(
 
 
 def conventions_of(experiment: FederatedExperiment) -> dict[str, str]:
-    """How the numbers of a federation came about, beyond what its measures mean."""
+    """How the values of a federation are computed, in addition to the definitions of its measures."""
     conventions = {
         "online": ONLINE,
         "rounds": "row r is the model after the aggregation of round r",
@@ -364,7 +367,7 @@ def conventions_of(experiment: FederatedExperiment) -> dict[str, str]:
 
 
 def recorded_bytes(experiment: Experiment) -> int:
-    """What the recorded updates of one run take on disk, at most."""
+    """The maximum disk space of the recorded updates of one run."""
     if not isinstance(experiment, FederatedExperiment) or not experiment.record_every:
         return 0
     clients, parameters = experiment.clients.count, setting_of(experiment).parameters

@@ -1,8 +1,8 @@
-"""The run folder: what stands in its files, for whoever writes them and whoever reads them.
+"""The run folder: the contents of its files, for writers and readers.
 
-`run.json` says what a run is and how far it is (`Facts`), `privacy.json` what may be claimed for its model (`Card`),
-and `receipt.json` what unlearning did (`Receipt`). Tables are CSV: `rounds.csv`, `queries.csv`, `nothing.csv`
-(the same for the order that users have without a model), `clients.csv`, `timing.csv`.
+`run.json` describes a run and its progress (`Facts`), `privacy.json` the privacy guarantees of its model (`Card`),
+and `receipt.json` an unlearning request (`Receipt`). Tables are CSV: `rounds.csv`, `queries.csv`, `nothing.csv`
+(the same measures for the baseline ranking), `clients.csv`, `timing.csv`.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ STATES = ("finished", "running", "interrupted", "failed", "broken")
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """A small JSON file of a run folder: its fields, except those of `optional` that hold nothing."""
+    """A small JSON file of a run folder: its fields, without empty ones of `optional`."""
 
     FILE: ClassVar[str]
     optional: ClassVar[tuple[str, ...]] = ()
-    called: ClassVar[dict[str, str]] = {"version": "fedrank"}  # fields that have another name in the file
-    first: ClassVar[tuple[str, ...]] = ()  # fields that the file begins with
+    called: ClassVar[dict[str, str]] = {"version": "fedrank"}  # fields with another name in the file
+    first: ClassVar[tuple[str, ...]] = ()  # fields at the beginning of the file
 
     version: str = __version__  # of fedrank
 
@@ -63,7 +63,7 @@ class Written:
 
     @classmethod
     def read(cls: type[J], folder: Path) -> J | None:
-        """What the file of a run folder holds; None where there is none."""
+        """The contents of the file in a run folder; None if there is none."""
         try:
             return cls(**cls.values(folder)) if (folder / cls.FILE).exists() else None
         except KeyError as missing:
@@ -71,15 +71,18 @@ class Written:
 
     @classmethod
     def values(cls, folder: Path) -> Json:
-        """The fields that stand in the file; ValueError or KeyError where they are not as they should be."""
+        """The fields in the file; ValueError or KeyError if they are invalid."""
         content = read_json(folder / cls.FILE)
         if checked(int, content.get("format", FORMAT), f"{cls.FILE}: format") > FORMAT:
-            raise ValueError(f"{cls.FILE} has format {content['format']}, newer than this fedrank; update fedrank")
+            raise ValueError(
+                f"{cls.FILE} has format {content['format']}, which is newer than this version of fedrank supports; "
+                "update fedrank"
+            )
         return {"version": ""} | _fields(cls, content, f"{cls.FILE}: ", cls.called)
 
 
 def _fields(kind: type[Any], content: Json, location: str, called: Mapping[str, str] | None = None) -> Json:
-    """The fields of a class that stand in a table of a file, each of its type."""
+    """The fields of a class in a table of a file, each checked against its type."""
     hints, values = hints_of(kind), Json()  # type: ignore[arg-type]
     for each in dataclasses.fields(kind):
         key = (called or {}).get(each.name, each.name)
@@ -91,14 +94,14 @@ def _fields(kind: type[Any], content: Json, location: str, called: Mapping[str, 
 
 
 def _table(content: Any, hints: Mapping[str, Any], location: str) -> Json:
-    """A table of a file in which these entries are there, each of its type; others may be anything."""
+    """A table of a file with these entries, each checked against its type; other entries are not checked."""
     known = dict(checked(Json, content, location))
     return known | {key: checked(hint, known[key], f"{location}.{key}") for key, hint in hints.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts(Written):
-    """What a run is, and how far: `run.json`."""
+    """The description and progress of a run: `run.json`."""
 
     FILE = "run.json"
     optional = ("given", "promotion", "engine", "tuned", "portions", "not_testable", "unlearned", "ended", "devices")
@@ -108,37 +111,37 @@ class Facts(Written):
     variant: str
     fold: int
     seed: int
-    status: str  # one of STATES; "broken" where the folder cannot be understood
+    status: str  # one of STATES; "broken" if the folder cannot be read
     title: str = ""
-    settings: Json = field(default_factory=dict)  # only what varies: {"aggregator.name": "krum"}
-    round: int = 0  # rounds done
-    asked: int = 0  # rounds asked for
+    settings: Json = field(default_factory=dict)  # only varied settings: {"aggregator.name": "krum"}
+    round: int = 0  # completed rounds
+    asked: int = 0  # requested rounds
     data: Json = field(default_factory=dict)
     conventions: dict[str, str] = field(default_factory=dict)  # measure -> how it was computed
     error: Json | None = None  # message, round, client
     notes: tuple[str, ...] = ()
     compiled_for: str = ""
-    begun: str = ""  # date and time; of a resumed run the first time
-    ended: str | None = None  # when it finished
-    commits: dict[str, str] = field(default_factory=dict)  # of fedrank's code and of the working directory, if any
+    begun: str = ""  # date and time; for a resumed run, of the first start
+    ended: str | None = None  # date and time
+    commits: dict[str, str] = field(default_factory=dict)  # of fedrank and of the working directory, if any
     versions: dict[str, str] = field(default_factory=dict)  # library -> version
     processor: str = ""
-    devices: list[Json] | None = None  # where clients learned, and from which round on, if not on the processor alone
-    files: dict[str, str] = field(default_factory=dict)  # data that it read -> SHA-256
+    devices: list[Json] | None = None  # devices of clients by first round, unless only the processor was used
+    files: dict[str, str] = field(default_factory=dict)  # data file -> SHA-256
     pid: int = 0
-    behind_final: int = LAST  # evaluations; 1 where the last model alone is the result
-    given: str | None = None  # the order that users have without the model: what nothing.csv measures
-    promotion: float | None = None  # share of the documents that an attack promotes that reach the top ten
-    engine: str | None = None  # what grew the trees
-    tuned: Any = None  # settings that were chosen on validation queries
-    portions: Any = None  # who holds how many queries, documents and relevant ones, where one set is split
-    not_testable: str | None = None  # why a comparison with this run would say nothing about a claim
-    unlearned: Json | None = None  # of which run this is the result: parent, clients, method, gone, rounds
+    behind_final: int = LAST  # number of evaluations; 1 if only the last model counts
+    given: str | None = None  # the baseline ranking, which nothing.csv measures
+    promotion: float | None = None  # fraction of promoted documents of an attack that reach the top ten
+    engine: str | None = None  # the library that grew the trees
+    tuned: Any = None  # settings chosen on validation queries
+    portions: Any = None  # numbers of queries, documents and relevant documents per client, if split
+    not_testable: str | None = None  # why a claim cannot be tested with this run
+    unlearned: Json | None = None  # the unlearning request: parent, clients, method, gone, rounds
 
 
 @dataclass(frozen=True)
 class Paid:
-    """One promise, and what the client that took part most often has paid for it."""
+    """One privacy guarantee, and what the client that participated most often has paid for it."""
 
     against: str
     epsilon: Price | None  # None: nothing can be claimed
@@ -155,7 +158,7 @@ class Paid:
         return paid_for(self.paid_per, self.times)
 
 
-# What a card says of all runs on the same people.
+# The entries of a card about all runs on the same population.
 POPULATION = {
     "name": str,
     "limit": float,
@@ -168,7 +171,7 @@ POPULATION = {
 
 @dataclass(frozen=True, kw_only=True)
 class Card(Written):
-    """What may be claimed for a model or a file, and what may not: `privacy.json`."""
+    """The privacy guarantees of a model or file, and their limits: `privacy.json`."""
 
     FILE = "privacy.json"
     optional = (
@@ -187,13 +190,13 @@ class Card(Written):
     not_covered: tuple[str, ...] = ()
     kept_updates: str | None = None
     unlearned: Json | None = None
-    population: Json | None = None  # what all runs on the same people have spent, where people are named
-    issued: str | None = None  # date and time; of a run, run.json has them, so that a resumed run has the same card
+    population: Json | None = None  # total ε of all runs on the same population, unless simulated
+    issued: str | None = None  # date and time; not for a run, whose resumed card must have the same bytes
     issuer: str = ""
     versions: dict[str, str] = field(default_factory=dict)  # library -> version
     data: str = ""
     clients: int | None = None
-    files: dict[str, str] = field(default_factory=dict)  # what it is the card of: file -> SHA-256
+    files: dict[str, str] = field(default_factory=dict)  # the files that it covers -> SHA-256
     summary: str = ""
 
     @classmethod
@@ -211,12 +214,12 @@ class Card(Written):
 
     @property
     def spent(self) -> float:
-        """The largest ε; infinite where something is promised and nothing can be claimed."""
+        """The largest ε; infinite if there is a mechanism without a guarantee."""
         return max((np.inf if row.epsilon is None else row.epsilon for row in self.promises), default=0.0)
 
     @property
     def claim(self) -> str:
-        """What may be claimed, in a few words: against the server if possible, else against the public."""
+        """A short guarantee: against the server if possible, else against the public."""
         for row in self.promises:
             if row.epsilon is not None:
                 return f"ε = {up(row.epsilon)}, {row.against}"
@@ -225,12 +228,12 @@ class Card(Written):
 
 @dataclass(frozen=True, kw_only=True)
 class Receipt(Written):
-    """What unlearning did, at what cost, and how that was verified: `receipt.json`."""
+    """What unlearning did, its cost, and how it was verified: `receipt.json`."""
 
     FILE = "receipt.json"
     first = ("summary",)
 
-    summary: str = ""  # in plain sentences, beginning with what is not shown
+    summary: str = ""  # sentences, beginning with what is not shown
     issued: str = ""  # date and time
     issuer: str = ""
     versions: dict[str, str] = field(default_factory=dict)
@@ -266,28 +269,28 @@ class Receipt(Written):
 
     @property
     def sentence(self) -> str:
-        """What may be said of those who left, and no more."""
-        who, method = self.removed["clients"], self.method["name"]
-        named = f"Client {who[0]} is" if len(who) == 1 else f"Clients {', '.join(map(str, who))} are"
+        """A sentence about what has been shown for the removed clients."""
+        clients, method = self.removed["clients"], self.method["name"]
+        named = f"Client {clients[0]} is" if len(clients) == 1 else f"Clients {', '.join(map(str, clients))} are"
         if self.method.get("exact"):
-            text = f"{named} forgotten by this model: it was trained again from the beginning without them."
+            text = f"{named} forgotten by this model: it was retrained from scratch without them."
         elif self.verified.get("within_spread"):
             text = (
-                f"{named} not shown to be forgotten: after {method} the model is as near to those that were trained "
-                "again without them as these are to each other, and near is no proof."
+                f"{named} not shown to be forgotten: after {method}, the model is as close to retrained models as "
+                "these are to each other, which does not prove that it forgot."
             )
         elif self.is_verified:
-            text = f"{named} NOT shown to be forgotten: after {method} the model differs from all that never knew them."
+            text = f"{named} NOT shown to be forgotten: after {method}, the model differs from all retrained models."
         else:
-            text = f"{named} NOT shown to be forgotten: {method} was applied, and nobody compared with retraining."
+            text = f"{named} NOT shown to be forgotten: after {method}, the model was not compared with retrained ones."
         if self.remains:
             files = dict.fromkeys(one["file"] for one in self.remains)
-            text += f" What the run before still holds of them: {', '.join(files)}."
-        return f"{text} Copies that were given away, and other runs, are not affected."
+            text += f" Files of the previous run that still contain their data: {', '.join(files)}."
+        return f"{text} Shared copies and other runs are not affected."
 
 
 def paid_for(paid: str, times: int) -> str:
-    """How often a client paid, in words."""
+    """How often a client paid, as text."""
     if paid == "once" and times <= 1:
         return "once"
     unit = "round" if paid == "round" else "time"
@@ -295,7 +298,7 @@ def paid_for(paid: str, times: int) -> str:
 
 
 def checkpoint_round(folder: Path) -> int | None:
-    """Up to which round the checkpoint of a run goes; None where there is none, or one that cannot be read."""
+    """The round of a run's checkpoint; None if there is none or it is unreadable."""
     try:
         with opened(folder / CHECKPOINT) as file, np.load(file, allow_pickle=False) as stored:
             return int(stored["round"])
@@ -314,9 +317,9 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A CSV file, from which every name comes back as it was; cells that are NaN are empty.
+    """A CSV table that preserves every name exactly; NaN cells are empty.
 
-    Not by csv.writer, which leaves a carriage return without quotes before Python 3.13.
+    It does not use csv.writer, which leaves a carriage return unquoted before Python 3.13.
 
     >>> print(table(["query", "map"], [["a, b", 0.5], ["c", math.nan]]))
     query,map
@@ -332,7 +335,7 @@ def _quoted(text: str) -> str:
 
 
 def cell(value: Any) -> str:
-    """A value in a CSV file, numbers in full."""
+    """A value in a CSV file, numbers with full precision."""
     if isinstance(value, (float, np.floating)):
         return "" if math.isnan(value) else repr(float(value))
     return str(value)

@@ -1,7 +1,7 @@
-"""One person leaves: their rows go out of a data set, runs that used these are found, and a receipt says what is left.
+"""Removes one person's rows from a data set, finds the runs that used them, and writes a receipt.
 
-Removing rows does not change a model that learned from them. The receipt therefore names every run that did, what its
-privacy card claims, what its folder still holds, and which command trains it again without the person.
+Removing rows does not change a model that was trained on them. The receipt therefore names every such run, what its
+privacy card claims, what its folder still contains, and the command that retrains it without the person.
 """
 
 from __future__ import annotations
@@ -33,42 +33,42 @@ from fedrank.types import has_trait
 
 LEARNED, TESTED, NOT_USED, NOT_KNOWN = "learned from them", "was only tested on them", "did not use them", "not known"
 NOT_COVERED = (
-    "the files that the data set was built from: whoever builds it from them again brings the rows back",
-    "copies of the data set, numbers that logs describe wrote of it, and backups",
-    "models that were given away, exported or put into an engine",
-    "folders of trials: they hold searches and clicks of browsers under other names, so delete a trial that has ended",
-    "runs in other folders than those that were looked through",
-    "queries of others in which the person is named",
-    "what was already concluded: reports, and settings that were chosen by looking at results",
+    "the files that the data set was built from: rebuilding it from them restores the rows",
+    "copies of the data set, numbers that `fedrank data check` wrote about it, and backups",
+    "models that were shared, exported or deployed to an engine",
+    "folders of trials: they contain searches and clicks of browsers under other names; delete finished trials",
+    "runs in other folders than those that were searched",
+    "queries of other users in which the person is named",
+    "conclusions that were already drawn: reports, and settings that were chosen by results",
 )
-SIMULATED = "simulated, so that it protected nobody from whoever ran it"
-SPREAD = "it is for one client, and {:,} held their searches: together they tell more of them than that"
-BROWSER = "other browsers of the same person: the log knows browsers, not people"
+SIMULATED = "simulated, so it did not protect data from the person who ran the simulation"
+SPREAD = "it holds for one client, but {:,} clients held their searches: together they reveal more than that"
+BROWSER = "other browsers of the same person: the log identifies browsers, not people"
 
 
 @dataclass(frozen=True)
 class AffectedRun:
-    """A run on the data set: whether it used the person's rows, and what can be done."""
+    """A run on the data set: whether it used the person's rows, and what can be done about it."""
 
     run: str  # its folder
     status: str
     used: str  # one of the four above
-    because: str = ""  # why it is not known
-    clients: tuple[int, ...] = ()  # that held their searches
+    because: str = ""  # the reason if it is not known
+    clients: tuple[int, ...] = ()  # clients that held their searches
     claims: tuple[str, ...] = ()  # of its privacy card; empty: nothing can be claimed
-    remains: tuple[Json, ...] = ()  # files that hold something of them, and what
-    before: str = ""  # a command that lets its model forget, to be run before rows are removed
-    after: str = ""  # a command that trains it again, to be run afterwards
+    remains: tuple[Json, ...] = ()  # files with data about them, and which data
+    before: str = ""  # a command that unlearns them, to be run before rows are removed
+    after: str = ""  # a command that retrains it, to be run afterwards
 
     @property
     def holds(self) -> bool:
-        """Whether its model may hold something of the person."""
+        """Whether its model may contain information about the person."""
         return self.used in (LEARNED, NOT_KNOWN) and self.status == "finished"
 
 
 @dataclass(frozen=True)
 class ForgettingPlan:
-    """What would be removed, and who used it."""
+    """The rows to remove, and the runs that used them."""
 
     folder: Path
     unit: str  # person, or browser
@@ -78,7 +78,7 @@ class ForgettingPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PersonReceipt(Written):
-    """What was removed from a data set, and what earlier models still hold. It does not say whose rows they were."""
+    """What was removed from a data set, and which models were trained on it. It does not identify the person."""
 
     FILE = "forgotten.json"
     first = ("summary",)
@@ -92,14 +92,14 @@ class PersonReceipt(Written):
     removed: Json
     runs: tuple[Json, ...] = ()
     not_covered: tuple[str, ...] = ()
-    files: dict[str, str] = field(default_factory=dict)  # of the data set as it is now -> SHA-256
+    files: dict[str, str] = field(default_factory=dict)  # files of the data set after the removal -> SHA-256
     versions: dict[str, str] = field(default_factory=dict)
 
 
 def plan_forgetting(
     person: str, folder: str | Path, runs: Sequence[str | Path] = (), trust: bool = False
 ) -> ForgettingPlan:
-    """Look, and change nothing. Without `trust`, runs with methods from outside the package are not looked into."""
+    """Plan without changes. Without `trust`, runs with external methods are not examined."""
     log = load_log(folder)
     removed = rows_of_user(log, person)
     number = log.users.index(person)
@@ -111,11 +111,11 @@ def plan_forgetting(
 def forget_person(
     person: str, folder: str | Path, runs: Sequence[str | Path] = (), out: str | Path | None = None, trust: bool = False
 ) -> tuple[PersonReceipt, Path]:
-    """Remove one person's rows from a data set, and write a receipt into it; `out` is a second place for that."""
+    """Remove one person's rows from a data set, and write a receipt into it and, if given, to `out`."""
     folder = Path(folder)
     clear_traces(folder)
     if out is not None and Path(out).exists():
-        raise FileExistsError(f"{out} is there already, and a receipt replaces nothing; name another file")
+        raise FileExistsError(f"{out} already exists, and a receipt never overwrites a file; give another file")
     plan = plan_forgetting(person, folder, runs, trust)
     number, issued = secrets.token_hex(4), now()
     name = f"forgotten-{number}.json"
@@ -139,7 +139,7 @@ def forget_person(
 
 
 def _affected(run: Run, log: SearchLog, user: int, trust: bool) -> AffectedRun | None:
-    """What a run has to do with the person; None where it is a run on other data."""
+    """How a run is affected; None for a run on other data."""
     found = AffectedRun(str(run.path), run.status, NOT_KNOWN, claims=_claims(read_card(run.path)))
     try:
         spec = read_spec(run.path / "spec.toml", trust=trust).base
@@ -148,7 +148,7 @@ def _affected(run: Run, log: SearchLog, user: int, trust: bool) -> AffectedRun |
             return None
         again = replace(found, after=_retrain(run))
         if not isinstance(spec, FederatedExperiment):
-            return replace(again, because=f'runs of kind "{spec.kind}" do not say whose rows they used')
+            return replace(again, because=f'runs of kind "{spec.kind}" do not record whose rows they used')
         fold = load_fold(spec.data, run.fold)
         if not np.any(fold.train.who == user):
             return replace(found, used=TESTED if np.any(fold.test.who == user) else NOT_USED)
@@ -156,19 +156,19 @@ def _affected(run: Run, log: SearchLog, user: int, trust: bool) -> AffectedRun |
         if not clients:
             return replace(found, used=NOT_USED)
         remains = tuple(what_remains(run.path, clients))
-        if found.claims and len(clients) > 1:  # ε is for what one client holds
+        if found.claims and len(clients) > 1:  # ε holds for the data of one client
             again = replace(again, claims=(*found.claims, SPREAD.format(len(clients))))
         before = _unlearn(run, spec, clients) if alone else ""
         return replace(again, used=LEARNED, clients=clients, remains=remains, before=before)
-    except (ValueError, OSError) as problem:  # a run that cannot be understood is named, not passed over
+    except (ValueError, OSError) as problem:  # an unreadable run is listed, not skipped
         return replace(found, because=str(problem))
 
 
 def _holders(spec: FederatedExperiment, run: Run, user: int) -> tuple[tuple[int, ...], bool]:
-    """Clients that hold searches of a user, and whether they hold nobody else's."""
+    """Clients with searches of a user, and whether they have only those."""
     clients = clients_of(spec, run.fold, run.seed)
     if len(clients.data.who) != clients.data.queries:
-        raise ValueError("its clients were made in a way that does not keep whose searches are whose")
+        raise ValueError("its partition does not record which user made which search")
     theirs = clients.data.who == user
     found, alone = [], True
     for client, pool in zip(clients.ids.tolist(), clients.pool.tolist(), strict=True):
@@ -180,17 +180,17 @@ def _holders(spec: FederatedExperiment, run: Run, user: int) -> tuple[tuple[int,
 
 
 def _unlearn(run: Run, spec: FederatedExperiment, clients: Sequence[int]) -> str:
-    """The command that lets a run forget clients, where there is one that is no retraining."""
+    """The command that unlearns clients from a run, if there is one besides retraining."""
     if run.status != "finished" or spec.kind != "federated" or spec.clients.people > 1 or spec.mechanism is not None:
         return ""
     if history_of(run.path) is None or has_trait(spec.mechanism, "adds up"):
         return ""
-    who = " ".join(f"--client {client}" for client in clients)
-    return f"fedrank unlearn {shlex.quote(str(run.path))} {who} --method fed-eraser --verify"
+    flags = " ".join(f"--client {client}" for client in clients)
+    return f"fedrank forget client {shlex.quote(str(run.path))} {flags} --method fed-eraser --verify"
 
 
 def _retrain(run: Run) -> str:
-    """The command that does an experiment again, on what is left."""
+    """The command that repeats an experiment on the remaining data."""
     source = run.folder / "experiment.toml"
     if not source.exists():
         source = run.path / "spec.toml"
@@ -199,14 +199,14 @@ def _retrain(run: Run) -> str:
 
 
 def _claims(card: Card | None) -> tuple[str, ...]:
-    """What a card claims, observers with the same ε together."""
+    """The guarantees of a card, with observers of equal ε combined."""
     against: dict[tuple[str, float, str], list[str]] = {}
     for paid in card.promises if card is not None else ():
         if paid.epsilon is not None:
             against.setdefault((up(paid.epsilon), paid.delta, paid.unit), []).append(f"the {paid.against}")
     claims = [
-        f"ε = {epsilon} at δ = {delta:g} for a {unit}, against {' and '.join(who)}"
-        for (epsilon, delta, unit), who in against.items()
+        f"ε = {epsilon} at δ = {delta:g} for a {unit}, against {' and '.join(observers)}"
+        for (epsilon, delta, unit), observers in against.items()
     ]
     if card is None or not claims:
         return ()
@@ -237,23 +237,24 @@ def _as_json(run: AffectedRun) -> Json:
 
 
 def receipt_summary(plan: ForgettingPlan) -> str:
-    """What was removed and what is left, in plain sentences."""
+    """What was removed and what remains, in sentences."""
     removed = plan.removed
     parts = [
         f"{removed.entries:,} lists of one {plan.unit}, from {_day(removed.first)} to {_day(removed.last)}, with "
-        f"{removed.clicks:,} clicks, {removed.queries:,} queries that nobody else asked and {removed.pairs:,} rows of "
-        f"features that nobody else needed, are no longer in the data set {plan.folder.resolve().name}."
+        f"{removed.clicks:,} clicks, {removed.queries:,} queries that only this {plan.unit} asked and "
+        f"{removed.pairs:,} feature rows that only these needed, were removed from the data set "
+        f"{plan.folder.resolve().name}."
     ]
     holding = [run for run in plan.runs if run.holds]
     if not plan.runs:
-        parts.append("No run on it was found in the folders that were looked through.")
+        parts.append("No run on it was found in the folders that were searched.")
     elif not holding:
-        parts.append(f"None of {len(plan.runs):,} runs on it has a model that learned from them.")
+        parts.append(f"None of {len(plan.runs):,} runs on it has a model that was trained on them.")
     for run in holding:
-        under = f"under {'; '.join(run.claims)}" if run.claims else "and nothing can be claimed that would hide it"
-        sure = "learned from them and still holds" if run.used == LEARNED else "may have learned from them and hold"
-        parts.append(f"The model in {run.run} {sure} what it took from them, {under}.")
-    parts.append("Copies that were given away, and the files it was built from, are not affected.")
+        under = f"with {'; '.join(run.claims)}" if run.claims else "and no privacy guarantee limits that"
+        verb = "was trained on them and still contains" if run.used == LEARNED else "may be trained on them and contain"
+        parts.append(f"The model in {run.run} {verb} what it learned from them, {under}.")
+    parts.append("Shared copies, and the files it was built from, are not affected.")
     return " ".join(parts)
 
 
@@ -265,10 +266,9 @@ def _day(seconds: int) -> str:
 
 
 def clear_traces(folder: Path) -> int:
-    """Delete what may still hold people who were forgotten; returns how many folders lay beside the data set.
+    """Delete leftovers that may contain forgotten people; returns the number of deleted folders next to the data set.
 
-    A command that was killed leaves the old folder there. Features that were kept on disk to save time, whole or not,
-    may be those of anybody.
+    A killed command leaves the old folder. Cached features, complete or not, may belong to any person.
     """
     from fedrank.kernels.compile import cache_folder
 

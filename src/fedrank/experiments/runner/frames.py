@@ -1,4 +1,4 @@
-"""Tidy frames: one value a row, as a pandas frame where pandas is installed, else as a list of records."""
+"""Tidy frames: one value per row, as a pandas frame if pandas is installed, else as a list of records."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Records(list[dict[str, Any]]):
 
 
 def framed(rows: list[dict[str, Any]]) -> Any:
-    """The rows as a pandas frame where pandas is installed, else as `Records`; what a row lacks is None."""
+    """The rows as a pandas frame if pandas is installed, else as `Records`; missing values are None."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     whole = Records({name: row.get(name) for name in names} for row in rows)
     try:

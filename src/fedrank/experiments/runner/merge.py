@@ -1,4 +1,4 @@
-"""One run in which several clients train forests apart and merge them: local models go in, merged ones come out."""
+"""One run in which several clients train forests separately and merge them."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from fedrank.trees.splits import Portion
 from fedrank.trees.training import Merging, measured, merge_grown, train_locally
 from fedrank.trees.tuning import Studies
 
-MAX_FEATURES = 10_000  # with more, the sampler of noise would cost a little more
+MAX_FEATURES = 10_000  # assumed by the guarantee; more features would slightly increase ε
 NOISED_TREES = (
-    "who takes part, and how many there are",
-    "a person whose queries lie with several clients counts as several",
-    "local models of the clients, which a run trains beside the forest to compare; they leave nobody",
-    "least and greatest values of features, which a model holds where data are normalised globally",
+    "which clients participate, and how many there are",
+    "a person whose queries are held by several clients counts as several",
+    "local models of the clients, which a run trains for comparison; they are not sent",
+    "smallest and largest feature values, which a model contains if data are normalised globally",
 )
-AGREED_EDGES = "bin edges from a file: if they were made from data, they tell of them"
+AGREED_EDGES = "bin edges from a file: if they were computed from data, they reveal information about them"
 CONVENTIONS = {
     "rounds": "one round: clients train their models and merge them; values are those of the merged models, mean over "
     "clients",
@@ -61,7 +61,7 @@ CONVENTIONS = {
 
 @dataclass(frozen=True)
 class ForestDisclosure:
-    """What forests that organisations make together tell: to whom, and what no ε covers."""
+    """What forests that organisations build together disclose, to whom, and what no ε covers."""
 
     who_sees_what: str
     not_covered: tuple[str, ...]
@@ -104,7 +104,7 @@ def perform_merge(experiment: TreesExperiment, writer: RunWriter, fold: Fold, ba
     save_merged(outcome, writer, fold)
     tuned = [{"trials": experiment.tune, "trees": best.trees, **best.settings} for best in studies.best] or None
     untuned = sum(best.trees == 0 for best in studies.best)
-    notes = [f"{untuned} stacked models have the settings of the spec: none that was tried could split the merge set"]
+    notes = [f"{untuned} stacked models use the settings of the spec: no tried setting could split the merge set"]
     card = forest_card(len(outcome.local))
     if isinstance(experiment.merge, Histograms):
         card = account.card(card, experiment.merge, Histograms.rules(experiment.booster), len(portions), fold)
@@ -112,7 +112,7 @@ def perform_merge(experiment: TreesExperiment, writer: RunWriter, fold: Fold, ba
 
 
 def _part_sizes(fold: Fold, portions: Sequence[Portion]) -> list[dict[str, Any]]:
-    """Queries, documents and relevant ones of the whole set and of every client."""
+    """Numbers of queries, documents and relevant documents of the whole set and of every client."""
     whole = {"train": fold.train, "validation": fold.validation, "test": fold.test}
     parts = [{"client": "all"} | whole]
     parts += [
@@ -125,31 +125,31 @@ def _part_sizes(fold: Fold, portions: Sequence[Portion]) -> list[dict[str, Any]]
 
 
 def _too_few(merge: Merger, portions: Sequence[Portion]) -> dict[str, Any]:
-    """Facts of a run whose merge sets are too small to say what stacking is worth."""
+    """Facts of a run whose merge sets are too small to evaluate stacking."""
     smallest = min(portion.merge.queries for portion in portions)
     if not isinstance(merge, Stacking) or smallest >= ENOUGH:
         return {}
-    reason = f"a merge set has {smallest} queries; from {ENOUGH} on stacking can be tested"
+    reason = f"a merge set has {smallest} queries; testing stacking needs at least {ENOUGH}"
     return {"not_testable": reason, "notes": [f"not testable: {reason}"]}
 
 
 class TreeAccount:
-    """The ledger of a forest grown under noise: a round is a tree, for which all clients pay before it grows."""
+    """The ledger of a forest grown with noise: a round is a tree, charged to all clients before it grows."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._ledger: Ledger | None = None
 
     def charge(self, clients: int, round: int) -> None:
-        """Charge a tree; one that a crash took is charged again, since its sums may have left."""
+        """Charge a tree. A tree that was lost in a crash is charged again, because its sums may have been sent."""
         if self._ledger is None:
             self._ledger = Ledger.open(self.folder, clients)
         self._ledger.reserve({round: np.arange(clients)})
         self._ledger.begun(round)
 
     def card(self, bare: Card, merge: Histograms, rules: Grower, clients: int, fold: Fold) -> Card:
-        """What may be claimed for the forest, by what the ledger says."""
-        if self._ledger is None:  # a finished forest that is only written again
+        """The privacy card of the forest, from the ledger."""
+        if self._ledger is None:  # a finished forest whose files are rewritten
             self._ledger = Ledger.open(self.folder, clients) if self.folder.exists() else None
         if self._ledger is None:
             return bare
@@ -163,7 +163,7 @@ class TreeAccount:
 
 
 def _with_priced_edges(bare: Card, merge: Histograms, times: int, clients: int, features: int) -> Card:
-    """A forest for which nothing can be claimed, but the edges of whose bins have their price."""
+    """The card of a forest without a guarantee, but with a priced estimate of its bin edges."""
     noise = merge.edge_noise(clients)
     if noise is None:
         return bare
@@ -173,7 +173,7 @@ def _with_priced_edges(bare: Card, merge: Histograms, times: int, clients: int, 
 
 
 def noised_card(bare: Card, merge: Histograms, rules: Grower, releases: int, clients: int, edges: int = 0) -> Card:
-    """What may be claimed for a forest of which so much was told under noise; edges were estimated so often."""
+    """The card of a forest after a number of noised releases; `edges` counts estimates of bin edges."""
     paid = paid_for_trees(merge, rules, releases, clients, edges)
     releases += edges
     mechanism = {"name": f"trees: {merge.private}", "noise": merge.noise, "unit": merge.unit}
@@ -188,7 +188,7 @@ def noised_card(bare: Card, merge: Histograms, rules: Grower, releases: int, cli
 
 
 def paid_for_trees(merge: Histograms, rules: Grower, releases: int, clients: int, edges: int = 0) -> Paid:
-    """What so many releases of trees under noise cost, with bin edges that were estimated so often."""
+    """The cost of noised releases of trees, including estimates of bin edges."""
     noise, edge_noise = merge.tree_noise(clients), merge.edge_noise(clients)
     assert noise is not None
     guarantee = noise.priced(MAX_FEATURES, rules.bins, rules.fraction)
@@ -218,7 +218,7 @@ def merge_sent(
     seed: int,
     threads: int = 1,
 ) -> Merging:
-    """Merge the trees that clients sent, each client by its own merge set, as in a simulation."""
+    """Merge the trees of clients, each with its own merge set, as in a simulation."""
     assert experiment.merge is not None
     local = [
         make_forest(sent, portion.train, {"client": portion.name, "queries": portion.train.queries})
@@ -230,11 +230,11 @@ def merge_sent(
 def merge_organisations(
     experiment: TreesExperiment,
     fold: Fold,
-    sent: Mapping[str, tuple[Sequence[str], int]],  # trees of each organisation, and of how many queries
+    sent: Mapping[str, tuple[Sequence[str], int]],  # trees and number of queries of each organisation
     seed: int,
     threads: int = 1,
 ) -> Merging:
-    """Merge the trees of organisations by the training data of this fold: they have no merge set of their own."""
+    """Merge the trees of organisations with the training data of this fold: they have no merge sets."""
     assert isinstance(experiment.merge, WeightedSum | Stacking)
     queries = {name: count for name, (_, count) in sent.items()}
     local = [
@@ -247,13 +247,13 @@ def merge_organisations(
 
 def shared_forest(
     trees: Sequence[str],
-    curve: Sequence[float],  # what each tree was worth on validation queries
+    curve: Sequence[float],  # quality on validation queries after each tree
     fold: Fold,
-    rows: Mapping[str, int],  # of each organisation, as far as is known
+    rows: Mapping[str, int],  # rows of each organisation, if known
     clients: int,
     measures: Sequence[str],
 ) -> Merging:
-    """The one forest that organisations grew from histograms, up to its best tree, as each of them has it."""
+    """The forest that organisations grew together from histograms, truncated to its best tree."""
     notes = {"grown by": "histograms", "clients": clients}
     forest = make_forest(trees[: best_size(list(curve))], fold.train, notes, with_ranges=False)
     each = [forest] * len(rows)
@@ -261,12 +261,12 @@ def shared_forest(
 
 
 def _no_own_queries(models: Sequence[Any], fold: Fold) -> NDArray[np.bool_]:
-    """[models, queries]: that no test query is anybody's own."""
+    """[models, queries]: no test query belongs to a client."""
     return np.zeros((len(models), fold.test.queries), np.bool_)
 
 
 def finish_merge(outcome: Merging, writer: RunWriter, fold: Fold, baseline: BaselineRanking, **facts: Any) -> None:
-    """Write what a run of merged models has besides them, and that it is finished."""
+    """Write the files of a run of merged models, and mark it as finished."""
     per_query = average(np.moveaxis(outcome.after, 1, -1))  # [measures, queries]: mean over clients
     writer.add(1, values=average(per_query).tolist())
     writer.report_progress(1, 1)
@@ -284,7 +284,7 @@ def _by_client(outcome: Merging) -> dict[str, Any]:
 
 
 def save_merged(outcome: Merging, writer: RunWriter, fold: Fold) -> None:
-    """`model.json` where all clients have the same model; otherwise one folder for each, and every local model."""
+    """Write `model.json` if all clients have the same model; otherwise one folder per client, and every local model."""
     origin = writer.origin(fold.name)
     if len({id(model) for model in outcome.merged}) == 1:
         save_any(with_notes(outcome.merged[0], origin), writer.folder / "model.json")

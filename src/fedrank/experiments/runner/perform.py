@@ -1,4 +1,4 @@
-"""One run: an experiment on one fold with one seed goes in, a run folder comes out."""
+"""One run: executes an experiment with one fold and seed, and writes a run folder."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ def perform(
     stop: Callable[[], bool] = lambda: False,
     performer: Performer | None = None,
 ) -> str:
-    """Do a run, or what is left of it; returns its status: finished, interrupted or failed.
+    """Execute a run, or resume it; returns its status: finished, interrupted or failed.
 
-    `performer` takes the place of the one that its kind has, such as where clients are sites elsewhere. A failure is
-    written into the run folder and does not leave this function, unless that cannot be written.
+    `performer` replaces the one of its kind, for example for deployed sites. A failure is written into the run folder
+    and is only raised if that is impossible.
     """
     if performer is None:
         module, _, name = KINDS[task.experiment.kind].performer.partition(":")
         performer = getattr(import_module(f"fedrank.experiments.runner.{module}"), name)
     task.folder.mkdir(parents=True, exist_ok=True)
     with working_on(task.folder), RunWriter(task, threads, on_progress, stop) as writer, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".* promises nothing where ")  # it stands in the notes
+        warnings.filterwarnings("ignore", message=".* promises nothing where ")  # the notes of the run say it
         try:
-            (task.folder / TRACEBACK).unlink(missing_ok=True)  # of an earlier attempt
+            (task.folder / TRACEBACK).unlink(missing_ok=True)  # from an earlier attempt
             writer.check_checkpoint()
             writer.update_facts()
             with naming(task.folder):
                 performer(task.experiment, writer)
         except Stopped:
             writer.update_facts(status="interrupted", round=writer.round)
-        except (Exception, SystemExit) as problem:  # a method that ends the program has failed, too
+        except (Exception, SystemExit) as problem:  # a method that exits the program has failed, too
             try:
                 error = note_failure(problem, task.experiment, task.folder)
                 writer.update_facts(status="failed", round=writer.round, error=error)
-            except OSError:  # where a disk is full, there is no room to say so either
+            except OSError:  # the disk may be full
                 raise problem from None
         return writer.facts.status

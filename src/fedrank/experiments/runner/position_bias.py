@@ -1,4 +1,4 @@
-"""Clicks of a log, corrected for what positions hid: by propensities of all clients together, of each, or of a file."""
+"""Corrects clicks of a log for position bias, with propensities of all clients, of each client, or from a file."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from fedrank.ranking.propensity import (
 from fedrank.types import SimulatedClients
 
 LARGEST = 1 << 20  # bytes of a file of propensities
-_LISTED = 3  # positions below the first that a note tells of
+_LISTED = 3  # positions below the first in a note
 
 
 def shown_results(log: SearchLog, rows: NDArray[np.integer[Any]] | None = None) -> ShownResults:
-    """What a log shows, or some entries of it; refused where lists were made up around a click."""
+    """The results shown in a log, or in some of its entries; an error if lists were built around a click."""
     if log.clicks is None or log.first is None:
         raise ValueError(
-            f"{log.folder} has lists that were made up around one click each, so that nobody was shown their "
-            "positions; build it from a log of shown lists"
+            f"{log.folder} has synthetic lists around one click each, so their positions were never shown to users; "
+            "build it from a log of shown lists"
         )
     some = slice(None) if rows is None else rows
     return ShownResults.of_lists(log.lists[some], log.clicks[some], log.first[some], log.query[some])
@@ -46,36 +46,37 @@ def shown_results(log: SearchLog, rows: NDArray[np.integer[Any]] | None = None) 
 def positions_of_log(
     log: SearchLog, bias: Bias = "position", rows: NDArray[np.integer[Any]] | None = None
 ) -> Propensities:
-    """Propensities by position from a log; `NotIdentifiable` where it does not tell them."""
+    """Propensities by position from a log; `NotIdentifiable` if the log does not determine them."""
     return propensities_of(shown_results(log, rows), log.features, bias)
 
 
 def corrected_data(data: RankingData, log: SearchLog, source: str, bias: Bias) -> tuple[RankingData, list[str]]:
-    """Entries of a log with corrected clicks, and what to say about them. `source` is "shared", or a file."""
+    """Entries of a log with corrected clicks, and notes about them. `source` is "shared", or a file."""
     rows = data.query_ids.astype(np.int64)
     if source != SHARED:
-        shown_results(log, rows[:1])  # there are shown lists
+        shown_results(log, rows[:1])  # checks that there are shown lists
     by = positions_of_log(log, bias, rows) if source == SHARED else read_propensities(source)
     found = correct(data.grades > 0, data.position, by)
     return replace(data, relevance=found.relevance), [
         f"clicks are corrected by propensities ({by.how}): {_first_propensities(by)}; {found.clipped:.1%} of clicks "
-        f"were cut to weight {MAX_WEIGHT:g}, {found.unknown:.1%} are in positions of which nothing is known, and left "
-        "out",
+        f"have their weight clipped to {MAX_WEIGHT:g}, {found.unknown:.1%} are at positions with unknown propensity "
+        "and are ignored",
         *by.notes,
         *([IN_THE_CLEAR] if source == SHARED else []),
-        "test queries are judged by clicks as they were logged, which follow the order that was shown; `fedrank "
-        "estimate` says what people would have clicked",
+        "test queries are evaluated with uncorrected logged clicks, which favour the shown order; `fedrank model "
+        "estimate` estimates the clicks that users would have made",
     ]
 
 
 def corrected_clients(clients: SimulatedClients, log: SearchLog, bias: Bias) -> SimulatedClients:
-    """Clients whose clicks are corrected by what each of them knows of positions; nobody learns from others' clicks."""
+    """Clients whose clicks are corrected with propensities from their own lists alone."""
     data, pools = clients.data, np.unique(clients.pool)
     own = [clients.queries[clients.pools[pool] : clients.pools[pool + 1]] for pool in pools]
     if len(pools) < len(clients) or len(np.unique(np.concatenate(own))) < sum(map(len, own)):
         raise ValueError(
-            f'data.propensities: "{OWN}" needs clients that hold no query of another, and several hold the same here; '
-            f'use "{SHARED}", or a partition that deals queries out, such as {{ name = "users" }}'
+            f'data.propensities: "{OWN}" requires that each query belongs to one client, but several clients share '
+            f'queries; use "{SHARED}", or a partition that assigns each query to one client, such as {{ name = '
+            f'"users" }}'
         )
     relevance = np.full(data.documents, np.nan, np.float32)
     for pool, queries in zip(pools, own, strict=True):
@@ -85,7 +86,7 @@ def corrected_clients(clients: SimulatedClients, log: SearchLog, bias: Bias) -> 
             client = int(clients.ids[np.flatnonzero(clients.pool == pool)[0]])
             raise NotIdentifiable(
                 f'client {client} has {len(queries):,} lists, and {problem.because} (data.propensities = "{OWN}"; with '
-                f'"{SHARED}" all lists count together)',
+                f'"{SHARED}", the lists of all clients are used)',
                 problem.offer,
             ) from None
         rows = _documents(data, queries)
@@ -96,12 +97,12 @@ def corrected_clients(clients: SimulatedClients, log: SearchLog, bias: Bias) -> 
 
 
 def read_propensities(path: str | Path) -> Propensities:
-    """Propensities of a file that `fedrank logs propensities --out` wrote, or somebody who measured them."""
+    """Propensities from a file of `fedrank data propensities --out`, or from other measurements."""
     path = Path(path)
     try:
         content = parse_json(read_bytes(path, LARGEST).decode())
         if not isinstance(content, dict) or not isinstance(content.get("slope"), list):
-            raise ValueError('it has no list "slope"')
+            raise ValueError('the list "slope" is missing')
         slope = _numbers(content["slope"])
         extra = _numbers(content.get("extra", [0.0] * len(slope)))
         if len(extra) != len(slope):
@@ -109,14 +110,14 @@ def read_propensities(path: str | Path) -> Propensities:
         return given_propensities(slope, extra)
     except (ValueError, TypeError, RecursionError) as problem:
         raise ValueError(
-            f"{path} cannot be read as propensities: {problem}; write them with `fedrank logs propensities`"
+            f"{path} cannot be read as propensities: {problem}; write the file with `fedrank data propensities`"
         ) from None
 
 
 def _numbers(values: Sequence[Any]) -> list[float]:
     wrong = [one for one in values if one is not None and (isinstance(one, bool) or not isinstance(one, (int, float)))]
     if wrong:
-        raise ValueError(f"{wrong[0]!r} is no number")
+        raise ValueError(f"{wrong[0]!r} is not a number")
     return [np.nan if one is None else float(one) for one in values]
 
 
@@ -129,5 +130,5 @@ def _documents(data: RankingData, queries: NDArray[np.integer[Any]]) -> NDArray[
 
 def _first_propensities(by: Propensities) -> str:
     known = [position for position in np.flatnonzero(by.known).tolist() if position > 0][:_LISTED]
-    each = (f"{by.slope[k]:.2f} in position {k + 1} ({by.low[k]:.2f} to {by.high[k]:.2f})" for k in known)
-    return f"clicks compared with the first position {', '.join(each)}"
+    each = (f"{by.slope[k]:.2f} at position {k + 1} ({by.low[k]:.2f} to {by.high[k]:.2f})" for k in known)
+    return f"clicks relative to the first position: {', '.join(each)}"

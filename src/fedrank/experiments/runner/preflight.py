@@ -1,6 +1,6 @@
-"""What can be known before the first run: data that cannot be read, clients that cannot be made, a missing package.
+"""Checks before the first run: unreadable data, impossible clients, missing packages.
 
-One such cause would fail every run of a variant, some of them hours later.
+Each of these would make every run of a variant fail, possibly hours later.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from fedrank.federated.federation import Federation
 from fedrank.federated.robust import RememberingAggregator
 from fedrank.files import told
 from fedrank.privacy.mechanisms import SecureAggregation
-from fedrank.privacy.secure_aggregation import primitives
+from fedrank.privacy.secure_messages import primitives
 from fedrank.seeds import rng_for
 from fedrank.trees.forest import lightgbm
 from fedrank.trees.tuning import optuna
 from fedrank.types import Messages, has_trait
 
 EXPLAINED = (ValueError, OSError, ImportError)
-MAX_CLIENTS = 2000  # on which a rule is tried; beyond, none complains that there are too few
+MAX_CLIENTS = 2000  # maximum for trying an aggregator; with more clients, none needs more
 
 
 def check_before(tasks: Sequence[Task]) -> None:
-    """Refuse runs that cannot succeed before any of them begins: every cause once, with the variants it concerns.
+    """Raise an error for runs that cannot succeed before any of them begins: each cause once, with its variants.
 
-    Each variant is tried with its first fold and seed; of all folds the data are read. What fails in somebody's own
-    method is left to the run, whose folder keeps the traceback.
+    Each variant is checked with its first fold and seed; the data of all folds are read. Failures in external methods
+    are left to the run, whose folder will contain the traceback.
     """
     found: dict[str, list[str]] = {}
     first: dict[str, Task] = {}
@@ -66,7 +66,7 @@ def _message(problem: str, names: Sequence[str], variants: int) -> str:
 
 
 def _problem(task: Task, begins: bool) -> str:
-    """Why this run could not succeed; empty where nothing is known against it."""
+    """Why this run could not succeed; empty if no reason is known."""
     experiment = task.experiment
     try:
         if isinstance(experiment, FederatedExperiment):
@@ -74,7 +74,7 @@ def _problem(task: Task, begins: bool) -> str:
         elif isinstance(experiment, TreesExperiment):
             _check_trees(experiment, task, begins)
         elif isinstance(experiment, SiloExperiment) and begins:
-            silo_card(experiment)  # whether what is told can be priced, and the budget allows it
+            silo_card(experiment)  # whether its releases can be priced, and the budget allows them
     except EXPLAINED as problem:
         return "" if own_line(problem, experiment) else told(problem)
     except Exception as problem:
@@ -86,7 +86,7 @@ def _problem(task: Task, begins: bool) -> str:
 
 def _check_federated(experiment: FederatedExperiment, task: Task, begins: bool) -> None:
     if experiment.data.collection is not None:
-        return  # its features are computed, which the first run does
+        return  # its features are computed by the first run
     evaluation_queries(load_fold(experiment.data, task.fold), experiment.data)
     if not begins:
         return
@@ -95,19 +95,19 @@ def _check_federated(experiment: FederatedExperiment, task: Task, begins: bool) 
     ranker, start = experiment.learner.ranker, start_model(experiment, clients)
     if start is not None and start.size != ranker.size(features):
         raise ValueError(
-            f"start = {experiment.start!r} has {start.size} parameters, and {type(ranker).__name__} on {features} "
-            f"features has {ranker.size(features)}; begin with a model of the same features"
+            f"start = {experiment.start!r} has {start.size} parameters, but {type(ranker).__name__} on {features} "
+            f"features has {ranker.size(features)}; start from a model with the same features"
         )
     _check_rule(experiment.federation(attacked=experiment.clients.malicious > 0), len(clients))
     placement = getattr(experiment.mechanism, "placement", None)
     if isinstance(placement, SecureAggregation) and placement.sum == "protocol":
-        primitives()  # whether the package is here that sums are kept secret by
+        primitives()  # raises an error if the package for secure aggregation is missing
     for guarantee in guarantees_of(experiment, features):
-        guarantee.epsilon(1, experiment.privacy.delta)  # whether the package is here that can tell
+        guarantee.epsilon(1, experiment.privacy.delta)  # raises an error if the package for accounting is missing
 
 
 def _check_rule(federation: Federation, clients: int) -> None:
-    """Whether a rule of ours has enough clients, by asking it about updates of nothing."""
+    """Whether a built-in aggregator has enough clients, by trying it on zero updates."""
     rule, present = federation.aggregator, int(federation.cohort(clients))
     if not has_trait(rule, "robust") or has_trait(federation.mechanism, "adds up") or present > MAX_CLIENTS:
         return
@@ -115,7 +115,7 @@ def _check_rule(federation: Federation, clients: int) -> None:
     baseline = np.zeros((present, 1), dtype=np.float32)
     messages = Messages(baseline, np.ones(present, dtype=np.int64), ids, np.zeros(1), 1, root=baseline[0])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # notes of the run say it
+        warnings.simplefilter("ignore")  # the notes of the run say it
         if has_trait(rule, "remembers"):
             remembering = cast(RememberingAggregator, rule)
             remembering(messages, remembering.first(clients, 1))

@@ -1,4 +1,4 @@
-"""What a spec would spend, what a run has spent, and the card that says so next to every model."""
+"""The planned ε of a spec, the spent ε of a run, and the privacy card of every model."""
 
 from __future__ import annotations
 
@@ -49,35 +49,33 @@ from fedrank.ranking.propensity import IN_THE_CLEAR, SHARED
 from fedrank.types import has_trait
 
 UNPROTECTED = (
-    "No mechanism: updates leave clients as they are, and clicks can be read from an update. Nothing can be claimed "
-    "against anybody who sees one."
+    "No mechanism: clients send exact updates, from which clicks can be reconstructed. Nothing can be claimed "
+    "against an observer who sees an update."
 )
-UNLIKELY = 1e-3  # that anybody takes part more often than was planned for
-TARGETS = (1.0, 2.0, 4.0, 8.0)  # values of ε for which people ask what noise they need
+UNLIKELY = 1e-3  # probability that a client participates more often than planned
+TARGETS = (1.0, 2.0, 4.0, 8.0)  # values of ε for which the required noise is shown
 NOT_COVERED = (
-    "who takes part, and when, is not hidden from the server",
+    "which clients participate, and when, is not hidden from the server",
     "people who belong together, or one person with several devices, count as several clients",
-    "online quality, rewards, traffic, how many took part in a round, quality by client and the curves of a report are "
-    "measured in simulation only; "
-    "a deployment must not collect them",
-    "settings that were chosen by looking at results of the same people are not counted, nor are runs on them outside "
-    "their population",
+    "online quality, rewards, traffic, the number of clients per round, quality by client and the curves of a report "
+    "are measured in simulation only; a deployment must not collect them",
+    "settings chosen by results on the same people are not counted, nor are runs on them outside their population",
 )
 
 
 @dataclass(frozen=True)
 class Price:
-    """One promise with what it costs."""
+    """One guarantee with its cost."""
 
     guarantee: Guarantee
-    times: int  # how often the client that pays most has paid
-    each: float  # ε of one time
-    total: float  # ε of all of them
+    times: int  # payments of the client that pays most
+    each: float  # ε of one payment
+    total: float  # ε of all payments
     delta: float
 
     @property
     def paid(self) -> Paid:
-        """As it stands on a card, which knows no infinity."""
+        """The entry of a card, with None instead of infinity."""
         guarantee = self.guarantee
         return Paid(
             against=guarantee.against,
@@ -93,19 +91,19 @@ class Price:
 
 
 def setting_of(experiment: FederatedExperiment, features: int | None = None) -> Setting:
-    """What the promises of an experiment depend on."""
+    """The settings on which the guarantees of an experiment depend."""
     features = _features(experiment) if features is None else features
     return promised_in(experiment, experiment.learner.ranker.size(features))
 
 
 def guarantees_of(experiment: FederatedExperiment, features: int | None = None) -> list[Guarantee]:
-    """What a concrete experiment promises; nothing without a mechanism."""
+    """The guarantees of an experiment; none without a mechanism."""
     mechanism = experiment.mechanism
     return [] if mechanism is None else mechanism.guarantees(setting_of(experiment, features))
 
 
 def prices(promises: Sequence[Guarantee], participations: int, rounds: int, delta: float, lost: int = 0) -> list[Price]:
-    """What the client that took part most often has paid, against each observer; `lost` rounds were done again."""
+    """The cost of the client that participated most often, against each observer; `lost` rounds were repeated."""
     rows = []
     for guarantee in promises:
         times = guarantee.times(participations, rounds, lost)
@@ -114,57 +112,57 @@ def prices(promises: Sequence[Guarantee], participations: int, rounds: int, delt
 
 
 def planned(experiment: FederatedExperiment) -> list[Price]:
-    """Before the run: what the client pays that takes part most often, all but surely (99.9 %)."""
+    """Before the run: the cost of the client that participates most often, with probability 99.9 %."""
     often, rounds = _most_often(experiment, experiment.rounds)
     return prices(guarantees_of(experiment), often, rounds, experiment.privacy.delta)
 
 
 def _most_often(experiment: FederatedExperiment, rounds: int) -> tuple[int, int]:
-    """How often anybody takes part in so many rounds, all but surely, and how many of these there are."""
+    """The maximum participations of a client in these rounds (with probability 99.9 %), and the number of rounds."""
     from scipy.stats import binom
 
     clients = experiment.clients
     if experiment.arrival is not None:
         return _arrivals(replace(experiment, rounds=rounds))
-    # A round has a whole number of clients, at least one, so that each may take part more often than is asked for.
+    # Each round has an integer number of clients, at least one, so clients may participate more often than requested.
     share = experiment.federation(attacked=False).cohort(clients.count) / clients.count
     return rounds if share >= 1 else int(binom.isf(UNLIKELY / clients.count, rounds, share)), rounds
 
 
 def most_participations(experiment: FederatedExperiment) -> int:
-    """How often the client takes part in rounds that does so most often, all but surely (99.9 %)."""
+    """The participations in rounds of the client that participates most often, with probability 99.9 %."""
     return _most_often(replace(experiment, arrival=None), experiment.rounds)[0]
 
 
 @dataclass(frozen=True)
 class BudgetForecast:
-    """What a run on named people would cost them, next to what they have spent."""
+    """The cost of a run for a named population, next to what it has already spent."""
 
     name: str
     limit: float
     delta: float
     runs: int  # so far
-    spent: dict[str, float]  # against whom -> ε of all runs so far; inf: nothing can be claimed
+    spent: dict[str, float]  # observer -> ε of all runs so far; inf: no guarantee
     alone: dict[str, float]  # of this run
-    after: dict[str, float]  # of all runs and this one, if who pays most here has paid most before
+    after: dict[str, float]  # of all runs including this one, if the same client pays most in each
     rounds: int  # of this run
-    paid: int  # rounds that the limit pays for
-    refusal: str | None  # why not for all of them
+    paid: int  # rounds that the limit allows
+    refusal: str | None  # why not all rounds are allowed
 
     @property
     def left(self) -> dict[str, float]:
-        """ε that may still be spent. Runs are composed, so that one may cost more alone than it adds."""
+        """The ε that can still be spent. Runs are composed, so a run may cost more alone than it adds."""
         return {against: max(0.0, self.limit - self.spent.get(against, 0.0)) for against in self.after}
 
 
 def budget_forecast(experiment: FederatedExperiment, home: Path) -> BudgetForecast | None:
-    """Before a run on named people whose ledgers lie below `home`; None where they are simulated."""
+    """Forecast for a run on a population with ledgers below `home`; None for simulated clients."""
     budget, delta, folder = experiment.privacy.budget, experiment.privacy.delta, home / FOLDER / experiment.population
     if experiment.population == SIMULATED or budget is None:
         return None
     people = Population(folder, experiment.clients.count, delta, budget)
     check_recorded(home.absolute(), experiment.population)
-    if Population.find(folder) is not None:  # looking must not begin it
+    if Population.find(folder) is not None:  # a forecast must not create it
         people = Population.open(folder, people.people, delta, budget)
     others = people.accounts()
     terms = LedgerTerms(people.people, delta, tuple(guarantees_of(experiment)))
@@ -194,7 +192,7 @@ def budget_forecast(experiment: FederatedExperiment, home: Path) -> BudgetForeca
 
 
 def noise_needed(experiment: FederatedExperiment, targets: Sequence[float] = TARGETS) -> dict[str, list[float]]:
-    """For those against whom something can be promised: the noise that keeps each target ε."""
+    """The noise that achieves each target ε, by observer against whom a guarantee is possible."""
     mechanism = experiment.mechanism
     if mechanism is None or not hasattr(mechanism, "noise"):
         return {}
@@ -213,7 +211,7 @@ def noise_needed(experiment: FederatedExperiment, targets: Sequence[float] = TAR
 
 
 class RunSpending:
-    """What a run under way has spent: its ledger, where there is a mechanism, and that of its people."""
+    """What an active run has spent: its ledger, if there is a mechanism, and that of its population."""
 
     def __init__(
         self,
@@ -225,7 +223,7 @@ class RunSpending:
     ) -> None:
         self._experiment, self._promises, self._ledger = experiment, promises, ledger
         self.journal, self._population = journal, population
-        self._done = 0  # rounds that are safe
+        self._done = 0  # checkpointed rounds
 
     @classmethod
     @contextmanager
@@ -243,12 +241,12 @@ class RunSpending:
         else:
             assert privacy.budget is not None
             folder = task.home / FOLDER / experiment.population
-            if Population.find(folder) is None:  # a population that is missing is not begun again
+            if Population.find(folder) is None:  # a missing population is not created again
                 check_recorded(task.home, experiment.population)
             population = Population.open(folder, terms.people, privacy.delta, privacy.budget)
             path = folder / task.folder.absolute().relative_to(task.home) / LEDGER
         with ExitStack() as opened:
-            # A ledger that is set aside moves, and whoever adds up all charges at that moment would miss it.
+            # A ledger that is set aside is moved; a concurrent total of all charges would miss it.
             with nullcontext() if population is None else population.deciding():
                 if population is not None:
                     check_recorded(task.home, population.name)
@@ -264,19 +262,19 @@ class RunSpending:
                 raise
 
     def forget(self, round: int) -> None:
-        """All rounds up to this one are safe in the checkpoint."""
+        """Record that all rounds up to this one are in the checkpoint."""
         self._done = round
         if self._ledger is not None:
             self._ledger.forget(round)
 
     def stop(self, round: int) -> None:
-        """No round is under way, and all up to this one are safe: what was reserved for later ones is given back."""
+        """Release reserved later rounds: no round is in progress, and all up to this one are saved."""
         self.forget(round)
         if self._ledger is not None:
             self._ledger.give_back()
 
     def card(self) -> Card:
-        """The privacy card of the model as it is now."""
+        """The privacy card of the current model."""
         often, rounds = 0, 0
         if self._ledger is not None:
             often, rounds = int(self._ledger.participations().max()), self._ledger.rounds()
@@ -285,12 +283,12 @@ class RunSpending:
         return replace(card(self._experiment, rows, often, rounds), population=self._together())
 
     def _together(self) -> dict[str, Any] | None:
-        """What all runs on the same people have spent by now; None where people are simulated."""
+        """The total spending of all runs on the same population; None for simulated clients."""
         return None if self._population is None else population_totals(self._population)
 
 
 def population_totals(people: Population) -> dict[str, Any]:
-    """What all runs on the same people have spent by now, for a card."""
+    """The total spending of all runs on the same population, for a card."""
     accounts = people.accounts()
     return {
         "name": people.name,
@@ -302,21 +300,21 @@ def population_totals(people: Population) -> dict[str, Any]:
 
 
 def _check_is_in_no_population(ledger: Path) -> None:
-    """People who take part in one run only do not pay for what others did."""
+    """Raise an error if the ledger of a run on simulated clients is in a population's folder."""
     for above in ledger.absolute().parents:
         if above.parent.name == FOLDER and (above / PEOPLE).exists():
             raise ValueError(
-                f"{ledger.parent} lies in the population {above.name!r}, where this run, on simulated people, would be "
-                "counted as one on them; choose another --out or --name"
+                f"{ledger.parent} is in the folder of population {above.name!r}, so this run on simulated clients "
+                "would be counted as a run on that population; choose another --out or --name"
             )
 
 
 def together(runs: Iterable[Run]) -> str | None:
-    """What some runs, each priced alone because people are simulated, would have cost real people; None for one run."""
+    """What runs on simulated clients, each priced alone, would cost real people together; None for a single run."""
     try:
         accounts = [found for run in runs for ledger in ledgers_of_run(run.path) if (found := Account.read(ledger))]
     except LedgerError as problem:
-        return f"What all runs together would cost real people is not known: {problem}"
+        return f"The total cost of all runs for real people is not known: {problem}"
     if len(accounts) < 2:
         return None
     delta = min(account.terms.delta for account in accounts)
@@ -329,18 +327,19 @@ def together(runs: Iterable[Run]) -> str | None:
     }
     costs: dict[str, list[str]] = {}
     for against, cost in most.items():
-        costs.setdefault("no ε at all" if math.isinf(cost) else f"ε = {up(cost)}", []).append(against)
-    costs_text = "; ".join(f"{cost} against {', '.join(whom)}" for cost, whom in costs.items())
+        costs.setdefault("an infinite ε" if math.isinf(cost) else f"ε = {up(cost)}", []).append(against)
+    costs_text = "; ".join(f"{cost} against {', '.join(observers)}" for cost, observers in costs.items())
     return (
-        f"People are simulated, and each run is priced alone. To real people, all {len(accounts):,} runs together "
-        f"would cost {costs_text or 'baseline'}, at δ = {delta:g}; tuning and other experiments on them come on top"
+        f"Clients are simulated, and each run is priced separately. For real people, all {len(accounts):,} runs "
+        f"together would cost {costs_text or 'nothing'}, at δ = {delta:g}; tuning and other experiments would add to "
+        "that"
     )
 
 
 def until_spent(outcomes: Iterator[Outcome], rounds: int, budget: float | None) -> Iterator[tuple[Outcome, bool]]:
-    """Rounds until the last one or until the budget ends, and whether each is the last.
+    """Rounds until the last one or the end of the budget, with a flag for the last.
 
-    Whether a budget pays for another round is known only when that is tried, so rounds come one later then.
+    Whether a budget allows another round is known only after trying, so with a budget rounds are delayed by one.
     """
     if budget is None:
         yield from ((outcome, outcome.round == rounds) for outcome in outcomes)
@@ -355,44 +354,44 @@ def until_spent(outcomes: Iterator[Outcome], rounds: int, budget: float | None) 
         yield before, True
 
 
-NOT_VERIFIED = "not verified"  # begins a line of a card
+NOT_VERIFIED = "not verified"  # the beginning of a line of a card
 
 
 def card(experiment: FederatedExperiment, rows: Sequence[Price], participations: int, rounds: int) -> Card:
-    """The privacy card of a model."""
+    """The privacy card of a model, without its summary."""
     mechanism = experiment.mechanism
     not_covered = list(NOT_COVERED)
     if from_outside(mechanism):
-        not_covered.append(f"{NOT_VERIFIED}: whether {method_name(mechanism)} keeps what it claims")
+        not_covered.append(f"{NOT_VERIFIED}: whether {method_name(mechanism)} achieves what it claims")
     if experiment.start not in (None, GIVEN):
-        not_covered.append("what the model cost from which the run went on")
+        not_covered.append("the cost of the initial model")
     secret = has_trait(mechanism, "hides cohort") and experiment.clients.participation < 1
     if secret:
-        not_covered.append("ledger/ and history/ tell who took part: they stay with the server")
+        not_covered.append("ledger/ and history/ reveal which clients participated: they must stay at the server")
     if hasattr(experiment.aggregator, "queries"):
-        not_covered.append("the queries that the server learns from itself, which are training queries here")
+        not_covered.append("the queries on which the server trains itself, which are training queries here")
     if hasattr(experiment.clients.partition, "warm_up"):
-        not_covered.append("queries that the partition shares with everybody are not protected at all")
+        not_covered.append("queries that the partition shares with all clients are not protected")
     if experiment.data.normalise == "global":
-        not_covered.append("the smallest and largest value of each feature of all clients, which are in model.json")
+        not_covered.append("the smallest and largest value of each feature over all clients, which are in model.json")
     if experiment.data.propensities == SHARED:
         not_covered.append(IN_THE_CLEAR)
     if experiment.arrival is not None:
         not_covered.append(
-            "when a client sends, or says that it could, tells when it searched; times are not protected"
+            "the time at which a client sends an update reveals when it searched; times are not protected"
         )
     not_covered += not_persons(experiment.data.log)
     recorded = None
     if experiment.record_every:
-        recorded = f"every client's update of every {experiment.record_every}. round, in history/"
-        not_covered.append("recorded updates in history/ are as the server received them; guard them like it")
+        recorded = f"the updates of all clients, recorded every {experiment.record_every} rounds, in history/"
+        not_covered.append("recorded updates in history/ are as sensitive as those the server received; protect them")
     made = Card(
         mechanism=None if mechanism is None else describe(mechanism),
         who_sees_what="the server sees every update as it is" if mechanism is None else mechanism.sees,
         delta=experiment.privacy.delta,
         budget=experiment.privacy.budget,
         rounds_charged=rounds,
-        participations_charged=None if secret else participations,  # who took part how often is the server's secret
+        participations_charged=None if secret else participations,  # participation is known to the server only
         promises=tuple(row.paid for row in rows),
         not_covered=tuple(not_covered),
         kept_updates=recorded,
@@ -407,7 +406,9 @@ def summary(card: Card) -> str:
         return UNPROTECTED
     parts = [f"Mechanism {card.mechanism['name']}: {card.who_sees_what}."]
     if any(line.startswith(NOT_VERIFIED) for line in card.not_covered):
-        parts.insert(0, "Not verified: the mechanism is not part of fedrank; what follows are claims of its author.")
+        parts.insert(
+            0, "Not verified: the mechanism is not part of fedrank; the following guarantees are claims of its author."
+        )
     for row in card.promises:
         if row.epsilon is None:
             parts.append(f"Against the {row.against}: nothing can be claimed ({row.because}).")
@@ -418,7 +419,7 @@ def summary(card: Card) -> str:
 
 
 def prices_by_observer(rows: Sequence[Price]) -> dict[str, Price]:
-    """Rows by those against whom they hold, with those that say the same together."""
+    """Rows by observer, with equal rows combined."""
     if all(_same(row.guarantee, rows[0].guarantee) for row in rows):
         return {"everybody": rows[0]} if rows else {}
     found: dict[str, Price] = {}
@@ -436,21 +437,21 @@ def _same(one: Guarantee, other: Guarantee) -> bool:
 
 
 def budget_lines(rows: Sequence[Price], budget: float | None) -> list[str]:
-    """Where a budget will end a run before its last round."""
+    """Sentences about budgets that end a run before its last round."""
     lines = []
     for row in rows:
         if budget is None or row.guarantee.event is None or row.total <= budget:
             continue
         times = row.guarantee.affordable(row.delta, budget, row.times)
         lines.append(
-            f"The budget of ε = {budget:g} pays for {paid_for(row.guarantee.paid, times)} of {row.times:,}: the run "
-            "will stop by itself then."
+            f"The budget of ε = {budget:g} allows {paid_for(row.guarantee.paid, times)} of {row.times:,}; the run "
+            "will then stop."
         )
     return list(dict.fromkeys(lines))
 
 
 def enough(noise: float) -> str:
-    """Noise, rounded up to three digits: less would not keep the target.
+    """Noise, rounded up to three digits so the target is still met.
 
     >>> enough(18.61), enough(118.04), enough(0.51234), enough(2.0)
     ('18.7', '119', '0.513', '2')
@@ -466,7 +467,7 @@ def _features(experiment: FederatedExperiment) -> int:
 
 
 def _arrivals(experiment: FederatedExperiment) -> tuple[int, int]:
-    """Of kind "async": how often the busiest client sends, which the log decides, and how many rounds there are."""
+    """For kind "async": the updates of the busiest client, which the log determines, and the number of rounds."""
     assert experiment.arrival is not None
     clients = clients_of(experiment, experiment.data.folds[0], experiment.seeds[0])
     plan = schedule(clients, experiment.arrival)

@@ -1,7 +1,7 @@
-"""Where a result comes from: when, by which code, on which processor, from which files.
+"""The origin of a result: its time, code, processor and files.
 
-Checksums of large files are kept beside the parsed data, under the file's size, time and ends, so that a file is read
-for it once.
+Checksums of large files are cached next to the parsed data, by the file's size, time and ends, so each file is read
+once for its checksum.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from fedrank.kernels.compile import cache_folder
 CODE = Path(__file__).parents[2]
 HERE = "working directory"
 CHANGES, UNKNOWN = "with changes", "perhaps with changes"
-SMALL = 1 << 20  # bytes that are read again rather than looked up
+SMALL = 1 << 20  # smaller files are read again instead of cached
 SECONDS_FOR_GIT = 10.0
 SHA256 = re.compile(r"[0-9a-f]{64}")
 Sums = dict[str, str]  # file -> SHA-256
 
 
 def data_sums(experiment: Experiment) -> Sums:
-    """The checksum of every file that an experiment reads, under the name that its spec or the catalog has for it.
+    """The checksum of every file that an experiment reads, by its name in the spec or the catalog.
 
-    Built-in data have no file: the version of fedrank stands for them.
+    Built-in data have no file; the version of fedrank identifies them.
     """
     files: dict[str, Path] = experiment.data.files()
     start = getattr(experiment, "start", None)
@@ -50,7 +50,7 @@ class DataSums:
         self._known: dict[Any, Sums | None] = {}
 
     def __call__(self, experiment: Experiment) -> Sums | None:
-        """None where a file cannot be read; loading the data reports that."""
+        """None if a file cannot be read; loading the data reports that."""
         key = (experiment.data, getattr(experiment, "start", None))
         if key not in self._known:
             self._known[key] = None
@@ -75,7 +75,7 @@ def _checksum(file: Path, size: int, changed: int, inode: int) -> str:
         if SHA256.fullmatch(known):
             return known
     found = _digest(file)
-    with suppress(OSError):  # where nothing can be kept, it is read again
+    with suppress(OSError):  # without a cache, it is read again
         write_atomic(cached, found + "\n")
     return found
 
@@ -86,13 +86,13 @@ def _digest(file: Path) -> str:
 
 
 def changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Files that are other ones now, or that one of the two did not read."""
+    """Files that have changed, or that only one of the two has."""
     return sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
 
 
 @cache
 def commits() -> dict[str, str]:
-    """The commits of fedrank's own code and of the working directory, where these lie in a repository of git."""
+    """The commits of fedrank's code and of the working directory, if they are in git repositories."""
     own = _commit(CODE, tracked="__init__.py")
     here = _commit(Path.cwd())
     found = {"fedrank": own, HERE: here if here != own else ""}
@@ -100,9 +100,9 @@ def commits() -> dict[str, str]:
 
 
 def _commit(folder: Path, tracked: str = "") -> str:
-    """The commit that a folder is at, and whether it has changes; empty where there is none, or no git.
+    """The commit of a folder, and whether it has changes; empty without a repository or without git.
 
-    An installed package may lie within somebody's repository and be no part of it: `tracked` has to be.
+    An installed package may be inside another repository: `tracked` must be part of it.
     """
     with suppress(OSError, subprocess.SubprocessError):
         if tracked:
@@ -117,7 +117,7 @@ def _commit(folder: Path, tracked: str = "") -> str:
 
 
 def _git(folder: Path, *words: str) -> str:
-    # Nothing that the repository's own settings name is started.
+    # Programs named by the repository's settings are not started.
     command = ["git", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", *words]
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}
     done = subprocess.run(
@@ -128,7 +128,7 @@ def _git(folder: Path, *words: str) -> str:
 
 @cache
 def processor() -> str:
-    """The processor by its name, as far as the system tells, and how many cores it has."""
+    """The name of the processor, if the system reports it, and its number of cores."""
     name = platform.processor() or platform.machine()
     with suppress(OSError, ValueError):
         if found := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
@@ -138,7 +138,7 @@ def processor() -> str:
 
 
 def known(experiment: Experiment) -> dict[str, Any]:
-    """What a run says of its origin when it begins. A file that cannot be read is told by whoever reads its data."""
+    """The origin of a run at its start. An unreadable file is reported when its data are loaded."""
     files: Sums = {}
     with suppress(OSError, ValueError):
         files = data_sums(experiment)

@@ -1,7 +1,7 @@
-"""Run folders as a second record of what a population was charged.
+"""Checks ledgers of a population against its run folders.
 
-A ledger whose file was cut at the end of a record, or that was deleted as a whole, looks sound by itself. The run
-folders beside the population say how many rounds each run has done, so that a ledger that says less is noticed.
+A ledger that was truncated after a record, or deleted as a whole, looks valid by itself. The run folders next to the
+population record the rounds of each run, so a ledger with fewer rounds is detected.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from fedrank.toml import shown
 
 
 def check_recorded(home: Path, name: str) -> None:
-    """Raise where a run in `home` did more rounds on a population than the ledgers of the population say.
+    """Raise an error if a run in `home` has more rounds on a population than its ledgers.
 
-    Runs whose ledgers were deleted by `fedrank ledger forget` are left out. A run folder that was moved or copied is
-    known by its spec. While others run, hold the lock of the population, or a ledger that is set aside is missed.
+    Runs whose ledgers were deleted by `fedrank privacy ledger forget` are skipped. A moved or copied run folder is
+    identified by its spec. Hold the lock of the population while other runs are active, or a moved ledger is missed.
     """
     if not home.is_dir():
         return
     home = home.resolve()
     folder = home / FOLDER / name
-    needed = [(run, _rounds_of(run)) for run in load_runs(home) if _is_on(run, name)]  # read before the ledgers
+    needed = [(run, _rounds_of(run)) for run in load_runs(home) if _is_on(run, name)]  # must be read before the ledgers
     if not needed:
         return
     gone = {Path(ledger).parent for record in forgotten(folder) for ledger in record["ledgers"]}
@@ -44,24 +44,24 @@ def check_recorded(home: Path, name: str) -> None:
         if any(one.rounds >= rounds for one in accounts.values() if one.terms.spec == spec):
             continue
         raise LedgerError(
-            f"{run.path} records {rounds:,} rounds that population {name!r} was charged for, and the ledgers in "
-            f"{folder} say {charged:,}: a ledger is missing or was shortened. Restore {folder} from a copy made after "
-            "that run; without one, treat the privacy of these people as spent. If the run was on other people, move "
-            f"its folder out of {home}"
+            f"{run.path} records {rounds:,} rounds that were charged to population {name!r}, but the ledgers in "
+            f"{folder} have {charged:,}: a ledger is missing or was truncated. Restore {folder} from a backup made "
+            "after that run; without one, treat the privacy budget of these people as spent. If the run was on "
+            f"other people, move its folder out of {home}"
         )
 
 
 def below(home: Path, run: Path) -> Path:
-    """Where the ledger of a run lies in a population; runs elsewhere are known by experiment, variant and repeat."""
+    """The path of a run's ledger in a population; other runs are identified by experiment, variant and repeat."""
     return run.relative_to(home) if run.is_relative_to(home) else Path(*run.parts[-3:])
 
 
 def _is_on(run: Run, name: str) -> bool:
-    """Whether a run names a population; one whose folder is damaged or incomplete says nothing."""
+    """Whether a run is on a population; False for a damaged or incomplete folder."""
     if run.status == "broken":
         return False
     try:
-        # Most runs name no population, and a search is faster than reading their specs.
+        # Most runs have no population, and a text search is faster than parsing their specs.
         spec = run.path / "spec.toml"
         return f"population = {shown(name)}" in read_text(spec) and read_toml(spec).get("population") == name
     except (OSError, ValueError):
@@ -69,7 +69,7 @@ def _is_on(run: Run, name: str) -> bool:
 
 
 def _back_to_training(run: Run) -> tuple[Path, ...]:
-    """A run and those that it was unlearned from; none where one of these was deleted or cannot be read."""
+    """A run and the runs that it was unlearned from; empty if one of these is missing or unreadable."""
     try:
         chain = ancestors_of(run.path)
         first = Facts.read(chain[-1])
@@ -79,7 +79,7 @@ def _back_to_training(run: Run) -> tuple[Path, ...]:
 
 
 def _rounds_of(run: Run) -> int:
-    """Rounds that a run, and those that it was unlearned from, have been charged for at least."""
+    """The minimum number of rounds that a run, and those it was unlearned from, have been charged for."""
     try:
         card = Card.read(run.path)
     except (OSError, ValueError):

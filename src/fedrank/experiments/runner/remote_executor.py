@@ -1,7 +1,7 @@
-"""Runs on other machines: submitted to an executor, followed through their folders, submitted again if one is lost.
+"""Runs on other machines: submitted to an executor, monitored through their folders, resubmitted if lost.
 
-The executor is any `concurrent.futures.Executor`. It only carries texts; a lost run resumes from its checkpoint
-wherever it is submitted next.
+The executor is any `concurrent.futures.Executor`. It only carries text; a lost run resumes from its checkpoint
+on any worker.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from fedrank.experiments.runner.runs import LOCK, Run, load_runs
 from fedrank.experiments.runner.writer import News, Task
 from fedrank.files import is_locked
 
-SECONDS_TO_STOP = 60.0  # until workers that were asked to stop are left alone
-SECONDS_BETWEEN_LOOKS = 1.0  # at the folders of runs
-SECONDS_TO_SEE = 90.0  # until what a worker wrote is visible here: file systems between machines remember what they saw
+SECONDS_TO_STOP = 60.0  # wait for workers that were asked to stop
+SECONDS_BETWEEN_LOOKS = 1.0  # between checks of run folders
+SECONDS_TO_SEE = 90.0  # until a worker's files are visible here: network file systems cache
 PAUSE = 0.1  # seconds
-TRIES = 3  # times that a run is sent without getting any further
-MAX_CAUSES = 10  # of a problem that are looked at
+TRIES = 3  # attempts of a run without progress
+MAX_CAUSES = 10  # length of an examined chain of causes
 NOT_THERE = ("No module named 'fedrank", "Can't get attribute 'do_remote_task'", "cannot import name 'do_remote_task'")
 
 
 class SentRuns(NamedTuple):
-    """What is left of runs that were sent."""
+    """The rest of submitted runs."""
 
     not_begun: list[Task]
-    stopped: str = ""  # why, where nobody here asked for it
+    stopped: str = ""  # the reason, if this process did not request it
 
 
 class Follower(Protocol):
-    """Receives what becomes of runs."""
+    """Receives the progress and results of runs."""
 
     def news(self, task: Task, news: News) -> None: ...
 
@@ -62,12 +62,12 @@ class Follower(Protocol):
 
 @dataclass(frozen=True)
 class _Try:
-    """A run that is with the engine."""
+    """A submitted run."""
 
     task: Task
     attempt: int = 1
-    vain: int = 0  # times that it was sent since it last got further
-    round: int = 0  # up to which it was safe then
+    vain: int = 0  # attempts since its last progress
+    round: int = 0  # its last checkpointed round then
 
 
 def send(
@@ -80,7 +80,7 @@ def send(
 ) -> SentRuns:
     """Submit the runs of one experiment, at most `most` at a time, until all have ended or `stop` returns True.
 
-    Deleting the file that says that they are wanted stops them, too, and so does submitting them again.
+    They also stop when the file that requests them is deleted, or when another command submits them.
     """
     folder, token = tasks[0].folder.absolute().parents[1], secrets.token_hex(8)
     sender = _Sender(executor, threads, follower, folder, token, tasks)
@@ -93,7 +93,7 @@ def send(
             sender.follow(moment=0.0 if sender.waiting and len(sender.under_way) < most else PAUSE)
         stopped, now = "", token_in(folder)
         if now != token and not stop():
-            stopped = f"{folder / SENT} was deleted" if now is None else "another command sent it, too"
+            stopped = f"{folder / SENT} was deleted" if now is None else "another command submitted it"
         withdraw(folder, token)
         sender.stop()
     finally:
@@ -104,7 +104,7 @@ def send(
 
 
 class _Sender:
-    """What is with the engine, and what is not yet."""
+    """Submitted and waiting runs."""
 
     def __init__(
         self,
@@ -119,11 +119,11 @@ class _Sender:
         self.folder, self.token = folder, token
         self.waiting = deque(_Try(task, round=checkpoint_round(task.folder) or 0) for task in tasks)
         self.under_way: dict[Future[tuple[str, str]], _Try] = {}
-        self._answered: dict[str, tuple[_Try, str, float]] = {}  # label -> run, status, when to wait no longer
+        self._answered: dict[str, tuple[_Try, str, float]] = {}  # label -> run, status, deadline
         self.not_begun: list[Task] = []
         self._stopping = False
         self._look_next = time.monotonic()
-        self._seen: dict[str, int] = {}  # label -> round that was told
+        self._seen: dict[str, int] = {}  # label -> last reported round
         self._sums = DataSums()
 
     @property
@@ -132,25 +132,25 @@ class _Sender:
 
     @property
     def _is_over(self) -> bool:
-        """Whether runs end because they shall; a worker may have seen that before we do."""
+        """Whether runs end as requested; a worker may notice that before this process."""
         return self._stopping or token_in(self.folder) != self.token
 
     def send(self) -> None:
-        """Hand over the next run, if there is one."""
+        """Submit the next run, if there is one."""
         if not self.waiting:
             return
         one = self.waiting.popleft()
         remote = remote_task_of(one.task, self.token, one.attempt, self.threads, self._sums(one.task.experiment) or {})
         try:
             self.under_way[self.executor.submit(do_remote_task, remote.text())] = one
-        except Exception as problem:  # whatever an engine raises; it will not take the others either
-            reason = f"it could not be sent ({_in_a_line(problem)}); run the command again to resume it"
+        except Exception as problem:  # an executor may raise anything, and would refuse the other runs, too
+            reason = f"it could not be submitted ({_in_a_line(problem)}); run the command again to resume it"
             for each in (one, *self.waiting):
                 self.follower.ended(each.task, "failed", reason)
             self.waiting.clear()
 
     def follow(self, moment: float = PAUSE) -> None:
-        """Wait so many seconds; take what ended, and look how far the others are."""
+        """Wait up to `moment` seconds; collect ended runs, and check the progress of the others."""
         if self.under_way:
             wait(self.under_way, timeout=moment, return_when=FIRST_COMPLETED)
         else:
@@ -163,11 +163,11 @@ class _Sender:
         if began >= self._look_next:
             for one in self.under_way.values():
                 self._look(one.task)
-            took = time.monotonic() - began  # thousands of folders on another machine take theirs
+            took = time.monotonic() - began  # thousands of folders on another machine take time
             self._look_next = began + max(SECONDS_BETWEEN_LOOKS, 10 * took)
 
     def stop(self) -> None:
-        """Give up what has not begun, and let the rest come to the end of its round."""
+        """Cancel runs that have not begun, and let the others finish their round."""
         self._stopping = True
         self.not_begun += [one.task for one in self.waiting]
         self.waiting.clear()
@@ -184,12 +184,12 @@ class _Sender:
         self.under_way.clear()
 
     def _take(self, one: _Try, future: Future[tuple[str, str]]) -> None:
-        """What an engine says of a run: the worker's answer, or that there is none."""
+        """Handle the result of a run: the worker's answer, or its absence."""
         if future.cancelled():
             if self._is_over:
                 self.not_begun.append(one.task)
             else:
-                self._lost(one, "its engine gave it up")
+                self._lost(one, "its executor cancelled it")
             return
         problem = future.exception()
         if problem is not None:
@@ -197,8 +197,8 @@ class _Sender:
             if lacking is None:
                 self._lost(one, _in_a_line(problem))
             else:
-                needed = f"install fedrank {__version__} on every worker, and where their scheduler runs"
-                reason = f"a worker has no fedrank, or another one ({lacking}); {needed}"
+                needed = f"install fedrank {__version__} on every worker and on the scheduler"
+                reason = f"a worker has no fedrank, or another version ({lacking}); {needed}"
                 self.follower.ended(one.task, "failed", reason)
             return
         status, reason = future.result()
@@ -211,17 +211,18 @@ class _Sender:
         elif status in ("finished", "failed"):
             self._answered[one.task.label] = one, status, time.monotonic() + SECONDS_TO_SEE
         else:
-            self._lost(one, reason or "its worker was told to end")
+            self._lost(one, reason or "its worker was asked to stop")
 
     def _settle(self, label: str) -> None:
-        """Take a run as ended when its folder says so here, too."""
+        """Mark a run as ended once its folder shows that here, too."""
         one, status, deadline = self._answered[label]
         run = _run_in(one.task)
         if run is not None and run.status == status:
             self.follower.ended(one.task, status)
         elif time.monotonic() > deadline:
             reason = (
-                f"its worker says that it {status}, and {one.task.folder} does not show that; is the folder shared?"
+                f"its worker reports the status {status}, but {one.task.folder} does not show it; check that the "
+                "folder is shared"
             )
             self.follower.ended(one.task, "failed", reason)
         else:
@@ -229,14 +230,14 @@ class _Sender:
         del self._answered[label]
 
     def _lost(self, one: _Try, reason: str) -> None:
-        """Send a run again, from where it was safe; one that gets nowhere fails."""
+        """Resubmit a run from its checkpoint; after several attempts without progress it fails."""
         if self._is_over:
             self.follower.ended(one.task, "interrupted")
             return
         safe = checkpoint_round(one.task.folder) or 0
         vain = 1 if safe > one.round else one.vain + 1
         if vain >= TRIES:
-            text = f"its worker was lost {vain} times without getting further ({reason}); perhaps memory ran out"
+            text = f"its worker was lost {vain} times without progress ({reason}); memory may have run out"
             self.follower.ended(one.task, "failed", f"{text}. Run the command again to resume it")
             return
         self.follower.lost(one.task, safe, reason)
@@ -248,7 +249,7 @@ class _Sender:
             return
         self._seen[task.label] = run.round
         quality, seconds = math.nan, math.nan
-        with suppress(OSError, ValueError):  # not written yet, or being written
+        with suppress(OSError, ValueError):  # not yet written, or being written
             quality, seconds = run.latest_value[1], run.seconds
         self.follower.news(task, News(run.round, run.asked, quality, 0, seconds, math.nan))
 
@@ -261,7 +262,7 @@ def _run_in(task: Task) -> Run | None:
 
 
 def _lines(problem: BaseException) -> Iterator[str]:
-    """A problem with all that led to it, line by line: engines wrap what happened on their workers."""
+    """A problem with all its causes, line by line: executors wrap errors of their workers."""
     one: BaseException | None = problem
     for _ in range(MAX_CAUSES):
         if one is None:
@@ -271,6 +272,6 @@ def _lines(problem: BaseException) -> Iterator[str]:
 
 
 def _in_a_line(problem: BaseException) -> str:
-    """The first line of what an engine says."""
+    """The first line of an executor's error."""
     first = next(_lines(problem), "") if str(problem).strip() else ""
     return f"{type(problem).__name__}: {first}" if first else type(problem).__name__

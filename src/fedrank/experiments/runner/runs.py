@@ -1,6 +1,6 @@
-"""Runs as they are found on disk: read, filtered, grouped, and cleared away where they are not finished.
+"""Runs on disk: reading, filtering and grouping them, and deleting unfinished ones.
 
-Large files are read when asked for.
+Large files are read on demand.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ Queries = tuple[NDArray[np.str_], dict[str, Column]]  # ids, measure -> values
 DISCOUNT = 0.9995  # of online quality, per round
 NOTHING = "nothing.csv"
 LOCK = "lock"  # held while a process works on a run
-COUNTED, TIMED = ("interactions", "bytes_up", "bytes_down"), ("seconds", "cpu_seconds")  # what a run costs
+COUNTED, TIMED = ("interactions", "bytes_up", "bytes_down"), ("seconds", "cpu_seconds")  # costs of a run
 BOOKKEEPING = ("round", "online", *COUNTED)  # all other columns are measures
-OURS = ("run.json", "rounds.csv", "spec.toml")  # a folder without any of these is none of our business
+OURS = ("run.json", "rounds.csv", "spec.toml")  # a folder without any of these is not a run
 REPEAT = re.compile(r"fold-(\d+)-seed-(\d+)")
 DIGITS = re.compile(r"(\d+)")
-GLANCED = 500  # runs whose files are looked at for one table in a notebook
+GLANCED = 500  # maximum number of runs whose files are read for a table in a notebook
 END = 8192  # bytes that hold the last rows of a table
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Run(DisplayMixin, Facts):
-    """One variant of an experiment on one fold with one seed, as found on disk."""
+    """One variant of an experiment with one fold and seed, as found on disk."""
 
     path: Path
 
     def _display(self) -> tuple[str, dict[str, str]]:
         facts = {"status": self.status, "rounds": f"{self.round:,} of {self.asked:,}", "reason": self.reason}
         if self.status == "finished":
-            with suppress(OSError, ValueError):  # a damaged one is told by `checked`
+            with suppress(OSError, ValueError):  # `checked` reports damaged files
                 column, value = self.latest_value
                 facts[column] = f"{value:.4f}"
         return f"{self.experiment}, {self.label}", facts | {"folder": str(self.path)}
@@ -92,19 +92,19 @@ class Run(DisplayMixin, Facts):
 
     @property
     def nothing(self) -> dict[str, Column]:
-        """Each measure per query, in the order of `queries`, for what users have without the model; else empty."""
+        """Each measure per query, in the order of `queries`, for the baseline ranking; empty if it was not measured."""
         file = self._file(NOTHING)
         return _nothing_in(NOTHING, _text(file))[1] if os.path.exists(file) else {}
 
     @property
     def clients(self) -> Queries:
-        """Client ids, and how well the final model serves each on its own queries; empty where all are alike."""
+        """Client ids, and the quality of the final model on each client's queries; empty if all clients are equal."""
         file = self._file("clients.csv")
         return _read_queries(*_version_of(file)) if os.path.exists(file) else (np.array([], dtype=np.str_), {})
 
     @property
     def model(self) -> dict[str, Any] | None:
-        """Contents of model.json, or None where there is none."""
+        """Contents of model.json, or None if there is none."""
         file = self.path / "model.json"
         if not file.exists():
             return None
@@ -114,29 +114,29 @@ class Run(DisplayMixin, Facts):
 
     @property
     def card(self) -> Card | None:
-        """The privacy card of the model, or None where there is none."""
+        """The privacy card of the model, or None if there is none."""
         return read_card(self.path)
 
     @property
     def receipt(self) -> Receipt | None:
-        """What unlearning did, where this run is the result of it."""
+        """The unlearning receipt, if this run is the result of unlearning."""
         return Receipt.read(self.path)
 
     @property
     def spec(self) -> Experiment:
-        """What was run. Its data may be gone by now, and code from outside the package is not imported."""
+        """The spec of the run. Its data may be missing by now, and external code is not imported."""
         grid = read_tables(with_new_names(read_toml(self.path / "spec.toml")), here=False)
         spec: Experiment = grid.base
         return spec
 
     @property
     def seconds(self) -> float:
-        """Time on the clock up to the last entry of timing.csv; NaN where there is none."""
+        """Wall time up to the last entry of timing.csv; NaN if there is none."""
         return self._times()["seconds"]
 
     @property
     def costs(self) -> dict[str, float]:
-        """All interactions and bytes, as far as they were counted, and seconds on the clock and of processors."""
+        """Total interactions and bytes, if counted, and wall and processor seconds."""
         rounds = self.rounds
         counted = {name: rounds[name] for name in COUNTED if name in rounds}
         totals = {name: float(values[-1]) if len(values) else np.nan for name, values in counted.items()}
@@ -144,25 +144,25 @@ class Run(DisplayMixin, Facts):
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """Offline measures that were recorded, in the order of rounds.csv."""
+        """Recorded offline measures, in the order of rounds.csv."""
         return _measures(self.rounds)
 
     @property
     def evaluated(self) -> NDArray[np.int64]:
-        """Rows of rounds.csv that were evaluated offline; all of them where nothing was measured."""
+        """Rows of rounds.csv that were evaluated offline; all of them if nothing was measured."""
         return _evaluated(self.rounds)
 
     def final_value(self, column: str) -> float:
-        """Mean of the last ten evaluations: the noise of single rounds should not decide a comparison.
+        """Mean of the last ten evaluations, which reduces the noise of single rounds.
 
-        Online quality is taken from the same rounds. Where training chose its own end, the last evaluation counts.
+        Online quality is averaged over the same rounds. If training chose its end, only the last evaluation counts.
         """
         rounds = self.rounds
         return self._mean_of_last(self._column(column, rounds)[_evaluated(rounds)])
 
     @property
     def final_values(self) -> dict[str, float]:
-        """The final value of every measure; where users were served, of online quality too, and its discounted sum."""
+        """The final value of every measure; with users, also of online quality and its discounted sum."""
         rounds = self.rounds
         rows, served = _evaluated(rounds), "online" in rounds
         columns = (*_measures(rounds), "online") if served else _measures(rounds)
@@ -171,7 +171,7 @@ class Run(DisplayMixin, Facts):
 
     @property
     def latest_value(self) -> tuple[str, float]:
-        """The first measure, or online quality where nothing is measured, and its final value up to now.
+        """The first measure, or online quality if nothing is measured, and its current final value.
 
         Only the end of rounds.csv is read, unless evaluations are rare.
         """
@@ -191,12 +191,12 @@ class Run(DisplayMixin, Facts):
         return column, float(np.mean(values[::-1])) if values else float("nan")
 
     def online_sum(self, discount: float = DISCOUNT) -> float:
-        """Online quality of the whole run: early rounds count more, because those users were served first."""
+        """Discounted online quality of the whole run: earlier rounds have more weight."""
         online = self._column("online")
         return float(np.sum(discount ** np.arange(len(online)) * online))
 
     def checked(self) -> Run:
-        """The same run, marked as broken if it is said to be finished and its files turn out to be unreadable."""
+        """This run, marked as broken if it is finished but its files are unreadable."""
         if self.status != "finished":
             return self
         try:
@@ -209,12 +209,12 @@ class Run(DisplayMixin, Facts):
         return self
 
     def broken(self, reason: str) -> Run:
-        """The same run, which cannot be understood."""
+        """This run, marked as broken for a reason."""
         return replace(self, status="broken", error={"message": reason, "round": None, "client": None})
 
     @property
     def reason(self) -> str:
-        """Why the run is not finished, in one line; empty if it is."""
+        """Why the run is not finished, in one line; empty if it is finished."""
         if self.status == "finished":
             return ""
         if self.error is None:
@@ -224,7 +224,7 @@ class Run(DisplayMixin, Facts):
         return f"{message} ({', '.join(where)})" if where else message
 
     def _file(self, name: str) -> str:
-        return os.path.join(self.path, name)  # a path of many is made faster than a Path
+        return os.path.join(self.path, name)  # faster than a Path for many runs
 
     def _mean_of_last(self, values: Column) -> float:
         values = values[~np.isnan(values)][-self.behind_final :]
@@ -233,7 +233,7 @@ class Run(DisplayMixin, Facts):
     def _column(self, name: str, rounds: dict[str, Column] | None = None) -> Column:
         rounds = self.rounds if rounds is None else rounds
         if name not in rounds:
-            raise KeyError(f"no column {name!r} in {self.path / 'rounds.csv'}; it has {', '.join(rounds)}")
+            raise KeyError(f"column {name!r} does not exist in {self.path / 'rounds.csv'}; it has {', '.join(rounds)}")
         return rounds[name]
 
     def _times(self) -> dict[str, float]:
@@ -279,7 +279,7 @@ class Runs:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """A row for each variant; what it comes to is left out where thousands of files would have to be read."""
+        """One row per variant; final values are omitted if thousands of files would have to be read."""
         rows: list[dict[str, Any]] = []
         for (_, name, variant), some in self.group("folder", "experiment", "variant").items():
             done = some.finished
@@ -294,7 +294,7 @@ class Runs:
 
     @property
     def finished(self) -> Runs:
-        """Those that ran to their last round: the only ones a report counts."""
+        """Runs that completed their last round: only these count in a report."""
         return Runs(tuple(run for run in self if run.status == "finished"))
 
     def filter(self, **wanted: Any) -> Runs:
@@ -305,18 +305,18 @@ class Runs:
         for name in wanted:
             known = {*Run.__dataclass_fields__, *(setting for run in self for setting in run.settings)}
             if len(self) and name not in known:
-                raise KeyError(f"no field or setting {name!r} to filter by{did_you_mean(name, sorted(known))}")
+                raise KeyError(f"unknown field or setting {name!r}{did_you_mean(name, sorted(known))}")
         return Runs(tuple(run for run in self if all(_matches(run, name, value) for name, value in wanted.items())))
 
     def group(self, *fields: str) -> dict[tuple[Any, ...], Runs]:
-        """Runs by the values of some fields, in order of appearance."""
+        """Runs by the values of fields, in order of appearance."""
         groups: dict[tuple[Any, ...], list[Run]] = {}
         for run in self:
             groups.setdefault(tuple(getattr(run, name) for name in fields), []).append(run)
         return {key: Runs(tuple(some)) for key, some in groups.items()}
 
     def table(self) -> list[dict[str, Any]]:
-        """One row per run, with final values where it finished."""
+        """One row per run, with final values of finished runs."""
         rows = []
         for run in self.checked():
             row = {"experiment": run.experiment, "variant": run.variant, **run.settings}
@@ -328,9 +328,9 @@ class Runs:
         return rows
 
     def final(self) -> Any:
-        """The final values of finished runs, one a row: experiment, variant, settings, fold, seed, measure, value.
+        """The final values of finished runs, one per row: experiment, variant, settings, fold, seed, measure, value.
 
-        A pandas frame where pandas is installed, else a list of records.
+        The result is a pandas frame if pandas is installed, else a list of records.
         """
         return framed(
             [
@@ -341,9 +341,9 @@ class Runs:
         )
 
     def curves(self) -> Any:
-        """What finished runs measured on the way, one value a row: as `final`, and round and interactions.
+        """The learning curves of finished runs, one value per row: as `final`, with round and interactions.
 
-        Online quality stands at the rounds that were evaluated, too.
+        Online quality is also given at the evaluated rounds.
         """
         rows = []
         for run in self._counted:
@@ -360,7 +360,7 @@ class Runs:
 
     @property
     def _counted(self) -> Iterator[Run]:
-        """Finished runs, one by one while their files are in memory; damaged ones do not count."""
+        """Finished runs, each with its files in memory; damaged ones are skipped."""
         return (run for each in self if (run := each.checked()).status == "finished")
 
     def to_pandas(self) -> Any:
@@ -375,7 +375,7 @@ class Runs:
         return pandas.DataFrame(self.table())
 
     def checked(self) -> Runs:
-        """The same runs, with finished ones whose files turn out to be unreadable marked as broken."""
+        """These runs, with finished ones marked as broken if their files are unreadable."""
         return Runs(tuple(run.checked() for run in self))
 
 
@@ -398,11 +398,11 @@ def load_runs(folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     """
     if isinstance(folders, (str, os.PathLike)):
         folders = [folders]
-    paths: dict[Path, None] = {}  # keeps order, drops doubles
+    paths: dict[Path, None] = {}  # keeps order, without duplicates
     for folder in folders:
         root = Path(folder)
         if not root.is_dir():
-            raise FileNotFoundError(f"no folder {root}; give a folder of runs, or one run folder")
+            raise FileNotFoundError(f"folder {root} does not exist; give a folder of runs, or one run folder")
         paths.update(dict.fromkeys(map(Path, _run_folders(str(root.resolve())))))
     runs: list[Run] = []
     seen: dict[tuple[Any, ...], Path] = {}
@@ -410,25 +410,24 @@ def load_runs(folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
         run = _load(path)
         first = seen.setdefault((run.folder, run.variant, run.repeat), path)
         if first != path and run.status != "broken":
-            # Counting a copied folder as another repeat would make a result look surer than it is.
+            # Counting a copied folder as another repeat would make a result look more certain than it is.
             run = run.broken(f"same variant, fold and seed as {first}; delete one of them")
         runs.append(run)
     return Runs(tuple(runs))
 
 
 def run_facts(run: Run) -> dict[str, Any]:
-    """All that is known about a run without its curves, for programs."""
+    """All facts of a run without its curves, as JSON values."""
     facts = {field.name: getattr(run, field.name) for field in dataclasses.fields(run)}
     facts |= {"reason": run.reason, "finals": run.final_values if run.status == "finished" else {}}
     return facts | {"seconds": run.seconds if (run.path / "timing.csv").exists() else None}
 
 
 def clean(runs: Runs, keep: Callable[[Run], bool] | None = None) -> list[Path]:
-    """Delete the folders of interrupted, failed and broken runs, except those to keep; returns what was deleted.
+    """Delete the folders of interrupted, failed and broken runs, except those to keep; returns the deleted folders.
 
-    Each folder is looked at again first: a run that was resumed or finished in the meantime stays, and so does
-    anything that does not hold a file of ours. Ledgers stay in any case: what people have spent is not unspent when
-    a run is deleted.
+    Each folder is checked again first: a run that was resumed or finished in the meantime is kept, and so is a folder
+    without files of a run. Ledgers are always kept: deleting a run does not restore the privacy budget.
     """
     deleted = []
     for run in runs:
@@ -437,7 +436,7 @@ def clean(runs: Runs, keep: Callable[[Run], bool] | None = None) -> list[Path]:
         if not _may_delete(run.path):
             continue
         now = _load(run.path)
-        # Broken ones may look fine by themselves: copies of another run, or files that only a full reading found bad.
+        # A broken run may look valid by itself: a copy of another run, or files that only a full read found damaged.
         if now.status == "running" or (now.status == "finished" and run.status != "broken"):
             continue
         _delete_but_ledgers(run.path)
@@ -448,7 +447,7 @@ def clean(runs: Runs, keep: Callable[[Run], bool] | None = None) -> list[Path]:
 def _delete_but_ledgers(folder: Path) -> None:
     ledgers = ledgers_of_run(folder)
     for ledger in ledgers:
-        # Changes of a run that is gone must not get into another one. Who took part stays.
+        # Changes of a deleted run must not affect another one. The record of participation is kept.
         (ledger / CHANGED).unlink(missing_ok=True)
     spared = {*ledgers, folder / FORGOTTEN}
     for each in list(folder.iterdir()) if any(map(Path.exists, spared)) else ():
@@ -461,7 +460,7 @@ def _delete_but_ledgers(folder: Path) -> None:
 
 
 def ledgers_of_run(folder: Path) -> list[Path]:
-    """Ledgers of a run, which stay when it is deleted."""
+    """Ledgers of a run, which are kept when it is deleted."""
     return sorted(each for each in folder.glob(f"{LEDGER}*") if (each / PARTICIPANTS).is_file())
 
 
@@ -477,9 +476,9 @@ def _run_folders(root: str) -> Iterator[str]:
     try:
         with os.scandir(root) as entries:
             inside = list(entries)
-    except FileNotFoundError:  # deleted while we looked
+    except FileNotFoundError:  # deleted in the meantime
         return
-    except OSError:  # reported as broken, rather than passed over
+    except OSError:  # reported as broken instead of skipped
         yield root
         return
     if _holds_run(root, {entry.name for entry in inside}):
@@ -505,12 +504,12 @@ def _may_delete(path: Path) -> bool:
         if not path.is_dir() or path.is_symlink() or not _is_run_folder(path):
             return False
         file = path / "run.json"
-        # What a newer fedrank wrote is only broken to us.
+        # A run of a newer fedrank looks broken to this version.
         return not file.exists() or not read_json(file).get("format", FORMAT) > FORMAT
     except (OSError, TypeError):
         return False
     except ValueError:
-        return bool(REPEAT.fullmatch(path.name))  # an unreadable run.json: ours if its folder is named like ours
+        return bool(REPEAT.fullmatch(path.name))  # an unreadable run.json: a run if its folder is named like one
 
 
 def _natural(entry: os.DirEntry[str]) -> list[tuple[int, str]]:
@@ -518,7 +517,7 @@ def _natural(entry: os.DirEntry[str]) -> list[tuple[int, str]]:
 
 
 def _load(path: Path) -> Run:
-    """One run folder, judged by its small files and the last line of rounds.csv."""
+    """One run folder, from its small files and the last line of rounds.csv."""
     repeat = REPEAT.fullmatch(path.name)
     fold, seed = (int(repeat[1]), int(repeat[2])) if repeat else (0, 0)
     run = Run(
@@ -529,9 +528,9 @@ def _load(path: Path) -> Run:
             return run.broken("no run.json: stopped before its first round")
         run = Run(path=path, **Facts.values(path))
         if run.status not in STATES:
-            return run.broken(f"run.json has status {run.status!r}, which is none of {', '.join(STATES)}")
+            return run.broken(f"run.json has status {run.status!r}, which is not one of {', '.join(STATES)}")
         if run.status == "running":
-            # run.json was written when the run began, or was taken up again.
+            # run.json was written when the run began, or was resumed.
             status = "running" if _worked_on(path, run.pid) else "interrupted"
             return replace(run, status=status, round=_round_reached(path, run.round))
         if run.status == "finished":
@@ -544,7 +543,7 @@ def _load(path: Path) -> Run:
 
 
 def _round_reached(path: Path, begun: int) -> int:
-    """Up to which round a run is safe; where it keeps no checkpoint yet, the last round that has a row."""
+    """The last saved round of a run; without a checkpoint, the last round with a row."""
     ledgers = checkpoint_round(path)
     if ledgers is not None:
         return ledgers
@@ -552,7 +551,7 @@ def _round_reached(path: Path, begun: int) -> int:
         file = os.path.join(path, "rounds.csv")
         names, lines = _last_lines(file, END)
         return int(_cell(file, names, lines[-1], "round")) if lines else begun
-    except (OSError, ValueError, OverflowError):  # being written, or no number of a round
+    except (OSError, ValueError, OverflowError):  # being written, or not the number of a round
         return begun
 
 
@@ -564,19 +563,19 @@ def _check_end(file: str, round: int) -> None:
     last = (end.splitlines() or [b""])[-1]
     if last.count(b",") != cells or last.split(b",")[0] != str(round).encode() or not end.endswith(b"\n"):
         raise ValueError(
-            f"rounds.csv ends with {last[:40].decode(errors='replace')!r}, not with a whole row of round {round}"
+            f"rounds.csv ends with {last[:40].decode(errors='replace')!r}, not with a complete row of round {round}"
         )
 
 
 def _last_lines(file: str, size: int | None) -> tuple[list[str], list[str]]:
-    """Names of the columns of a table, and its rows within the last `size` bytes (None: all); whole ones only."""
+    """Column names of a table, and its complete rows within the last `size` bytes (None: all)."""
     with opened(file) as table:
         names = table.readline().decode().strip().split(",")
         end = os.fstat(table.fileno()).st_size
         if size is not None and end - table.tell() > size:
             table.seek(end - size)
             table.readline()  # the rest of a row
-        return names, table.read().decode().split("\n")[:-1]  # behind the last line end a row is being written
+        return names, table.read().decode().split("\n")[:-1]  # a row after the last newline is being written
 
 
 def _cell(file: str, names: list[str], line: str, column: str) -> float:
@@ -588,9 +587,9 @@ def _cell(file: str, names: list[str], line: str, column: str) -> float:
 
 
 def working_on(folder: Path) -> AbstractContextManager[None]:
-    """Mark a run folder as worked on by this process, in a way that ends with it however it ends.
+    """Mark a run folder as in use by this process; the mark ends with the process in any case.
 
-    A number of a process alone would not do: after a restart, another may have it.
+    A process id alone would not suffice: another process may have it after a restart.
     """
     return locked(folder / LOCK, str(folder))
 
@@ -609,7 +608,7 @@ def _matches(run: Run, name: str, wanted: Any) -> bool:
 
 def _version_of(file: str) -> tuple[str, int, int, int]:
     # A running experiment appends to its files: the cached text of an older state must not be used.
-    # The inode as well: where a clock jumps back, a new file may bear the time of the old one.
+    # The inode is needed as well: if the clock is set back, a new file may have the time of the old one.
     state = os.stat(file)
     return file, state.st_ino, state.st_mtime_ns, state.st_size
 
@@ -625,11 +624,11 @@ def _evaluated(rounds: dict[str, Column]) -> NDArray[np.int64]:
     return np.flatnonzero(np.any([~np.isnan(rounds[name]) for name in measures], axis=0))
 
 
-# Bounded, because a thousand long runs would not fit into memory together.
+# Bounded, because a thousand long runs do not fit into memory.
 @functools.lru_cache(maxsize=64)
 def _read_rounds(file: str, _inode: int, _changed: int, _size: int, finished: bool) -> dict[str, Column]:
     text = _text(file)
-    whole = len(text) if finished else text.rfind("\n") + 1  # a row may still be being written
+    whole = len(text) if finished else text.rfind("\n") + 1  # the last row may be incomplete
     names, columns = _columns(file, text[:whole] or text)
     if "round" not in names:
         raise ValueError(f"{os.path.basename(file)} lacks the column 'round'")
@@ -647,15 +646,15 @@ def _queries_in(file: str, text: str) -> Queries:
     return np.array(ids, dtype=np.str_), values
 
 
-# By its text: what users have without a model is the same in the folders of all variants and seeds.
+# By its text: the baseline is the same in the folders of all variants and seeds.
 _nothing_in = functools.lru_cache(maxsize=64)(_queries_in)
 
 
 def _columns(file: str, text: str) -> tuple[list[str], list[list[str]]]:
-    """Names of the columns of a table, and their cells."""
+    """Column names of a table, and the cells of each column."""
     lines = text.removesuffix("\n").split("\n")
     if '"' not in text and "\r" not in text and max(map(len, lines)) <= csv.field_size_limit():
-        # As nearly all tables are: split at once, which is several times as fast.
+        # Nearly all tables have no quotes: splitting is several times faster than parsing.
         flat = ",".join(lines).split(",")
         widths = [commas + 1 for commas in map(str.count, lines, itertools.repeat(","))]
     else:
@@ -679,7 +678,7 @@ def _text(file: str) -> str:
     return read_bytes(file).decode("utf-8")  # line ends within quotes stay as they are
 
 
-# Rounds, interactions and bytes are the same in all repeats of most variants, and more than half of what is read.
+# Rounds, interactions and bytes are equal in all repeats of most variants, and more than half of the data.
 _last_read: dict[str, tuple[Sequence[str], Column]] = {}
 
 
@@ -688,7 +687,7 @@ def _numbers(file: str, name: str, cells: Sequence[str]) -> Column:
     if before is not None and before[0] == cells:
         return before[1]
     try:
-        if "" in cells:  # of rounds that were not evaluated, which are most
+        if "" in cells:  # most rounds are not evaluated
             values = np.full(len(cells), np.nan)
             values[[row for row, cell in enumerate(cells) if cell]] = [*map(float, filter(None, cells))]
         else:

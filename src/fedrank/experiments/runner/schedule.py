@@ -1,4 +1,4 @@
-"""Many runs: plan them, do them side by side, tell how far they are, and stop without losing anything."""
+"""Schedules many runs: plans them, executes them in parallel, reports progress, and stops without losing results."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from fedrank.progress import Progress, here
 from fedrank.ranking.cuda.choice import DEVICES, check_device
 from fedrank.toml import parse_toml
 
-ALL_RUNS = "all runs"  # what is told of all of them together
-SECONDS_TO_STOP = 30.0  # until a worker that was asked to stop is ended
+ALL_RUNS = "all runs"  # label of the total progress
+SECONDS_TO_STOP = 30.0  # until a worker that was asked to stop is terminated
 
 
 @dataclass(repr=False)
 class Results(DisplayMixin):
-    """What became of the runs of an experiment."""
+    """The results of the runs of an experiment."""
 
     finished: list[Task] = field(default_factory=list)
     skipped: list[Task] = field(default_factory=list)  # finished before
     interrupted: list[Task] = field(default_factory=list)
     failed: list[tuple[Task, str]] = field(default_factory=list)
-    stopped: str = ""  # why runs elsewhere were interrupted, where nobody here asked for it
+    stopped: str = ""  # why runs on other machines were interrupted, if this process did not request it
 
     def _display(self) -> tuple[str, dict[str, str]]:
         done = {"finished": self.finished, "finished before": self.skipped, "interrupted": self.interrupted}
@@ -60,7 +60,7 @@ class Results(DisplayMixin):
 
 
 def plan(grid: Grid[Any], name: str, out: str | Path) -> list[Task]:
-    """Every run of a question, in the order in which they are done: all variants of a repeat before the next."""
+    """Every run of a grid, in order of execution: all variants of a repeat before the next repeat."""
     folder = Path(out) / name
     tasks = []
     for fold, seed in grid.repeats():
@@ -81,15 +81,15 @@ def run_experiment(
     progress: Progress | None = None,
     executor: Executor | None = None,
 ) -> Results:
-    """Do all runs of an experiment that are not finished, and write them to the folder `name` in `out`.
+    """Execute all runs of an experiment that are not finished, and write them to the folder `name` in `out`.
 
     `workers` is the number of runs at a time, each in its own process if there are several. device="cuda" trains on a
     GPU, and "auto" does so if it is faster; the results are the same. "cuda-float16" gives the results of features that
     are rounded to two bytes. `progress` is a function of (what, done, of, detail); without it, a notebook shows
     progress bars and a script is silent. The result lists which runs finished, failed or were interrupted.
 
-    An `executor`, such as that of a cluster, does the runs on other machines. They must see the folder `out` under the
-    same path. Without `workers`, the executor gets all runs at once.
+    An `executor`, such as that of a cluster, executes the runs on other machines, which must see the folder `out`
+    under the same path. Without `workers`, the executor gets all runs at once.
 
     >>> import fedrank as fr
     >>> grid = fr.read_spec("quickstart", ["rounds=10", "seeds=[1]", "data.folds=[1]"])
@@ -98,7 +98,7 @@ def run_experiment(
     >>> fr.run_experiment(grid, "first", out="runs")
     <Results; finished before: 4>
     """
-    # Of their cards, workers know.
+    # Workers have their own devices.
     check_device("auto" if executor is not None and device in DEVICES else device)
     grid = question if isinstance(question, Grid) else Grid.of(question)
     tasks = [replace(task, device=device) for task in plan(grid, name, out)]
@@ -119,7 +119,7 @@ def run_experiment(
     most = len(waiting) if workers is None and executor is not None else workers or 1
     workers = max(1, min(most, len(waiting)))
     if workers > 1 or executor is not None:
-        clear_data_cache()  # each reads its own
+        clear_data_cache()  # each worker reads its own data
     with stop_requested() as stop:
         if executor is not None:
             left, results.stopped = send(waiting, executor, workers, threads, stop, show)
@@ -132,9 +132,9 @@ def run_experiment(
 
 
 def show_news(progress: Progress, task: Task, news: News) -> None:
-    """Tell on how far a run has come."""
+    """Report the progress of a run."""
     if news.round == news.rounds:
-        return  # there are files to write yet
+        return  # files remain to be written
     speed = f", {news.interactions / news.seconds:,.0f} interactions/s" if news.interactions else ""
     quality = "" if math.isnan(news.quality) else f", {task.experiment.measures[0]} {news.quality:.4f}"
     unit = KINDS[task.experiment.kind].unit
@@ -144,7 +144,7 @@ def show_news(progress: Progress, task: Task, news: News) -> None:
 
 @dataclass
 class _Show:
-    """Notes what becomes of runs, and tells it on."""
+    """Records the results of runs, and reports them."""
 
     progress: Progress
     runs: int
@@ -154,9 +154,9 @@ class _Show:
         show_news(self.progress, task, news)
 
     def lost(self, task: Task, round: int, reason: str) -> None:
-        """A worker elsewhere is gone, and the run goes on from this round."""
+        """Report that a worker was lost, and that the run resumes from this round."""
         rounds = task.experiment.rounds_asked
-        self.progress(task.label, min(round, rounds - 1), rounds, f"sent again after round {round:,}: {reason}")
+        self.progress(task.label, min(round, rounds - 1), rounds, f"resubmitted after round {round:,}: {reason}")
 
     def ended(self, task: Task, status: str, reason: str = "") -> None:
         results = self.results
@@ -170,25 +170,25 @@ class _Show:
 
 
 def is_finished(task: Task, sums: DataSums | None = None) -> bool:
-    """Whether the folder already holds this very run; one of another spec, or of other data, is never overwritten."""
+    """Whether the folder already contains this run; a run of another spec or other data is never overwritten."""
     spec = task.folder / "spec.toml"
     if not spec.exists():
         return False
     if not _is_same_spec(read_text(spec), to_toml(task.experiment)):
         raise FileExistsError(
-            f"{task.folder} holds a run of another spec, and nothing is overwritten; choose another --out or --name, "
+            f"{task.folder} contains a run of another spec, which is not overwritten; choose another --out or --name, "
             "or delete that folder"
         )
     [run] = load_runs(task.folder)
     if run.status == "running":
-        raise FileExistsError(f"{task.folder} is being worked on by another process; wait for it, or stop it")
+        raise FileExistsError(f"another process is working on {task.folder}; wait for it, or stop it")
     if run.files and (run.status == "finished" or checkpoint_round(task.folder) is not None):
         _check_same_data(task, run.files, run.status, sums or DataSums())
     return run.status == "finished"
 
 
 def _is_same_spec(recorded: str, asked: str) -> bool:
-    """Whether two specifications ask for the same run; the recorded one may have the names of version 0.1."""
+    """Whether two specs describe the same run; the recorded one may have the names of version 0.1."""
     if recorded == asked:
         return True
     try:
@@ -198,16 +198,16 @@ def _is_same_spec(recorded: str, asked: str) -> bool:
 
 
 def _check_same_data(task: Task, before: Sums, status: str, sums: DataSums) -> None:
-    """Refuse to take a run as done, or to resume it, if its data have changed since; missing data are accepted."""
+    """Raise an error if the data of a finished or interrupted run have changed; missing data are accepted."""
     now = sums(task.experiment)
     changed = [] if now is None else changed_files(before, now)
     if changed:
         more = f" and {len(changed) - 1} more of its files" if len(changed) > 1 else ""
         was = "finished with" if status == "finished" else "was begun with"
         raise FileExistsError(
-            f"{task.folder} {was} other data: {changed[0]}{more} changed since (run.json has the checksums), so that "
-            "its result is not that of the data that are here, and nothing is overwritten; choose another --out or "
-            "--name, delete that folder, or bring the old data back"
+            f"{task.folder} {was} other data: {changed[0]}{more} changed since (checksums are in run.json), so "
+            "its result does not belong to the current data, and is not overwritten; choose another --out or "
+            "--name, delete that folder, or restore the old data"
         )
 
 
@@ -220,10 +220,10 @@ def _one_after_the_other(waiting: list[Task], threads: int, stop: Callable[[], b
 
 
 def _performed(task: Task, threads: int, tell: Callable[[News], None], stop: Callable[[], bool]) -> tuple[str, str]:
-    """Do a run; its status, and what went wrong where its folder cannot say it."""
+    """Execute a run; returns its status, and the problem if its folder cannot record it."""
     try:
         return perform(task, threads, tell, stop), ""
-    except OSError as problem:  # others may go on: their folders may lie elsewhere
+    except OSError as problem:  # the other runs continue: their folders may be elsewhere
         return "failed", told(problem)
 
 
@@ -235,8 +235,8 @@ class _Worker:
 
 
 def _side_by_side(waiting: list[Task], workers: int, threads: int, stop: Callable[[], bool], show: _Show) -> None:
-    """Processes that take one task after the other. A worker that dies takes nobody with it."""
-    # Runs use one core each: libraries that start threads of their own would only get in each other's way.
+    """Execute runs in several processes, one task at a time in each. A worker that dies does not affect the others."""
+    # Runs use one core each: libraries with own threads would compete for cores.
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(variable, "1")
     context = multiprocessing.get_context("spawn")
@@ -253,7 +253,7 @@ def _side_by_side(waiting: list[Task], workers: int, threads: int, stop: Callabl
 
     def give(worker: _Worker) -> None:
         worker.task = None if stop() or not left else left.pop()
-        with suppress(OSError):  # it died while idle; waiting for its answer will show that
+        with suppress(OSError):  # it died while idle; waiting for its answer will detect that
             worker.pipe.send(worker.task)
 
     staff = [hire() for _ in range(workers)]
@@ -275,7 +275,7 @@ def _side_by_side(waiting: list[Task], workers: int, threads: int, stop: Callabl
                 worker.process.join()
                 code = worker.process.exitcode or 0
                 reason = f"its process was killed (signal {-code})" if code < 0 else "its process ended"
-                reason += "; perhaps memory ran out. Run the command again to resume it"
+                reason += "; memory may have run out. Run the command again to resume it"
                 show.ended(task, "interrupted" if stop() else "failed", reason)
                 staff.remove(worker)
                 if left and not stop():
@@ -297,7 +297,7 @@ def _side_by_side(waiting: list[Task], workers: int, threads: int, stop: Callabl
 
 @contextmanager
 def _without_ctrl_c() -> Iterator[None]:
-    """Processes that are started within do not receive Ctrl-C, not even while they import; it waits for this one."""
+    """Let child processes ignore Ctrl-C from the start; only this process receives it."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -316,7 +316,7 @@ def _work(pipe: Connection, stopped: Any, threads: int) -> None:
         nonlocal deserted
         try:
             pipe.send(message)
-        except OSError:  # the parent is gone: stop as if it had asked
+        except OSError:  # the parent has died: stop
             deserted = True
 
     while not deserted:

@@ -1,4 +1,4 @@
-"""A trained model on new data: scores, TREC run files, measures."""
+"""Applies a trained model to new data: scores, TREC run files, measures."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from fedrank.types import Scores
 
 @dataclass(frozen=True)
 class Quality:
-    """How well a model ranks one set of queries."""
+    """The quality of a model on a set of queries."""
 
     measures: tuple[str, ...]
     query_ids: NDArray[np.str_]  # [queries]
-    values: NDArray[np.float64]  # [measures, queries]; NaN where a measure skips a query
+    values: NDArray[np.float64]  # [measures, queries]; NaN if a measure skips a query
 
     def csv(self) -> str:
-        """One row a query; empty where a measure skips it."""
+        """One row per query; empty cells where a measure skips a query."""
         return table(["query", *self.measures], zip(self.query_ids, *self.values, strict=True))
 
 
@@ -44,7 +44,7 @@ def score_lines(
     client: int | None = None,
     tell: Tell = unheard,
 ) -> Iterator[str]:
-    """Lines of a score file (one number a document), or of a TREC run file with the given tag."""
+    """Lines of a score file (one number per document), or of a TREC run file with the given tag."""
     if trec is not None and trec.split() != [trec]:
         raise ValueError(f"the tag {trec!r} of a TREC run must be one word")
     read, scores = _scored(model_path, data, client, tell)
@@ -69,21 +69,21 @@ def evaluate_model(
 def _scored(model_path: str | Path, data: str, client: int | None, tell: Tell) -> tuple[RankingData, Scores]:
     model = load_model(model_path, tell)
     if client is not None and not (isinstance(model, Model) and model.weights.ndim == 2):
-        raise ValueError(f"{model_path} holds one model for all clients; leave out client = {client}")
+        raise ValueError(f"{model_path} holds one model for all clients; remove client = {client}")
     read = _read(data, model, tell)
     return read, model.score(read, client)
 
 
 def _read(data: str, model: Scorer, tell: Tell) -> RankingData:
-    """A file, the latest entries of a search log, or the test part of a set of the catalog (of the model's own fold).
+    """A file, the last entries of a search log, or the test part of a catalog data set (of the model's fold).
 
-    Normalised as the model expects.
+    The features are normalised as the model expects.
     """
     if model.normalised == "global":
         ranges = getattr(model, "ranges", None)
         if ranges is None:
             raise ValueError(
-                'the model was trained on features with normalise = "global" and does not say within which ranges; '
+                'the model was trained on features with normalise = "global" but has no feature ranges; '
                 'train it again with this version of fedrank, or with "query" or "none"'
             )
         read = _read_plainly(data, model, "none", tell)
@@ -97,23 +97,26 @@ def _read_plainly(data: str, model: Scorer, how: str, tell: Tell) -> RankingData
         return read_for(data, model.features, how)
     if Path(data).is_dir():
         log, rows = _latest(data)
-        tell(f"{data} is a search log: its latest {len(rows):,} entries, in which what was clicked has grade 1")
+        tell(
+            f"{data} is a search log: its last {len(rows):,} entries are used, with relevance label 1 for clicked "
+            "documents"
+        )
         return log_part(log, rows, how)
     if data not in CATALOG:
-        raise FileNotFoundError(f"no file and no data set {data!r}{did_you_mean(data, CATALOG)}")
+        raise FileNotFoundError(f"{data!r} is not a file or a data set{did_you_mean(data, CATALOG)}")
     # A model of fold 3 was trained on the test queries of fold 1.
     fold = model.notes.get("fold", 1) if model.notes.get("data") == data else 1
     return load(data, fold, normalise=how).test
 
 
 def _latest(folder: str) -> tuple[SearchLog, NDArray[np.int64]]:
-    """A log, and the entries that a run on it would test on unless it asks for another share."""
+    """A log, and the entries on which a run tests by default."""
     log = load_log(folder)
     return log, np.arange(len(log) - math.floor(len(log) * TEST_SHARE), len(log))
 
 
 def _document_ids(data: str, read: RankingData) -> list[str]:
-    """Ids from the comments of the file where there are any, or query-position."""
+    """Ids from the comments of the file if there are any, else query-position."""
     named: list[str] = []
     if Path(data).is_file():
         named = [_id_in(comment) for comment in read_comments(data)]

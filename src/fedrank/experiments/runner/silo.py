@@ -1,4 +1,4 @@
-"""One run of kind "silo": organisations made from a collection train, and are judged on queries they kept aside."""
+"""One run of kind "silo": organisations made from a collection train, and are evaluated on held-out queries."""
 
 from __future__ import annotations
 
@@ -38,28 +38,28 @@ from fedrank.types import Weights
 CONVENTIONS = {
     "rounds": "row r is after pass r of every silo over its own lists",
     "final": "the last evaluation",
-    "quality": "on the test queries of all silos, each ranking the documents of its own silo; where every silo has its "
-    "own model, the mean over the models",
+    "quality": "on the test queries of all silos, each ranking the documents of the silo; with one model per silo, the "
+    "mean over the models",
     "interactions": "documents trained on, counted again in every pass",
 }
 NOT_COVERED = (
-    "that a document exists, and how long it is",
-    "the queries: every silo holds the key and can look up which words another asks for",
+    "that a document exists, and its length",
+    "the queries: every silo has the key and can look up the query words of others",
 )
-SKETCHES = "sketches.json"  # what questions find and cost, where a spec asks for it
+SKETCHES = "sketches.json"  # recall and cost of sketch queries, if the spec asks for it
 _RANKER = Linear()
-_BYTES = 4  # a weight on its way
+_BYTES = 4  # of a transmitted weight
 
 
 def perform_silo(experiment: SiloExperiment, writer: RunWriter) -> None:
-    """Make the silos, let them tell each other what the method asks for, once, and train pass by pass."""
+    """Create the silos, exchange once what the method needs, and train pass by pass."""
     method, seed, last = experiment.method, writer.task.seed, experiment.rounds
-    silo_card(experiment)  # refuses what no silo could make up for
+    silo_card(experiment)  # raises an error if the budget is exceeded
     collection = _collection(experiment.data.source)
     silos = silos_of(experiment, seed)
     card = silo_card(experiment, silos)
     checkpoint = writer.begin(lambda models: evaluator(_ranking_part(models), _RANKER), online=False)
-    # What silos told each other was noised, and that is paid once: a resumed run goes on with the same lists.
+    # Exchanged data are noised and charged once: a resumed run continues with the same lists.
     lists = _made(experiment, seed) if checkpoint is None else _unpacked(checkpoint)
     members = len(lists.train)
     weights = method.first(members) if checkpoint is None else checkpoint["weights"]
@@ -102,7 +102,7 @@ def perform_silo(experiment: SiloExperiment, writer: RunWriter) -> None:
 
 
 def _packed(lists: Lists) -> dict[str, Any]:
-    """Lists as the parts of a checkpoint."""
+    """Lists as parts of a checkpoint."""
     parts: dict[str, Any] = {"added": lists.added, "lists": {"bytes": lists.bytes, "silos": len(lists.test)}}
     for kind, sets in (("train", lists.train), ("test", lists.test)):
         for silo, data in enumerate(sets):
@@ -129,7 +129,7 @@ def _unpacked(checkpoint: Mapping[str, Any]) -> Lists:
 _ARRAYS, _ABOUT = ("features", "grades", "offsets", "query_ids"), ("name", "top_grade", "normalised")
 
 
-# Runs that differ in method or seed share a collection, and those that differ in method alone share silos.
+# Runs that differ in method or seed share a collection; runs that differ only in method share silos.
 _collection: Callable[[str], Collection] = lru_cache(maxsize=2)(load_collection)
 
 
@@ -139,7 +139,7 @@ def silos_of(experiment: SiloExperiment, seed: int) -> list[Silo]:
 
 
 def _made(experiment: SiloExperiment, seed: int) -> Lists:
-    """What every silo trains on; runs that differ only in how they train on it share it, and so its noise."""
+    """The training data of every silo; runs that differ only in training share them, including their noise."""
     method = experiment.method
     kind = next((kind for kind in (LocalPlus, Local) if isinstance(method, kind)), None)
     if kind is None or type(method) not in SILO_METHODS.values():
@@ -162,12 +162,12 @@ def _silos(name: str, rule: SilosRule, seed: int) -> list[Silo]:
 
 
 def _ranking_part(weights: Weights) -> Weights:
-    """Without the bias, which moves no document."""
+    """The weights without the bias, which does not affect rankings."""
     return np.ascontiguousarray(weights[..., : len(FEATURE_NAMES)])
 
 
 def _by_silo(measures: tuple[str, ...], weights: Weights, lists: Lists, everybody: Evaluator) -> dict[str, Any]:
-    """A row for each silo: its model on its own test queries, and on those of all silos."""
+    """One row per silo: its model on its own test queries, and on those of all silos."""
     rows = []
     for silo, own in enumerate(lists.test[: len(lists.train)]):
         model = weights[silo] if weights.ndim == 2 else weights
@@ -183,21 +183,23 @@ def _by_silo(measures: tuple[str, ...], weights: Weights, lists: Lists, everybod
 
 def _notes(collection: Collection, silos: list[Silo], added: NDArray[np.int64]) -> list[str]:
     notes = [
-        f"silo {silo.number}: {silo.documents:,} documents, {len(silo.train)} queries to train on and "
-        f"{len(silo.test)} to be tested on; {more:,} documents of others in its training lists"
+        f"silo {silo.number}: {silo.documents:,} documents, {len(silo.train)} training queries and "
+        f"{len(silo.test)} test queries; {more:,} documents of other silos in its training lists"
         for silo, more in zip(silos, added, strict=False)
     ]
     outside = silos[len(added) :]
     if outside:
         tested = sum(len(silo.test) for silo in outside)
-        notes.append(f"{len(outside)} more silos take no part; the model is tested on their {tested} queries, too")
+        notes.append(
+            f"{len(outside)} more silos do not participate; the model is also tested on their {tested} queries"
+        )
     if collection.unknown:
-        notes.append(f"{collection.unknown:,} judgements name a query or a document that is not there; left out")
+        notes.append(f"{collection.unknown:,} judgements refer to a missing query or document; they are ignored")
     return notes
 
 
 def _measured(method: LocalPlus, silos: list[Silo], path: Path, seed: int) -> str:
-    """Measure the sketches of the first silo's bodies by what the others ask, write it down, and say it."""
+    """Measure the sketches of the first silo's bodies with queries of the others; writes and describes the results."""
     members = [silo for silo in silos if silo.train]
     asked = [term for silo in members[1:] for query in silo.train for term in query.terms]
     rule = replace(method.rule, k=max(1, *method.most(members)))
@@ -205,50 +207,52 @@ def _measured(method: LocalPlus, silos: list[Silo], path: Path, seed: int) -> st
     found = measure_sketches(members[0].fields["body"], asked, method.sketcher, rule, key)
     write_atomic(path, json.dumps(asdict(found), indent=2))
     return (
-        f"a question about one of {found.terms} terms finds {found.cover:.2f} of the best {found.k} of "
-        f"{found.documents:,} documents in {found.milliseconds:.3g} ms and {found.megabytes:.3g} MB; asking the "
-        f"sketches of all finds {found.naive_cover:.2f} in {found.naive_milliseconds:.3g} ms and "
+        f"a sketch query for one of {found.terms} terms finds a fraction {found.cover:.2f} of the best {found.k} of "
+        f"{found.documents:,} documents in {found.milliseconds:.3g} ms and {found.megabytes:.3g} MB; querying the "
+        f"sketches of all documents finds {found.naive_cover:.2f} in {found.naive_milliseconds:.3g} ms and "
         f"{found.naive_megabytes:.3g} MB"
     )
 
 
 def silo_card(experiment: SiloExperiment, silos: Sequence[Silo] | None = None) -> Card:
-    """What may be claimed; where every answer has its own noise, for one answer, or for all that these silos ask."""
+    """The privacy card; with new noise in every answer, for one answer, or for all queries of these silos."""
     method, delta, budget = experiment.method, experiment.privacy.delta, experiment.privacy.budget
     sees, not_covered = [], []
     mechanism, guarantee, reason = None, None, ""
     if method.first(1).ndim == 1:
-        sees.append("the server and the other silos see the model as every silo leaves it")
-        not_covered.append("the weights that a silo sends while training, which tell of its own documents and queries")
+        sees.append("the server and the other silos see the model after the steps of every silo")
+        not_covered.append(
+            "the weights that a silo sends while training, which reveal information about its documents and queries"
+        )
     if isinstance(method, LocalPlus):
-        sees.append("silos find documents of each other, with their lengths and term counts")
+        sees.append("silos see documents of each other that match queries, with their lengths and term counts")
         not_covered += NOT_COVERED
         guarantee = _promised(method, delta, silos)
         if guarantee is not None:
             mechanism = describe(method) | {"name": method.noise_in}
         elif method.counts == "sketch" and method.noise_in == "paper":
-            reason = " The published noise is added, one draw for all rows of a document, which hides nothing."
+            reason = " The published noise is added, equal for all rows of a document, which hides nothing."
     spent = math.inf if guarantee is None or guarantee.epsilon is None else guarantee.epsilon
     if budget is not None and sees and spent > budget:
-        claim = "adds no noise, so that no ε holds"
+        claim = "adds no noise, so no ε holds"
         if reason:
-            claim = "adds the published noise, which hides nothing, so that no ε holds"
+            claim = "adds the published noise, which hides nothing, so no ε holds"
         if guarantee is not None:
             claim = f"costs ε = {up(spent)} for one occurrence of a term"
-        raise ValueError(f"the method {claim}, and the budget is {budget:g}; use more noise, or another budget")
-    summary = "; ".join(sees or ["silos tell each other nothing"]).capitalize() + "." + reason
+        raise ValueError(f"the method {claim}, but the budget is {budget:g}; use more noise, or another budget")
+    summary = "; ".join(sees or ["silos exchange nothing"]).capitalize() + "." + reason
     if guarantee is not None and guarantee.paid_per == "once":
         summary += (
             f" Sketches are noised: ε = {up(spent)} at δ = {delta:g} for one occurrence of one term, paid "
-            "once for all queries of all silos; a word that stands k times costs as a group of k."
+            "once for all queries of all silos; a word that occurs k times costs as much as a group of k."
         )
     elif guarantee is not None:
         summary += (
             f" Every answer is noised: ε = {up(spent)} for one occurrence of one term, {guarantee.often}; a "
-            "word that stands k times costs as a group of k."
+            "word that occurs k times costs as much as a group of k."
         )
     elif sees:
-        summary += " Nothing can be claimed." if reason else " Nothing is noised, and nothing can be claimed."
+        summary += " Nothing can be claimed." if reason else " Noise is not added, and nothing can be claimed."
     return Card(
         clients=experiment.silos.count,
         mechanism=mechanism,
@@ -262,7 +266,7 @@ def silo_card(experiment: SiloExperiment, silos: Sequence[Silo] | None = None) -
 
 
 def _promised(method: LocalPlus, delta: float, silos: Sequence[Silo] | None) -> Paid | None:
-    """None: nothing can be claimed."""
+    """The guarantee; None if there is none."""
     if method.counts == "exact" or method.noise_in == "paper":
         return None
     unit, neighbours = (
@@ -277,11 +281,11 @@ def _promised(method: LocalPlus, delta: float, silos: Sequence[Silo] | None) -> 
             epsilon=method.epsilon * times,
             epsilon_each_time=method.epsilon,
             times=times,
-            paid_per="number that is told",
+            paid_per="released number",
             delta=delta,
             unit=unit,
             neighbours=neighbours,
-            because="Laplace noise on every count and on every number of documents that a silo tells",
+            because="Laplace noise on every released count and document frequency",
         )
     spent = method.sketcher.privacy(delta)
     if math.isinf(spent):
@@ -300,8 +304,8 @@ def _promised(method: LocalPlus, delta: float, silos: Sequence[Silo] | None) -> 
 
 
 def _released_numbers(silos: Sequence[Silo]) -> int:
-    """Of one document by the silo that is asked most: for a term to train on its count and how many documents hold it,
-    for a term to be tested on the latter."""
+    """Numbers released about one document by the silo that is queried most: for a training term, its count and
+    document frequency; for a test term, the latter."""
     members = [silo for silo in silos if silo.train]
     asked = [
         sum(2 * len(one.terms) for one in silo.train) + sum(len(one.terms) for one in silo.test) for silo in members

@@ -10,9 +10,9 @@ from typing import Any
 
 @contextmanager
 def stop_requested(names: Sequence[str] = ("SIGINT", "SIGTERM"), again: bool = True) -> Iterator[Callable[[], bool]]:
-    """A function that returns whether one of these signals arrived; with `again`, a second one interrupts at once.
+    """A function that returns whether one of these signals arrived; with `again`, a second signal interrupts at once.
 
-    Only the main thread receives signals: in another one the function always returns False.
+    Only the main thread receives signals; in another thread the function always returns False.
     """
     requested = False
 

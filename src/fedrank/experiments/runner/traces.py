@@ -1,4 +1,4 @@
-"""What run folders hold of clients that leave: naming it, and deleting it."""
+"""Lists and deletes what run folders contain about clients that leave."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from fedrank.experiments.runner.runs import working_on
 from fedrank.unlearning.history import INDEX, History
 
 TRACES = {
-    "model.json": "the model that learned from them",
-    "checkpoint.npz": "the model that learned from them, and what clients keep between rounds",
-    "rounds.csv": "quality after every round, which their updates shaped",
+    "model.json": "the model that was trained on their data",
+    "checkpoint.npz": "the model that was trained on their data, and the state of clients between rounds",
+    "rounds.csv": "quality after every round, which their updates influenced",
     "queries.csv": "quality of that model by query",
-    "clients.csv": "a row for each of them: queries, interactions, quality",
-    "privacy.json": "what was promised to everybody, also to them",
-    "ledger/*": "in which rounds they took part",
+    "clients.csv": "one row for each of them: queries, interactions, quality",
+    "privacy.json": "the privacy guarantees of all clients, including them",
+    "ledger/*": "the rounds in which they participated",
 }
 
 
 def history_of(folder: Path) -> History | None:
-    """What was recorded in a run; None where nothing was."""
+    """The recorded history of a run; None if there is none."""
     return History.open(folder / "history") if (folder / "history" / INDEX).exists() else None
 
 
 def ancestors_of(folder: Path) -> tuple[Path, ...]:
-    """A run, the one that it was unlearned from, and so on to the one that was trained, as far as they are there."""
+    """A run, the run that it was unlearned from, and so on to the trained one, as far as they exist."""
     found = [folder]
     while (facts := Facts.read(found[-1])) is not None and facts.unlearned is not None:
         parent = Path(os.path.normpath(found[-1] / facts.unlearned["parent"]))
@@ -38,7 +38,7 @@ def ancestors_of(folder: Path) -> tuple[Path, ...]:
 
 
 def what_remains(folder: Path, leaving: Sequence[int]) -> list[dict[str, str]]:
-    """Files of a run and of those before it that still hold something of the leaving clients, and what."""
+    """Files of a run and its ancestors that still contain data of the leaving clients, with a description."""
     return [
         row if name == "." else row | {"run": name}
         for name, one in _named(ancestors_of(folder))
@@ -47,9 +47,9 @@ def what_remains(folder: Path, leaving: Sequence[int]) -> list[dict[str, str]]:
 
 
 def purge_traces(folder: Path, leaving: Sequence[int]) -> list[str]:
-    """Delete the models of a run and of those before it, and the leaving clients' history; returns what was deleted.
+    """Delete the models of a run and its ancestors, and the leaving clients' history; returns what was deleted.
 
-    Curves, privacy cards and ledgers stay: they say what happened, and a promise about privacy rests on the last two.
+    Curves, privacy cards and ledgers are kept as a record; privacy accounting depends on the last two.
     """
     purged = []
     for name, one in _named(ancestors_of(folder)):
@@ -68,16 +68,16 @@ def _remains(folder: Path, leaving: Sequence[int]) -> list[dict[str, str]]:
     if history is not None:
         rows = [client for client in leaving if history.holds(client)]
         if rows:
-            holds = f"every update that clients {', '.join(map(str, rows))} sent at the stored rounds, and the models"
+            holds = f"updates of clients {', '.join(map(str, rows))} in the recorded rounds, and the models"
         else:
-            holds = "no update of the leaving clients; updates of the others, made from models that they had shaped"
+            holds = "no updates of the leaving clients; updates of the others to models that those clients influenced"
         found.append({"file": "history/", "holds": holds})
     return found
 
 
 def _purge(folder: Path, leaving: Sequence[int]) -> list[str]:
     purged = []
-    # History first: if this is cut off, the model that is still there shows that purging has to be repeated.
+    # History first: after an interruption, the remaining model shows that purging must be repeated.
     history = history_of(folder)
     if history is not None:
         history.forget(leaving)

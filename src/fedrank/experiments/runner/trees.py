@@ -1,8 +1,8 @@
 """One run of kind "trees".
 
 Without a split, one organisation grows one forest: a round is a tree, and row r of `rounds.csv` is the forest of the
-first r trees, up to the size that the validation queries chose. With one, every client trains its own forest and they
-merge: there is one round. A run can be stopped at any tree; its checkpoint holds all trees so far.
+first r trees, up to the best size on the validation queries. With a split, every client trains a forest and they are
+merged: there is one round. A run can be stopped at any tree; its checkpoint contains all trees so far.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CONVENTIONS = {
 
 
 def perform_trees(experiment: TreesExperiment, writer: RunWriter) -> None:
-    """Grow the trees that are left, and judge the model that comes out."""
+    """Grow the remaining trees, and evaluate the model."""
     fold, evaluator, baseline = begin_trees(experiment, writer)
     if experiment.split is not None:
         perform_merge(experiment, writer, fold, baseline)
@@ -53,7 +53,7 @@ def perform_trees(experiment: TreesExperiment, writer: RunWriter) -> None:
 
 
 def begin_trees(experiment: TreesExperiment, writer: RunWriter) -> tuple[Fold, Evaluator, BaselineRanking]:
-    """Say what the run is about; its data, the queries by which models are judged, and how users have them now."""
+    """Record the facts of the run; returns its data, the evaluator, and the baseline ranking."""
     asked = data_of(experiment)
     fold, engine = load_fold(asked, writer.task.fold), _engine()
     writer.update_facts(
@@ -68,7 +68,7 @@ def begin_trees(experiment: TreesExperiment, writer: RunWriter) -> tuple[Fold, E
 
 
 def data_of(experiment: TreesExperiment) -> DataSpec:
-    """Trees read raw features as well as scaled ones, and raw ones are what a search engine has."""
+    """The data, by default with raw features: trees do not need scaled ones, and search engines have raw ones."""
     return replace(experiment.data, normalise=experiment.data.normalise or "none")
 
 
@@ -79,7 +79,7 @@ def _perform_forest(
     booster, tuned = experiment.booster, None
     if experiment.tune:
         if fold.validation is None:
-            raise ValueError(f"{fold.name} has no validation queries to tune on; name a file as data.validation")
+            raise ValueError(f"{fold.name} has no validation queries to tune on; set data.validation to a file")
         booster, trials = tune(
             booster, fold.train, fold.validation, experiment.tune, writer.folder / "study.db", seed, threads,
             lambda done, best: writer.report_progress(0, last, best.quality), writer.stop_if_requested,
@@ -91,7 +91,7 @@ def _perform_forest(
         writer.quality = forest.quality
         writer.after_round(len(forest.trees), last, forest.parts)
     size, values = forest.best, np.concatenate([forest.per_query(), *forest.cut()])
-    blank = [float("nan")] * (len(values) - len(experiment.measures))  # forests of fixed sizes stand in the last row
+    blank = [float("nan")] * (len(values) - len(experiment.measures))  # forests of fixed sizes are in the last row
     measured = {number: [*each, *blank] for number, each in forest.values.items()} | {size: average(values).tolist()}
     for number in range(1, size + 1):
         writer.add(number, values=measured.get(number))
@@ -113,16 +113,16 @@ def _perform_forest(
 
 
 class _Growing:
-    """A forest that grows, and how well it ranks the queries that it is judged by."""
+    """A growing forest, and its quality on the evaluation queries."""
 
     def __init__(
         self, train: RankingData, evaluator: Evaluator, sizes: Sequence[int], checkpoint: Mapping[str, Any] | None
     ) -> None:
         self.train, self.evaluator, self.sizes = train, evaluator, sizes
-        self._cut: dict[int, NDArray[np.float64]] = {}  # one of the sizes -> [measures, queries]
+        self._cut: dict[int, NDArray[np.float64]] = {}  # size -> [measures, queries]
         self.trees: list[str] = []
         self.validation: list[float] = []  # [trees]: nDCG@10
-        self.values: dict[int, list[float]] = {}  # size of the forest -> measures on the judged queries
+        self.values: dict[int, list[float]] = {}  # size of the forest -> measures on the evaluation queries
         self.selected: Selected | None = None
         self._scores = np.zeros(evaluator.data.documents)
         self._best: tuple[float, NDArray[np.float64]] = (-np.inf, self._scores)
@@ -135,7 +135,7 @@ class _Growing:
 
     @property
     def best(self) -> int:
-        """The size that the validation queries choose."""
+        """The best size on the validation queries."""
         return best_size(self.validation)
 
     @property
@@ -148,12 +148,12 @@ class _Growing:
         return self.evaluator.per_query_of_scores(self._best[1])
 
     def cut(self) -> Iterator[NDArray[np.float64]]:
-        """[measures, queries] of the forest of each of the sizes; NaN where it did not grow so far."""
+        """[measures, queries] of the forest of each size; NaN if it did not grow that far."""
         unknown = np.full_like(self.per_query(), np.nan)
         return (self._cut.get(size, unknown) for size in self.sizes)
 
     def add(self, step: Step, evaluate: bool) -> None:
-        """One more tree."""
+        """Add one tree."""
         number = len(self.trees) + 1
         if step.kept is not None:
             if self.selected is None:
@@ -167,13 +167,13 @@ class _Growing:
     def _append(self, tree: str, quality: float) -> None:
         self.trees.append(tree)
         self.validation.append(quality)
-        if np.isnan(quality) or quality > self._best[0]:  # the model may turn out to end here
+        if np.isnan(quality) or quality > self._best[0]:  # the final model may end here
             self._best = (quality, self._scores.copy())
         if len(self.trees) in self.sizes:
             self._cut[len(self.trees)] = self.evaluator.per_query_of_scores(self._scores)
 
     def parts(self) -> dict[str, Any]:
-        """All of it, for a checkpoint."""
+        """The complete state, for a checkpoint."""
         chosen = {} if self.selected is None else self.selected.arrays()
         grown = {"trees": self.trees, "validation": self.validation, "values": self.values}
         return {"grown": grown} | {f"selected.{name}": array for name, array in chosen.items()}
@@ -191,18 +191,19 @@ class _Growing:
 
 
 def _notes(fold: Fold, booster: Booster, forest: _Growing) -> list[str]:
-    """What is worth knowing about the size of a forest."""
+    """Notes about the size of a forest."""
     grown, size, notes = len(forest.trees), forest.best, []
     if fold.validation is None:
-        notes.append("no validation queries: it stops at the last tree, not at the best one")
+        notes.append("no validation queries: the model ends at the last tree, not at the best one")
     if grown < booster.trees and not (isinstance(booster, Lambdamart) and booster.is_over(forest.validation)):
         notes.append(
-            f"it ended after {grown:,} of {booster.trees:,} trees, because the documents that were left to it could "
-            "not be split; lower booster.min_data_in_leaf or keep more of them"
+            f"growth ended after {grown:,} of {booster.trees:,} trees, because the remaining documents could "
+            "not be split; lower booster.min_data_in_leaf, or keep more documents"
         )
     if missing := [size for size in forest.sizes if size > grown]:
         notes.append(
-            f"it stopped after {grown:,} trees, so that nothing is known of {missing[0]:,}; set booster.patience = 0"
+            f"growth stopped after {grown:,} trees, so {missing[0]:,} trees cannot be evaluated; set "
+            "booster.patience = 0"
         )
     if size < grown:
         notes.append(f"{grown:,} trees were grown; the first {size:,} rank the validation queries best")
@@ -218,7 +219,7 @@ def _of_sizes(experiment: TreesExperiment) -> dict[str, str]:
 
 
 def _engine() -> str:
-    """What grows the trees: figures of other engines are not comparable."""
+    """The library that grows the trees: results of other libraries are not comparable."""
     return (
         f"LightGBM {lightgbm().__version__}, objective lambdarank: splits and leaf values by gradients and hessians; "
         "another version or processor may grow slightly different trees"

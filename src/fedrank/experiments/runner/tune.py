@@ -1,7 +1,7 @@
-"""Tuning: try settings on the validation queries, separately for every variant, so that a comparison is fair.
+"""Tuning: tries settings on the validation queries, separately for every variant, to make comparisons fair.
 
-Tuning is an experiment like any other: its runs lie in a folder, are skipped when finished and resumed when
-interrupted, and `fedrank report` shows all that was tried. What it adds is the choice, as a spec that is ready to run.
+Tuning is an experiment like any other: its runs are in a folder, are skipped if finished and resumed if
+interrupted, and `fedrank report` shows all tried settings. The result is a spec with the best ones, ready to run.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _Variant = Variant[FederatedExperiment]
 class Tried:
     """One setting of one variant."""
 
-    variant: str  # of the experiment that is tuned
+    variant: str  # variant of the tuned experiment
     settings: dict[str, Any]  # the values tried
     quality: float  # mean over repeats of the final value of the first measure, on validation queries
     repeats: int
-    spread: float = math.nan  # standard deviation over repeats; NaN where there is one
+    spread: float = math.nan  # standard deviation over repeats; NaN for a single repeat
     chosen: bool = False
-    edges: tuple[str, ...] = ()  # where it is chosen: what to try beyond the grid, one sentence a setting
+    edges: tuple[str, ...] = ()  # if chosen: values to try beyond the grid, one sentence per setting
 
 
 def tuning_of(grid: _Grid, over: Mapping[str, Sequence[Any]]) -> _Grid:
@@ -61,10 +61,10 @@ def tune(
     threads: int = 1,
     progress: Progress = quiet,
 ) -> tuple[Results, list[Tried], Path | None]:
-    """Run what is missing, then choose. Returns what became of the runs, all that was tried, and the tuned spec's file.
+    """Run missing settings, then choose. Returns the results of runs, all tried settings, and the tuned spec's file.
 
-    There is no choice, and no file, while runs are interrupted. A setting with a failed run is never chosen: finding
-    out which steps are too long is what tuning is for.
+    Nothing is chosen, and no file is written, while runs are interrupted. A setting with a failed run is never chosen:
+    tuning is expected to try steps that are too large.
     """
     tuning, label = tuning_of(grid, over), f"{name}-tuning"
     results = run_experiment(tuning, label, out, workers=workers, threads=threads, progress=progress)
@@ -79,16 +79,16 @@ def tune(
 
 
 def choose(grid: _Grid, tuning: _Grid, runs: Runs, reasons: Mapping[str, str]) -> list[Tried]:
-    """All that was tried, with the best setting of every variant marked; of equals, the first. Failed ones are -inf.
+    """All tried settings, with the best of every variant marked; the first if several are equal. Failed ones are -inf.
 
-    `reasons` says why the first run of a variant of the tuning failed, for the error where no setting can be chosen.
+    `reasons` has the reason of the first failed run of each tuning variant, for the error if no setting can be chosen.
     """
     measure, repeats = grid.measures[0], set(grid.repeats())
     rows = []
     for variant, tries in _groups(grid, tuning):
         found = []
         for one, settings in tries:
-            # Earlier tunings may have left other repeats here; a mean over those would not compare.
+            # Earlier tuning may have left other repeats in this folder; a mean over those would not be comparable.
             mine = [run for run in runs.finished if run.variant == one.name and run.repeat in repeats]
             whole = len(mine) == len(repeats)
             finals = [run.final_value(measure) for run in mine]
@@ -99,15 +99,17 @@ def choose(grid: _Grid, tuning: _Grid, runs: Runs, reasons: Mapping[str, str]) -
             )
         best = max(range(len(found)), key=lambda i: (found[i].quality, -i))
         if found[best].quality == -math.inf:
-            reason = next((reasons[one.name] for one, _ in tries if one.name in reasons), "see `fedrank runs`")
-            raise ValueError(f"nothing that was tried for {variant.name} finished: {reason}")
+            reason = next(
+                (reasons[one.name] for one, _ in tries if one.name in reasons), "see `fedrank watch FOLDER --list`"
+            )
+            raise ValueError(f"no tried setting of {variant.name} finished: {reason}")
         found[best] = replace(found[best], chosen=True, edges=_edges(found[best], found))
         rows += found
     return rows
 
 
 def _edges(chosen: Tried, tried: Sequence[Tried]) -> tuple[str, ...]:
-    """Numbers that were chosen at the end of what was tried: the best one may lie beyond."""
+    """Numbers that were chosen at the end of the tried range: the best value may be outside."""
     found = []
     for key, value in chosen.settings.items():
         values = {row.settings[key] for row in tried if isinstance(row.settings[key], (int, float))}
@@ -115,7 +117,9 @@ def _edges(chosen: Tried, tried: Sequence[Tried]) -> tuple[str, ...]:
             continue
         if value in (min(values), max(values)):
             end, more = ("smallest", "smaller") if value == min(values) else ("largest", "larger")
-            found.append(f"{key} = {value} is the {end} value that was tried, and a {more} one may be better; try some")
+            found.append(
+                f"{key} = {value} is the {end} value that was tried, and a {more} one may be better; try {more} values"
+            )
     return tuple(found)
 
 
@@ -132,11 +136,11 @@ def tuned(grid: _Grid, tried: Sequence[Tried]) -> _Grid:
 
 
 def _groups(grid: _Grid, tuning: _Grid) -> list[tuple[_Variant, list[tuple[_Variant, dict[str, Any]]]]]:
-    """For every variant of a grid, the variants of its tuning that belong to it, with the values tried."""
+    """For every variant of a grid, its tuning variants with the tried values."""
     groups = []
     share = len(tuning.variants) // len(grid.variants)
     for row, variant in enumerate(grid.variants):
-        # Both expand in the same order, and what is tuned varies fastest.
+        # Both expand in the same order, and tuned settings vary fastest.
         mine = tuning.variants[row * share : (row + 1) * share]
         keys = [key for key in mine[0].settings if key != "variants" and key not in grid.about.vary]
         groups.append((variant, [(one, {key: one.settings[key] for key in keys}) for one in mine]))

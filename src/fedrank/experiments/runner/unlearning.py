@@ -1,7 +1,7 @@
-"""Unlearning: finished runs and clients who leave go in, run folders without them come out, each with a receipt.
+"""Unlearning: creates run folders without clients who leave, from finished runs, each with a receipt.
 
-A parent run is only read, unless it is to be purged. A new run folder appears at once and whole, under a name that no
-reader looks at until then: whoever is interrupted has nothing, and types the same command again.
+A parent run is only read, unless it is to be purged. A new run folder appears complete, by renaming: after an
+interruption there is none, and the same command can be repeated.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ from fedrank.unlearning.cost import Forgetting, forget
 from fedrank.unlearning.methods import Case, Unlearner
 from fedrank.unlearning.verify import distance_to_retrained, quality_for_the_leaving, quality_of, receipt, retrain
 
-MAX_POINTS = 1000  # of a curve: models are held until they are evaluated together
-UNLEARNED = ", unlearned"  # the end of a title
-ROUNDS = "row r is the model after round r of unlearning, which has as many evaluations as the training had"
-OF_RECORDED = "the model is made of recorded messages, so it tells at most what the server could learn"
-NOBODY_ASKED = "unlearning asked no client for anything: it added up recorded messages again"
+MAX_POINTS = 1000  # maximum points of a curve: models stay in memory until they are evaluated together
+UNLEARNED = ", unlearned"  # the suffix of a title
+ROUNDS = "row r is the model after round r of unlearning, with as many evaluations as the training"
+OF_RECORDED = "the model is computed from recorded messages, so it reveals at most what the server could learn"
+NOBODY_ASKED = "unlearning contacted no clients: it aggregated recorded messages again"
 
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What became of one run."""
+    """The result of unlearning for one run."""
 
     parent: Run
     folder: Path  # of the new run
     receipt: Receipt
-    skipped: bool = False  # it was there before
+    skipped: bool = False  # it existed before
 
 
 def unlearn_runs(
@@ -75,18 +75,19 @@ def unlearn_runs(
     threads: int = 1,
     progress: Progress = quiet,
 ) -> list[Forgotten]:
-    """Let the leaving clients be forgotten by every finished run at or below some folders.
+    """Make every finished run in some folders forget the leaving clients.
 
-    Everything that can be refused beforehand is refused before the first run is touched; whether named people can pay
-    for what is asked of them is known for each run when its turn comes. `verify` trains again without
-    them, with several seeds, and compares. `purge` deletes the parents' models and the clients' history, after
-    all. Without `trust`, runs with methods from outside the package are refused before these are imported.
+    All errors that can be detected in advance are raised before the first run is changed; whether a named population
+    can pay is known only when the run's turn comes. `verify` retrains without the clients, with several seeds, and
+    compares. `purge` then deletes the parents' models and the clients' history. Without `trust`, runs with external
+    methods are refused before these are imported.
     """
     requests = [_request(run, leaving, unlearner, Path(out), name, trust) for run in _to_unlearn(folders)]
     targets = [request.task.folder for request in requests]
     if twice := [folder for i, folder in enumerate(targets) if folder in targets[:i]]:
         raise ValueError(
-            f"two of these runs would become {twice[0]}; give the experiments one after the other, each with its --name"
+            f"two of these runs would be written to {twice[0]}; process the experiments separately, each with its "
+            "own --name"
         )
     done = [request.done_before(verify) for request in requests]
     for request, before in zip(requests, done, strict=True):
@@ -94,8 +95,8 @@ def unlearn_runs(
             request.case(threads)
             if verify and request.spec.mechanism is not None:
                 raise ValueError(
-                    f"{request.run.path}: verifying retrains, and this run protects every message at a price that "
-                    "retraining cannot book; leave out --verify"
+                    f"{request.run.path}: --verify retrains, but this run protects every message, and retraining "
+                    "cannot be charged to its ledger; remove --verify"
                 )
     results = [
         _forget(request, verify, threads, progress) if before is None else before
@@ -105,21 +106,21 @@ def unlearn_runs(
 
 
 def _to_unlearn(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
-    """The finished runs; unlearned ones only if there are no others, so that a repeated command does the same."""
+    """The finished runs; unlearned ones only without others, so a repeated command does the same."""
     found = load_runs(folders)
     given = {Path(folder).resolve() for folder in folders}
     for run in found:
         if run.status != "finished" and (run.path in given or not len(found.finished)):
-            raise ValueError(f"{run.path} is {run.status} ({run.reason}), and only a finished run can be unlearned")
+            raise ValueError(f"{run.path} is {run.status} ({run.reason}); only finished runs can be unlearned")
     if not len(found.finished):
-        raise ValueError("no runs to unlearn from; give the folder that `fedrank run` wrote to, or one run folder")
+        raise ValueError("no runs were found; give the folder that `fedrank run` wrote to, or one run folder")
     trained = [run for run in found.finished if run.unlearned is None]
     return trained or list(found.finished)
 
 
 @dataclass(frozen=True)
 class _Request:
-    """Whom one run is to forget, and how."""
+    """Which clients a run is to forget, and how."""
 
     run: Run
     spec: FederatedExperiment  # of the run
@@ -129,17 +130,17 @@ class _Request:
 
     @property
     def before(self) -> dict[str, Any]:
-        """What an earlier request left, if any."""
+        """The result of an earlier request, if any."""
         return self.run.unlearned or {}
 
     @property
     def gone(self) -> list[int]:
-        """All who leave now or left before."""
+        """All clients who leave now or left before."""
         return sorted((*self.before.get("gone", ()), *self.leaving))
 
     @property
     def asked(self) -> dict[str, Any]:
-        """What identifies a request, as it stands in run.json."""
+        """The entries of run.json that identify a request."""
         return {
             "parent": os.path.relpath(self.run.path, self.task.folder),
             "clients": list(self.leaving),
@@ -147,7 +148,7 @@ class _Request:
         }
 
     def done_before(self, verify: bool) -> Forgotten | None:
-        """The result of the same request, if it is there; a folder of another one is never overwritten."""
+        """The result of the same request, if it exists; a folder of another run is never overwritten."""
         folder = self.task.folder
         if not folder.exists():
             return None
@@ -155,19 +156,19 @@ class _Request:
         had = (facts.unlearned if facts is not None else None) or {}
         if {key: had.get(key) for key in self.asked} != self.asked:
             raise FileExistsError(
-                f"{folder} holds another run, and nothing is overwritten; choose another --out or --name, or delete "
+                f"{folder} contains another run, which is not overwritten; choose another --out or --name, or delete "
                 "that folder"
             )
         paper = Receipt.read(folder)
         return None if paper is None or (verify and not paper.is_verified) else Forgotten(self.run, folder, paper, True)
 
     def first(self, clients: SimulatedClients, seed: int) -> Weights:
-        """The model before round 1. Only those who stay may have a part in it: a warm-up is done by one of them."""
+        """The model before round 1. Only remaining clients may influence it, so one of them does a warm-up."""
         weights = start_weights(self.spec, clients, seed)
         return first_weights(self.spec.learner.ranker, clients, seed) if weights is None else weights
 
     def case(self, threads: int) -> tuple[Case, Model]:
-        """The run as it was, if it can be unlearned like this, and its model."""
+        """The original run, if this method can unlearn it, and its model."""
         try:
             return self._case(threads)
         except ValueError as problem:
@@ -181,7 +182,7 @@ class _Request:
         everybody = clients_of(spec, run.fold, run.seed)
         simulated = everybody.rows(~np.isin(everybody.ids, before.get("gone", [])))
         if not (run.path / "model.json").exists():
-            raise ValueError("its model was purged, so nothing is left to unlearn; use the run that was made from it")
+            raise ValueError("its model was purged; use the run that was unlearned from it")
         model = load_weights(run.path)
         personal = model.weights.ndim == 2
         rounds = int(before.get("rounds_trained", run.round))
@@ -203,13 +204,13 @@ class _Request:
         case.check_leaving(name)
         if case.history is None and has_trait(self.unlearner, "history"):
             raise ValueError(
-                f"{name} needs what clients sent, and this run recorded nothing; run it again with record_every = 10, "
-                'or use a method that needs no history: "retrain", "fine-tune", "gradient-ascent"'
+                f"{name} needs recorded updates, and this run has none; run it again with record_every = 10, "
+                'or use a method without history: "retrain", "fine-tune", "gradient-ascent"'
             )
         if personal and not has_trait(self.unlearner, "exact"):
             raise ValueError(
-                "clients keep weights of their own, and the model that they shared was not stored, so nothing can go "
-                "on from it; use --method retrain"
+                "clients have personal weights, and the shared model was not stored, so it cannot be continued; "
+                "use --method retrain"
             )
         return case, model
 
@@ -217,17 +218,17 @@ class _Request:
 def _request(
     run: Run, leaving: Sequence[int], unlearner: Unlearner, out: Path, name: str | None, trust: bool
 ) -> _Request:
-    """Before anything else is said of a request: whoever never took part cannot leave."""
+    """Check a request first: only clients of the run can leave it."""
     spec = read_spec(run.path / "spec.toml", trust=trust).base
     if not isinstance(spec, FederatedExperiment) or spec.kind != "federated":
         raise ValueError(
-            f'{run.path} is a run of kind "{spec.kind}", and unlearning replays rounds of clients in step; take out '
+            f'{run.path} is a run of kind "{spec.kind}", but unlearning replays synchronous rounds; remove '
             "the data of those who leave, and run the experiment again"
         )
     count = spec.clients.count
     unknown = [client for client in leaving if not 0 <= client < count]
     if unknown:
-        raise ValueError(f"no client {unknown[0]} in {run.path}, whose clients are 0 to {count - 1}; name one of these")
+        raise ValueError(f"client {unknown[0]} does not exist in {run.path}; its clients are 0 to {count - 1}")
     name = name or f"{run.experiment}-unlearned"
     variant, settings = _variant(run, unlearner)
     title = run.title or run.experiment
@@ -249,26 +250,28 @@ def _variant(run: Run, unlearner: Unlearner) -> tuple[str, dict[str, Any]]:
 
 
 def _check_protection(spec: FederatedExperiment) -> None:
-    """Refuse to take out what nobody could ever see, or what was protected only together with the rest."""
+    """Raise an error if single updates were never visible, or only their sum was protected."""
     if spec.clients.people > 1:
         raise ValueError(
-            f"clients have {spec.clients.people} people each, and methods that forget replay clients without people in "
-            "this version; run the experiment again without those who leave"
+            f"clients have {spec.clients.people} people each, and unlearning supports only one person per client; "
+            "run the experiment again without those who leave"
         )
     if not has_trait(spec.mechanism, "adds up"):
         return
     placement = describe(spec.mechanism)["placement"]["name"]
     if placement == "secure-aggregation":
-        reason = "nobody but the clients ever saw single updates, so none can be taken out again"
+        reason = "the server never saw single updates, so none can be removed"
     else:
-        reason = "noise was added to the sum of updates only, so a model made of some of them would be unprotected"
+        reason = (
+            "noise was added only to the sum of updates, so a model computed from some of them would be unprotected"
+        )
     raise ValueError(
         f"the mechanism has placement = {placement!r}: {reason}; run the experiment again without the leaving clients"
     )
 
 
 def _forget(request: _Request, verify: bool, threads: int, progress: Progress) -> Forgotten:
-    """Make the new run."""
+    """Create the new run."""
     case, model = request.case(threads)
     with _charges_for(request, case) as charges:
         if charges is not None:
@@ -277,8 +280,8 @@ def _forget(request: _Request, verify: bool, threads: int, progress: Progress) -
 
 
 def _charges_for(request: _Request, case: Case) -> AbstractContextManager[UnlearningCharges | None]:
-    """The ledger that pays for what named people are asked; None where they are simulated, or nobody is asked."""
-    if request.spec.population == SIMULATED or has_trait(request.unlearner, "asks nobody"):
+    """The ledger that is charged for updates of a named population; None if simulated, or if no client is contacted."""
+    if request.spec.population == SIMULATED or has_trait(request.unlearner, "asks nobody"):  # prose: ok
         return nullcontext()
     parents = ancestors_of(request.run.path)
     known = {key: request.asked[key] for key in ("clients", "method")}
@@ -342,7 +345,7 @@ def _receipt(
     verify: bool,
     progress: Progress,
 ) -> Receipt:
-    """What was done, and how near it came to models that are trained again, where these are asked for."""
+    """What was done, and the distance to retrained models if verification is requested."""
     spec, unlearner, weights = request.spec, request.unlearner, done.unlearned.weights
     ranker, shared = spec.learner.ranker, parent.weights if parent.weights.ndim == 1 else None
     again = found = None
@@ -368,21 +371,21 @@ def _receipt(
 
 
 def _facts(request: _Request, case: Case, done: Forgetting) -> dict[str, Any]:
-    """What the new run knows of the old one, and of how it was made."""
+    """The facts of the new run about its parent, and how it was created."""
     run, leaving = request.run, request.leaving
-    who = f"client {leaving[0]} was" if len(leaving) == 1 else f"clients {', '.join(map(str, leaving))} were"
+    clients = f"client {leaving[0]} was" if len(leaving) == 1 else f"clients {', '.join(map(str, leaving))} were"
     exact = "" if has_trait(request.unlearner, "exact") else "; only retrain is exact"
     conventions = {key: text for key, text in run.conventions.items() if key not in ("online", "reward")}
     return {
         "asked": done.unlearned.rounds,
         "data": run.data,
         "conventions": conventions | {"rounds": ROUNDS},
-        "notes": (*run.notes, f"{who} unlearned by {readable(describe(request.unlearner))}{exact}"),
+        "notes": (*run.notes, f"{clients} unlearned by {readable(describe(request.unlearner))}{exact}"),
         "unlearned": request.asked
         | {
             "gone": request.gone,  # also by earlier requests
             "rounds_trained": case.rounds,
-            "last_round": done.unlearned.state.round,  # chance up to here is used up
+            "last_round": done.unlearned.state.round,  # randomness up to this round has been used
         },
     }
 
@@ -406,25 +409,25 @@ def _card(request: _Request, done: Forgetting, charges: UnlearningCharges | None
     added = NOBODY_ASKED
     if charges is not None:
         added = (
-            f"unlearning asked remaining clients for updates of {done.unlearned.rounds:,} more rounds, protected like "
-            f"those of the run and charged to population {charges.population.name!r}"
+            f"unlearning requested updates of {done.unlearned.rounds:,} more rounds from the remaining clients, "
+            f"protected like those of the run and charged to population {charges.population.name!r}"
         )
     elif done.bytes_up:
         added = (
-            f"unlearning asked remaining clients for updates of {done.unlearned.rounds:,} more rounds, which left them "
-            "as they were; nothing is claimed for these either"
+            f"unlearning requested updates of {done.unlearned.rounds:,} more rounds from the remaining clients, "
+            "without protection; no guarantee holds for these either"
         )
-    parent = "the parent run, as far as it still exists; see receipt.json for what it holds"
+    parent = "the parent run, as far as it still exists; receipt.json lists its contents"
     return replace(
         made,
         unlearned={"clients": request.gone, "method": describe(request.unlearner), "added": added},
         not_covered=(*made.not_covered, added, parent),
-        summary=f"{summary(made)} A model without clients that left: {added}.",
+        summary=f"{summary(made)} The model was made without clients that left: {added}.",
     )
 
 
 def _promises(had: Sequence[Paid]) -> tuple[Paid, ...]:
-    """What was promised to those who stay: whoever sees the new model learns at most what the server could."""
+    """The guarantees for remaining clients: the new model reveals at most what the server could learn."""
     server = next((row for row in had if row.against == "server"), None)
     claims: dict[str, Any] = {"epsilon": None, "epsilon_each_time": None}
     if server is not None:
@@ -434,7 +437,7 @@ def _promises(had: Sequence[Paid]) -> tuple[Paid, ...]:
 
 
 def _purge(result: Forgotten, leaving: Sequence[int]) -> Forgotten:
-    """Delete what the run and those before it hold of the leaving clients; the receipt says so."""
+    """Delete data of the leaving clients in the run and its ancestors, and record that in the receipt."""
     parent = result.parent.path
     purged = dict.fromkeys((*result.receipt.purged, *purge_traces(parent, leaving)))
     paper = issued_receipt(replace(result.receipt, purged=tuple(purged), remains=tuple(what_remains(parent, leaving))))
@@ -444,14 +447,14 @@ def _purge(result: Forgotten, leaving: Sequence[int]) -> Forgotten:
 
 @contextmanager
 def atomic_run_folder(folder: Path) -> Iterator[Path]:
-    """A run folder under another name, which is renamed at the end: it is there as a whole, or not at all."""
+    """A run folder under a temporary name, which is renamed at the end: it appears complete or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
     try:
         yield part
         mask = os.umask(0)
         os.umask(mask)
-        os.chmod(part, 0o777 & ~mask)  # mkdtemp makes private folders; a run is like any other
+        os.chmod(part, 0o777 & ~mask)  # mkdtemp makes private folders; a run has the usual permissions
         if folder.exists():  # the same request, now verified
             os.rename(folder, old := part.with_name(f"{part.name}.old"))
             os.rename(part, folder)

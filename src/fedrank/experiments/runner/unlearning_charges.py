@@ -1,4 +1,4 @@
-"""What unlearning asks of named people: charged to them before they are asked, like a run, or refused as a whole."""
+"""Charges a named population for the updates that unlearning requests, in advance, or refuses the request."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from fedrank.types import Change, SimulatedClients
 
 
 def population_of(spec: FederatedExperiment, trained: Path) -> tuple[Population, Path]:
-    """The people of a trained run, and the folder beside whose runs their ledgers lie."""
+    """The population of a trained run, and the folder that contains its ledgers."""
     home = next((above for above in trained.parents if (above / FOLDER / spec.population / PEOPLE).exists()), None)
     if home is None:
         raise ValueError(
-            f"its clients are population {spec.population!r}, and no folder above {trained} has {FOLDER}/"
-            f"{spec.population}, so that nobody knows what they have spent; put it back beside the runs"
+            f"its clients are population {spec.population!r}, but no folder above {trained} contains {FOLDER}/"
+            f"{spec.population}, so their spent privacy budget is unknown; restore that folder next to the runs"
         )
     privacy = spec.privacy
     assert privacy.budget is not None
@@ -51,7 +51,7 @@ def population_of(spec: FederatedExperiment, trained: Path) -> tuple[Population,
 
 
 class UnlearningCharges:
-    """The ledger of one request to forget, and of the runs that it goes back to."""
+    """The ledger of one unlearning request, and of the runs that it is based on."""
 
     def __init__(self, ledger: Ledger, terms: LedgerTerms, population: Population, folders: Sequence[Path]) -> None:
         self.population = population
@@ -68,9 +68,9 @@ class UnlearningCharges:
         folder: Path,
         request: dict[str, Any],
     ) -> Iterator[UnlearningCharges]:
-        """`parents`: the run that is to forget, and so on to the one that was trained; `folder`: the new run.
+        """`parents`: the run to unlearn from, and so on to the trained one; `folder`: the new run.
 
-        `request` is what it is known by: a repeated one goes on with what was kept of it, which costs nobody anything.
+        `request` identifies it: a repeated request continues with its stored rounds without another charge.
         """
         assert spec.mechanism is not None
         population, home = population_of(spec, parents[-1])
@@ -94,15 +94,16 @@ class UnlearningCharges:
                     raise
         except BudgetSpentError:
             raise ValueError(
-                f"population {population.name!r} was charged by others meanwhile, so that its limit no longer pays for "
-                "the rest; no run was written, and what was asked until then stays charged and is kept for another try"
+                f"population {population.name!r} was charged by other runs in the meantime, so its limit no longer "
+                "allows the remaining rounds; no run was written. Completed rounds stay charged, and are stored for "
+                "another attempt"
             ) from None
         finally:
             if new:
                 _remove_unused(ledger_path, population)
 
     def journal_for(self, staying: SimulatedClients) -> Callable[[Sequence[int]], _Journal]:
-        """What a `Case` needs; `staying` are those who are asked, whose ids are the rows of the population."""
+        """The journal for a `Case`; `staying` are the remaining clients, whose ids are rows of the population."""
 
         def journal(rounds: Sequence[int]) -> _Journal:
             self._rounds = len(rounds)
@@ -115,18 +116,18 @@ class UnlearningCharges:
 
     @property
     def rounds(self) -> int:
-        """That were charged, also by the runs before."""
+        """Charged rounds, including those of earlier runs."""
         return sum(account.rounds for account in self._accounts())
 
     @property
     def participations(self) -> int:
-        """Of whoever took part most often."""
+        """The participations of the client that participated most often."""
         return int(np.max(sum(account.participations for account in self._accounts())))
 
     def paid(self) -> tuple[Paid, ...]:
-        """What this request and the runs before have cost together, composed and then priced."""
+        """The composed cost of this request and earlier runs."""
         accounts, delta = self._accounts(), self._terms.delta
-        # Nobody knows what the training cost if its ledger was forgotten.
+        # The cost of the training is unknown if its ledger was forgotten.
         spent = spent_together(accounts, delta) if ledgers_below(self._folders[-1]) else {}
         rows = []
         for guarantee in self._terms.promises:
@@ -142,7 +143,7 @@ class UnlearningCharges:
 
 
 class _Journal:
-    """Rounds of those who stay, in the ledger of everybody: numbered from 1, and people by their rows."""
+    """Rounds of the remaining clients in the ledger of the population: numbered from 1, with clients by row."""
 
     def __init__(self, spending: SharedSpending, rounds: Sequence[int], ids: NDArray[np.int64]) -> None:
         self._spending, self._rounds, self._ids = spending, rounds, ids
@@ -158,7 +159,7 @@ class _Journal:
             return self._ids[draw(self._rounds[number - 1])]
 
         number = self._number[round]
-        if not self._checked:  # all that is to come: who cannot pay for the last round is not asked for the first
+        if not self._checked:  # checks all rounds in advance: a client must be able to pay for the last one
             self._spending.check({each: people(each) for each in range(number, len(self._rounds) + 1)})
             self._checked = True
         return np.searchsorted(self._ids, self._spending.cohort(number, people))
@@ -168,7 +169,7 @@ class _Journal:
 
 
 def _remove_unused(ledger: Path, population: Population) -> None:
-    """A ledger that charged nobody goes again, with the folders that were made for it."""
+    """Delete a ledger without charges, and the folders that were created for it."""
     with population.deciding():
         account = Account.read(ledger)
         if account is None or account.rounds:

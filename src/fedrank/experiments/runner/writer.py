@@ -1,8 +1,8 @@
-"""A run under way: what is known about it, its rows, its checkpoint, its clock, and at the end all of its files.
+"""The files of an active run: its facts, rows, checkpoint and times, and at the end all results.
 
 A run can be stopped at any moment, even by `kill -9`. Every few seconds the rows of `rounds.csv` are made durable and
-`checkpoint.npz` is replaced by one that says how many bytes of it belong to it; a resumed run cuts off what came later
-and goes on. Chance is keyed by round, so what follows is what would have followed.
+`checkpoint.npz` is replaced by one that records how many bytes of it are valid; a resumed run truncates the rest and
+continues. Randomness is keyed by round, so the result is the same as without the interruption.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from fedrank.types import Weights
 SECONDS_BETWEEN_CHECKPOINTS = 2.0
 SECONDS_BETWEEN_NEWS = 0.1
 TIES = "equal scores are ordered by a fixed shuffle of positions, which favours no order of the file"
-NOISE = "from the system's secure source: a repeated run gives other numbers"
-# What a run leaves when it ends; the ledger stays where a run begins again: what was sent was sent.
+NOISE = "from the system's secure source: a repeated run gives different numbers"
+# Files that a run deletes when it ends; the ledger is kept, because sent updates cannot be recalled.
 AT_THE_END = (
     "queries.csv",
     "nothing.csv",
@@ -53,8 +53,8 @@ AT_THE_END = (
 )
 
 
-# What ZipFile, NumPy and JSON raise about a file that somebody else made. RuntimeError: an encrypted part, unknown
-# compression, or what is nested too deeply.
+# Errors of ZipFile, NumPy and JSON for invalid files. RuntimeError: an encrypted part, unknown
+# compression, or too deep nesting.
 UNREADABLE = (
     OSError, ValueError, EOFError, KeyError, TypeError, BadZipFile, RuntimeError, OverflowError, SyntaxError,
     tokenize.TokenError, struct.error, zlib.error,
@@ -63,33 +63,33 @@ UNREADABLE = (
 
 @dataclass(frozen=True)
 class Task:
-    """One run to be done."""
+    """One run to execute."""
 
     folder: Path  # the run folder
-    experiment: Experiment  # on one fold with one seed
+    experiment: Experiment  # with one fold and seed
     name: str  # of the whole experiment
     variant: str
-    settings: dict[str, Any]  # what this variant varies
+    settings: dict[str, Any]  # varied settings of this variant
     fold: int
     seed: int
-    device: str = "cpu"  # where clients learn: what comes out is the same
+    device: str = "cpu"  # where clients train; the results are the same
 
     def __post_init__(self) -> None:
         parts = Path(self.name).parts
         if not parts or not all(map(is_plain, parts)):
             raise ValueError(
-                f"name {self.name!r} leads out of the folder of results, or names none; give a name, or folders and a "
-                "name such as tests/first, and choose the folder of results with --out"
+                f"name {self.name!r} is not a folder within the folder of results; give a name such as first or "
+                "tests/first, and choose the folder of results with --out"
             )
         if parts[0].casefold() == FOLDER:
             raise ValueError(
-                f"name {self.name!r}: {FOLDER}/ holds what people have spent, and a run in it would be counted among "
+                f"name {self.name!r}: {FOLDER}/ contains privacy ledgers, and a run in it would be counted as one of "
                 "them; choose another name"
             )
 
     @property
     def home(self) -> Path:
-        """The folder in which experiments lie side by side."""
+        """The folder that contains experiments."""
         return self.folder.absolute().parents[1 + len(Path(self.name).parts)]
 
     @property
@@ -99,23 +99,23 @@ class Task:
 
 @dataclass(frozen=True)
 class News:
-    """How far a run has come."""
+    """The progress of a run."""
 
     round: int
     rounds: int
     quality: float  # last value of the first measure; NaN before the first evaluation
-    interactions: int  # since this process took the run up
+    interactions: int  # since this process started or resumed the run
     seconds: float  # likewise
     seconds_left: float
 
 
 class Stopped(Exception):
-    """Somebody asked a run to stop; what it has done is safe in its checkpoint."""
+    """A run was asked to stop; its checkpoint is saved."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What adds up over rounds, and over the processes that worked on a run."""
+    """Totals over rounds, and over the processes that worked on a run."""
 
     interactions: int = 0
     bytes_up: int = 0
@@ -125,10 +125,10 @@ class Totals:
 
 
 class RunWriter:
-    """The files of a run while it is done. Models to be evaluated are gathered: many at once cost little more than one.
+    """The files of a run during its execution. Models are collected and evaluated together, which is faster.
 
     A run records its facts (`update_facts`), opens its rows (`begin`), adds them one by one (`add`), reports and saves
-    itself between two of them (`after_round`), and ends (`finish`).
+    itself between them (`after_round`), and ends (`finish`).
     """
 
     def __init__(
@@ -145,18 +145,18 @@ class RunWriter:
             on_progress,
             stop,
         )
-        self._damage: ValueError | None = None  # why the checkpoint cannot be gone on from
+        self._damage: ValueError | None = None  # why the checkpoint is unusable
         try:
-            self.restored = _read_checkpoint(task.folder)  # what an earlier process left, if anything
+            self.restored = _read_checkpoint(task.folder)  # the state of an earlier process, if any
         except ValueError as problem:
             self.restored, self._damage = None, problem
-        self.round = 0 if self.restored is None else int(self.restored["round"])  # up to which all is safe
+        self.round = 0 if self.restored is None else int(self.restored["round"])  # the last saved round
         self.quality = math.nan
         self.totals = Totals()
         self.safe: Callable[[int], None] = lambda round: None  # called after every checkpoint
         self.facts = _first_facts(task, self.round)
         if self.restored is not None and "checksum" not in self.restored:
-            note = "its checkpoint carried no checksum, so that damage to it may have gone unnoticed"
+            note = "its checkpoint had no checksum, so damage may have gone undetected"
             self.facts = replace(self.facts, notes=(note,))
         self._file: io.BufferedRandom | None = None
         self._rows: list[str] = []
@@ -178,7 +178,7 @@ class RunWriter:
                 self._file.close()
 
     def origin(self, data: str) -> dict[str, Any]:
-        """What a model says of the run it comes from; by it, `fedrank score` finds the test queries of its fold."""
+        """The origin in a model file, from which `fedrank model score` finds the test queries of its fold."""
         task = self.task
         return {
             "experiment": task.name,
@@ -189,14 +189,14 @@ class RunWriter:
         }
 
     def check_checkpoint(self) -> None:
-        """Stop before anything is done where the checkpoint is not what was written."""
+        """Raise an error before anything is done if the checkpoint is damaged."""
         if self._damage is not None:
             raise self._damage
 
     def update_facts(
         self, notes: Iterable[str] = (), conventions: Mapping[str, str] | None = None, **facts: Any
     ) -> None:
-        """Update run.json; notes and conventions are added to those that it has."""
+        """Update run.json; notes and conventions are added to the existing ones."""
         self.facts = replace(
             self.facts,
             notes=(*self.facts.notes, *notes),
@@ -211,9 +211,9 @@ class RunWriter:
         online: bool = True,
         reward: bool = False,
     ) -> Mapping[str, Any] | None:
-        """Open the rows as the checkpoint left them; returns what it holds, or None where a run begins.
+        """Open the rows at the checkpoint; returns its contents, or None for a new run.
 
-        `evaluate` gives [measures, models] of models [models, parameters]; online quality and rewards are columns where
+        `evaluate` returns [measures, models] of models [models, parameters]; online quality and rewards are columns if
         there are any.
         """
         self._evaluate, self._online, self._reward = evaluate, online, reward
@@ -249,10 +249,10 @@ class RunWriter:
         bytes_down: int = 0,
         online: float = math.nan,
         reward: float | None = None,
-        model: Weights | None = None,  # to be evaluated; [clients, parameters] where everybody has an own one
-        values: Sequence[float] | None = None,  # [measures], where they are known already
+        model: Weights | None = None,  # to be evaluated; [clients, parameters] for personal models
+        values: Sequence[float] | None = None,  # [measures], if already known
     ) -> None:
-        """One more row; amounts are those of this round alone."""
+        """Add one row; amounts are those of this round alone."""
         old = self.totals
         self.totals = now = Totals(
             old.interactions + interactions,
@@ -281,11 +281,11 @@ class RunWriter:
             self._measure()
 
     def _measure(self) -> None:
-        """Fill in the rows that wait for the values of their models."""
+        """Evaluate waiting models, and fill in their rows."""
         if not self._models:
             return
         assert self._evaluate is not None
-        if self._models[0].ndim == 2:  # everybody has an own model: their mean is what people get
+        if self._models[0].ndim == 2:  # personal models: their mean quality counts
             values = np.stack([self._evaluate(models).mean(axis=1) for models in self._models], axis=1)
         else:
             values = self._evaluate(np.stack(self._models))
@@ -296,7 +296,7 @@ class RunWriter:
         self._unmeasured.clear()
 
     def report_progress(self, round: int, last: int, quality: float | None = None) -> None:
-        """Report how far the run is."""
+        """Report the progress of the run."""
         self._reported = time.monotonic()
         passed, done = self._reported - self._began, round - self._resumed
         left = passed / done * (last - round) if done > 0 else 0.0
@@ -311,7 +311,7 @@ class RunWriter:
     def after_round(self, round: int, last: int, parts: Callable[[], Mapping[str, Any]], ends: bool = False) -> None:
         """Between two rounds: report progress, save a checkpoint every few seconds, stop if requested.
 
-        `parts` gives what the next round needs: arrays, and what JSON can hold.
+        `parts` returns the state for the next round: arrays and JSON values.
         """
         now = time.monotonic()
         if now - self._reported < SECONDS_BETWEEN_NEWS and not ends:
@@ -324,7 +324,7 @@ class RunWriter:
             raise Stopped
 
     def save_checkpoint(self, round: int, parts: Mapping[str, Any]) -> None:
-        """Make everything so far durable."""
+        """Make all results so far durable."""
         began = time.monotonic()
         self._write_rows(round)
         assert self._file is not None
@@ -336,7 +336,7 @@ class RunWriter:
         self.round = round
         self.safe(round)
         self._saved = time.monotonic()
-        self._pause = max(SECONDS_BETWEEN_CHECKPOINTS, 20 * (self._saved - began))  # a large memory takes its time
+        self._pause = max(SECONDS_BETWEEN_CHECKPOINTS, 20 * (self._saved - began))  # a large state takes long to save
 
     def _write_rows(self, round: int) -> None:
         self._measure()
@@ -361,12 +361,12 @@ class RunWriter:
         round: int,
         *,
         queries: tuple[Sequence[str], NDArray[np.float64]],  # ids, and [measures, queries]
-        baseline: BaselineRanking,  # what users have without the model, on the same queries
+        baseline: BaselineRanking,  # the baseline ranking on the same queries
         clients: Mapping[str, Sequence[Any]] | None = None,  # columns of clients.csv
         card: Card | None = None,
         **facts: Any,
     ) -> None:
-        """Write what a finished run has besides its model, and that it is finished."""
+        """Write the files of a finished run besides its model, and mark it as finished."""
         if self._rows:
             self._write_rows(round)
         ids, values = queries
@@ -379,7 +379,7 @@ class RunWriter:
         if card is not None:
             issued(card, self.folder, str(self.facts.data.get("name", ""))).write(self.folder)
         about = f"{baseline.name}; {baseline.about}" if baseline.about else baseline.name
-        conventions = facts.pop("conventions", {}) | {"do nothing": f"the order that users have: {about}"}
+        conventions = facts.pop("conventions", {}) | {"do nothing": f"the baseline ranking: {about}"}
         self.update_facts(
             conventions=conventions, **facts, given=baseline.name, status="finished", round=round, ended=now()
         )
@@ -392,8 +392,8 @@ def _first_facts(task: Task, round: int) -> Facts:
     machine = kernels.compile.compiled_for()
     if not kernels.compile.same_bytes_here():
         conventions["machine"] = (
-            f"computed on {machine}: the last digits may differ from those on x86-64 and 64-bit ARM, where every "
-            "processor gives the same"
+            f"computed on {machine}: the last digits may differ from those on x86-64 and 64-bit ARM, where all "
+            "processors give the same"
         )
     return Facts(
         experiment=task.name,
@@ -415,7 +415,7 @@ def _first_facts(task: Task, round: int) -> Facts:
 
 
 def _begun(folder: Path, round: int) -> str:
-    """When the run began: where one is resumed, when it did so first."""
+    """The start time of the run; for a resumed run, of the first start."""
     before = ""
     if round:
         with suppress(OSError, ValueError, KeyError):
@@ -428,7 +428,7 @@ def _packed(part: Any) -> NDArray[Any]:
 
 
 def _checksum(parts: Mapping[str, NDArray[Any]]) -> str:
-    """Of arrays by name, whatever their order."""
+    """The checksum of arrays by name, independent of their order."""
     total = hashlib.sha256()
     for name in sorted(parts):
         array = parts[name]
@@ -437,9 +437,9 @@ def _checksum(parts: Mapping[str, NDArray[Any]]) -> str:
 
 
 def _read_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """Contents of the checkpoint; None where there is none, or one that cannot be read: then the run begins again.
+    """Contents of the checkpoint; None if there is none or it is unreadable: the run then begins again.
 
-    One that can be read and is not what was written is an error: who knows what the run would go on with?
+    A readable checkpoint with a wrong checksum is an error, because the run would continue from wrong values.
     """
     file = folder / "checkpoint.npz"
     try:
@@ -458,26 +458,26 @@ def _read_checkpoint(folder: Path) -> dict[str, Any] | None:
     if given is None:
         return checkpoint
     if str(given) != _checksum(parts):
-        raise ValueError(f"the checksum of {file} is wrong: the file is damaged; delete it, and the run begins again")
+        raise ValueError(f"the checksum of {file} is wrong: the file is damaged; delete it to begin the run again")
     return checkpoint | {"checksum": str(given)}
 
 
 def _arrays_of(file: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a file as `np.savez` writes it, each as large as the file says and no larger than the file."""
+    """The arrays of an `np.savez` file, with declared sizes checked against the size of the file."""
     arrays: dict[str, NDArray[Any]] = {}
     with opened(file) as content, ZipFile(content) as parts:
         size = os.fstat(content.fileno()).st_size
         for part in parts.infolist():
             whole = part.compress_type == ZIP_STORED and part.file_size <= size and part.filename.endswith(".npy")
-            if not whole or part.comment or part.extra:  # which could hide the parts behind it
-                raise ValueError(f"{part.filename} is no array as it is written into a checkpoint")
+            if not whole or part.comment or part.extra:  # which could hide later parts
+                raise ValueError(f"{part.filename} is not a valid array of a checkpoint")
             array = io.BytesIO(parts.read(part))
             if np.lib.format.read_magic(array) != (1, 0):
-                raise ValueError(f"{part.filename} has a header of another version")
+                raise ValueError(f"{part.filename} has a header with an unsupported version")
             shape, by_column, kind = np.lib.format.read_array_header_1_0(array)
             rest = array.read()
             if kind.hasobject or math.prod(shape) * kind.itemsize != len(rest):
-                raise ValueError(f"{part.filename} is not as large as it says, or holds objects")
+                raise ValueError(f"{part.filename} does not have its declared size, or contains objects")
             arrays[part.filename.removesuffix(".npy")] = (
                 np.frombuffer(rest, kind).reshape(shape, order="F" if by_column else "C").copy()
             )

@@ -1,1 +1,1 @@
-"""What a question says: a TOML file is read once, into experiments whose methods are built."""
+"""Specifications: a TOML file is read and checked once, and expanded into experiments."""

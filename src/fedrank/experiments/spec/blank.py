@@ -1,4 +1,4 @@
-"""A spec to begin with: what must be there, and behind # everything else with its default and what it means."""
+"""A commented template of a spec: required settings, and all others behind # with their default and meaning."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from fedrank.experiments.spec.listing import comments_of, first_sentence
 from fedrank.names import did_you_mean
 from fedrank.toml import shown
 
-SCHEMA = "fedrank-spec.schema.json"  # beside a new spec
-# What a new spec says where there is no default; all else is left as it is.
+SCHEMA = "fedrank-spec.schema.json"  # written next to a new spec
+# Values of a template where a setting has no default or another value is more useful.
 BEGINNINGS: dict[str, dict[str, Any]] = {
     "federated": {
         "title": "What I want to know",
@@ -41,15 +41,15 @@ BEGINNINGS: dict[str, dict[str, Any]] = {
         "data.name": "synthetic-silos",
         "silos.count": 4,
         "method": "cross-silo",
-        "method.normalise": "fixed",  # so that the model can be exported
-        "method.width": 100,  # of a sixth of the cells, noise tells as much
+        "method.normalise": "fixed",  # required for exporting the model
+        "method.width": 100,  # six times narrower would be as accurate under noise
         "method.depth": 10,
     },
     "trees": {"title": "What I want to know", "data.name": "synthetic-istella-x", "booster": "lambdamart"},
 }
 
-# What cannot be run before somebody did something.
-NEEDED = {"async": 'put the folder of your search log in place of "LOG" (fedrank logs build makes one)'}
+# What the user must do before the template runs.
+NEEDED = {"async": 'replace "LOG" by the folder of your click log (create it with fedrank data build)'}
 
 VARIED = {
     "federated": '"learner.rate" = [0.03, 0.1]',
@@ -60,17 +60,17 @@ VARIED = {
 
 
 def blank_spec(kind: str, schema: str = "") -> str:
-    """A commented spec of this kind. `schema` is where a JSON schema lies, for editors that look for it."""
+    """A commented template of this kind. `schema` is the path of a JSON schema, for editors that support it."""
     if kind not in BEGINNINGS:
-        raise ValueError(f"no kind {kind!r} of experiment{did_you_mean(kind, BEGINNINGS)}")
+        raise ValueError(f"unknown kind {kind!r} of experiment{did_you_mean(kind, BEGINNINGS)}")
     return "\n".join([*_head(kind, schema), *_body(kind), ""])
 
 
 def _head(kind: str, schema: str) -> Iterator[str]:
     if schema:
         yield f"#:schema {schema}"
-    yield "# An experiment of fedrank. A line behind # is a setting at its default: take the # away to change it."
-    yield "# `fedrank run FILE` does it, `fedrank methods` says what can be named, docs/spec.md explains the rest."
+    yield "# A fedrank experiment. Lines that start with # show defaults: remove the # to change a setting."
+    yield "# `fedrank run FILE` runs it, `fedrank methods` lists the methods, docs/spec.md is the reference."
     yield ""
     yield f'kind = "{kind}"'
 
@@ -114,7 +114,7 @@ def _section(name: str, kind: type, begin: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _method(location: str, family: Family, name: str | None, comment: str, begin: Mapping[str, Any]) -> Iterator[str]:
-    """A method with its settings; one that is not asked for is behind #."""
+    """A method with its settings; one that is not selected is commented out."""
     off = "# " if name is None else ""
     yield f"# {location}: {_in_words(comment)}" if comment else f"# {location}"
     yield f"# One of {', '.join(family.methods)}"
@@ -130,7 +130,7 @@ def _method(location: str, family: Family, name: str | None, comment: str, begin
 
 
 def _line(field: dataclasses.Field[Any], comment: str, value: Any = None) -> str:
-    """One setting: as it is begun with, or behind # at its default."""
+    """One setting: with the value of the template, or commented out at its default."""
     behind = f"  # {_in_words(comment)}" if comment else ""
     if value is not None:
         return f"{field.name} = {shown(value)}{behind}"
@@ -141,11 +141,11 @@ def _line(field: dataclasses.Field[Any], comment: str, value: Any = None) -> str
 
 
 def _in_words(comment: str) -> str:
-    """TOML has no None: a setting is left out."""
+    """TOML has no None: such a setting is left out."""
     return comment.replace("None:", "left out:")
 
 
 def _plain_hint(hint: Any) -> Any:
-    """The hint of a setting that may also be left out."""
+    """The type of a setting without None."""
     inner = [one for one in get_args(hint) if one is not type(None)]
     return inner[0] if type(None) in get_args(hint) and len(inner) == 1 else hint

@@ -1,4 +1,4 @@
-"""An experiment: one question with one value for every setting, its methods built and ready to run."""
+"""An experiment: one value for every setting, with its methods built and ready to run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ E = TypeVar("E", bound="Experiment")
 
 
 class SpecError(ValueError):
-    """Everything that is wrong with a spec, one line each."""
+    """All problems of a spec, one per line."""
 
     def __init__(self, problems: Iterable[str], source: str = ""):
         self.problems = list(dict.fromkeys(line for problem in problems for line in str(problem).splitlines()))
         self.source = source
-        super().__init__(self.problems, source)  # as given, so that it survives a trip between processes
+        super().__init__(self.problems, source)  # makes the exception picklable
 
     def __str__(self) -> str:
         return "\n".join(f"{self.source}: {line}" if self.source else line for line in self.problems)
@@ -35,51 +35,51 @@ class SpecError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(ABC):
-    """What every experiment has, whatever its kind."""
+    """The settings that all kinds of experiments have."""
 
     title: str = ""
     measures: Filled[str] = ("ndcg@10",)
     seeds: Filled[int] = (1,)
 
-    sections: ClassVar[tuple[str, ...]]  # tables of settings, of which variants change single ones
-    if TYPE_CHECKING:  # fields of every kind, each with its own type
+    sections: ClassVar[tuple[str, ...]]  # tables in which variants can change single settings
+    if TYPE_CHECKING:  # declared by every kind with its own type
         kind: str
         data: Any  # a section with `folds` and `require`
 
     @property
     @abstractmethod
     def extent(self) -> str:
-        """How long a run takes, in its own unit."""
+        """The length of a run, with its unit."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What is measured of a model: columns of rounds.csv and queries.csv."""
+        """What is measured: the columns of rounds.csv and queries.csv."""
         return self.measures
 
     @property
     @abstractmethod
     def rounds_asked(self) -> int:
-        """Rows that rounds.csv can have."""
+        """The maximum number of rows in rounds.csv."""
 
     def require_data(self) -> None:
-        """Refuse an experiment whose data are not here, before any of its runs begins."""
+        """Raise an error if the data are missing, before any run begins."""
         self.data.require()
 
     def repeats(self) -> list[tuple[int, int]]:
-        """(fold, seed) of every repeat."""
+        """The (fold, seed) pair of every repeat."""
         return list(itertools.product(self.data.folds, self.seeds))
 
     def single(self: E, fold: int, seed: int) -> E:
-        """The same on one fold with one seed."""
+        """This experiment on one fold with one seed."""
         return dataclasses.replace(self, data=dataclasses.replace(self.data, folds=(fold,)), seeds=(seed,))
 
     @classmethod
     def read(
         cls: type[E], tables: TomlTable, problems: list[str], known: Iterable[str] = (), here: bool = True
     ) -> E | None:
-        """An experiment from the tables of its TOML; None where something is wrong with them, which is noted.
+        """Build an experiment from the tables of its TOML. Problems are appended, and the result is then None.
 
-        Without `here` it ran once, so that it was right then: only its form is checked.
+        `here=False` is for a finished run, whose values were valid when it ran: only the structure is checked.
         """
         before = len(problems)
         values = read_fields(cls, tables, "", problems, known=known, here=here)
@@ -87,18 +87,18 @@ class Experiment(ABC):
         if here:
             fields = {field.name: field for field in dataclasses.fields(cls)}
             defaults = {name: None if is_required(field) else default_of(field) for name, field in fields.items()}
-            unusable = set(tables) - set(values)  # told already
+            unusable = set(tables) - set(values)  # these have been reported already
             problems += cls.problems(SimpleNamespace(**(defaults | values), unusable=unusable))
         return cls(**values) if len(problems) == before else None
 
     @classmethod
     def complete(cls, values: TomlTable, tables: TomlTable, problems: list[str]) -> None:
-        """Fill in what one part takes over from another unless its table says otherwise."""
+        """Fill in settings that one section inherits from another."""
         return
 
     @classmethod
     def problems(cls, spec: Any) -> list[str]:
-        """What is wrong with values that are each right. `spec` has them as fields, None where one is `unusable`."""
+        """Conflicts between values that are valid on their own. An `unusable` value is None in `spec`."""
         found: list[str] = []
         names = []
         for i, text in enumerate(spec.measures):
@@ -107,20 +107,20 @@ class Experiment(ABC):
         folds = () if spec.data is None else spec.data.folds
         for location, listed in (("measures", names), ("seeds", spec.seeds), ("data.folds", folds)):
             if again := twice(listed):
-                found.append(f"{location}: {shown(again[0])} stands there twice; list each once")
+                found.append(f"{location}: {shown(again[0])} is listed twice; list each value once")
         return found
 
 
 def of_sizes(measures: Iterable[str], sizes: Iterable[int]) -> list[str]:
-    """What measures are called of forests that are cut to so many trees."""
+    """Names of the measures of forests that are truncated to these numbers of trees."""
     measures = list(measures)
     return [f"{name} of {size} trees" for size in sizes for name in measures]
 
 
 def to_tables(experiment: Experiment) -> TomlTable:
-    """The tables of an experiment, with every setting of its methods written out, so that it can be read in years.
+    """The tables of an experiment with every setting of its methods, independent of later defaults.
 
-    What is absent or empty is left out.
+    Absent and empty values are left out.
     """
     tables: TomlTable = {}
     for field in dataclasses.fields(experiment):

@@ -1,8 +1,8 @@
-"""Methods and sections: read from tables, and written as tables again.
+"""Reads methods and sections from tables, and writes them as tables.
 
 A method is a frozen dataclass; its fields are its settings. `"mean"` and `{ name = "mean", weighted = false }` both
-name one, and `{ name = "my_lab.ideas:Mine" }` names one outside the package. A section, such as [data], has a class of
-its own and needs no name. What a field may hold is what its type hint says, and is said nowhere else.
+name one, and `{ name = "my_lab.ideas:Mine" }` names one outside the package. A section, such as [data], has its own
+class and needs no name. The type hint of a field defines its valid values.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from fedrank.value_checks import checked, noting
 
 @dataclass(frozen=True)
 class Family:
-    """Methods that can stand in for each other."""
+    """Methods that are interchangeable in a spec."""
 
     name: str
     methods: Mapping[str, type]
 
 
-# One line makes a family known: to specs, to `fedrank methods`, and to the contract tests.
+# An entry here makes a family available in specs, `fedrank methods` and the contract tests.
 FAMILIES: dict[Any, Family] = {
     Learner: Family("learner", LEARNERS),
     Ranker: Family("ranker", RANKERS),
@@ -66,11 +66,11 @@ FAMILIES: dict[Any, Family] = {
 }
 
 
-OTHER_FAMILIES = {OwnClickModel: Family("click model", {})}  # without methods of our own
-OPTIONAL = {"from_impressions"}  # a learner without it runs in simulations alone
+OTHER_FAMILIES = {OwnClickModel: Family("click model", {})}  # families without built-in methods
+OPTIONAL = {"from_impressions"}  # a learner without it runs only in simulations
 
 
-# Keys of version 0.1 and their new names: an error in a specification, read as the new one in a finished run.
+# Keys of version 0.1 and their new names: an error in a new spec, translated in the spec of a finished run.
 RENAMED: dict[str, str] = {
     "attack.user": "click_model",
     "booster.least": "min_negatives",
@@ -81,7 +81,7 @@ RENAMED: dict[str, str] = {
     "policy.places": "placements",
 }
 RENAMED_METHODS = {"secure-sum": "secure-aggregation"}
-# Where settings of earlier versions stand now.
+# Settings of earlier versions and what replaces them.
 MOVED = {
     "learner.prox": 'local = { name = "fedprox", strength = 0.01 }',
     "learner.personal": 'local = "fedper"',
@@ -90,7 +90,7 @@ MOVED = {
 
 
 def with_new_names(tables: TomlTable) -> TomlTable:
-    """The specification of a finished run with the names of this version."""
+    """The spec of a finished run, with the key names of this version."""
     updated = {key: dict(value) if isinstance(value, dict) else value for key, value in tables.items()}
     for key, new in RENAMED.items():
         section, _, old = key.partition(".")
@@ -105,30 +105,30 @@ def with_new_names(tables: TomlTable) -> TomlTable:
 
 
 class SpecSection:
-    """A table of settings that is no method; its classes are frozen dataclasses."""
+    """A table of settings that is not a method. Subclasses are frozen dataclasses."""
 
     def problems(self) -> list[str]:
-        """What is wrong with values that are each of the right type, each line with its place."""
+        """Conflicts between values of the right type; each line names its key."""
         return []
 
     def code_from_outside(self, location: str) -> list[str]:
-        """Code of others that values name without being methods, each line with its place."""
+        """External code that is named by other values than methods; each line names its key."""
         return []
 
 
 @dataclass(frozen=True)
 class ExternalMethod:
-    """A method of somebody whose code is not imported, or that needs one: all that a report needs is its table."""
+    """An external method, or one with an external setting, that was not imported. A report needs only its table."""
 
     table: TomlTable
-    needs: tuple[str, ...] = ()  # methods of others among its settings, each with its place; empty: it is one itself
+    needs: tuple[str, ...] = ()  # external methods among its settings, each with its key; empty: it is external itself
 
 
 def build(protocol: Any, given: Any, location: str, here: bool = True) -> Any:
-    """The method that a name, or a table with a name and settings, asks for. Mistakes name their place, one a line.
+    """Build the method that a name, or a table with a name and settings, describes. Each problem is one line.
 
-    Without `here`, code from outside the package is not imported, whoever wrote it and wherever it is now: an
-    experiment that ran once was right then, and its folder may come from anybody.
+    With `here=False`, external code is not imported: the spec comes from a finished run, whose folder may have been
+    written on another machine and is not trusted.
     """
     family = FAMILIES.get(protocol) or OTHER_FAMILIES[protocol]
     table = {"name": given} if isinstance(given, str) else given
@@ -137,7 +137,7 @@ def build(protocol: Any, given: Any, location: str, here: bool = True) -> Any:
         raise ValueError(f'{location}: {shown(given)} is not a method; write a table such as {{ name = "{example}" }}')
     if not isinstance(table.get("name"), str):
         raise ValueError(_no_name(family, table, location))
-    if ":" not in table["name"] and table["name"] not in family.methods:  # perhaps that of a plug-in
+    if ":" not in table["name"] and table["name"] not in family.methods:  # it may be from a plug-in
         table = {**table, "name": plugins.methods().get(f"{family.name}.{table['name']}", table["name"])}
     if not here and ":" in table["name"]:
         return ExternalMethod(dict(table))
@@ -161,11 +161,11 @@ def read_fields(
     location: str,
     problems: list[str],
     *,
-    of: str = "",  # the method whose settings these are; empty for a section
-    known: Iterable[str] = (),  # other keys that somebody may have meant
+    of: str = "",  # the name of the method; empty for a section
+    known: Iterable[str] = (),  # other valid keys, for suggestions
     here: bool = True,
 ) -> TomlTable:
-    """Those values of a table that can be used, by field of the class; what is wrong with the others is noted."""
+    """The valid values of a table by field name; problems with the others are appended to `problems`."""
     if not isinstance(table, Mapping):
         problems.append(f"{location}: {shown(table)} is not a table; write [{location}]")
         return {}
@@ -179,10 +179,10 @@ def read_fields(
                 problems.append(f"{at}: is called {RENAMED[at]} since version 0.2; rename it")
                 continue
             if at in MOVED:
-                problems.append(f"{at}: has a place of its own now; leave it out, and write {MOVED[at]} if it was on")
+                problems.append(f"{at}: is no longer a setting; remove it, and write {MOVED[at]} if it was on")
                 continue
             what = f"no such setting of {of}" if of else "no such key"
-            problems.append(f"{at}: {what}{did_you_mean(key, names) if names else '; it has none'}")
+            problems.append(f"{at}: {what}{did_you_mean(key, names) if names else '; it has no settings'}")
             continue
         with noting(problems):
             read = _read(hints_of(kind)[key], value, at, problems, here)
@@ -190,13 +190,13 @@ def read_fields(
                 values[key] = read
     for name, field in fields.items():
         if name not in table and is_required(field):
-            remedy = f"{of} cannot do without it" if of else f"write {field.metadata['example']}"
+            remedy = f"{of} requires it" if of else f"write {field.metadata['example']}"
             problems.append(f"{location}.{name}: is missing; {remedy}" if location else f"{name}: is missing; {remedy}")
     return values
 
 
 def _read(hint: Any, value: Any, location: str, problems: list[str], here: bool) -> Any:
-    """What a field is asked to hold: a method, a section, rows of one, or a plain value."""
+    """Read the value of a field: a method, a section, a list of sections, or a plain value."""
     [only, *more] = [each for each in get_args(hint) if each is not NoneType] or [hint]
     plain = only if NoneType in get_args(hint) and not more else hint
     if plain in FAMILIES:
@@ -223,14 +223,14 @@ def _read_section(
 
 
 def describe(method: Any) -> TomlTable:
-    """The table that builds this method again: its name and all its settings."""
+    """A table with the name and all settings of a method, from which it can be built again."""
     if isinstance(method, ExternalMethod):
         return dict(method.table)
     return {"name": name_of(method)} | settings_of(method)
 
 
 def code_from_outside(one: Any, location: str = "") -> Iterator[str]:
-    """Methods that an experiment names and that were not imported, each with its place."""
+    """External methods that were not imported, each with its key."""
     if isinstance(one, ExternalMethod):
         yield from one.needs or [f"{location}.name: {one.table['name']!r}"]
     elif isinstance(one, dict):
@@ -246,7 +246,7 @@ def code_from_outside(one: Any, location: str = "") -> Iterator[str]:
 
 
 def settings_of(one: Any) -> TomlTable:
-    """The fields of a method or a section as a table, without those that hold nothing."""
+    """The fields of a method or section as a table, without None and empty values."""
     table: TomlTable = {}
     for field in dataclasses.fields(one):
         value = getattr(one, field.name)
@@ -258,7 +258,7 @@ def settings_of(one: Any) -> TomlTable:
 
 
 def name_of(method: Any) -> str:
-    """How a spec calls this method."""
+    """The name of this method in a spec."""
     for family in FAMILIES.values():
         for name, kind in family.methods.items():
             if kind is type(method):
@@ -284,7 +284,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _no_name(family: Family, table: Mapping[str, Any], location: str) -> str:
-    """What to say of a table without a name; its settings tell which method was meant."""
+    """The message for a table without a name; its settings may indicate which method was meant."""
     if "name" in table:
         return f"{location}.name: {shown(table['name'])} is not a name; write one of {_listed(family.methods)}"
     fitting = [name for name, kind in family.methods.items() if table and set(table) <= set(hints_of(kind))]
@@ -303,18 +303,20 @@ def _class_for(protocol: Any, name: str, location: str) -> type:
                 f'{location}.name: "{name}" is called "{RENAMED_METHODS[name]}" since version 0.2; rename it'
             )
         others = (found.partition(".")[2] for found in plugins.methods() if found.startswith(f"{family.name}."))
-        raise ValueError(f"{location}.name: no {name!r}{did_you_mean(name, [*family.methods, *others])}")
+        raise ValueError(
+            f"{location}.name: unknown {family.name} {name!r}{did_you_mean(name, [*family.methods, *others])}"
+        )
     module, _, attribute = name.partition(":")
     try:
         kind: Any = operator.attrgetter(attribute)(importlib.import_module(module))
-    except Exception as problem:  # whatever the code of others may raise while it is imported
+    except Exception as problem:  # external code may raise anything while it is imported
         lost = isinstance(problem, ModuleNotFoundError) and problem.name == module.partition(".")[0]
-        remedy = "put the file beside the specification, or its folder on PYTHONPATH" if lost else "write module:Class"
+        remedy = "put the file next to the spec, or add its folder to PYTHONPATH" if lost else "write module:Class"
         raise ValueError(f"{location}.name: {name!r} cannot be imported ({problem}); {remedy}") from None
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
-        raise ValueError(f"{location}.name: {name!r} is not a dataclass, whose fields would be its settings")
+        raise ValueError(f"{location}.name: {name!r} is not a dataclass; its fields would be the method's settings")
     has = {field.name for field in dataclasses.fields(kind)}.union(*(vars(base) for base in kind.__mro__))
     lacks = [part for part in vars(protocol) if (part == "__call__" or part[0] != "_") and part not in has | OPTIONAL]
     if lacks:
-        raise ValueError(f"{location}.name: {name!r} is no {family.name}, it lacks {', '.join(lacks)}")
+        raise ValueError(f"{location}.name: {name!r} is not a valid {family.name}; it lacks {', '.join(lacks)}")
     return kind

@@ -1,4 +1,4 @@
-"""The spec of a federation of clients: kinds "federated", in rounds, and "async", as updates arrive."""
+"""The spec of federated experiments: kind "federated" runs in rounds, kind "async" as updates arrive."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from fedrank.types import Aggregator, Attack, Learner, LocalStep, ServerOptimize
 from fedrank.value_checks import LARGEST, Filled, Positive, at_least, at_most, checked, more_than, noting
 
 Count = Annotated[int, at_least(0), at_most(LARGEST)]
-MAX_CLIENTS = 10_000_000  # a million of them take about 1 GB
+MAX_CLIENTS = 10_000_000  # a million clients need about 1 GB of memory
 
 
 def _from_outside(given: str | TomlTable) -> bool:
@@ -49,13 +49,14 @@ def _click_model(given: str | TomlTable) -> str | ClickModel | OwnClickModel:
         return model
     if isinstance(given, str):
         if given not in CLICK_MODELS:
-            raise ValueError(f"clients.click_model: no {given!r}{did_you_mean(given, CLICK_MODELS)}")
+            raise ValueError(f"clients.click_model: unknown click model {given!r}{did_you_mean(given, CLICK_MODELS)}")
         return given
     known = {each.name for each in dataclasses.fields(ClickModel)}
     if not {"click", "stop"} <= set(given) <= known:
         raise ValueError(
-            f"clients.click_model: {shown(given)} is not a click model; write {{ click = [...], stop = [...] }}, a "
-            'probability for each grade, and perhaps attention_decay = 1.0, or { name = "module:Class" } for your own'
+            f"clients.click_model: {shown(given)} is not a click model; write {{ click = [...], stop = [...] }} with a "
+            "probability for each relevance label (attention_decay = 1.0 is optional), or "
+            '{ name = "module:Class" } for your own class'
         )
     values = {
         key: checked(hints_of(ClickModel)[key], value, f"clients.click_model.{key}") for key, value in given.items()
@@ -68,7 +69,7 @@ def _click_model(given: str | TomlTable) -> str | ClickModel | OwnClickModel:
 
 def _population(name: str, location: str) -> None:
     if not re.fullmatch(r"[\w][\w.+=-]*", name):
-        raise ValueError(f"{location}: {shown(name)} does not name a folder; use letters, digits, - and _")
+        raise ValueError(f"{location}: {shown(name)} cannot be the name of a folder; use letters, digits, - and _")
 
 
 def _listed(click_model: str | Sequence[str] | TomlTable) -> Sequence[str | TomlTable]:
@@ -79,7 +80,7 @@ def _known_click_models(click_model: str | Sequence[str] | TomlTable, location: 
     found: list[str] = []
     for one in _listed(click_model):
         with noting(found):
-            if not _from_outside(one):  # nothing is imported while a spec is read
+            if not _from_outside(one):  # reading a spec must not import code
                 _click_model(one)
     if found:
         raise ValueError("\n".join(found))
@@ -87,19 +88,17 @@ def _known_click_models(click_model: str | Sequence[str] | TomlTable, location: 
 
 @dataclass(frozen=True)
 class ClientsSpec(SpecSection):
-    """Who takes part."""
+    """The clients of the federation."""
 
     count: Annotated[int, at_least(1), at_most(MAX_CLIENTS)] = field(metadata={"example": "count = 10"})
     partition: Partition = field(default_factory=Iid)
-    # A name; a list, of which client c gets entry c, counted around; or tables of its own.
+    # A name; a list that is assigned to clients cyclically; or a table.
     click_model: Annotated[str | Filled[str] | TomlTable, _known_click_models] = "perfect"
-    interactions: Positive | Filled[Positive] = 5  # searches a round; a list is counted around
-    click_model_per: Literal["client", "interaction"] = "client"  # interaction: each draws one of the users in the list
-    participation: Annotated[float, more_than(0), at_most(1)] = 1.0  # share of clients in a round
+    interactions: Positive | Filled[Positive] = 5  # per client and round; a list is assigned to clients cyclically
+    click_model_per: Literal["client", "interaction"] = "client"  # interaction: each draws from the list
+    participation: Annotated[float, more_than(0), at_most(1)] = 1.0  # fraction of clients that participate in a round
     malicious: Count = 0
-    people: Positive = (
-        1  # of each client, where clients are organisations: each searches by itself, as often as is said
-    )
+    people: Positive = 1  # people per client, for clients that are organisations; each has `interactions` per round
 
     @cached_property
     def click_models(self) -> list[str | ClickModel | OwnClickModel]:
@@ -107,11 +106,11 @@ class ClientsSpec(SpecSection):
 
     @property
     def searches(self) -> tuple[int, ...]:
-        """Interactions a round, of each kind of client."""
+        """Interactions per round; a list is assigned to clients cyclically."""
         return self.interactions if isinstance(self.interactions, tuple) else (self.interactions,)
 
     def code_from_outside(self, location: str) -> list[str]:
-        """Click models of others, each with its place."""
+        """External click models, each with its key."""
         outside = [one for one in _listed(self.click_model) if _from_outside(one)]
         return [f"{location}.click_model: {one['name'] if isinstance(one, dict) else one!r}" for one in outside]
 
@@ -122,12 +121,15 @@ class ClientsSpec(SpecSection):
             return found
         if not self.malicious or 2 * self.malicious < self.count:
             return []
-        return [f"clients.malicious: {self.malicious} of {self.count} clients decide as they like; use less than half"]
+        return [
+            f"clients.malicious: {self.malicious} of {self.count} clients are malicious; fewer than half of the "
+            "clients can be"
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class FederatedExperiment(Experiment):
-    """A question to a federation of clients."""
+    """An experiment with a federation of clients."""
 
     rounds: Positive = field(metadata={"example": "rounds = 1000"})
     data: DataSpec = field(metadata={"example": '[data] with name = "synthetic-mq2007"'})
@@ -137,15 +139,15 @@ class FederatedExperiment(Experiment):
     evaluate_every: Positive = 10  # rounds
     aggregator: Aggregator = field(default_factory=Mean)
     server: ServerOptimizer = field(default_factory=Add)
-    local: LocalStep | None = None  # what holds the local steps of clients together that differ; None: nothing does
-    arrival: ArrivalRule | None = None  # of kind "async": what the server does with each update; None: "fedasync"
-    attack: Attack | None = None  # what malicious clients do
-    mechanism: PricedMechanism | None = None  # what protects updates; None: nothing does
+    local: LocalStep | None = None  # local method against client drift; None: plain local steps
+    arrival: ArrivalRule | None = None  # for kind "async": how the server uses each update; None: "fedasync"
+    attack: Attack | None = None  # the attack of malicious clients
+    mechanism: PricedMechanism | None = None  # privacy mechanism for updates; None: no protection
     privacy: PrivacySpec = field(default_factory=PrivacySpec)
-    population: Annotated[str, _population] = SIMULATED  # whose ledger all runs on these people share
-    start: str | None = None  # a model to go on from; "given": the order that users have now, for a linear ranker
-    record_every: Count = 0  # rounds between recordings of all updates, to unlearn from; 0: none
-    fine_tune: Count = 0  # interactions with which every client adapts the final model to itself
+    population: Annotated[str, _population] = SIMULATED  # clients with this name share one privacy ledger over all runs
+    start: str | None = None  # initial model; "given": the baseline ranking (linear rankers only)
+    record_every: Count = 0  # rounds between recordings of all updates, for unlearning; 0: never
+    fine_tune: Count = 0  # interactions with which each client fine-tunes the final model
 
     sections = ("data", "clients", "privacy")
 
@@ -158,7 +160,7 @@ class FederatedExperiment(Experiment):
         return self.rounds
 
     def federation(self, attacked: bool) -> Federation:
-        """Who does what; nobody attacks where nobody is malicious."""
+        """The federation; without malicious clients it has no attack."""
         return Federation(
             learner=self.learner,
             aggregator=self.aggregator,
@@ -171,9 +173,9 @@ class FederatedExperiment(Experiment):
 
     @classmethod
     def complete(cls, values: TomlTable, tables: TomlTable, problems: list[str]) -> None:
-        """An attack knows the rule and the ranker that it attacks; updates that arrive meet a rule.
+        """Give an attack the aggregator and ranker that it targets, and an asynchronous run its arrival rule.
 
-        A mechanism for people knows how many an organisation has; the mean of SCAFFOLD is not weighted.
+        A mechanism for people gets the number of people per organisation; SCAFFOLD uses an unweighted mean.
         """
         mechanism: Any = values.get("mechanism")
         settings = tables.get("mechanism")
@@ -201,72 +203,85 @@ class FederatedExperiment(Experiment):
         nobody_attacks = spec.attack is None and "attack" not in spec.unusable
         if spec.clients is not None and spec.clients.malicious and nobody_attacks:
             found.append(
-                f"clients.malicious: {spec.clients.malicious} would do no harm, no attack is set; use 0, or an attack "
-                'such as { name = "poisoned-clicks" }'
+                f"clients.malicious: is {spec.clients.malicious}, but no attack is set; use 0, or set an "
+                'attack such as { name = "poisoned-clicks" }'
             )
         if not found and None not in (spec.data, spec.learner, spec.clients):
             found += _contradictions(spec)
         if spec.start == GIVEN:
             if spec.learner is not None and not isinstance(spec.learner.ranker, Linear):
-                found.append('start: "given" is one feature, which only a linear ranker can begin with; use another')
+                found.append(
+                    'start: "given" ranks by a single feature, which requires a linear ranker; use the ranker '
+                    '"linear", or another start'
+                )
         elif spec.start is not None and not any(map(os.path.isfile, (spec.start, Path(spec.start, "model.json")))):
             found.append(
-                f'start: no model at {spec.start}; give a model.json, the folder of a finished run, or "{GIVEN}"'
+                f'start: {spec.start} is not a model; give a model.json, the folder of a finished run, or "{GIVEN}"'
             )
         return found
 
 
 def _contradictions(spec: Any) -> list[str]:
-    """Methods that are each right and do not go together."""
+    """Methods that cannot be combined."""
     found: list[str] = []
     with noting(found):
         Federation(spec.learner, spec.aggregator, spec.server, spec.local, spec.attack, spec.mechanism)
         if spec.clients.click_model_per == "interaction" and hasattr(spec.attack, "click_model"):
             found.append(
-                'clients.click_model_per: "interaction" would let honest clients click as malicious ones; use "client"'
+                'clients.click_model_per: with "interaction", honest clients would use the click models of malicious '
+                'ones; use "client"'
             )
         if spec.record_every and isinstance(getattr(spec.mechanism, "placement", None), SecureAggregation):
-            found.append("record_every: nobody can record single updates under a secure sum; use 0, or another place")
+            found.append(
+                "record_every: individual updates cannot be recorded under secure aggregation; use 0, or another "
+                "mechanism.placement"
+            )
         if spec.record_every and has_trait(spec.aggregator, "apart"):
-            found.append('record_every: with the aggregator "none" no update leaves a client; use 0')
+            found.append('record_every: with the aggregator "none", clients send no updates; use 0')
         by_intent = [text for text in spec.measures if measure(text).by]
         if by_intent and (spec.data.name not in CATALOG or not CATALOG[spec.data.name].intents):
             found.append(
-                f"measures: {by_intent[0]!r} needs judgements by intent, which these data do not have; leave it out, "
+                f"measures: {by_intent[0]!r} needs judgements by intent, which this data set does not have; remove it, "
                 'or use data.name = "synthetic-intents"'
             )
         found += _people_problems(spec) + _privacy_problems(spec) + _log_problems(spec)
         found += _arrival_problems(spec) if spec.kind == "async" else []
         if spec.kind != "async" and spec.arrival is not None:
-            found.append('arrival: would do nothing in a federation in step; set kind = "async", or leave it out')
+            found.append('arrival: has no effect in synchronous rounds; set kind = "async", or remove it')
         if type(spec.learner.ranker) not in RANKERS.values():
-            found.append("learner.ranker.name: a ranker from outside cannot be written to model.json; use a known one")
+            found.append(
+                "learner.ranker.name: an external ranker cannot be written to model.json; use a built-in ranker"
+            )
         if has_trait(spec.learner, "rewards"):
             if min(spec.clients.searches) < 2:
                 searches = shown(spec.clients.interactions)
-                found.append(f"clients.interactions: {searches} is too few for evolution; use 2 or more")
+                found.append(
+                    f"clients.interactions: evolution needs at least 2 interactions per round (got {searches})"
+                )
             if spec.fine_tune:
-                found.append("fine_tune: evolution needs many clients, one alone cannot go on with it; use 0, or pdgd")
+                found.append("fine_tune: evolution needs many clients and cannot adapt to a single one; use 0, or pdgd")
             if spec.server == Add():
-                found.append('server: evolution takes far too long steps with "add" at rate 1; use { name = "adam" }')
+                found.append('server: steps of evolution are far too large with "add" at rate 1; use { name = "adam" }')
     return found
 
 
 def _people_problems(spec: Any) -> list[str]:
-    """What only clients that are organisations can do, and what they cannot."""
+    """Conflicts with clients that are organisations, or with clients that are not."""
     people, mechanism = spec.clients.people, spec.mechanism
     if people == 1:
         if not has_trait(mechanism, "people"):
             return []
-        return ['mechanism.unit: "person" is for clients with several people, and here each is one; set clients.people']
+        return [
+            'mechanism.unit: "person" requires clients with several people (clients.people is 1); set clients.people'
+        ]
     found = people_clashes(spec.learner, spec.local, spec.attack, mechanism)
     if has_trait(mechanism, "people") and mechanism.people < people:
         found.append(
-            f"mechanism.people: {mechanism.people} is less than clients.people = {people}, and noise is made for no "
-            "more; leave it out"
+            f"mechanism.people: {mechanism.people} is less than clients.people = {people}, so the noise would not be "
+            "sufficient; remove mechanism.people"
         )
     if spec.kind == "async":
-        found.append("clients.people: organisations whose people arrive out of step are not simulated; use 1")
+        found.append('clients.people: kind = "async" does not simulate organisations with several people; use 1')
     return found
 
 
@@ -276,109 +291,114 @@ def _has_log(spec: Any) -> bool:
 
 
 def _log_problems(spec: Any) -> list[str]:
-    """What only a search log can tell."""
+    """Settings that require a click log, or conflict with one."""
     found = []
     if isinstance(spec.clients.partition, Users) and spec.data.log is None and spec.data.collection is None:
         found.append(
-            'clients.partition: "users" needs to know who asked what; set data.log to the folder of a log, or '
+            'clients.partition: "users" requires data with users; set data.log to the folder of a click log, or '
             "data.collection and data.parts"
         )
     if spec.data.propensities is not None and not has_trait(spec.learner, "logged"):
         found.append(
-            "data.propensities: correct clicks of a log, which this learner does not weigh; use the learner "
-            '"logged-clicks", or leave them out'
+            "data.propensities: this learner does not weight logged clicks by propensity; use the learner "
+            '"logged-clicks", or remove data.propensities'
         )
     if getattr(spec.learner, "lists", "drawn") == "logged" or has_trait(spec.learner, "logged"):
         location, otherwise = (
-            ("learner: it", "pdgd") if has_trait(spec.learner, "logged") else ('learner.lists: "logged"', '"drawn"')
+            ("learner: this learner", "pdgd")
+            if has_trait(spec.learner, "logged")
+            else ('learner.lists: "logged"', '"drawn"')
         )
         if not _has_log(spec):
-            found.append(f"{location} learns from what a search log says was shown; set data.log")
+            found.append(f"{location} learns from the lists in a click log; set data.log")
         if spec.clients.click_model != "perfect" or hasattr(spec.attack, "click_model"):
             found.append(
-                f"{location} takes clicks from the log, so that nobody clicks in another way; use the user "
+                f"{location} takes clicks from the log, so clicks cannot be simulated; use clients.click_model = "
                 f'"perfect" and no attack by clicks, or {otherwise}'
             )
         if spec.kind != "async" and getattr(spec.mechanism, "unit", "client") == "interaction":
             found.append(
-                'mechanism.unit: "interaction" is paid once, and in rounds the same search of a log is taken up again '
-                'and again; use "client", or kind = "async", where everything arrives once'
+                'mechanism.unit: "interaction" assumes that each interaction is used once, but rounds use those of a '
+                'log repeatedly; use "client", or kind = "async", where each is used once'
             )
     return found
 
 
 def _arrival_problems(spec: Any) -> list[str]:
-    """What does not go together with kind = "async"."""
+    """Settings that conflict with kind = "async"."""
     found = []
     if not _has_log(spec):
-        found.append("kind: async lets updates arrive when they did, which only a search log says; set data.log")
+        found.append('kind: "async" needs the times of a click log; set data.log')
     if isinstance(spec.clients.partition, (Iid, Intents, Shared)) and spec.data.name != ELSEWHERE:
         found.append(
-            "clients.partition: here several clients hold the same query, which was asked once; "
-            'use { name = "users" }, or another one that deals queries out'
+            "clients.partition: with this partition, several clients hold the same logged query; "
+            'use { name = "users" }, or another partition that assigns each query to one client'
         )
     if spec.aggregator != Mean() or spec.server != Add():
         name = "aggregator" if spec.aggregator != Mean() else "server"
-        found.append(f"{name}: arrival takes its place when kind is async; leave it out")
+        found.append(f'{name}: with kind = "async", arrival takes its place; remove it')
     if has_trait(spec.learner, "rewards"):
-        found.append('learner: evolution needs rounds of many clients; use pdgd with kind = "async"')
+        found.append('learner: evolution needs synchronous rounds of many clients; use pdgd with kind = "async"')
     if has_trait(spec.local, "common") or has_trait(spec.local, "shared part"):
         found.append(
-            "local: clients that arrive one by one keep no controls or weights of their own; leave it out, or use "
+            'local: with kind = "async", clients do not store control variates or personal weights; remove it, or use '
             '"fedprox"'
         )
     if spec.clients.participation < 1:
-        found.append("clients.participation: the log says who takes part when kind is async; use 1.0")
+        found.append('clients.participation: with kind = "async", the log determines participation; use 1.0')
     if spec.clients.malicious or spec.attack is not None:
-        found.append("attack: clients that attack out of step are not simulated in this version; leave it out")
+        found.append("attack: asynchronous attacks are not simulated; remove it, and set clients.malicious to 0")
     if spec.record_every:
-        found.append("record_every: updates that arrive out of step are not recorded in this version; use 0")
+        found.append("record_every: asynchronous updates cannot be recorded; use 0")
     if spec.mechanism is None or spec.arrival is None:
         return found
     location = getattr(spec.mechanism, "placement", None)
     gathered = isinstance(location, SecureAggregation) and spec.arrival.gathers
-    published = getattr(spec.mechanism, "shares", None) is not None  # which promises nothing
+    published = getattr(spec.mechanism, "shares", None) is not None  # it has no guarantee
     if not (isinstance(location, OnClient) or gathered or published):
         found.append(
-            "mechanism: there is no round whose sum could be protected when updates arrive one by one; use gaussian or "
+            "mechanism: updates arrive one at a time, without a sum over a round to protect; use gaussian or "
             'laplace noise with placement = { name = "client" }, or secure aggregation with arrival = { name = '
-            '"fedbuff", wait = true }; for comparison alone, fpdgd-paper with shares'
+            '"fedbuff", wait = true }; only for comparison, use fpdgd-paper with shares'
         )
     if not spec.arrival.receive:
         found.append(
-            "arrival.receive: false lets clients go on from models without noise, so what they send later tells what "
-            "noise had hidden; use true with a mechanism"
+            "arrival.receive: with false, clients continue from models without noise, so their later updates reveal "
+            "what the noise had hidden; use true with a mechanism"
         )
     return found
 
 
 def _privacy_problems(spec: Any) -> list[str]:
-    """What a mechanism cannot do together with the rest, and a budget that nothing keeps."""
+    """Conflicts of a mechanism with other settings, and budgets that cannot be enforced."""
     budget = spec.privacy.budget
     if spec.mechanism is None and spec.population != SIMULATED:
         return [
-            f"population: {shown(spec.population)} has a ledger, and without a mechanism everything is spent at once; "
-            f"set a mechanism, or leave out population, which is then {shown(SIMULATED)}"
+            f"population: {shown(spec.population)} has a privacy ledger, but no mechanism is set, so ε would be "
+            f"infinite; set a mechanism, or remove population (default: {shown(SIMULATED)})"
         ]
     if spec.mechanism is None:
-        return [] if budget is None else [f"privacy.budget: {budget:g} cannot be kept without a mechanism; set one"]
+        return [] if budget is None else [f"privacy.budget: a budget of {budget:g} needs a mechanism; set one"]
     found: list[str] = []
     if spec.population != SIMULATED and budget is None:
         found.append(
-            f"population: {shown(spec.population)} would spend without end, over all runs on it; set privacy.budget, "
-            "the ε that none of these people shall exceed"
+            f"population: {shown(spec.population)} has no limit on its total ε over all runs; set privacy.budget, "
+            "the maximum ε per client"
         )
     with noting(found, "mechanism"):
-        # How many parameters there are changes what a promise costs, not whether it can be made.
+        # The number of parameters changes the ε of a guarantee, not whether there is one.
         promises = spec.mechanism.guarantees(promised_in(spec, 100))
         if budget is not None and all(guarantee.event is None for guarantee in promises):
-            found.append(f"privacy.budget: {budget:g} cannot be kept; nothing can be claimed for this mechanism here")
+            found.append(
+                f"privacy.budget: a budget of {budget:g} cannot be enforced; this mechanism has no guarantee in "
+                "this setting"
+            )
     return found
 
 
 def promised_in(spec: Any, parameters: int) -> Setting:
-    """What the promises of an experiment depend on."""
-    gathered = 0 if spec.arrival is None else spec.arrival.gathers  # clients of one secure sum
+    """The settings on which the privacy guarantees of an experiment depend."""
+    gathered = 0 if spec.arrival is None else spec.arrival.gathers  # clients per secure aggregation
     clients = spec.clients
     searches = clients.searches[: clients.count]
     return Setting(

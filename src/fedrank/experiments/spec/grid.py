@@ -1,4 +1,4 @@
-"""A grid: what a question asks, read once and expanded into the experiments that it compares."""
+"""A grid: a spec, read once and expanded into the experiments that it compares."""
 
 from __future__ import annotations
 
@@ -22,65 +22,65 @@ from fedrank.ranking.measures import measure
 from fedrank.toml import TomlTable, flat, put, shown, write_toml, write_value
 from fedrank.value_checks import more_than, noting, twice
 
-MAX_VARIANTS = 10_000  # of one spec
-NOTHING = "nothing"  # spoken of like a variant: what users have without learning
+MAX_VARIANTS = 10_000  # per spec
+NOTHING = "nothing"  # named like a variant: the baseline ranking, without learning
 
 
 @dataclass(frozen=True)
 class Published(SpecSection):
-    """A value from a paper, shown next to ours."""
+    """A value from a paper, shown next to the measured one."""
 
     measure: str = field(metadata={"example": 'measure = "ndcg@10"'})  # or "online" or "reward"
     value: float = field(metadata={"example": "value = 0.5"})
-    source: str = field(metadata={"example": 'source = "the paper, its table"'})
+    source: str = field(metadata={"example": 'source = "Wang et al. 2021, Table 3"'})
     spread: float | None = None
     variant: str | None = None
-    folds: tuple[float, ...] = ()  # the value of each fold, where they are published
-    repeats: int | None = None  # runs behind the value; None: one a fold
+    folds: tuple[float, ...] = ()  # the values of the folds, if published
+    repeats: int | None = None  # number of runs behind the value; None: one per fold
 
 
 @dataclass(frozen=True)
 class Claim(SpecSection):
-    """A finding of a paper, as a comparison of two variants that the repeats can confirm or refute."""
+    """A finding of a paper as a comparison of two variants, which the repeats confirm or refute."""
 
-    says: str = field(metadata={"example": 'says = "Krum costs quality when nobody attacks"'})
-    higher: str = field(metadata={"example": 'higher = "mean"'})  # the variant that is said to be better
+    says: str = field(metadata={"example": 'says = "Krum reduces quality without an attack"'})
+    higher: str = field(metadata={"example": 'higher = "mean"'})  # the variant that is claimed to be better
     lower: str = field(metadata={"example": 'lower = "krum"'})
-    measure: str | None = None  # None: the first of the experiment's
-    within: Annotated[float, more_than(0)] | None = None  # if given: the two are said to differ by no more than this
-    difference: float | None = None  # that the paper reports; None: that of its published values, or a hundredth
+    measure: str | None = None  # None: the first measure of the experiment
+    within: Annotated[float, more_than(0)] | None = None  # maximum difference, for a claim of equivalence
+    difference: float | None = None  # reported by the paper; None: from its published values, or 0.01
 
 
 @dataclass(frozen=True)
 class PaperItem(SpecSection):
-    """Which table or figure of a paper an experiment reproduces, and at what price."""
+    """The table or figure of a paper that an experiment reproduces, and its running time."""
 
     item: str = field(metadata={"example": 'item = "Figure 5.2"'})
-    minutes: Annotated[float, more_than(0)] | None = None  # the whole of it, on two cores
-    quick_minutes: Annotated[float, more_than(0)] | None = None  # its [quick] form
+    minutes: Annotated[float, more_than(0)] | None = None  # running time on two cores
+    quick_minutes: Annotated[float, more_than(0)] | None = None  # running time of its [quick] form
 
 
 @dataclass(frozen=True)
 class Variant(Generic[E]):
     """One of the experiments that a grid compares."""
 
-    name: str  # also its folder
-    settings: TomlTable  # what is varied, by dotted key
+    name: str  # also the name of its folder
+    settings: TomlTable  # varied settings by dotted key
     experiment: E
-    given: str = ""  # its name in [variants]; empty where there are none
+    given: str = ""  # its name in [variants]; empty without [variants]
 
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """Keys of a spec that are about all of its experiments together."""
+    """Keys of a spec that apply to all of its experiments together."""
 
-    baseline: str | None = None  # variant that others are compared with; "nothing": what users have without learning
+    baseline: str | None = None  # variant that others are compared with; "nothing": the baseline ranking
     vary: TomlTable = field(default_factory=dict)  # dotted key -> values; every combination is a variant
     variants: TomlTable = field(default_factory=dict)  # name -> changes
     published: tuple[Published, ...] = ()
     paper: PaperItem | None = None
-    claims: tuple[Claim, ...] = ()  # what the paper found, to be tested
-    quick: TomlTable = field(default_factory=dict)  # dotted key -> value of a small form that takes minutes
+    claims: tuple[Claim, ...] = ()  # findings of the paper, to be tested
+    quick: TomlTable = field(default_factory=dict)  # dotted key -> value, for a small form that takes minutes
 
 
 ABOUT = tuple(About.__dataclass_fields__)
@@ -88,10 +88,10 @@ ABOUT = tuple(About.__dataclass_fields__)
 
 @dataclass(frozen=True, repr=False)
 class Grid(DisplayMixin, Generic[E]):
-    """A question: one experiment, or several that differ in some settings, and what a paper says about them."""
+    """One experiment, or several that differ in some settings, with published values and claims about them."""
 
-    tables: TomlTable  # as it was asked
-    base: E  # what all variants have in common
+    tables: TomlTable  # as read
+    base: E  # the settings that all variants have in common
     variants: tuple[Variant[E], ...]  # at least one
     about: About = About()
 
@@ -127,14 +127,14 @@ class Grid(DisplayMixin, Generic[E]):
         return [variant.name for variant in self.variants]
 
     def only(self, names: Sequence[str]) -> Grid[E]:
-        """The grid of the variants that are named; of all where none is."""
+        """The grid of the named variants; without names, of all."""
         for name in names:
             if name not in self.names:
-                raise ValueError(f"no variant {name!r}{did_you_mean(name, self.names)}")
+                raise ValueError(f"unknown variant {name!r}{did_you_mean(name, self.names)}")
         return replace(self, variants=tuple(each for each in self.variants if each.name in names)) if names else self
 
     def repeats(self) -> list[tuple[int, int]]:
-        """(fold, seed) of every repeat; all variants have the same."""
+        """The (fold, seed) pair of every repeat; all variants have the same."""
         return self.base.repeats()
 
     def toml(self) -> str:
@@ -142,10 +142,10 @@ class Grid(DisplayMixin, Generic[E]):
 
 
 def read_tables(tables: TomlTable, here: bool = True) -> Grid[Any]:
-    """A grid from the tables of its TOML; all mistakes are reported together.
+    """Build a grid from the tables of its TOML; all problems are reported together.
 
-    Without `here` it ran once, here or elsewhere, and its results are looked at: its files may be gone by now, its code
-    is not imported, and its claims may be about variants that were made from its results.
+    `here=False` is for the spec of a finished run: its files may be missing, its code is not imported, and its claims
+    may be about variants that were added by a report.
     """
     problems: list[str] = []
     own = {key: value for key, value in tables.items() if key not in ABOUT}
@@ -155,7 +155,7 @@ def read_tables(tables: TomlTable, here: bool = True) -> Grid[Any]:
     variants: list[Variant[Any]] = [Variant("only", {}, base)]  # type: ignore[type-var]
     if about.vary or about.variants:
         variants, wrong = _expand(own, rows, here)
-        # A mistake that all variants inherit has been noted already.
+        # A problem that all variants inherit is reported once.
         problems += [line for line in wrong if line.partition(": ")[2] not in problems]
     if here:
         problems += _unknown(about, [row.folder for row in rows], measured(own))
@@ -165,13 +165,12 @@ def read_tables(tables: TomlTable, here: bool = True) -> Grid[Any]:
 
 
 def refuse_code_from_outside(tables: TomlTable) -> None:
-    """Stop before anything is imported that a spec names and that is no part of fedrank."""
+    """Raise an error before a spec imports code from outside fedrank."""
     grid = read_tables(tables, here=False)
     named = [line for one in (grid.base, *(v.experiment for v in grid.variants)) for line in code_from_outside(one)]
     if named:
         raise SpecError(
-            f"{line} is code from outside fedrank, which may do anything, and a run folder may come from anybody; "
-            "look at it first, and then say --trust"
+            f"{line} is code from outside fedrank, which can do anything on this machine; review it, then add --trust"
             for line in named
         )
 
@@ -184,7 +183,7 @@ def _spec_of(tables: TomlTable) -> type[Experiment]:
 
 
 def _read_about(tables: TomlTable, problems: list[str], here: bool) -> About:
-    """What is about all experiments together, without what cannot be used."""
+    """The keys about all experiments together, without invalid ones."""
     plain = {key: value for key, value in tables.items() if key not in _TABLES}
     values = read_fields(About, plain, "", problems, here=here)
     for key, (read, example) in _TABLES.items():
@@ -198,11 +197,11 @@ def _read_about(tables: TomlTable, problems: list[str], here: bool) -> About:
 
 def _read_vary(given: TomlTable, problems: list[str]) -> TomlTable:
     found: TomlTable = {}
-    for key, values in flat(given).items():  # keys may be quoted or not
+    for key, values in flat(given).items():  # keys may be quoted
         if not isinstance(values, list) or not values:
             problems.append(f"vary.{key}: {shown(values)} cannot be used; list the values to compare in brackets")
         elif again := twice(values):
-            problems.append(f"vary.{key}: {shown(again[0])} stands there twice; list each value once")
+            problems.append(f"vary.{key}: {shown(again[0])} is listed twice; list each value once")
         else:
             found[key] = values
     for key in found:
@@ -231,7 +230,7 @@ _TABLES = {
 
 
 def _unknown(about: About, names: Sequence[str], measures: Sequence[str]) -> list[str]:
-    """Variants and measures that are spoken of and that are not there."""
+    """References to variants and measures that do not exist."""
     found: list[str] = []
     spoken = [("baseline", about.baseline)]
     for i, claim in enumerate(about.claims):
@@ -240,11 +239,11 @@ def _unknown(about: About, names: Sequence[str], measures: Sequence[str]) -> lis
         spoken += [(f"claims[{i}].higher", claim.higher), (f"claims[{i}].lower", claim.lower)]
         if claim.measure is not None and claim.measure not in measures:
             found.append(
-                f"claims[{i}].measure: no {claim.measure!r} in measures{did_you_mean(claim.measure, measures)}"
+                f"claims[{i}].measure: {claim.measure!r} is not in measures{did_you_mean(claim.measure, measures)}"
             )
     for location, name in spoken:
         if name is not None and name not in (NOTHING, *names):
-            found.append(f"{location}: no variant {name!r}{did_you_mean(name, names)}")
+            found.append(f"{location}: unknown variant {name!r}{did_you_mean(name, names)}")
     for i, row in enumerate(about.published):
         if row is not None and row.measure not in ("online", "reward", *measures):
             with noting(found, f"published[{i}].measure"):
@@ -253,7 +252,7 @@ def _unknown(about: About, names: Sequence[str], measures: Sequence[str]) -> lis
 
 
 def measured(tables: Mapping[str, Any]) -> list[str]:
-    """What a claim can be about: the measures, and what is known of lists that were shown."""
+    """Valid measures of a claim: the measures of the spec, and those of shown lists."""
     lists = [tables.get("measures", ["ndcg@10"]), tables.get("sizes", [])]
     measures, sizes = ([] if not isinstance(given, list) else given for given in lists)
     return [*measures, *of_sizes(measures, sizes), "online", "online_sum", "reward"]
@@ -263,9 +262,9 @@ def measured(tables: Mapping[str, Any]) -> list[str]:
 class Row:
     """A variant before it is built."""
 
-    name: str  # as in [variants]; empty where there are none
-    settings: TomlTable  # its values of [vary]
-    changes: TomlTable  # all that differs from the base
+    name: str  # as in [variants]; empty without [variants]
+    settings: TomlTable  # its values from [vary]
+    changes: TomlTable  # all differences from the base
     folder: str
 
 
@@ -273,7 +272,7 @@ def rows_of(vary: TomlTable, variants: TomlTable) -> list[Row]:
     """Named variants times all combinations of [vary]."""
     count = math.prod(map(len, (variants or "1", *vary.values())))
     if count > MAX_VARIANTS:
-        raise SpecError([f"vary: there are {count:,} variants, and {MAX_VARIANTS:,} are the most; vary fewer values"])
+        raise SpecError([f"vary: there are {count:,} variants (maximum {MAX_VARIANTS:,}); vary fewer values"])
     found = [
         (name, dict(zip(vary, values, strict=True)), changes)
         for name, changes in (variants or {"": {}}).items()
@@ -284,7 +283,7 @@ def rows_of(vary: TomlTable, variants: TomlTable) -> list[Row]:
 
 
 def _expand(base: TomlTable, rows: Sequence[Row], here: bool) -> tuple[list[Variant[Any]], list[str]]:
-    """The variants of an experiment, and what is wrong with them."""
+    """The variants of an experiment, and the problems with them."""
     found: list[Variant[Any]] = []
     problems: list[str] = []
     for row in rows:
@@ -296,7 +295,7 @@ def _expand(base: TomlTable, rows: Sequence[Row], here: bool) -> tuple[list[Vari
                 if key in row.settings and key in changes:
                     raise ValueError(f"{key}: is set here and in [vary]; keep one of them")
                 if key.partition(".")[0] in (*ABOUT, "seeds") or key == "data.folds":
-                    raise ValueError(f"{key}: is the same for all variants; set it at the top")
+                    raise ValueError(f"{key}: must be the same for all variants; set it at the top level")
                 put(changed, key.split("."), copy.deepcopy(value))
             experiment = _spec_of(changed).read(changed, wrong, here=here)
             named = {"variants": row.name} if row.name and row.settings else {}
@@ -309,7 +308,7 @@ def _expand(base: TomlTable, rows: Sequence[Row], here: bool) -> tuple[list[Vari
 
 
 def hidden_by(tables: TomlTable, key: str) -> list[tuple[str, str]]:
-    """(variant, its own key) wherever a variant sets this key, or replaces a table around it."""
+    """The (variant, key) pairs where a variant sets this key, or replaces a table around it."""
     variants = tables.get("variants")
     if not isinstance(variants, dict) or key.partition(".")[0] in ABOUT:
         return []
@@ -322,22 +321,22 @@ def hidden_by(tables: TomlTable, key: str) -> list[tuple[str, str]]:
 
 
 def advised(line: str, changes: TomlTable) -> str:
-    """Where a new name meets the settings of another method, say how to leave them behind."""
+    """Add advice where a change of the method name leaves settings of the previous method in place."""
     for key, value in changes.items():
         table = key.removesuffix(".name")
         if table != key and line.startswith(f"{table}.") and "no such setting" in line:
             example = write_value({table: {"name": value}})[2:-2]
-            return f"{line}; to leave the settings of another method behind, replace the whole table: {example}"
+            return f"{line}; to discard the settings of the previous method, replace the whole table: {example}"
     return line
 
 
 def _is_value(sections: Sequence[str], key: str, table: TomlTable) -> bool:
-    """Whether a change replaces this table as a whole: methods and users, not sections."""
+    """Whether a change replaces this table as a whole: methods and click models, but not sections."""
     return key == "clients.click_model" or (key not in sections and "name" in table)
 
 
 def _folder_names(rows: Sequence[tuple[str, TomlTable]]) -> list[str]:
-    """Readable, safe and different names for variants; different also where case does not count."""
+    """Readable, safe and unique names for variants, also on case-insensitive file systems."""
     plain = []
     for name, settings in rows:
         parts = [name] if name else []

@@ -1,4 +1,4 @@
-"""What an experiment can be about."""
+"""The kinds of experiments."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Kind:
     """One kind of experiment."""
 
     spec: type[Experiment]
-    performer: str  # module:function in fedrank.experiments.runner that does one run of it
-    unit: str = "round"  # what a row of rounds.csv is
-    axis: str = "round"  # what grows from left to right in a learning curve
+    performer: str  # module:function in fedrank.experiments.runner that executes one run
+    unit: str = "round"  # the unit of a row in rounds.csv
+    axis: str = "round"  # the label of the x axis of a learning curve
 
 
 KINDS: dict[str, Kind] = {

@@ -1,4 +1,4 @@
-"""Everything that a spec can name, with its settings and what their comments say."""
+"""All methods that a spec can name, with their settings and documentation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedrank.ranking.click_models import CLICK_MODEL_MEANINGS
 from fedrank.ranking.measures import MEASURES
 from fedrank.toml import shown
 
-LISTS = {"click-model": CLICK_MODEL_MEANINGS, "measure": MEASURES}  # names with a meaning, without settings
+LISTS = {"click-model": CLICK_MODEL_MEANINGS, "measure": MEASURES}  # names without settings
 
 
 @dataclass(frozen=True)
 class ListedSetting:
-    """One setting of a method, as documentation."""
+    """The documentation of one setting of a method."""
 
     name: str
     kind: str
@@ -31,20 +31,20 @@ class ListedSetting:
 
 @dataclass(frozen=True)
 class ListedMethod:
-    """One method, as documentation."""
+    """The documentation of one method."""
 
     family: str
     name: str
-    meaning: str  # its first sentence
+    meaning: str  # the first sentence of its docstring
     settings: tuple[ListedSetting, ...] = ()
-    text: str = ""  # all that its class says, with the papers it comes from
+    text: str = ""  # the whole docstring, with references
 
     def mentions(self, word: str) -> bool:
         return any(word.casefold() in text.casefold() for text in (self.name, self.meaning, self.text))
 
 
 def methods() -> list[ListedMethod]:
-    """Everything that a spec can name."""
+    """All methods that a spec can name."""
     rows = [
         ListedMethod(family.name, name, first_sentence(kind), _settings(kind), inspect.getdoc(kind) or "")
         for family in FAMILIES.values()
@@ -61,9 +61,9 @@ def methods() -> list[ListedMethod]:
 
 
 def search(word: str | None = None, name: str | None = None) -> list[ListedMethod]:
-    """Methods of a family, or of a name, or that mention a word, such as that of a paper; all without a word.
+    """Methods of a family, with a name, or whose documentation mentions a word; without a word, all methods.
 
-    With a `name` the word is a family, and one method of it is asked for.
+    With `name`, the word is a family and the result is that one method.
     """
     rows = methods()
     if word is None:
@@ -71,22 +71,22 @@ def search(word: str | None = None, name: str | None = None) -> list[ListedMetho
     families = list(dict.fromkeys(row.family for row in rows))
     if word in families or name is not None:
         if word not in families:
-            raise ValueError(f"no family {word!r}{did_you_mean(word, families)}")
+            raise ValueError(f"unknown family {word!r}{did_you_mean(word, families)}")
         rows = [row for row in rows if row.family == word]
         if name is None:
             return rows
         if not (named := [row for row in rows if row.name == name]):
-            raise ValueError(f"no {word} {name!r}{did_you_mean(name, [row.name for row in rows])}")
+            raise ValueError(f"unknown {word} {name!r}{did_you_mean(name, [row.name for row in rows])}")
         return named
     found = [row for row in rows if row.name == word] or [row for row in rows if row.mentions(word)]
     if not found:
         known = [*families, *(row.name for row in rows)]
-        raise ValueError(f"no family or method {word!r}, and none mentions it{did_you_mean(word, known)}")
+        raise ValueError(f"no family or method is called {word!r} or mentions it{did_you_mean(word, known)}")
     return found
 
 
 def first_sentence(kind: type) -> str:
-    """What a class says of itself in its first paragraph."""
+    """The first paragraph of the docstring of a class."""
     return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
 
 
@@ -105,9 +105,9 @@ def _settings(kind: type) -> tuple[ListedSetting, ...]:
 
 
 def comments_of(kind: type) -> dict[str, str]:
-    """Comments behind the fields of a class: the settings' documentation is written there and only there."""
+    """Comments behind the fields of a class: they are the documentation of the settings."""
     found: dict[str, str] = {}
-    for base in kind.__mro__[-2::-1]:  # from the most general one on, without `object`
+    for base in kind.__mro__[-2::-1]:  # from the most general class, without `object`
         found |= _own_comments(base)
     return found
 

@@ -1,6 +1,6 @@
-"""A JSON schema of specs, by which editors complete keys and mark mistakes.
+"""A JSON schema of specs, which lets editors complete keys and mark errors.
 
-It is made from the same hints that specs are read by.
+It is generated from the same type hints by which specs are read.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from fedrank.experiments.spec.listing import comments_of, first_sentence
 from fedrank.value_checks import Limit
 
 Schema = dict[str, Any]
-DRAFT = "http://json-schema.org/draft-07/schema#"  # which editors know
+DRAFT = "http://json-schema.org/draft-07/schema#"  # the draft that most editors support
 NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", dict: "object"}
-OUTSIDE = {"type": "string", "pattern": "^[^:]+:[^:]+$", "description": "module:Class, a method of your own"}
+OUTSIDE = {"type": "string", "pattern": "^[^:]+:[^:]+$", "description": "module:Class of an external method"}
 
 
 def spec_schema() -> Schema:
-    """What a spec may say, for every kind of experiment."""
+    """The schema of specs of all kinds."""
     by_class: dict[type, list[str]] = {}
     for name, kind in KINDS.items():
         by_class.setdefault(kind.spec, []).append(name)
@@ -42,11 +42,11 @@ def spec_schema() -> Schema:
     }
     for one in families.values():
         one["anyOf"].append({"type": "object", "properties": {"name": OUTSIDE}, "required": ["name"]})
-    return {"$schema": DRAFT, "title": "An experiment of fedrank", "anyOf": kinds, "definitions": families}
+    return {"$schema": DRAFT, "title": "A fedrank experiment", "anyOf": kinds, "definitions": families}
 
 
 def schema_text() -> str:
-    """The schema as a file."""
+    """The schema as the text of a file."""
     return json.dumps(spec_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
@@ -88,7 +88,7 @@ def _properties(kind: type) -> dict[str, Schema]:
 
 
 def _of(hint: Any) -> Schema:
-    """What a hint lets a value be."""
+    """The schema of a type hint."""
     if hint in FAMILIES:
         return {"$ref": f"#/definitions/{FAMILIES[hint].name}"}
     kind, inner = get_origin(hint) or hint, get_args(hint)

@@ -1,4 +1,4 @@
-"""The spec of an experiment of kind "silo": organisations with raw documents that train one ranker through sketches."""
+"""The spec of an experiment of kind "silo": organisations train one ranker across documents through sketches."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fedrank.value_checks import Filled, Positive
 
 @dataclass(frozen=True)
 class SiloData(SpecSection):
-    """Which documents, queries and judgements: a known collection, or a folder with files of the same layout."""
+    """The documents, queries and judgements: a known collection, or a folder with files of the same layout."""
 
-    name: str | None = None  # "synthetic-silos", or a folder below FEDRANK_DATA
+    name: str | None = None  # "synthetic-silos", or a folder in FEDRANK_DATA
     folder: str | None = None  # with corpus.jsonl, queries.jsonl and qrels.tsv; each may be .gz or .xz
-    folds: Filled[Positive] = (1,)  # a collection is fold 1
+    folds: Filled[Positive] = (1,)  # a collection has only fold 1
 
     @property
     def source(self) -> str:
@@ -34,35 +34,37 @@ class SiloData(SpecSection):
         return {} if self.source == ELSEWHERE else collection_files(self.source)
 
     def problems(self) -> list[str]:
-        found = [f"data.folds: no fold {fold}; a collection is fold 1" for fold in self.folds if fold != 1]
+        found = [
+            f"data.folds: fold {fold} does not exist; a collection has only fold 1" for fold in self.folds if fold != 1
+        ]
         if (self.name is None) == (self.folder is None):
-            found.append("data: give either a name or a folder with corpus.jsonl, queries.jsonl and qrels.tsv")
+            found.append("data: give either a name, or a folder with corpus.jsonl, queries.jsonl and qrels.tsv")
         elif self.folder is not None and not Path(self.folder).is_dir():
-            found.append(f"data.folder: no folder {self.folder}")
+            found.append(f"data.folder: folder {self.folder} does not exist")
         return found
 
 
 @dataclass(frozen=True)
 class SilosSpec(SpecSection):
-    """Who holds which documents and asks which queries."""
+    """How documents and queries are divided among silos."""
 
-    count: Positive = 4  # that take part; 1 only with `of`
-    split: Literal["random", "topics"] = "random"  # topics: each holds documents that are alike
-    queries: Positive | None = None  # for each silo to train on; None: all; one in four is kept for the test
-    labels: Literal["judgements", "ranks"] = "judgements"  # grades by people; or, as in the paper, by rank of an engine
-    of: Positive | None = None  # documents are cut into so many parts; all have test queries, the first `count` train
+    count: Positive = 4  # number of participating silos; 1 only with `of`
+    split: Literal["random", "topics"] = "random"  # topics: each silo holds similar documents
+    queries: Positive | None = None  # training queries per silo; None: all; a quarter is held out for the test
+    labels: Literal["judgements", "ranks"] = "judgements"  # human judgements; or, as in the paper, ranks of an engine
+    of: Positive | None = None  # parts of the documents; all have test queries, the first `count` train; None: `count`
 
     def problems(self) -> list[str]:
         if self.of is not None and self.of < self.count:
-            return [f"silos.of: {self.of} parts for {self.count} silos that take part; give {self.count} or more"]
+            return [f"silos.of: must be at least silos.count = {self.count} (got {self.of})"]
         if self.of is None and self.count < 2:
-            return ["silos.count: 1 silo has nobody to ask; give 2 or more, or silos.of for others to be tested on"]
+            return ["silos.count: training needs at least 2 silos (got 1); use 2 or more, or set silos.of"]
         return []
 
 
 @dataclass(frozen=True, kw_only=True)
 class SiloExperiment(Experiment):
-    """A question to organisations that keep their documents."""
+    """An experiment with organisations that do not share their documents."""
 
     rounds: Positive = field(metadata={"example": "rounds = 20"})  # passes of the model over all silos
     data: SiloData = field(metadata={"example": '[data] with name = "synthetic-silos"'})
@@ -71,7 +73,7 @@ class SiloExperiment(Experiment):
     privacy: PrivacySpec = field(default_factory=PrivacySpec)
     kind: Literal["silo"] = "silo"
     evaluate_every: Positive = 1  # rounds
-    measure_sketches: bool = False  # also how much of the best documents a question finds, its time and its space
+    measure_sketches: bool = False  # also measure recall, time and memory of sketches
 
     sections = ("data", "silos", "privacy")
 

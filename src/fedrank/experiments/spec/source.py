@@ -1,4 +1,4 @@
-"""Where a spec comes from: a TOML file or a built-in one, its quick form, and single keys that somebody sets."""
+"""Reads a spec from a TOML file or a built-in one, with its quick form and overridden keys."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from fedrank.ranking.baseline_ranking import GIVEN
 from fedrank.ranking.propensity import OWN, SHARED
 from fedrank.toml import TomlTable, flat, parse_override, parse_toml, put, readable, shown
 
-QUICK_FORM = "quick form"  # how the title of a small form ends
-# Keys that a paper's experiment leaves open: they change which runs there are, and no run.
+QUICK_FORM = "quick form"  # the suffix of the title of a small form
+# Keys that may differ from a paper's experiment: they select runs, but do not change them.
 LEFT_OPEN = re.compile(r"title|measures|seeds|baseline|published|claims|(paper|quick|vary)(\..*)?")
 # Keys that name files.
 _FILES = re.compile(
@@ -47,7 +47,7 @@ def read_spec(source: str | Path, overrides: Sequence[str] = (), quick: bool = F
     """Read the specification of an experiment of any kind from a TOML file, or a built-in one by its name.
 
     `overrides` such as "rounds=100" change single keys. `quick` selects the small form of the experiment, which takes
-    minutes. A method of your own, such as "my_methods:Mine", may be in a file beside the specification. With
+    minutes. An external method, such as "my_methods:Mine", may be in a file next to the specification. With
     trust=False, a specification that names code outside the package is refused instead of imported.
 
     >>> import fedrank as fr
@@ -62,11 +62,11 @@ def read_spec(source: str | Path, overrides: Sequence[str] = (), quick: bool = F
     except ValueError as problem:
         raise SpecError([f"is not TOML: {problem}"], str(source)) from None
     if not tables:
-        raise SpecError(["is empty; `fedrank run quickstart` leaves an example in its results"], str(source))
-    if (folder / "run.json").is_file():  # a run of an earlier version, perhaps
+        raise SpecError(["is empty; create one with `fedrank new FILE`"], str(source))
+    if (folder / "run.json").is_file():  # possibly a run of an earlier version
         tables = with_new_names(tables)
     elif trust and Path(source).is_file() and str(folder.resolve()) not in sys.path:
-        sys.path.append(str(folder.resolve()))  # `module:Class` may be a file beside the specification
+        sys.path.append(str(folder.resolve()))  # `module:Class` may be a file next to the spec
     try:
         _resolve(tables, folder)
         if quick:
@@ -78,7 +78,7 @@ def read_spec(source: str | Path, overrides: Sequence[str] = (), quick: bool = F
                 if f"{key}.".startswith(f"{other}."):
                     is_varied = "is varied" if other == key else f"{other} is varied as a whole"
                     remedy = f"set vary.{other}=[...] instead"
-                    raise ValueError(f"{key}: {is_varied}, so setting it would change nothing; {remedy}")
+                    raise ValueError(f"{key}: {is_varied}, so setting it has no effect; {remedy}")
             put(tables, _as_written(tables, keys), value)
         _mark_changed(tables, before, changes)
         if any(keys[0] in ("vary", "measures") and isinstance(value, list) for keys, value in changes):
@@ -94,7 +94,7 @@ def read_spec(source: str | Path, overrides: Sequence[str] = (), quick: bool = F
 
 
 def _mark_changed(tables: TomlTable, before: TomlTable, changes: Sequence[tuple[list[str], Any]]) -> None:
-    """Where a key is set that a paper fixed, nothing is compared with what it published, and the title says so."""
+    """Remove published values where a key differs from the paper's, and mark the title."""
     keys = {".".join(key): value for key, value in changes}
     now = flat(tables)
     touched = {key for key in now.keys() | before.keys() if now.get(key) != before.get(key)}
@@ -106,18 +106,18 @@ def _mark_changed(tables: TomlTable, before: TomlTable, changes: Sequence[tuple[
     if "paper" not in tables or not other:
         return
     tables.pop("published", None)
-    told = ", ".join(f"{key}={_briefly(value)}" for key, value in other.items() if key != "data.folds")
-    if told and "title" not in keys:  # which folds there are is no part of a run, and more may be added to those there
-        tables["title"] = f"{tables.get('title', '')} (changed: {told})".strip()
+    changed = ", ".join(f"{key}={_briefly(value)}" for key, value in other.items() if key != "data.folds")
+    if changed and "title" not in keys:  # folds are only a selection of runs
+        tables["title"] = f"{tables.get('title', '')} (changed: {changed})".strip()
 
 
 def _briefly(value: Any) -> str:
-    """A value in a title; of a file, its name."""
+    """A value in a title; for a file, its name."""
     return Path(value).name if isinstance(value, str) and "/" in value else readable(value)
 
 
 def _as_written(tables: TomlTable, keys: list[str]) -> list[str]:
-    """Where a key stands: in [vary], and often in variants, dotted keys are single keys."""
+    """The path of a key: in [vary], and often in variants, a dotted key is a single key."""
     if keys[0] == "vary" and len(keys) > 1:
         return ["vary", ".".join(keys[1:])]
     variants = tables.get("variants")
@@ -140,14 +140,14 @@ def read_experiment(source: str | Path, overrides: Sequence[str] = (), trust: bo
     grid = read_spec(source, overrides, trust=trust)
     if not all(isinstance(variant.experiment, FederatedExperiment) for variant in grid.variants):
         raise SpecError(
-            [f'kind: "{grid.kind}" has no federation of clients to look at; `fedrank run` does it'], str(source)
+            [f'kind: "{grid.kind}" has no federated clients; use fr.read_spec or `fedrank run`'], str(source)
         )
     return grid
 
 
 @cache
 def builtin_specs() -> dict[str, Traversable]:
-    """Experiments that come with fedrank and with installed packages, by name."""
+    """Experiments that are included in fedrank and in installed packages, by name."""
 
     def below(folder: Traversable, prefix: str) -> Iterable[tuple[str, Traversable]]:
         for entry in folder.iterdir():
@@ -157,12 +157,13 @@ def builtin_specs() -> dict[str, Traversable]:
                 yield prefix + entry.name.removesuffix(".toml"), entry
 
     own = resources.files("fedrank").joinpath("experiments", "builtin")
-    found = dict(pair for folder in (*plugins.spec_folders(), own) for pair in below(folder, ""))  # the own ones count
+    # The last definition counts: fedrank's own take precedence.
+    found = dict(pair for folder in (*plugins.spec_folders(), own) for pair in below(folder, ""))
     return {name: found[name] for name in sorted(found)}
 
 
 def _text(source: str | Path) -> tuple[str, Path]:
-    """A spec, and the folder from which its files are named."""
+    """The text of a spec, and the folder to which its file names are relative."""
     path = Path(source)
     if path.exists() and not path.is_dir():
         try:
@@ -178,27 +179,27 @@ def _text(source: str | Path) -> tuple[str, Path]:
     meant = " or ".join(f'"{name}"' for name in near)
     if path.suffix == ".toml":
         remedy = f"did you mean {meant}?" if near else f"write one with `fedrank new {path}`"
-        raise FileNotFoundError(f"no spec at {path}; {remedy}")
+        raise FileNotFoundError(f"spec {path} does not exist; {remedy}")
     remedy = f"did you mean {meant}?" if near else "give a TOML file, or the name of an experiment such as quickstart"
-    raise FileNotFoundError(f"no file and no built-in experiment {str(source)!r}; {remedy}")
+    raise FileNotFoundError(f"{str(source)!r} is not a file or a built-in experiment; {remedy}")
 
 
 def _check_reach(tables: TomlTable, changes: Sequence[tuple[list[str], Any]]) -> None:
-    """Refuse to set what a variant sets as well: nobody would be told that it is not used there."""
-    said = [".".join(keys) for keys, _ in changes]
-    for key in said:
+    """Refuse to set a key that a variant overrides: the setting would silently have no effect there."""
+    overridden = [".".join(keys) for keys, _ in changes]
+    for key in overridden:
         for name, other in hidden_by(tables, key):
-            there = f"variants.{name}.{key}"
-            if not any(f"{there}.".startswith(f"{one}.") for one in said):
+            path = f"variants.{name}.{key}"
+            if not any(f"{path}.".startswith(f"{one}.") for one in overridden):
                 sets = f"sets {other}" if other == key else f"replaces {other} as a whole"
-                raise ValueError(f"{key}: variants.{name} {sets}, so that this would be lost there; also set {there}")
+                raise ValueError(f"{key}: variants.{name} {sets}, so this has no effect there; also set {path}")
 
 
 def _quick_form(tables: TomlTable) -> TomlTable:
-    """The small form of an experiment: its [quick] values in place of its own.
+    """The small form of an experiment: values of [quick] replace those of the spec.
 
-    `variants` lists the named variants that stay. Claims about others are left out, and so are published values: they
-    belong to runs that are far longer.
+    `variants` lists the named variants to keep. Claims about others are removed, and so are published values, which
+    come from much longer runs.
     """
     quick = tables.pop("quick", None)
     if quick is not None and not isinstance(quick, dict):
@@ -211,9 +212,13 @@ def _quick_form(tables: TomlTable) -> TomlTable:
             given = tables.get("variants", {})
             known = given if isinstance(given, dict) else {}
             if not isinstance(value, list):
-                raise ValueError(f"quick.variants: {shown(value)} is no list; name the variants that stay, in brackets")
+                raise ValueError(
+                    f"quick.variants: {shown(value)} is not a list; write the names of variants in brackets"
+                )
             if unknown := [name for name in value if not isinstance(name, str) or name not in known]:
-                raise ValueError(f"quick.variants: no {unknown[0]!r}{did_you_mean(str(unknown[0]), known)}")
+                raise ValueError(
+                    f"quick.variants: unknown variant {unknown[0]!r}{did_you_mean(str(unknown[0]), known)}"
+                )
             tables["variants"] = {name: known[name] for name in value}
         else:
             put(tables, [section, rest] if section == "vary" else key.split("."), value)
@@ -224,11 +229,11 @@ def _quick_form(tables: TomlTable) -> TomlTable:
 
 
 def _leave_out(tables: TomlTable) -> None:
-    """Leave out claims about variants or measures that are not asked for, and a baseline that is none of them."""
+    """Remove claims about variants or measures that are left out, and a baseline that is left out."""
     vary, variants, claims = tables.get("vary", {}), tables.get("variants", {}), tables.get("claims", [])
     lists = claims, tables.get("measures", [])
     if not isinstance(vary, dict) or not isinstance(variants, dict) or not all(isinstance(one, list) for one in lists):
-        return  # which is told when they are read, as is a claim that is no table
+        return  # reported when they are read, like a claim that is not a table
     if not all(isinstance(values, list) for values in flat(vary).values()):
         return
     names = [NOTHING, *(row.folder for row in rows_of(flat(vary), variants))]
@@ -245,7 +250,7 @@ def _leave_out(tables: TomlTable) -> None:
 
 
 def _resolve(tables: TomlTable, folder: Path) -> None:
-    """Name files in full: those of a spec lie where the spec lies, those of overrides where the user is."""
+    """Make file names absolute: relative to the spec, or to the working directory for overrides."""
 
     def full(key: str, value: Any) -> Any:
         if isinstance(value, dict):
@@ -265,7 +270,7 @@ def _resolve(tables: TomlTable, folder: Path) -> None:
 
 
 def _is_path(key: str, value: Any) -> bool:
-    words = {"start": (GIVEN,), "over": ("grade",), "propensities": (SHARED, OWN)}  # which name no file
+    words = {"start": (GIVEN,), "over": ("grade",), "propensities": (SHARED, OWN)}  # values that are not files
     return isinstance(value, str) and bool(value) and value not in words.get(key.rpartition(".")[2], ())
 
 

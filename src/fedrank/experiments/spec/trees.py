@@ -1,4 +1,4 @@
-"""The spec of an experiment of kind "trees": forests of one organisation, or of several that merge theirs."""
+"""The spec of an experiment of kind "trees": forests of one organisation, or of several that merge their forests."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fedrank.value_checks import Positive, at_least, twice
 
 @dataclass(frozen=True, kw_only=True)
 class TreesExperiment(Experiment):
-    """A question to tree models."""
+    """An experiment with tree models."""
 
     data: DataSpec = field(metadata={"example": '[data] with name = "synthetic-istella-x"'})
     booster: Booster = field(metadata={"example": '[booster] with name = "lambdamart"'})
-    split: Splitter | None = None  # who holds which queries; None: one organisation holds them all
-    merge: Merger | None = None  # how those who hold them come to one model
-    tune: Annotated[int, at_least(0)] = 0  # settings tried on validation queries, for every forest; 0: none
+    split: Splitter | None = None  # how queries are divided among organisations; None: one organisation holds them all
+    merge: Merger | None = None  # how the organisations obtain one model
+    tune: Annotated[int, at_least(0)] = 0  # settings to try on validation queries, for every forest; 0: no tuning
     kind: Literal["trees"] = "trees"
     evaluate_every: Positive = 10  # trees
-    sizes: tuple[Positive, ...] = ()  # trees: forests that are cut to so many are judged, too, in columns of their own
+    sizes: tuple[Positive, ...] = ()  # also evaluate forests truncated to these numbers of trees
 
     sections = ("data",)
 
@@ -46,22 +46,24 @@ class TreesExperiment(Experiment):
         found = super().problems(spec)
         if spec.data is not None and spec.data.log is not None:
             if spec.data.propensities is not None:
-                found.append("data.propensities: trees take clicks of a log for grades and weigh none; leave it out")
+                found.append(
+                    "data.propensities: trees use the clicks of a log as relevance labels without weights; remove it"
+                )
             if spec.tune:
-                found.append("tune: a log has no validation queries to tune on; use 0")
+                found.append("tune: a click log has no validation queries to tune on; use 0")
         if (spec.split is None) != (spec.merge is None):
-            found.append("split: who holds which queries and merge, what becomes of their models, go together")
+            found.append("split: split and merge must be set together; set both, or remove both")
         if spec.tune and isinstance(spec.merge, (Bagged, Cyclic, Histograms)):
             found.append("tune: clients that grow one forest together share its settings; use 0, or another merge")
         if spec.sizes and spec.split is not None:
-            found.append("sizes: merged models have no order of trees in which they could be cut; leave it out")
+            found.append("sizes: merged models cannot be truncated, because their trees have no order; remove it")
         elif spec.sizes and spec.booster is not None and max(spec.sizes) > spec.booster.trees:
             found.append(
-                f"sizes: a forest of at most {spec.booster.trees:,} trees cannot be cut to {max(spec.sizes):,}; raise "
-                "booster.trees, or ask for fewer"
+                f"sizes: a forest of at most {spec.booster.trees:,} trees cannot be truncated to "
+                f"{max(spec.sizes):,}; raise booster.trees, or use smaller sizes"
             )
         if again := twice(spec.sizes):
-            found.append(f"sizes: {again[0]} stands there twice; list each once")
+            found.append(f"sizes: {again[0]} is listed twice; list each value once")
         if spec.split is not None and spec.data is not None and spec.data.evaluate_on == "validation":
-            found.append("data.evaluate_on: merge sets may come from the validation queries; use test with a split")
+            found.append('data.evaluate_on: with a split, validation queries may be used for merging; use "test"')
         return found

@@ -1,6 +1,6 @@
-"""A trained ranker as a file for a search engine: OpenSearch, Elasticsearch, Solr, or anything that runs ONNX.
+"""Export of a trained ranker as a file for a search engine: OpenSearch, Elasticsearch, Solr, or any ONNX runtime.
 
-Every export is read back and scored by the engine's own rules for numbers before it is handed over.
+Every export is read back and scored by the engine's number rules before it is written.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from fedrank.trees.model_files import load_model
 from fedrank.types import Features
 
 ENGINES = ("opensearch", "elasticsearch", "solr", "onnx")
-PROBES = 200  # made-up documents on which an export is compared with its model
-_BY_ITSELF = (  # engines have their own BM25, with other constants, and no LMIR; nor do they know what partners told
-    "The engine must be given the features of fedrank.silo.features, which it does not compute: how-to-train-across-"
-    "organisations.md has their formulas."
+PROBES = 200  # synthetic documents on which an export is compared with its model
+_BY_ITSELF = (  # engines have another BM25, with other constants, and no LMIR, and lack the answers of partners
+    "The engine must be given the features of fedrank.silo.features, which it does not compute; the "
+    "documentation of training across organisations has their formulas."
 )
-EXACT = 2.0**-21  # what rounding to float32 may change, as a share of the parts that add up to a score
+EXACT = 2.0**-21  # allowed effect of rounding to float32, relative to the magnitude of the terms of a score
 
 
 @dataclass(frozen=True)
 class Exported:
-    """A file for an engine, and what to do with it."""
+    """A file for an engine, and how to load it."""
 
     path: Path
     what: str  # such as "model/linear for OpenSearch of 46 features"
-    next: str  # the command that hands it to the engine, with capitals where the reader knows better
-    needs: str = ""  # what the engine does not compute by itself
+    next: str  # the command that loads it into the engine, with placeholders in capitals
+    needs: str = ""  # what the engine does not compute
 
 
 def export(
@@ -53,12 +53,12 @@ def export(
     tell: Tell = unheard,
     store: str | None = None,
 ) -> Exported:
-    """Write a model as a file for a search engine, and check that the engine will score as the model does.
+    """Write a model as a file for a search engine, and check that the engine will give the same scores.
 
     `to` is "opensearch", "elasticsearch", "solr" or "onnx". `feature_names` is a file with the engine's name of each
     feature, one per line, in the order of the model; without it, the names are those of the training data, or f1, f2
     and so on. `name` is the name of the model in the engine, and `store` the feature store of Solr. The result names
-    the file and the command that loads it. `client` selects one model if each client has its own.
+    the file and the command that loads it. `client` selects one model if each client has a separate one.
 
     >>> import numpy as np
     >>> import fedrank as fr
@@ -67,17 +67,15 @@ def export(
     'LinearModel for Solr of 2 features'
     """
     if to not in ENGINES:
-        raise ValueError(f"no engine {to!r}; use one of {', '.join(ENGINES)}")
+        raise ValueError(f"unknown engine {to!r}; use one of {', '.join(ENGINES)}")
     if store is not None and to != "solr":
-        raise ValueError(
-            f"store = {store!r}: only Solr has stores of features, {to} takes the name of a set; leave it out"
-        )
+        raise ValueError(f"store = {store!r} applies only to Solr, which has feature stores; leave it out for {to}")
     out, model_path = Path(out), Path(model_path)
     if out.resolve() in (model_path.resolve(), (model_path / "model.json").resolve()):
-        raise ValueError(f"{out} is the model itself; choose another file to write")
+        raise ValueError(f"{out} is the model itself; write to another file")
     model = load_model(model_path, tell)
     if client is not None and not (isinstance(model, Model) and model.weights.ndim == 2):
-        raise ValueError(f"{model_path} holds one model for all clients; leave out client = {client}")
+        raise ValueError(f"{model_path} has one model for all clients; leave out client = {client}")
     parts = take_apart(model, _names(model, feature_names), client)
     content, kind = engine_file(parts, to, name or out.stem, store)
     check(content, to, parts, model, client)
@@ -87,7 +85,7 @@ def export(
 
 
 def take_apart(model: Scorer, names: tuple[str, ...], client: int | None = None) -> Parts:
-    """What engines need of a model; refuses what no engine can express."""
+    """The parts of a model that engines need; raises ValueError for what no engine can express."""
     from fedrank.trees.forest import Forest
     from fedrank.trees.mixtures import LinearMix
 
@@ -96,10 +94,10 @@ def take_apart(model: Scorer, names: tuple[str, ...], client: int | None = None)
     if model.normalised == "query":
         remedy = 'data.normalise = "global" or "none"'
         if model.feature_names == SILO_FEATURES:
-            remedy = 'method.normalise = "fixed", or begin turns by `fedrank silo train --normalise fixed`,'
+            remedy = 'method.normalise = "fixed"'
         raise ValueError(
             "the model expects features normalised by query, over all candidates of a query; an engine scores one "
-            f"document at a time and cannot do that. Train with {remedy} instead"
+            f"document at a time and cannot do that; train with {remedy} instead"
         )
     ranges = getattr(model, "ranges", None)
     if model.normalised == "global" and ranges is None:
@@ -113,10 +111,10 @@ def take_apart(model: Scorer, names: tuple[str, ...], client: int | None = None)
     if not isinstance(model, Model) or not isinstance(model.ranker, Linear | Mlp | Relu):
         kind = type(model.ranker if isinstance(model, Model) else model).__name__
         raise ValueError(
-            f"a model of kind {kind} has no form in an engine; export a linear, neural or tree one, or a sum of trees"
+            f"engines cannot express a model of kind {kind}; export a linear, neural or tree model, or a sum of trees"
         )
     weights = model.chosen(client).astype(np.float32).astype(np.float64)
-    if ranges is not None:  # without a range a feature is always 0, whatever an engine measures
+    if ranges is not None:  # a feature without a range is always 0, also in an engine
         units = max(abs(model.ranker.hidden), 1)
         of_features = weights[: model.features * units].reshape(model.features, units)
         of_features[ranges[1] <= ranges[0]] = 0.0
@@ -124,23 +122,23 @@ def take_apart(model: Scorer, names: tuple[str, ...], client: int | None = None)
 
 
 def check(content: bytes, to: str, parts: Parts, model: Scorer, client: int | None = None) -> None:
-    """Compare the engine's scores with the model's on made-up documents, most of them on the edge of a split."""
+    """Compare the engine's scores with the model's on synthetic documents, most of them at the threshold of a split."""
     features = probes(parts, 20 if to == "onnx" else PROBES)
     theirs = engine_scores(to, content, features, parts.names, np.float64).astype(np.float64)
     ours = plain_scores(model, features, client)
     allowed = EXACT * _magnitude(parts, features)
     if to == "onnx" and parts.trees:
-        allowed *= len(parts.trees)  # its sums are in float32
+        allowed *= len(parts.trees)  # sums in float32
     worst = int(np.argmax(np.abs(theirs - ours) - allowed))
     if not abs(theirs[worst] - ours[worst]) <= allowed[worst]:
         raise ValueError(
-            f"the exported model would score a document {theirs[worst]:.9g} where the model says {ours[worst]:.9g}; "
-            "nothing was written. Please report this as an error of fedrank"
+            f"the exported model would score a document {theirs[worst]:.9g}, but the model scores it "
+            f"{ours[worst]:.9g}; nothing was written. Please report this as an error of fedrank"
         )
 
 
 def plain_scores(model: Scorer, features: Features, client: int | None = None) -> NDArray[np.float64]:
-    """The model's own scores of documents with features as an engine measures them."""
+    """The model's scores of documents with features as an engine measures them."""
     count = len(features)
     data = RankingData(features, np.zeros(count, np.int8), np.array([0, count]), np.array(["1"]))
     ranges = getattr(model, "ranges", None)
@@ -149,7 +147,7 @@ def plain_scores(model: Scorer, features: Features, client: int | None = None) -
 
 
 def probes(parts: Parts, count: int) -> Features:
-    """[count, features]: made-up documents, with values on thresholds and right beside them."""
+    """[count, features]: synthetic documents, with values on thresholds and adjacent to them."""
     rng = np.random.default_rng(0)  # the same documents for every export
     shape = (count, len(parts.names))
     if parts.ranges is None:
@@ -174,13 +172,13 @@ def _names(model: Scorer, file: str | Path | None) -> tuple[str, ...]:
         names = model.feature_names or tuple(f"f{i + 1}" for i in range(model.features))
     twice = [one for one, count in Counter(names).items() if count > 1]
     if len(names) != model.features or twice:
-        problem = f"{twice[0]!r} stands there twice" if twice else f"{len(names)} names for {model.features} features"
-        raise ValueError(f"{problem}; give every feature its own name, one a line, in the order of the model")
+        problem = f"{twice[0]!r} occurs twice" if twice else f"{len(names)} names for {model.features} features"
+        raise ValueError(f"{problem}; give every feature a different name, one per line, in the order of the model")
     return names
 
 
 def _magnitude(parts: Parts, features: Features) -> NDArray[np.float64]:
-    """[documents]: the sizes of the parts that add up to a score, which bound what rounding can do."""
+    """[documents]: the magnitude of the terms of a score, which bounds the rounding error."""
     if parts.trees:
         return np.full(len(features), sum(_largest_leaf(tree) for tree in parts.trees))
     scale = Scale.of(parts.ranges, len(parts.names))

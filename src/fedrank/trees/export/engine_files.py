@@ -1,4 +1,4 @@
-"""The files that engines read: nested nodes and weights as JSON, with every number as the engine will compare it."""
+"""Files for engines: nested nodes and weights as JSON, with every number as the engine will compare it."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from fedrank.trees.arrays import ZERO
 from fedrank.trees.export.engine_rules import SLACK
 from fedrank.trees.export.lightgbm_text import LARGEST, Leaf, Tree
 
-DEEPEST = 300  # splits from root to leaf: JSON readers, Java's and Python's, give up on deeper nests
-TINY = np.float32(2 * ZERO)  # no engine measures anything smaller but zero
+DEEPEST = 300  # depth of a tree: JSON parsers of Java and Python fail on deeper nesting
+TINY = np.float32(2 * ZERO)  # the smallest nonzero value that an engine measures
 
 _SOLR = "org.apache.solr.ltr"
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A ranker taken apart: a vector of weights, or trees."""
+    """The parts of a ranker: a vector of weights, or trees."""
 
     names: tuple[str, ...]  # [features]
     ranker: Linear | Mlp | Relu | None  # None: trees
     weights: NDArray[np.float64]  # of a ranker; 0 where a feature has no range
-    trees: tuple[Tree, ...]  # for features as they are before normalisation
+    trees: tuple[Tree, ...]  # for features before normalisation
     ranges: NDArray[np.float32] | None  # [2, features] of fixed normalisation
 
     @property
@@ -39,8 +39,8 @@ class Parts:
 
 
 def engine_file(parts: Parts, to: str, name: str, store: str | None = None) -> tuple[bytes, str]:
-    """The file for an engine, and what it is."""
-    by_feature(parts.trees)  # refuses trees that are too deep
+    """The file for an engine, and its description."""
+    by_feature(parts.trees)  # raises for trees that are too deep
     if to == "onnx":
         from fedrank.trees.export.onnx_graph import onnx_model
 
@@ -54,7 +54,7 @@ def engine_file(parts: Parts, to: str, name: str, store: str | None = None) -> t
 
 
 def by_feature(trees: tuple[Tree, ...]) -> dict[int, list[np.float32]]:
-    """Different thresholds of every feature that trees ask for."""
+    """The distinct thresholds of every feature in the trees."""
     found: dict[int, set[np.float32]] = {}
     ways: list[tuple[Tree, int]] = [(tree, 0) for tree in trees]
     while ways:
@@ -82,14 +82,14 @@ def _opensearch(parts: Parts, name: str) -> dict[str, Any]:
             }
     else:
         raise ValueError(
-            "the engine's plugin runs linear models and trees, this is a neural one; export it to solr or onnx, or "
-            "train a linear ranker"
+            "the engine's plugin supports linear models and trees, but this model is neural; export it to solr or "
+            "onnx, or train a linear ranker"
         )
     return {"model": {"name": name, "model": model}}
 
 
 def _xgboost(tree: Tree, names: tuple[str, ...]) -> dict[str, Any]:
-    """A tree as nested nodes: left where value < split_condition, so that a threshold becomes its next neighbour."""
+    """A tree as nested nodes: left where value < split_condition, so each threshold is moved to the next float32."""
     numbers = iter(range(2**31))
 
     def node(one: Tree, depth: int) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _solr(parts: Parts, name: str) -> dict[str, Any]:
             unit, written = solr_thresholds(np.array(finite))
             if written is None:
                 raise ValueError(
-                    f"thresholds of the feature {parts.names[feature]!r} run from {min(finite, key=abs):g} to "
+                    f"thresholds of the feature {parts.names[feature]!r} range from {min(finite, key=abs):g} to "
                     f"{max(finite, key=abs):g}, too wide for Solr, which adds 1e-6 to each; export to opensearch or "
                     "onnx, or train without this feature"
                 )
@@ -148,11 +148,11 @@ def _solr(parts: Parts, name: str) -> dict[str, Any]:
 
 
 def solr_thresholds(thresholds: NDArray[np.float32]) -> tuple[np.float32, NDArray[np.float32] | None]:
-    """The unit to divide a feature by, and thresholds that are the given ones in that unit once Solr has added 1e-6.
+    """The unit to divide a feature by, and thresholds that equal the given ones in that unit after Solr adds 1e-6.
 
-    A small or negative threshold may be the sum of no float32 and 1e-6. Divided by a small power of two, which is
-    exact, values are so large that 1e-6 vanishes beside them; None where even that does not help. Thresholds around
-    1e-35, by which LightGBM tells zero from other values, need not be met exactly.
+    A small or negative threshold may not be the sum of any float32 and 1e-6. Divided by a small power of two, which is
+    exact, values are so large that 1e-6 has no effect; None where even that does not help. Thresholds around
+    1e-35, by which LightGBM separates zero from other values, need not be exact.
     """
     largest = float(np.abs(thresholds).max())
     for unit in (np.float32(1), np.float32(2.0 ** np.clip(np.frexp(largest)[1] - 126, -126, 0))):
@@ -165,7 +165,7 @@ def solr_thresholds(thresholds: NDArray[np.float32]) -> tuple[np.float32, NDArra
 
 
 def _without_slack(thresholds: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[n]: float32 that give the thresholds when 1e-6 is added in float32, or come closest from below."""
+    """[n]: float32 values that give the thresholds when 1e-6 is added in float32, or the closest from below."""
     best = np.full(len(thresholds), np.float32(-LARGEST))
     guess = thresholds - SLACK
     for one in (np.nextafter(guess, -LARGEST), guess, np.nextafter(guess, LARGEST)):
@@ -178,7 +178,7 @@ def _regression(
 ) -> dict[str, Any]:
     if isinstance(tree, Leaf):
         return {"value": repr(_float(tree.value))}
-    if abs(tree.threshold) >= LARGEST:  # it tells missing values from others, and Solr has none
+    if abs(tree.threshold) >= LARGEST:  # it separates missing values from others, and Solr has none
         return _regression(tree.left if tree.threshold > 0 else tree.right, names, lowered)
     return {
         "feature": names[tree.feature],
@@ -206,7 +206,7 @@ def layers(parts: Parts) -> tuple[NDArray[np.float64], NDArray[np.float64], NDAr
 
 
 def _float(value: float) -> float:
-    """Rounded to float32 here, once, so that readers in double and in single precision see the same number."""
+    """Rounded to float32 once, so readers in double and in single precision see the same number."""
     return float(np.float32(value))
 
 

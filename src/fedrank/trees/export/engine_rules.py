@@ -1,8 +1,8 @@
-"""What a search engine makes of an exported model: its rules for numbers, so that an export can be checked here.
+"""How a search engine scores an exported model: its number rules, by which an export is checked.
 
-Engines hold values, weights and sums in single precision. OpenSearch and Elasticsearch go left where `value <
-split_condition`; Solr adds 1e-6 to every threshold and goes left where `value <= threshold`. The rules were read from
-the sources of the plugins (NaiveAdditiveDecisionTree, MultipleAdditiveTreesModel and their neighbours).
+Engines store values, weights and sums in single precision. OpenSearch and Elasticsearch go left where `value <
+split_condition`; Solr adds 1e-6 to every threshold and goes left where `value <= threshold`. The rules are taken from
+the sources of the plugins (NaiveAdditiveDecisionTree, MultipleAdditiveTreesModel and related classes).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fedrank.types import Features
 
-SLACK = np.float32(1e-6)  # what Solr adds to thresholds
+SLACK = np.float32(1e-6)  # added to thresholds by Solr
 
 Total = type[np.float32] | type[np.float64]
 Numbers = NDArray[np.floating]
@@ -26,11 +26,11 @@ Goes = Callable[[dict[str, Any]], NDArray[np.bool_]]
 def engine_scores(
     to: str, content: bytes, features: Features, names: Sequence[str], total: Total = np.float32
 ) -> Numbers:
-    """[documents]: what the engine computes from an exported file.
+    """[documents]: the scores that the engine computes from an exported file.
 
-    Engines add up in float32; `total = np.float64` shows which leaves are reached, undisturbed by rounding of sums.
+    Engines sum in float32; `total = np.float64` shows which leaves are reached, without rounding errors of sums.
     """
-    with np.errstate(over="ignore"):  # as in Java, what is too large becomes infinite
+    with np.errstate(over="ignore"):  # as in Java, values that are too large become infinite
         if to == "onnx":
             return _onnx(content, features)
         if to == "solr":
@@ -89,7 +89,7 @@ def _onnx(content: bytes, features: Features) -> Numbers:
 def _xgboost_children(node: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     left, right = node["children"]
     if (left["nodeid"], right["nodeid"]) != (node["yes"], node["no"]):
-        raise ValueError(f"node {node['nodeid']} does not name its children; the engine would refuse the model")
+        raise ValueError(f"node {node['nodeid']} does not name its children; the engine would reject the model")
     return left, right
 
 
@@ -98,7 +98,7 @@ def _solr_children(node: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def _leaves(tree: dict[str, Any], leaf: str, yes: Goes, children: Callable[..., Any], documents: int) -> Numbers:
-    """[documents]: the value of the leaf that each reaches."""
+    """[documents]: the value of the leaf that each document reaches."""
     out = np.empty(documents, np.float32)
     ways = [(tree, np.arange(documents))]
     while ways:
@@ -121,7 +121,7 @@ def _dot(terms: list[tuple[Numbers, float]], total: Total) -> Numbers:
 
 
 def _sum(terms: list[Numbers], total: Total) -> Numbers:
-    """One after the other, as the engines do."""
+    """Sum in sequence, as the engines do."""
     out = np.zeros(len(terms[0]), total)
     for one in terms:
         out += one

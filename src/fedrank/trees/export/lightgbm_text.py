@@ -1,8 +1,8 @@
 """LightGBM's text models as plain trees, without LightGBM.
 
-LightGBM sends a document to the left where its value is at most a threshold in double precision. Search engines hold
-values in single precision, so that a threshold can be replaced by the largest float32 that does not exceed it: no
-document goes another way.
+LightGBM sends a document to the left where its value is at most a threshold in double precision. Search engines store
+values in single precision, so a threshold can be replaced by the largest float32 that does not exceed it: every
+document reaches the same leaf.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ Doubles = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Leaf:
-    """Where documents arrive, and what it adds to their score."""
+    """A leaf, whose value is added to the score of its documents."""
 
     value: float
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A question to a document: is its value at most the threshold?"""
+    """A split: documents with a value of at most the threshold go left."""
 
     feature: int  # from 0
     threshold: np.float32
-    left: Branch | Leaf  # yes
-    right: Branch | Leaf  # no
-    missing_left: bool  # where documents without a value (NaN) go
+    left: Branch | Leaf
+    right: Branch | Leaf
+    missing_left: bool  # whether documents without a value (NaN) go left
 
 
 Tree = Branch | Leaf
@@ -51,7 +51,7 @@ class Scale:
 
     @staticmethod
     def of(ranges: NDArray[np.floating] | None, features: int) -> Scale:
-        """From smallest and largest values [2, features]; None leaves features as they are."""
+        """From smallest and largest values [2, features]; None leaves features unchanged."""
         if ranges is None:
             return Scale(np.zeros(features), np.ones(features))
         low, high = np.asarray(ranges, np.float64)
@@ -59,16 +59,16 @@ class Scale:
 
 
 def read_trees(texts: Iterable[str], scale: Scale) -> list[Tree]:
-    """The trees of a LightGBM text model, with thresholds for values as they are before normalisation."""
+    """The trees of a LightGBM text model, with thresholds for values before normalisation."""
     features = len(scale.low)
     zeros = [cuts(np.full(features, end), scale.low, scale.width) for end in (UNDER_ZERO, ZERO)]
     return [_tree(Trees.read([text]), scale, zeros) for text in texts]
 
 
 def cuts(limits: Doubles, low: Doubles, width: Doubles) -> Floats:
-    """[n]: the largest float32 whose normalised value is at most the limit; -inf where there is none.
+    """[n]: the largest float32 whose normalised value is at most the limit; -inf where none exists.
 
-    Found by bisection, because normalised values are rounded, and what matters is where they land.
+    Found by bisection, because normalised values are rounded.
     """
     finite = int(np.float32(LARGEST).view(np.int32))
     fits = np.full(len(limits), -finite - 1)
@@ -84,16 +84,16 @@ def cuts(limits: Doubles, low: Doubles, width: Doubles) -> Floats:
 
 
 def _value(order: NDArray[np.int64]) -> Doubles:
-    """The finite float32 of each place in their order, where 0 is zero."""
+    """The finite float32 at each position of their order, where 0 is zero."""
     size: Doubles = np.abs(order).clip(max=0x7F7FFFFF).astype(np.int32).view(np.float32).astype(np.float64)
     return np.where(order < 0, -size, size)
 
 
 def _tree(tree: Trees, scale: Scale, zeros: list[Floats]) -> Tree:
     if tree.is_linear.any():
-        raise ValueError("its leaves hold linear models, which engines cannot express; train without linear_tree")
+        raise ValueError("its leaves are linear models, which engines cannot express; train without linear_tree")
     if np.any(tree.kind == BY_CATEGORY):
-        raise ValueError("it splits by categories, which engines cannot express; train with numbers alone")
+        raise ValueError("it splits by categories, which engines cannot express; train with numeric features only")
     leaves = [Leaf(float(value)) for value in tree.value]
     thresholds = cuts(tree.threshold, scale.low[tree.feature], scale.width[tree.feature])
     nodes: list[Tree] = [leaves[0]] * max(1, len(thresholds))
@@ -105,7 +105,7 @@ def _tree(tree: Trees, scale: Scale, zeros: list[Floats]) -> Tree:
             nodes[i] = _around_zero(feature, threshold, left, right, missing_left, below, above)
         else:
             if tree.kind[i] == NOTHING_IS_MISSING:
-                # Then it is taken for 0 before normalisation, as a feature that a LETOR file leaves out.
+                # NaN counts as 0 before normalisation, like a feature that a LETOR file omits.
                 missing_left = bool(threshold >= 0)
             nodes[i] = _split(feature, threshold, left, right, missing_left)
     return nodes[0]
@@ -114,7 +114,7 @@ def _tree(tree: Trees, scale: Scale, zeros: list[Floats]) -> Tree:
 def _split(feature: int, threshold: np.float32, left: Tree, right: Tree, missing_left: bool) -> Tree:
     """A split, or the only child that documents can reach.
 
-    Where only missing values part from all others, the largest finite float32 stands for infinity, which JSON lacks.
+    Where only missing values are separated, the largest finite float32 replaces infinity, which JSON lacks.
     """
     if threshold >= LARGEST and missing_left:
         return left
@@ -132,7 +132,7 @@ def _around_zero(
     below: np.float32,
     above: np.float32,
 ) -> Tree:
-    """A split of a model with zero_as_missing: zero goes its own way, whatever the threshold.
+    """A split of a model with zero_as_missing: zero has a fixed direction, independent of the threshold.
 
     The largest value under zero is `below`, the largest that counts as zero `above`.
     """

@@ -15,7 +15,7 @@ OPSET, TREES_OPSET, FORMAT = 13, 1, 8  # old enough for any runtime since 2021
 
 
 def onnx_model(parts: Parts) -> bytes:
-    """The file of a graph, checked for its form."""
+    """The ONNX graph of a ranker as bytes, validated."""
     try:
         import onnx
         from onnx import TensorProto, checker, helper, numpy_helper
@@ -68,12 +68,12 @@ def onnx_model(parts: Parts) -> bytes:
 
 
 def _ensemble(trees: tuple[Tree, ...]) -> dict[str, Any]:
-    """Attributes of a TreeEnsembleRegressor: one row for every node, one for every leaf's output."""
+    """Attributes of a TreeEnsembleRegressor: one row per node, and one per output of a leaf."""
     rows: list[tuple[int, int, str, int, float, int, int, int]] = []
     targets: list[tuple[int, int, float]] = []
 
     def visit(tree: int, node: Tree, number: int) -> int:
-        """Writes a node and all below it; returns the next free number."""
+        """Write a node and its descendants; returns the next free number."""
         if isinstance(node, Leaf):
             rows.append((tree, number, "LEAF", 0, 0.0, 0, 0, 0))
             targets.append((tree, number, node.value))
