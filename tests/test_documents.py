@@ -247,12 +247,21 @@ def test_a_click_log_can_be_used(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert {"propensities.json", "estimate.png"} <= {path.name for path in folder.iterdir()}
 
 
-def _follow(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From top to bottom, beginning in one folder: files are written, code runs, and commands say what is shown."""
+@pytest.mark.long
+def test_two_methods_can_be_compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _follow(ROOT / "docs" / "how-to" / "compare-methods.md", folder, monkeypatch, until="## Grids")
+    assert (folder / "report.html").is_file()
+
+
+def _follow(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, until: str | None = None) -> None:
+    """From top to bottom, or to a heading: files are written, code runs, and commands print what is shown."""
     monkeypatch.setenv("COLUMNS", "200")
     lines = page.read_text(encoding="utf-8").splitlines()
+    last = len(lines) if until is None else lines.index(until)
     printed = ""
     for block in _blocks(page):
+        if block.line > last:
+            break
         if block.kind == "python":
             with contextlib.redirect_stdout(io.StringIO()) as said:
                 exec(compile(block.text, str(block), "exec", dont_inherit=True), {"__name__": "document"})
