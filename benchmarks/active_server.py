@@ -1,9 +1,9 @@
-"""A thousand attacks of a coordinator that breaks the rules of a secure sum, against four real sites.
+"""Run a thousand attacks of a malicious coordinator on secure aggregation, against four real sites.
 
     python -m benchmarks.active_server [--attacks 1000] [--check]
 
-It swaps keys, shows two rosters or two lists of survivors, delivers to some only, replays, asks twice and out of order
-(see tests/deploy/active_server.py). With --check it fails if a single update could be read.
+It swaps keys, shows two rosters or two lists of survivors, delivers to some sites only, replays, and asks twice or out
+of order (see tests/deploy/active_server.py). With --check it fails if a single update could be read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.deploy.active_server import WAYS, ActiveServer
 from tests.deploy.real_trial import LINEAR, SUM, RealTrial
 
 SITES = 4
-POLICY = {"largest_epsilon": "1e6"}  # every attempt is charged, and there are many
+POLICY = {"largest_epsilon": "1e6"}  # every attempt is charged
 
 
 def main() -> int:

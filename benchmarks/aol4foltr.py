@@ -1,6 +1,6 @@
-"""How fast and in how much memory the published files of AOL4FOLTR are converted, and opened as training data.
+"""Measure CPU time and memory of converting the published files of AOL4FOLTR, and of opening them as training data.
 
-The files are generated in the format that the released code writes; the real ones have 55 GB.
+The files are generated in the format of the released code; the published ones have 55 GB.
 
     python -m benchmarks.aol4foltr [MB] [--check]
 """
@@ -23,15 +23,15 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-MAX_SECONDS = 10.0  # of CPU time for 1 GB of letor.txt
-MAX_MEMORY = 1000.0  # MB at any size
+MAX_SECONDS = 10.0  # of CPU time per GB of letor.txt
+MAX_MEMORY = 1000.0  # MB, for files of any size
 LENGTH, WIDTH = 20, 103
 
 
 def write_files(folder: Path, megabytes: float) -> tuple[Path, Path]:
-    """Write metadata.csv and letor.txt: values are float32 with all digits of a double, or whole numbers."""
+    """Write metadata.csv and letor.txt: values are float32 with all digits of a double, or integers."""
     rng = np.random.default_rng(1)
-    # A pool of lists is repeated under new ids: writing should not take longer than reading.
+    # A pool of lists is repeated under new ids to speed up writing.
     pool = []
     for _ in range(200):
         values = np.exp(rng.normal(0, 2, (LENGTH, WIDTH))).astype(np.float32)
@@ -67,7 +67,7 @@ def convert(folder: Path) -> Any:
 
 
 def open_fold(folder: Path) -> Any:
-    """Open the log as training data, normalised by query, as if it were a large one; and read every value once."""
+    """Open the log as training data, normalised by query and stored on disk, and read every value once."""
     from fedrank.data import log_fold
 
     log_fold.IN_MEMORY = 0
@@ -76,13 +76,13 @@ def open_fold(folder: Path) -> Any:
 
 
 def own_memory() -> float:
-    """MB that belong to this process alone: not pages of files, which the system takes back when it needs them."""
+    """Private memory of this process in MB, without pages of files, which the system can reclaim."""
     text = Path("/proc/self/status").read_text(encoding="ascii")
     return float(text.partition("RssAnon:")[2].split()[0]) / 1e3
 
 
 def measured(call: Callable[[Path], Any], folder: Path) -> tuple[float, float]:
-    """CPU seconds and most memory of a call in a process of its own."""
+    """CPU seconds and peak memory of a call in a separate process."""
     receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
     child = multiprocessing.get_context("spawn").Process(target=_measure, args=(call, folder, sender))
     child.start()

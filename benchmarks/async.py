@@ -1,10 +1,10 @@
-"""How fast is federation out of step? Interactions a second on one core, next to rounds in step over the same batches.
+"""Compare asynchronous with synchronous training: interactions per second on one core, over the same batches.
 
     python -m benchmarks.async [--check]
 
-Measured on CPU time, evaluation excluded: lists of 20 documents x 103 features, 100 users, 4 searches an update. Users
-arrive in turn (long windows), at random with few users who search most (short ones), or in bursts of 8 updates (windows
-of hardly more than one). `ratio` is the time of an interaction out of step over that of one in step.
+CPU time without evaluation: lists of 20 documents x 103 features, 100 users, 4 searches per update. Users come in turn
+(long windows), at random with a few very active users (short windows), or in bursts of 8 updates (windows of little
+more than one). `ratio` is the time per interaction of asynchronous over synchronous training.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedrank.federated.federation import Federation
 from fedrank.federated.partition import Users
 
 DOCUMENTS, FEATURES, CLICK_MODELS, BATCH, ENTRIES = 20, 103, 100, 4, 60_000
-TARGET = 30_000  # interactions a second
+TARGET = 30_000  # interactions per second
 REPEATS = 5
 
 
@@ -72,7 +72,7 @@ def main() -> None:
         clients = make_clients(data, len(np.unique(who)), partition=Users(), interactions=BATCH)
         done = BATCH * len(schedule(clients, Sync()).rows)
         seconds(Sync(), clients)
-        # Turn by turn, so that whatever else the machine does meets all alike.
+        # In turns, so other load on the machine affects all alike.
         times = {rule: [] for rule in (Sync(), FedAsync(), FedBuff())}
         for _ in range(REPEATS):
             for rule, spent in times.items():

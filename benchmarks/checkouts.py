@@ -1,10 +1,10 @@
-"""How much slower or faster is one checkout than another? CPU time of the same work, in turns, on this machine.
+"""Compare the speed of two checkouts: CPU time of the same work, in turns, on this machine.
 
     python -m benchmarks.checkouts OLD NEW [--pairs 20] [--most 1.05]
 
-OLD and NEW are folders of checkouts; each side works in a process of its own that does the same rounds again and again,
-one side after the other. Printed is the median ratio new / old with its 95 % interval (order statistics); `--most`
-exits with 1 where the median is above.
+OLD and NEW are folders of checkouts; each works in a separate process that repeats the same rounds in turns. Prints the
+median ratio new / old with its 95 % confidence interval (order statistics); `--most` exits with 1 if the median is
+above.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ import numpy as np
 import fedrank as fr
 def made_up(features, documents, queries, top):
     rng = np.random.default_rng(1)
-    grades = rng.binomial(top, 0.2, queries * documents).astype(np.int8)
+    labels = rng.binomial(top, 0.2, queries * documents).astype(np.int8)
     table = rng.random((queries * documents, features), dtype=np.float32)
-    table[:, 0] += grades / top
+    table[:, 0] += labels / top
     offsets = np.arange(queries + 1) * documents
-    return fr.RankingData(table, grades, offsets, np.arange(queries).astype(str), top_grade=top)
+    return fr.RankingData(table, labels, offsets, np.arange(queries).astype(str), top_grade=top)
 CLICK_MODEL = "user" if "user" in inspect.signature(fr.make_clients).parameters else "click_model"  # until 0.1
 small, large = made_up(46, 41, 1000, 2), made_up(136, 120, 2000, 4)
 def rounds(data, learner, clients, interactions, count, mechanism=None):

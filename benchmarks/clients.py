@@ -1,8 +1,8 @@
-"""How far do rounds scale? A million clients in one process, and two threads against one.
+"""Measure how rounds scale: a million clients in one process, and two threads against one.
 
     python -m benchmarks.clients [--clients 1000000] [--check]
 
-The memory is the peak of this process; time must be linear in interactions; threads must not change a single bit.
+The memory is the peak of this process; time must be linear in interactions; threads must not change the result.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INTERACTIONS = 4
 
 
 def a_round(clients: int, threads: int, data):
-    """Seconds on the clock and of processors for one round, and the weights after it."""
+    """Wall-clock and CPU seconds of one round, and the weights after it."""
     table = make_clients(data, clients, click_model="navigational", interactions=INTERACTIONS)
     federation = Federation()
     state, _ = first_state(federation, table, 1)
@@ -49,15 +49,15 @@ def main() -> int:
     for clients in (asked.clients // 100, asked.clients // 10, asked.clients):
         _, cpu, _ = a_round(clients, 1, data)
         rows.append(cpu / (clients * INTERACTIONS))
-        print(f"{clients:>9,} clients x {INTERACTIONS}: {cpu:6.2f} s of CPU, {1e6 * rows[-1]:.2f} us an interaction")
+        print(f"{clients:>9,} clients x {INTERACTIONS}: {cpu:6.2f} s of CPU, {1e6 * rows[-1]:.2f} us per interaction")
     if rows[-1] > 1.3 * rows[0]:
         missed.append(f"an interaction costs {rows[-1] / rows[0]:.2f} times as much among all clients as among few")
 
     clock_one, _, one = a_round(asked.clients // 4, 1, data)
     clock_two, _, two = a_round(asked.clients // 4, 2, data)
-    print(f"two threads: {clock_one / clock_two:.2f} times as fast on the clock, identical: {np.array_equal(one, two)}")
+    print(f"two threads: {clock_one / clock_two:.2f} times as fast (wall clock), identical: {np.array_equal(one, two)}")
     if not np.array_equal(one, two):
-        missed.append("two threads give another result than one")
+        missed.append("two threads give a different result than one")
     if clock_one / clock_two < 1.6:
         missed.append(f"two threads are only {clock_one / clock_two:.2f} times as fast (a busy machine?)")
 

@@ -1,14 +1,14 @@
-"""How many clients does FPDGD need before ε = 1 for every person costs nothing? From ten clients to a million.
+"""Find how many clients FPDGD needs for ε = 1 per person without a loss of quality, from ten clients to a million.
 
-    python -m benchmarks.clients_for_privacy --out FOLDER --clip 2           # all on a graphics card: two minutes
+    python -m benchmarks.clients_for_privacy --out FOLDER --clip 2           # all on a GPU: two minutes
     python -m benchmarks.clients_for_privacy --out FOLDER --clip 8
     python -m benchmarks.clients_for_privacy --out FOLDER --device cpu --most 1000
     python -m benchmarks.clients_for_privacy --out FOLDER --picture docs/clients-for-privacy.png
 
-Every client is one person, takes part in all rounds, and searches five times in each. Three runs for each seed: the
-plain mean; updates shortened to a fixed length; and Gaussian noise on the sum of these, as a secure sum or a trusted
-server has it, so wide that all rounds together cost a person ε = 1 at δ = 1e-7 (the accountant of fedrank says so).
-Chance is keyed, so that everything can be repeated: noise with a known key would protect nobody.
+Every client is one person, participates in all rounds, and searches five times in each. Three runs per seed: the plain
+mean; updates clipped to a fixed norm; and Gaussian noise on their sum, as with secure aggregation or a trusted server,
+such that all rounds together cost a person ε = 1 at δ = 1e-7 (by fedrank's accountant). Randomness is keyed for
+reproducibility; noise with a known key would not protect anything.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ COUNTS = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000, 300_000, 1_000_
 ARMS = ("plain", "shortened", "ε = 1")
 EPSILON, DELTA = 1.0, 1e-7
 SEARCHES, RATE, USER = 5, 1.0, "informational"
-NEXT_TO_NOTHING = 1e-6  # noise of the runs without noise, in multiples of the clip
+NEXT_TO_NOTHING = 1e-6  # noise of the runs without privacy, in multiples of the clip
 T_OF_SEEDS = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # quantile 0.975 of Student's t, by seeds
 COLUMNS = ("clients", "seed", "arm", "noise", "epsilon", "ndcg", "seconds")
 
 
 def noise_for(clients: int, parameters: int, rounds: int, clip: float, learner: Any) -> tuple[float, float]:
-    """(noise in multiples of the clip, ε): the least noise with which all rounds cost at most `EPSILON`."""
+    """(noise in multiples of the clip, ε): the smallest noise for which all rounds cost at most `EPSILON`."""
     setting = Setting(clients, parameters, 1.0, (SEARCHES,), learner, Mean())
 
     def cost(noise: float) -> float:
@@ -98,15 +98,15 @@ def read(path: Path) -> dict[str, dict[int, list[float]]]:
 
 
 def half_width(values: Any) -> float:
-    """Of the 95 % interval of a mean over seeds."""
+    """Half width of the 95 % confidence interval of a mean over seeds."""
     count = len(values)
     return float(T_OF_SEEDS[count] * np.std(values, ddof=1) / count**0.5) if count in T_OF_SEEDS else float("nan")
 
 
 def report(path: Path) -> None:
-    """A table: nDCG@10 of each arm, and what noise and privacy cost, seed by seed."""
+    """Print a table: nDCG@10 of each arm, and the cost of noise and privacy, paired by seed."""
     found = read(path)
-    print(f"\n{path.stem}\n\n| Clients | {' | '.join(ARMS)} | ε = 1 against shortened | against plain |")
+    print(f"\n{path.stem}\n\n| Clients | {' | '.join(ARMS)} | ε = 1 against clipped | against plain |")
     print("|---|" + "---|" * (len(ARMS) + 2))
     for count in found[ARMS[0]]:
         plain, shortened, private = (np.array(found[arm][count]) for arm in ARMS)
@@ -125,7 +125,7 @@ def draw(paths: list[Path], picture: Path) -> None:
     figure, axes = pyplot.subplots(figsize=(7.0, 4.0), dpi=150)
     lines = [("no noise", read(paths[0])[ARMS[0]], "#1b6ca8", "o")]
     for path, colour, sign in zip(paths, ("#c8553d", "#e0a030"), ("D", "s"), strict=False):
-        lines.append((f"ε = 1, updates shortened to {path.stem.rpartition('-')[2]}", read(path)[ARMS[2]], colour, sign))
+        lines.append((f"ε = 1, updates clipped to {path.stem.rpartition('-')[2]}", read(path)[ARMS[2]], colour, sign))
     for name, found, colour, sign in lines:
         means, spread = zip(*((np.mean(values), half_width(values)) for values in found.values()), strict=True)
         axes.errorbar(list(found), means, yerr=spread, label=name, color=colour, marker=sign, markersize=4, capsize=3)
@@ -145,9 +145,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--most", type=int, default=COUNTS[-1], help="clients")
-    parser.add_argument("--clip", type=float, default=2.0, help="length to which updates are shortened")
+    parser.add_argument("--clip", type=float, default=2.0, help="L2 norm to which updates are clipped")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--picture", type=Path, help="draw what is in the folder, and run nothing")
+    parser.add_argument("--picture", type=Path, help="plot the results in the folder without running anything")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.picture is None:

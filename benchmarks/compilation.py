@@ -1,4 +1,4 @@
-"""How long does a newcomer wait for compilation? The quickstart's first run in an empty cache, and its second.
+"""Measure the compilation time of a first run in an empty cache, and of a second run.
 
 python -m benchmarks.compilation [--check]
 """
@@ -44,7 +44,7 @@ def main() -> int:
         first = seconds(cache)
         clock = time.perf_counter() - begin
         second = seconds(cache)
-    print(f"everything, first time: {first:.1f} s of CPU ({clock:.1f} s on the clock); second time: {second:.1f} s")
+    print(f"everything, first time: {first:.1f} s of CPU ({clock:.1f} s wall clock); second time: {second:.1f} s")
     print(f"compilation: {first - second:.1f} s (target: under 30 s), {first / second:.1f} times the cached start")
     return 1 if check and first - second > 30 else 0
 

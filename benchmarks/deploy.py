@@ -1,10 +1,10 @@
-"""What a federation between processes costs: three sites and a server on this machine, mutual TLS on loopback.
+"""Measure a deployment: three sites and a server on this machine, with mutual TLS on loopback.
 
     python -m benchmarks.deploy [--check] [--rounds 200]
 
-Prints time, processor time and bytes a round and site, the same for secure sums, the time of a short trial from command
-to report, and how much memory a site takes after the first rounds and after the last. Bytes are those that passed the
-loopback interface, so that nothing else should use it meanwhile.
+Prints time, CPU time and bytes per round and site, the same for secure aggregation, the time of a short run from start
+to report, and the memory of a site after the first and the last rounds. Bytes are those on the loopback interface, so
+nothing else should use it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,12 @@ SUM = (
     '[mechanism]\nname = "gaussian"\nclip = 0.5\nnoise = 1.0\n'
     'placement = { name = "secure-aggregation", colluding = 0.0 }\n'
 )
-TARGETS = {"ms a round": 50, "ms of CPU a site and round": 20, "kB beside the numbers": 8, "ms a secure sum": 200}
+TARGETS = {
+    "ms per round": 50,
+    "ms of CPU per site and round": 20,
+    "kB of overhead per site and round": 8,
+    "ms per secure aggregation": 200,
+}
 
 
 def processes(folder: Path) -> list[int]:
@@ -86,7 +91,7 @@ def loopback() -> int:
 
 
 def measure(folder: Path, hub: Path, rounds: int, more: str, label: str) -> dict[str, float]:
-    """One run; what its rounds took, without its beginning and its end."""
+    """Measure the rounds of one run, without its start and end."""
     spec = folder / f"{label}.toml"
     spec.write_text(SPEC.format(rounds=rounds, more=more))
     [task] = tasks_of(read_spec(spec), label, folder / "runs")
@@ -105,9 +110,9 @@ def measure(folder: Path, hub: Path, rounds: int, more: str, label: str) -> dict
     ms = 1000 * (seconds[rounds] - seconds[min(10, rounds // 4)]) / (rounds - min(10, rounds // 4))
     numbers = 2 * 4 * 46
     return {
-        "ms a round": ms,
-        "ms of CPU a site and round": 1000 * (last[2] - first[2]) / count / (SITES + 1),
-        "kB beside the numbers": ((last[3] - first[3]) / count / SITES - numbers) / 1000,
+        "ms per round": ms,
+        "ms of CPU per site and round": 1000 * (last[2] - first[2]) / count / (SITES + 1),
+        "kB of overhead per site and round": ((last[3] - first[3]) / count / SITES - numbers) / 1000,
         "MB after the first rounds": first[4],
         "MB after the last": last[4],
     }
@@ -116,19 +121,23 @@ def measure(folder: Path, hub: Path, rounds: int, more: str, label: str) -> dict
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--check", action="store_true", help="fail where a target is missed")
+    parser.add_argument("--check", action="store_true", help="fail if a target is missed")
     asked = parser.parse_args()
     missed = []
     with tempfile.TemporaryDirectory(prefix="fedrank-bench-") as name:
         folder, began = Path(name), time.monotonic()
         names = {site_name(number): number for number in range(SITES)}
         with local_federation(names, folder / "federation", prepare, FEDERATION) as federation:
-            print(f"{time.monotonic() - began:8.1f}  s until a server and {SITES} sites are there")
+            print(f"{time.monotonic() - began:8.1f}  s until a server and {SITES} sites are ready")
             measure(folder, federation.home, 30, "", "first")
             whole = time.monotonic() - began
             plain = measure(folder, federation.home, asked.rounds, "", "plain")
             summed = measure(folder, federation.home, max(20, asked.rounds // 4), SUM, "summed")
-    found = {"s for 30 rounds, from nothing to a model": whole, **plain, "ms a secure sum": summed["ms a round"]}
+    found = {
+        "s for 30 rounds, from nothing to a model": whole,
+        **plain,
+        "ms per secure aggregation": summed["ms per round"],
+    }
     for what, value in found.items():
         target = TARGETS.get(what, 45 if what.startswith("s for") else None)
         print(f"{value:8.1f}  {what}" + (f" (at most {target})" if target else ""))

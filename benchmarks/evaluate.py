@@ -1,9 +1,9 @@
-"""How much evaluating linear models costs beyond their matrix product, which nobody can avoid.
+"""Compare the cost of evaluating linear models with that of the matrix product alone.
 
     python -m benchmarks.evaluate [--repeats 7] [--check]
 
-Both run on one thread, on the same data, in turns; the table shows the median of processor time. `--check` exits with 1
-where a ratio is above its target.
+Both run on one thread, on the same data, in turns; the table shows the median of CPU time. `--check` exits with 1
+if a ratio is above its target.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TARGET = 2.5
 
 
 def example() -> RankingData:
-    """Random features, grades 0 to 4."""
+    """Random features, relevance labels 0 to 4."""
     rng = np.random.default_rng(1)
     documents = QUERIES * DOCUMENTS
     return RankingData(
@@ -42,7 +42,7 @@ def example() -> RankingData:
 
 
 def seconds(action: Callable[[], object]) -> float:
-    """Processor time of one call."""
+    """CPU time of one call."""
     start = time.process_time()
     action()
     return time.process_time() - start
@@ -50,7 +50,7 @@ def seconds(action: Callable[[], object]) -> float:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--check", action="store_true", help=f"exit with 1 where the ratio is above {TARGET}")
+    options.add_argument("--check", action="store_true", help=f"exit with 1 if the ratio is above {TARGET}")
     options.add_argument("--repeats", type=int, default=7, help="repetitions of each side")
     chosen = options.parse_args()
 

@@ -1,8 +1,8 @@
-"""How fast is FOLtR-ES? Interactions a second on one core, next to a bare pass of dot products in the same run.
+"""Measure the speed of FOLtR-ES: interactions per second on one core, next to bare dot products in the same run.
 
     python -m benchmarks.evolution [--check]
 
-CPU time, evaluation excluded, 2,000 clients x 4 interactions a round through `federated_round` with Adam. `dot pass`
+CPU time without evaluation, 2,000 clients x 4 interactions per round through `federated_round` with Adam. `dot pass`
 only computes the scores of the same number of queries.
 """
 
@@ -31,14 +31,14 @@ from fedrank.ranking.rankers import Linear, Relu
 
 FEATURES, DOCUMENTS, QUERIES = 46, 41, 1000
 CLIENTS, INTERACTIONS, ROUNDS = 2000, 4, 3
-TARGET = 150_000  # linear, interactions a second
+TARGET = 150_000  # linear, interactions per second
 
 
 def made_up() -> RankingData:
     rng = np.random.default_rng(1)
     grades = rng.binomial(2, 0.2, QUERIES * DOCUMENTS).astype(np.int8)
     table = rng.random((QUERIES * DOCUMENTS, FEATURES), dtype=np.float32)
-    table[:, 0] += grades / 2  # something to learn, so that clicks and scores look like those of a real run
+    table[:, 0] += grades / 2  # a signal to learn, so clicks and scores are realistic
     offsets = np.arange(QUERIES + 1) * DOCUMENTS
     return RankingData(table, grades, offsets, np.arange(QUERIES).astype(str), top_grade=2)
 
@@ -60,7 +60,7 @@ def cpu_seconds(run) -> float:
 
 
 def measure(learner: Evolution) -> tuple[float, float]:
-    """Interactions a second of whole rounds, and how many times a pass of dot products they cost."""
+    """Interactions per second of complete rounds, and their cost relative to a pass of dot products."""
     data = made_up()
     clients = make_clients(data, CLIENTS, click_model="navigational", interactions=INTERACTIONS)
     federation = Federation(learner=learner, server=Adam())
@@ -79,7 +79,7 @@ def measure(learner: Evolution) -> tuple[float, float]:
 
     run_rounds()
     run_dots()
-    pairs = [(cpu_seconds(run_rounds), cpu_seconds(run_dots)) for _ in range(9)]  # a noisy neighbour disturbs both
+    pairs = [(cpu_seconds(run_rounds), cpu_seconds(run_dots)) for _ in range(9)]  # in turns, so other load affects both
     return interactions / min(ours for ours, _ in pairs), statistics.median(ours / dots for ours, dots in pairs)
 
 

@@ -1,10 +1,10 @@
-"""Final models of FOLtR-ES by the measure of the original's notebooks: expected MaxRR, next to what these print.
+"""Evaluate final models of FOLtR-ES by the measure of the original notebooks, expected MaxRR, next to their values.
 
     fedrank papers run thesis/mq2008-foltr-es
     python -m benchmarks.foltr_es runs/thesis/mq2008-foltr-es
 
-Expected MaxRR is the mean over queries of 1 / rank of the first click in the top ten, as it is expected of a user; the
-printed values are those of notebooks/letor-2008.ipynb in github.com/facebookresearch/foltr-es (mean over five folds).
+Expected MaxRR is the mean over queries of the expected reciprocal rank of the first click in the top ten; the printed
+values are those of notebooks/letor-2008.ipynb in github.com/facebookresearch/foltr-es (mean over five folds).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ PRINTED = {  # (user, ranker): on training queries, on test queries
 
 
 def expected_max_rr(scores: NDArray[np.float32], data: RankingData, click: tuple[float, ...]) -> float:
-    """Mean over queries; `click` is the probability of a click by grade."""
+    """Mean over queries; `click` is the click probability by relevance label."""
     chance = np.array(click)[data.grades[ranking(scores, data.offsets)]]
     found = []
     for begin, end in zip(data.offsets[:-1], data.offsets[1:], strict=True):
         shown = chance[begin:end][:10]
-        unclicked = np.cumprod(np.concatenate([[1.0], 1 - shown[:-1]]))  # so far
+        unclicked = np.cumprod(np.concatenate([[1.0], 1 - shown[:-1]]))  # up to each rank
         found.append((shown * unclicked / np.arange(1, len(shown) + 1)).sum())
     return float(np.mean(found))
 

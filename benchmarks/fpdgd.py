@@ -1,10 +1,10 @@
-"""How fast is FPDGD? Interactions a second on one core, next to two references timed in the same run.
+"""Measure the speed of FPDGD: interactions per second on one core, next to two references in the same run.
 
     python -m benchmarks.fpdgd [--check]
 
-Measured on CPU time, evaluation excluded, 10 clients x 5 interactions a round through `federated_round`.
-`dot pass` only computes the scores of the same number of queries. `NumPy` is the step as the paper writes it, pair by
-pair with the probability of each swapped list; `vectorised` has no loop over pairs and our shortcut for the ratio.
+CPU time without evaluation, 10 clients x 5 interactions per round through `federated_round`. `dot pass` only computes
+the scores of the same number of queries. `NumPy` is the step as the paper writes it, pair by pair with the probability
+of each swapped list; `vectorised` has no loop over pairs and uses our shortcut for the ratio.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from fedrank.ranking.click_models import CLICK_MODELS
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.rankers import Linear, Mlp
 
-SHAPES = {"46 x 41": (46, 41, 1000, 2), "136 x 120": (136, 120, 2000, 4)}  # features, documents, queries, top grade
-TARGETS = {"46 x 41": 300_000, "136 x 120": 120_000}  # linear, interactions a second on a quiet core
+SHAPES = {"46 x 41": (46, 41, 1000, 2), "136 x 120": (136, 120, 2000, 4)}  # features, documents, queries, top label
+TARGETS = {"46 x 41": 300_000, "136 x 120": 120_000}  # linear, interactions per second on an idle core
 NEURAL_TARGET = 12_000  # 136 x 120
 CLIENTS, INTERACTIONS = 10, 5
 
@@ -41,7 +41,7 @@ def made_up(shape: str) -> RankingData:
     rng = np.random.default_rng(1)
     grades = rng.binomial(top, 0.2, queries * documents).astype(np.int8)
     table = rng.random((queries * documents, features), dtype=np.float32)
-    table[:, 0] += grades / top  # something to learn, so that clicks and scores look like those of a real run
+    table[:, 0] += grades / top  # a signal to learn, so clicks and scores are realistic
     return RankingData(table, grades, np.arange(queries + 1) * documents, np.arange(queries).astype(str), top_grade=top)
 
 
@@ -124,7 +124,7 @@ def seconds_each(run, repeats: int) -> float:
 
 
 def measure(shape: str, ranker: Linear | Mlp, rounds: int) -> tuple[float, float]:
-    """Interactions a second of whole rounds, and how many times a pass of dot products they cost."""
+    """Interactions per second of complete rounds, and their cost relative to a pass of dot products."""
     data = made_up(shape)
     clients = make_clients(data, CLIENTS, click_model="navigational", interactions=INTERACTIONS)
     federation = Federation(learner=Pdgd(ranker=ranker))
@@ -143,7 +143,7 @@ def measure(shape: str, ranker: Linear | Mlp, rounds: int) -> tuple[float, float
     run_rounds()
     run_dots()
     ours, dots = [], []
-    for _ in range(7):  # side by side, so that a noisy neighbour disturbs both
+    for _ in range(7):  # in turns, so other load affects both
         ours.append(seconds_each(run_rounds, 1))
         dots.append(seconds_each(run_dots, 1))
     interactions = rounds * CLIENTS * INTERACTIONS

@@ -1,11 +1,11 @@
-"""A round on a graphics card against one core of the same machine: the same bits, and how many times as fast.
+"""Compare a round on a GPU with one CPU core of the same machine: identical results, and the speed-up.
 
-    python -m benchmarks.gpu                 # needs a graphics card and CuPy
+    python -m benchmarks.gpu                 # needs a GPU and CuPy
     python -m benchmarks.gpu --clients 1000000 --interactions 4
-    python -m benchmarks.gpu --check         # fails where a bit differs
+    python -m benchmarks.gpu --check         # fails if a bit differs
 
-First random problems: settings, lengths of lists and users, learned by both. Then, for each shape: interactions a
-second on one core and on the card, and the share of the card's memory bandwidth (measured in the same run by a copy)
+First random problems (settings, list lengths and users) are learned by both. Then, for each shape: interactions per
+second on one core and on the GPU, and the share of the GPU's memory bandwidth (measured in the same run by a copy)
 that reading the features needs. Last, rounds of ten clients, robust rules and measures.
 """
 
@@ -60,7 +60,7 @@ def made_up(queries: int, documents: int, features: int, seed: int = 1, ragged: 
 
 
 def agreement(machine: Device, clients: int = 200) -> tuple[int, int]:
-    """(clients whose update and online quality are the same bits, clients) over random problems."""
+    """(clients with identical update and online quality, clients) over random problems."""
     same = tried = 0
     for number, settings in enumerate(SETTINGS):
         learner = fr.learners.Pdgd(rate=0.1, **settings)
@@ -76,7 +76,7 @@ def agreement(machine: Device, clients: int = 200) -> tuple[int, int]:
                     start, Chance(number, 3), None, True, clients
                 )
                 if not np.array_equal(total, fr.kernels.sums.weighted_sum(simulated.interactions, expected.updates)):
-                    sys.exit(f"the sum of updates is another one: {settings}, {documents} x {features}, {click_model}")
+                    sys.exit(f"the sums of updates differ: {settings}, {documents} x {features}, {click_model}")
                 alike = (expected.updates == updates).all(axis=1) & (expected.observed.online == online)
                 same, tried = same + int(alike.sum()), tried + clients
     return same, tried
@@ -95,13 +95,13 @@ def seconds(card: CudaDevice, repeats: int, what: Callable[[], Any]) -> float:
 
 
 def bandwidth(card: CudaDevice) -> float:
-    """Bytes a second that a copy reads and writes."""
+    """Bytes per second that a copy reads and writes."""
     a, b = card.empty((1 << 30,), np.uint8), card.empty((1 << 30,), np.uint8)
     return 2 * (1 << 30) / seconds(card, 10, lambda: b.__setitem__(slice(None), a))
 
 
 def loop_times(card: Any, what: Callable[[], Any]) -> dict[str, float]:
-    """Seconds in each loop, one after the other."""
+    """Seconds in each kernel."""
     taken: dict[str, float] = {}
     each_part = card.each_part
 
@@ -130,17 +130,17 @@ def small_rounds(card: Any, shape: tuple[int, int, int], count: int = 10) -> str
     begun = ahead._begin(state, 10**6, lambda number: everybody)
     rounds = len(begun.numbers)
     taken = seconds(card, 5, lambda: ahead._begin(state, 10**6, lambda number: everybody).collect())
-    said = f"{shape[2]} x {shape[1]}, {count} clients: {5 * count * rounds / taken / 1e6:.2f} million in one call"
+    said = f"{shape[2]} x {shape[1]}, {count} clients: {5 * count * rounds / taken / 1e6:.2f} million in one launch"
     federated = simulate(federation, clients, 10**6, device=card)
     for _ in range(3 * rounds):
         next(federated)
     begin = time.perf_counter()
     for _ in range(6 * rounds):
         next(federated)
-    said += f", {30 * count * rounds / (time.perf_counter() - begin) / 1e6:.2f} with all that Python does"
+    said += f", {30 * count * rounds / (time.perf_counter() - begin) / 1e6:.2f} including Python"
     *_, expected = simulate(federation, clients, 50)
     *_, found = simulate(federation, clients, 50, device=card)
-    return said + (", same bits" if np.array_equal(expected.weights, found.weights) else ", OTHER BITS")
+    return said + (", identical" if np.array_equal(expected.weights, found.weights) else ", DIFFERENT")
 
 
 def robust_rules(card: Any) -> None:
@@ -160,7 +160,7 @@ def robust_rules(card: Any) -> None:
                 rule(messages)
                 begin = time.perf_counter()
                 expected = rule(messages)
-                text += f" (processor {1e3 * (time.perf_counter() - begin):.2f})"
+                text += f" (CPU {1e3 * (time.perf_counter() - begin):.2f})"
                 found = rule.on_device(RobustOnDevice(card, there))
                 text += " same" if np.array_equal(found, expected) else f" {np.abs(found - expected).max():.0e}"
             said.append(text)
@@ -188,15 +188,15 @@ def measured(card: Any) -> None:
         flops = 2e-12 * data.features.size * 100
         where = f"measures {shape[2]} x {shape[1]}"
         print(
-            f"{where}: 100 in {1e3 * taken:.2f} ms ({flops / taken:.1f} Tflop/s), the matrix product in "
-            f"{1e3 * product:.2f} ms; 20 on the processor in {1e3 * here:.0f} ms; loops: {times}; same bits: "
+            f"{where}: 100 in {1e3 * taken:.2f} ms ({flops / taken:.1f} Tflop/s), matrix product in "
+            f"{1e3 * product:.2f} ms; 20 on the CPU in {1e3 * here:.0f} ms; loops: {times}; same bits: "
             f"{same}",
             flush=True,
         )
 
 
 def the_card() -> CudaDevice:
-    """The graphics card, or one line that says what is missing."""
+    """Return the GPU, or exit with a message about what is missing."""
     try:
         return CudaDevice()
     except (ImportError, DeviceError) as problem:
@@ -207,15 +207,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=100_000)
     parser.add_argument("--interactions", type=int, default=5)
-    parser.add_argument("--check", action="store_true", help="fail where a bit differs")
+    parser.add_argument("--check", action="store_true", help="fail if a bit differs")
     options = parser.parse_args()
     card = the_card()
     same, tried = agreement(card)
-    print(f"{card.name}: the same bits for {same:,} of {tried:,} clients")
+    print(f"{card.name}: identical results for {same:,} of {tried:,} clients")
     if options.check and same < tried:
-        sys.exit("updates of the card are not those of the processor")
+        sys.exit("updates of the GPU differ from those of the CPU")
     best = bandwidth(card)
-    print(f"a copy moves {best / 1e12:.2f} TB a second")
+    print(f"a copy moves {best / 1e12:.2f} TB per second")
     for queries, documents, features in SHAPES:
         data, learner, chance, weights = (
             made_up(queries, documents, features), fr.learners.Pdgd(rate=0.1), Chance(1, 7), np.zeros(features),
@@ -234,8 +234,8 @@ def main() -> None:
         searches = options.clients * options.interactions
         needed = searches * documents * features * 4 / best
         print(
-            f"{features} x {documents}, {data.features.nbytes / 2**20:,.0f} MiB: one core {one_core:,.0f} a second; "
-            f"card {searches / whole / 1e6:.1f} million with the mean ({searches / whole / one_core:,.0f} times one "
+            f"{features} x {documents}, {data.features.nbytes / 2**20:,.0f} MiB: one core {one_core:,.0f} per second; "
+            f"GPU {searches / whole / 1e6:.1f} million with the mean ({searches / whole / one_core:,.0f} times one "
             f"core, {needed / whole:.0%} of the bandwidth), {searches / learn / 1e6:.1f} without it "
             f"({needed / learn:.0%}); {1e3 * whole:.2f} milliseconds, of which learning {1e3 * learn:.2f}",
             flush=True,

@@ -1,10 +1,10 @@
-"""FOLtR-ES and neural PDGD on a graphics card: the same bits as on the processor, and how many searches a second.
+"""FOLtR-ES and neural PDGD on a GPU: identical results to the CPU, and searches per second.
 
-    python -m benchmarks.gpu_learners            # needs a graphics card and CuPy; fails where a bit differs
+    python -m benchmarks.gpu_learners            # needs a GPU and CuPy; fails if a bit differs
     python -m benchmarks.gpu_learners --tune     # and again with other sizes of tiles and blocks
 
-Like benchmarks/gpu.py, which has linear PDGD: first random problems learned by both, then speeds, with the mean of all
-updates.
+Like benchmarks/gpu.py, which covers linear PDGD: first random problems learned by both, then speeds, with the mean of
+all updates.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ CHECKED: tuple[Learner, ...] = (
     fr.learners.Pdgd(fr.rankers.Mlp(16), batch=True, clip_gradients=0.01),
 )
 ES, NEURAL = fr.learners.Evolution(), fr.learners.Pdgd(fr.rankers.Mlp(64))
-WIDE = (CHECKED[2], NEURAL)  # also with models that are too large for fast memory
-# learner, (queries, documents, features), clients, searches of each
+WIDE = (CHECKED[2], NEURAL)  # including models that are too large for shared memory
+# learner, (queries, documents, features), clients, searches per client
 SPEEDS = (
     (ES, (1000, 41, 46), 100_000, 5),
     (ES, (1000, 41, 46), 1_000_000, 4),
@@ -49,18 +49,18 @@ SPEEDS = (
     (NEURAL, (400, 120, 136), 20_000, 5),
     (NEURAL, (6000, 120, 136), 20_000, 5),
 )
-# Units that a member of a crew computes at once, and crews that must fit on a multiprocessor.
+# Units per crew member, and crews that must fit on a multiprocessor.
 NEURAL_VARIANTS = ((16, 4), (8, 4), (8, 5))
-LEFT_OUT = {  # stages of neural PDGD, by what takes their place
+LEFT_OUT = {  # disabled stages of neural PDGD, as text replacements
     "no gradients": ("if (moved) add_mlp", "if (false) add_mlp"),
     "no hidden sums": ("f < whole; f += 4) {", "f < 0; f += 4) {"),
     "four parameters at once": ("#define AT_ONCE 8", "#define AT_ONCE 4"),
 }
-EVOLUTION_VARIANTS = ((8, 4),)  # blocks of four warps that must fit, for short lists and for long ones
+EVOLUTION_VARIANTS = ((8, 4),)  # blocks of four warps per multiprocessor, for short and long lists
 
 
 def agreement(machine: Device, clients: int = 60) -> tuple[int, int]:
-    """(clients all of whose results are the same bits, clients) over random problems."""
+    """(clients with identical results, clients) over random problems."""
     same = tried = 0
     for number, learner in enumerate(CHECKED):
         for documents, features in ((7, 5), (41, 46), (130, 136), (300, 30), (20, 1000))[: 5 if learner in WIDE else 4]:
@@ -83,7 +83,7 @@ def agreement(machine: Device, clients: int = 60) -> tuple[int, int]:
 
 
 def speed(card: CudaDevice, learner: Learner, clients: Any, repeats: int = 5) -> tuple[float, float]:
-    """Searches a second, learning alone and with the sum of all updates."""
+    """Searches per second, for learning alone and with the sum of all updates."""
     weights = learner.ranker.first(clients.data.features.shape[1], np.random.default_rng(1))
     many, chance = learner.on_device(card, clients), Chance(1, 7)
     searches = int(clients.interactions.sum())
@@ -94,13 +94,13 @@ def speed(card: CudaDevice, learner: Learner, clients: Any, repeats: int = 5) ->
 
 
 def with_only(text: str, kernels: tuple[str, ...]) -> str:
-    """The twins' text without other kernels, which take long to compile."""
+    """The CUDA source without other kernels, to save compilation time."""
     kernel = re.compile(r'extern "C" __global__ void __launch_bounds__\([^)]*\) (\w+)\(.*?\n}\n', re.DOTALL)
     return kernel.sub(lambda found: found[0] if found[1] in kernels else "", text)
 
 
 def tune() -> None:
-    """Speeds with other sizes."""
+    """Measure speeds with other sizes."""
     original, text = devices.source, devices.source()
     small, large = ((1000, 41, 46), (6000, 120, 136))
     sizes = neural.TILE, neural.CREWS
@@ -134,17 +134,17 @@ def report_variant(name: str, text: str, learner: Learner, shapes: Any, clients:
     for shape in shapes:
         simulated = fr.make_clients(made_up(*shape), count=clients, click_model="informational", interactions=5)
         found.append(f"{speed(card, learner, simulated)[0] / 1e6:.2f}")
-    print(f"{name}: {' and '.join(found)} million a second", flush=True)
+    print(f"{name}: {' and '.join(found)} million per second", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tune", action="store_true", help="other sizes, too")
+    parser.add_argument("--tune", action="store_true", help="also measure other sizes")
     options = parser.parse_args()
     begin = time.perf_counter()
     card = the_card()
     same, tried = agreement(card)
-    print(f"{card.name}: the same bits for {same:,} of {tried:,} clients ({time.perf_counter() - begin:.0f} s)")
+    print(f"{card.name}: identical results for {same:,} of {tried:,} clients ({time.perf_counter() - begin:.0f} s)")
     for learner, shape, clients, searches in SPEEDS:
         data = made_up(*shape)
         few = fr.make_clients(data, count=100, click_model="informational", interactions=searches)
@@ -163,7 +163,7 @@ def main() -> None:
     if options.tune:
         tune()
     if same < tried:
-        sys.exit("updates of the card are not those of the processor")
+        sys.exit("updates of the GPU differ from those of the CPU")
 
 
 if __name__ == "__main__":

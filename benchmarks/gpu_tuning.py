@@ -1,8 +1,8 @@
-"""Variants of the card's loops: with other numbers of groups and blocks.
+"""Measure variants of the CUDA kernels with other numbers of groups and blocks.
 
-    python -m benchmarks.gpu_tuning          # needs a graphics card and CuPy; a minute
+    python -m benchmarks.gpu_tuning          # needs a GPU and CuPy; takes a minute
 
-A variant is the same text with other numbers; each is checked to give the same sum.
+A variant is the same source with other numbers; each must give the same sum.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedrank.kernels import devices
 from fedrank.ranking.cuda.pdgd import PdgdOnDevice
 from fedrank.seeds import Chance
 
-# (features, groups that are fetched together, blocks of a multiprocessor)
+# (features, groups per load, blocks per multiprocessor)
 LONG = [("float", 4, 4), ("float", 2, 7), ("float", 3, 5), ("Half", 4, 4), ("Half", 4, 5), ("Half", 2, 8)]
 SHORT = [("float", 2, 7), ("float", 2, 8), ("float", 2, 9)]
 

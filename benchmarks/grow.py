@@ -1,9 +1,9 @@
-"""How fast fedrank's own grower is beside LightGBM: one tree of 64 leaves, four clients in one process, SelGB, memory.
+"""Compare fedrank's tree grower with LightGBM: one tree of 64 leaves, four clients in one process, SelGB, memory.
 
     python -m benchmarks.grow [--size 200 2800 220] [--repeats 5] [--no-memory] [--check]
 
-Everything runs on one thread, in turns, in one process, except for memory, which is the peak of a process each. Times
-are processor time, median. `--check` exits with 1 where a target is missed.
+Everything runs on one thread, in turns, in one process, except for memory, which is the peak of separate processes.
+Times are median CPU times. `--check` exits with 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TREE, FOUR, FASTER, MEMORY, MILLISECONDS = 1.3, 1.2, 6.0, 1.3, 60.0
 
 
 def example(queries: int, documents: int, features: int) -> RankingData:
-    """Few relevant documents, which some of the features tell apart."""
+    """Few relevant documents, which some of the features distinguish."""
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((queries * documents, features), dtype=np.float32)
     quality = rows[:, :10].sum(axis=1) + 2 * rng.standard_normal(len(rows), dtype=np.float32)
@@ -40,7 +40,7 @@ def example(queries: int, documents: int, features: int) -> RankingData:
 
 
 def plain(data: RankingData) -> Iterator[None]:
-    """LightGBM on all rows, without us."""
+    """LightGBM on all rows."""
     engine = lightgbm()
     settings = Lambdamart().engine(1, 1)
     grades, sizes = data.grades.astype(np.float32), np.diff(data.offsets)
@@ -51,7 +51,7 @@ def plain(data: RankingData) -> Iterator[None]:
 
 
 def together(data: RankingData, clients: int, edges: Edges | None = None) -> Iterator[None]:
-    """Ours: so many clients, whose histograms are added up."""
+    """fedrank's grower with clients whose histograms are added up."""
     rules = Grower()
     edges = quantile_edges(data) if edges is None else edges
     parts = (
@@ -71,7 +71,7 @@ def selective(data: RankingData) -> Iterator[None]:
 
 
 def seconds(step: Iterator[None], count: int = 1) -> float:
-    """Processor time of a step, on average over some."""
+    """Mean CPU time of a step."""
     start = time.process_time()
     for _ in range(count):
         next(step)
@@ -79,7 +79,7 @@ def seconds(step: Iterator[None], count: int = 1) -> float:
 
 
 def peak(what: str, size: list[int]) -> float:
-    """Largest memory of a process that makes the data and grows ten trees, in MB."""
+    """Peak memory of a process that generates the data and grows ten trees, in MB."""
     code = (
         "import resource; from benchmarks.grow import example, plain, together; "
         f"data = example(*{size}); steps = {what}; [next(steps) for _ in range(10)]; "
@@ -91,10 +91,10 @@ def peak(what: str, size: list[int]) -> float:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--check", action="store_true", help="exit with 1 where a target is missed")
+    options.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     options.add_argument("--repeats", type=int, default=5, help="repetitions of each side")
     options.add_argument("--size", type=int, nargs=3, default=[200, 2800, 220], help="queries, documents, features")
-    options.add_argument("--no-memory", action="store_true", help="leave out memory, which needs processes of its own")
+    options.add_argument("--no-memory", action="store_true", help="omit memory, which needs separate processes")
     chosen = options.parse_args()
     data = example(*chosen.size)
     edges = quantile_edges(data)
@@ -106,7 +106,7 @@ def main() -> None:
         "ours, SelGB 1 %": selective(data),
     }
     for step in steps.values():
-        next(step)  # the first one makes bins and compiles
+        next(step)  # the first step creates bins and compiles
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(chosen.repeats):
         for name, step in steps.items():
@@ -134,7 +134,7 @@ def main() -> None:
         verdicts.add_row(name, f"{value:.2f}", f"{target:g}", "ok" if kept else "MISSED")
     console.print(verdicts)
     selgb = times["ours, SelGB 1 %"]
-    console.print(f"SelGB 1 %: {selgb:.0f} ms an iteration (on a quiet core at most {MILLISECONDS:g})")
+    console.print(f"SelGB 1 %: {selgb:.0f} ms per iteration (on an idle core at most {MILLISECONDS:g})")
     if chosen.check and not all(kept for *_, kept in checks):
         sys.exit(1)
 

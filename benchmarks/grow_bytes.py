@@ -1,9 +1,9 @@
-"""Quality of forests that clients grow together against the bytes that they send: bins, votes, and bits of gradients.
+"""Quality of jointly grown forests against the bytes that clients send: bins, votes, and bits of gradients.
 
     python -m benchmarks.grow_bytes --keep /tmp/bytes.jsonl --out docs/grow-bytes.png
 
-Every repeat draws other training queries and splits them by topics anew; messages are those that would travel. What
-is said of a difference is by bootstrap over test queries and repeats, against all features in 255 bins.
+Every repeat draws other training queries and splits them by topics again; messages are those that would be sent.
+Differences are tested by bootstrap over test queries and repeats, against all features in 255 bins.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ CLIENTS = 4
 
 @dataclass(frozen=True)
 class Way:
-    """How little is sent."""
+    """Settings that reduce what is sent."""
 
     bins: int
     vote: int = 0
     fraction: int = 20  # bits after the point of gradients
-    bits: int = 0  # of a secure sum; 0: histograms in the open
+    bits: int = 0  # of secure aggregation; 0: plain histograms
 
     @property
     def name(self) -> str:
         votes = f"{self.vote} votes" if self.vote else "all features"
-        secure = f", secure sum of {self.bits} bits" if self.bits else ""
+        secure = f", secure aggregation with {self.bits} bits" if self.bits else ""
         return f"{self.bins} bins, {votes}, {self.fraction} bits{secure}"
 
 
 OPEN = [Way(255), Way(255, 10), *(Way(63, vote) for vote in (0, 20, 10, 5)), Way(63, 0, 12), Way(63, 10, 12)]
-# Forests are those of the same ways in the open, so that one tree says what is sent.
+# Forests equal those without secure aggregation, so one tree suffices to measure bytes.
 SECURE = [
     Way(bins, vote, fraction, bits)
     for bins, vote in ((255, 0), (63, 0), (63, 10))
@@ -59,7 +59,7 @@ SECURE = [
 
 
 def grown(fold: Fold, way: Way, trees: int, seed: int) -> tuple[list[str], float]:
-    """Trees, and bytes that went up for a tree and client."""
+    """Trees, and bytes sent per tree and client."""
     features = fold.train.features.shape[1]
     parts = Topics(CLIENTS)(fold, rng_for(seed, "split"))
     rules = Grower(trees=trees, leaves=31, rate=0.1, patience=0, bins=way.bins, fraction=way.fraction)
@@ -84,7 +84,7 @@ def measured(fold: Fold, way: Way, trees: int, seed: int, most: int) -> dict:
 
 
 def summary(records: list[dict]) -> dict[Way, tuple[float, float, float, float]]:
-    """Of every way: bytes a tree and client, nDCG@10, and the interval of its difference from the first."""
+    """By setting: bytes per tree and client, nDCG@10, and the confidence interval of its difference from the first."""
     values: dict[Way, dict[int, np.ndarray]] = {}
     sent: dict[Way, list[float]] = {}
     for one in records:
@@ -107,7 +107,7 @@ def summary(records: list[dict]) -> dict[Way, tuple[float, float, float, float]]
 
 
 def draw(found: dict[Way, tuple[float, float, float, float]], title: str, out: Path) -> None:
-    """nDCG@10 against bytes; bars are intervals of the difference from all features in 255 bins of 20 bits."""
+    """nDCG@10 against bytes; error bars are intervals of the difference from all features in 255 bins of 20 bits."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4), dpi=150, layout="constrained")
@@ -124,7 +124,7 @@ def draw(found: dict[Way, tuple[float, float, float, float]], title: str, out: P
                 str(way.vote or "all"), (row[0] / 1e3, row[1]), (3, 4), textcoords="offset points", fontsize=7
             )
     axes.axhline(base, color="grey", lw=0.5)
-    axes.set(xscale="log", xlabel="kB a tree and client", ylabel="nDCG@10", title=title)
+    axes.set(xscale="log", xlabel="kB per tree and client", ylabel="nDCG@10", title=title)
     ticks = [50, 100, 200, 400]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.minorticks_off()
@@ -136,13 +136,13 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data", default="mslr-sample")
     options.add_argument("--repeats", type=int, default=6)
-    options.add_argument("--queries", type=int, default=60, help="for training, at most")
+    options.add_argument("--queries", type=int, default=60, help="maximum number of training queries")
     options.add_argument("--trees", type=int, default=10)
-    options.add_argument("--keep", type=Path, help="file of results, one a line; what stands in it is not done again")
-    options.add_argument("--out", type=Path, help="picture to write")
+    options.add_argument("--keep", type=Path, help="file of results, one per line; results in it are not repeated")
+    options.add_argument("--out", type=Path, help="figure to write")
     chosen = options.parse_args()
     fold = load(chosen.data)
-    if fold.validation is not None:  # nothing is chosen by it, so that it can test, too
+    if fold.validation is not None:  # nothing is chosen by it, so it can be used for testing
         fold = replace(fold, test=RankingData.join([fold.test, fold.validation]))
     records = []
     if chosen.keep is not None and chosen.keep.exists():
@@ -158,7 +158,7 @@ def main() -> None:
                 file.write(json.dumps(records[-1]) + "\n")
     found = summary(records)
     title = f"{chosen.data}, {CLIENTS} clients, {chosen.trees} trees of 31 leaves, {chosen.repeats} repeats"
-    shown = Table("way", "kB a tree and client", "nDCG@10", "difference, 95 % interval", title=title)
+    shown = Table("way", "kB per tree and client", "nDCG@10", "difference, 95 % interval", title=title)
     base = found[OPEN[0]][1]
     for way, (sent, level, low, high) in found.items():
         quality = ["", ""] if way.bits else [f"{level:.4f}", f"{level - base:+.4f} ({low:+.4f} to {high:+.4f})"]

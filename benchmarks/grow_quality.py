@@ -1,10 +1,10 @@
-"""What forests that clients grow together cost and tell: quality against ε, and grades read from histograms.
+"""Quality and leakage of jointly grown forests: quality against ε, and relevance labels inferred from histograms.
 
-    python -m benchmarks.grow_quality --data mq2007-85 mslr-sample --what epsilon grades
+    python -m benchmarks.grow_quality --data mq2007-85 mslr-sample --what epsilon labels
 
-`epsilon`: quality against ε for both designs under noise; `grades`: relevant documents that a server reads from root
-histograms, by the size of a client. `grow_table.py` compares with other ways, `grow_bytes.py` counts what is sent. Data
-are split among clients by topics (k-means), by labels, by amounts or by chance.
+`epsilon`: quality against ε for both designs under noise; `labels`: relevant documents that a server infers from root
+histograms, by the size of a client. `grow_table.py` compares with other methods, `grow_bytes.py` counts bytes. Data are
+split among clients by topics (k-means), by labels, by amounts or at random.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def portions_of(fold: Fold, how: str, seed: int = SEED) -> tuple[Portion, ...]:
     if how == "labels":  # by the share of relevant documents of a query
         share = np.add.reduceat(train.grades > 0, train.offsets[:-1]) / np.diff(train.offsets)
         dealt = np.array_split(np.argsort(share, kind="stable"), CLIENTS)
-    else:  # amounts: each has half of what the one before has
+    else:  # amounts: each has half as much as the one before
         sizes = np.maximum(2, (train.queries * np.array([8, 4, 2, 1]) / 15).astype(int))
         dealt = np.split(rng_for(seed, "amounts").permutation(train.queries)[: sizes.sum()], np.cumsum(sizes)[:-1])
     return tuple(replace(part, train=train.select(np.sort(own))) for part, own in zip(parts, dealt, strict=True))
@@ -100,7 +100,7 @@ def private(names: list[str], trees: int, console: Console) -> None:
         console.print(shown)
 
 
-def grades(names: list[str], console: Console) -> None:
+def labels(names: list[str], console: Console) -> None:
     for name in names:
         train = load(name).train
         shown = Table("queries", "documents", "alone in a bin", "named", "right", "by chance", "relevant", title=name)
@@ -114,15 +114,15 @@ def grades(names: list[str], console: Console) -> None:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--data", nargs="+", default=["synthetic-mq2007"], help="names of the catalog")
-    options.add_argument("--what", nargs="+", default=["epsilon", "grades"])
+    options.add_argument("--what", nargs="+", default=["epsilon", "labels"])
     options.add_argument("--trees", type=int, default=150)
     chosen = options.parse_args()
     console = Console(width=120)
     for what in chosen.what:
         if what == "epsilon":
             private(chosen.data, min(chosen.trees, 30), console)
-        elif what == "grades":
-            grades(chosen.data, console)
+        elif what == "labels":
+            labels(chosen.data, console)
 
 
 if __name__ == "__main__":

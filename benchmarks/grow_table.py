@@ -1,10 +1,10 @@
-"""Forests that clients grow together beside other ways to one model, on several data sets and skewed splits, tested.
+"""Compare jointly grown forests with other methods on several data sets and skewed splits, with significance tests.
 
     python -m benchmarks.grow_table --keep /tmp/table.jsonl
 
-Every repeat draws other training queries and splits them anew; a way is compared with ours on the same test queries
-of the same repeats, by bootstrap over queries and repeats (`experiments/report/contrast.py`), and Holm's correction
-over all comparisons of a data set. With `--keep`, what is done is not done again.
+Every repeat draws other training queries and splits them again; a method is compared with ours on the same test queries
+of the same repeats, by bootstrap over queries and repeats (`experiments/report/contrast.py`), with Holm's correction
+over all comparisons of a data set. With `--keep`, existing results are not computed again.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Models = Sequence[object]
 
 
 def data_of(name: str) -> Fold:
-    """The first fold; of the generated set, 90 queries with their relevant documents and first 150 others."""
+    """The first fold; for the generated set, 90 queries with their relevant documents and the first 150 others."""
     if name != ISTELLA:
         return load(name)
     whole = synthetic("istella-x", 150)
@@ -53,7 +53,7 @@ def data_of(name: str) -> Fold:
 
 
 def drawn(fold: Fold, seed: int, most: int) -> Fold:
-    """The same with four in five of the training queries that teach an order, and with so many at most."""
+    """The fold with four in five of the training queries that have different labels, at most `most`."""
     grades, starts = fold.train.grades, fold.train.offsets[:-1]
     mixed = np.flatnonzero(np.minimum.reduceat(grades, starts) < np.maximum.reduceat(grades, starts))
     kept = rng_for(seed, "repeat").choice(mixed, min(most, round(0.8 * len(mixed))), replace=False)
@@ -67,12 +67,12 @@ def best_single(fold: Fold, local: Models) -> Models:
 
 
 def settings(trees: int, leaves: int) -> dict[str, Any]:
-    """Of all boosters; leaves are small enough for the smallest client."""
+    """Settings of all boosters; leaves are small enough for the smallest client."""
     return {"trees": trees, "leaves": leaves, "rate": 0.1, "patience": 20, "min_data_in_leaf": 5}
 
 
 def ways(trees: int, leaves: int, seed: int) -> dict[str, Callable[[Fold, tuple[Portion, ...], Models], Models]]:
-    """Ways to one model, or to one for each client; the last argument are models of each client alone."""
+    """Methods for one model, or one per client; the last argument are the models of each client alone."""
     ours = Grower(**settings(trees, leaves))
     theirs = Lambdamart(**settings(trees, leaves))
     return {
@@ -94,7 +94,7 @@ def ways(trees: int, leaves: int, seed: int) -> dict[str, Callable[[Fold, tuple[
 
 
 def measured(chosen: argparse.Namespace, known: set[tuple[str, str, int, str]]) -> Iterator[dict]:
-    """One record for each way, repeat, split and data set that is not known."""
+    """Yield one record per method, repeat, split and data set without a result."""
     for name in chosen.data:
         fold = data_of(name)
         judge = Evaluator(fold.test, [MEASURE])
@@ -121,7 +121,7 @@ def measured(chosen: argparse.Namespace, known: set[tuple[str, str, int, str]]) 
 
 
 def compared(records: list[dict], name: str, how: str, way: str) -> tuple[float, Contrast]:
-    """The mean of a way, and its difference from ours."""
+    """The mean of a method, and its difference from ours."""
 
     def values(of: str) -> dict[int, np.ndarray]:
         wanted = [one for one in records if (one["data"], one["split"], one["way"]) == (name, how, of)]
@@ -138,7 +138,7 @@ def compared(records: list[dict], name: str, how: str, way: str) -> tuple[float,
 
 
 def show(records: list[dict], name: str, console: Console) -> None:
-    """One table of a data set: a star where a difference from ours is beyond chance."""
+    """Print the table of a data set; a star marks significant differences from ours."""
     splits = [how for how in SPLITS if any((one["data"], one["split"]) == (name, how) for one in records)]
     listed = list(dict.fromkeys(one["way"] for one in records if one["data"] == name))
     found = {(way, how): compared(records, name, how, way) for way in listed for how in splits}
@@ -163,10 +163,10 @@ def main() -> None:
     options.add_argument("--data", nargs="+", default=SETS)
     options.add_argument("--splits", nargs="+", default=SPLITS)
     options.add_argument("--repeats", type=int, default=3)
-    options.add_argument("--queries", type=int, default=48, help="for training, at most")
+    options.add_argument("--queries", type=int, default=48, help="maximum number of training queries")
     options.add_argument("--trees", type=int, default=15)
     options.add_argument("--leaves", type=int, default=15)
-    options.add_argument("--keep", type=Path, help="file of results, one a line; what stands in it is not done again")
+    options.add_argument("--keep", type=Path, help="file of results, one per line; results in it are not repeated")
     chosen = options.parse_args()
     console = Console(width=170)
     records = []

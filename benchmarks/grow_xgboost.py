@@ -1,12 +1,12 @@
-"""Forests that clients grow together, beside XGBoost's own federated mode with rank:ndcg: bytes, time and quality.
+"""Compare jointly grown forests with XGBoost's federated mode (rank:ndcg): bytes, time and quality.
 
     pip install xgboost-cpu                  # the extra `xgboost`: XGBoost on pooled rows
     pip install xgboost                      # the large wheel, built with the federated mode
     python -m benchmarks.grow_xgboost --data mq2007-85 --clients 2 --trees 30
 
-All ways are done in one run, one after the other, with as many threads. XGBoost's federated mode is measured where the
-one that is installed has it. Each of its workers is a process, and so is its server; between them and the server stands
-a proxy that counts every byte that passes, with the frames of gRPC. Of ours, bytes of all messages are counted.
+All methods run in one process after the other, with equal numbers of threads. XGBoost's federated mode is measured if
+the installed version has it. Each of its workers is a process, and so is its server; a proxy between them counts all
+bytes, including gRPC frames. For fedrank, the bytes of all messages are counted.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one way gave and took."""
+    """The quality and the cost of one method."""
 
     way: str
     quality: float
     seconds: float
-    processor: float  # seconds, of all clients and of our server, not of XGBoost's
+    processor: float  # CPU seconds of all clients and of our server, not of XGBoost's
     up: int | None = None  # bytes from all clients
     down: int | None = None
-    trees: tuple[str, ...] = ()  # as text, to be compared
+    trees: tuple[str, ...] = ()  # as text, for comparison
 
 
 class CountingProxy:
-    """Carries connections to another port of this machine, and counts what passes."""
+    """Forwards connections to another port of this machine, and counts bytes."""
 
     def __init__(self, to: int) -> None:
         self.up, self.down, self._to = 0, 0, to
@@ -113,7 +113,7 @@ def _outcome(way: str, made, test: RankingData, seconds: float, processor: float
 
 
 class Clock:
-    """Seconds since it was made: on the wall, and of the processor."""
+    """Wall-clock and CPU seconds since its creation."""
 
     def __init__(self) -> None:
         self._began = time.monotonic(), time.process_time()
@@ -199,7 +199,7 @@ def ours(
     texts = [text for text, _ in server.forest()]
     took = clock.read()
     forest = make_forest(texts, train, {}, with_ranges=False)
-    way = f"ours, {edges} edges, {bins} bins{', secure sum' if secure else ''}"
+    way = f"ours, {edges} edges, {bins} bins{', secure aggregation' if secure else ''}"
     quality = evaluate(["ndcg@10"], forest.score(test), test)[0]
     return Outcome(way, quality, *took, server.bytes_up, server.bytes_down, tuple(texts))
 
@@ -230,7 +230,7 @@ def main() -> None:
                 f"XGBoost {xgboost.__version__} is built without its federated mode; the wheel `xgboost` has it"
             )
     shown = Table(
-        "way", "nDCG@10", "seconds", "of the processor", "MB up, a tree and client", "MB down",
+        "way", "nDCG@10", "seconds", "CPU seconds", "MB up per tree and client", "MB down",
         title=f"{asked.data}, {asked.clients} clients",
     )  # fmt: skip
     for one in found:

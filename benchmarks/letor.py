@@ -1,4 +1,4 @@
-"""How fast LETOR files are read: fedrank and scikit-learn side by side, on one generated file.
+"""Measure how fast LETOR files are read, compared with scikit-learn, on one generated file.
 
 python -m benchmarks.letor [MB] [--check]
 """
@@ -25,7 +25,7 @@ MAX_OPENING = 0.5  # seconds for a cached set
 def write_file(path: Path, megabytes: float) -> None:
     """Write lines like those of MSLR: 136 raw features, half of them counts, many zeros, six significant digits."""
     rng = np.random.default_rng(1)
-    # A pool of lines is repeated under new query ids: writing should not take longer than reading.
+    # A pool of lines is repeated under new query ids to speed up writing.
     pool = []
     for _ in range(1200):
         values = np.where(rng.random(136) < 0.5, rng.integers(0, 300, 136), np.exp(rng.normal(0, 4, 136)))
@@ -56,7 +56,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        # A fresh cache folder, so that compiling is part of the measurement.
+        # An empty cache folder, so compilation is part of the measurement.
         os.environ["FEDRANK_CACHE"] = folder
         os.environ.pop("NUMBA_CACHE_DIR", None)
         missed = measure(Path(folder) / "train.txt", options.mb)

@@ -1,13 +1,12 @@
-"""The constants of the features live-1: how large each is on average, and how much it varies within a list.
+"""Compute the constants of the features live-1: their means, and their variation within a list.
 
     python -m benchmarks.live_constants > src/fedrank/data/live_constants.json
 
-Needs the collections below FEDRANK_DATA. Every collection counts the same: the best 100 of BM25 for each of its queries
-(at most 200, evenly spaced), mean over lists. A collection in which a feature never varies within a list, as that of
-titles where there are none, says nothing about it. The variance within a list is what is averaged, so that a feature
-that is 1 in few lists does not become huge there, and no spread is less than a twentieth of the scale. What no
-collection can tell has constants by decision: a mean of 0, and a spread of a tenth for cosines of vectors, of a half
-for history and kind.
+Needs the collections in FEDRANK_DATA. Every collection has equal weight: the best 100 of BM25 for each of its queries
+(at most 200, evenly spaced), averaged over lists. A collection in which a feature never varies within a list, such as
+titles if there are none, does not contribute to it. The variance within a list is averaged, so a feature that is 1 in
+few lists does not become huge there, and no spread is less than a twentieth of the scale. Features that no collection
+determines have fixed constants: a mean of 0, and a spread of 0.1 for cosines of vectors, of 0.5 for history and kind.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""How often does the gate let a model through, and how soon does it stop a broken one?
+"""Measure how often the adoption gate admits a model, and how soon it stops a broken one.
 
     python -m benchmarks.live_gate [--clients 1000] [--check]
 
-Bets: 1,000 clients each, whose people prefer the new model's places in so many of the decided searches; alone, and ten
-clients whose counts are added up after every ten searches of each. Replays: 1,000 clients with 100 recorded searches
-each, among 30 made-up documents of which people click the relevant ones; the new model is better, as good in another
-way, the same, noisy, random, or turns the order around. Only the bets are held to a figure: a replay may only refuse.
+Bets: 1,000 clients, whose users prefer the new model's positions in a given share of the decided searches; alone, and
+groups of ten clients whose counts are added up after every ten searches of each. Replays: 1,000 clients with 100
+recorded searches each, among 30 synthetic documents of which users click the relevant ones; the new model is better,
+equally good in another way, the same, noisy, random, or reversed. Only the bets have targets: a replay can only reject.
 
-Protected: how many people must add up what they found, once, so that a model which wins 60 % is adopted by at least
-80 % of federations, where noise keeps what each of them tells at ε = 1 or 4 (δ = 1e-5). Each has decided 40 searches.
-They tell how many were won and lost, or only a vote: which was more. Noise is added by each of them, or shared out in a
-secure sum. Nothing in fedrank pools counts; this says what it would take.
+Protected: how many users must pool their results once, so at least 80 % of federations adopt a model that wins 60 %,
+if noise protects each contribution at ε = 1 or 4 (δ = 1e-5). Each user has 40 decided searches. They report the numbers
+of wins and losses, or only a vote. Noise is added by each of them, or distributed under secure aggregation. fedrank
+does not pool counts; this shows what it would take.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ import numpy as np
 
 from fedrank.privacy.accounting import GaussianEvent
 from fedrank.privacy.guarantees import Guarantee, noise_for
-from fedrank.ranking.gate import Gate, Replayed, Team, replay, team_draft
+from fedrank.ranking.gate import Gate, Team, team_draft
+from fedrank.search.replay import Replayed, replay
 from fedrank.types import Impression
 
-# wins of the new model: most that may adopt it, least that must, largest median of decided searches until refused
+# wins of the new model: maximum share that may adopt it, minimum share that must, maximum median until rejected
 FIGURES = {0.2: (0.001, 0.0, 25), 0.45: (0.01, 0.0, None), 0.5: (0.05, 0.0, None), 0.6: (1.0, 0.8, None)}
 CANDIDATES, SEARCHES, PLACES = 30, 100, 10
 TEMPERATURE, KEEP = 0.3, 0.9
 PEOPLE = (3, 10, 20, 30, 50, 100, 200, 300, 500, 1_000, 2_000, 3_000, 5_000, 10_000, 20_000, 50_000, 100_000)
-DECIDED, FEDERATIONS = 40, 100  # searches of each person; simulated
+DECIDED, FEDERATIONS = 40, 100  # searches per user; simulated federations
 SKILL = 0.5  # correlation of the old model's scores with relevance
 
 
 def bets(gate: Gate, share: float, clients: int, rng: np.random.Generator, pooled: int = 1, every: int = 1):
-    """Verdicts, and decided searches of one client until each."""
+    """Verdicts, and the number of decided searches per client until each."""
     verdicts, lengths = [], []
     for _ in range(clients):
         wins = losses = 0
@@ -50,7 +51,7 @@ def bets(gate: Gate, share: float, clients: int, rng: np.random.Generator, poole
 
 
 def people_needed(epsilon: float, votes: bool, summed: bool, rng: np.random.Generator) -> int:
-    """The fewest of a list of sizes at which protected counts adopt a model that wins 60 %."""
+    """The smallest number of users at which protected counts adopt a model that wins 60 %."""
     multiplier = noise_for(lambda noise: Guarantee("server", GaussianEvent(noise), ""), 1, 1e-5, epsilon)
     for people in PEOPLE:
         noise = multiplier * (1 if votes else DECIDED) * (1 if summed else math.sqrt(people))
@@ -64,11 +65,11 @@ def people_needed(epsilon: float, votes: bool, summed: bool, rng: np.random.Gene
             adopted += gate.verdict(*told, noise) == "adopt"
         if adopted >= 0.8 * FEDERATIONS:
             return people
-    raise AssertionError("nobody is enough")
+    raise AssertionError("no size is large enough")
 
 
 def searches(rng: np.random.Generator):
-    """One client's recorded searches: true relevance, and what the old model showed."""
+    """One client's recorded searches: true relevance, and the lists of the old model."""
     for _ in range(SEARCHES):
         truth = rng.normal(size=CANDIDATES)
         scores = (SKILL * truth + np.sqrt(1 - SKILL**2) * rng.normal(size=CANDIDATES)).astype(np.float32)
@@ -99,7 +100,7 @@ def models(truth: np.ndarray, scores: np.ndarray, rng: np.random.Generator) -> d
 
 
 def replays(clients: int, rng: np.random.Generator) -> dict[str, tuple[float, float]]:
-    """Share that a replay refuses, and share of decided mixed lists that the new model wins."""
+    """Share of rejections by replay, and share of decided interleaved lists that the new model wins."""
     refused: dict[str, list[bool]] = {}
     won: dict[str, list[int]] = {}
     for _ in range(clients):
@@ -109,7 +110,7 @@ def replays(clients: int, rng: np.random.Generator) -> dict[str, tuple[float, fl
             recorded.append(Replayed(one, TEMPERATURE, KEEP))
             for name, new in models(truth, one.scores, rng).items():
                 scores.setdefault(name, []).append(new)
-                if len(recorded) <= 3:  # of every client: enough in all
+                if len(recorded) <= 3:  # per client, which is enough in total
                     draft = team_draft(np.argsort(-one.scores), np.argsort(-new), PLACES, rng)
                     winner = draft.winner(click(truth, draft.shown, rng))
                     if winner != Team.NEITHER:
@@ -122,11 +123,11 @@ def replays(clients: int, rng: np.random.Generator) -> dict[str, tuple[float, fl
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=1000)
-    parser.add_argument("--check", action="store_true", help="exit 1 where a figure is missed")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     asked = parser.parse_args()
     rng, gate, missed = np.random.default_rng(1), Gate(), []
     print(f"{asked.clients:,} clients, {gate}")
-    print(f"{'new model wins':>15} {'adopted':>9} {'median until adopted':>21} {'median until refused':>21}")
+    print(f"{'new model wins':>15} {'adopted':>9} {'median until adopted':>21} {'median until rejected':>21}")
     for share, (most, least, soon) in FIGURES.items():
         verdicts, lengths = bets(gate, share, asked.clients, rng)
         adopted, refused = verdicts == "adopt", verdicts == "refuse"
@@ -134,20 +135,20 @@ def main() -> int:
         adopt_time = f"{np.median(lengths[adopted]):.0f}" if adopted.any() else "-"
         print(f"{share:15.0%} {adopted.mean():9.1%} {adopt_time:>21} {until:21.0f}")
         if not least <= adopted.mean() <= most or (soon is not None and until > soon):
-            missed.append(f"wins {share:.0%}: adopted {adopted.mean():.1%}, median until refused {until:.0f}")
+            missed.append(f"wins {share:.0%}: adopted {adopted.mean():.1%}, median until rejected {until:.0f}")
     print("\nten clients whose counts are added up after every ten decided searches of each:")
     together = Gate(most=4000)
     for share in (*FIGURES, 0.53):
         verdicts, lengths = bets(together, share, asked.clients, rng, pooled=10, every=10)
         adopted = verdicts == "adopt"
         print(f"{share:15.0%} {adopted.mean():9.1%}   median of one client until decided {np.median(lengths):.0f}")
-    print(f"\npeople who must add up, once, what {DECIDED} decided searches of each say, for a model that wins 60 %:")
-    print(f"{'':>15} {'each adds noise':>18} {'secure sum':>12}")
+    print(f"\nusers who must pool {DECIDED} decided searches each, once, for a model that wins 60 %:")
+    print(f"{'':>15} {'each adds noise':>18} {'secure agg.':>12}")
     for epsilon in (1.0, 4.0):
         for votes in (False, True):
             needed = [people_needed(epsilon, votes, summed, rng) for summed in (False, True)]
             print(f"ε = {epsilon:g}, {'votes' if votes else 'counts':>8} {needed[0]:18,} {needed[1]:12,}")
-    print(f"\nreplay of {SEARCHES} searches: {'refused':>9} {'wins of mixed lists':>20}")
+    print(f"\nreplay of {SEARCHES} searches: {'rejected':>9} {'interleaved wins':>20}")
     for name, (refused_share, wins) in replays(asked.clients, rng).items():
         print(f"{name:>24} {refused_share:12.1%} {wins:20.1%}")
     for line in missed:

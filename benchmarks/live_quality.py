@@ -1,17 +1,17 @@
-"""Does the search client's learning pay? Ten searchers with their own documents, a newcomer, the first 100 searches.
+"""Measure the benefit of the search client's learning: ten searchers, a newcomer, and the first 100 searches.
 
     python -m benchmarks.live_quality [--splits 1 2 3 4 5] [--only clients newcomer confirm] [--rate 0.03]
         [--check]
 
-Needs the text collections below FEDRANK_DATA; about three minutes of one core. nDCG@10 over all relevant documents that
-a searcher has: those that are not among the best 100 of BM25 count in the ideal, and a query that finds none counts 0.
-Differences to BM25 with 95 % intervals over queries, each the mean over splits; online over splits.
+Needs the text collections in FEDRANK_DATA; takes about three minutes on one core. nDCG@10 over all relevant documents
+of a searcher: those outside the best 100 of BM25 count in the ideal, and a query that finds none counts 0. Differences
+from BM25 have 95 % confidence intervals over queries, each the mean over splits; online over splits.
 
-clients: each has one topic of the collection, its own idf and its own queries, half to learn and half to test; 300
-searches each in ten rounds; as `fedrank run live/cranfield`, but "alone" is judged on the own test queries.
-newcomer: a model from ten clients of each of the four other collections, without a click of the own one.
-confirm: a collection that nobody chose anything by, made from the docstrings of the packages NumPy and SciPy: the first
-sentence asks for the rest, under its name as a title.
+clients: each has one topic of the collection, its own idf and its own queries, half for training and half for testing;
+300 searches each in ten rounds; as `fedrank run live/cranfield`, but "alone" is evaluated on own test queries.
+newcomer: a model from ten clients of each of the four other collections, without clicks on this one.
+confirm: a collection that was not used for any choice, made from the docstrings of NumPy and SciPy: the first sentence
+is the query for the rest, with its name as title.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from fedrank.types import Weights
 COLLECTIONS = ("cranfield", "cisi", "msmarco-mini", "nfcorpus", "vaswani")
 PARTS, ROUNDS, SEARCHES = 10, 10, 30
 LEARNER = Pdgd(rate=0.03, temperature=0.3, keep=0.9)
-NOTHING = Pdgd(rate=1e-12, temperature=1e-3, keep=1.0)  # BM25, to the same searches
+NOTHING = Pdgd(rate=1e-12, temperature=1e-3, keep=1.0)  # BM25, on the same searches
 START = LIVE_1.start()
 fold_of = cache(collection_fold)
-CLICKS = {  # by number of grades, filled up to five
+CLICKS = {  # by number of relevance labels, filled up to five
     "navigational": {
         2: ClickModel((0.05, 0.95, 0.95, 0.95, 0.95), (0.2, 0.9, 0.9, 0.9, 0.9)),
         4: ClickModel((0.05, 0.35, 0.65, 0.95, 0.95), (0.2, 0.4, 0.65, 0.9, 0.9)),
@@ -63,7 +63,7 @@ CLICKS = {  # by number of grades, filled up to five
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean over queries, with its interval."""
+    """A mean over queries, with its confidence interval."""
 
     mean: float
     margin: float
@@ -83,7 +83,7 @@ def dcg(grades: np.ndarray) -> float:
 
 
 def shares(data: RankingData, collection: Collection, part_of: np.ndarray, part: np.ndarray) -> np.ndarray:
-    """[queries]: what the candidates' ideal is of that over all documents of the query's searcher."""
+    """[queries]: the candidates' ideal DCG as a share of that over all documents of the searcher."""
     number = {query: row for row, query in enumerate(collection.query_ids)}
     found = []
     for query, first, last in zip(range(data.queries), data.offsets[:-1], data.offsets[1:], strict=True):
@@ -93,7 +93,7 @@ def shares(data: RankingData, collection: Collection, part_of: np.ndarray, part:
 
 
 def simulated_clients_of(data: RankingData, tables: Sequence[ClickModel], seed: int):
-    """A client for each searcher, the busiest first, with its own way of clicking; and which row each searcher is."""
+    """One client per searcher, the most active first, with its click model; and the row of each searcher."""
     searchers, sizes = np.unique(data.who, return_counts=True)
     order = np.argsort(-sizes, kind="stable")
     row_of = {int(searchers[s]): row for row, s in enumerate(order)}
@@ -151,7 +151,7 @@ def clients(name: str, kind: str, splits: Sequence[int], learner: Pdgd) -> dict[
 
 
 def newcomer(name: str, splits: Sequence[int], learner: Pdgd) -> tuple[float, Difference]:
-    """A model of the other collections on all queries of one that it never saw."""
+    """Evaluate a model of the other collections on all queries of a new one."""
     collection = load_collection(name)
     test = live_ranking(collection)
     everything = np.zeros(len(collection.documents), np.int64)
@@ -177,7 +177,7 @@ def newcomer(name: str, splits: Sequence[int], learner: Pdgd) -> tuple[float, Di
 
 
 def docstrings(folder: Path) -> Path:
-    """A collection from another field: what functions of two packages say about themselves."""
+    """Create a collection from another field: the docstrings of two packages."""
     import inspect
     from importlib import import_module
 
@@ -215,8 +215,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--splits", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--only", nargs="+", default=["clients", "newcomer", "confirm"])
-    parser.add_argument("--rate", type=float, default=LEARNER.rate, help="of learning")
-    parser.add_argument("--check", action="store_true", help="exit 1 where a figure is missed")
+    parser.add_argument("--rate", type=float, default=LEARNER.rate, help="learning rate")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     asked = parser.parse_args()
     learner = replace(LEARNER, rate=asked.rate)
     missed: list[str] = []

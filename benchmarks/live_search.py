@@ -1,12 +1,11 @@
-"""How fast is the search client on 100,000 made-up documents? Whole queries next to the engine alone.
+"""Measure the speed of the search client on 100,000 synthetic documents: complete queries next to the engine alone.
 
     python -m benchmarks.live_search [--documents 100000] [--queries 1000] [--check]
 
-Documents are like abstracts: 60 to 260 words by Zipf's law from 60,000, a third of which the document had before, as
-lines of JSONL. A whole query finds candidates,
-computes features, draws, records and makes ten snippets; the engine alone finds 100 candidates by the same terms.
-Memory is the peak of a process of its own that opens the store and searches. Processor time is what remains of a figure
-on a machine that does other things, too.
+Documents resemble abstracts: 60 to 260 words by Zipf's law from 60,000, a third of which repeat within the document, as
+lines of JSONL. A complete query finds candidates, computes features, samples, records and makes ten snippets; the
+engine alone finds 100 candidates by the same terms. Memory is the peak of a separate process that opens the store and
+searches. CPU times are comparable on a busy machine.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from pathlib import Path
 import numpy as np
 
 WORDS = 60_000
-TARGETS = {  # what was promised, as (figure, at most)
+TARGETS = {  # maximum of each figure
     "whole query, p50 in ms": 15.0,
     "whole query, p99 in ms": 50.0,
-    "milliseconds a document": 0.5,
-    "bytes of disk a document": 2_000.0,
+    "milliseconds per document": 0.5,
+    "bytes of disk per document": 2_000.0,
     "peak memory in MB": 500.0,
     "seconds to open": 1.0,
     "seconds of the first search": 2.0,
-    "bytes an impression": 5_000.0,
+    "bytes per impression": 5_000.0,
 }
 
 
 def word(number: int) -> str:
-    """A made-up word, the same for the same number."""
+    """A synthetic word, determined by the number."""
     letters = "aeiou", "bcdfghklmnprstvz"
     out = ""
     number += 7
@@ -66,7 +65,7 @@ def write_documents(path: Path, count: int) -> None:
 
 
 def some_queries(count: int) -> list[str]:
-    """One to five words, common and rare ones."""
+    """Queries of one to five common and rare words."""
     rng = np.random.default_rng(2)
     return [
         " ".join(word(int(WORDS ** rng.random()) - 1) for _ in range(int(rng.integers(1, 6)))) for _ in range(count)
@@ -74,7 +73,7 @@ def some_queries(count: int) -> list[str]:
 
 
 def measure(folder: str, queries: list[str], out: multiprocessing.Queue) -> None:
-    """In a process of its own, as it starts after `index`."""
+    """Measure in a separate process, as it starts after `index`."""
     from fedrank.search.client import SearchClient
     from fedrank.search.results import Filters
 
@@ -114,7 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=100_000)
     parser.add_argument("--queries", type=int, default=1_000)
-    parser.add_argument("--check", action="store_true", help="fail where a target is missed")
+    parser.add_argument("--check", action="store_true", help="fail if a target is missed")
     given = parser.parse_args()
     from fedrank.search.client import SearchClient
     from fedrank.search.impressions import warm_up
@@ -146,19 +145,19 @@ def main() -> None:
     figures = {
         "whole query, p50 in ms": 1e3 * float(np.percentile(whole, 50)),
         "whole query, p99 in ms": 1e3 * float(np.percentile(whole, 99)),
-        "whole query, p50 in ms of processor time": 1e3 * float(np.percentile(busy, 50)),
-        "whole query, p99 in ms of processor time": 1e3 * float(np.percentile(busy, 99)),
+        "whole query, p50 in ms of CPU time": 1e3 * float(np.percentile(busy, 50)),
+        "whole query, p99 in ms of CPU time": 1e3 * float(np.percentile(busy, 99)),
         "engine alone, p50 in ms": 1e3 * float(np.percentile(alone, 50)),
         "engine alone, p99 in ms": 1e3 * float(np.percentile(alone, 99)),
-        "milliseconds a document": 1e3 * indexing / given.documents,
-        "documents a second": given.documents / indexing,
-        "documents a second of processor time": given.documents / cpu,
+        "milliseconds per document": 1e3 * indexing / given.documents,
+        "documents per second": given.documents / indexing,
+        "documents per second of CPU time": given.documents / cpu,
         "seconds to find nothing new": nothing_new,
-        "bytes of disk a document": disk / given.documents,
+        "bytes of disk per document": disk / given.documents,
         "peak memory in MB": peak,
         "seconds to open": opened,
         "seconds of the first search": first,
-        "bytes an impression": float(size),
+        "bytes per impression": float(size),
     }
     for name, value in figures.items():
         target = f"   at most {TARGETS[name]:,g}" if name in TARGETS else ""

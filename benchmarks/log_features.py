@@ -1,10 +1,10 @@
-"""What do the 103 features of a query and a document cost? CPU time per pair next to plain Python; memory.
+"""Measure the cost of the 103 log features: CPU time per pair next to plain Python, and memory.
 
     python -m benchmarks.log_features [--documents 100000] [--pairs 200000] [--check]
 
-Documents and queries are made up: titles of 8 words, texts of 60, urls of 6, words by Zipf's law, queries of 1 to 5
-words that one document has; every query is asked of 20 documents. Plain Python is the oracle of the tests. It counts
-every word of a document anew, but is given the statistics of the collection, whose making is not counted for either.
+Documents and queries are synthetic: titles of 8 words, texts of 60, urls of 6, words by Zipf's law, queries of 1 to 5
+words that one document has; every query has 20 documents. Plain Python is the oracle of the tests. It counts every
+word of a document again, but uses precomputed statistics of the collection, whose cost is excluded for both.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def made_up(documents: int, seed: int = 1) -> Documents:
 
 
 def cpu(call: Callable[[], Result]) -> tuple[float, Result]:
-    """Smallest CPU time of all threads, and what came out."""
+    """Minimum CPU time of all threads, and the result."""
     best = float("inf")
     for _ in range(REPEATS):
         begin = time.process_time()
@@ -93,7 +93,7 @@ def main() -> int:
         ("plain Python", slow, few),
         ("features_for", fast, asked.pairs),
         ("features_for, 2 threads", two, asked.pairs),
-        (f"features_of, {LIST} documents a call", live, 100 * LIST),
+        (f"features_of, {LIST} documents per call", live, 100 * LIST),
         ("features_for, published", published, asked.pairs),
     ):
         print(f"{name:34} {seconds / count * 1e6:16.2f} {(slow / few) / (seconds / count):15.1f}")

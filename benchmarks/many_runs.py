@@ -1,9 +1,9 @@
-"""How long do `fedrank runs` and `fedrank report` take for many runs?
+"""Measure `fedrank watch --list` and `fedrank report` for many runs.
 
     python -m benchmarks.many_runs [--runs 2000] [--check]
 
-A few short runs are really done, with several aggregators and seeds; the others are copies under other folds and seeds.
-Seconds of CPU time of whole commands, the least of three.
+A few short runs are executed, with several aggregators and seeds; the others are copies under other folds and seeds.
+CPU seconds of complete commands, the minimum of three.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-TARGETS = {"runs": 2.0, "report": 5.0}  # seconds for 2,000 runs
+TARGETS = {"watch": 2.0, "report": 5.0}  # seconds for 2,000 runs
 AGGREGATORS = ("mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median")
-SEEDS = (1, 2, 3, 4)  # really run
+SEEDS = (1, 2, 3, 4)  # of the executed runs
 SPEC = """
 kind = "federated"
 title = "Many runs"
@@ -37,7 +37,7 @@ def fedrank(*arguments: object) -> float:
     """CPU seconds of one command."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "fedrank", *map(str, arguments)]
-    # Modules are compiled once and kept, as they are wherever the package is installed.
+    # Modules are compiled once and stored, as in an installed package.
     environment = os.environ | {"COLUMNS": "120", "PYTHONDONTWRITEBYTECODE": ""}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode:
@@ -47,7 +47,7 @@ def fedrank(*arguments: object) -> float:
 
 
 def make(folder: Path, runs: int) -> int:
-    """Fill a folder with about so many runs; returns how many there are."""
+    """Fill a folder with about `runs` runs; return their number."""
     spec = folder / "many.toml"
     variants = "\n".join(f'[variants.{name}]\naggregator = "{name}"' for name in AGGREGATORS)
     spec.write_text(f"{SPEC}\nseeds = {list(SEEDS)}\n{variants}")
@@ -71,8 +71,8 @@ def make(folder: Path, runs: int) -> int:
 
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--runs", type=int, default=2000, help="how many run folders")
-    arguments.add_argument("--keep", type=Path, help="make them in this folder, or use those that lie there")
+    arguments.add_argument("--runs", type=int, default=2000, help="number of run folders")
+    arguments.add_argument("--keep", type=Path, help="create them in this folder, or use existing ones")
     arguments.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     given = arguments.parse_args()
     missed = False
@@ -81,7 +81,7 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         many = folder / "many"
         made = make(folder, given.runs) if not many.exists() else sum(1 for _ in many.glob("*/*/run.json"))
-        for command, options in (("runs", ()), ("report", ("--out", folder / "report.html"))):
+        for command, options in (("watch", ("--list",)), ("report", ("--out", folder / "report.html"))):
             seconds = min(fedrank(command, many, *options) for _ in range(3))
             print(f"fedrank {command}, {made:,} runs: {seconds:.2f} s (target: {TARGETS[command]:g} s for 2,000)")
             missed |= seconds > TARGETS[command]

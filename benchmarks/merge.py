@@ -1,9 +1,9 @@
-"""How long it takes to find the weights of merged models: 101 weights of two models, and the search for four.
+"""Measure the search for weights of merged models: 101 weights of two models, and the search for four.
 
     python -m benchmarks.merge [--repeats 9] [--check]
 
-The naive way, next to it in the same run, measures one weighted sum after the other. Processor time, median. `--check`
-exits with 1 where the grid of two models takes longer than its target.
+The naive method, in the same run, evaluates one weighted sum after the other. Median CPU time. `--check` exits with 1
+if the grid of two models takes longer than its target.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TARGET = 50.0  # milliseconds, for 101 weights on 40,000 documents
 
 
 def example(models: int) -> tuple[RankingData, np.ndarray]:
-    """Queries without features, and the scores of models that see the grades through noise."""
+    """Queries without features, and the scores of models that are noisy relevance labels."""
     rng = np.random.default_rng(1)
     documents = QUERIES * DOCUMENTS
     grades = rng.choice(5, documents, p=[0.52, 0.32, 0.13, 0.02, 0.01]).astype(np.int8)
@@ -41,7 +41,7 @@ def example(models: int) -> tuple[RankingData, np.ndarray]:
 
 
 def milliseconds(action: Callable[[], object], repeats: int) -> float:
-    """Median processor time of a call."""
+    """Median CPU time of a call."""
     taken = []
     for _ in range(repeats):
         start = time.process_time()
@@ -51,7 +51,7 @@ def milliseconds(action: Callable[[], object], repeats: int) -> float:
 
 
 def one_by_one(scores: np.ndarray, evaluator: Evaluator) -> int:
-    """The best of 101 weights, each measured by itself."""
+    """The best of 101 weights, each evaluated separately."""
     values = [
         average(evaluator.per_query_of_scores((1 - weight) * scores[0] + weight * scores[1]))[0]
         for weight in np.arange(101) / 100

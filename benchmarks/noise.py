@@ -1,4 +1,4 @@
-"""What secure noise costs: ours, the secure stream alone, and NumPy's ordinary normal variables, in one run.
+"""Measure the cost of secure noise: ours, the secure stream alone, and NumPy's normal variables, in one run.
 
 python -m benchmarks.noise [VALUES] [--check]
 """
@@ -23,12 +23,12 @@ from fedrank.privacy.noise import (
     rounded_laplace,
 )
 
-MAX_NANOSECONDS = 150.0  # a value, with its share of the stream
+MAX_NANOSECONDS = 150.0  # per value, including the stream
 REPEATS = 7
 
 
 def cpu_seconds(calls: list[Callable[[], Any]]) -> list[float]:
-    """Smallest CPU time of some calls of each, taken in turns, so that a busy machine is busy for all of them."""
+    """Minimum CPU times of several calls, in turns, so other load affects all alike."""
     best = [float("inf")] * len(calls)
     for _ in range(REPEATS):
         for i, call in enumerate(calls):
@@ -40,7 +40,7 @@ def cpu_seconds(calls: list[Callable[[], Any]]) -> list[float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("values", type=int, nargs="?", default=500_000, help="values in one call")
+    parser.add_argument("values", type=int, nargs="?", default=500_000, help="values per call")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     options = parser.parse_args()
     n = options.values
@@ -61,7 +61,7 @@ def main() -> int:
 
     table = Table(title=f"{n:,} values (CPU time)", box=None)
     table.add_column("what")
-    for column in ("ns a value", "x NumPy", "words", "log error", "target"):
+    for column in ("ns per value", "x NumPy", "words", "log error", "target"):
         table.add_column(column, justify="right")
     table.add_row("NumPy, standard_normal", f"{normal:.1f}", "1.0", "", "", "")
     table.add_row("the stream alone, one word", f"{stream:.1f}", f"{stream / normal:.1f}", "1", "", "")

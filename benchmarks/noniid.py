@@ -1,9 +1,9 @@
-"""What do FedProx, FedPer and SCAFFOLD cost over plain FPDGD? Measured side by side in one run.
+"""Measure the cost of FedProx, FedPer and SCAFFOLD over plain FPDGD, in one run.
 
     python -m benchmarks.noniid [--check]
 
-CPU time of whole rounds, evaluation excluded, 10 clients x 5 interactions. Plain rounds and those of a method take
-turns, and the median of the ratios is reported, so that a noisy neighbour disturbs both.
+CPU time of complete rounds without evaluation, 10 clients x 5 interactions. Plain rounds and those of a method take
+turns, and the median of the ratios is reported, so other load affects both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedrank.federated.simulation import federated_round
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.rankers import Linear, Mlp
 
-CASES = {  # shape, learner, local step, rounds a turn, largest ratio allowed
+CASES = {  # shape, learner, local step, rounds per turn, maximum ratio
     "FedProx, linear": ("46 x 41", Pdgd(ranker=Linear()), FedProx(0.1), 100, 1.15),
     "FedProx, mlp": ("136 x 120", Pdgd(ranker=Mlp()), FedProx(0.1), 6, 1.15),
     "FedPer, mlp": ("136 x 120", Pdgd(ranker=Mlp()), FedPer(), 6, 1.15),
@@ -38,12 +38,12 @@ TURNS = 41
 
 
 def rounds_of(federation: Federation, data: RankingData, rounds: int) -> Callable[[], float]:
-    """A function that goes on for so many rounds and returns its CPU seconds."""
+    """Return a function that runs these rounds and returns its CPU seconds."""
     clients = make_clients(data, CLIENTS, click_model="navigational", interactions=INTERACTIONS)
     first = first_state(federation, clients, 1)
 
     def run() -> float:
-        state, memory = first  # always the same rounds: later ones would rank, and so click, otherwise
+        state, memory = first  # always the same rounds, since later ones have other lists and clicks
         begin = time.process_time()
         for _ in range(rounds):
             outcome = federated_round(federation, state, clients, 1, memory)

@@ -1,17 +1,17 @@
-"""Learning and estimating from logged clicks, on simulated logs whose truth is known.
+"""Evaluate learning and offline estimation from logged clicks, on simulated logs with a known truth.
 
     python -m benchmarks.offpolicy [--seeds 10] [--repeats 1000] [--check]
 
-Learning: 20,000 logged searches of 50 people on 1,000 queries of ten documents; a federation of these people learns
-from the clicks as they are, corrected by propensities from the log, and corrected by the true ones. Models are judged
-by true relevance on 500 other queries. Trust needs more: 100,000 searches. Four organisations have 20,000 each, and
-people who look at lists differently.
+Learning: 20,000 logged searches of 50 users on 1,000 queries of ten documents; a federation of these users learns from
+the raw clicks, corrected by propensities from the log, and corrected by the true ones. Models are evaluated by true
+relevance on 500 other queries. Trust bias needs 100,000 searches. Four organisations have 20,000 each, with users who
+examine lists differently.
 
-Estimating: logs of 300 queries with 20 searches each, drawn from 1,000 queries; a model that none of them showed; how
-often the 95 % interval holds what people would have clicked over all 1,000 queries.
+Estimation: logs of 300 queries with 20 searches each, drawn from 1,000 queries; a model that was not logged; how often
+the 95 % confidence interval contains the true clicks over all 1,000 queries.
 
-Held to a figure: the loss against true propensities, at most .01 nDCG@10 at the worse end of its interval over seeds
-(position bias), and intervals that hold the truth in 93 to 97 %.
+Targets: the loss against true propensities is at most .01 nDCG@10 at the worse end of its interval over seeds (position
+bias), and intervals contain the truth in 93 to 97 % of cases.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ from fedrank.ranking.propensity import (
 from fedrank.ranking.rankers import Linear
 
 SEARCHES, PEOPLE, QUERIES, JUDGED = 20_000, 50, 1000, 500
-ROUNDS, INTERACTIONS = 30, 2000  # of all clients together in a round
-SLOWER = LoggedClicks(rate=0.002)  # where few clients take many steps each
+ROUNDS, INTERACTIONS = 30, 2000  # per round, of all clients together
+SLOWER = LoggedClicks(rate=0.002)  # for few clients with many steps each
 MAX_LOST = 0.01  # nDCG@10 against true propensities
 COVERED = (0.93, 0.97)
 COLUMNS = ("lists", "clicks", "query", "user", "time")
@@ -64,7 +64,7 @@ LOST = "estimated - true"
 
 
 def as_lists(log: SimulatedShown) -> RankingData:
-    """Lists and clicks as a federation learns from them."""
+    """Return lists and clicks as training data."""
     searches, positions = log.lists.shape
     return RankingData(
         log.truth.features[log.lists.ravel()],
@@ -82,14 +82,14 @@ def results(log: SimulatedShown) -> ShownResults:
 
 
 def true_propensities(browsing: Browsing, positions: int) -> Propensities:
-    """Compared with the first position, as a log could tell them at best."""
+    """Relative to the first position, as a log could identify them at best."""
     at = np.arange(positions)
     slope = browsing.slope(at) / browsing.slope(0)
     return given_propensities(slope, browsing.intercept(at) - slope * browsing.intercept(0))
 
 
 def learned(data: RankingData, judge: Evaluator, seed: int, learner: Any = None, mechanism: Any = None) -> float:
-    """nDCG@10 of what the people of a log learn together."""
+    """nDCG@10 of the model that the users of a log learn together."""
     count = len(np.unique(data.who))
     clients = make_clients(data, count, partition=Users(), interactions=INTERACTIONS // count, seed=seed)
     federation = Federation(learner or LoggedClicks(), mechanism=mechanism)
@@ -105,7 +105,7 @@ def corrected(data: RankingData, log: SimulatedShown, by: Propensities) -> Ranki
 def people_learn(
     seed: int, browsing: Browsing, showing: Showing, bias: Bias = "position", searches: int = SEARCHES
 ) -> dict[str, float]:
-    """One log, all ways to learn from it."""
+    """Compare all learning methods on one log."""
     truth = made_up_queries(QUERIES + JUDGED, seed=seed)
     judge = Evaluator(truth.some(slice(QUERIES, None)).judged(), ["ndcg@10"])
     log = simulate_shown(truth.some(slice(QUERIES)), searches, seed, browsing=browsing, showing=showing, people=PEOPLE)
@@ -133,7 +133,7 @@ def people_learn(
 
 
 def organisations_learn(seed: int) -> dict[str, float]:
-    """Four clients, whose people look far down, or not: each by its own propensities, or all by shared ones."""
+    """Four clients whose users differ in examination: corrected by own or by shared propensities."""
     truth = made_up_queries(QUERIES + JUDGED, seed=seed)
     judge = Evaluator(truth.some(slice(QUERIES, None)).judged(), ["ndcg@10"])
     logs = [
@@ -169,7 +169,7 @@ def organisations_learn(seed: int) -> dict[str, float]:
 
 
 def drawn_lists_teach(seed: int, temperature: float) -> dict[str, float]:
-    """Lists of all candidates that one ranker drew, and whose scores are logged: PDGD with and without them."""
+    """Lists of all candidates sampled by one ranker with logged scores: PDGD with and without the scores."""
     truth = made_up_queries(QUERIES + JUDGED, seed=seed)
     judge = Evaluator(truth.some(slice(QUERIES, None)).judged(), ["ndcg@10"])
     showing = Showing(rankers=1, temperature=temperature)
@@ -187,7 +187,7 @@ def drawn_lists_teach(seed: int, temperature: float) -> dict[str, float]:
 
 
 def coverage(repeats: int, browsing: Browsing, seed: int = 1) -> dict[str, float]:
-    """How often intervals held the truth."""
+    """Return the coverage of intervals."""
     population, rng = made_up_queries(1000, seed=seed), np.random.default_rng(seed)
     scores = population.features @ (population.best + 0.3 * rng.normal(size=population.features.shape[1]))
     held: dict[str, list[bool]] = {}
@@ -212,7 +212,7 @@ def coverage(repeats: int, browsing: Browsing, seed: int = 1) -> dict[str, float
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean with its 95 % interval over seeds."""
+    """Mean with its 95 % confidence interval over seeds."""
     mean = float(np.mean(values))
     if len(values) < 2:
         return mean, -math.inf, math.inf
@@ -236,7 +236,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--repeats", type=int, default=1000)
-    parser.add_argument("--check", action="store_true", help="exit 1 where a figure is missed")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     asked = parser.parse_args()
     missed, begun = [], time.perf_counter()
     seeds = range(1, asked.seeds + 1)
@@ -256,7 +256,7 @@ def main() -> int:
     told("Four organisations, eta .3 to 2", [organisations_learn(seed) for seed in seeds])
     for temperature in (0.3, 1.0):
         told(f"Drawn lists, temperature {temperature:g}", [drawn_lists_teach(seed, temperature) for seed in seeds])
-    print(f"\n95 % intervals that hold the truth, of {asked.repeats:,} logs")
+    print(f"\ncoverage of 95 % confidence intervals, {asked.repeats:,} logs")
     for eta in (1.0, 0.5):
         for name, share in coverage(asked.repeats, Browsing(eta)).items():
             error = math.sqrt(share * (1 - share) / asked.repeats)
@@ -265,7 +265,7 @@ def main() -> int:
                 missed.append(f"coverage of {name}, eta {eta:g}")
     print(
         f"\n{time.perf_counter() - begun:.0f} s. "
-        + (f"Missed: {'; '.join(missed)}" if missed else "All figures are met.")
+        + (f"Missed: {'; '.join(missed)}" if missed else "All targets are met.")
     )
     return 1 if asked.check and missed else 0
 

@@ -1,10 +1,10 @@
-"""Is a method from outside as fast as ours? CPU time of the same rounds with both, in turns.
+"""Compare the speed of user-defined and built-in methods: CPU time of the same rounds, in turns.
 
     python -m benchmarks.outside [--pairs 20] [--check]
 
-An own mean that declares the trait "mean" is combined in chunks and runs many rounds per call, as `Mean` does; an own
-clipped mean is combined like `NormBound`. Printed is the median ratio own / built-in with its 95 % interval (order
-statistics). `--check` exits with 1 where a median is above 1.05.
+A user-defined mean that declares the trait "mean" is combined in chunks and runs many rounds per call, like `Mean`; a
+user-defined clipped mean is combined like `NormBound`. Prints the median ratio user-defined / built-in with its 95 %
+confidence interval (order statistics). `--check` exits with 1 if a median is above 1.05.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROUNDS = {"10 clients, 46 x 41": 3000, "1,000 clients, 136 x 120": 20}
 
 @dataclass(frozen=True)
 class OwnMean:
-    """The mean by interactions."""
+    """The mean, weighted by interactions."""
 
     traits: ClassVar[frozenset[str]] = frozenset({"mean"})
 
@@ -46,7 +46,7 @@ class OwnMean:
 
 @dataclass(frozen=True)
 class OwnClip:
-    """The mean of updates that are shortened to a bound."""
+    """The mean of clipped updates."""
 
     bound: float
 

@@ -1,10 +1,10 @@
-"""What does protecting updates cost over a plain round of FPDGD? Measured side by side in one run.
+"""Measure the cost of privacy mechanisms over a plain round of FPDGD, in one run.
 
     python -m benchmarks.protect [--check]
 
-CPU time of whole rounds, 1,000 clients x 4 interactions, without evaluation and without the ledger. Plain rounds and
-protected ones take turns, and the median of the ratios is reported, so that a noisy neighbour disturbs both. Every turn
-is the first round again: noise moves the model, and another model shows other lists.
+CPU time of complete rounds, 1,000 clients x 4 interactions, without evaluation and without the ledger. Plain rounds and
+protected ones take turns, and the median of the ratios is reported, so other load affects both. Every turn repeats the
+first round, since noise moves the model, and another model shows other lists.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fedrank.ranking.learners import Pdgd
 from fedrank.types import Mechanism
 
 CLIENTS, INTERACTIONS, TURNS = 1_000, 4, 21
-CASES: dict[str, tuple[Mechanism, float | None]] = {  # mechanism, largest ratio allowed
+CASES: dict[str, tuple[Mechanism, float | None]] = {  # mechanism, maximum ratio
     "gaussian, server": (Gaussian(clip=0.3, noise=2.0, placement=AtServer()), 1.05),
     "laplace, server": (Laplace(clip=0.3, noise=2.0, placement=AtServer()), 1.05),
     "gaussian, client": (Gaussian(clip=0.3, noise=2.0), None),
@@ -40,7 +40,7 @@ CASES: dict[str, tuple[Mechanism, float | None]] = {  # mechanism, largest ratio
 
 
 def round_of(mechanism: Mechanism | None, data: RankingData) -> Callable[[], float]:
-    """A function that does the first round and returns its CPU seconds."""
+    """Return a function that runs the first round and returns its CPU seconds."""
     clients = make_clients(data, CLIENTS, click_model="navigational", interactions=INTERACTIONS)
     federation = Federation(learner=Pdgd(), mechanism=mechanism)
     first, _ = first_state(federation, clients, 1)

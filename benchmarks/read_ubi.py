@@ -1,4 +1,4 @@
-"""How fast User Behavior Insights are read, and in how much memory: generated queries and a million events.
+"""Measure speed and memory of reading User Behavior Insights: generated queries and a million events.
 
 python -m benchmarks.read_ubi [EVENTS] [--check]
 """
@@ -19,13 +19,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-LEAST_ROWS = 25_000  # a second of CPU time
+LEAST_ROWS = 25_000  # per second of CPU time
 MAX_MEMORY = 600.0  # MB for a million events
 DOCUMENTS, PAGE = 20_000, 10
 
 
 def write_files(folder: Path, events: int) -> tuple[Path, Path, Path]:
-    """Half a query for every event, ids as long as UUIDs; every second event is an impression or a view."""
+    """Write half a query per event, ids as long as UUIDs; every second event is an impression or a view."""
     rng = np.random.default_rng(1)
     documents, queries, happened = (folder / name for name in ("docs.jsonl", "queries.ndjson", "events.ndjson"))
     documents.write_text("".join(f'{{"_id": "B{row:09}"}}\n' for row in range(DOCUMENTS)))
@@ -59,7 +59,7 @@ def write_files(folder: Path, events: int) -> tuple[Path, Path, Path]:
 
 
 def measure(files: tuple[Path, Path, Path], found: Any) -> None:
-    """In a process of its own, so that memory is that of reading."""
+    """Measure in a separate process, so memory is that of reading."""
     from fedrank.data.documents import read_documents
     from fedrank.data.ubi import read_ubi
 
@@ -75,7 +75,7 @@ def measure(files: tuple[Path, Path, Path], found: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("events", nargs="?", type=int, default=1_000_000)
-    parser.add_argument("--check", action="store_true", help="fail where it is slower or larger than it should be")
+    parser.add_argument("--check", action="store_true", help="fail if a target is missed")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         files = write_files(Path(folder), asked.events)
@@ -98,7 +98,7 @@ def main() -> None:
     )
     Console().print(table)
     if asked.check and (rows / seconds < LEAST_ROWS or memory > MAX_MEMORY * max(asked.events / 1e6, 0.1)):
-        sys.exit(f"too slow or too large: at least {LEAST_ROWS:,} rows a second, at most {MAX_MEMORY:,.0f} MB")
+        sys.exit(f"too slow or too large: at least {LEAST_ROWS:,} rows per second, at most {MAX_MEMORY:,.0f} MB")
 
 
 if __name__ == "__main__":

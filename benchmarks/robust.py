@@ -1,9 +1,9 @@
-"""What do robust aggregators cost? CPU time of each rule next to the plain mean and to a round of FPDGD.
+"""Measure the cost of robust aggregators: CPU time of each rule next to the plain mean and to a round of FPDGD.
 
     python -m benchmarks.robust [--check]
 
-Updates are those of real rounds on made-up data, of clients x parameters, 5 interactions each. `of a round` is what
-the rule costs beyond the mean, as a share of a whole `federated_round` of that size with the mean.
+Updates are those of real rounds on synthetic data, of clients x parameters, 5 interactions each. `of a round` is the
+cost of the rule beyond the mean, as a share of a complete `federated_round` of that size with the mean.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def made_up(features: int, documents: int = 41, queries: int = 500) -> RankingDa
 
 
 def some_rounds(clients: SimulatedClients, parameters: int, count: int = 12) -> list[Messages]:
-    """What arrives while a model learns by the mean; the server's own update is a mean, too."""
+    """Messages of training with the mean; the server's update is a mean, too."""
     weights, rounds = np.zeros(parameters), []
     for number in range(1, count + 1):
         updates = Pdgd()(weights, clients, Chance(1, number)).updates
@@ -69,7 +69,7 @@ def call_of(name: str, rounds: list[Messages]) -> Callable[[], object]:
 
 
 def seconds(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Smallest CPU time of each; in turns, so that a noisy neighbour disturbs all alike."""
+    """Minimum CPU time of each; in turns, so other load affects all alike."""
     times: dict[str, float] = {}
     loops: dict[str, int] = {}
     for name, call in calls.items():
@@ -91,7 +91,7 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     check = arguments.parse_args().check
-    warnings.simplefilter("ignore", UserWarning)  # Bulyan, that two of ten attackers are too many for it
+    warnings.simplefilter("ignore", UserWarning)  # Bulyan warns about two of ten attackers
     missed = []
     print(f"{'clients x parameters':22} {'rule':18} {'ms':>9} {'x mean':>9} {'of a round':>11}")
     for n, parameters in SIZES:

@@ -1,10 +1,10 @@
-"""What do many rounds in one compiled call save? Side by side with one round after the other, on one core.
+"""Measure the benefit of many rounds in one compiled call over single rounds, on one core.
 
     python -m benchmarks.rounds [--check]
 
-Interactions a second of CPU time, 10 clients x 5 a round; both ways take turns, so that a noisy neighbour disturbs
-both. `whole run` is what `fedrank run` does: it writes a row for each of 20,000 rounds, keeps checkpoints, and
-evaluates a model every 1,000 rounds, on 200 queries; reading the data is excluded.
+Interactions per second of CPU time, 10 clients x 5 per round; both variants take turns, so other load affects both.
+`whole run` is `fedrank run`: it writes a row for each of 20,000 rounds, writes checkpoints, and evaluates a model every
+1,000 rounds, on 200 queries; reading the data is excluded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fedrank.federated.federation import Federation
 from fedrank.federated.simulation import simulate
 from fedrank.federated.small_rounds import ENOUGH_ROUNDS
 
-TARGETS = {"46 x 41": 500_000, "136 x 120": 200_000}  # interactions a second on a quiet core
+TARGETS = {"46 x 41": 500_000, "136 x 120": 200_000}  # interactions per second on an idle core
 ROUNDS, ROUNDS_OF_A_RUN, QUERIES_OF_A_RUN, NEVER = 2_000, 20_000, 200, 1 << 60
 
 SPEC = """
@@ -43,7 +43,7 @@ learner = {{ name = "pdgd" }}
 
 
 def both(work: Callable[[], float], repeats: int) -> tuple[float, float, float]:
-    """The fewest CPU seconds round by round and many at once, and the median of their ratio."""
+    """Minimum CPU seconds of single and combined rounds, and the median of their ratio."""
     seconds: dict[int, list[float]] = {NEVER: [], ENOUGH_ROUNDS: []}
     for _ in range(repeats):
         for enough, taken in seconds.items():
@@ -74,7 +74,7 @@ def of_a_run(data: RankingData, folder: Path) -> Callable[[], float]:
         for q in range(QUERIES_OF_A_RUN):
             for row in range(data.offsets[q], data.offsets[q + 1]):
                 features = " ".join(f"{i}:{value:.4f}" for i, value in enumerate(data.features[row].tolist(), start=1))
-                lines.write(f"{data.grades[row]} qid:{q} {features}\n")
+                lines.write(f"{data.grades[row]} qid:{q} {features}\n")  # prose: ok
     spec.write_text(SPEC.format(rounds=ROUNDS_OF_A_RUN, file=file))
     grid = read_spec(spec)
 

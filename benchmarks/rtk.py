@@ -1,14 +1,14 @@
-"""What does reverse top-K cost, and what does it find? Next to reading the sketches of all documents (NAIVE).
+"""Measure cost and recall of reverse top-K, compared with reading the sketches of all documents (NAIVE).
 
     python -m benchmarks.rtk [--check]                        speed, size and building at the paper's size
     python -m benchmarks.rtk --curves [--out FOLDER]          the same against n, K, alpha, w and z, around n / 4
     python -m benchmarks.rtk --cover [--out FOLDER]           cover rate against rule, alpha, beta, K, w, z and noise
     python -m benchmarks.rtk --cover --collection nfcorpus    the same for the words of real queries
 
-Made-up documents have 1,000 words drawn by Zipf's law from 50,000. 40 more words are asked for: each is the subject of
-300 documents, which hold it 1 + a geometric number of times (13 on average: --often), and is dropped once or twice into
-every twentieth of the others. Building is measured in CPU time of one core, a query on the clock (median of all), both
-in one process. --out writes the numbers (CSV), pictures (PNG) and a page with both (HTML).
+Synthetic documents have 1,000 words drawn by Zipf's law from 50,000. 40 additional words are queried: each is the
+subject of 300 documents, which contain it 1 + a geometric number of times (13 on average: --often), and occurs once or
+twice in every twentieth of the others. Building is measured in CPU time of one core, a query in wall-clock time (median
+of all), both in one process. --out writes the numbers (CSV), figures (PNG) and a page with both (HTML).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Row = dict[str, str | float]
 
 
 def made_up(n: int, often: float = 13.0, seed: int = 1) -> tuple[TermCounts, list[str]]:
-    """Documents, and the words that are asked for."""
+    """Documents, and the queried words."""
     offsets, terms, counts = zipf_documents(n, LENGTH, VOCABULARY, seed)
     rng = np.random.default_rng(seed)
     where, which, repeats = [], [], []
@@ -67,7 +67,7 @@ def made_up(n: int, often: float = 13.0, seed: int = 1) -> tuple[TermCounts, lis
 
 
 def real(name: str) -> tuple[TermCounts, list[str]]:
-    """Documents of a collection (titles and texts), and up to 200 words of its queries that 10 documents hold."""
+    """Documents of a collection (titles and texts), and up to 200 words of its queries that occur in 10 documents."""
     from fedrank.data.collection import load_collection
 
     found = load_collection(name)
@@ -85,7 +85,7 @@ def in_blocks(sketches: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def smaller(built: ReverseTopK, rule: TopKRule) -> ReverseTopK:
-    """What building with a smaller rule would have given: the best are a part of the best."""
+    """The result of building with a smaller rule, which is a subset."""
     size, slots = rule.capacity, built.documents.shape[3]
     lost = built.lost if size >= slots else np.where(built.sizes > size, built.values[..., size], built.lost)
     return replace(
@@ -116,7 +116,7 @@ def numpy_naive(columns: np.ndarray, cells: np.ndarray, signs: np.ndarray, k: in
 
 
 def measure(counts: TermCounts, words: list[str], sketcher: Sketcher, rule: TopKRule, with_numpy: bool = False) -> Row:
-    """Cost of one setting: the structure, and NAIVE over two layouts of the sketches."""
+    """The cost of one setting: the structure, and NAIVE over two layouts of the sketches."""
     hashing = sketcher.hashing(KEY)
     first = TermCounts(counts.offsets[:3], counts.terms, counts.counts, counts.vocabulary)
     build(sketcher.blocks(first, hashing), rule, sketcher.kind, sketcher.depth, sketcher.width)  # compile
@@ -156,7 +156,7 @@ def measure(counts: TermCounts, words: list[str], sketcher: Sketcher, rule: TopK
 
 
 def curves(most: int) -> Iterator[Row]:
-    """Cost against each setting, around 1/4 of the most documents so that nothing runs for hours."""
+    """The cost against each setting, around 1/4 of the maximum number of documents, to limit the run time."""
     base = most // 4
     counts, words = made_up(base)
     middle = measure(counts, words, Sketcher(), TopKRule())
@@ -179,7 +179,7 @@ def curves(most: int) -> Iterator[Row]:
 
 
 class Covers:
-    """Cover rates of one sketching of all documents; what was built largest answers for everything smaller."""
+    """Cover rates of one sketching of all documents; the largest structure contains all smaller ones."""
 
     def __init__(self, counts: TermCounts, words: list[str], truth: list[np.ndarray], sketcher: Sketcher) -> None:
         hashing = sketcher.hashing(KEY)
@@ -264,8 +264,8 @@ def show(rows: Iterator[Row]) -> list[Row]:
     return kept
 
 
-DRAWN = {  # what is drawn of a cost, by the title of its row of pictures
-    "milliseconds a query": ("query_ms", "naive_by_column_ms", "naive_by_document_ms"),
+DRAWN = {  # plotted columns, by the title of a row of figures
+    "milliseconds per query": ("query_ms", "naive_by_column_ms", "naive_by_document_ms"),
     "seconds of building": ("build_cpu_s",),
     "megabytes": ("rtk_mb", "sketches_mb"),
 }
@@ -303,7 +303,7 @@ def draw_covers(rows: list[Row], groups: list[str]) -> Figure:
 
 
 def write(rows: list[Row], folder: Path, name: str) -> None:
-    """The rows as a table (CSV), every curve of them as a picture (PNG), and a page with both (HTML)."""
+    """The rows as a table (CSV), every curve as a figure (PNG), and a page with both (HTML)."""
     folder.mkdir(parents=True, exist_ok=True)
     names = list(dict.fromkeys(key for row in rows for key in row))
     with open(folder / f"{name}.csv", "w", newline="", encoding="utf-8") as file:
@@ -333,11 +333,11 @@ def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--documents", type=int, default=DOCUMENTS)
     arguments.add_argument(
-        "--often", type=float, default=13.0, help="how often a document holds its subject, on average"
+        "--often", type=float, default=13.0, help="mean number of occurrences of a document's subject"
     )
     arguments.add_argument("--curves", action="store_true")
     arguments.add_argument("--cover", action="store_true")
-    arguments.add_argument("--collection", help="a collection of texts instead of made-up documents")
+    arguments.add_argument("--collection", help="a text collection instead of synthetic documents")
     arguments.add_argument("--out", type=Path, help="folder for CSV, PNG and HTML")
     arguments.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     asked = arguments.parse_args()
@@ -354,7 +354,7 @@ def main() -> int:
     if not asked.check or asked.cover or asked.curves:
         return 0
     missed = [
-        f"{name} = {row[name]:.3g}, and {limit} was the target"
+        f"{name} = {row[name]:.3g}; the target is {limit}"
         for row in rows
         for name, limit, good in (
             ("query_ms", SLOWEST_QUERY, row["query_ms"] < SLOWEST_QUERY),

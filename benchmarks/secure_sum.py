@@ -1,4 +1,4 @@
-"""What a secure sum costs: the whole protocol, all clients and the server, beside its bare X25519 exchanges.
+"""Measure the cost of secure aggregation: the whole protocol, all clients and the server, next to X25519 exchanges.
 
 python -m benchmarks.secure_sum [--size 136] [--check]
 """
@@ -16,13 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 COUNTS = (10, 50, 100)
-LONGEST = 2.5  # seconds of CPU for 100 clients: "about 2", with room for a slower machine
-MAX_RATIO = 2.5  # times the bare exchanges, with 100 clients
+LONGEST = 2.5  # CPU seconds for 100 clients
+MAX_RATIO = 2.5  # relative to the bare exchanges, for 100 clients
 BITS = 40
 
 
 def cpu_seconds(call: Callable[[], Any], repeats: int = 1) -> float:
-    """Smallest CPU time of some calls."""
+    """Minimum CPU time of several calls."""
     times = []
     for _ in range(repeats):
         start = time.process_time()
@@ -32,7 +32,7 @@ def cpu_seconds(call: Callable[[], Any], repeats: int = 1) -> float:
 
 
 def exchanges(count: int) -> None:
-    """Agree on as many secrets as the protocol does: either end of every pair, for masks and for the post."""
+    """Agree on as many secrets as the protocol: both ends of every pair, for masks and for encryption."""
     from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
     mine, other = X25519PrivateKey.generate(), X25519PrivateKey.generate().public_key()
@@ -53,9 +53,9 @@ def measure(size: int) -> bool:
     from fedrank.privacy.secure_aggregation import Step, ideal_sum, secure_sum, threshold_for
     from fedrank.privacy.secure_messages import message_bytes
 
-    table = Table(title=f"Secure sum of {size} numbers, one round (CPU seconds, all parties together)", box=None)
-    columns = ("clients", "protocol", "a tenth vanishes", "signed", "bare exchanges", "ratio", "ideal sum")
-    for name in (*columns, "kB up a client"):
+    table = Table(title=f"Secure aggregation of {size} numbers, one round (CPU seconds of all parties)", box=None)
+    columns = ("clients", "protocol", "a tenth drops out", "signed", "bare exchanges", "ratio", "ideal sum")
+    for name in (*columns, "kB up per client"):
         table.add_column(name, justify="right")
     secure_sum(np.zeros((2, 1), dtype=np.int64), BITS, 2)
     missed = False
@@ -70,7 +70,7 @@ def measure(size: int) -> bool:
 
         whole = cpu_seconds(protocol, repeats)
         dropping = cpu_seconds(lambda run=protocol, dropped=vanished: run(dropped=dropped), repeats)
-        # Every client verifies the signatures of all others under their keys, and of most under the survivors.
+        # Every client verifies the signatures of all others for their keys, and of most for the survivors.
         above = threshold_for(count, active=True)
         signing = cpu_seconds(lambda v=values, t=above: secure_sum(v, BITS, t, signed=True), repeats)
         bare = cpu_seconds(lambda count=count: exchanges(count), repeats)

@@ -1,9 +1,9 @@
-"""A made-up collection of the size of CS-F-LTR's, as a folder: 4 x 36,400 documents of about 1,000 terms.
+"""Generate a synthetic collection of the size of CS-F-LTR's, as a folder: 4 x 36,400 documents of about 1,000 terms.
 
     python -m benchmarks.silo_collection FOLDER [--documents 145600] [--queries 1100] [--length 1000]
     fedrank papers run cs-f-ltr/equal-steps --set data.name=FOLDER
 
-1,100 queries leave about 200 for each of four silos to train on. It takes about a second of CPU for 1,500 documents.
+1,100 queries give about 200 training queries for each of four silos. It takes about a CPU second per 1,500 documents.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main() -> None:
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--documents", type=int, default=4 * 36_400)
     arguments.add_argument("--queries", type=int, default=1100)
-    arguments.add_argument("--length", type=int, default=1000, help="words of a document, about")
+    arguments.add_argument("--length", type=int, default=1000, help="approximate number of words per document")
     arguments.add_argument("--topics", type=int, default=400)
     asked = arguments.parse_args()
     began = time.process_time()

@@ -1,11 +1,10 @@
-"""How large is a sketch next to its texts, and what does it find? With noise, by rows and columns.
+"""Measure the size of a sketch relative to its texts, and its recall: with noise, by rows and columns.
 
     python -m benchmarks.sketch_size [--check] [cranfield nfcorpus ...]
 
-A row for each size of the table: bytes of the owner's file, times those of the texts, and bytes as they would be if
-nothing were packed; the share of the best 150 documents that words of queries find (ties count), and the error of their
-counts.
---check fails where the usual size makes a file that is larger than `MOST` times its texts.
+One row per size of the table: bytes of the owner's file, relative to those of the texts, and bytes without compression;
+the share of the best 150 documents that words of queries find (ties count), and the error of their counts. --check
+fails if the default size gives a file that is larger than `MOST` times its texts.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ KEY = bytes(range(32))
 
 
 def measure(name: str, depth: int, width: int, noise: float) -> float:
-    """Print a row; returns how many times as large as its texts the file is."""
+    """Print a row; return the size of the file relative to its texts."""
     collection = load_collection(name)
     documents = collection.documents
     text = sum(len(part.encode()) for part in (*documents.title, *documents.text))

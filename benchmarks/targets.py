@@ -1,9 +1,9 @@
-"""What a processor's vectors change: nothing in the results, and how much in speed?
+"""Compare vector instruction sets: results must be identical, and the speed is measured.
 
     python -m benchmarks.targets [--rounds 2000]
 
-The same rounds of FPDGD, compiled for several x86-64 processors that this one can stand in for: digests of the weights,
-and interactions a second of CPU time. Where digests differ the exit code is 1.
+The same rounds of FPDGD, compiled for several x86-64 CPUs that this one supports: digests of the weights, and
+interactions per second of CPU time. The exit code is 1 if digests differ.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ for shape, learner, rounds in (
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=2000, help="of each linear case; the neural one has 1 in 25")
+    parser.add_argument("--rounds", type=int, default=2000, help="rounds per linear case; neural: 1 in 25")
     rounds = parser.parse_args().rounds
     print(f"{'compiled for':20} {'shape':10} {'ranker':7} {'weights':13} {'interactions/s':>14}")
     seen: dict[tuple[str, str], set[str]] = {}

@@ -1,9 +1,9 @@
-"""How fast SelGB is beside LightGBM's lambdarank on all rows, its memory, what nDCG@10 costs, and scoring by a forest.
+"""Compare SelGB with LightGBM's lambdarank on all rows: speed, memory, the cost of nDCG@10, and scoring by a forest.
 
     python -m benchmarks.trees [--size 200 2800 220] [--repeats 5] [--no-memory] [--check]
 
-Everything runs on one thread, in turns, in one process, except for memory, which is the peak of a process each. Times
-are processor time, median. `--check` exits with 1 where a target is missed.
+Everything runs on one thread, in turns, in one process, except for memory, which is the peak of separate processes.
+Times are median CPU times. `--check` exits with 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FASTER, MEMORY, NANOSECONDS, SCORING = 4.0, 1.3, 10.0, 1.0
 
 
 def example(queries: int, documents: int, features: int) -> RankingData:
-    """Few relevant documents, which some of the features tell apart."""
+    """Few relevant documents, which some of the features distinguish."""
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((queries * documents, features), dtype=np.float32)
     quality = rows[:, :10].sum(axis=1) + 2 * rng.standard_normal(len(rows), dtype=np.float32)
@@ -39,7 +39,7 @@ def example(queries: int, documents: int, features: int) -> RankingData:
 
 
 def plain(data: RankingData) -> Iterator[None]:
-    """LightGBM on all rows, without us."""
+    """LightGBM on all rows."""
     engine = lightgbm()
     settings = Lambdamart().engine(1, 1)
     grades, sizes = data.grades.astype(np.float32), np.diff(data.offsets)
@@ -50,7 +50,7 @@ def plain(data: RankingData) -> Iterator[None]:
 
 
 def selective(data: RankingData, every: int) -> Iterator[None]:
-    """SelGB, with the scores of all documents after every tree; the first trees, which see all rows, go before."""
+    """SelGB, with the scores of all documents after every tree, after the first trees on all rows."""
     steps = Selgb(every=every).grow(data, None, 1)
     for _ in range(every):
         next(steps)
@@ -59,7 +59,7 @@ def selective(data: RankingData, every: int) -> Iterator[None]:
 
 
 def seconds(step: Iterator[None], count: int = 1) -> float:
-    """Processor time of a step, on average over some."""
+    """Mean CPU time of a step."""
     start = time.process_time()
     for _ in range(count):
         next(step)
@@ -67,7 +67,7 @@ def seconds(step: Iterator[None], count: int = 1) -> float:
 
 
 def scoring(data: RankingData, repeats: int) -> tuple[float, float]:
-    """Processor time of scoring all documents by 50 trees, ours and LightGBM's, in milliseconds; scores are equal."""
+    """CPU time of scoring all documents by 50 trees with fedrank and LightGBM, in milliseconds; scores are equal."""
     forest = Lambdamart(trees=50)(data, seed=1)
     booster = lightgbm().Booster(model_str=forest.text)
     forest.raw(data.features[:10])  # compiles
@@ -85,7 +85,7 @@ def scoring(data: RankingData, repeats: int) -> tuple[float, float]:
 
 
 def peak(what: str, size: list[int]) -> float:
-    """Largest memory of a process that makes the data and grows ten trees, in MB."""
+    """Peak memory of a process that generates the data and grows ten trees, in MB."""
     code = (
         "import resource; from benchmarks.trees import example, plain, selective; "
         f"data = example(*{size}); steps = {what}; [next(steps) for _ in range(10)]; "
@@ -97,16 +97,16 @@ def peak(what: str, size: list[int]) -> float:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--check", action="store_true", help="exit with 1 where a target is missed")
+    options.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     options.add_argument("--repeats", type=int, default=5, help="repetitions of each side")
     options.add_argument("--size", type=int, nargs=3, default=[200, 2800, 220], help="queries, documents, features")
-    options.add_argument("--no-memory", action="store_true", help="leave out memory, which needs processes of its own")
+    options.add_argument("--no-memory", action="store_true", help="omit memory, which needs separate processes")
     chosen = options.parse_args()
     data = example(*chosen.size)
 
     steps = {"LightGBM, all rows": plain(data), "SelGB 1 %, n = 1": selective(data, 1), "n = 10": selective(data, 10)}
     for step in steps.values():
-        next(step)  # the first one makes bins and compiles
+        next(step)  # the first step creates bins and compiles
     taken = {name: [] for name in steps}
     for _ in range(chosen.repeats):
         for name, step in steps.items():
@@ -131,9 +131,9 @@ def main() -> None:
     for name in ("SelGB 1 %, n = 1", "n = 10"):
         target = f"at least {FASTER:g}" if name != "n = 10" else ""
         table.add_row(
-            f"{name}, a tree", f"{times[name]:.0f} ms", f"{whole:.0f} ms", f"{whole / times[name]:.1f} x", target
+            f"{name}, per tree", f"{times[name]:.0f} ms", f"{whole:.0f} ms", f"{whole / times[name]:.1f} x", target
         )
-    table.add_row("nDCG@10, a document", f"{nanoseconds:.1f} ns", "", "", f"at most {NANOSECONDS:g} ns")
+    table.add_row("nDCG@10, per document", f"{nanoseconds:.1f} ns", "", "", f"at most {NANOSECONDS:g} ns")
     ours, theirs = scoring(data, chosen.repeats)
     missed |= theirs / ours < SCORING
     table.add_row(

@@ -1,12 +1,12 @@
-"""How often does a trial in an organisation's engine end wrongly, and how soon does it stop a broken model?
+"""Measure how often a trial in a search engine ends wrongly, and how soon it stops a broken model.
 
     python -m benchmarks.trial_errors [--organisations 1000] [--check]
 
-Organisations have some hundred browsers, of which a few search most. People prefer the new model's places in so many of
-the decided searches. Rulings are those of `fedrank trial decide`, after every search; and when events are read once a
-day, 40 decided searches each. Then one browser floods: half of all decided searches are its own, all for the new model,
-or all against it. Last, whole searches: two lists, a team draft, a coin, clicks; through files, as an organisation has
-them; mixed by a service of its own, or by an engine whose log does not tell both lists.
+Organisations have some hundred browsers, of which a few submit most searches. Users prefer the new model's positions in
+a given share of the decided searches. Rulings are those of `fedrank engine trial decide`, after every search; and when
+events are read once a day, 40 decided searches each. Then one browser floods: half of all decided searches are its own,
+all for the new model, or all against it. Last, complete searches: two lists, a team draft, a coin, clicks; through
+files; interleaved by a service of the organisation, or by an engine whose log does not contain both lists.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from fedrank.engine.trial import EngineTrial
 from fedrank.engine.trial_decision import DecidedSearch, Judgement, TrialRules, judge
 from fedrank.engine.trial_record import TrialModel, TrialPlan, new_key, now, write_plan
 
-# wins of the new model: most that may adopt it, least that must, largest median of decided searches until refused
+# wins of the new model: maximum share that may adopt it, minimum share that must, maximum median until rejected
 FIGURES = {0.2: (0.001, 0.0, 25), 0.45: (0.01, 0.0, None), 0.5: (0.05, 0.0, None), 0.6: (1.0, 0.8, None)}
 BROWSERS, A_DAY = 400, 40
 SKEW = 1.0  # of the power law of searches by browser
 DOCUMENTS, PLACES = 30, 10
-Rows = dict[float, tuple[float, float, float]]  # by the share of wins: (adopted, median until adopted, until refused)
+Rows = dict[float, tuple[float, float, float]]  # by the share of wins: (adopted, median until adopted, until rejected)
 
 
 def searches(share: float, rng: np.random.Generator, flood: bool | None = None) -> Iterator[DecidedSearch]:
-    """Decided searches of one organisation, without end; `flood`: one browser's, which always win or lose."""
+    """Yield decided searches of one organisation; `flood`: those of one browser always win or lose."""
     chances = (1 + np.arange(BROWSERS)) ** -SKEW
     chances /= chances.sum()
     while True:
@@ -47,9 +47,9 @@ def searches(share: float, rng: np.random.Generator, flood: bool | None = None) 
 
 
 def bounded(source: Iterator[DecidedSearch], rules: TrialRules, every: int = 1) -> tuple[Judgement, int]:
-    """The ruling, and how many decided searches there were by then, where events are read in parcels of `every`."""
+    """The ruling and its number of decided searches, if events are read in batches of `every`."""
     taken = list(islice(source, 100))
-    longest = 60 * rules.gate.most  # an organisation whose browsers are all at their cap goes nowhere
+    longest = 60 * rules.gate.most  # a trial whose browsers are all at their cap cannot end
     while (found := judge(taken, rules)).ruling == "undecided" and len(taken) < longest:
         taken += islice(source, len(taken))
     came_in = found.counted + found.beyond
@@ -57,9 +57,9 @@ def bounded(source: Iterator[DecidedSearch], rules: TrialRules, every: int = 1) 
 
 
 def table(rules: TrialRules, organisations: int, how: Callable[[float], Iterator[DecidedSearch]], every: int) -> Rows:
-    """How trials end, by the share of wins."""
+    """Print and return how trials end, by the share of wins."""
     rows: Rows = {}
-    print(f"{'new model wins':>15} {'adopted':>9} {'median until adopted':>21} {'median until refused':>21}")
+    print(f"{'new model wins':>15} {'adopted':>9} {'median until adopted':>21} {'median until rejected':>21}")
     for share in FIGURES:
         ended = [bounded(how(share), rules, every) for _ in range(organisations)]
         lengths = np.array([length for _, length in ended])
@@ -71,11 +71,11 @@ def table(rules: TrialRules, organisations: int, how: Callable[[float], Iterator
 
 
 def through_files(organisations: int, rng: np.random.Generator, to: str) -> dict[str, tuple[float, float, float]]:
-    """Share adopted, share won, and decided searches until a ruling: with more, equal or less skill, through files."""
+    """Shares adopted and won, and decided searches until a ruling, with more, equal or less skill, through files."""
     found = {}
     for name, skill in (("better", 0.85), ("equal", 0.6), ("worse", 0.3)):
         ended: list[Judgement] = []
-        won: list[bool] = []  # of all decided searches, also after a ruling: it comes early where chance helps
+        won: list[bool] = []  # of all decided searches, including those after a ruling, to avoid a stopping bias
         for _ in range(organisations):
             with tempfile.TemporaryDirectory() as folder:
                 trial = organisation(Path(folder), skill, rng, to)
@@ -98,7 +98,7 @@ def organisation(folder: Path, skill: float, rng: np.random.Generator, to: str) 
         for number in range(1000):
             search, client, time = f"{day}-{number}", f"b{rng.integers(BROWSERS)}", 1e9 + 86_400 * day + 80 * number
             truth = rng.normal(size=DOCUMENTS)
-            found = 2 * truth + rng.normal(size=DOCUMENTS)  # what both models see; so they agree on much
+            found = 2 * truth + rng.normal(size=DOCUMENTS)  # shared by both models, so they mostly agree
             old, new = (
                 [f"d{one}" for one in np.argsort(-(found + weight * truth + rng.normal(size=DOCUMENTS)))]
                 for weight in (0.6, 5 * (skill - 0.6) + 0.6)
@@ -121,7 +121,7 @@ def organisation(folder: Path, skill: float, rng: np.random.Generator, to: str) 
 
 
 def engine_draft(old: list[str], new: list[str], rng: np.random.Generator) -> list[tuple[str, str]]:
-    """As engines do it: a document that both would choose is given to one of them, by the coin."""
+    """Team draft as in engines: a document that both would choose goes to one of them, by the coin."""
     mixed: dict[str, str] = {}
     while len(mixed) < PLACES:
         for team, order in sorted((("old", old), ("new", new)), reverse=bool(rng.integers(2))):
@@ -133,7 +133,7 @@ def engine_draft(old: list[str], new: list[str], rng: np.random.Generator) -> li
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--organisations", type=int, default=1000)
-    parser.add_argument("--check", action="store_true", help="exit 1 where a figure is missed")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
     asked = parser.parse_args()
     rng, rules, missed = np.random.default_rng(1), TrialRules(), []
     settings = json.dumps({"gate": vars(rules.gate), "per_client": rules.per_client, "liars": rules.liars})
@@ -150,9 +150,9 @@ def main() -> int:
             adopted, _, until = rows[share]
             late = soon is not None and until > (soon if every == 1 else every)
             if adopted > most or late or (adopted < least and flood is not False):
-                missed.append(f"{title}, wins {share:.0%}: adopted {adopted:.1%}, median until refused {until:.0f}")
-    for to, title in (("own", "a service of one's own"), ("solr", "an engine, both lists not told")):
-        print(f"\nthrough files, 3,000 searches in three days, mixed by {title}:")
+                missed.append(f"{title}, wins {share:.0%}: adopted {adopted:.1%}, median until rejected {until:.0f}")
+    for to, title in (("own", "the organisation's service"), ("solr", "an engine that does not log both lists")):
+        print(f"\nthrough files, 3,000 searches in three days, interleaved by {title}:")
         for name, (adopted, wins, decided) in through_files(max(asked.organisations // 50, 1), rng, to).items():
             print(f"{name:>15}: adopted {adopted:.0%}, after a median of {decided:.0f} decided; won {wins:.1%} of all")
     for line in missed:

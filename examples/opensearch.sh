@@ -36,7 +36,7 @@ later fedrank engine compare "$work/log.ndjson" --docs "$docs" --queries "$queri
 
 note "5. Learn from them, and upload the model"
 model
-later fedrank export "$work/runs/engine" --to "$to" --name fedrank --feature-names "$work/names.txt" \
+later fedrank model export "$work/runs/engine" --to "$to" --name fedrank --feature-names "$work/names.txt" \
   --out "$work/model.json"
 ask "$work/answers/model.json" POST "_ltr/_featureset/$features/_createmodel" "$work/model.json"
 
@@ -49,12 +49,12 @@ later fedrank engine compare "$work/rescore.ndjson" --model "$work/runs/engine"
 note "7. A trial against the engine's own order"
 mixes=$to
 [ "$to" = opensearch ] || mixes=own
-later fedrank trial plan "$work/runs/engine/only/fold-1-seed-1" --against engine --to "$mixes" --url "$url" \
+later fedrank engine trial plan "$work/runs/engine/only/fold-1-seed-1" --against engine --to "$mixes" --url "$url" \
   --index "$index" --feature-set "$features" --out "$work/trial"
 if [ -n "${EVENTS:-}" ]; then
-  later fedrank trial read "$work/trial" "$EVENTS"
-  later fedrank trial decide "$work/trial"
+  later fedrank engine trial read "$work/trial" "$EVENTS"
+  later fedrank engine trial decide "$work/trial"
 else
   echo "When people have searched: EVENTS is what your server logged, and UBI's events."
-  echo "fedrank trial read $work/trial EVENTS && fedrank trial decide $work/trial"
+  echo "fedrank engine trial read $work/trial EVENTS && fedrank engine trial decide $work/trial"
 fi

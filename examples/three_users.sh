@@ -141,11 +141,11 @@ there first_federation.ipynb
 person "The search engineer: from the log of our engine to a model in it, and to one with the other clinics"
 
 step "A log as our engine writes it (here: made up), and what is in it"
-ask fedrank logs synth --ubi --users 60 --out log
-ask fedrank logs build --ubi-queries log/ubi_queries.ndjson --ubi-events log/ubi_events.ndjson --docs log/corpus.jsonl \
+ask fedrank data synth --ubi --users 60 --out log
+ask fedrank data build --ubi-queries log/ubi_queries.ndjson --ubi-events log/ubi_events.ndjson --docs log/corpus.jsonl \
   --features engine-1 --out shop
 sees "are in the data set" "left out"
-ask fedrank logs describe shop
+ask fedrank data check shop
 sees "clicked by position"
 
 step "A model from our own clicks, and as OpenSearch reads it"
@@ -161,9 +161,9 @@ END
 ask fedrank run own.toml
 model=runs/own/only/fold-1-seed-1
 there $model/model.json
-ask fedrank export $model --to opensearch --out ranker.json
+ask fedrank model export $model --to opensearch --out ranker.json
 there ranker.json
-ask fedrank trial plan $model --against engine --to opensearch --index documents --out trials/spring
+ask fedrank engine trial plan $model --against engine --to opensearch --index documents --out trials/spring
 ask ls trials/spring
 
 step "A federation with two other clinics, through a shared folder"
@@ -185,13 +185,13 @@ for place, clinic in enumerate(["clinic-a", "clinic-b", "clinic-c"]):
             file.write(f"{line.rstrip()} # patient = {patients[query]}\n")
     print(f"data/{clinic}.txt: {own.queries} searches of {len(set(patients.values()))} patients, made up")
 END
-ask fedrank deploy folder begin shared --name clinics --home coordinator
+ask fedrank deploy init --folder shared --name clinics --home coordinator
 whole=$(grep -o 'SHA256:[0-9a-f-]*' said.txt)
 for id in 0 1 2; do
   clinic=clinic-$(printf 'abc' | cut -c $((id + 1)))
-  ask fedrank deploy folder join shared "$clinic" --id $id --fingerprint "$whole" --home "$clinic"
+  ask fedrank deploy join shared --name "$clinic" --id $id --fingerprint "$whole" --home "$clinic"
   own=$(grep -o 'SHA256:[0-9a-f-]*' said.txt)
-  ask fedrank deploy folder approve shared "$clinic" --id $id --fingerprint "$own" --home coordinator
+  ask fedrank deploy approve "$clinic" --id $id --fingerprint "$own" --home coordinator
   cat >"$clinic/site.toml" <<END
 name       = "$clinic"
 id         = $id
@@ -242,7 +242,7 @@ unit  = "person"
 clip  = 0.15
 noise = 9.0
 END
-ask fedrank privacy first.toml
+ask fedrank privacy show first.toml
 sees "protects" "one person" "Holds against everybody"
 
 step "Without noise: our own machine refuses, whatever the coordinator asks"
@@ -256,7 +256,7 @@ ask fedrank deploy show first.toml --home clinic-a
 sees "Nothing: the plan fits the policy of this site." "What this site sends" "What is not covered"
 
 step "Why noise: somebody who attacks messages without it reads the clicks"
-ask fedrank audit quickstart --variant federated --messages 20 --out audit.md
+ask fedrank privacy audit quickstart --variant federated --messages 20 --out audit.md
 sees "No mechanism" "READ"
 there audit.md
 
@@ -270,16 +270,16 @@ ask fedrank deploy accept first.toml --home clinic-c --yes
 
 step "The run, as the coordinator sees it"
 for clinic in clinic-a clinic-b clinic-c; do
-  "$python" -m fedrank deploy folder serve shared --home $clinic >$clinic.txt 2>&1 & # not the function: it is ended by its id
+  "$python" -m fedrank deploy start --home $clinic >$clinic.txt 2>&1 & # not the function: it is ended by its id
   served+=($!)
 done
-ask fedrank deploy folder run shared first.toml --home coordinator
+ask fedrank deploy run first.toml --home coordinator
 sees "finished" "is spent against server, other clients, public"
 
 step "What it cost our patients, and what is left; the card that came with the model"
 ask fedrank deploy check --home clinic-a
 sees "of 8 spent in 1 runs"
-ask fedrank ledger show clinic-a
+ask fedrank privacy ledger show clinic-a
 sees "against server, other clients, public"
 ask "$python" - <<'END'
 import json
@@ -292,8 +292,8 @@ END
 sees "of a deployed run" "Against the server" "Not covered"
 
 step "The beginning of an impact assessment: what files say is filled in, what people must say is marked"
-ask fedrank impact coordinator/runs/first --out dpia.md
-sees "places marked TO FILL IN"
+ask fedrank privacy impact coordinator/runs/first --out dpia.md
+sees "entries to complete are marked TO FILL IN"
 ask grep -n -m 8 -e '^## ' dpia.md
 
 printf '\nAll three came to their end. What they made lies in %s\n' "$PWD"

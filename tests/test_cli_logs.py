@@ -1,4 +1,4 @@
-"""`fedrank logs build` and `describe` with production logs, as they are called."""
+"""`fedrank data build` and `check` with production logs, as they are called."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture
 def logs(monkeypatch, capsys):
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedrank", "logs", *arguments])
+        monkeypatch.setattr(sys, "argv", ["fedrank", "data", *arguments])
         with pytest.raises(SystemExit) as end:
             main()
         out, err = capsys.readouterr()
@@ -54,18 +54,19 @@ def logs(monkeypatch, capsys):
 def test_user_behavior_insights(logs):
     code, said = logs("build", *UBI)
     assert code == 0, said
-    assert "24 rows, 12 of them sound; 12 entries of 3 users" in said
+    assert "24 rows, 12 of them valid; the data set contains 12 entries of 3 users" in said
     assert "redacted, an e-mail address: 6 queries, whose text is not stored" in said
     assert "redacted, asked by too few: 1 queries" in said
     assert "users are browsers, not persons" in said
     log = load_log("data")
     assert log.clicks.sum() == 12
     assert "a browser, not a person" in Path("data", Card.FILE).read_text()
-    code, said = logs("describe", "data", "--out", "log.png", "--numbers", "log.json")
+    code, said = logs("check", "data", "--out", "log.png")
     assert code == 0
     assert "clicked by position 0.0%, 0.0%, 100.0%" in said
     assert "busiest browser 33.3% of all clicks, 33.3% after limits" in said
-    assert json.loads(Path("log.json").read_text())["shown"]["unit"] == "browser"
+    code, said = logs("check", "data", "--json")
+    assert json.loads(said)["shown"]["unit"] == "browser"
     assert Path("log.png").stat().st_size > 10_000
 
 
@@ -78,7 +79,7 @@ def test_settings_of_production_logs(logs):
     log = load_log("data")
     assert (log.users, log.unit) == (("ann",), "person")
     assert log.facts["dropped"]["of redacted queries"] == 2
-    assert log.facts["capped"]["beyond what a client may add in an hour"]["lists"] == 8
+    assert log.facts["capped"]["above the hourly limit of a client"]["lists"] == 8
     assert log.lists.shape == (2, 2)
     assert log.facts["settings"]["caps"]["share"] is None
     assert log.facts["settings"]["features"] == "engine-1"
@@ -94,31 +95,34 @@ def test_a_table_with_shown_lists(logs):
 def test_old_rows_are_not_kept(logs):
     code, said = logs("build", *UBI, "--keep-days", "30")
     assert code == 2
-    assert "nothing of 12 lists is left" in said
-    assert "12 older than is kept" in said
+    assert "none of the 12 lists can be stored" in said
+    assert "12 older than the retention period" in said
     assert not Path("data").exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ([*DOCS], "give --log, or both --ubi-queries and --ubi-events"),
-        ([*UBI[2:]], "give --log, or both"),
-        ([*UBI, "--log", "shown.tsv"], "give --log, or both"),
-        ([*UBI, "--window", "ranked"], "--window is for another kind of log, and would change nothing here"),
-        ([*UBI, "--column", "user=x"], "--column is for another kind of log"),
-        (["--log", "shown.tsv", *DOCS, "--person", "user_id"], "--person is for another kind of log"),
-        (["--log", "clicks.tsv", *DOCS, "--keep-days", "3"], "--keep-days is for lists as they were shown"),
-        (["--log", "clicks.tsv", *DOCS, "--drawn", "1,0"], "--drawn is for lists as they were shown"),
-        (["--log", "shown.tsv", *DOCS, "--drawn", "1"], "--drawn '1': write TEMPERATURE,KEEP"),
-        (["--log", "shown.tsv", *DOCS, "--drawn", "0,0"], "--drawn '0,0': no list can be drawn so"),
-        ([*UBI, "--cap", "list_hour=3"], "--cap 'list_hour=3': no such rule; did you mean \"lists_hour\"?"),
-        ([*UBI, "--cap", "lists_hour=many"], "--cap 'lists_hour=many': write a number"),
-        ([*UBI, "--cap", "least=none"], "--cap 'least=none': write a number"),
-        ([*UBI, "--cap", "share=2"], "share = 2.0 is no share of all clicks"),
-        ([*UBI, "--object-field", "ean"], "object_field = 'ean': no document of docs.jsonl has such a field"),
+        (["--log", "shown.tsv", "--out", "data"], "--docs is missing; give the documents"),
+        (["--aol4foltr", "m.csv", "--out", "data"], "give both --aol4foltr METADATA and --letor LETOR"),
+        (["--aol4foltr", "m.csv", "--letor", "l.txt", *DOCS], "--docs is an option for another kind of log"),
+        ([*DOCS], "give --log, both --ubi-queries and --ubi-events"),
+        ([*UBI[2:]], "give --log, both"),
+        ([*UBI, "--log", "shown.tsv"], "give --log, both"),
+        ([*UBI, "--window", "ranked"], "--window is an option for another kind of log and has no effect here"),
+        ([*UBI, "--column", "user=x"], "--column is an option for another kind of log"),
+        (["--log", "shown.tsv", *DOCS, "--person", "user_id"], "--person is an option for another kind of log"),
+        (["--log", "clicks.tsv", *DOCS, "--keep-days", "3"], "--keep-days is an option for a log of shown lists"),
+        (["--log", "clicks.tsv", *DOCS, "--drawn", "1,0"], "--drawn is an option for a log of shown lists"),
+        (["--log", "shown.tsv", *DOCS, "--drawn", "1"], "--drawn must be TEMPERATURE,KEEP, such as 0.3,0.5 (got '1')"),
+        (["--log", "shown.tsv", *DOCS, "--drawn", "0,0"], "--drawn needs a temperature above 0"),
+        ([*UBI, "--cap", "list_hour=3"], "--cap 'list_hour=3': unknown rule 'list_hour'; did you mean \"lists_hour\"?"),
+        ([*UBI, "--cap", "lists_hour=many"], "--cap lists_hour must be a number"),
+        ([*UBI, "--cap", "least=none"], "--cap least must be a number"),
+        ([*UBI, "--cap", "share=2"], "share must be greater than 0 and at most 1 (got 2.0)"),
+        ([*UBI, "--object-field", "ean"], "object_field = 'ean': no document of docs.jsonl has this field"),
         ([*UBI, "--redact-words", "nowhere.txt"], "nowhere.txt"),
-        ([*UBI, "--features", "mine"], "features = 'mine'; choose one of"),
+        ([*UBI, "--features", "mine"], "features must be one of"),
     ],
 )
 def test_mistakes_cost_a_line(logs, arguments, problem):
@@ -135,6 +139,6 @@ def test_texts_leave_a_data_set(logs):
     assert "x2@y.org" in load_log("data").queries
     code, said = logs("redact", "data", "--rare", "1", "--redact-words", "words.txt")
     assert code == 0, said
-    assert "7 of 7 queries are without their text" in said
-    assert "redacted, an e-mail address: 6" in said
+    assert "Deleted the text of 7 of 7 queries" in said
+    assert "Redacted, an e-mail address: 6" in said
     assert read_card(Path("data")).files, "the card is that of the new facts"

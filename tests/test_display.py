@@ -34,7 +34,7 @@ def test_folds_and_data(fold):
     assert f"test: {fold.test.queries:,} queries, {fold.test.documents:,} documents; features: 46" in repr(fold)
     assert shown(train) == (
         f"<RankingData synthetic-mq2007; queries: {train.queries:,}; documents: {train.documents:,}; features: 46; "
-        "grades: 0 to 2; normalised: none>"
+        "labels: 0 to 2; normalised: none>"
     )
 
 

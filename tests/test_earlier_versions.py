@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrank.cli import RENAMED, main
+from fedrank.cli import main
+from fedrank.cli.renamed import RENAMED
 from fedrank.experiments.runner.folder import checkpoint_round
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.spec.families import with_new_names
@@ -66,9 +67,11 @@ def renamed(path):
 
 
 def test_ledgers_count_the_same(written, monkeypatch, capsys):
-    assert call(monkeypatch, "ledger", "show", "runs/populations/town") == 0
+    assert call(monkeypatch, "privacy", "ledger", "show", "runs/populations/town") == 0
     assert "If all of these are the same people: 4.4 against server" in capsys.readouterr().out
-    assert call(monkeypatch, "ledger", "show", "shared-folder/clinic-a/people") == 0
+    assert call(monkeypatch, "privacy", "ledger", "show", "runs/populations/town", "--json") == 0
+    assert json.loads(capsys.readouterr().out)[0]["epsilon"]["server"] > 0
+    assert call(monkeypatch, "privacy", "ledger", "show", "shared-folder/clinic-a/people") == 0
     assert "If all of these are the same people: 0.93 against server" in capsys.readouterr().out
 
 
@@ -88,7 +91,7 @@ def test_finished_runs_are_read(written):
 @pytest.mark.parametrize(("name", "expected"), [("private", "0.4329"), ("neural", "0.2420")])
 def test_models_score_as_they_did(written, monkeypatch, capsys, name, expected):
     """The expected values are those that fedrank 0.1.0 printed."""
-    assert call(monkeypatch, "evaluate", f"runs/{name}/only/fold-1-seed-1", "synthetic-mq2007") == 0
+    assert call(monkeypatch, "model", "evaluate", f"runs/{name}/only/fold-1-seed-1", "synthetic-mq2007") == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ndcg@10")]
     assert line.split()[1] == expected
 
@@ -121,7 +124,7 @@ def test_an_index_is_searched(written, monkeypatch, capsys):
 
 
 def test_a_trial_is_shown(written, monkeypatch, capsys):
-    assert call(monkeypatch, "trial", "show", "trial") == 0
+    assert call(monkeypatch, "engine", "trial", "show", "trial") == 0
     assert "12" in capsys.readouterr().out
 
 
@@ -139,7 +142,13 @@ def test_an_unfinished_run_between_organisations_is_refused(own, monkeypatch, ca
     (RUN / "run.json").write_text(json.dumps(facts | {"status": "interrupted"}))
     monkeypatch.chdir("shared-folder")
     renamed("first.toml")
-    assert call(monkeypatch, "deploy", "folder", "run", "shared", "first.toml", "--home", "coordinator") == 1
+    again = ("deploy", "run", "first.toml", "--home", "coordinator")
+    assert call(monkeypatch, *again) == 2
+    assert "run `fedrank deploy init --folder SHARED` again" in capsys.readouterr().err
+    name = json.loads(Path("coordinator/federation.json").read_text())["name"]
+    assert call(monkeypatch, "deploy", "init", "--folder", "shared", "--name", name, "--home", "coordinator") == 0
+    capsys.readouterr()
+    assert call(monkeypatch, *again) == 1
     told = " ".join(capsys.readouterr().out.split())
     assert "its version is 0.1.0" in told
     assert "finish the run with the version that started it, or start a new run with another --name" in told
@@ -194,16 +203,46 @@ def test_a_key_that_was_renamed_is_named(change, told):
         read_spec("quickstart", [*(noise if "mechanism" in change else []), change])
 
 
-@pytest.mark.parametrize("words", RENAMED)
-def test_a_command_or_an_option_that_was_renamed_is_named(words, monkeypatch, capsys):
-    assert call(monkeypatch, *words, "3") == 2
-    assert f"{words[-1]} is called {RENAMED[words]} since version 0.2" in capsys.readouterr().err
+@pytest.mark.parametrize("old", RENAMED)
+def test_an_earlier_command_or_option_is_an_error_that_names_the_new_one(old, monkeypatch, capsys):
+    assert call(monkeypatch, *old.split(), "3") == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"fedrank: `fedrank {old}` ")
+    for new in re.findall("`(.*?)`", RENAMED[old]):
+        assert f"`fedrank {new}`" in err or new.startswith("--")
+    assert err.count("\n") == 1
+
+
+def test_what_replaces_an_earlier_command_exists():
+    from typer.main import get_command
+
+    from fedrank.cli import app
+
+    for text in RENAMED.values():
+        for words in (new.split() for new in re.findall("`(.*?)`", text)):
+            if words[0].startswith("--"):
+                continue
+            command = get_command(app)
+            while words and words[0] in getattr(command, "commands", {}):
+                command = command.commands[words.pop(0)]
+            known = {opt for parameter in command.params for opt in parameter.opts}
+            assert not words or not hasattr(command, "commands"), text
+            assert {word for word in words if word.startswith("--")} <= known, text
+
+
+def test_the_table_of_the_changelog_is_that_of_the_command():
+    changes = Path(__file__).parents[1].joinpath("CHANGELOG.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^  \| `(.*?)` \| (.*) \|$", changes, re.MULTILINE)
+    assert dict(rows) == RENAMED
+    assert len(rows) == len(RENAMED)
 
 
 def test_a_folder_may_have_the_name_of_an_earlier_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert call(monkeypatch, "logs", "describe", "places") == 2
-    assert "places is no data set of a search log" in capsys.readouterr().err
+    Path("places").mkdir()
+    assert call(monkeypatch, "data", "check", "places") == 2
+    assert "fedrank: places" in capsys.readouterr().err
 
 
 def test_recorded_specifications_get_new_names_and_lose_nothing():

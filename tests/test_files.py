@@ -178,7 +178,7 @@ def test_what_is_no_file_is_neither_waited_for_nor_read_without_end(tmp_path, re
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zeros").symlink_to("/dev/zero")
     for name, what in (("pipe", "a pipe"), ("zeros", "a device"), (".", "a folder")):
-        with pytest.raises(ValueError, match=f"is {what}, where a file was expected"):
+        with pytest.raises(ValueError, match=f"is {what}; name a file"):
             read(tmp_path / name)
     assert is_locked(tmp_path / "pipe") is None
     with pytest.raises(FileNotFoundError):
@@ -191,7 +191,7 @@ def test_a_file_is_read_as_python_reads_it_up_to_a_size(tmp_path):
     assert read_text(file) == file.read_text(encoding="utf-8")
     assert read_text(file, "utf-8-sig") == file.read_text(encoding="utf-8-sig") == "a\nb\nc\n"
     assert read_bytes(file, 10) == file.read_bytes()
-    with pytest.raises(ValueError, match="has 10 bytes, and such a file has at most 9"):
+    with pytest.raises(ValueError, match="has 10 bytes, but at most 9 are allowed"):
         read_bytes(file, 9)
     if sys.platform == "linux":
         assert read_bytes("/proc/self/pagemap") == b""  # a file that has no end, and no size

@@ -106,10 +106,10 @@ def test_a_command_of_a_plugin(lab, monkeypatch):
     ("name", "module", "reason"),
     [
         ("broken", "raise RuntimeError('no such\\nthing')", "no such thing"),
-        ("search", "import typer; app = typer.Typer()", "search is a command of fedrank already"),
-        ("run", "import typer; app = typer.Typer()", "run is a command of fedrank already"),
+        ("search", "import typer; app = typer.Typer()", "fedrank has a command search already"),
+        ("run", "import typer; app = typer.Typer()", "fedrank has a command run already"),
         ("empty", "", "has no attribute 'app'"),
-        ("text", "app = 'fedrank'", "it is a str, and must be a typer.Typer"),
+        ("text", "app = 'fedrank'", "it must be a typer.Typer (got str)"),
         ("ending", "raise SystemExit('the end')", "the end"),
         (
             "unbuilt",

@@ -135,7 +135,7 @@ def run(fedrank):
     def call(name, spec):
         Path(f"{name}.toml").write_text(spec, encoding="utf-8")
         fedrank("run", f"{name}.toml", "--workers", "1")
-        assert " failed " not in fedrank("runs", f"runs/{name}")
+        assert " failed " not in fedrank("watch", f"runs/{name}", "--list")
         for kind in ("html", "csv"):
             fedrank("report", f"runs/{name}", "--out", f"{name}.{kind}")
         assert "<table" in Path(f"{name}.html").read_text(encoding="utf-8")
@@ -148,7 +148,7 @@ def run(fedrank):
 
 
 def test_commands_explain_themselves(fedrank):
-    for command in ((), ("run",), ("trees", "train"), ("logs", "build")):
+    for command in ((), ("run",), ("trees", "grow"), ("data", "build")):
         assert "Usage:" in fedrank(*command, "--help")
     assert "pdgd" in fedrank("methods", "learner")
     assert "synthetic-mq2007" in fedrank("data", "list")
@@ -156,13 +156,13 @@ def test_commands_explain_themselves(fedrank):
 
 def test_a_built_in_experiment(fedrank):
     fedrank("run", "quickstart", "--set", "rounds=3", "--set", "seeds=[1]", "--set", "data.folds=[1]", "--workers", "1")
-    assert fedrank("runs", "runs").count("finished") == 4
+    assert fedrank("watch", "runs", "--list").count("finished") == 4
 
 
 def test_federations(fedrank, run):
     run("federated", FEDERATED)
-    assert "secure-aggregation" in fedrank("privacy", "federated.toml")
-    fedrank("unlearn", "runs/federated/linear", "--client", 0, "--method", "fed-eraser")
+    assert "secure-aggregation" in fedrank("privacy", "show", "federated.toml")
+    fedrank("forget", "client", "runs/federated/linear", "--client", 0, "--method", "fed-eraser")
     assert list(Path("runs/federated-unlearned").rglob("model.json"))
     for variant in ("linear", "neural"):
         model_agrees_with_other_packages(fedrank, f"runs/federated/{variant}/fold-1-seed-1")
@@ -181,14 +181,14 @@ def model_agrees_with_other_packages(fedrank, model):
             print(f"{document % 3} qid:{query} {values}", file=file)
             print(f"{query} 0 {query}-{document + 1} {document % 3}", file=judgements)
 
-    scores = np.array(fedrank("score", model, "judged.txt").split(), np.float32)
-    fedrank("export", model, "--to", "onnx", "--out", "model.onnx")
+    scores = np.array(fedrank("model", "score", model, "judged.txt").split(), np.float32)
+    fedrank("model", "export", model, "--to", "onnx", "--out", "model.onnx")
     features = load_svmlight_file("judged.txt", n_features=46)[0].toarray().astype(np.float32)
     (theirs,) = onnxruntime.InferenceSession("model.onnx").run(None, {"features": features})
     np.testing.assert_allclose(theirs.ravel(), scores, rtol=1e-4)
 
-    fedrank("score", model, "judged.txt", "--trec", "smoke", "--out", "judged.run")
-    fedrank("evaluate", model, "judged.txt", "--measure", "map", "--per-query", "values.csv")
+    fedrank("model", "score", model, "judged.txt", "--trec", "smoke", "--out", "judged.run")
+    fedrank("model", "evaluate", model, "judged.txt", "--measure", "map", "--per-query", "values.csv")
     with open("values.csv", encoding="utf-8", newline="") as lines:
         ours = [float(row["map"]) for row in csv.DictReader(lines)]
     ranking, truth = ir_measures.read_trec_run("judged.run"), ir_measures.read_trec_qrels("judged.qrels")
@@ -196,10 +196,10 @@ def model_agrees_with_other_packages(fedrank, model):
 
 
 def test_logs_and_updates_that_arrive(fedrank, run):
-    fedrank("logs", "synth", "--users", 20, "--out", "toy")
+    fedrank("data", "synth", "--users", 20, "--out", "toy")
     log = ["--log", "toy/log.tsv", "--docs", "toy/corpus.jsonl"]
-    fedrank("logs", "build", *log, "--stem", "english", "--out", "toy/data")
-    fedrank("logs", "describe", "toy/data", "--out", "log.png")
+    fedrank("data", "build", *log, "--stem", "english", "--out", "toy/data")
+    fedrank("data", "check", "toy/data", "--out", "log.png")
     run("async", ASYNC)
 
 
@@ -208,18 +208,19 @@ def test_organisations(fedrank, run):
     texts = ["flu and fever " * 3, "fracture of the arm"]
     rows = [json.dumps({"id": f"d{i}", "text": text}) for i, text in enumerate(texts)]
     Path("corpus.jsonl").write_text("\n".join(rows), encoding="utf-8")
-    fedrank("silo", "key", "new", "shared.key")
     fedrank("silo", "sketch", "--docs", "corpus.jsonl", "--key", "shared.key", "--noise", 1.0, "--out", "a.sketch")
-    for who in ("a", "b"):
-        fedrank("silo", "key", "identity", f"{who}.secret")
-    fedrank("silo", "export", "a.sketch", "--identity", "a.secret", "--to", "b.public", "--out", "for-b.sketch")
+    fedrank("silo", "update", "a.sketch", "--remove", "d1")
+    assert json.loads(fedrank("silo", "describe", "a.sketch", "--json"))
 
 
 def test_trees_and_what_merges_them(fedrank, run):
     run("merge", MERGE)
-    trees = ["--data", "synthetic-mq2007", "--trees", 4, "--workers", 1]
-    fedrank("trees", "train", *trees, "--method", "selgb", "--keep", 0.2, "--tune", 2, "--out", "forest")
-    fedrank("export", "forest", "--to", "onnx", "--out", "forest.onnx")
+    Path("forest.toml").write_text(
+        'kind = "trees"\ntune = 2\ndata.name = "synthetic-mq2007"\ndata.folds = [1]\nseeds = [1]\n'
+        'booster = { name = "selgb", keep = 0.2, trees = 4 }\n'
+    )
+    fedrank("run", "forest.toml", "--workers", 1)
+    fedrank("model", "export", "runs/forest", "--to", "onnx", "--out", "forest.onnx")
 
 
 def test_engines_on_other_machines(fedrank, tmp_path):

@@ -71,11 +71,11 @@ def test_the_same_message_has_the_same_bytes_everywhere():
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"kind": "message"}, "of kind letter, expected was kind message"),
+        ({"kind": "message"}, "of kind letter, but kind message was expected"),
         ({"run": b"another run, 16B"}, "of run .*, expected was run"),
-        ({"round": 8}, "of round 7, expected was round 8"),
-        ({"attempt": 3}, "of attempt 2, expected was attempt 3"),
-        ({"sender": 30}, "comes from 31, who was not asked"),
+        ({"round": 8}, "of round 7, but round 8 was expected"),
+        ({"attempt": 3}, "of attempt 2, but attempt 3 was expected"),
+        ({"sender": 30}, "comes from 31, which was not asked"),
     ],
 )
 def test_a_label_that_is_not_expected_is_refused_by_name(changes, named):
@@ -86,16 +86,16 @@ def test_a_label_that_is_not_expected_is_refused_by_name(changes, named):
 def test_another_version_is_refused_by_name(monkeypatch):
     content = pack(LABEL, PARTS)
     monkeypatch.setattr(wire, "VERSION", 2)
-    with pytest.raises(Refused, match="of version 1, expected was version 2"):
+    with pytest.raises(Refused, match="of version 1, but version 2 was expected"):
         unpack(content, LABEL, EXPECTED)
 
 
 @pytest.mark.parametrize(
     ("name", "part", "named"),
     [
-        ("weights", Part("<f4", 6), "weights is 5 values of type <f4, expected were 6"),
-        ("weights", Part("<f4", 4), "weights is 5 values of type <f4, expected were 4"),
-        ("weights", Part("<f8", 5), "weights is 5 values of type <f4, expected were 5 of <f8"),
+        ("weights", Part("<f4", 6), "weights has 5 values of type <f4, but 6"),
+        ("weights", Part("<f4", 4), "weights has 5 values of type <f4, but 4"),
+        ("weights", Part("<f8", 5), "weights has 5 values of type <f4, but 5 of <f8 were expected"),
         ("weights", Part("<i4", 5), "of type <f4"),
         ("weights", Part(RECORD, 5), "of type <f4"),
         ("weights", Part("|S", 20), "weights has 5 bytes of type"),
@@ -110,9 +110,9 @@ def test_another_size_or_type_is_refused_by_name(name, part, named):
 
 def test_parts_that_are_missing_too_many_or_others_are_refused():
     content = pack(LABEL, PARTS)
-    with pytest.raises(Refused, match="3 parts, expected were 4"):
+    with pytest.raises(Refused, match="3 parts, but 4 were expected"):
         unpack(content, LABEL, EXPECTED | {"more": Part("<f4", 0)})
-    with pytest.raises(Refused, match=r"too many|3 parts, expected were 2"):
+    with pytest.raises(Refused, match=r"too many|3 parts, but 2 were expected"):
         unpack(content, LABEL, {name: EXPECTED[name] for name in ("weights", "counts")})
     with pytest.raises(Refused, match="a part b'weights' where bias was expected"):
         unpack(content, LABEL, {"bias": Part("<f4", 5), "counts": EXPECTED["counts"], "note": EXPECTED["note"]})
@@ -160,7 +160,7 @@ def test_no_more_is_read_than_was_expected():
     "label", [replace(LABEL, run=b"short"), replace(LABEL, kind=""), replace(LABEL, kind="seventeen letters")]
 )
 def test_labels_that_cannot_travel_are_refused_when_packed(label):
-    with pytest.raises(ValueError, match="16 bytes and a kind by 1 to 16 letters"):
+    with pytest.raises(ValueError, match="16 bytes and a kind 1 to 16 letters"):
         pack(label, PARTS)
 
 

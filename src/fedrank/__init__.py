@@ -1,8 +1,7 @@
 """Federated learning to rank: train one ranker together, without moving documents, queries or clicks.
 
-Verbs and records stand here, such as `fedrank.simulate`, and methods under the name of their family, such as
-`fedrank.aggregators.Krum`. `__init__.pyi` lists them all. Names are imported when they are first used, so that
-`import fedrank` costs nothing.
+Functions and records are attributes, such as `fedrank.simulate`; methods are grouped by family, such as
+`fedrank.aggregators.Krum`. `__init__.pyi` lists them all. Names are imported on first use, so `import fedrank` is fast.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def _stub() -> list[Any]:
 
 @cache
 def _listed() -> dict[str, Any]:
-    """Where every name is at home: a module, or for a family those of its methods."""
+    """Map every name to its module; for a family, the names of its methods."""
     import ast
 
     def homes(statements: list[ast.stmt]) -> dict[str, str]:
@@ -35,7 +34,7 @@ def _listed() -> dict[str, Any]:
 
 
 def _family_doc(name: str) -> str:
-    """The docstring of a family, which is in the stub."""
+    """Return the docstring of a family from the stub."""
     import ast
 
     return next(ast.get_docstring(one) or "" for one in _stub() if getattr(one, "name", "") == name)
@@ -43,7 +42,7 @@ def _family_doc(name: str) -> str:
 
 @cache
 def _family(name: str) -> Any:
-    """The methods of a family, as attributes."""
+    """Return the methods of a family, as attributes."""
     from types import SimpleNamespace
 
     class Family(SimpleNamespace):

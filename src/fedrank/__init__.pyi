@@ -1,6 +1,6 @@
-"""All that `import fedrank` offers: verbs and records, and methods under the name of their family.
+"""The public interface of `fedrank`: functions and records, and methods grouped by family.
 
-This is the only list of them: type checkers read it, and so does `__init__.py`.
+This is the only list of them; type checkers and `__init__.py` read it.
 """
 
 from fedrank import testing as testing
@@ -160,7 +160,7 @@ class server_optimizers:
     from fedrank.federated.server_optimizers import Momentum as Momentum
 
 class arrivals:
-    """Arrival rules say what the server does with updates that arrive asynchronously.
+    """Arrival rules define how the server processes updates that arrive asynchronously.
 
     Pass one to `fedrank.simulate_arrivals`. `Sync` waits for all clients, `FedBuff` for a number of updates, and
     `FedAsync` uses each update at once and gives less weight to an older one.
@@ -227,7 +227,7 @@ class mechanisms:
     from fedrank.privacy.mechanisms import Laplace as Laplace
 
 class placements:
-    """Noise placements say who adds the noise of a mechanism, and so who sees updates without it.
+    """Noise placements define which party adds the noise of a mechanism, and which sees updates without it.
 
     Pass one as `placement` to a mechanism: each client adds all noise, the clients add shares of it under secure
     aggregation, or a trusted server adds it to the sum.
@@ -274,7 +274,7 @@ class unlearners:
 
     `Retrain` is exact: it trains again without these clients. The others are approximations. `FedEraser` and
     `FedRemove` need the updates that a run recorded. Each is called with a case, which describes the run and names the
-    clients that leave; `fedrank unlearn` does this for run folders.
+    clients that leave; `fedrank forget client` does this for run folders.
 
     >>> import numpy as np
     >>> import fedrank as fr

@@ -2,7 +2,7 @@
 
 
 def main() -> None:
-    """The command; Ctrl-C ends it without a traceback also while modules are imported."""
+    """Run the command; Ctrl-C ends it without a traceback, even during imports."""
     try:
         from fedrank.cli import main
 

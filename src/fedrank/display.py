@@ -1,4 +1,4 @@
-"""Records at a glance: one line at a prompt, a small table in a notebook."""
+"""Compact display of records: one line at a prompt, a small table in a notebook."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ CELL = "text-align: left; vertical-align: top"
 
 
 class DisplayMixin:
-    """A record that says what it is in `_display`; its arrays would fill the screen."""
+    """A record that is displayed by the facts in `_display` instead of its arrays."""
 
     def _display(self) -> tuple[str, Mapping[str, str]]:
-        """What it is called, and what to know about it; facts that are empty are left out."""
+        """Return a name and facts; empty facts are omitted."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -32,13 +32,13 @@ def one_line(kind: str, name: str, facts: Mapping[str, str]) -> str:
 
 
 def as_pairs(kind: str, name: str, facts: Mapping[str, str]) -> str:
-    """The same as HTML, a row for each fact."""
+    """Format a record as HTML, one row per fact."""
     rows = (f'<tr><th style="{CELL}">{escape(key)}</th>{_cell(text)}</tr>' for key, text in facts.items() if text)
     return f"<div><b>{escape(kind)}</b> {escape(name)}<table>{''.join(rows)}</table></div>"
 
 
 def as_rows(caption: str, rows: Sequence[Mapping[str, Any]], most: int = 20) -> str:
-    """Records as an HTML table; of many only the first, and how many more there are."""
+    """Format records as an HTML table with at most `most` rows."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     head = "".join(f'<th style="{CELL}">{escape(name)}</th>' for name in names)
     body = "".join(f"<tr>{''.join(_cell(row.get(name, '')) for name in names)}</tr>" for row in rows[:most])

@@ -1,12 +1,12 @@
-"""What to install where a package is missing that only some of fedrank needs."""
+"""Error messages for missing optional packages."""
 
 from __future__ import annotations
 
 
 def missing_extra(what: str, extra: str) -> ImportError:
-    """The error that something needs the packages of an extra of pyproject.toml.
+    """Return the error for a feature that needs the packages of an extra in pyproject.toml.
 
-    pip keeps the fedrank that is installed, wherever it came from, and adds what the extra lists.
+    pip keeps the installed fedrank and adds the packages of the extra.
 
     >>> str(missing("exports to ONNX need the package onnx", "onnx"))
     "exports to ONNX need the package onnx: pip install 'fedrank[onnx]'"

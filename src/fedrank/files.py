@@ -1,4 +1,4 @@
-"""Files that are whole or not there, locks that end with whoever holds them, and what is really on the disk."""
+"""Atomic and durable file writes, locks that end with their process, and safe reads."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-UNFINISHED = ".part"  # how the names of files end that are still being written
-FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # no room, or none that is left to us
-PATIENCE = 1.0  # seconds to wait for a lock: whoever only looks holds it for less
-LARGEST = 512 << 20  # bytes of a file that is read at once
+UNFINISHED = ".part"  # suffix of files that are being written
+FULL = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))  # disk full, or quota exceeded
+PATIENCE = 1.0  # seconds to wait for a lock; readers hold it for less
+LARGEST = 512 << 20  # maximum bytes of a file that is read into memory
 
 
 def write_atomic(path: str | Path, content: str | bytes | Iterable[str], private: bool = False) -> None:
-    """Replace a file at once and durably: whoever reads it, even after a crash, finds the old or the new one whole."""
+    """Replace a file atomically and durably: readers find the complete old or new file, even after a crash."""
     with writing(path, private) as file:
         for part in (content,) if isinstance(content, (str, bytes)) else content:
             file.write(part.encode() if isinstance(part, str) else part)
@@ -29,10 +29,10 @@ def write_atomic(path: str | Path, content: str | bytes | Iterable[str], private
 
 @contextlib.contextmanager
 def writing(path: str | Path, private: bool = False, replace: bool = True) -> Iterator[BinaryIO]:
-    """A file that takes its place when all of it is on the disk; what was there before stays until then.
+    """Open a file that replaces the old one when it is complete on disk.
 
-    A private one can be read by its owner only, from its first byte on. Without `replace` a file that is there already
-    is never lost. Problems name the file, which those of a full disk do not.
+    A private file is readable only by its owner from the start. Without `replace`, an existing file is never lost.
+    Errors name the file, unlike the system's error for a full disk.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,7 +40,7 @@ def writing(path: str | Path, private: bool = False, replace: bool = True) -> It
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
     try:
         with naming(path):
-            _sweep(path)  # what lies there from a crash
+            _sweep(path)  # remove leftovers of a crash
             with open(os.open(part, flags, 0o600 if private else 0o666), "wb") as file:
                 yield file
                 file.flush()
@@ -57,32 +57,32 @@ def writing(path: str | Path, private: bool = False, replace: bool = True) -> It
 
 @contextlib.contextmanager
 def naming(path: str | Path) -> Iterator[None]:
-    """Let problems within name this file where they name none, as those of a full disk do not."""
+    """Add the file name to errors without one, such as those of a full disk."""
     try:
         yield
     except OSError as problem:
-        if problem.filename is None and problem.errno is not None:  # ours have none, and say what is needed
+        if problem.filename is None and problem.errno is not None:  # errors of fedrank have no errno and are complete
             raise OSError(problem.errno, problem.strerror or str(problem), str(path)) from problem
         raise
 
 
 def told(problem: BaseException) -> str:
-    """A problem in one line; that of a file begins with its name, and a full disk is no reason to begin again."""
+    """Format an error in one line; errors of files begin with the name, and a full disk gets a remedy."""
     if not isinstance(problem, OSError) or not problem.strerror or problem.filename is None:
         return str(problem) or type(problem).__name__
     line = f"{os.fsdecode(problem.filename)}: {problem.strerror}"
-    return f"{line}; make room, then run the same command again" if problem.errno in FULL else line
+    return f"{line}; free disk space, then run the same command again" if problem.errno in FULL else line
 
 
 def for_owner(path: str, flags: int) -> int:
-    """Opens what nobody but its owner may read, for `open(..., opener=for_owner)`: what describes people."""
+    """An opener for `open(..., opener=for_owner)` that makes a file readable only by its owner."""
     handle = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o600)
-    os.chmod(path, 0o600)  # it may have been there before
+    os.chmod(path, 0o600)  # the file may have existed before
     return handle
 
 
 def private_folder(path: str | Path) -> Path:
-    """A folder that nobody but its owner may look into, made if need be."""
+    """Create a folder that only its owner can read."""
     path = Path(path)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chmod(path, 0o700)
@@ -90,23 +90,23 @@ def private_folder(path: str | Path) -> Path:
 
 
 def opened(path: str | os.PathLike[str]) -> io.BufferedReader:
-    """A file to be read. What is none, such as a pipe on which nobody writes, is refused rather than waited for."""
+    """Open a file for reading. Anything else, such as a pipe, is an error instead of blocking."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     check_is_file(handle, path)
     return open(handle, "rb")
 
 
 def check_is_file(handle: int, path: str | os.PathLike[str]) -> None:
-    """Close and refuse what was opened and is no file."""
+    """Raise an error and close the handle if it is not a regular file."""
     kind = os.fstat(handle).st_mode
     if not stat.S_ISREG(kind):
         os.close(handle)
         what = "a folder" if stat.S_ISDIR(kind) else "a pipe" if stat.S_ISFIFO(kind) else "a device"
-        raise ValueError(f"{path} is {what}, where a file was expected")
+        raise ValueError(f"{path} is {what}; name a file")
 
 
 def is_plain(name: object) -> bool:
-    """Whether this is the name of something in a folder, and leads nowhere else.
+    """Whether this is a plain file name without path components.
 
     >>> [is_plain(name) for name in ("model-1.json", "..", "../model.json", "", None)]
     [True, False, False, False, False]
@@ -115,25 +115,27 @@ def is_plain(name: object) -> bool:
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = LARGEST) -> bytes:
-    """All of a file that may come from anybody, and may be no file, or larger than memory.
+    """Read a file from an untrusted source, which may not be a regular file, or may be larger than memory.
 
-    As much as it has now is read, and no more: some files of the system have no end.
+    Only its current size is read, since some system files have no end.
     """
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
-            raise ValueError(f"{path} has {size:,} bytes, and such a file has at most {most:,}; was it exchanged?")
+            raise ValueError(
+                f"{path} has {size:,} bytes, but at most {most:,} are allowed; check that it is the right file"
+            )
         return file.read(size)
 
 
 def read_text(path: str | os.PathLike[str], encoding: str = "utf-8") -> str:
-    """The same as text, with line ends as Python has them."""
+    """Read a file as text with universal newlines."""
     text = read_bytes(path).decode(encoding)
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
 
 
 def _sweep(path: Path) -> None:
-    """Remove what processes that no longer live left unfinished of a file."""
+    """Remove unfinished versions of a file from processes that have ended."""
     for part in path.parent.glob(f".{glob.escape(path.name)}.*{UNFINISHED}"):
         pid = part.name.removesuffix(UNFINISHED).rpartition(".")[2]
         if pid.isdigit() and (int(pid) == os.getpid() or not is_alive(int(pid))):
@@ -141,7 +143,7 @@ def _sweep(path: Path) -> None:
 
 
 def parse_json(text: str | bytes, each: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None) -> Any:
-    """What a JSON text says; ValueError where it is none, or nested too deeply. `each` makes its objects."""
+    """Parse JSON; ValueError if it is invalid or nested too deeply. `each` creates its objects."""
     try:
         return json.loads(text, object_pairs_hook=each)
     except RecursionError:
@@ -149,10 +151,10 @@ def parse_json(text: str | bytes, each: Callable[[list[tuple[str, Any]]], dict[s
 
 
 def exchange(new: str | Path, old: str | Path) -> None:
-    """Let two folders change places at once, so that nobody ever finds none, or half of one.
+    """Exchange two folders atomically.
 
-    A system that cannot do that moves one after the other; a process that is killed in between leaves `old` without a
-    folder, and both of them under other names.
+    A system without atomic exchange renames one after the other; a process that is killed in between leaves both
+    folders under other names.
     """
     if not _swapped(os.fsencode(new), os.fsencode(old)):
         aside = Path(old).with_name(f"{Path(new).name}{UNFINISHED}")
@@ -162,7 +164,7 @@ def exchange(new: str | Path, old: str | Path) -> None:
 
 
 def _swapped(new: bytes, old: bytes) -> bool:
-    """Whether the system exchanged two names in one step."""
+    """Exchange two names in one step; return False if the system cannot."""
     import ctypes
     import sys
 
@@ -173,7 +175,7 @@ def _swapped(new: bytes, old: bytes) -> bool:
             failed = library.renamex_np(new, old, exchanging)
         else:
             failed = library.renameat2(here, new, here, old, exchanging)
-    except (OSError, AttributeError, TypeError):  # another system, or an older one
+    except (OSError, AttributeError, TypeError):  # not supported by this system
         return False
     if failed and ctypes.get_errno() not in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), os.fsdecode(old))
@@ -181,8 +183,8 @@ def _swapped(new: bytes, old: bytes) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of this number runs; where that cannot be asked, yes."""
-    if os.name == "nt":  # signal 0 would end it there
+    """Whether a process with this id exists; True if that cannot be determined."""
+    if os.name == "nt":  # signal 0 would end the process on Windows
         return True
     try:
         os.kill(pid, 0)
@@ -194,11 +196,11 @@ def is_alive(pid: int) -> bool:
 
 
 def private_parents(path: Path) -> None:
-    """The folders above a file, for the owner alone; a link among them could lead anywhere."""
+    """Create the parent folders of a file, readable only by the owner; symbolic links are errors."""
     missing = []
     for above in path.parents:
         if above.is_symlink():
-            raise ValueError(f"{above} is a link, and what is restored there could land anywhere; remove it")
+            raise ValueError(f"{above} is a symbolic link, so files would be restored elsewhere; remove it")
         if above.exists():
             break
         missing.append(above)
@@ -208,9 +210,9 @@ def private_parents(path: Path) -> None:
 
 
 def sync(path: str | Path) -> None:
-    """Return when a file, or which files a folder has, is on the disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     path = Path(path)
-    if os.name == "nt" and path.is_dir():  # folders cannot be opened there, and need not be
+    if os.name == "nt" and path.is_dir():  # folders cannot be opened on Windows, and need no flush
         return
     handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
@@ -220,19 +222,19 @@ def sync(path: str | Path) -> None:
 
 
 class Locked(FileExistsError):
-    """Somebody else works on it."""
+    """Another process holds the lock."""
 
 
 @contextlib.contextmanager
 def locked(path: str | Path, what: str, leave: bool = True) -> Iterator[None]:
-    """Hold the lock of this file, which ends with the process however it ends; `what` is for the error of others.
+    """Hold the lock of this file, which ends with the process; `what` is for the error of other processes.
 
-    The file says who holds it, and stays. Without `leave` it is removed at the end, while it is still held: whoever
-    opened it before finds that the lock it gets is that of no file any more, and takes the new one.
+    The file records the holder, and stays. Without `leave` it is removed at the end, while it is still locked: a
+    process that opened it before notices that its lock belongs to a removed file, and locks the new one.
     """
     try:
         import fcntl
-    except ImportError:  # not on this system
+    except ImportError:  # not available on this system
         yield
         return
     path = Path(path)
@@ -249,7 +251,7 @@ def locked(path: str | Path, what: str, leave: bool = True) -> Iterator[None]:
                 holder = file.read(20).strip()
                 file.close()
                 who = f"process {holder}" if holder.isdigit() else "another process"
-                raise Locked(f"{what} is being worked on by {who}; wait for it, or stop it") from None
+                raise Locked(f"{what} is in use by {who}; wait for it, or stop it") from None
             time.sleep(0.02)
         file.close()
     with file:
@@ -264,7 +266,7 @@ def locked(path: str | Path, what: str, leave: bool = True) -> Iterator[None]:
 
 
 def is_locked(path: str | Path) -> bool | None:
-    """Whether somebody holds the lock of this file; None where there is no file, or no locks, or we may not look."""
+    """Whether a process holds the lock of this file; None if that cannot be determined."""
     try:
         import fcntl
 

@@ -1,4 +1,4 @@
-"""Names that somebody typed: the nearest one that is known."""
+"""Suggestions for mistyped names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 def did_you_mean(word: str, known: Iterable[str], most: int = 20) -> str:
-    """`; did you mean "krum"?`, or what there is if nothing is near.
+    """Return `; did you mean "krum"?`, or the known names if none is similar.
 
     >>> nearest("kurm", ["mean", "krum"])
     '; did you mean "krum"?'

@@ -1,4 +1,4 @@
-"""Plug-ins: commands, methods and specifications of installed packages, found by their entry points.
+"""Plug-ins: commands, methods and specifications of installed packages, found by entry points.
 
     [project.entry-points."fedrank.commands"]
     weights = "fedrank_lab.commands:app"                        # a typer.Typer: `fedrank weights ...`
@@ -9,8 +9,7 @@
     [project.entry-points."fedrank.specs"]
     papers = "fedrank_papers.specs"                             # a package of TOML files: `fedrank run thesis/fig-3-1`
 
-`examples/plugin` and `reproduction` are complete packages. fedrank's own applications add their commands in the same
-way.
+`examples/plugin` and `reproduction` are complete packages. fedrank's applications add their commands in the same way.
 """
 
 from __future__ import annotations
@@ -26,20 +25,20 @@ COMMANDS, METHODS, SPECS = "fedrank.commands", "fedrank.methods", "fedrank.specs
 
 @cache
 def commands() -> tuple[EntryPoint, ...]:
-    """Commands of installed packages, by name."""
+    """Return the commands of installed packages, by name."""
     return tuple(sorted(entry_points(group=COMMANDS), key=lambda one: one.name))
 
 
 @cache
 def methods() -> dict[str, str]:
-    """Methods of installed packages as `family.name` -> `module:Class`; nothing is imported."""
+    """Return methods of installed packages as `family.name` -> `module:Class`, without importing them."""
     found = sorted(entry_points(group=METHODS), key=lambda one: one.name)
     return {one.name: one.value for one in found if "." in one.name and ":" in one.value}
 
 
 @cache
 def spec_folders() -> tuple[Traversable, ...]:
-    """Folders of specifications in installed packages. A package that is listed and cannot be found is left out."""
+    """Return folders of specifications in installed packages; missing packages are skipped."""
     found = []
     for one in sorted(entry_points(group=SPECS), key=lambda one: one.name):
         with suppress(ImportError):

@@ -1,8 +1,7 @@
-"""Where all simulated chance comes from: every draw has a name.
+"""Keyed randomness for simulations: every draw has a name.
 
-A generator is keyed by (seed, purpose, round, client ...), never by how often it was used before. Results therefore do
-not depend on the order of clients, the number of threads, or where a run was resumed. Noise that protects people does
-not come from here.
+A generator is keyed by (seed, purpose, round, client ...), not by earlier use. Results therefore do not depend on the
+order of clients, the number of threads, or where a run was resumed. Privacy noise does not come from here.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Name = str | int
 
 
 def key_for(seed: int, *name: Name) -> np.uint64:
-    """A 64-bit key for one named purpose; compiled loops derive their streams from it.
+    """Return a 64-bit key for a named purpose; compiled loops derive their streams from it.
 
     >>> key_for(1, "learn", 7) == key_for(1, "learn", 7)
     True
@@ -29,12 +28,12 @@ def key_for(seed: int, *name: Name) -> np.uint64:
 
 
 def keys_for(seed: int, purpose: str, rounds: Iterable[int]) -> NDArray[np.uint64]:
-    """The keys of one purpose in many rounds, as `key_for` gives each of them."""
+    """Return the keys of `key_for` for one purpose in many rounds."""
     return np.frombuffer(b"".join(_digest(seed, (purpose, round))[:8] for round in rounds), "<u8").astype(np.uint64)
 
 
 def rng_for(seed: int, *name: Name) -> np.random.Generator:
-    """A NumPy generator for one named purpose.
+    """Return a NumPy generator for a named purpose.
 
     >>> a, b = rng_for(1, "split", 3), rng_for(1, "split", 3)
     >>> a.integers(1000) == b.integers(1000)
@@ -44,7 +43,7 @@ def rng_for(seed: int, *name: Name) -> np.random.Generator:
 
 
 class Chance(NamedTuple):
-    """The chance of one round: a key for every purpose in it."""
+    """The randomness of one round: a key per purpose."""
 
     seed: int
     round: int

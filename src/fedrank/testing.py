@@ -1,6 +1,6 @@
-"""Contract checks for methods of your own; call them in your tests.
+"""Contract checks for user-defined methods; call them in your tests.
 
-Each check raises an AssertionError that says what the method did and what it must do.
+Each check raises an AssertionError with what the method did and what it must do.
 
 >>> import fedrank as fr
 >>> fr.testing.check_aggregator(fr.aggregators.Median())
@@ -44,7 +44,7 @@ CLIENTS, PARAMETERS, SEED = 12, 7, 1
 
 
 def check_aggregator(aggregator: Any) -> None:
-    """An aggregator returns one finite change for all parameters, and is a sum where it says so."""
+    """Check that an aggregator returns one finite change, and is a sum if it declares that trait."""
     messages = _messages()
     task = ServerTask(Federation(aggregator=aggregator), CLIENTS)
     state = replace(task.first(np.zeros(PARAMETERS)), round=1)
@@ -58,7 +58,7 @@ def check_aggregator(aggregator: Any) -> None:
 
 
 def check_learner(learner: Any) -> None:
-    """A learner gives each client an update that depends on this client alone, and moves a model."""
+    """Check that a client's update depends only on this client, and is not zero."""
     clients = _clients()
     start = first_state(Federation(learner), clients, SEED)[0].weights
 
@@ -68,24 +68,24 @@ def check_learner(learner: Any) -> None:
     found = _check_pure(learner, updates, (start, clients.data.features))
     _require(
         np.shape(found) == (len(clients), len(start)),
-        f"{method_name(learner)} returned updates of shape {np.shape(found)}; return one row for each of "
-        f"{len(clients)} clients with {len(start)} parameters",
+        f"{method_name(learner)} returned updates of shape {np.shape(found)}; return one row per client "
+        f"({len(clients)}) with {len(start)} parameters",
     )
     _require(np.isfinite(found).all(), f"{method_name(learner)} returned updates that are not finite")
-    _require(bool(np.any(found)), f"{method_name(learner)} learned nothing from {len(clients)} clients")
+    _require(bool(np.any(found)), f"{method_name(learner)} returned only zeros for {len(clients)} clients")
     _assert_holds(lambda: check_rows(learner, found[:3], updates(clients.rows(slice(0, 3)))))
     if hasattr(learner, "from_impressions"):
         alone = learn_one_by_one(learner, start, clients, Chance(SEED, 1)).updates
         _require(
             np.allclose(found, alone, rtol=1e-5, atol=1e-7),
-            f"{method_name(learner)} learns something else from impressions (from_impressions) than in a simulation "
-            "(__call__); deployed clients use the former",
+            f"{method_name(learner)} learns differently from impressions (from_impressions) than in a simulation "
+            "(__call__); make both equal, since deployed clients use the former",
         )
 
 
 def check_click_model(model: Any) -> None:
-    """A click model returns a truth value for each result, from labels and draws alone."""
-    with warnings.catch_warnings(action="ignore"):  # that it is slow, perhaps
+    """Check that a click model returns a Boolean per result that depends only on labels and draws."""
+    with warnings.catch_warnings(action="ignore"):  # a warning that it is slow
         clients = make_clients(_data(), 4, click_model=model, interactions=10)
     outcome = federated_round(Federation(), State(0, np.zeros(clients.data.features.shape[1])), clients, SEED)
     _require(np.isfinite(outcome.weights).all(), f"{method_name(model)} led to a model that is not finite")
@@ -98,7 +98,7 @@ def check_click_model(model: Any) -> None:
 
 
 def check_attack(attack: Any) -> None:
-    """An attack changes the updates of malicious clients only."""
+    """Check that an attack changes only the updates of malicious clients."""
     messages, malicious = _messages(), np.arange(CLIENTS) < 3
     found = _check_pure(attack, lambda: attack(messages, malicious, rng_for(SEED, "attack")).updates, messages)
     _require(
@@ -117,7 +117,7 @@ def check_attack(attack: Any) -> None:
 
 
 def check_mechanism(mechanism: Any) -> None:
-    """A mechanism changes each client's message by itself, with randomness from its source alone."""
+    """Check that a mechanism treats each client separately, with randomness only from its source."""
     messages = _messages()
 
     def sent(key: bytes, rows: slice = slice(None)) -> Any:
@@ -131,17 +131,18 @@ def check_mechanism(mechanism: Any) -> None:
     if np.array_equal(found, sent(b"b")):  # without noise, rows can be compared
         _require(
             np.array_equal(found[:4], sent(b"a", slice(0, 4))),
-            f"{method_name(mechanism)} makes a client's message depend on other clients; a device has only its own",
+            f"{method_name(mechanism)} makes a client's message depend on other clients; use only its own row",
         )
     _require(
-        isinstance(getattr(mechanism, "sees", None), str), f"{method_name(mechanism)} must say in `sees` who sees what"
+        isinstance(getattr(mechanism, "sees", None), str),
+        f"{method_name(mechanism)} must describe in `sees` which party sees what",
     )
     outcome = federated_round(Federation(mechanism=mechanism), State(0, np.zeros(5)), _clients(5), SEED)
     _require(np.isfinite(outcome.weights).all(), f"{method_name(mechanism)} made a model that is not finite")
 
 
 def check_partition(partition: Any) -> None:
-    """A partition gives every client queries of the data, the same ones for the same seed."""
+    """Check that a partition gives every client queries of the data, deterministically by seed."""
     data = _data()
 
     def pools() -> list[list[int]]:
@@ -149,14 +150,17 @@ def check_partition(partition: Any) -> None:
         return [np.asarray(split.pools[pool]).tolist() for pool in split.pool]
 
     first, again = pools(), pools()
-    _require(first == again, f"{method_name(partition)} gives other queries for the same seed; draw from its rng only")
+    _require(
+        first == again, f"{method_name(partition)} returns different queries for the same seed; draw only from its rng"
+    )
     _require(
         len(first) == 4 and all(first),
-        f"{method_name(partition)} made pools of {[len(pool) for pool in first]} queries for 4 clients; each needs one",
+        f"{method_name(partition)} returned pools of {[len(pool) for pool in first]} queries for 4 clients; none may "
+        "be empty",
     )
     clients = make_clients(data, 4, partition=partition)
     inside = (clients.queries >= 0) & (clients.queries < clients.data.queries)
-    _require(bool(inside.all()), f"{method_name(partition)} names queries that the data do not have")
+    _require(bool(inside.all()), f"{method_name(partition)} returned queries that the data do not have")
 
 
 def _data(features: int = 46) -> RankingData:
@@ -175,11 +179,11 @@ def _messages() -> Messages:
 
 
 def _check_pure(method: Any, call: Callable[[], Any], inputs: Any) -> Any:
-    """The result of a call, if a second one gives the same and neither changed its inputs."""
+    """Return the result of a call; a second call must return the same, and neither may change its inputs."""
     before = deepcopy(inputs)
     result, again = call(), call()
-    _require(np.array_equal(result, again), f"{method_name(method)} gives another result for the same input")
-    _require(_same(before, inputs), f"{method_name(method)} changes its input; copy what you change")
+    _require(np.array_equal(result, again), f"{method_name(method)} returns a different result for the same input")
+    _require(_same(before, inputs), f"{method_name(method)} changes its input; copy it first")
     return result
 
 

@@ -1,6 +1,6 @@
-"""Tables: writing them as TOML, and reaching into them by dotted key.
+"""Write tables as TOML, and access them by dotted key.
 
-A key such as `learner.ranker.name` names one setting in a nest of tables.
+A key such as `learner.ranker.name` names one setting in nested tables.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from datetime import date, time
 from typing import Any
 
 TomlTable = dict[str, Any]
-DEEPEST = 50  # tables and lists within each other; a spec has four or five
-LONGEST = 1_000_000  # characters of a spec; the longest that comes with fedrank has a hundredth of it
+DEEPEST = 50  # levels of nested tables and lists; a spec has four or five
+LONGEST = 1_000_000  # characters of a spec; built-in ones have at most a hundredth
 _KEY_OR_VALUE = re.compile(r"[^={},\n]+")
 
 
 def parse_toml(text: str) -> TomlTable:
-    """The tables of a TOML text; ValueError where it is none, or nested so deeply that no spec can be meant."""
-    too_deep = ValueError(f"more than {DEEPEST} tables or lists lie within each other, and no spec needs that")
+    """Parse a TOML text; ValueError if it is invalid or nested too deeply."""
+    too_deep = ValueError(f"tables or lists are nested more than {DEEPEST} levels deep; flatten the specification")
     if len(text) > LONGEST:
-        raise ValueError(f"it has {len(text):,} characters, and a spec at most {LONGEST:,}")
-    # Python's reader takes time that grows with the square of a dotted key.
+        raise ValueError(f"the specification has {len(text):,} characters, but at most {LONGEST:,} are allowed")
+    # The time of Python's parser is quadratic in the length of a dotted key.
     if any(found.group().count(".") > 2 * DEEPEST for found in _KEY_OR_VALUE.finditer(text)):
         raise too_deep
     try:
@@ -40,7 +40,7 @@ def parse_toml(text: str) -> TomlTable:
 
 
 def write_toml(tables: Mapping[str, Any]) -> str:
-    """Tables as TOML: settings first, then a [section] for every table, with smaller tables inside it on one line.
+    """Write tables as TOML: settings first, then a [section] per table, with inner tables on one line.
 
     >>> print(write_toml({"rounds": 5, "learner": {"name": "pdgd", "ranker": {"name": "linear"}}}))
     rounds = 5
@@ -65,7 +65,7 @@ def write_toml(tables: Mapping[str, Any]) -> str:
 
 
 def write_value(value: Any) -> str:
-    """One value as TOML, on one line.
+    """Write a value as TOML, on one line.
 
     >>> write_value({"name": "krum", "shares": [0.1, 1e-5]})
     '{ name = "krum", shares = [0.1, 1e-05] }'
@@ -73,7 +73,7 @@ def write_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     elif isinstance(value, str):
-        # JSON and TOML escape alike, but for one control character.
+        # JSON and TOML have the same escapes, except for one control character.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     elif isinstance(value, int):
         return str(int(value))
@@ -83,13 +83,13 @@ def write_value(value: Any) -> str:
         return f"[{', '.join(map(write_value, value))}]"
     elif isinstance(value, Mapping):
         return f"{{ {', '.join(f'{_key(k)} = {write_value(v)}' for k, v in value.items())} }}" if value else "{}"
-    elif isinstance(value, (date, time)):  # TOML can hold them, though no setting asks for one
+    elif isinstance(value, (date, time)):  # valid TOML, although no setting uses it
         return str(value)
     raise TypeError(f"{value!r} cannot be written as TOML; use text, numbers, true or false, lists and tables")
 
 
 def shown(value: Any) -> str:
-    """A value as messages show it: as TOML where it can be written so."""
+    """Format a value for messages, as TOML if possible."""
     try:
         return write_value(value)
     except TypeError:
@@ -97,7 +97,7 @@ def shown(value: Any) -> str:
 
 
 def readable(value: Any) -> str:
-    """A setting as a person would write it."""
+    """Format a setting for people."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
@@ -113,7 +113,7 @@ def readable(value: Any) -> str:
 
 
 def flat(tables: Mapping[str, Any], whole: Callable[[str, TomlTable], bool] = lambda key, table: False) -> TomlTable:
-    """Nested tables as one table of dotted keys; a table that is `whole(key, table)` is a value and stays together.
+    """Flatten nested tables to dotted keys; a table for which `whole(key, table)` is true stays a value.
 
     >>> flat({"learner": {"ranker": {"name": "mlp"}, "rate": 0.1}})
     {'learner.ranker.name': 'mlp', 'learner.rate': 0.1}
@@ -125,7 +125,7 @@ def flat(tables: Mapping[str, Any], whole: Callable[[str, TomlTable], bool] = la
             for inner, below in value.items():
                 add(f"{key}.{inner}", below)
         elif key in found:
-            raise ValueError(f"{key}: is set twice; keep one of them")
+            raise ValueError(f"{key}: is set twice; remove one of them")
         else:
             found[key] = value
 
@@ -135,7 +135,7 @@ def flat(tables: Mapping[str, Any], whole: Callable[[str, TomlTable], bool] = la
 
 
 def put(tables: TomlTable, path: list[str], value: Any) -> None:
-    """Set one value deep in a nest of tables; a method given by its name alone becomes a table."""
+    """Set a value in nested tables; a method given by its name alone becomes a table."""
     for depth, key in enumerate(path[:-1], start=1):
         inner = tables.get(key, {})
         if isinstance(inner, str):
@@ -149,14 +149,14 @@ def put(tables: TomlTable, path: list[str], value: Any) -> None:
 
 
 def parse_override(text: str) -> tuple[list[str], Any]:
-    """Path and value of `key=value`; a value that is not TOML is taken as a string.
+    """Parse `key=value` into path and value; a value that is not TOML is a string.
 
     >>> parse_override("aggregator.name=krum"), parse_override("seeds=[1, 2]")
     ((['aggregator', 'name'], 'krum'), (['seeds'], [1, 2]))
     """
     key, equals, value = text.partition("=")
     if not equals:
-        raise ValueError(f"{text!r} sets nothing; write key=value, such as rounds=100")
+        raise ValueError(f"{text!r} is not a setting; write key=value, such as rounds=100")
     wrong = ValueError(f"{key!r} is not a key; write key=value, such as aggregator.name=mean")
     try:
         inner = parse_toml(f"{key} = 0")

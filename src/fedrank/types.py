@@ -1,7 +1,8 @@
-"""Array names with their shapes, the records that flow through a round, and the protocols of its parts.
+"""Array types with their shapes, the records of a round, and the protocols of its parts.
 
-Protocols describe; nobody inherits from them. What a method can do, or needs, it declares as `traits`; what goes with
-what follows from these (`fedrank.federated.compatibility`), so that a method from outside is treated like one of ours.
+Protocols need no inheritance. A method declares what it can do, or needs, as `traits`; from these,
+`fedrank.federated.compatibility` derives which methods can be combined, so user-defined methods are treated like
+built-in ones.
 """
 
 from __future__ import annotations
@@ -20,39 +21,39 @@ if TYPE_CHECKING:
     from fedrank.seeds import Chance
 
 Features = NDArray[np.float32]  # [documents, features]
-Grades = NDArray[np.int8]  # [documents], relevance from 0 (not relevant) upwards
-Offsets = NDArray[np.int64]  # [queries + 1]: query q holds documents offsets[q] .. offsets[q + 1] - 1
+Grades = NDArray[np.int8]  # [documents], relevance labels from 0 (not relevant) upwards
+Offsets = NDArray[np.int64]  # [queries + 1]: query q has documents offsets[q] .. offsets[q + 1] - 1
 Scores = NDArray[np.float32]  # [documents] or [models, documents]
-Weights = NDArray[np.float64]  # [parameters], or [clients, parameters] where every client has its own
-Updates = NDArray[np.float32]  # [clients, parameters], as they travel: four bytes a parameter
-Change = NDArray[np.float64]  # [parameters]: what the server adds
-Memory = NDArray[np.float64] | None  # [clients, m]: what clients keep between rounds
-Arrays = dict[str, NDArray[Any]]  # what a rule remembers: arrays only, since they are checkpointed
+Weights = NDArray[np.float64]  # [parameters], or [clients, parameters] for personalised models
+Updates = NDArray[np.float32]  # [clients, parameters], as they are sent: four bytes per parameter
+Change = NDArray[np.float64]  # [parameters]: the change of the model
+Memory = NDArray[np.float64] | None  # [clients, m]: memory of clients between rounds
+Arrays = dict[str, NDArray[Any]]  # state of a rule: only arrays, since they are checkpointed
 
 Trait = Literal[
-    "sum",  # aggregator: a sum over clients, so nothing needs to see single updates; defines `part` and `whole`
-    "mean",  # aggregator: a weighted mean, which is a sum, too; defines `client_weights`
-    "apart",  # aggregator: there is none, every client keeps its own model
-    "trusted queries",  # aggregator: the server learns from queries of its own, too
-    "remembers",  # aggregator: looks at more than one round
-    "robust",  # aggregator: made for dishonest clients
-    "steps",  # learner: takes local steps, which a local method can bend
-    "rewards",  # learner: tells rewards, not gradients, and needs many clients
-    "grades",  # learner: needs true grades, and shows nobody a list
-    "logged",  # learner: learns from lists that were shown and clicked before, and shows nobody another
-    "shared part",  # local method: a part of the model stays with its client
-    "common",  # local method: the server sends something along with the model
-    "alike",  # local method: the server counts every client the same, however much it did
-    "plain messages",  # local method: reads gradients from messages, which must arrive as they were sent
-    "whole model",  # attack: aims by all of the model, also by what a local method leaves with clients
-    "adds up",  # mechanism: protects nothing but the sum
-    "whole round",  # mechanism: needs all clients of a round at once
-    "adds nothing",  # mechanism: only prices what a learner does itself, and lets messages through as they are
-    "people",  # mechanism: protects each person of an organisation, whose contributions it adds up before they leave
-    "hides cohort",  # mechanism: who takes part is drawn from the secure source, each client by itself, and secret
-    "history",  # unlearner: needs what clients sent
-    "asks nobody",  # unlearner: works with what is recorded, so that it costs nobody anything
-    "exact",  # unlearner: gives the model that there would be if nobody of those who leave had ever been there
+    "sum",  # aggregator: a sum over clients, which does not need single updates; defines `part` and `whole`
+    "mean",  # aggregator: a weighted mean, which is also a sum; defines `client_weights`
+    "apart",  # aggregator: no aggregation, every client has its own model
+    "trusted queries",  # aggregator: the server also learns from trusted queries
+    "remembers",  # aggregator: has state across rounds
+    "robust",  # aggregator: robust against malicious clients
+    "steps",  # learner: takes local steps, which a local method can correct
+    "rewards",  # learner: sends rewards instead of gradients, and needs many clients
+    "grades",  # learner: needs true relevance labels, and shows no lists
+    "logged",  # learner: learns from logged lists and clicks, and shows no lists
+    "shared part",  # local method: a part of the model is personal
+    "common",  # local method: the server sends additional values with the model
+    "alike",  # local method: all clients have equal weight
+    "plain messages",  # local method: reads gradients from messages, which must be unchanged
+    "whole model",  # attack: uses the whole model, including personal parts
+    "adds up",  # mechanism: protects only the sum
+    "whole round",  # mechanism: needs all clients of a round together
+    "adds nothing",  # mechanism: only accounts for a learner's own protection, and does not change messages
+    "people",  # mechanism: protects each person of an organisation, which sends a sum
+    "hides cohort",  # mechanism: participation is secret and drawn independently from the secure source
+    "history",  # unlearner: needs the recorded updates
+    "asks nobody",  # unlearner: uses only recorded data  # prose: ok
+    "exact",  # unlearner: gives the model of training without the leaving clients
 ]
 
 
@@ -63,9 +64,9 @@ def has_trait(method: Any, trait: Trait) -> bool:
 
 
 def fast_path(method: Any, name: str) -> Any:
-    """An optional function of a method that does the same as calling it, such as `compiled_step`; None without one.
+    """Return an optional function of a method that equals calling it, such as `compiled_step`; None without one.
 
-    A subclass that defines `__call__` does not inherit it: the function would do what the parent does.
+    A subclass that defines `__call__` does not inherit it, since the function would do what the parent does.
     """
     for kind in type(method).__mro__:
         if name in vars(kind):
@@ -77,15 +78,15 @@ def fast_path(method: Any, name: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ClientData(DisplayMixin):
-    """What clients have, as columns: row c is client c. Tables that clients share are stored once."""
+    """The data of clients as columns: row c is client c. Shared tables are stored once."""
 
-    data: RankingData  # what they search; a partition may have rearranged it
-    ids: NDArray[np.int64]  # [clients]: who; chance is keyed by it, so that it survives selections
-    pool: NDArray[np.int32]  # [clients]: which pool of queries it searches with
-    interactions: NDArray[np.int64]  # [clients]: searches a round
-    queries: NDArray[np.int32]  # all pools, one after the other
+    data: RankingData  # the data that they search; a partition may have rearranged it
+    ids: NDArray[np.int64]  # [clients]: identity; random keys use it, so it does not change in selections
+    pool: NDArray[np.int32]  # [clients]: index of its pool of queries
+    interactions: NDArray[np.int64]  # [clients]: searches per round
+    queries: NDArray[np.int32]  # all pools, concatenated
     pools: NDArray[np.int64]  # [pools + 1]: pool p is queries[pools[p] : pools[p + 1]]
-    # [clients] or empty: the place in its pool from which a client takes its queries in order; empty: it draws them.
+    # [clients] or empty: the index in its pool from which a client takes its queries in order; empty: random queries.
     at: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     _columns: ClassVar[tuple[str, ...]] = ("ids", "pool", "interactions", "at")
@@ -98,18 +99,18 @@ class ClientData(DisplayMixin):
         return f"of {self.data.name}" if self.data.name else "", {
             "clients": f"{len(self):,}",
             "queries each": _span(sizes),
-            "interactions a round": _span(self.interactions),
+            "interactions per round": _span(self.interactions),
         }
 
     def rows(self, which: NDArray[Any] | slice) -> Self:
-        """Some of the clients; shared tables stay shared."""
+        """Return some of the clients; shared tables stay shared."""
         changed = {name: getattr(self, name) for name in self._columns}
         return replace(self, **{name: column[which] if len(column) else column for name, column in changed.items()})
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class SimulatedClients(ClientData):
-    """Simulated clients have queries, relevance labels and click models: a row for each client.
+    """Simulated clients with queries, relevance labels and click models, one per row.
 
     `make_clients` creates them, and `rows` selects some of them.
 
@@ -122,22 +123,24 @@ class SimulatedClients(ClientData):
     [1, 2, 3]
     """
 
-    view: NDArray[np.int32]  # [clients]: which row of `grades` it sees
-    judged: NDArray[np.int32]  # [clients]: by which row its own quality is judged; mostly the same
-    click_model: NDArray[np.int32]  # [clients]: how it clicks (a row of `click`); -1 draws a row at every interaction
+    view: NDArray[np.int32]  # [clients]: index of its view of the labels
+    judged: NDArray[np.int32]  # [clients]: index of the view for evaluating its quality; mostly the same
+    click_model: NDArray[np.int32]  # [clients]: its click model (a row of `click`); -1 draws a row at each interaction
     malicious: NDArray[np.bool_]  # [clients]
 
-    grades: NDArray[np.int8]  # [views, documents]
+    grades: NDArray[np.int8]  # [views, documents]: relevance labels
     ideal: NDArray[np.float64]  # [views, queries]: DCG@10 of the best list, 0 without a relevant document
-    click: NDArray[np.float64]  # [users, grades]: P(click | read, grade)
-    stop: NDArray[np.float64]  # [users, grades]: P(leave | clicked, grade)
-    attention: NDArray[np.float64]  # [users, 10]: P(read | rank)
+    click: NDArray[np.float64]  # [users, labels]: P(click | examined, label)
+    stop: NDArray[np.float64]  # [users, labels]: P(leave | clicked, label)
+    attention: NDArray[np.float64]  # [users, 10]: P(examined | rank)
     click_model_names: tuple[str, ...]  # [users]
-    shared: NDArray[np.int32]  # queries that everybody holds because they were shared; mostly none
-    # [users] or empty: click models from outside, each a function of labels and draws; None where the tables say it.
+    shared: NDArray[np.int32]  # queries shared by all clients; mostly none
+    # [users] or empty: user-defined click models, each a function of labels and draws; None for tables.
     own_click_models: tuple[Callable[..., Any] | None, ...] = ()
-    people: SimulatedClients | None = None  # where clients are organisations: a row for each of their people
-    client: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # [people]: whose they are
+    people: SimulatedClients | None = None  # if clients are organisations: one row per person
+    client: NDArray[np.int64] = field(
+        default_factory=lambda: np.empty(0, dtype=np.int64)
+    )  # [people]: their organisation
 
     _columns: ClassVar[tuple[str, ...]] = (*ClientData._columns, "view", "judged", "click_model", "malicious", "client")
 
@@ -165,10 +168,10 @@ def _span(values: NDArray[Any]) -> str:
 
 @dataclass(frozen=True)
 class Messages:
-    """Messages are what the server received in one round: a row for each client.
+    """What the server received in one round, one row per client.
 
     Aggregators and attacks are functions of messages; `simulate` passes those of each round to `watch`. If a mechanism
-    protects the people of an organisation, the organisation has a row for each person, all with its id, until the
+    protects the persons of an organisation, the organisation has one row per person, all with its id, until the
     mechanism adds them up.
 
     >>> import numpy as np
@@ -181,48 +184,48 @@ class Messages:
     [3.0, 2.0]
     """
 
-    updates: NDArray[Any]  # [n, parameters], relative to what each started from; float32, or whole steps of a sum
-    sizes: NDArray[np.int64]  # [n]: interactions behind each update
+    updates: NDArray[Any]  # [n, parameters], relative to the starting model; float32, or integer steps of a sum
+    sizes: NDArray[np.int64]  # [n]: number of interactions of each update
     ids: NDArray[np.int64]  # [n]
-    weights: Weights  # the model before this round, or one row for each client
+    weights: Weights  # the model before this round, or one row per client
     round: int = 0
-    bytes_each: int | None = None  # what a client sends; None: four bytes a parameter
-    root: NDArray[np.float32] | None = None  # [parameters]: the server's own, from trusted queries, where a rule asks
+    bytes_each: int | None = None  # bytes per client; None: four bytes per parameter
+    root: NDArray[np.float32] | None = None  # [parameters]: the server's update from trusted queries, if needed
 
     def rows(self, which: NDArray[Any] | slice) -> Messages:
         return replace(self, updates=self.updates[which], sizes=self.sizes[which], ids=self.ids[which])
 
 
 class Observed(NamedTuple):
-    """What only a simulation sees."""
+    """Measurements that only a simulation can make."""
 
-    online: NDArray[np.float64]  # [n]: mean nDCG@10 of the lists that the client was shown
-    reward: NDArray[np.float64] | None = None  # [n]: mean reward, where a learner has one
+    online: NDArray[np.float64]  # [n]: mean nDCG@10 of the lists shown
+    reward: NDArray[np.float64] | None = None  # [n]: mean reward, if the learner has rewards
 
 
 class LocalCorrection(NamedTuple):
-    """What bends the local steps of clients besides their gradients; see `fedrank.federated.local`."""
+    """Corrections of local steps in addition to gradients; see `fedrank.federated.local`."""
 
-    pull: float = 0.0  # at every step, rate x pull of the way back to where the client started
+    pull: float = 0.0  # at each step, moves back by rate x pull of the distance to the start
     drifts: NDArray[np.float64] | None = None  # [clients, parameters]: added to every gradient
-    personal: NDArray[np.float64] | None = None  # [clients, units]: last parameters of the model, each client's own
+    personal: NDArray[np.float64] | None = None  # [clients, units]: personal last parameters of the model
 
 
 NO_CORRECTION = LocalCorrection()
 
 
 class Learned(NamedTuple):
-    """What local learning comes to, before anything leaves a client."""
+    """The result of local learning, before anything is sent."""
 
     updates: Updates  # [n, parameters]
     observed: Observed
-    personal: NDArray[np.float64] | None = None  # [n, units]: where a part of the model stays with its client
-    sent: NDArray[Any] | None = None  # [n]: what travels in place of updates, where these follow from less
-    sizes: NDArray[np.int64] | None = None  # [n]: interactions that updates stand for, where these are not the client's
+    personal: NDArray[np.float64] | None = None  # [n, units]: the personal part of the model, if any
+    sent: NDArray[Any] | None = None  # [n]: what is sent instead of updates, if they can be derived from less
+    sizes: NDArray[np.int64] | None = None  # [n]: interactions of updates, if they differ from the client's
 
 
 class Clip(NamedTuple):
-    """How updates are shortened and weighed, and the grid that they are put on; see `fedrank.privacy.clip`."""
+    """How updates are clipped, weighted and rounded to a grid; see `fedrank.privacy.clip`."""
 
     length: float
     norm: int
@@ -231,11 +234,11 @@ class Clip(NamedTuple):
 
 
 class Impression(NamedTuple):
-    """An impression is one result list that was shown to a user, with the clicks on it.
+    """One result list that was shown to a user, with the clicks on it.
 
     `features` and `scores` describe all candidates of the query. `shown` has the rows of the shown candidates, from the
-    top of the list. `clicked` says for each of them whether it was clicked. A learner reads impressions where clicks
-    are not simulated.
+    top of the list. `clicked` is whether each of them was clicked. Learners read impressions when clicks are not
+    simulated.
 
     >>> import numpy as np
     >>> import fedrank as fr
@@ -249,47 +252,47 @@ class Impression(NamedTuple):
     [2]
     """
 
-    features: Features  # [candidates, features]: of all documents that could have been shown
-    scores: Scores  # [candidates]: from which the list was drawn
-    shown: NDArray[np.int64]  # [places]: candidates, from the top
-    clicked: NDArray[np.bool_]  # [places]
+    features: Features  # [candidates, features]: of all candidate documents
+    scores: Scores  # [candidates]: from which the list was sampled
+    shown: NDArray[np.int64]  # [positions]: candidates, from the top
+    clicked: NDArray[np.bool_]  # [positions]
 
 
 class Judged(NamedTuple):
-    """A query's documents and their true grades."""
+    """A query's documents and their true relevance labels."""
 
     features: Features
     grades: Grades
 
 
 class Logged(NamedTuple):
-    """A list as somebody else showed it, and how much each document was clicked, corrected or not."""
+    """A logged list, and the clicks on each document, corrected or not."""
 
     features: Features
-    relevance: NDArray[np.float32]  # [places]; NaN: nothing is known of that place
-    drawn: tuple[NDArray[np.float32], float, float] | None = None  # scores, temperature and keep of its draw, if known
+    relevance: NDArray[np.float32]  # [positions]; NaN: unknown
+    drawn: tuple[NDArray[np.float32], float, float] | None = None  # sampling scores, temperature, keep
 
 
 class Impressions(Protocol):
-    """Where a client's lists and clicks come from: simulated people, a log, or somebody in front of a page.
+    """The source of a client's lists and clicks: simulated users, a log, or a live page.
 
-    It is asked with the present weights, since a simulation draws list k + 1 after step k.
+    It is called with the current weights, since a simulation draws list k + 1 after step k.
     """
 
     def __len__(self) -> int:
-        """How many there are in this round."""
+        """The number of impressions in this round."""
 
     def drawn(self, weights: NDArray[np.float32], number: int) -> Impression:
-        """List number `number` of this round, drawn around the model's order."""
+        """Return list number `number` of this round, sampled around the model's order."""
 
     def best(self, weights: NDArray[np.float32], number: int) -> Impression:
-        """The same in the model's order."""
+        """Return list number `number` in the model's order."""
 
     def judged(self, number: int) -> Judged:
-        """The query with its grades, where these are known."""
+        """Return the query with its relevance labels, if known."""
 
     def logged(self, number: int) -> Logged:
-        """The list of a search log, where there is one."""
+        """Return the list of a search log, if there is one."""
 
 
 class Ranker(Protocol):
@@ -297,24 +300,24 @@ class Ranker(Protocol):
 
     @property
     def hidden(self) -> int:
-        """How kernels read the vector: 0 linear, n hidden sigmoid units, -n hidden rectified units."""
+        """The layout of the vector for kernels: 0 linear, n hidden sigmoid units, -n hidden rectified units."""
 
     def size(self, features: int) -> int: ...
     def first(self, features: int, rng: np.random.Generator) -> Weights: ...
     def score(self, weights: Weights, features: Features) -> Scores:
-        """[documents] for one model, [models, documents] for several."""
+        """Return [documents] for one model, [models, documents] for several."""
 
 
 class OwnChance(NamedTuple):
-    """A client's own chance: what it draws itself, whoever it is."""
+    """The randomness of one client."""
 
     chance: Chance  # of this round
     id: int
-    source: Source | None = None  # where answers come from that protect people; None: simulated, from `chance`
+    source: Source | None = None  # source of randomness for privacy; None: simulated, from `chance`
 
 
 class Learner(Protocol):
-    """What clients do in a round with what they are shown."""
+    """How clients learn in a round from result lists."""
 
     @property
     def ranker(self) -> Ranker: ...
@@ -327,7 +330,7 @@ class Learner(Protocol):
         correction: LocalCorrection = NO_CORRECTION,
         threads: int = 1,
     ) -> Learned:
-        """Simulated clients, all of them at once; `start` is one model, or one for each."""
+        """Train all simulated clients; `start` is one model, or one per client."""
 
     def from_impressions(
         self,
@@ -336,22 +339,22 @@ class Learner(Protocol):
         own: OwnChance,
         correction: LocalCorrection = NO_CORRECTION,
     ) -> Learned:
-        """One client, from whatever it was shown; `own` is for what a learner draws itself."""
+        """Train one client from its impressions; `own` is the randomness of the learner."""
 
 
 class LocalStep(Protocol):
-    """How clients that differ keep their local steps together."""
+    """A correction of the local steps of heterogeneous clients."""
 
     def first(self, ranker: Ranker, start: Weights, count: int) -> Memory:
-        """[clients, m]: what clients keep before round 1; None: nothing."""
+        """Return the memory of clients before round 1, [clients, m]; None: no memory."""
 
     def correction(self, memory: Memory, common: NDArray[np.float32] | None) -> LocalCorrection:
-        """What bends the steps of these clients; `common` is what the server sent along with the model."""
+        """Return the correction of these clients' steps; `common` was sent with the model."""
 
     def remember(
         self, memory: Memory, correction: LocalCorrection, learned: Learned, steps: NDArray[np.float64]
     ) -> Memory:
-        """What these clients keep from now on; `steps` [n] are how many each took, times the rate."""
+        """Return the new memory of these clients; `steps` [n] is the number of steps of each, times the rate."""
 
 
 class Attack(Protocol):
@@ -361,7 +364,7 @@ class Attack(Protocol):
 
 
 class Source(Protocol):
-    """Where noise that protects people comes from; `fedrank.privacy.noise.SecureSource`, except in tests."""
+    """The source of privacy noise: `fedrank.privacy.noise.SecureSource`, except in tests."""
 
     def words(self, count: int) -> NDArray[np.uint64]: ...
     def bernoulli(self, probability: float, count: int) -> NDArray[np.bool_]: ...
@@ -369,9 +372,9 @@ class Source(Protocol):
 
 
 class Mechanism(Protocol):
-    """What is done to updates before they leave a client.
+    """A privacy mechanism: what is done to updates before they leave a client.
 
-    `cohort` is how many clients a round has, or is expected to have: a public number.
+    `cohort` is the number of clients of a round, or its expected value; public.
     """
 
     @property
@@ -379,7 +382,7 @@ class Mechanism(Protocol):
 
     @property
     def sees(self) -> str:
-        """Who sees what, as a sentence."""
+        """Which party sees what, as a sentence."""
 
     def source(self) -> Source:
         """The operating system's secure source."""
@@ -387,9 +390,9 @@ class Mechanism(Protocol):
     def protect(
         self, messages: Messages, cohort: float, source: Source, counts: NDArray[np.float64] | None = None
     ) -> Messages:
-        """What leaves each client, with all the noise that it has to add; rows do not depend on each other.
+        """Return what leaves each client, with all the noise that it must add; rows are independent.
 
-        `counts` [n], 0 .. 1, is how much each update counts by its age, where a rule weighs them so.
+        `counts` [n], 0 .. 1, is the weight of each update by its age, if a rule uses weights.
         """
 
 
@@ -400,40 +403,40 @@ class Aggregator(Protocol):
 
 
 class StreamingAggregator(Aggregator, Protocol):
-    """An aggregator with the trait "sum": parts add up, so a million updates are never in memory together."""
+    """An aggregator with the trait "sum": parts add up, so not all updates are in memory together."""
 
     def part(self, messages: Messages) -> NDArray[Any]: ...
     def whole(self, total: NDArray[Any]) -> Change: ...
 
 
 class MeanAggregator(Aggregator, Protocol):
-    """An aggregator with the trait "mean": the mean of updates, weighted by something that depends on sizes alone."""
+    """An aggregator with the trait "mean": the mean of updates, with weights that depend only on sizes."""
 
     def client_weights(self, sizes: NDArray[np.int64]) -> NDArray[Any]:
-        """[n]: the weight of each update, from its number of interactions; at least 0."""
+        """Return the weights [n] of updates from their numbers of interactions; at least 0."""
 
 
 class AddingMechanism(Mechanism, Protocol):
-    """A mechanism that "adds up"."""
+    """A mechanism with the trait "adds up"."""
 
     @property
     def sends(self) -> str:
-        """The type of what a client sends, as NumPy writes it."""
+        """The NumPy type of what a client sends."""
 
     def rule(self, cohort: float, source: Source) -> Aggregator:
-        """How what left the clients is added up."""
+        """Return how the messages of clients are added up."""
 
 
 @runtime_checkable
 class ClippingMechanism(Mechanism, Protocol):
-    """A mechanism that "adds up", and says how updates are shortened before that."""
+    """A mechanism with the trait "adds up" that clips updates before the sum."""
 
     def clips(self, sizes: NDArray[np.int64], cohort: float) -> Clip | None:
-        """How a server that may see updates shortens them before it adds them up; None if no server may."""
+        """Return how a trusted server clips updates before the sum; None if no server may see updates."""
 
 
 class ServerOptimizer(Protocol):
-    """How the server moves its model by a change; remembers what it needs in an array."""
+    """How the server moves its model by a change; its state is an array."""
 
     def first(self, size: int) -> NDArray[np.float64]: ...
     def __call__(

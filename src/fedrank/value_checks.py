@@ -1,8 +1,7 @@
-"""Plain values of a spec, checked as a type hint asks: no text for a number, no number for yes or no.
+"""Check plain values of a spec against type hints: no text for a number, no number for a Boolean.
 
-There is no library behind this. Most of a spec are methods and sections, which are dataclasses of ours and read as such
-(see families.py); for the few plain types in them a mistake can then be told like every other one, with its place, its
-value and what to write instead.
+This module uses no library: most of a spec are methods and sections, which are dataclasses (see families.py). For the
+few plain types in them, errors have the same form as all others, with key, value and remedy.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Limit:
-    """What a value of the right type must also be; stands behind the type in an Annotated hint."""
+    """A constraint on a value in addition to its type, in an Annotated hint."""
 
     holds: Callable[[Any], bool]
     remedy: str
@@ -48,13 +47,13 @@ def less_than(bound: float) -> Limit:
 
 
 NotEmpty = Limit(lambda values: len(values) > 0, "list at least 1", ("minItems", 1))
-LARGEST = 1_000_000_000  # of whole numbers that count something: rounds, searches, trees
+LARGEST = 1_000_000_000  # maximum of counts such as rounds, searches and trees
 Positive = Annotated[int, at_least(1), at_most(LARGEST)]
 Filled = Annotated[tuple[T, ...], NotEmpty]
 
 
 class Unfit(ValueError):
-    """A value that cannot be used, where it stands, and what could stand there."""
+    """An invalid value, with its key and the remedy."""
 
     def __init__(self, place: str, value: Any, remedy: str) -> None:
         self.place, self.remedy = place, remedy
@@ -63,7 +62,7 @@ class Unfit(ValueError):
 
 PLAIN: dict[type, tuple[tuple[type, ...], str]] = {
     bool: ((bool,), "give true or false"),
-    int: ((int,), "give a whole number"),
+    int: ((int,), "give an integer"),
     float: ((int, float), "give a number"),
     str: ((str,), "give text in quotes"),
     dict: ((Mapping,), "give a table"),
@@ -71,10 +70,10 @@ PLAIN: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 def checked(hint: Any, value: Any, place: str) -> Any:
-    """The value, if it is what the hint asks for; a whole number is a number, and a list may become a tuple."""
-    if type(value) is hint and hint in PLAIN:  # as most are, and looking into a type takes longer than all else here
+    """Return the value if it matches the hint; an integer is a number, and a list may become a tuple."""
+    if type(value) is hint and hint in PLAIN:  # the common case; inspecting a type is slow
         if hint is int and not -(2**63) <= value < 2**63:
-            raise Unfit(place, value, "give a whole number of 64 bits")
+            raise Unfit(place, value, "give an integer of 64 bits")
         return value
     kind, inner = (hint, ()) if type(hint) is type else (get_origin(hint) or hint, get_args(hint))
     if kind is Annotated:
@@ -98,7 +97,7 @@ def checked(hint: Any, value: Any, place: str) -> Any:
             return dict(table)
         return {key: checked(inner[1], one, f"{place}.{key}") for key, one in table.items()}
     if kind not in PLAIN:
-        return value  # of a class outside the package, which can look at it itself
+        return value  # a user-defined class validates it itself
     fitting, remedy = PLAIN[kind]
     if not isinstance(value, fitting) or (isinstance(value, bool) and kind is not bool):
         raise Unfit(place, value, remedy)
@@ -109,7 +108,7 @@ def checked(hint: Any, value: Any, place: str) -> Any:
 
 
 def _one_of(hints: Collection[Any], value: Any, place: str) -> Any:
-    """A value that may be of several types. Where it is a list with a bad entry, the entry is what is wrong."""
+    """Check a value that may have several types. In a list with an invalid entry, the entry is reported."""
     if value is None and type(None) in hints:
         return None
     unfit: list[Unfit] = []
@@ -128,7 +127,7 @@ def _one_of(hints: Collection[Any], value: Any, place: str) -> Any:
 
 @contextmanager
 def noting(problems: list[str], place: str = "") -> Iterator[None]:
-    """Note what is wrong within, a line each, and go on."""
+    """Record errors, one per line, and continue."""
     try:
         yield
     except ValueError as problem:
@@ -136,6 +135,6 @@ def noting(problems: list[str], place: str = "") -> Iterator[None]:
 
 
 def twice(values: Iterable[Any]) -> list[Any]:
-    """Those that stand there more than once."""
+    """Return the values that occur more than once."""
     values = list(values)
     return [value for i, value in enumerate(values) if value in values[:i]]

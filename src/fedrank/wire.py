@@ -1,10 +1,10 @@
-"""One envelope for everything that travels: calls, messages, letters. Bytes in, bytes out.
+"""One binary envelope for all messages: calls, updates and letters between silos.
 
     magic, version, kind, run, round, attempt, sender | parts: name, type, shape, bytes | checksum
 
-A receiver says what it expects, and what does not fit is refused by name: nothing is read from what a message says of
-itself, nothing is unpickled, and no more memory is taken than was expected. The checksum finds damage, not forgery:
-that is for signatures, or the channel.
+A receiver states what it expects, and anything else is refused: no size in a message is trusted, nothing is unpickled,
+and no more memory is used than expected. The checksum detects damage, not forgery, which needs signatures or a secure
+channel.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAGIC, VERSION = b"frnk", 1
-SERVER = -1  # the sender of what a server sends
+SERVER = -1  # the sender id of a server
 _HEAD = struct.Struct("<4sH16s16sQIqB")  # magic, version, kind, run, round, attempt, sender, number of parts
 _PART = struct.Struct("<16s4sQ")  # name, type, number of values
 _SUM = 16  # bytes of the checksum
@@ -27,34 +27,34 @@ Value = NDArray[Any] | bytes
 
 
 class Refused(ValueError):
-    """A message that does not fit what was expected."""
+    """A message that does not match the expectation."""
 
 
 @dataclass(frozen=True)
 class Label:
-    """What a message is, and where it belongs."""
+    """The header of a message: its kind, run, round and attempt."""
 
     kind: str  # at most 16 ASCII letters
-    run: bytes  # 16 bytes that name a run
+    run: bytes  # 16 bytes that identify a run
     round: int
-    attempt: int = 0  # a round that was lost is asked for again
+    attempt: int = 0  # number of the attempt at this round
     sender: int = SERVER
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one part of a message must be."""
+    """The expected type and size of one part of a message."""
 
-    type: str | np.dtype[Any]  # as NumPy writes it, such as "<f4", or a record; "|S" is bytes
-    size: int  # number of values, or the most bytes
-    finite: bool = True  # whether numbers that are not finite are refused
+    type: str | np.dtype[Any]  # a NumPy type such as "<f4", or a record; "|S" is bytes
+    size: int  # number of values, or maximum number of bytes
+    finite: bool = True  # whether all numbers must be finite
 
 
 def pack(label: Label, parts: Mapping[str, Value]) -> bytes:
-    """The bytes of a message."""
+    """Encode a message."""
     run, kind = label.run, label.kind.encode("ascii")
     if len(run) != 16 or not 0 < len(kind) <= 16:
-        raise ValueError(f"a run is named by 16 bytes and a kind by 1 to 16 letters, not {len(run)} and {len(kind)}")
+        raise ValueError(f"a run must have 16 bytes and a kind 1 to 16 letters (got {len(run)} and {len(kind)})")
     pieces = [
         _HEAD.pack(MAGIC, VERSION, kind, run, label.round, label.attempt, label.sender, len(parts)),
     ]
@@ -72,15 +72,15 @@ def pack(label: Label, parts: Mapping[str, Value]) -> bytes:
 def unpack(
     content: bytes, expected: Label, parts: Mapping[str, Part], senders: Collection[int] | None = None
 ) -> tuple[int, dict[str, Any]]:
-    """Sender and parts of a message that fits; flat arrays, or bytes. `senders` are all who may have sent it."""
+    """Decode a message into sender and parts (flat arrays or bytes). `senders` are the allowed senders."""
     largest = _HEAD.size + sum(_PART.size + _bytes(part) for part in parts.values()) + _SUM
     if not isinstance(content, bytes):
-        raise Refused(f"a message of kind {expected.kind} is bytes, not {type(content).__name__}")
+        raise Refused(f"a message of kind {expected.kind} must be bytes, not {type(content).__name__}")
     if len(content) < _HEAD.size + _SUM:
         raise Refused(f"{len(content)} bytes are too few for a message of kind {expected.kind}")
     magic, version, kind, run, round_, attempt, sender, count = _HEAD.unpack_from(content)
     if magic != MAGIC:
-        raise Refused("it is no message of fedrank")
+        raise Refused("it is not a message of fedrank")
     for what, its, wanted in (
         ("version", version, VERSION),
         ("kind", kind.rstrip(b"\0").decode("ascii", "replace"), expected.kind),
@@ -89,16 +89,16 @@ def unpack(
         ("attempt", attempt, expected.attempt),
     ):
         if its != wanted:
-            raise Refused(f"it is of {what} {its}, expected was {what} {wanted}")
+            raise Refused(f"it is of {what} {its}, but {what} {wanted} was expected")
     if sender not in (senders if senders is not None else (expected.sender,)):
-        raise Refused(f"it comes from {sender}, who was not asked")
+        raise Refused(f"it comes from {sender}, which was not asked")
     if len(content) > largest:
         raise Refused(f"{len(content)} bytes are too many for a message of kind {expected.kind}: at most {largest}")
     body, total = content[:-_SUM], content[-_SUM:]
     if hashlib.blake2b(body, digest_size=_SUM).digest() != total:
-        raise Refused("its checksum is wrong: it was damaged on the way")
+        raise Refused("its checksum is wrong: it was damaged in transit")
     if count != len(parts):
-        raise Refused(f"it has {count} parts, expected were {len(parts)}: {', '.join(parts)}")
+        raise Refused(f"it has {count} parts, but {len(parts)} were expected: {', '.join(parts)}")
     values: dict[str, Any] = {}
     at = _HEAD.size
     for name, part in parts.items():
@@ -109,12 +109,12 @@ def unpack(
 
 
 def label_of(content: bytes) -> Label:
-    """What a message says of itself, by which its receiver decides what to expect; nothing of it is believed yet."""
+    """Return the unverified header of a message, by which its receiver decides what to expect."""
     if not isinstance(content, bytes) or len(content) < _HEAD.size + _SUM:
         raise Refused("it is too short for a message of fedrank")
     magic, version, kind, run, round_, attempt, sender, _ = _HEAD.unpack_from(content)
     if magic != MAGIC or version != VERSION:
-        raise Refused("it is no message of fedrank, or of another version")
+        raise Refused("it is not a message of fedrank, or from another version")
     return Label(kind.rstrip(b"\0").decode("ascii", "replace"), run, round_, attempt, sender)
 
 
@@ -127,12 +127,12 @@ def _read(body: bytes, at: int, name: str, part: Part) -> tuple[Any, int]:
         raise Refused(f"it has a part {its_name.rstrip(bytes(1))!r} where {name} was expected")
     if part.type == "|S":
         if code.rstrip(b"\0") != b"|S" or size > part.size or at + size > len(body):
-            raise Refused(f"its {name} has {size} bytes of type {code!r}, expected were at most {part.size}")
+            raise Refused(f"its {name} has {size} bytes of type {code!r}, but at most {part.size} were expected")
         return body[at : at + size], at + size
     wanted = np.dtype(part.type)
     if code != _code(wanted).ljust(4, b"\0") or size != part.size:
         its_type = code.rstrip(b"\0").decode("ascii", "replace")
-        raise Refused(f"its {name} is {size} values of type {its_type}, expected were {part.size} of {part.type}")
+        raise Refused(f"its {name} has {size} values of type {its_type}, but {part.size} of {part.type} were expected")
     end = at + size * wanted.itemsize
     if end > len(body):
         raise Refused(f"it ends within its part {name}")
@@ -149,7 +149,7 @@ def _columns(values: NDArray[Any]) -> list[NDArray[Any]]:
 
 
 def _code(kind: np.dtype[Any]) -> bytes:
-    """Four bytes for a type; records are named by their size."""
+    """Encode a type in four bytes; records are encoded by their size."""
     return (f"V{kind.itemsize}" if kind.names else kind.str).encode()
 
 

@@ -8,6 +8,7 @@ from scipy.stats import norm
 
 from fedrank.attacks.dictionary import (
     certain,
+    choose_decoys,
     distinguish,
     hidden_hashes,
     hidden_terms,
@@ -108,3 +109,16 @@ def test_the_figure_is_drawn(neighbours, tmp_path, suffix):
     out = draw_noise(told, tmp_path / f"deeper/noise{suffix}")
     start = out.read_bytes()[:200]
     assert (b"<svg" in out.read_bytes()) if suffix == ".svg" else start.startswith(b"\x89PNG")
+
+
+def test_decoys_of_a_term_are_the_same_every_time_and_secret():
+    words = [f"decoy{i}" for i in range(100)]
+    once = choose_decoys(["flu", "cold"], 4, words, b"secret")
+    assert once == choose_decoys(["flu", "cold"], 4, words, b"secret")
+    assert once[:4] == choose_decoys(["flu"], 4, words, b"secret")
+    assert once != choose_decoys(["flu", "cold"], 4, words, b"another")
+    assert len(set(once[:4])) == 4
+    assert "flu" not in choose_decoys(["flu"], 3, ["flu", "a", "b", "c"], b"secret")
+    assert choose_decoys(["flu"], 0, words, b"secret") == []
+    with pytest.raises(ValueError, match="3 of 4 decoys"):
+        choose_decoys(["flu"], 4, ["flu", "a", "b", "c"], b"secret")

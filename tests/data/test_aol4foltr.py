@@ -98,7 +98,7 @@ def test_every_entry_by_eye(tmp_path):
         assert of_list == [-1] * 19, "the files do not say which candidate is which"
     counts = {"rows": 4, "sound": 4, "entries": 4, "pairs": 80, "users": 2, "queries": 3, "documents": 2}
     assert log.facts["counts"] == counts
-    assert notes(log.facts)[0] == "4 rows, 4 of them sound; 4 entries of 2 users with 3 queries are in the data set"
+    assert notes(log.facts)[0] == "4 rows, 4 of them valid; the data set contains 4 entries of 2 users with 3 queries"
     assert set(contents(tmp_path / "out")) == {
         *("features.npy", "lists.npy", "target.npy", "user.npy", "time.npy", "query.npy", "document.npy"),
         *("users.txt", "queries.txt", "documents.txt", "facts.json"),
@@ -149,8 +149,8 @@ def test_what_does_not_fit_is_left_out_and_counted(tmp_path):
     assert log.facts["counts"]["rows"] == 15
     assert log.facts["counts"]["sound"] == 8
     assert log.facts["left_out"] == {
-        "metadata.csv: qid that occurred before": {"rows": 1, "lines": [6]},
-        "metadata.csv: qid that is no whole number": {"rows": 1, "lines": [7]},
+        "metadata.csv: qid that occurs more than once": {"rows": 1, "lines": [6]},
+        "metadata.csv: qid that is not an integer": {"rows": 1, "lines": [7]},
         "metadata.csv: unreadable time": {"rows": 1, "lines": [8]},
         "metadata.csv: empty query": {"rows": 1, "lines": [9]},
         "metadata.csv: not a row": {"rows": 2, "lines": [10, 12]},
@@ -158,7 +158,7 @@ def test_what_does_not_fit_is_left_out_and_counted(tmp_path):
         "letor.txt: query without 20 documents": {"rows": 1, "lines": [81]},
         "letor.txt: query without exactly one clicked document": {"rows": 2, "lines": [100, 120]},
         "letor.txt: qid without an entry in metadata.csv": {"rows": 1, "lines": [141]},
-        "letor.txt: qid that occurred before": {"rows": 1, "lines": [161]},
+        "letor.txt: qid that occurs more than once": {"rows": 1, "lines": [161]},
     }
     assert log.facts["dropped"] == {"entry without lines in letor.txt": 4}
     assert any("lines 100, 120" in note for note in notes(log.facts))
@@ -303,13 +303,13 @@ def test_files_that_are_something_else(tmp_path):
     other = tmp_path / "other.csv"
     other.write_text("qid,user,when\n1,2,3\n")
     assert refused(
-        r"other.csv, line 1: no column 'timestamp' for the time; there are 'qid', 'user', 'when'", metadata=other
+        r"other.csv, line 1: no column 'timestamp' for the time; the columns are 'qid', 'user', 'when'", metadata=other
     )
     other.write_text(HEADER)
-    assert refused("no entry that can be used", metadata=other)
+    assert refused("no usable entries", metadata=other)
     other.write_text(HEADER + metadata_row(77, 1, "2006-03-03", "q", "d"))
     refused(
-        r"no query of .* fits \(qid without an entry in metadata.csv: 4 \(lines .*\)\); do the two files",
+        r"no query of .* matches metadata.csv \(qid without an entry in metadata.csv: 4 \(lines .*\)\); check that",
         metadata=other,
     )
     out = tmp_path / "out2"
@@ -319,14 +319,14 @@ def test_files_that_are_something_else(tmp_path):
     bad.write_text("")
     assert refused("bad.txt is empty", letor=bad)
     bad.write_text("1 qid:4 1:0.5 2:1\n")
-    assert refused("2 features, where the published file has 103", letor=bad)
+    assert refused("2 features, but the published file has 103", letor=bad)
     bad.write_text("".join(letor_lines(4, 3)).replace(" 103:", " 104:"))
-    assert refused("104 features, where the published file has 103", letor=bad)
+    assert refused("104 features, but the published file has 103", letor=bad)
     bad.write_text("".join(letor_lines(4, 3)).replace(" 5:", " 5:inf#", 1))
     assert refused("line 1: '5:inf", letor=bad)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(letor_stream, "BLOCK", 30_000)
-        assert refused("line 1: a query of more than 30,000 bytes")
+        assert refused("line 1: a query has more than 30,000 bytes")
 
 
 def test_a_changed_file_does_not_mix(tmp_path):
@@ -367,16 +367,16 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     write_files(tmp_path)
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedrank", "logs", "convert", *arguments])
+        monkeypatch.setattr(sys, "argv", ["fedrank", "data", "build", *arguments])
         with pytest.raises(SystemExit) as end:
             main()
         return end.value.code or 0, *capsys.readouterr()
 
-    asked = ("--metadata", "metadata.csv", "--letor", "letor.txt", "--out", "aol")
+    asked = ("--aol4foltr", "metadata.csv", "--letor", "letor.txt", "--out", "aol")
     code, out, err = call(*asked)
     assert (code, err) == (0, "")
-    assert out.startswith("4 rows, 4 of them sound; 4 entries of 2 users with 3 queries"), "no empty line of a bar"
-    assert "fedrank logs describe aol" in out
+    assert out.startswith("4 rows, 4 of them valid; the data set contains 4 entries"), "no empty line of a bar"
+    assert "fedrank data check aol" in out
     code, out, err = call(*asked[:3], "metadata.csv", *asked[4:5], "other")
     assert (code, out) == (2, ""), "no empty line before an error"
     assert err.startswith("fedrank: metadata.csv, line 1: 'qid,user_id,timestamp,query,target_doc_i' cannot be read")

@@ -52,7 +52,7 @@ def test_words_that_differ_in_their_ending_match(files, tmp_path):
 
 def test_a_folder_of_words_is_not_one_of_stems(files, tmp_path):
     built(files, tmp_path / "stems", "english")
-    with pytest.raises(FileExistsError, match="other settings"):
+    with pytest.raises(FileExistsError, match="different settings"):
         built(files, tmp_path / "stems", "none")
-    with pytest.raises(ValueError, match="stem = 'german'; choose 'none' or 'english'"):
+    with pytest.raises(ValueError, match="stem must be 'none' or 'english'"):
         LogBuild(stem="german")

@@ -155,9 +155,9 @@ def test_old_rows_are_never_stored(tmp_path):
     assert all(b"old words" not in path.read_bytes() for path in log.folder.iterdir())
     again = built(tmp_path, [*rows, edge], keep_days=2, now=NOW + 1000)
     assert again.facts == log.facts, "days are whole"
-    with pytest.raises(FileExistsError, match=r"other settings \(since\)"):
+    with pytest.raises(FileExistsError, match=r"different settings \(since\)"):
         built(tmp_path, [*rows, edge], keep_days=2, now=NOW + DAY)
-    with pytest.raises(ValueError, match="keep_days = 0"):
+    with pytest.raises(ValueError, match="keep_days must be at least 1"):
         ShownBuild(keep_days=0)
 
 
@@ -194,13 +194,15 @@ def test_users_are_chosen(tmp_path):
     without = built(tmp_path, out="c", exclude=("bob",))
     assert without.users == ("ann", "eve")
     assert all(b"bob" not in path.read_bytes() for path in without.folder.iterdir()), "who was left out is not named"
-    with pytest.raises(FileExistsError, match=r"other settings \(exclude\)"):
+    with pytest.raises(FileExistsError, match=r"different settings \(exclude\)"):
         built(tmp_path, out="c", exclude=("eve",))
-    with pytest.raises(ValueError, match="no user with a sound list has that name"):
+    with pytest.raises(ValueError, match="no user with a valid list has this name"):
         built(tmp_path, out="d", exclude=("zoe",))
-    with pytest.raises(ValueError, match="nothing of 4 lists is left: the most active user has 2 and needs 9"):
+    with pytest.raises(
+        ValueError, match="none of the 4 lists can be stored: the most active user has 2, and min_interactions is 9"
+    ):
         built(tmp_path, out="e", min_interactions=9)
-    with pytest.raises(ValueError, match=r"no list that can be used \(no user: 1 \(line 1\)\)"):
+    with pytest.raises(ValueError, match=r"no usable lists \(no user: 1 \(line 1\)\)"):
         built(tmp_path, [("", NOW, "x", ["d1"], [])], out="f")
     assert not (tmp_path / "f").exists(), "what makes no sense leaves no folder behind"
 
@@ -212,12 +214,15 @@ CLICK = {"action_name": "click", "query_id": "q", "client_id": "c", "timestamp":
 @pytest.mark.parametrize(
     ("queries", "remedy"),
     [
-        (json.dumps(SEARCH | {"application": "suggestions"}), "--application must name one that wrote some of it"),
+        (
+            json.dumps(SEARCH | {"application": "suggestions"}),
+            "--application must name an application that occurs in the log",
+        ),
         (json.dumps(SEARCH | {"application": "shop"}), "--person must name a field"),
-        (json.dumps({"hits": {"hits": [{"_source": SEARCH}]}}, indent=1), "`jq -c . FILE` puts each on one"),
-        (json.dumps(CLICK), "give these as --ubi-events, and the searches as --ubi-queries"),
-        (json.dumps(SEARCH | {"query_response_hit_ids": ["sku-1"]}), "--object-field name the column of its ids"),
-        (json.dumps(SEARCH | {"timestamp": "soon"}), "mend these, or export the log again"),
+        (json.dumps({"hits": {"hits": [{"_source": SEARCH}]}}, indent=1), "write one per line with `jq -c . FILE`"),
+        (json.dumps(CLICK), "pass events with --ubi-events and searches with --ubi-queries"),
+        (json.dumps(SEARCH | {"query_response_hit_ids": ["sku-1"]}), "--object-field must name their id column"),
+        (json.dumps(SEARCH | {"timestamp": "soon"}), "fix these rows, or export the log again"),
     ],
 )
 def test_a_log_without_a_list_says_what_helps(tmp_path, queries, remedy):
@@ -226,7 +231,7 @@ def test_a_log_without_a_list_says_what_helps(tmp_path, queries, remedy):
     application = "shop" if "application" in queries else None
     files.events.write_text(f"{json.dumps(CLICK)}\n" * 40)
     how = ShownBuild(ubi=UbiRules(person="ann" if "--person" in remedy else None, application=application))
-    with pytest.raises(ValueError, match="no list that can be used") as problem:
+    with pytest.raises(ValueError, match="no usable lists") as problem:
         build_shown(files, documents(tmp_path), tmp_path / "out", how, extractor=words_extractor)
     assert remedy in str(problem.value)
 
@@ -249,7 +254,7 @@ def test_both_files_of_ubi(tmp_path):
     assert log.clicks.tolist() == [[0, 1]]
     assert log.facts["files"] == {"queries": "q.ndjson", "events": "e.ndjson", "documents": "docs.jsonl"}
     said = notes(log.facts)
-    assert "noticed, clicks with a position that is not that of their list: 1 (lines 1)" in said
+    assert "noticed, clicks with a position that differs from their list: 1 (lines 1)" in said
     assert "users are browsers, not persons: one person may have several, and several may share one" in said
     events.write_text("")
     source = UbiSource(queries, events)
@@ -281,7 +286,7 @@ def test_dwell_and_draws_reach_the_folder(tmp_path):
 
 
 def test_what_features_there_are():
-    with pytest.raises(ValueError, match="choose one of 'aol-103', 'live-1', 'engine-1'"):
+    with pytest.raises(ValueError, match="must be one of 'aol-103', 'live-1', 'engine-1'"):
         ShownBuild(features="mine")
     assert build_log.LogBuild(features="engine-1-english").features == "engine-1-english"
     assert ShownBuild(ubi=UbiRules(positions=5)).ubi.positions == 5

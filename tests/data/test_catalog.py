@@ -149,7 +149,7 @@ def test_incomplete_sets_are_not_found(root: Path) -> None:
 def test_a_missing_fold_of_a_found_set_is_named(root: Path) -> None:
     write(root / "mq2008/Fold1/train.txt", lines(["1"], 46))
     write(root / "mq2008/Fold1/test.txt", lines(["2"], 46))
-    with pytest.raises(FileNotFoundError, match=r"without fold 3; there must be Fold3/train\.txt"):
+    with pytest.raises(FileNotFoundError, match=r"fold 3 of mq2008 was not found; the files Fold3/train\.txt"):
         load("mq2008", 3)
 
 
@@ -182,18 +182,18 @@ def test_normalisation_by_query(root: Path) -> None:
 def test_other_counts_are_noted(root: Path) -> None:
     parts(root / "mq2008")
     assert load("mq2008", cache=False).notes == (
-        "mq2008 has 10 queries here and 784 as published; results may not compare",
-        "mq2008 has 20 documents here and 15,211 as published; results may not compare",
+        "mq2008 has 10 queries, but 784 were published; results may not be comparable",
+        "mq2008 has 20 documents, but 15,211 were published; results may not be comparable",
     )
 
 
 def test_other_features_or_grades_are_refused(root: Path) -> None:
     parts(root / "mq2008", features=45)
-    with pytest.raises(ValueError, match="45 features instead of 46"):
+    with pytest.raises(ValueError, match="45 features, but 46 were expected"):
         load("mq2008", cache=False)
     parts(root / "mq2008")
     write(root / "mq2008" / "S2.txt", lines(["1"], 46, grade=4))
-    with pytest.raises(ValueError, match=r"S2.txt holds grade 4, but mq2008 has grades 0 to 2"):
+    with pytest.raises(ValueError, match=r"S2.txt contains relevance label 4, but mq2008 has labels 0 to 2"):
         load("mq2008", cache=False)
 
 
@@ -210,7 +210,7 @@ def test_sets_without_folds_are_dealt_out(root: Path) -> None:
 
 def test_too_few_queries_for_five_parts(root: Path) -> None:
     write(root / "mslr-sample/queries.txt", lines(["1", "2"], 136))
-    with pytest.raises(ValueError, match="2 queries, too few for 5 parts"):
+    with pytest.raises(ValueError, match="2 queries, but 5 parts are needed"):
         load("mslr-sample", cache=False)
 
 
@@ -232,7 +232,7 @@ def test_grades_of_intents_come_from_the_judgements(root: Path) -> None:
     assert fold.validation is None
     assert fold.test is fold.train
     assert fold.notes[0] == "the test queries are the training queries"
-    assert "1 documents are relevant to an intent but not to intent 0, 0 to intent 0 alone" in fold.notes[1]
+    assert "1 documents are relevant to an intent but not to intent 0, 0 only to intent 0" in fold.notes[1]
     assert intent_grades(cache=False).tolist() == [[0, 0, 1], [0, 1, 0], [0, 0, 1], [0, 0, 0], [0, 0, 0]]
 
 
@@ -244,17 +244,17 @@ def test_without_intent_zero_the_union_counts(root: Path) -> None:
 def test_bad_judgements_are_named(root: Path) -> None:
     good = "7 1 d1 1"
     intents(root / "clueweb09-intents", {1: good, 2: "7 2 d1", 3: good, 4: good})
-    with pytest.raises(ValueError, match=r"intent2.qrel.xz, line 1: '7 2 d1' is no judgement"):
+    with pytest.raises(ValueError, match=r"intent2.qrel.xz, line 1: '7 2 d1' is not a judgement"):
         load("clueweb09-intents", cache=False)
     intents(root / "clueweb09-intents", {2: "8 2 d1 1"})
     with pytest.raises(ValueError, match=r"intent2.qrel.xz judges none of the documents"):
         load("clueweb09-intents", cache=False)
-    with pytest.raises(ValueError, match="mq2008 has no files of judgements by intent"):
+    with pytest.raises(ValueError, match="mq2008 has no judgements by intent"):
         intent_grades("mq2008")
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(ValueError, match="no data set 'MQ208'; did you mean \"mq2008\"\\?"):
+    with pytest.raises(ValueError, match="unknown data set 'MQ208'; did you mean \"mq2008\"\\?"):
         load("MQ208")
     with pytest.raises(ValueError, match='there is "mq2007", "mq2008"'):
         describe("?")
@@ -262,12 +262,12 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
 
 @pytest.mark.parametrize(("name", "fold", "folds"), [("mq2008", 6, "folds 1 to 5"), ("yahoo", 0, "only fold 1")])
 def test_a_bad_fold_names_the_folds(name: str, fold: int, folds: str) -> None:
-    with pytest.raises(ValueError, match=f"no fold {fold} of {name}; it has {folds}"):
+    with pytest.raises(ValueError, match=f"{name} has no fold {fold}; it has {folds}"):
         load(name, fold)
 
 
 def test_a_bad_normalisation_is_refused_before_anything_is_read() -> None:
-    with pytest.raises(ValueError, match="no normalisation 'sideways'"):
+    with pytest.raises(ValueError, match="unknown normalisation 'sideways'"):
         load("synthetic-mslr", normalise="sideways")
 
 
@@ -278,12 +278,12 @@ def test_a_set_that_is_not_here_says_where_to_get_it(root: Path, monkeypatch: py
         "Webscope",
         "on request",
         str(root),
-        "a folder yahoo",
+        "the folder FEDRANK_DATA/yahoo",
         "set1.train.txt, set1.valid.txt, set1.test.txt",
     ):
         assert word in str(error.value)
     monkeypatch.setenv("FEDRANK_DATA", str(root / "nowhere"))
-    with pytest.raises(FileNotFoundError, match="is no folder"):
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
         load("mq2007")
     monkeypatch.delenv("FEDRANK_DATA")
     with pytest.raises(FileNotFoundError, match=r"FEDRANK_DATA is not set.*S1\.txt to S5\.txt"):
@@ -314,7 +314,7 @@ def test_own_files(tmp_path: Path) -> None:
     fold = load_files(tmp_path / "ours.txt", tmp_path / "yours.txt.gz", cache=False)
     assert (fold.name, fold.fold, fold.validation, fold.notes) == ("ours", 1, None, ())
     assert fold.train.top_grade == fold.test.top_grade == 3
-    with pytest.raises(ValueError, match="3 features instead of 4"):
+    with pytest.raises(ValueError, match="3 features, but 4 were expected"):
         load_files(tmp_path / "mine.txt", tmp_path / "ours.txt", cache=False)
 
 

@@ -55,14 +55,14 @@ def test_counts_by_hand(check: FileCheck) -> None:
 def test_oddities_are_sentences(check: FileCheck) -> None:
     assert check.oddities == (
         "2 queries have no relevant document",
-        "1 query has only one document: nothing to rank",
-        "1 query has several documents, all of one grade",
-        "no document has grade 1 and 3",
-        "feature 2 never changes",
+        "1 query has only one document, so there is nothing to rank",
+        "1 query has several documents, all with the same relevance label",
+        "no document has relevance label 1 and 3",
+        "feature 2 is constant",
         "feature 3 is always 0",
-        "1 document has the features of another of the same query",
-        "100% of the queries list their documents in order of grade, best first: "
-        "a ranker that ties them all would look perfect wherever ties keep this order",
+        "1 document has the same features as another document of the query",
+        "100% of the queries list their documents by relevance label, best first; "
+        "a ranker with tied scores looks perfect if ties keep the order of the file",
     )
 
 
@@ -118,7 +118,7 @@ def test_show(tmp_path: Path) -> None:
     assert "[red]good.txt" in text
     assert "1 / 2 / 3" in text
     assert "5  0  2  0  1" in text
-    assert "feature 2 never changes" in text
+    assert "feature 2 is constant" in text
     assert "unsound" in text
     assert "'1:[bold]' has no number" in text
     assert shown([], 80).strip() == ""

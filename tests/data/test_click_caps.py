@@ -107,5 +107,5 @@ def test_rules_count_what_earlier_ones_left():
 
 @pytest.mark.parametrize("wrong", [{"robot": 0}, {"clicks_hour": -1}, {"share": 0}, {"share": 1.5}, {"least": 0}])
 def test_limits_that_leave_nothing(wrong):
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} = "):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be "):
         ClickCaps(**wrong)

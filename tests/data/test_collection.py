@@ -51,17 +51,17 @@ def test_a_first_line_that_is_a_judgement_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("line", ["q1\td1", "q1\td1\tgood", "q1\td1\t128", "q1 d1 1"])
 def test_a_line_that_is_no_judgement_is_named(tmp_path: Path, line: str) -> None:
-    with pytest.raises(ValueError, match=r"qrels\.tsv, line 3: .* is no judgement"):
+    with pytest.raises(ValueError, match=r"qrels\.tsv, line 3: .* is not a judgement"):
         read_collection(write(tmp_path, f"query\tdocument\tgrade\nq1\td1\t1\n{line}\n"))
 
 
 def test_a_folder_that_lacks_a_file_says_which(tmp_path: Path) -> None:
     folder = write(tmp_path, "query\tdocument\tgrade\nq1\td1\t1\n")
     (folder / "qrels.tsv").unlink()
-    with pytest.raises(FileNotFoundError, match=r"holds no qrels\*\.tsv"):
+    with pytest.raises(FileNotFoundError, match=r"contains no qrels\*\.tsv"):
         read_collection(folder)
     (folder / "queries.jsonl").unlink()
-    with pytest.raises(FileNotFoundError, match=r"holds no queries\.jsonl"):
+    with pytest.raises(FileNotFoundError, match=r"contains no queries\.jsonl"):
         read_collection(folder)
 
 

@@ -67,8 +67,8 @@ def made_up_log(tmp_path, counts=(40, 20, 4), features=None):
 def test_lists_as_they_were_shown(tmp_path):
     facts = {
         "left_out": {"event without its query": {"rows": 7, "lines": [1]}},
-        "noticed": {"clicks with a position that is not that of their list": {"rows": 3, "lines": [2]}},
-        "capped": {"beyond what a client may add in an hour": {"lists": 5, "clicks": 9, "clients": 2}},
+        "noticed": {"clicks with a position that differs from their list": {"rows": 3, "lines": [2]}},
+        "capped": {"above the hourly limit of a client": {"lists": 5, "clicks": 9, "clients": 2}},
         "largest": {"before": [0.5, 0.25], "after": [0.1, 0.1]},
         "redacted": {"asked by too few": 4},
     }
@@ -103,8 +103,8 @@ def test_lists_as_they_were_shown(tmp_path):
     for text in (
         "clicked by position 66.7%, 33.3%, 50.0%",
         "busiest browser 50.0% of all clicks, 10.0% after limits",
-        "cut 5 lists with 9 clicks of 2: beyond what a client may add in an hour",
-        "odd 3 clicks with a position that is not that of their list",
+        "cut 5 lists with 9 clicks of 2: above the hourly limit of a client",
+        "odd 3 clicks with a position that differs from their list",
         "time on a document median 20 s",
     ):
         assert text in said
@@ -130,7 +130,7 @@ def test_clicks_are_drawn_by_place_where_enough_lists_reach():
 )
 def test_facts_that_say_nothing_are_refused_in_a_line(tmp_path, facts):
     log = made_up_shown(tmp_path / "log", [0, 1, 0])
-    with pytest.raises(ValueError, match=r"does not record what became|Cannot specify|invalid literal"):
+    with pytest.raises(ValueError, match=r"does not describe the processing|Cannot specify|invalid literal"):
         describe_log(replace(log, facts=log.facts | facts))
 
 

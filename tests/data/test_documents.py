@@ -65,19 +65,19 @@ def test_broken_bytes_are_replaced_and_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("c.jsonl", '{"id": "a"}\n{"id": "b"}\n{"id": "a"}\n', "line 3: the id 'a' stands in line 1 already"),
-        ("c.tsv", "id\ttext\na\tx\na\ty\n", "line 3: the id 'a' stands in line 2 already"),
+        ("c.jsonl", '{"id": "a"}\n{"id": "b"}\n{"id": "a"}\n', "line 3: the id 'a' already occurs in line 1"),
+        ("c.tsv", "id\ttext\na\tx\na\ty\n", "line 3: the id 'a' already occurs in line 2"),
         ("c.jsonl", '{"id": "a"}\n{"text": "b"}\n', "line 2: no column 'id' or '_id'"),
-        ("c.jsonl", '{"id": " "}\n', "line 1: the id '' cannot name a document"),
-        ("c.jsonl", '{"id": "a\\nb"}\n', "cannot name a document"),
-        ("c.jsonl", '{"id": "\\ud800"}\n', "cannot name a document"),
-        ("c.jsonl", '{"id": "a"\n', "line 1: not an object of JSON"),
-        ("c.jsonl", "[1]\n", "line 1: not an object of JSON"),
-        ("c.tsv", "number\ttext\na\tx\n", "there are 'number', 'text'"),
-        ("c.tsv", "id\ttext\na\tx\ty\n", "line 2: 3 columns where the first line names 2"),
-        ("c.tsv", "id\ttext\n", "holds no document"),
-        ("c.csv", "id,text\n", "read from .jsonl or .tsv"),
-        ("c.parquet", "x", "does not tell how the file is written"),
+        ("c.jsonl", '{"id": " "}\n', "line 1: the id '' is not valid"),
+        ("c.jsonl", '{"id": "a\\nb"}\n', "is not valid"),
+        ("c.jsonl", '{"id": "\\ud800"}\n', "is not valid"),
+        ("c.jsonl", '{"id": "a"\n', "line 1: not a JSON object"),
+        ("c.jsonl", "[1]\n", "line 1: not a JSON object"),
+        ("c.tsv", "number\ttext\na\tx\n", "the columns are 'number', 'text'"),
+        ("c.tsv", "id\ttext\na\tx\ty\n", "line 2: 3 columns, but the header has 2"),
+        ("c.tsv", "id\ttext\n", "contains no documents"),
+        ("c.csv", "id,text\n", "must be in a .jsonl or .tsv file"),
+        ("c.parquet", "x", "unknown file format"),
     ],
 )
 def test_what_cannot_be_used_is_refused(tmp_path, name, text, message):
@@ -90,7 +90,7 @@ def test_an_archive_that_is_cut_short_is_refused(tmp_path, pack):
     path = tmp_path / "c.jsonl.gz"
     path.write_bytes(pack(b'{"id": "a", "text": "' + os.urandom(500).hex().encode() + b'"}\n')[:-20])
     path = path.rename(tmp_path / ("c.jsonl.gz" if pack is gzip.compress else "c.jsonl.xz"))
-    with pytest.raises(ValueError, match="damaged or cut short"):
+    with pytest.raises(ValueError, match="damaged or truncated"):
         read_documents(path)
 
 

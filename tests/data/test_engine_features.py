@@ -75,7 +75,7 @@ def test_bytes_keep_order_and_never_exceed_a_length():
 
 
 def test_a_negative_length_is_refused():
-    with pytest.raises(ValueError, match="length = -1"):
+    with pytest.raises(ValueError, match=r"length must be .*\(got -1\)"):
         length_to_byte(-1)
 
 
@@ -190,7 +190,7 @@ def test_a_stemmer_is_part_of_the_name():
 
 @pytest.mark.parametrize("name", ["engine-2", "engine-1-", "engine-1-none", "engine-1-../x", "live-1"])
 def test_other_names_are_refused(name):
-    with pytest.raises(ValueError, match="no features"):
+    with pytest.raises(ValueError, match="unknown feature set"):
         EngineFeatures.named(name)
 
 
@@ -215,7 +215,7 @@ def test_a_collection_without_a_single_word():
 
 
 def test_columns_of_another_length_are_refused():
-    with pytest.raises(ValueError, match="2 values of changed for 1 documents"):
+    with pytest.raises(ValueError, match="2 values of changed were given for 1 documents"):
         Documents(["a"], ["t"], ["b"], ["u"], changed=["1", "2"])
 
 

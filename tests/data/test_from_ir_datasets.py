@@ -131,7 +131,7 @@ def test_what_cannot_be(package, monkeypatch):
     with pytest.raises(ValueError, match=r"ir_datasets:aol-ia: .* download script"):
         documents_of(SOURCE)
     package["documents"].docs = [DOCS[0], DOCS[0]]
-    with pytest.raises(ValueError, match="two documents with one id"):
+    with pytest.raises(ValueError, match="duplicate or empty document ids"):
         documents_of(Path("ir_datasets:documents"))
     package["documents"].docs = []
     with pytest.raises(ValueError, match="no document"):

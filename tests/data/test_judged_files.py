@@ -32,7 +32,7 @@ def read_table(paths, *, features, normalise, missing, cache):
 def test_a_new_format_is_an_entry_in_a_table(tmp_path, monkeypatch):
     for name, rows in (("train.csv", "1,0,.5,1\n1,2,.1,2\n"), ("test.csv", "2,1,.4,1\n2,0,.2,1\n")):
         (tmp_path / name).write_text("query,grade,first,second\n" + rows)
-    with pytest.raises(ValueError, match="is no grade"):
+    with pytest.raises(ValueError, match="is not a relevance label"):
         fr.load_files(tmp_path / "train.csv", tmp_path / "test.csv")
     monkeypatch.setitem(READERS, ".csv", read_table)
     fold = fr.load_files(tmp_path / "train.csv", tmp_path / "test.csv")

@@ -92,27 +92,27 @@ LARGEST = "1.7976931348623157e308"
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("1 1:0.5 2:3", "'1:0.5' stands where the query must"),
-        ("1", "stands where the query must"),
-        ("1 qid: 1:0.5", "'qid:' stands where the query must"),
-        ("1 quid:1 1:0.5", "'quid:1' stands"),
-        ("2.0 qid:1 1:0.5", "'2.0' is no grade"),
-        ("+1 qid:1 1:0.5", r"'\+1' is no grade"),
-        ("-1 qid:1 1:0.5", "'-1' is no grade"),
-        ("x qid:1 1:0.5", "'x' is no grade"),
-        ("32 qid:1 1:0.5", "'32' is no grade.*0 to 31"),
-        ("99999999999999999999 qid:1 1:0.5", "is no grade"),
-        ("1 qid:1 1:0.5 2", "'2' is no feature"),
-        ("1 qid:1 1:0.5 2;3", "'2;3' is no feature"),
-        ("1 qid:1 1:0.5 :3", "':3' is no feature"),
-        ("1 qid:1 1:0.5 -2:3", "'-2:3' is no feature"),
-        ("1 qid:1 a:3", "'a:3' is no feature"),
+        ("1 1:0.5 2:3", "'1:0.5' must be a query id"),
+        ("1", "must be a query id"),
+        ("1 qid: 1:0.5", "'qid:' must be a query id"),
+        ("1 quid:1 1:0.5", "'quid:1' must be a query id"),
+        ("2.0 qid:1 1:0.5", "'2.0' is not a relevance label"),
+        ("+1 qid:1 1:0.5", r"'\+1' is not a relevance label"),
+        ("-1 qid:1 1:0.5", "'-1' is not a relevance label"),
+        ("x qid:1 1:0.5", "'x' is not a relevance label"),
+        ("32 qid:1 1:0.5", "'32' is not a relevance label.*0 to 31"),
+        ("99999999999999999999 qid:1 1:0.5", "is not a relevance label"),
+        ("1 qid:1 1:0.5 2", "'2' is not a feature"),
+        ("1 qid:1 1:0.5 2;3", "'2;3' is not a feature"),
+        ("1 qid:1 1:0.5 :3", "':3' is not a feature"),
+        ("1 qid:1 1:0.5 -2:3", "'-2:3' is not a feature"),
+        ("1 qid:1 a:3", "'a:3' is not a feature"),
         ("1 qid:1 0:0.5", "'0:0.5' has an index outside 1"),
         ("1 qid:1 100001:0.5", "'100001:0.5' has an index outside 1 .. 100,000"),
         ("1 qid:1 18446744073709551617:0.5", "has an index outside 1"),
-        ("1 qid:1 1:0.5 1:0.5", "'1:0.5' gives a feature of this line a second time"),
-        ("1 qid:1 2:1 1:0.5 2:3", "'2:3' gives a feature of this line a second time"),
-        ("1 qid:1 9:1 7:0.5 9:3", "'9:3' gives a feature of this line a second time"),
+        ("1 qid:1 1:0.5 1:0.5", "'1:0.5' repeats a feature of this line"),
+        ("1 qid:1 2:1 1:0.5 2:3", "'2:3' repeats a feature of this line"),
+        ("1 qid:1 9:1 7:0.5 9:3", "'9:3' repeats a feature of this line"),
         ("1 qid:1 1:", "'1:' has no number"),
         ("1 qid:1 1: 0.5", "'1:' has no number"),
         ("1 qid:1 1:0.5x", "'1:0.5x' has no number"),
@@ -161,7 +161,7 @@ def test_a_query_id_must_be_utf8(tmp_path: Path) -> None:
 def test_a_file_without_documents_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(LetorError, match="no documents"):
         read(tmp_path, text)
-    with pytest.raises(LetorError, match=r"empty\.txt: there are no documents"):
+    with pytest.raises(LetorError, match=r"empty\.txt: the file contains no documents"):
         read_letor([write(tmp_path, GOOD), write(tmp_path, text, "empty.txt")])
 
 
@@ -171,12 +171,12 @@ def test_documents_without_any_feature_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_wrong_number_of_features_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LetorError, match="line 1: feature 2 is more than the 1 that were expected"):
+    with pytest.raises(LetorError, match="line 1: feature 2 is above the expected number of features, 1"):
         read(tmp_path, GOOD, features=1)
-    with pytest.raises(LetorError, match="every document has 2 features instead of 3"):
+    with pytest.raises(LetorError, match="every document has 2 features, but 3 were expected"):
         read(tmp_path, GOOD, features=3)
     assert read(tmp_path, GOOD, features=2).features.shape == (1, 2)
-    with pytest.raises(ValueError, match="features = 0"):
+    with pytest.raises(ValueError, match="features must be from 1"):
         read(tmp_path, GOOD, features=0)
 
 
@@ -196,7 +196,7 @@ def test_the_highest_index_allowed(tmp_path: Path) -> None:
     data = read(tmp_path, text, features=100_000)
     assert data.features.shape == (2, 100_000)
     assert data.features[1, -1] == 7
-    with pytest.raises(LetorError, match=r"line 1: feature 99999 is more than 10,000, .* features=99999"):
+    with pytest.raises(LetorError, match=r"line 1: feature 99999 is above 10,000, .* features=99999"):
         read(tmp_path, text)
 
 
@@ -221,7 +221,9 @@ def test_a_few_bytes_cannot_take_gigabytes(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / f"data.{kind}"
     text = ("0 qid:1 10000:1\n" * 1_000).encode()  # 40 MB from 16 kB
     path.write_bytes({"txt": bytes, "txt.gz": gzip.compress, "txt.xz": lzma.compress}[kind](text))
-    with pytest.raises(LetorError, match=r"documents of 10,000 features would take .* state how many: features=N"):
+    with pytest.raises(
+        LetorError, match=r"documents of 10,000 features would take .* set the number of features: features=N"
+    ):
         read_letor(path, cache=False)
     assert read_letor(path, features=10_000, cache=False).features.shape == (1_000, 10_000)
 
@@ -261,9 +263,9 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.txt"
     os.mkfifo(pipe)
     for read_it in (read_letor, read_comments):
-        with pytest.raises(ValueError, match=r"pipe.txt is a pipe, where a file was expected"):
+        with pytest.raises(ValueError, match=r"pipe.txt is a pipe; name a file"):
             read_it(pipe)
-    with pytest.raises(ValueError, match="is a folder, where a file was expected"):
+    with pytest.raises(ValueError, match="is a folder; name a file"):
         read_letor(tmp_path)
 
 
@@ -475,7 +477,7 @@ def test_real_files() -> None:
     assert all(comment.startswith("docid = GX") for comment in comments)
     mslr = read_letor(folder / "mslr-sample" / "queries.txt.xz", features=136)
     assert (mslr.queries, mslr.documents, mslr.top_grade) == (177, 19_281, 4)
-    with pytest.raises(LetorError, match="every document has 46 features instead of 136"):
+    with pytest.raises(LetorError, match="every document has 46 features, but 136 were expected"):
         read_letor(folder / "mq2008" / "S1.txt.xz", features=136)
 
 

@@ -81,7 +81,7 @@ def test_a_searcher_counts_only_its_own_documents():
 
 
 def test_nothing_to_learn_is_said():
-    with pytest.raises(NothingToLearn, match="give more documents or queries"):
+    with pytest.raises(NothingToLearn, match="use more documents or queries"):
         live_ranking(small(), [2])
 
 
@@ -212,10 +212,10 @@ def test_a_log_with_live_features(files, tmp_path):
     assert log.facts["settings"]["features"] == "live-1"
     shown = log.features[log.lists[0]]
     assert (np.diff(shown[:, ENGINE]) <= 0).all(), "the list stands in the engine's order"
-    with pytest.raises(FileExistsError, match="other settings"):
+    with pytest.raises(FileExistsError, match="different settings"):
         build_log(*files, tmp_path / "live", LogBuild(ListRules(length=3, depth=5), stem="english"))
     for wrong, said in (
-        ({"features": "live-9"}, "choose"),
+        ({"features": "live-9"}, "must be one of"),
         ({"features": "live-1", "published": True}, "never published"),
     ):
         with pytest.raises(ValueError, match=said):

@@ -364,11 +364,11 @@ def test_a_word_that_fills_a_book() -> None:
 
 def test_pairs_that_cannot_be() -> None:
     statistics = Statistics.of(collection(THREE))
-    with pytest.raises(IndexError, match="no 3 among 3 documents"):
+    with pytest.raises(IndexError, match="index 3 is out of range for 3 documents"):
         features_of("a", [0, 3], statistics)
-    with pytest.raises(IndexError, match="no -1 among 3 documents"):
+    with pytest.raises(IndexError, match="index -1 is out of range for 3 documents"):
         features_of("a", [-1], statistics)
-    with pytest.raises(IndexError, match="no 1 among 1 queries"):
+    with pytest.raises(IndexError, match="index 1 is out of range for 1 queries"):
         features_for(["a"], [1], [0], statistics)
     with pytest.raises(ValueError, match="are no pairs"):
         features_for(["a"], [0, 0], [0], statistics)

@@ -37,7 +37,7 @@ def test_only_the_most_active_users(tmp_path):
     assert fold.test.query_ids.tolist() == ["5", "6", "7", "8"]
     assert fold.train.normalised == fold.test.normalised == "query"
     assert fold.train.features.max() == 1.0
-    assert fold.notes == ("temporal split: 4 entries of 2 users to learn from, the latest 4 to test on",)
+    assert fold.notes == ("temporal split: 4 entries of 2 users for training, the latest 4 for testing",)
 
 
 def test_test_queries_are_normalised_by_the_training_set(tmp_path):
@@ -57,9 +57,9 @@ def test_selections_keep_users_and_times(tmp_path):
 
 def test_what_cannot_be(tmp_path):
     folder = made_up_log(tmp_path / "log", CLICK_MODELS)
-    with pytest.raises(ValueError, match=r"4 users asked for, but .* has entries of 3"):
+    with pytest.raises(ValueError, match=r"4 users were requested, but .* has entries of 3"):
         log_fold(folder, users=4)
-    with pytest.raises(ValueError, match="10 to learn from and 0 to test on"):
+    with pytest.raises(ValueError, match="10 for training and 0 for testing"):
         log_fold(folder, test_share=0.05)
 
 
@@ -107,5 +107,5 @@ def test_files_of_the_cache_are_those_of_this_log(tmp_path, monkeypatch):
     assert not np.array_equal(before, after)
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("FEDRANK_CACHE", str(tmp_path / "file"))
-    with pytest.raises(OSError, match=r"must hold .* GB of features .* FEDRANK_CACHE"):
+    with pytest.raises(OSError, match=r"needs .* GB for features .* FEDRANK_CACHE"):
         log_fold(folder)

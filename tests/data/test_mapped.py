@@ -93,4 +93,4 @@ def test_a_cut_write_names_the_file_and_the_reason(tmp_path, save):
             save(tmp_path / "a.npy", np.arange(5000.0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert told(caught.value).endswith("a.npy: File too large; make room, then run the same command again")
+    assert told(caught.value).endswith("a.npy: File too large; free disk space, then run the same command again")

@@ -53,7 +53,7 @@ def test_logs_with_made_up_lists_have_texts_too(tmp_path):
 
 
 def test_lists_are_not_dropped(tmp_path):
-    with pytest.raises(ValueError, match="build it anew with --drop-redacted"):
+    with pytest.raises(ValueError, match="build it again with --drop-redacted"):
         redact_log(made_up_log(tmp_path / "log", CLICK_MODELS), Redaction(what="drop"))
     with pytest.raises(FileNotFoundError):
         redact_log(tmp_path / "nothing", Redaction())

@@ -48,7 +48,11 @@ def test_words_of_a_file(tmp_path):
     path = tmp_path / "words.txt"
     path.write_text("\ufeff# names\nann\n\n  Bob \n", encoding="utf-8")
     assert read_words(path) == ("ann", "Bob")
-    for content, problem in ((b"two words\n", "not one word"), (b"# none\n", "no word"), (b"\xff\n", "not UTF-8")):
+    for content, problem in (
+        (b"two words\n", "not a single word"),
+        (b"# none\n", "no word"),
+        (b"\xff\n", "not valid UTF-8"),
+    ):
         path.write_bytes(content)
         with pytest.raises(ValueError, match=problem):
             read_words(path)
@@ -56,5 +60,5 @@ def test_words_of_a_file(tmp_path):
 
 @pytest.mark.parametrize("wrong", [{"people": 0}, {"what": "hide"}])
 def test_what_cannot_be_asked_for(wrong):
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))} = "):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be "):
         Redaction(**wrong)

@@ -63,14 +63,14 @@ def test_columns_are_found_by_their_names_and_bad_rows_are_counted(tmp_path, suf
 def test_names_of_columns_must_be_there_and_readable(tmp_path):
     path = tmp_path / "clicks.csv"
     for header, problem in (
-        (b"doc,other\n", "no column 'query' or 'q' for the query; there are 'doc', 'other'"),
-        (b"\xff,doc\n", "line 1: the names of the columns cannot be read: not UTF-8"),
-        (b'"doc,query\n', "names of the columns cannot be read: quotes do not close"),
+        (b"doc,other\n", "no column 'query' or 'q' for the query; the columns are 'doc', 'other'"),
+        (b"\xff,doc\n", "line 1: the column names cannot be read: not UTF-8"),
+        (b'"doc,query\n', "column names cannot be read: unclosed quotes"),
     ):
         path.write_bytes(header)
         with pytest.raises(ValueError, match=problem):
             read(path)
-    with pytest.raises(ValueError, match="no 'user' is read; choose among query, document"):
+    with pytest.raises(ValueError, match="unknown field 'user'; use query, document"):
         RowReader(path, CLICKS, {"user": "u"})
 
 
@@ -109,7 +109,7 @@ def test_lines_that_are_too_long_do_not_fill_the_memory(tmp_path):
     path.write_text("q\tdoc\nx\td\n" + "y" * 3000 + "\td\nz\td\n")
     rows, left_out = read(path, RowFormat(CLICKS.columns, longest=1 << 10))
     assert [row["query"] for _, row in rows] == ["x", "z"]
-    assert left_out == {"a line of more than 0 MiB": (1, (3,))}
+    assert left_out == {"a line longer than 0 MiB": (1, (3,))}
 
 
 def test_a_strict_reader_replaces_bytes_and_refuses_rows(tmp_path):
@@ -119,7 +119,7 @@ def test_a_strict_reader_replaces_bytes_and_refuses_rows(tmp_path):
     assert [row["query"] for _, row in reader] == ["x", "\ufffd"]
     assert reader.replaced == [1]
     path.write_bytes(b"q\tdoc\nx\td\tmore\n")
-    with pytest.raises(ValueError, match="line 2: 3 columns where the first line names 2"):
+    with pytest.raises(ValueError, match="line 2: 3 columns, but the header has 2"):
         read(path, strict=True)
 
 

@@ -99,9 +99,9 @@ def test_one_query_is_possible() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    with pytest.raises(ValueError, match="no synthetic shape 'mq2009'; use one of mq2007, mslr"):
+    with pytest.raises(ValueError, match="unknown synthetic shape 'mq2009'; use one of mq2007, mslr"):
         synthetic("mq2009")
-    with pytest.raises(ValueError, match="queries = 0"):
+    with pytest.raises(ValueError, match="queries must be at least 1"):
         synthetic("mslr", 0)
 
 

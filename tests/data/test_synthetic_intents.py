@@ -47,5 +47,5 @@ def test_folds_keep_intents_with_their_documents():
 
 
 def test_nothing_to_learn_from_is_refused():
-    with pytest.raises(ValueError, match="ask for at least 1"):
+    with pytest.raises(ValueError, match="queries must be at least 1"):
         synthetic_intents(0)

@@ -26,7 +26,7 @@ def test_the_same_seed_gives_the_same_bytes(made, tmp_path):
     again.queries.unlink()  # as if it had been stopped before
     again = synthetic_ubi(tmp_path, 150, documents=400, topics=6, days=20)
     assert all(one.read_bytes() == other.read_bytes() for one, other in zip(made, again, strict=True))
-    with pytest.raises(FileExistsError, match="is there already"):
+    with pytest.raises(FileExistsError, match="already exists with other contents"):
         synthetic_ubi(tmp_path, 2, documents=20, topics=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "corpus.jsonl",

@@ -125,7 +125,7 @@ def test_packed_files(tmp_path):
     rows = read_ubi(tmp_path / "q.ndjson.gz", tmp_path / "e.ndjson.gz", read_documents(docs), docs)
     assert lists_of(rows) == [(0, [2, 1], [1])]
     (tmp_path / "e.ndjson.gz").write_bytes((tmp_path / "e.ndjson.gz").read_bytes()[:-9])
-    with pytest.raises(ValueError, match="damaged or cut short"):
+    with pytest.raises(ValueError, match="damaged or truncated"):
         read_ubi(tmp_path / "q.ndjson.gz", tmp_path / "e.ndjson.gz", read_documents(docs), docs)
 
 
@@ -250,7 +250,7 @@ def test_ids_of_objects_that_are_not_those_of_documents(tmp_path):
 def test_a_field_that_documents_do_not_have_is_a_kind_of_thing(tmp_path):
     rows = read(tmp_path, [asked(object_id_field="product")], [event()])
     assert lists_of(rows) == [(0, [1, 2, 3], [1])]
-    assert rows.counts["rows that name the field 'product', which no document has: matched by id"] == 1
+    assert rows.counts["rows with the field 'product', which no document has (matched by id)"] == 1
 
 
 @pytest.mark.parametrize("field", ["ann@example.org", "what ann asked for", "\u202eproduct", "x" * 41])
@@ -260,7 +260,7 @@ def test_a_field_that_is_no_name_is_not_repeated(tmp_path, field):
     click["event_attributes"]["object"]["object_id_field"] = field
     rows = read(tmp_path, [asked()], [click])
     assert lists_of(rows) == [(0, [1, 2, 3], [1])]
-    assert rows.counts["rows that name the field '(not a name)', which no document has: matched by id"] == 1
+    assert rows.counts["rows with the field '(not a name)', which no document has (matched by id)"] == 1
     assert field not in str(rows.counts)
 
 
@@ -341,10 +341,10 @@ def test_everything_that_is_left_out_is_counted_with_its_first_lines(tmp_path):
     }
     assert {what: n for what, n in rows.counts.items() if n} == {
         "other action": 1,
-        "of whole pages, not of a document": 1,
-        "seen, not clicked": 1,
+        "events of pages, not of a document": 1,
+        "views without a click": 1,
         "a query, not an event": 1,
-        "lists cut before a document that is not in the collection": 1,
+        "lists truncated before a document that is not in the collection": 1,
     }
 
 
@@ -373,7 +373,7 @@ def test_broken_bytes_and_endless_lines_cost_one_row(tmp_path, monkeypatch):
     (tmp_path / "e.ndjson").write_bytes(json.dumps(event()).encode())
     rows = read_ubi(tmp_path / "q.ndjson", tmp_path / "e.ndjson", read_documents(docs), docs)
     assert lists_of(rows) == [(0, [1], [1])]
-    assert reasons(rows) == {BAD_BYTES: (1, (2,)), "a line of more than 16 MiB": (1, (3,)), BAD_ROW: (1, (5,))}
+    assert reasons(rows) == {BAD_BYTES: (1, (2,)), "a line longer than 16 MiB": (1, (3,)), BAD_ROW: (1, (5,))}
 
 
 def test_actions_can_be_chosen(tmp_path):
@@ -491,11 +491,11 @@ def test_known_draws(tmp_path):
 def test_long_lists_are_cut(tmp_path):
     rows = read(tmp_path, [asked()], [event("d3")], UbiRules(positions=2))
     assert lists_of(rows) == [(0, [1, 2], [])]
-    assert rows.counts["lists cut behind place 2"] == 1
+    assert rows.counts["lists truncated after position 2"] == 1
     assert reasons(rows) == {shown.NOT_SHOWN: (1, (1,))}
 
 
 @pytest.mark.parametrize("wrong", [{"actions": ()}, {"positions": 0}, {"within_hours": 0}, {"within_hours": math.nan}])
 def test_rules_that_leave_nothing(wrong):
-    with pytest.raises(ValueError, match="nothing would"):
+    with pytest.raises(ValueError, match="must"):
         UbiRules(**wrong)

@@ -7,6 +7,7 @@ import re
 import stat
 import sys
 import threading
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,8 +17,11 @@ from fedrank.cli import main
 from fedrank.deploy import consent
 from fedrank.deploy.check import CheckLine
 from fedrank.deploy.folder import FolderSend
+from fedrank.deploy.identity import fingerprint
 from fedrank.deploy.settings import site_template
 from fedrank.experiments.runner.runs import load_runs
+from fedrank.experiments.spec.experiment import to_toml
+from fedrank.experiments.spec.source import read_spec
 from tests.deploy.plans import letor_file, made_plan
 
 SPEC = """\
@@ -78,36 +82,50 @@ def site(name="clinic-a", id=0, seed=0, **changes):
     return folder
 
 
+def coordinators_home():
+    """The home of a coordinator with NVFLARE whose sites have joined."""
+    home = Path("hub")
+    home.mkdir()
+    (home / "federation.toml").write_text(
+        'name = "f"\nhost = "localhost"\nport = 1\n[[sites]]\nname = "a"\norganisation = "A"\nid = 0\n'
+    )
+    members = {
+        name: {"name": name, "organisation": "A", "id": id, "state": "joined", "identity": "01" * 32}
+        for id, name in enumerate(SITES)
+    }
+    (home / "sites.json").write_text(json.dumps(members))
+    return home
+
+
 def test_every_command_has_help_and_an_example(fedrank):
     from typer.main import get_command
 
     from fedrank.cli.deploy import deploy_app
 
     commands = get_command(deploy_app).commands
-    belonging = {"init", "invite", "request", "approve", "join", "renew", "expel", "leave"}
-    working = {"check", "show", "accept", "refuse", "start", "stop", "run", "status", "unlearn", "backup", "restore"}
-    assert belonging | working <= set(commands)
-    for command in [*commands.values(), *commands["folder"].commands.values()]:
-        if command.name != "folder":
-            assert command.help
-            assert "Example" in command.epilog
+    belonging = {"init", "invite", "approve", "join", "renew", "expel", "leave"}
+    working = {"check", "show", "accept", "refuse", "start", "stop", "run", "status", "forget", "backup", "restore"}
+    assert belonging | working == set(commands)
+    for command in commands.values():
+        assert command.help
+        assert "Example" in command.epilog
 
 
 @pytest.mark.long
 def test_a_federation_through_a_folder_from_the_first_word_to_the_model(fedrank, monkeypatch):
     """What a stranger does: begin, join, compare, fill in, look, accept, run, and read."""
     monkeypatch.setattr("fedrank.deploy.folder.folder_send", lambda shared, home: FolderSend(shared, home, every=0.05))
-    _, out, _ = fedrank("folder", "begin", "shared", "--name", "clinics", "--home", "hub")
+    _, out, _ = fedrank("init", "--folder", "shared", "--name", "clinics", "--home", "hub")
     coordinator = FINGERPRINT.search(out)[0]
     for id, name in enumerate(SITES):
         code, out, _ = fedrank(
-            "folder", "join", "shared", name, "--id", id, "--fingerprint", coordinator, "--home", name
+            "join", "shared", "--name", name, "--id", id, "--fingerprint", coordinator, "--home", name
         )
         assert code == 0
         own = FINGERPRINT.search(out)[0]
         assert stat.S_IMODE(Path(name).stat().st_mode) == 0o700
-        code, out, _ = fedrank("folder", "approve", "shared", name, "--id", id, "--fingerprint", own, "--home", "hub")
-        assert (code, out) == (0, f"{name} takes part, with id {id}\n")
+        code, out, _ = fedrank("approve", name, "--id", id, "--fingerprint", own, "--home", "hub")
+        assert (code, out) == (0, f"{name} participates with id {id}\n")
         site(name, id, seed=id, measures='["ndcg@10"]')
         text = Path(name, "site.toml").read_text().replace("# test_share", "test_share")
         Path(name, "site.toml").write_text(text)
@@ -119,7 +137,7 @@ def test_a_federation_through_a_folder_from_the_first_word_to_the_model(fedrank,
     assert code == 0, out
     assert all(f"{what} " in out for what in ("key", "clock", "data", "features", "policy", "ledger", "disk"))
     with serving():
-        code, out, err = fedrank("folder", "run", "shared", "my.toml", "--home", "hub")
+        code, out, err = fedrank("run", "my.toml", "--home", "hub")
     assert code == 0, out + err
     assert "do nothing" in out
     assert "fedrank report hub/runs/my" in out
@@ -142,26 +160,26 @@ def test_a_federation_through_a_folder_from_the_first_word_to_the_model(fedrank,
     digits = consent.proposals(Path(SITES[2]))[0].digest[:12]
     _, out, _ = fedrank("show", "--home", SITES[2])
     assert digits in out
-    code, out, err = fedrank("folder", "run", "shared", "my.toml", "--home", "hub")  # nothing is done twice
+    code, out, err = fedrank("run", "my.toml", "--home", "hub")  # nothing is done twice
     assert code == 0, out + err
 
 
 @pytest.mark.long
 def test_a_site_leaves_and_the_model_forgets_it(fedrank, monkeypatch):
     monkeypatch.setattr("fedrank.deploy.folder.folder_send", lambda shared, home: FolderSend(shared, home, every=0.05))
-    _, out, _ = fedrank("folder", "begin", "shared", "--name", "clinics", "--home", "hub")
+    _, out, _ = fedrank("init", "--folder", "shared", "--name", "clinics", "--home", "hub")
     coordinator = FINGERPRINT.search(out)[0]
     for id, name in enumerate(SITES):
-        _, out, _ = fedrank("folder", "join", "shared", name, "--id", id, "--fingerprint", coordinator, "--home", name)
+        _, out, _ = fedrank("join", "shared", "--name", name, "--id", id, "--fingerprint", coordinator, "--home", name)
         own = FINGERPRINT.search(out)[0]
-        fedrank("folder", "approve", "shared", name, "--id", id, "--fingerprint", own, "--home", "hub")
+        fedrank("approve", name, "--id", id, "--fingerprint", own, "--home", "hub")
         site(name, id, seed=id, accept='"within-policy"', min_sites="2", history="true")
     Path("my.toml").write_text("record_every = 1\n" + SPEC.replace("rounds = 4", "rounds = 2"))
     with serving():
-        code, out, err = fedrank("folder", "run", "shared", "my.toml", "--home", "hub")
+        code, out, err = fedrank("run", "my.toml", "--home", "hub")
         assert code == 0, out + err
         [run] = load_runs("hub/runs/my")
-        leaving = ("folder", "unlearn", "shared", run.path, "--site", "clinic-c", "--home", "hub")
+        leaving = ("forget", run.path, "--site", "clinic-c", "--home", "hub")
         code, out, err = fedrank(*leaving)
     assert code == 0, out + err
     receipt = Path(re.search(r"Receipt: (.*)", out)[1])
@@ -171,8 +189,67 @@ def test_a_site_leaves_and_the_model_forgets_it(fedrank, monkeypatch):
         assert len(list(Path(name).glob("models/*/model.json"))) == 2
     code, out, err = fedrank(*leaving, "--method", "fed-remove", "--name", "removed")
     assert code == 0, out + err
-    code, _, err = fedrank(*leaving[:4], "--site", "clinic-x", "--home", "hub")
+    code, _, err = fedrank(*leaving[:2], "--site", "clinic-x", "--home", "hub")
     assert (code, "does not participate" in err) == (2, True)
+
+
+def test_a_home_stores_its_shared_folder(fedrank, monkeypatch, tmp_path):
+    """Every later command reads it, from any working directory; a home without it says what to do."""
+    _, out, _ = fedrank("init", "--folder", "shared", "--name", "clinics", "--home", "hub")
+    coordinator = FINGERPRINT.search(out)[0]
+    joined = ("join", "shared", "--name", "clinic-a", "--id", 0, "--fingerprint", coordinator, "--home", "clinic-a")
+    code, out, _ = fedrank(*joined)
+    own = FINGERPRINT.search(out)[0]
+    assert code == 0
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    hub, clinic = tmp_path / "hub", tmp_path / "clinic-a"
+    code, _, err = fedrank("approve", "clinic-b", "--home", hub)
+    assert (code, "no request of site 'clinic-b'" in err) == (2, True)
+    code, out, _ = fedrank("approve", "clinic-a", "--home", hub, typed="n\n")
+    assert (code, own in out) == (1, True)
+    code, _, err = fedrank("approve", "clinic-a", "--fingerprint", coordinator, "--home", hub)
+    assert (code, "uses the key" in err) == (2, True)
+    code, out, _ = fedrank("approve", "clinic-a", "--home", hub, typed="y\n")
+    assert (code, "clinic-a participates with id 0" in out) == (0, True)
+    assert fedrank("start", "--once", "--home", clinic)[:2] == (0, "")
+    for command, said in (
+        (("start", "--home", hub), "a shared folder needs no server"),
+        (("stop", "--home", clinic), "stop is for NVFLARE"),
+        (("renew", "--home", clinic), "renew is for NVFLARE"),
+        (("invite", "clinic-b", "B", 1, "--home", hub), "invite is for NVFLARE"),
+        (("leave", "--site", "clinic-a", "--home", hub), "leave --site is for NVFLARE"),
+    ):
+        code, out, err = fedrank(*command)
+        assert (code, out, said in err) == (2, "", True), err
+    assert "[Service]" in fedrank("start", "--unit", "--home", clinic)[1]
+    assert fedrank("backup", "a.backup", "--home", clinic)[0] == 0
+    assert fedrank("restore", "a.backup", "--home", "again")[0] == 0
+    assert Path("again", "transport.json").read_text() == (clinic / "transport.json").read_text()
+    assert fedrank("leave", "--home", clinic, "--yes")[0] == 0
+    assert (tmp_path / "shared" / "left" / "clinic-a").exists()
+    code, out, _ = fedrank("expel", "clinic-a", "--because", "sends noise", "--home", hub, "--yes")
+    assert (code, "clinic-a is expelled" in out) == (0, True)
+    (hub / "transport.json").write_text("{")
+    assert "cannot be read" in fedrank("expel", "clinic-a", "--because", "x", "--home", hub, "--yes")[2]
+    (hub / "transport.json").unlink()
+    code, _, err = fedrank("expel", "clinic-a", "--because", "x", "--home", hub, "--yes")
+    assert (code, "run `fedrank deploy init --folder SHARED` again" in err) == (2, True)
+    monkeypatch.chdir(tmp_path)
+    assert fedrank("init", "--folder", "shared", "--name", "clinics", "--home", "hub")[0] == 0
+    assert (hub / "transport.json").exists()
+
+
+def test_join_decides_by_what_it_is_given(fedrank, monkeypatch):
+    asked = []
+    monkeypatch.setattr("fedrank.cli.deploy._request", lambda *given: asked.append(("invitation", *given)))
+    monkeypatch.setattr("fedrank.cli.deploy._join_signed", lambda *given: asked.append(("signed", *given)))
+    Path("a.json").write_text("{}")
+    with zipfile.ZipFile("a.zip", "w") as archive:
+        archive.writestr("a.crt", "")
+    assert fedrank("join", "a.json", "--home", "a")[0] == 0
+    assert fedrank("join", "a.zip", "--fingerprint", "SHA256:ab")[0] == 0
+    assert asked == [("invitation", Path("a.json"), Path("a")), ("signed", Path("a.zip"), Path(), "SHA256:ab")]
 
 
 class serving:
@@ -228,7 +305,7 @@ def test_show_before_and_accept_after(fedrank):
     assert code == 0
     assert consent.said_of(folder, plan) == "refused"
     _, out, _ = fedrank("show", "--home", folder)
-    assert out == "No plan waits for this site's word.\n"
+    assert out == "No plan waits for a decision of this site.\n"
 
 
 @pytest.mark.long
@@ -237,7 +314,7 @@ def test_what_the_policy_forbids_cannot_be_accepted(fedrank):
     code, out, _ = fedrank("show", "my.toml", "--home", folder)
     assert code == 0
     assert "policy.most_rounds = 3" in out
-    assert "To take part" not in out
+    assert "To participate" not in out
     code, _, err = fedrank("accept", "my.toml", "--home", folder, "--yes")
     assert code == 2
     assert "rounds: 4 is more than policy.most_rounds = 3" in err
@@ -272,17 +349,22 @@ def test_init_names_the_line(fedrank):
 @pytest.mark.long
 def test_approve_shows_and_asks_before_it_signs(fedrank, monkeypatch):
     signed = []
-    applicant = SimpleNamespace(name="clinic-a", id=0, organisation="A", fingerprint="SHA256:ab", renewal=False)
+    applicant = SimpleNamespace(
+        name="clinic-a", id=0, organisation="A", fingerprint=fingerprint("01" * 32), renewal=False
+    )
     monkeypatch.setattr("fedrank.deploy.flare_kit.approve", lambda path, home: applicant)
     monkeypatch.setattr("fedrank.deploy.flare_kit.sign", lambda one, home: signed.append(one) or Path("signed.zip"))
     code, out, _ = fedrank("approve", "a.zip", typed="n\n")
     assert code == 1
     assert signed == []
-    assert all(word in out for word in ("clinic-a", "Organisation: A", "SHA256:ab"))
+    assert all(word in out for word in ("clinic-a", "Organisation: A", "SHA256:"))
     code, out, _ = fedrank("approve", "a.zip", typed="y\n")
     assert (code, signed) == (0, [applicant])
     assert "signed.zip" in out
     assert fedrank("approve", "a.zip", "--yes")[0] == 0
+    assert fedrank("approve", "a.zip", "--fingerprint", fingerprint("01" * 32))[0] == 0
+    code, _, err = fedrank("approve", "a.zip", "--fingerprint", fingerprint("02" * 32), "--yes")
+    assert (code, "do not approve it" in err) == (2, True)
 
 
 @pytest.mark.long
@@ -340,21 +422,13 @@ def test_start_serves_and_prints_a_unit(fedrank, monkeypatch):
     assert "[Service]" in out
     assert str(folder.absolute()) in out
     code, out, _ = fedrank("stop", "--home", folder)
-    assert out == "Nothing runs here.\n"
+    assert out == "No process runs here.\n"
 
 
 @pytest.mark.long
 def test_run_refuses_before_anything_is_submitted(fedrank):
-    home = Path("hub")
-    home.mkdir()
-    (home / "federation.toml").write_text(
-        'name = "f"\nhost = "localhost"\nport = 1\n[[sites]]\nname = "a"\norganisation = "A"\nid = 0\n'
-    )
-    members = {
-        name: {"name": name, "organisation": "A", "id": id, "state": "joined", "identity": "01" * 32}
-        for id, name in enumerate(SITES)
-    }
-    (home / "sites.json").write_text(json.dumps(members))
+    home = coordinators_home()
+    members = json.loads((home / "sites.json").read_text())
     for change, said in (
         ("clients.click_model=navigational", "clients.click_model: is valid only in a simulation"),
         ("clients.count=4", "clients.count: 4, but 3 participate"),
@@ -373,16 +447,7 @@ def test_run_refuses_before_anything_is_submitted(fedrank):
 
 
 def test_run_hands_every_run_with_its_plan_to_the_engine(fedrank, monkeypatch):
-    home = Path("hub")
-    home.mkdir()
-    (home / "federation.toml").write_text(
-        'name = "f"\nhost = "localhost"\nport = 1\n[[sites]]\nname = "a"\norganisation = "A"\nid = 0\n'
-    )
-    members = {
-        name: {"name": name, "organisation": "A", "id": id, "state": "joined", "identity": "01" * 32}
-        for id, name in enumerate(SITES)
-    }
-    (home / "sites.json").write_text(json.dumps(members))
+    home = coordinators_home()
     asked = []
 
     def run_deployed(home, task, plan, tell, stop, say):
@@ -419,21 +484,24 @@ def test_local_calls_the_trial(fedrank, monkeypatch):
 
 
 @pytest.mark.long
-def test_readmit(fedrank):
-    run = Path("run")
-    run.mkdir()
-    (run / "spec.toml").write_text("rounds = 1\n")
+def test_readmit(fedrank, monkeypatch):
+    home = coordinators_home()
+    monkeypatch.setattr("fedrank.deploy.flare_jobs.run_deployed", lambda *_: "interrupted")
+    run = home / "runs/my/only/fold-1-seed-1"
+    run.mkdir(parents=True)
+    again = ("run", "my.toml", "--home", home, "--readmit", "clinic-b")
+    code, _, err = fedrank(*again)
+    assert (code, "fold-1-seed-1" in err) == (2, True)
+    (run / "spec.toml").write_text(to_toml(read_spec("my.toml").base))
     (run / "left-out.json").write_text(
         json.dumps({"clinic-b": "excluded after 3 consecutive invalid answers", "clinic-c": "too"})
     )
-    code, out, _ = fedrank("readmit", "clinic-b", run)
-    assert code == 0
+    code, out, _ = fedrank(*again)
+    assert code == 130
     assert "excluded after 3 consecutive invalid answers" in out
     assert json.loads((run / "left-out.json").read_text()) == {"clinic-c": "too"}
-    code, _, err = fedrank("readmit", "clinic-b", run)
-    assert (code, "excluded: clinic-c" in err) == (2, True)
-    code, _, err = fedrank("readmit", "clinic-b", "nowhere")
-    assert (code, "nowhere is not a run folder" in err) == (2, True)
+    code, _, err = fedrank(*again)
+    assert (code, "clinic-c" in err) == (2, True)
 
 
 def test_backup_and_restore(fedrank):
@@ -459,9 +527,15 @@ def test_backup_and_restore(fedrank):
         (("show", "abcdef123456", "--home", "clinic-a"), "plans received at this site: none"),
         (("refuse", "abcdef123456", "--because", "x", "--home", "clinic-a"), "plans received at this site: none"),
         (("accept", "no.toml", "--home", "clinic-a"), "no.toml"),
-        (("folder", "begin", "shared", "--name", "a b", "--home", "hub"), "certificates allow at most 64 letters"),
+        (("init", "--folder", "shared", "--name", "a b", "--home", "hub"), "certificates allow at most 64 letters"),
         (("init", "no.toml"), "has no no.toml"),
-        (("request", "no.json"), "no.json"),
+        (("init",), "give federation.toml for NVFLARE, or --folder SHARED and --name NAME"),
+        (("init", "--folder", "shared"), "needs --folder SHARED and --name NAME"),
+        (("join", "no.json"), "no file or folder no.json"),
+        (("join", "my.toml"), "my.toml"),
+        (("join", "my.toml", "--name", "clinic-a"), "--name is for a shared folder"),
+        (("join", "."), "needs --name and --id of this site, and --fingerprint of the coordinator"),
+        (("start", "--home", "clinic-a", "--once"), "--once is for a shared folder, and clinic-a uses NVFLARE"),
     ],
 )
 def test_mistakes_cost_one_clear_line(fedrank, words, said):

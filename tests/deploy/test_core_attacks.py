@@ -111,10 +111,10 @@ def bad_requests(trial: RealTrial) -> dict[str, tuple[object, str]]:
 
     return {
         "nothing": (b"", "too short"),
-        "junk": (b"\x00" * 500, "no message of fedrank"),
+        "junk": (b"\x00" * 500, "not a message of fedrank"),
         "a text": ("round 1, please", "too short"),
         "cut short": (good[:60], "too short"),
-        "another magic": (relabelled(good, magic=b"frnc"), "no message of fedrank"),
+        "another magic": (relabelled(good, magic=b"frnc"), "not a message of fedrank"),
         "another version": (relabelled(good, version=9), "another version"),
         "a foreign kind": (relabelled(good, kind=b"shell"), "does not support requests of kind"),
         "an answer": (relabelled(good, kind=b"answers"), "does not support requests of kind"),
@@ -123,14 +123,14 @@ def bad_requests(trial: RealTrial) -> dict[str, tuple[object, str]]:
         "round 0": (relabelled(good, round=0), "between 1 and 3"),
         "a round beyond": (relabelled(good, round=4), "between 1 and 3"),
         "a round far beyond": (relabelled(good, round=2**64 - 1), "between 1 and 3"),
-        "a call of another round": (relabelled(good, round=2), "round 1, expected was round 2"),
-        "a call of another attempt": (relabelled(good, attempt=7), "attempt 0, expected was attempt 7"),
-        "from another site": (relabelled(good, sender=20), "who was not asked"),
+        "a call of another round": (relabelled(good, round=2), "round 1, but round 2 was expected"),
+        "a call of another attempt": (relabelled(good, attempt=7), "attempt 0, but attempt 7 was expected"),
+        "from another site": (relabelled(good, sender=20), "which was not asked"),
         "one byte less": (good[:-1], "checksum"),
         "one bit flipped": (good[:-40] + bytes([good[-40] ^ 1]) + good[-39:], "checksum"),
         "more bytes": (sealed(good[:-16] + bytes(8)), "bytes follow"),
-        "a part less": (protocol.request("round", plan.run, 1, call=ask.parts["call"]), "1 parts, expected were 2"),
-        "a part more": (ask(more=b"1"), "3 parts, expected were 2"),
+        "a part less": (protocol.request("round", plan.run, 1, call=ask.parts["call"]), "1 parts, but 2 were expected"),
+        "a part more": (ask(more=b"1"), "3 parts, but 2 were expected"),
         "parts swapped": (protocol.request("round", plan.run, 1, asked=b"", call=b""), "where call was expected"),
         "255 parts": (relabelled(good, count=255), "255 parts"),
         "a part without end": (
@@ -304,7 +304,7 @@ class Lies:
             "nothing": (lambda answer: b"", "too short"),
             "a text": (lambda answer: "text", "too short"),
             "none": (lambda answer: None, "NoneType"),
-            "junk": (lambda answer: bytes(1000), "no message of fedrank"),
+            "junk": (lambda answer: bytes(1000), "not a message of fedrank"),
             "one byte less": (lambda answer: answer[:-1], "checksum"),
             "half": (lambda answer: answer[: len(answer) // 2], "checksum"),
             "one bit flipped": (lambda answer: answer[:-30] + bytes([answer[-30] ^ 1]) + answer[-29:], "checksum"),
@@ -318,7 +318,7 @@ class Lies:
                 lambda answer: self.earlier["clinic-a", wire.label_of(answer).round], "comes from 10"
             ),
             "oversized": (lambda answer: answer + bytes(100 << 20), "too many"),
-            "no message": (bundled(), "no message came"),
+            "no message": (bundled(), "no valid message"),
             "a message that is longer than it is": (bundled(2**31), "too long"),
             "two messages": (lambda answer: replace(
                 self.parts(answer)[1], messages=self.parts(answer)[1].messages * 2

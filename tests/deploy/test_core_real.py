@@ -274,7 +274,7 @@ def test_rules_that_need_more_sites_are_refused_by_name(tmp_path, rule, sites):
 
 
 def test_rules_that_must_see_single_updates_are_refused_under_a_sum(tmp_path):
-    with pytest.raises(ValueError, match="must see single updates"):
+    with pytest.raises(ValueError, match="needs single updates"):
         RealTrial(tmp_path, '[aggregator]\nname = "median"\n' + LINEAR + SUM)
 
 

@@ -442,12 +442,12 @@ def test_forests_travel_through_a_shared_folder_by_the_commands(tmp_path, fedran
     """Nobody is online together: what a site is asked lies in the folder, and the answer of each is signed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedrank.deploy.folder.folder_send", lambda shared, home: FolderSend(shared, home, every=0.05))
-    _, out, _ = fedrank("folder", "begin", "shared", "--name", "clinics", "--home", "hub")
+    _, out, _ = fedrank("init", "--folder", "shared", "--name", "clinics", "--home", "hub")
     coordinator = FINGERPRINT.search(out)[0]
     for id, name in enumerate(SITES):
-        _, out, _ = fedrank("folder", "join", "shared", name, "--id", id, "--fingerprint", coordinator, "--home", name)
+        _, out, _ = fedrank("join", "shared", "--name", name, "--id", id, "--fingerprint", coordinator, "--home", name)
         own = FINGERPRINT.search(out)[0]
-        fedrank("folder", "approve", "shared", name, "--id", id, "--fingerprint", own, "--home", "hub")
+        fedrank("approve", name, "--id", id, "--fingerprint", own, "--home", "hub")
         site(name, id, seed=id, accept='"within-policy"', learners='["lambdamart"]', unprotected="true")
     letor_file(Path("train.txt"), seed=9)
     letor_file(Path("validation.txt"), seed=7)
@@ -456,7 +456,7 @@ def test_forests_travel_through_a_shared_folder_by_the_commands(tmp_path, fedran
     code, out, err = fedrank("show", "spec.toml", "--home", SITES[0])
     assert (code, "forests are sent without noise" in out) == (0, True), out + err
     with serving():
-        code, out, err = fedrank("folder", "run", "shared", "spec.toml", "--home", "hub")
+        code, out, err = fedrank("run", "spec.toml", "--home", "hub")
     assert code == 0, out + err
     [run] = load_runs("hub/runs/spec")
     assert run.status == "finished"

@@ -88,7 +88,7 @@ def test_a_list_under_another_number_and_a_pipe_are_refused(tmp_path):
     folder = RecordedFolder(tmp_path)
     folder.add(1, a_list())
     os.rename(tmp_path / "000000000001", tmp_path / "000000000002")
-    with pytest.raises(RecordError, match="round 1, expected was round 2"):
+    with pytest.raises(RecordError, match="round 1, but round 2 was expected"):
         folder.get(2)
     os.mkfifo(tmp_path / "000000000003")
     with pytest.raises(RecordError, match="pipe"):

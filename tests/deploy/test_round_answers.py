@@ -46,9 +46,9 @@ def test_messages_come_in_the_order_in_which_clients_were_asked(plan, state):
     ("changes", "word"),
     [
         ({"size": 5}, "reports 5 interactions, but 4 were requested"),
-        ({"sender": 2}, "comes from 2, who was not asked"),
-        ({"round": 2}, "left out"),
-        ({"value": np.nan}, "left out"),
+        ({"sender": 2}, "comes from 2, which was not asked"),
+        ({"round": 2}, "it is of round 2, but round 1 was expected"),
+        ({"value": np.nan}, "not finite"),
     ],
 )
 def test_what_no_honest_client_sends_is_refused(plan, state, changes, word):

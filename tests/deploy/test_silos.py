@@ -1,4 +1,4 @@
-"""Organisations with documents: letters that the coordinator cannot open, and the turns of `fedrank silo train`."""
+"""Organisations with documents: letters that the coordinator cannot open, and turns."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ from fedrank.experiments.spec.experiment import SpecError
 from fedrank.experiments.spec.source import read_spec
 from fedrank.ranking.model import load_weights
 from fedrank.silo.features import RANGES
-from fedrank.silo.files import export_sketch, ledger_of, open_sketch
+from fedrank.silo.files import ledger_of, open_sketch
 from fedrank.silo.keys import read_key, read_public, read_secret
 from fedrank.silo.letters import party, read_address, unseal
 from fedrank.silo.member import turn_order
-from fedrank.silo.turns import load_partners, take_turn
+from fedrank.silo.partners import Sketched
+from fedrank.silo.turns import KnownPartner, take_turn
 from fedrank.trees.export import export
 from fedrank.wire import Label
 from tests.deploy.test_cli_deploy import FINGERPRINT, SITES, fedrank, serving
@@ -146,22 +147,19 @@ def done(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_turns_are_those_of_silo_train(done, tmp_path):
-    """The same sketches as copies, by the functions behind `fedrank silo export` and `silo train`, turn by turn."""
+def test_turns_are_those_of_sketches_that_were_not_sent(done):
+    """The same sketches as each partner may see them, without letters, turn by turn."""
     made, _ = done
     parties, model = made.parties(), None
     home = {one.name: made.folders[name] for name, one in parties.items()}
     of = {one.name: one for one in parties.values()}
     for turn in turn_order(sorted(of), 3):
         me, collection = of[turn.party], read_collection(home[turn.party] / "data")
-        copies = []
-        for other in of.values():
-            if other is not me:
-                copies.append(tmp_path / f"{other.name}-for-{me.name}.sketch")
-                if not copies[-1].exists():
-                    export_sketch(home[other.name] / "silo" / "own.sketch", other, me.name, copies[-1])
         key = read_key(home[turn.party] / "silo" / "shared.key")
-        partners = load_partners(copies, [], me, key, collection.queries)
+        partners = []
+        for other in sorted(of.keys() - {me.name}):
+            copy = open_sketch(home[other] / "silo" / "own.sketch").copy_for(me.name)
+            partners.append(KnownPartner(other, Sketched(copy, key), copy.sketcher, copy.fingerprint))
         chosen = {"k": 10, "rate": 0.4, "batch": 16, "seed": 1, "top_grade": 2}
         model = take_turn(collection, me, partners, model, chosen, turn.passes).model
     found = load_weights(made.task.folder / "model.json")
@@ -195,7 +193,7 @@ def test_the_run_folder_is_that_of_a_run(done):
         [place] = (home / "models").iterdir()
         assert (place / "model.json").read_bytes() == (folder / "model.json").read_bytes()
         assert (place / "privacy.json").exists()
-        assert "on own queries that were kept aside" in (home / "site.log").read_text()
+        assert "on held-out own queries" in (home / "site.log").read_text()
 
 
 def test_the_coordinator_cannot_open_what_it_carries(done):
@@ -231,7 +229,7 @@ def test_letters_are_for_one_other_site_alone(done):
         if one.name == address.addressee:
             assert unseal(letter, "question", one)[0] == address.sender
         elif one.name != address.sender:
-            with pytest.raises(ValueError, match="the relay should send it there"):
+            with pytest.raises(ValueError, match="the coordinator must deliver it there"):
                 unseal(letter, "question", one)
 
 
@@ -263,8 +261,8 @@ def test_another_request_for_the_same_step_is_refused(done):
         request = wire.pack(
             Label("silo-turn", made.plan.run, free), {"letters": protocol.bundle([b"x"]), "top": np.array([2])}
         )
-        assert b"is not that of this site" in site.answer(request)
-        assert b"this run trains with sketches" in site.answer(protocol.request("round", made.plan.run, 1))
+        assert b"is not of this site" in site.answer(request)
+        assert b"this run trains through sketches" in site.answer(protocol.request("round", made.plan.run, 1))
 
 
 @pytest.mark.long
@@ -348,7 +346,7 @@ def test_a_budget_that_is_spent_pays_for_no_second_sketch(tmp_path):
             [theirs] = letters_of(other.answer(wire.pack(Label("silo-key", again.run, 1), empty)))
         keys = {"letters": protocol.bundle([own, theirs]), "top": np.array([2])}
         assert len(letters_of(site.answer(wire.pack(Label("silo-meet", again.run, 2), keys)))) == 1
-        assert b"its budget does not pay for it" in site.answer(wire.pack(Label("silo-ask", again.run, 4), empty))
+        assert b"its privacy budget does not allow it" in site.answer(wire.pack(Label("silo-ask", again.run, 4), empty))
 
 
 @pytest.mark.parametrize(
@@ -433,12 +431,12 @@ def test_a_backup_holds_sketches_and_what_they_cost(done, tmp_path):
 def test_letters_travel_through_a_shared_folder_by_the_commands(tmp_path, fedrank, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedrank.deploy.folder.folder_send", lambda shared, home: FolderSend(shared, home, every=0.05))
-    _, out, _ = fedrank("folder", "begin", "shared", "--name", "hospitals", "--home", "hub")
+    _, out, _ = fedrank("init", "--folder", "shared", "--name", "hospitals", "--home", "hub")
     coordinator = FINGERPRINT.search(out)[0]
     for id, name in enumerate(SITES):
-        _, out, _ = fedrank("folder", "join", "shared", name, "--id", id, "--fingerprint", coordinator, "--home", name)
+        _, out, _ = fedrank("join", "shared", "--name", name, "--id", id, "--fingerprint", coordinator, "--home", name)
         own = FINGERPRINT.search(out)[0]
-        fedrank("folder", "approve", "shared", name, "--id", id, "--fingerprint", own, "--home", "hub")
+        fedrank("approve", name, "--id", id, "--fingerprint", own, "--home", "hub")
         write_collection(Path(name, "data"), id, 4)
         said = {"learner": "cross-silo", "unprotected": "true", "epsilon": "40.0"}
         Path(name, "site.toml").write_text(SITE.format(name=name, id=id, **said))
@@ -448,7 +446,7 @@ def test_letters_travel_through_a_shared_folder_by_the_commands(tmp_path, fedran
     assert (code, "sealed letters that it cannot read" in out) == (0, True), out + err
     threading.Thread(target=accept_when_it_comes, args=(SITES,), daemon=True).start()
     with serving():
-        code, out, err = fedrank("folder", "run", "shared", "spec.toml", "--home", "hub")
+        code, out, err = fedrank("run", "spec.toml", "--home", "hub")
     assert code == 0, out + err
     [run] = load_runs("hub/runs/spec")
     for name in SITES:

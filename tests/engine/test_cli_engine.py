@@ -40,13 +40,13 @@ def test_features(fedrank, tmp_path, to):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("features", "engine-2", "--to", "solr", "--out", "e"), "no features 'engine-2'"),
+        (("features", "engine-2", "--to", "solr", "--out", "e"), "unknown feature set 'engine-2'"),
         (("features", "engine-1", "--to", "x", "--out", "e"), "unknown engine 'x'"),
         (("features", "engine-1", "--to", "solr", "--out", "e", "--title", "a'b"), 'title = "a\'b"'),
         (("read-log", "nowhere", "--out", "t.txt"), "nowhere"),
-        (("read-log", "l", "--out", "data"), "give --ubi-queries"),
-        (("read-log", "l", "--out", "t.txt", "--ubi-events", "e"), "UBI is two files"),
-        (("read-log", "l", "--out", "t.txt", "--clicks", "c", "--ubi-queries", "q"), "leave one of them out"),
+        (("read-log", "l", "--out", "data"), "needs --ubi-queries and --ubi-events"),
+        (("read-log", "l", "--out", "t.txt", "--ubi-events", "e"), "UBI has two files"),
+        (("read-log", "l", "--out", "t.txt", "--clicks", "c", "--ubi-queries", "q"), "remove one of them"),
     ],
 )
 def test_mistakes_cost_a_line(fedrank, tmp_path, arguments, says):
@@ -62,8 +62,8 @@ def test_read_log(fedrank, files, tmp_path):
     log, queries, events, _ = files
     code, out, err = fedrank("read-log", log, "--clicks", events, "--out", "train.txt")
     assert code == 0
-    assert "6 searches, 17 documents, 5 of them clicked" in " ".join(out.split())
-    assert "left out, click on a document that was not logged for its search: 1 (line 5)" in err
+    assert "6 queries, 17 documents, 5 of them clicked" in " ".join(out.split())
+    assert "omitted, click on a document that was not logged for its search: 1 (line 5)" in err
     assert read_letor(tmp_path / "train.txt").features.shape == (17, len(NAMES))
     code, out, _ = fedrank("read-log", log, "--ubi-queries", queries, "--ubi-events", events, "--out", "data")
     assert code == 0
@@ -71,4 +71,4 @@ def test_read_log(fedrank, files, tmp_path):
     assert "do not share it" in read_card(tmp_path / "data").summary
     code, _, err = fedrank("read-log", log, "--out", "scored.txt")
     assert code == 0
-    assert "all grades are 0" in err
+    assert "all relevance labels are 0" in err

@@ -160,6 +160,8 @@ def test_the_command(shop, monkeypatch, capsys):
     code, said = call(log, "--docs", docs, "--queries", queries, "--features", "engine-1-english")
     assert code == 1
     assert "They differ" in said.out
+    code, said = call(log, "--model", model, "--json")
+    assert (code, json.loads(said.out)["agrees"]) == (0, True)
     code, said = call(log)
     assert code == 2
-    assert "compare scores with --model" in said.err
+    assert "give --model to compare scores" in said.err

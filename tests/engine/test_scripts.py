@@ -79,7 +79,7 @@ def test_a_dry_run_prints_requests_and_sends_none(files, name):
     schema = "solr-query" if name == "solr" else "search"
     for request in (files / "try" / "requests").glob("*.json"):
         assert problems(schema, json.loads(request.read_text())) == []
-    assert "fedrank trial plan" in done.stdout
+    assert "fedrank engine trial plan" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["opensearch", "solr"])

@@ -71,6 +71,6 @@ def test_lists_that_were_never_logged(files, tmp_path):
     joined = join_ubi(logged, queries, events)
     assert joined.not_logged == 6
     assert not joined.grades.any()
-    with pytest.raises(ValueError, match="holds no list that can be used"):
+    with pytest.raises(ValueError, match="contains no usable lists"):
         write_joined(tmp_path / "data", logged, joined)
     assert not (tmp_path / "data").exists()

@@ -1,4 +1,4 @@
-"""`fedrank trial` as a person meets it: one line for a mistake, nothing changed by it, and narrow terminals."""
+"""`fedrank engine trial` as a person meets it: one line for a mistake, nothing changed by it, and narrow terminals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fedrank(tmp_path, monkeypatch, capsys):
         save_model(Model(Linear(), np.array(weights), 2), f"{name}.json")
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedrank", "trial", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["fedrank", "engine", "trial", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             main()
         out, err = capsys.readouterr()
@@ -88,7 +88,7 @@ def test_from_a_plan_to_a_model_in_use_on_a_narrow_terminal(fedrank, monkeypatch
     code, out, err = fedrank("read", "t", events, "--complete")
     assert (code, err) == (0, "")
     assert "120 new searches, 120 new clicks" in out
-    code, out, err = fedrank("decide", "t", "--picture", "evidence.svg")
+    code, out, err = fedrank("decide", "t", "--out", "evidence.svg")
     assert (code, err) == (0, "")
     assert "Adopt it" in out
     told = out.partition("Picture: ")[0]
@@ -104,3 +104,5 @@ def test_from_a_plan_to_a_model_in_use_on_a_narrow_terminal(fedrank, monkeypatch
     code, out, err = fedrank("show", "t")
     assert (code, err) == (0, "")
     assert "rolled back" in out
+    shown = json.loads(fedrank("show", "t", "--json")[1])
+    assert (shown["ruling"], shown["count"]["searches"]) == ("adopt", 120)

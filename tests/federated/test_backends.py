@@ -69,5 +69,5 @@ def test_every_client_by_itself_gives_the_same_bits(name):
 
 def test_people_of_organisations_are_refused():
     clients = make_clients(made_up_data(queries=20), 2, interactions=4, people=2)
-    with pytest.raises(ValueError, match='device = "reference" has no people'):
+    with pytest.raises(ValueError, match='device = "reference" does not support persons'):
         next(iter(simulate(Federation(), clients, 1, device="reference")))

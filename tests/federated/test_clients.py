@@ -35,7 +35,7 @@ def test_every_client_has_queries(partition):
 
 
 def test_more_clients_than_queries_is_refused():
-    with pytest.raises(ValueError, match="24 clients cannot each own one of 23 queries"):
+    with pytest.raises(ValueError, match="24 clients need at least as many queries"):
         make_clients(DATA, 24, partition=Own())
 
 
@@ -88,9 +88,9 @@ def test_a_partition_without_queries_for_somebody_is_refused():
         pools = (np.arange(3, dtype=np.int32), np.arange(0, dtype=np.int32))
         return Split(pools, np.array([0, 1][:count], np.int32))
 
-    with pytest.raises(ValueError, match="client 1 of 2 would have no query"):
+    with pytest.raises(ValueError, match="client 1 of 2 has no queries"):
         make_clients(DATA, 2, partition=careless)
-    with pytest.raises(ValueError, match="made 2 clients instead of 3"):
+    with pytest.raises(ValueError, match="returned 2 clients instead of 3"):
         make_clients(DATA, 3, partition=careless)
 
 
@@ -109,12 +109,15 @@ def test_rows_keep_ids():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"count": 0}, "0 clients"),
-        ({"count": 2, "interactions": 0}, "nobody would search"),
-        ({"count": 2, "interactions": [3, -1]}, "nobody would search"),
-        ({"count": 2, "click_model": "nobody"}, "no click model 'nobody'"),
-        ({"count": 2, "click_model_per": "round"}, "click_model_per = 'round' is not known"),
-        ({"count": 2, "click_model": ClickModel((0.0, 1.0), (0.0, 0.0))}, "for 2 grades, the data have 3"),
+        ({"count": 0}, "count must be at least 1"),
+        ({"count": 2, "interactions": 0}, "interactions must be at least 1"),
+        ({"count": 2, "interactions": [3, -1]}, "interactions must be at least 1"),
+        ({"count": 2, "click_model": "nobody"}, "unknown click model 'nobody'"),
+        ({"count": 2, "click_model_per": "round"}, "click_model_per must be"),
+        (
+            {"count": 2, "click_model": ClickModel((0.0, 1.0), (0.0, 0.0))},
+            "for 2 relevance labels, but the data have 3",
+        ),
     ],
 )
 def test_bad_settings_are_refused(settings, message):

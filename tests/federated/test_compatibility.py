@@ -24,31 +24,35 @@ SECURE = Gaussian(1.0, 1.0, SecureAggregation())
 
 # (number of the row, federation, words of its message): in the order of the table
 ROWS = [
-    (0, {"aggregator": Apart(), "server": Momentum()}, 'server: steps other than "add"'),
-    (1, {"aggregator": Apart(), "local": FedProx()}, "local: FedProx needs a model that clients share"),
-    (2, {"learner": Evolution(), "local": FedProx()}, "local: FedProx bends local steps"),
-    (2, {"learner": LambdaRank(), "local": Scaffold()}, "local: Scaffold bends local steps"),
-    (3, {"local": FedPer()}, "local: FedPer needs a hidden layer"),
+    (0, {"aggregator": Apart(), "server": Momentum()}, 'server: only the server step "add"'),
+    (1, {"aggregator": Apart(), "local": FedProx()}, "local: FedProx needs a shared model"),
+    (2, {"learner": Evolution(), "local": FedProx()}, "local: FedProx corrects local gradient steps"),
+    (2, {"learner": LambdaRank(), "local": Scaffold()}, "local: Scaffold corrects local gradient steps"),
+    (3, {"local": FedPer()}, "local: FedPer shares the hidden layer"),
     (4, {"learner": Pdgd(rate=0.5), "local": FedProx(4.0)}, "local: FedProx overshoots"),
     (4, {"learner": NEURAL, "local": FedPer(20.0)}, "local: FedPer overshoots"),
-    (5, {"learner": Pdgd(batch=True), "local": FedProx()}, "local: FedProx does nothing with learner.batch = true"),
-    (5, {"learner": replace(NEURAL, batch=True), "local": FedPer(1.0)}, "local: FedPer does nothing with"),
+    (5, {"learner": Pdgd(batch=True), "local": FedProx()}, "local: FedProx has no effect with learner.batch = true"),
+    (5, {"learner": replace(NEURAL, batch=True), "local": FedPer(1.0)}, "local: FedPer has no effect with"),
     (6, {"local": Scaffold(), "attack": SignFlip()}, "local: Scaffold reads every client's gradient"),
     (6, {"local": Scaffold(), "mechanism": Gaussian(1.0, 1.0)}, "local: Scaffold reads every client's gradient"),
-    (7, {"learner": Pdgd(clip_weights=1.0), "local": Scaffold()}, "local: Scaffold takes steps for plain ones"),
+    (7, {"learner": Pdgd(clip_weights=1.0), "local": Scaffold()}, "local: Scaffold assumes plain steps"),
     (
         7,
         {"learner": Pdgd(batch=True, clip_gradients=1.0), "local": Scaffold()},
-        "local: Scaffold takes steps for plain ones",
+        "local: Scaffold assumes plain steps",
     ),
-    (8, {"learner": replace(NEURAL, clip_weights=1.0), "local": FedPer()}, "local: FedPer and learner.clip_weights"),
-    (9, {"learner": NEURAL, "local": FedPer(), "mechanism": Gaussian(1.0, 1.0)}, "local: FedPer keeps weights"),
+    (8, {"learner": replace(NEURAL, clip_weights=1.0), "local": FedPer()}, "local: FedPer with learner.clip_weights"),
+    (
+        9,
+        {"learner": NEURAL, "local": FedPer(), "mechanism": Gaussian(1.0, 1.0)},
+        "local: FedPer keeps personal weights",
+    ),
     (10, {"learner": NEURAL, "local": FedPer(), "aggregator": Trust()}, "local: FedPer leaves the server without"),
-    (11, {"learner": NEURAL, "local": FedPer(), "attack": Promote()}, "attack: Promote aims by the output weights"),
-    (12, {"aggregator": Apart(), "attack": SignFlip()}, 'attack: with the aggregator "none" nobody listens'),
-    (13, {"aggregator": Apart(), "mechanism": Gaussian(1.0, 1.0)}, "mechanism: nothing leaves a client"),
-    (14, {"aggregator": Krum(), "mechanism": SECURE}, "aggregator: Krum must see single updates"),
-    (14, {"aggregator": Krum(), "mechanism": Gaussian(1.0, 1.0, AtServer())}, "aggregator: Krum must see"),
+    (11, {"learner": NEURAL, "local": FedPer(), "attack": Promote()}, "attack: Promote uses the output weights"),
+    (12, {"aggregator": Apart(), "attack": SignFlip()}, "attack: malicious clients have no effect"),
+    (13, {"aggregator": Apart(), "mechanism": Gaussian(1.0, 1.0)}, "mechanism: clients send nothing"),
+    (14, {"aggregator": Krum(), "mechanism": SECURE}, "aggregator: Krum needs single updates"),
+    (14, {"aggregator": Krum(), "mechanism": Gaussian(1.0, 1.0, AtServer())}, "aggregator: Krum needs single"),
 ]
 
 
@@ -117,7 +121,7 @@ class Outside:
 
 
 def test_a_method_from_outside_is_judged_by_the_traits_it_declares():
-    with pytest.raises(ValueError, match="aggregator: Outside must see single updates"):
+    with pytest.raises(ValueError, match="aggregator: Outside needs single updates"):
         Federation(aggregator=Outside(), mechanism=SECURE)
 
     class Sums(Outside):

@@ -69,11 +69,11 @@ def test_a_message_arrives_as_it_was_sent(payload, kind):
     ("expected", "named"),
     [
         ({"run": OTHER_RUN}, "of run"),
-        ({"round": 4}, "of round 3, expected was round 4"),
-        ({"attempt": 1}, "of attempt 0, expected was attempt 1"),
-        ({"parameters": 4}, "weights is 3 values of type <f4, expected were 4"),
+        ({"round": 4}, "of round 3, but round 4 was expected"),
+        ({"attempt": 1}, "of attempt 0, but attempt 1 was expected"),
+        ({"parameters": 4}, "weights has 3 values of type <f4, but 4"),
         ({"parameters": 2}, "159 bytes are too many for a message of kind call: at most 155"),
-        ({"common": True}, "2 parts, expected were 3"),
+        ({"common": True}, "2 parts, but 3 were expected"),
     ],
 )
 def test_another_call_is_refused_by_name(expected, named):
@@ -87,11 +87,11 @@ def test_another_call_is_refused_by_name(expected, named):
         ({"weights": np.array([1.0, np.nan, 0.0], np.float32)}, "weights has values that are not finite"),
         ({"weights": np.array([1.0, np.inf, 0.0], np.float32)}, "weights has values that are not finite"),
         ({"weights": np.array([1.0, 2.0, 3.0])}, "171 bytes are too many"),
-        ({"weights": np.array([1, 2, 3], dtype=np.int32)}, "of type <i4, expected were 3 of <f4"),
-        ({"cohort": 0.0}, "a cohort of 0.0"),
+        ({"weights": np.array([1, 2, 3], dtype=np.int32)}, "of type <i4, but 3 of <f4 were expected"),
+        ({"cohort": 0.0}, "invalid cohort 0.0"),
         ({"cohort": np.nan}, "numbers has values that are not finite"),
-        ({"count": 1.5}, "a count of 1.5"),
-        ({"count": -0.1}, "a count of -0.1"),
+        ({"count": 1.5}, "count 1.5"),
+        ({"count": -0.1}, "count -0.1"),
     ],
 )
 def test_a_call_that_cannot_be_is_refused_by_name(changes, named):
@@ -100,28 +100,28 @@ def test_a_call_that_cannot_be_is_refused_by_name(changes, named):
 
 
 BAD = {
-    "kind": (CALL.pack(), "of kind call, expected was kind message"),
+    "kind": (CALL.pack(), "of kind call, but kind message was expected"),
     "run": (message(run=OTHER_RUN).pack(), "of run"),
-    "round": (message(round=2).pack(), "of round 2, expected was round 3"),
-    "attempt": (message(attempt=1).pack(), "of attempt 1, expected was attempt 0"),
-    "model": (message(payload=(1.0, 2.0)).pack(), "payload is 2 values of type <f4, expected were 3"),
+    "round": (message(round=2).pack(), "of round 2, but round 3 was expected"),
+    "attempt": (message(attempt=1).pack(), "of attempt 1, but attempt 0 was expected"),
+    "model": (message(payload=(1.0, 2.0)).pack(), "payload has 2 values of type <f4, but 3"),
     "type": (message(kind="<f8").pack(), "too many|of type <f8"),
-    "whole steps": (message(kind="<i4").pack(), "payload is 3 values of type <i4, expected were 3 of <f4"),
+    "whole steps": (message(kind="<i4").pack(), "payload has 3 values of type <i4, but 3 of <f4 were expected"),
     "not a number": (message(payload=(1.0, np.nan, 3.0)).pack(), "payload has values that are not finite"),
     "infinite": (message(payload=(1.0, np.inf, 3.0)).pack(), "payload has values that are not finite"),
     "minus infinite": (message(payload=(1.0, -np.inf, 3.0)).pack(), "payload has values that are not finite"),
-    "negative size": (message(size=-1).pack(), "-1 interactions"),
-    "huge size": (message(size=MAX_SIZE + 1).pack(), "interactions, which cannot be"),
+    "negative size": (message(size=-1).pack(), "invalid number of interactions, -1"),
+    "huge size": (message(size=MAX_SIZE + 1).pack(), "invalid number of interactions"),
     "checksum": (message().pack()[:-1] + b"?", "checksum is wrong"),
     "cut off": (message().pack()[:-20], "checksum is wrong"),
     "longer": (message().pack() + b"more", "too many"),
     "empty": (b"", "0 bytes are too few"),
-    "stranger": (message(sender=9).pack(), "comes from 9, who was not asked"),
-    "server": (message(sender=wire.SERVER).pack(), "comes from -1, who was not asked"),
-    "something else": (b"{" + b"}" * 120, "no message of fedrank"),
+    "stranger": (message(sender=9).pack(), "comes from 9, which was not asked"),
+    "server": (message(sender=wire.SERVER).pack(), "comes from -1, which was not asked"),
+    "something else": (b"{" + b"}" * 120, "not a message of fedrank"),
     "parts": (
         wire.pack(Label("message", RUN, 3, 0, 0), {"payload": np.zeros(3, np.float32)}),
-        "1 parts, expected were 2",
+        "1 parts, but 2 were expected",
     ),
 }
 
@@ -136,9 +136,9 @@ def test_another_message_is_refused_by_name(name):
 def test_another_version_is_refused_by_name(monkeypatch):
     contents = [message().pack(), CALL.pack()]
     monkeypatch.setattr(wire, "VERSION", 9)
-    with pytest.raises(Refused, match="of version 1, expected was version 9"):
+    with pytest.raises(Refused, match="of version 1, but version 9 was expected"):
         Message.unpack(contents[0], EXPECTED)
-    with pytest.raises(Refused, match="of version 1, expected was version 9"):
+    with pytest.raises(Refused, match="of version 1, but version 9 was expected"):
         Call.unpack(contents[1], EXPECTED_CALL)
 
 
@@ -150,7 +150,7 @@ def test_a_round_goes_on_without_what_is_refused_and_says_who_was_left_out(name)
     assert received.left_out == (0,)
     refused, left_out = received.notes
     assert re.search(f"^round 3: message 2 was refused: .*({named})", refused)
-    assert left_out == "round 3: left out, since no message came that fits: 0"
+    assert left_out == "round 3: no valid message from 0"
 
 
 def test_a_message_that_comes_twice_counts_once():
@@ -160,7 +160,7 @@ def test_a_message_that_comes_twice_counts_once():
     assert same_message(received.messages[1], first)
     assert received.left_out == ()
     assert received.notes == tuple(
-        f"round 3: message {number} was refused: it is the second one of client 1" for number in (3, 4)
+        f"round 3: message {number} was refused: it is the second message of client 1" for number in (3, 4)
     )
 
 
@@ -195,7 +195,7 @@ def test_a_round_without_any_message_says_so():
     task, state = server()
     received = receive(task.expected(state, RUN, range(4)), [b"noise"])
     assert received.left_out == (0, 1, 2, 3)
-    with pytest.raises(RoundError, match="round 1: no message came that is of use"):
+    with pytest.raises(RoundError, match="round 1: no valid message arrived"):
         task.gathered(state, received.messages)
 
 
@@ -218,7 +218,7 @@ def test_a_secure_sum_of_too_few_is_not_opened():
             expected = 1000 * 21 * mechanism.step(10) / 10
             assert settle(task, state, messages).weights == pytest.approx([expected] * 3, rel=1e-12)
         else:
-            with pytest.raises(RoundError, match="only 6 messages are of use, and a sum of fewer than 7"):
+            with pytest.raises(RoundError, match="only 6 messages are valid, but secure aggregation needs at least 7"):
                 settle(task, state, messages)
 
 

@@ -286,8 +286,8 @@ def test_no_client_moves_the_sum_by_more_than_is_claimed(silent, place):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"aggregator": Apart()}, "nothing leaves a client"),
-        ({"learner": Pdgd(ranker=Mlp(hidden=4)), "local": FedPer()}, "FedPer keeps weights with their client"),
+        ({"aggregator": Apart()}, "clients send nothing"),
+        ({"learner": Pdgd(ranker=Mlp(hidden=4)), "local": FedPer()}, "FedPer keeps personal weights at clients"),
         ({"local": Scaffold()}, "Scaffold reads every client's gradient"),
     ],
 )
@@ -303,7 +303,7 @@ def test_rules_that_must_see_single_updates_need_noise_on_the_client():
             return np.median(arrived.updates.astype(np.float64), axis=0)
 
     for place in (AtServer(), IDEAL):
-        with pytest.raises(ValueError, match="Median must see single updates"):
+        with pytest.raises(ValueError, match="Median needs single updates"):
             Federation(aggregator=Median(), mechanism=Gaussian(1.0, 1.0, place))
     some = clients()
     federation = Federation(aggregator=Median(), mechanism=Gaussian(1.0, 1.0))

@@ -240,7 +240,7 @@ class TestByHand:
         root = np.array([1.0, 0.0], dtype=np.float32)
         assert Trust()(arrivals([[-1.0, 0.0], [0.0, 0.0]], root)).tolist() == [0, 0]
         assert Trust()(arrivals([[1.0, 0.0]], 0 * root)).tolist() == [0, 0]
-        with pytest.raises(ValueError, match=r"no update of the server's own .* give Messages a root"):
+        with pytest.raises(ValueError, match=r"no update of the server, .* give Messages a root"):
             Trust()(arrivals([[1.0, 0.0]]))
 
 
@@ -299,7 +299,7 @@ class TestEveryRule:
 class TestAssumptions:
     @pytest.mark.parametrize("share", [-0.1, 0.5, 0.9, math.nan])
     def test_half_or_more_attackers_are_refused(self, name, share):
-        with pytest.raises(ValueError, match=r"half or more of all; use 0 or more, and less than 0\.5"):
+        with pytest.raises(ValueError, match=r"at least 0 and less than 0\.5"):
             AGGREGATORS[name](attackers=share)
 
     def test_half_of_those_present_are_refused(self, name):
@@ -335,7 +335,7 @@ def test_too_many_attackers_break_the_promise(name):
 
 class TestRefusals:
     def test_krum_needs_a_neighbour(self):
-        with pytest.raises(ValueError, match=r"1 of 3 clients, which leaves Krum no neighbour .* = 0\).* 4 clients"):
+        with pytest.raises(ValueError, match=r"1 of 3 clients, so Krum has no neighbours .* = 0\).* 4 clients"):
             Krum()(arrivals(near(3)))
         with pytest.raises(ValueError, match="0 of 2 clients"):
             MultiKrum()(arrivals(near(2)))
@@ -351,20 +351,20 @@ class TestRefusals:
 
     def test_bulyan_needs_four_times_as_many(self):
         with pytest.raises(
-            ValueError, match=r"means 3 of 10 clients, and Bulyan drops four for each; .* than 12 clients"
+            ValueError, match=r"means 3 of 10 clients, but Bulyan drops four per attacker; .* than 12 clients"
         ):
             Bulyan(0.3)(arrivals(near(10)))
 
     @pytest.mark.parametrize(
         ("kind", "settings", "message"),
         [
-            (NormBound, {"bound": 0.0}, "bound = 0.0 keeps nothing"),
-            (NormBound, {"bound": math.inf}, "bound = inf keeps nothing, or everything"),
-            (Trust, {"queries": 0}, "queries = 0 gives the server nothing"),
-            (GeometricMedian, {"tolerance": 0.0}, "tolerance = 0.0 never ends"),
-            (GeometricMedian, {"iterations": 0}, "iterations = 0 would leave"),
-            (Reputation, {"window": 0}, "window = 0 remembers nothing"),
-            (Reputation, {"errors": -1.0}, "errors = -1.0 excludes everybody"),
+            (NormBound, {"bound": 0.0}, "bound must be a finite positive number"),
+            (NormBound, {"bound": math.inf}, "bound must be a finite positive number"),
+            (Trust, {"queries": 0}, "queries must be at least 1"),
+            (GeometricMedian, {"tolerance": 0.0}, "tolerance must be greater than 0"),
+            (GeometricMedian, {"iterations": 0}, "iterations must be at least 1"),
+            (Reputation, {"window": 0}, "window must be at least 1"),
+            (Reputation, {"errors": -1.0}, "errors must be a finite number"),
         ],
     )
     def test_settings_that_make_no_sense(self, kind, settings, message):
@@ -461,11 +461,11 @@ class TestReputation:
     def test_clients_and_parameters_that_are_not_remembered_are_refused(self):
         rule = Reputation()
         for ids in ([0, 5], [-1, 0]):
-            with pytest.raises(ValueError, match=r"are not rows of the 5 clients that are remembered; number"):
+            with pytest.raises(ValueError, match=r"are not rows of the 5 clients in the state; number"):
                 rule(arrivals(near(2), ids=np.array(ids)), rule.first(5, 6))
-        with pytest.raises(ValueError, match=r"updates of 6 parameters .* remembered, 7 .* with first\(2, 6\)"):
+        with pytest.raises(ValueError, match=r"updates of 6 parameters .* the state with 7 .* with first\(2, 6\)"):
             rule(arrivals(near(2)), rule.first(2, 7))
-        with pytest.raises(ValueError, match=r"to a model of shape \(2, 6\) do not fit"):
+        with pytest.raises(ValueError, match=r"for a model of shape \(2, 6\) do not match"):
             rule(arrivals(near(2), weights=np.zeros((2, 6))), rule.first(2, 6))
 
     def test_equal_scores_are_one_cluster(self):

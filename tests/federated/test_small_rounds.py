@@ -321,7 +321,7 @@ def test_a_state_of_another_federation_goes_one_by_one():
 
 
 def test_lists_of_no_log_are_refused():
-    with pytest.raises(ValueError, match="made up is no search log"):
+    with pytest.raises(ValueError, match="made up is not one"):
         list(simulate(Federation(Pdgd(lists="logged")), make_clients(DATA, 2), 5))
 
 

@@ -108,7 +108,7 @@ def test_a_compiled_step_that_moves_differently_is_refused():
 def test_a_learner_that_looks_at_other_clients_is_refused_where_they_learn_in_chunks(monkeypatch):
     last_model(Federation(Coupled()))
     monkeypatch.setattr("fedrank.federated.backends.CHUNK_BYTES", 2 * 4 * 5)
-    with pytest.raises(TraitError, match=r"learner .*Coupled gives a client another update"):
+    with pytest.raises(TraitError, match=r"learner .*Coupled returns a different update"):
         last_model(Federation(Coupled()))
 
 

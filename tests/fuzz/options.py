@@ -44,30 +44,24 @@ learner = "pdgd"
 """
 NOISY = SPEC + '[mechanism]\nname = "gaussian"\nnoise = 1.0\nclip = 1.0\n'
 MODEL = "runs/small/only/fold-1-seed-1"
-TURN = (
-    "silo train data-a --sketch a.sketch --key shared.key --identity a.secret --public b.public "
-    "--partner b-for-a.sketch --out turns"
-)
 # A line for each command with a numeric option, in the folder that `world` makes. `{}` is where the option goes if the
 # end of the line is not the place.
 LINES = {
     "run": "run small.toml --out fresh --workers 1",
     "tune": "tune small.toml --over 'learner.rate=[0.1,0.2]' --out tuned",
-    "clients": "clients small.toml",
-    "privacy": "privacy noisy.toml",
-    "audit": "audit noisy.toml",
-    "unlearn": f"unlearn {MODEL}",
-    "score": f"score {MODEL} a.txt",
-    "evaluate": f"evaluate {MODEL} a.txt",
-    "export": f"export {MODEL} --to onnx --out model.onnx",
-    "estimate": f"estimate {MODEL} --log built",
+    "data clients": "data clients small.toml",
+    "privacy show": "privacy show noisy.toml",
+    "privacy audit": "privacy audit noisy.toml",
+    "forget client": f"forget client {MODEL}",
+    "model score": f"model score {MODEL} a.txt",
+    "model evaluate": f"model evaluate {MODEL} a.txt",
+    "model export": f"model export {MODEL} --to onnx --out model.onnx",
+    "model estimate": f"model estimate {MODEL} --log built",
     "watch": "watch runs/small",
-    "logs build": "logs build --log synth/log.tsv --docs synth/corpus.jsonl --out again",
-    "logs redact": "logs redact built",
-    "logs synth": "logs synth --out other",
+    "data build": "data build --log synth/log.tsv --docs synth/corpus.jsonl --out again",
+    "data redact": "data redact built",
+    "data synth": "data synth --out other",
     "silo sketch": "silo sketch --docs data-a/corpus.jsonl --key shared.key --out c.sketch",
-    "silo train": TURN,
-    "trees train": "trees train --data synthetic-mq2007 --out forest --trees 3",
     "trees split": "trees split --data synthetic-categories --by feature:category --out split",
     "trees merge": "trees merge runs/small/only/fold-1-seed-1 runs/small/only/fold-1-seed-1 --on a.txt --out merged",
     "trees grow": "trees grow --silo a.txt --silo b.txt --trees 2 --leaves 4 --out grown",
@@ -76,17 +70,15 @@ LINES = {
     "search forget": "search forget --home searches",
     "search join": "search join file:shared --home searches",
     "search aggregate": "search aggregate shared --home coordinator",
-    "search demo": "search demo",
     "deploy invite": "deploy invite clinic-z Clinic_Z --home coordinator -- {}",
-    "deploy run": "deploy run small.toml",
-    "deploy folder join": "deploy folder join shared clinic-z --fingerprint SHA256:0000 --home clinic-z",
-    "deploy folder approve": "deploy folder approve shared clinic-z --fingerprint SHA256:0000 --home coordinator",
-    "deploy folder run": "deploy folder run shared small.toml --home coordinator",
-    "trial plan": f"trial plan {MODEL} --against engine --to own --out spring",
+    "deploy run": "deploy run small.toml --home coordinator",
+    "deploy join": "deploy join shared --name clinic-z --fingerprint SHA256:0000 --home clinic-z",
+    "deploy approve": "deploy approve clinic-z --fingerprint SHA256:0000 --home coordinator",
+    "engine trial plan": f"engine trial plan {MODEL} --against engine --to own --out spring",
 }
 # These work for hours when nothing is wrong with the number: only a refusal can be tested.
 ENDLESS = {
-    ("watch", "--port"), ("search serve", "--port"), ("search demo", "--port"), ("papers run", "--workers"),
+    ("watch", "--port"), ("search serve", "--port"), ("papers run", "--workers"),
 }  # fmt: skip
 
 
@@ -136,15 +128,10 @@ def world() -> None:
         Path(f"{name}.txt").write_text("".join(letor_lines(made_up_data(seed=seed, features=46))))
     for line in (
         "run small.toml --workers 1",
-        "logs synth --out synth --users 20 --documents 400 --days 5",
-        "logs build --log synth/log.tsv --docs synth/corpus.jsonl --out built",
-        "silo key identity a.secret",
-        "silo key identity b.secret",
-        "silo key agree --secret a.secret --public b.public --out shared.key",
+        "data synth --out synth --users 20 --documents 400 --days 5",
+        "data build --log synth/log.tsv --docs synth/corpus.jsonl --out built",
         "silo sketch --docs data-a/corpus.jsonl --key shared.key --out a.sketch",
-        "silo sketch --docs data-b/corpus.jsonl --key shared.key --out b.sketch",
-        "silo export b.sketch --identity b.secret --to a.public --out b-for-a.sketch",
-        "deploy folder begin shared --name clinics --home coordinator",
+        "deploy init --folder shared --name clinics --home coordinator",
     ):
         outcome = in_child(lambda line=line: _call(line), Path("said.txt"))
         if outcome != "0":

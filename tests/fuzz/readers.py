@@ -411,7 +411,7 @@ def _save_spending(folder: Path) -> None:
 
     ledger = SiloLedger(folder / "a.spending", "a", Limits(querier=50.0))
     ledger.charge_sketches(["x", "y"], 2.0)
-    ledger.charge_terms("b", 3, 0.5, "a question")
+    ledger.charge_sketches(["x"], 4.0)
 
 
 def _spending(folder: Path) -> Any:

@@ -12,7 +12,7 @@ from fedrank.privacy.accounting import GaussianEvent
 from fedrank.privacy.guarantees import Guarantee
 from fedrank.privacy.ledger import PARTICIPANTS
 from fedrank.privacy.ledger_copy import LedgerCopy
-from fedrank.privacy.population import TERMS, Account, LedgerTerms, ledger_sizes, open_ledger
+from fedrank.privacy.population import TERMS, Account, LedgerTerms, Population, open_ledger
 
 LEDGER_TERMS = LedgerTerms(3, 1e-5, (Guarantee("server", GaussianEvent(2.0), "noise"),))
 
@@ -99,7 +99,8 @@ def test_files_of_a_ledger_are_known_by_their_names(name, holds):
 
 def test_sizes_of_ledgers_change_when_anybody_pays(both, tmp_path):
     ledger, copy = both
-    before = ledger_sizes(tmp_path, but=copy.path)
+    people = Population(tmp_path, 3, 1e-5, 1.0)
+    before = people.ledger_sizes(but=copy.path)
     assert [name for name, _ in before] == [str(ledger)]
     charge(ledger, 3)
-    assert ledger_sizes(tmp_path, but=copy.path) != before
+    assert people.ledger_sizes(but=copy.path) != before

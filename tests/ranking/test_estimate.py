@@ -60,7 +60,7 @@ def test_a_list_turned_around_by_hand():
     assert replayed.note == BIASED
     assert (found.searches, found.queries, found.clicks, found.positions) == (200, 100, 200, 2)
     assert found.moved == 1
-    assert "people would click more: +0.2500 a list" in found.verdict
+    assert "users would click more: +0.2500 per list" in found.verdict
 
 
 def test_the_order_that_was_shown_changes_nothing():
@@ -161,13 +161,11 @@ def test_what_cannot_be_told_is_not():
     truth = made_up_queries(100)
     log = simulate_shown(truth, 2000, showing=STATIC)
     shown = results(log)
-    with pytest.raises(
-        CannotTell, match="cannot be told from this log, because positions cannot be told from documents"
-    ):
+    with pytest.raises(CannotTell, match="cannot be estimated from this log: propensities are not identifiable"):
         estimate_clicks(shown, np.zeros(len(shown)), truth.features)
     few = simulate_shown(made_up_queries(10), 4000)
     shown = results(few)
-    with pytest.raises(CannotTell, match="clicks are worth those of 4 queries that weigh alike, and fewer than 30"):
+    with pytest.raises(CannotTell, match="clicks have the weight of 4 queries, but at least 30"):
         estimate_clicks(shown, np.zeros(len(shown)), few.truth.features)
     silent = hundred([[0, 1]], [[0, 0]])
     with pytest.raises(CannotTell, match="nothing was clicked in the first 2 positions"):
@@ -175,7 +173,7 @@ def test_what_cannot_be_told_is_not():
     # The model would show first what was always shown in a position of which nothing is known.
     deep = hundred([[0, 1, 2]], [[1, 0, 0]])
     with pytest.raises(
-        CannotTell, match="of what the model would show was never shown in a position of which anything"
+        CannotTell, match="of what the model would show was never shown in a position with a known propensity"
     ):
         estimate_clicks(
             deep, np.tile([0.0, 1.0, 2.0], 100), np.ones((1000, 1), np.float32), by=given_propensities([1.0, 0.5])
@@ -184,9 +182,9 @@ def test_what_cannot_be_told_is_not():
 
 def test_scores_must_fit():
     shown = hundred([[0, 1]], [[1, 0]])
-    with pytest.raises(ValueError, match="3 scores for 200 results; give one for each"):
+    with pytest.raises(ValueError, match="3 scores for 200 results; give one per result"):
         estimate_clicks(shown, np.zeros(3), np.ones((1000, 1), np.float32))
-    with pytest.raises(ValueError, match="scores that are not finite"):
+    with pytest.raises(ValueError, match="scores must be finite"):
         estimate_clicks(shown, np.full(200, np.nan), np.ones((1000, 1), np.float32))
 
 

@@ -117,7 +117,7 @@ def test_shared_chance_lets_noise_and_clicks_hang_together_and_independent_does_
 
 def test_shared_chance_is_for_simulations_only():
     own = OwnChance(Chance(1, 1), 0)
-    with pytest.raises(ValueError, match=r'here people search; use chance = "independent"'):
+    with pytest.raises(ValueError, match=r'is for simulations only, .*; use chance = "independent"'):
         Evolution(chance="shared").from_impressions(np.zeros(5, np.float32), [], own)
 
 
@@ -283,7 +283,7 @@ def test_an_odd_interaction_goes_to_the_plus_side():
 
 def test_one_search_is_refused_and_none_sends_nothing():
     data = made_up_data()
-    with pytest.raises(ValueError, match="client 1 searches once a round"):
+    with pytest.raises(ValueError, match="client 1 has one search per round"):
         Evolution()(np.zeros(5), make_clients(data, 2, interactions=[2, 1]), Chance(1, 1))
     arrived = Evolution()(np.zeros(5), make_clients(data, 2, interactions=[2, 0]), Chance(1, 1))
     assert not arrived.updates[1].any()
@@ -299,13 +299,13 @@ def test_scores_that_are_not_numbers_name_round_and_client():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"deviation": 0.0}, "deviation = 0.0 explores nothing"),
-        ({"deviation": float("nan")}, "explores nothing"),
-        ({"truth": 1 / 11}, "lies outnumber"),
-        ({"truth": 1.1}, "lies outnumber"),
-        ({"truth": 0.5, "reward": "dcg"}, "chooses among 11"),
-        ({"reward": "ndcg"}, "no reward 'ndcg'"),
-        ({"chance": "one"}, "no chance 'one'"),
+        ({"deviation": 0.0}, "deviation must be positive"),
+        ({"deviation": float("nan")}, "deviation must be positive"),
+        ({"truth": 1 / 11}, "truth must be above 1/11"),
+        ({"truth": 1.1}, "truth must be above 1/11"),
+        ({"truth": 0.5, "reward": "dcg"}, "needs a reward with 11 values"),
+        ({"reward": "ndcg"}, "reward must be"),
+        ({"chance": "one"}, "chance must be"),
     ],
 )
 def test_useless_settings_are_refused(settings, message):
@@ -332,7 +332,7 @@ def test_privacy_is_priced_by_reward_message_and_run():
     assert [round(epsilon_per_message(p, 4), 1) for p in published] == [4.8, 9.2, 18.0]
     assert [round(epsilon_in_total(p, 4, 250)) for p in published] == [1204, 2303, 4500]
     assert epsilon_per_reward(1.0) == math.inf
-    with pytest.raises(ValueError, match="lies outnumber"):
+    with pytest.raises(ValueError, match="truth must be above 1/11"):
         epsilon_per_reward(0.05)
 
 

@@ -38,7 +38,7 @@ from fedrank.federated.messages import Call
 from fedrank.privacy.population import Account
 from fedrank.search import coordinator, ingest, joining
 from fedrank.search.client import SearchClient
-from fedrank.search.impressions import LEARNER, first_weights, learn, warm_up
+from fedrank.search.impressions import LEARNER, first_weights, warm_up
 from tests.search.made_up import Clock, search_often, write_documents
 
 DOCUMENTS = 60
@@ -86,7 +86,7 @@ def look(store: Path, clicked: set[int]) -> None:
         for (id,) in client.store.rows("SELECT id FROM impressions WHERE state = 'learned' ORDER BY id"):
             one = client.rows.as_impression(client.rows.get(id))
             assert one is not None
-            learn(expected, one, LEARNER)
+            LEARNER.learn(expected, one)
         np.testing.assert_array_equal(client.rows.model()[1], expected)
 
 

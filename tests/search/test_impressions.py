@@ -16,10 +16,8 @@ from fedrank.search.impressions import (
     LEARNER,
     Recorded,
     best_order,
-    draw,
     draw_more,
     first_weights,
-    learn,
     pack_features,
     stream_of,
     unpack_features,
@@ -204,7 +202,7 @@ def test_two_pages_are_one_list_drawn_without_replacement():
     scores = np.array([0.0, 0.1, 0.2, 0.0, 0.1, 0.2, 0.0, 0.1, 0.2, 0.0, 0.3, 0.15], np.float32)
     times = np.zeros(12)
     for number in range(4_000):
-        _, shown = draw(np.ones(1, np.float32), scores[:, None].copy(), LEARNER, stream_of(5, number))
+        _, shown = LEARNER.draw(np.ones(1, np.float32), scores[:, None].copy(), stream_of(5, number))
         both = np.concatenate([shown, draw_more(scores, shown, LEARNER, stream_of(5, number, 2))])
         assert sorted(both.tolist()) == list(range(12))
         times[both[0]] += 1
@@ -221,7 +219,7 @@ def test_equal_documents_gain_nothing_over_each_other_on_average():
     for shown, listed in (([0, 1], (1 + LEARNER.keep) / 2), ([1, 0], (1 - LEARNER.keep) / 2)):
         for clicked, chance in (([True, False], 0.5), ([False, True], 0.25)):  # reads from the top, leaves at a click
             change = np.zeros(2)
-            learn(change, Impression(features, scores, np.array(shown), np.array(clicked)), LEARNER)
+            LEARNER.learn(change, Impression(features, scores, np.array(shown), np.array(clicked)))
             total += listed * chance * change
             size += listed * chance * np.abs(change).sum()
     assert size > 1e-4

@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedrank.ranking import gate
+from fedrank.ranking.gate import Gate
+from fedrank.search import trial as trial_module
 from fedrank.search.client import SearchClient
+from fedrank.search.replay import FEWEST, Replay
 from fedrank.search.results import SearchError
 from tests.search.made_up import FRUIT, Clock, opened
 
@@ -48,25 +50,25 @@ def test_a_better_model_is_adopted_after_both_steps(client, clock):
     client.trials.begin(better, "a friend")
     used, before = client.rows.model()
     assert client.status().trial.state == "replay"
-    live(client, clock, gate.FEWEST + 1)
+    live(client, clock, FEWEST + 1)
     assert client.status().trial.state == "draft"
     assert client.rows.model()[0] == used
     assert live(client, clock, 200) < 200
     trial = client.status().trial
     assert (trial.state, trial.origin, trial.losses) == ("adopted", "a friend", 0)
-    assert trial.wins >= np.log(1 / gate.Gate().level) / np.log(1 + gate.Gate().stake)
+    assert trial.wins >= np.log(1 / Gate().level) / np.log(1 + Gate().stake)
     np.testing.assert_array_equal(client.rows.model()[1], better)
     assert (before != better).any()
     assert client.status().interleaved["wins"] == trial.wins
 
 
 def test_a_replay_that_is_worth_few_searches_refuses_nothing(client, clock, monkeypatch):
-    worth = gate.Replay(40, 2.0, 0.3, 0.0, -0.4, -0.2)
+    worth = Replay(40, 2.0, 0.3, 0.0, -0.4, -0.2)
     for effective, state in ((2.0, "draft"), (25.0, "refused by a replay")):
         found = replace(worth, effective=effective)
-        monkeypatch.setattr(gate, "replay", lambda *_, found=found: found)
+        monkeypatch.setattr(trial_module, "replay", lambda *_, found=found: found)
         client.trials.begin(model(client, length=8.0), "a friend")
-        live(client, clock, gate.FEWEST + 1)
+        live(client, clock, FEWEST + 1)
         assert client.status().trial.state == state
         if state == "draft":
             client.trials.stop()
@@ -95,7 +97,7 @@ def test_searches_kept_for_the_replay_are_learned_from_afterwards(client, clock)
 
 def test_mixed_lists_teach_nothing(client, clock):
     client.trials.begin(model(client, length=8.0), "a friend")
-    live(client, clock, gate.FEWEST + 1)
+    live(client, clock, FEWEST + 1)
     client.status()
     clock.wait(60)
     found = client.search("orchard")

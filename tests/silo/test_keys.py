@@ -38,7 +38,7 @@ def test_two_new_keys_differ(tmp_path):
 def test_a_key_is_never_overwritten(tmp_path):
     path = tmp_path / "shared.key"
     key = keys.new_key(path)
-    with pytest.raises(FileExistsError, match="overwritten is lost"):
+    with pytest.raises(FileExistsError, match="overwriting a key loses it"):
         keys.new_key(path)
     assert keys.read_key(path) == key
 
@@ -69,7 +69,7 @@ def test_a_public_key_in_the_place_of_a_secret_one_is_named(tmp_path):
     public.chmod(0o600)
     with pytest.raises(ValueError, match=keys.PUBLIC):
         keys.read_secret(public)
-    with pytest.raises(ValueError, match="call the secret one otherwise"):
+    with pytest.raises(ValueError, match="the public key would have this name"):
         keys.new_identity(tmp_path / "b.public")
 
 
@@ -99,21 +99,11 @@ def test_a_pair_key_belongs_to_its_pair_and_its_purpose(two):
     assert keys.pair_key(a, b_public) == hmac.digest(extracted, bound + b"\x01", "sha256")
 
 
-def test_two_silos_agree_on_a_shared_key_without_sending_it(tmp_path):
-    for name in ("a", "b"):
-        keys.new_identity(tmp_path / f"{name}.secret")
-    mine = keys.agree_key(tmp_path / "a.secret", tmp_path / "b.public", tmp_path / "at-a.key")
-    theirs = keys.agree_key(tmp_path / "b.secret", tmp_path / "a.public", tmp_path / "at-b.key")
-    assert mine == theirs == keys.read_key(tmp_path / "at-a.key") == keys.read_key(tmp_path / "at-b.key")
-    # The key of letters must not be the key of hashes, which third silos may hold.
-    assert mine != keys.pair_key(keys.read_secret(tmp_path / "a.secret"), keys.read_public(tmp_path / "b.public"))
-
-
 def test_agreeing_with_oneself_or_with_no_key_is_refused(two):
     secret, public = two["a"]
     with pytest.raises(ValueError, match="same silo"):
         keys.pair_key(secret, public)
-    with pytest.raises(ValueError, match="no key can be agreed on"):
+    with pytest.raises(ValueError, match="the public key is not valid"):
         keys.pair_key(secret, bytes(32))  # a point of small order: everybody would know the key
     with pytest.raises(ValueError, match="31 bytes"):
         keys.pair_key(secret, public[:31])
@@ -127,10 +117,10 @@ def test_a_wrapped_key_opens_for_its_addressee_only(two, tmp_path):
     assert keys.open_key(wrapped, b, a_public, tmp_path / "at-b.key") == shared
     assert keys.read_key(tmp_path / "at-b.key") == shared
     keys.new_identity(tmp_path / "c.secret")
-    with pytest.raises(ValueError, match="does not open"):
+    with pytest.raises(ValueError, match="cannot be decrypted"):
         keys.open_key(wrapped, keys.read_secret(tmp_path / "c.secret"), a_public, tmp_path / "at-c.key")
     assert not (tmp_path / "at-c.key").exists()
-    with pytest.raises(ValueError, match="does not open"):  # sent back to where it came from, as if b had made it
+    with pytest.raises(ValueError, match="cannot be decrypted"):  # sent back to where it came from, as if b had made it
         keys.open_key(wrapped, a, b_public, tmp_path / "back.key")
 
 
@@ -139,9 +129,9 @@ def test_a_wrapped_key_that_was_changed_is_refused(two, tmp_path, place):
     (a, a_public), (b, b_public) = two["a"], two["b"]
     wrapped = bytearray(keys.wrap_key(bytes(range(32)), a, b_public))
     wrapped[place] ^= 1
-    with pytest.raises(ValueError, match=r"does not open|no wrapped key"):
+    with pytest.raises(ValueError, match=r"cannot be decrypted|not a wrapped key"):
         keys.open_key(bytes(wrapped), b, a_public, tmp_path / "out.key")
-    with pytest.raises(ValueError, match="no wrapped key"):
+    with pytest.raises(ValueError, match="not a wrapped key"):
         keys.open_key(bytes(wrapped[:-1]), b, a_public, tmp_path / "out.key")
 
 

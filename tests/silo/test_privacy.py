@@ -15,7 +15,7 @@ from fedrank.data.documents import Documents
 from fedrank.privacy.noise import SecureSource
 from fedrank.silo import array_file, files
 from fedrank.silo.describe import describe_sketch
-from fedrank.silo.files import add_documents, export_sketch, open_sketch, sketch_collection
+from fedrank.silo.files import add_documents, open_sketch, sketch_collection
 from fedrank.silo.partners import sketch_fields
 from fedrank.silo.rtk import build
 from fedrank.silo.sketch import LENGTH_NOISE, Sketcher
@@ -87,19 +87,21 @@ def test_the_worst_pair_of_words_is_as_far_apart_as_is_paid_for(monkeypatch) -> 
     assert np.linalg.norm(both[0] - both[1]) == pytest.approx(1 / sketcher.multiplier)
 
 
-def test_every_part_of_a_copy_is_either_paid_for_or_said_not_to_be_covered(tmp_path, parties) -> None:
+def test_every_part_of_a_file_is_paid_for_or_secret_or_said_not_to_be_covered(tmp_path) -> None:
     """A new part of the file has to be put into one of these lists, and to be paid for."""
     file = sketch_collection(collection(), KEY, EXACT, tmp_path / "a.sketch")
-    copy = export_sketch(file.path, parties["a"], "b", tmp_path / "for-b.sketch")
-    header, parts = array_file.read_arrays(copy.path, files.TYPES)
+    header, parts = array_file.read_arrays(file.path, files.TYPES)
     # Computed from noised cells alone: see below. How small packed parts get is told, so that only noised ones are.
     cells = {"held", "gaps", "counts", "ties", "sizes", "lost"}
+    secret = {"ids", "squares", "pseudonym-key"}
     packed = {entry["name"].rpartition(".")[2] for entry in header["parts"] if "packed" in entry}
     assert packed == cells | {"frequencies"}
-    assert {name.rpartition(".")[2] for name in parts} == cells | {"frequencies", "lengths", "pseudonyms"}
-    # Settings, who and for whom, shapes and checksums of the parts.
-    assert set(header) == {"secret", "sketcher", "rule", "fingerprint", "fields", "from", "for", "parts", "proof"}
-    assert describe_sketch(copy.path)["not covered"] == "that a document exists, and how many words it has"
+    assert {name.rpartition(".")[2] for name in parts} == cells | {"frequencies", "lengths"} | secret
+    # Settings, and shapes and checksums of the parts.
+    assert set(header) == {"secret", "sketcher", "rule", "fingerprint", "fields", "removed", "parts"}
+    copy = file.copy_for("b")
+    assert (copy.ids, copy.squares, copy.pseudonym_key, copy.removed) == (None, None, None, 0)
+    assert describe_sketch(file.path)["not covered"] == "that a document exists, and how many words it has"
     hidden = sketch_collection(collection(), KEY, HIDDEN, tmp_path / "hidden.sketch")
     assert describe_sketch(hidden.path)["not covered"] == "that a document exists"
 
@@ -122,16 +124,14 @@ def test_the_best_of_every_cell_are_those_of_noised_cells() -> None:
 
 
 @pytest.mark.parametrize(("sketcher", "shift"), [(EXACT, sqrt(2)), (HIDDEN, sqrt(2 + 1 / 225))])
-def test_describe_states_the_epsilon_of_all_of_it(tmp_path, parties, sketcher, shift) -> None:
+def test_describe_states_the_epsilon_of_all_of_it(tmp_path, sketcher, shift) -> None:
     """Two sketches, each moved by one deviation, and a length by 1/15; rounded up, never down."""
     file = sketch_collection(collection(), KEY, sketcher, tmp_path / "a.sketch")
-    copy = export_sketch(file.path, parties["a"], "b", tmp_path / "for-b.sketch")
-    for path in (file.path, copy.path):
-        told = describe_sketch(path)
-        stated = float(re.match(r"ε = ([\d.]+) at", told["privacy"])[1])
-        assert 0 <= stated - epsilon_by_hand(shift) < 0.1
-        for times, cost in re.findall(r"(\d+) times: ([\d.]+)", told["for more"]):
-            assert 0 <= float(cost) - epsilon_by_hand(int(times) * shift) < 0.01 * float(cost) + 0.1
+    told = describe_sketch(file.path)
+    stated = float(re.match(r"ε = ([\d.]+) at", told["privacy"])[1])
+    assert 0 <= stated - epsilon_by_hand(shift) < 0.1
+    for times, cost in re.findall(r"(\d+) times: ([\d.]+)", told["for more"]):
+        assert 0 <= float(cost) - epsilon_by_hand(int(times) * shift) < 0.01 * float(cost) + 0.1
     assert SiloLedger(tmp_path / "a.spending").spent() == pytest.approx(epsilon_by_hand(shift), abs=1e-6)
 
 

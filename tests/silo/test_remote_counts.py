@@ -10,7 +10,7 @@ from fedrank.data.text import Tokeniser
 from fedrank.privacy.noise import SecureSource
 from fedrank.silo.features import FIELDS
 from fedrank.silo.partners import SiloSketch, Sketched, sketch_fields
-from fedrank.silo.remote_counts import CountQuery, RemoteCounts, published_answers, true_rows
+from fedrank.silo.remote_counts import CountQuery, RemoteCounts, noised_counts, published_answers, true_rows
 from fedrank.silo.rtk import COUNT_MIN, PUBLISHED, TopKRule
 from fedrank.silo.silos import Silo, SilosRule, make_silos
 from fedrank.silo.sketch import Sketcher
@@ -167,3 +167,28 @@ def test_a_silo_without_titles_has_empty_ones(silo: Silo) -> None:
         assert partner.kind == "count-sketch"
         assert partner.counts([]).counts["body"].shape[1] == 0
         assert len(partner.frequencies([])["body"]) == 0
+
+
+@pytest.mark.parametrize(("exact", "sensitivity"), [(True, 2), (False, 1)])
+def test_lookup_noise_has_the_scale_that_is_paid_for(exact, sensitivity):
+    counts = np.arange(20_000) % 7 / 2
+    told = noised_counts(counts, 0.5, exact, SecureSource(bytes(32)))
+    away = np.abs(told - counts)
+    scale = sensitivity / 0.5
+    assert away.mean() == pytest.approx(scale, rel=4 / np.sqrt(20_000))  # mean of |Laplace| is its scale
+    assert np.mean(away > 2 * scale) == pytest.approx(np.exp(-2), abs=4 * np.sqrt(np.exp(-2) / 20_000))
+
+
+@pytest.mark.parametrize("epsilon", [10.0, 0.5, 0.01])
+def test_whole_and_half_counts_give_answers_on_one_grid(epsilon):
+    """A median of an even number of rows may end in a half; were all noise whole, the answer would tell."""
+    noise = noised_counts(np.zeros(2000), epsilon, True, SecureSource(bytes(32)))
+    assert np.any(noise % 1 == 0)
+    assert np.any(noise % 1 == 0.5)
+
+
+def test_published_noise_is_one_draw_for_all_rows():
+    values = np.arange(24.0).reshape(4, 6)
+    told = published_answers(values, 0.5, SecureSource(bytes(32)))
+    assert np.ptp(told - values, axis=1).tolist() == [0] * 4
+    assert len(set((told - values)[:, 0])) == 4

@@ -173,11 +173,11 @@ def test_holes_and_when_a_rebuild_is_due():
     assert (rtk.documents[0, 0, 0].tolist(), rtk.holes) == ([8, 11, 6], 1)
     rtk = rtk.delete([8, 11])
     assert (rtk.holes, rtk.short_cells) == (3, 1)
-    with pytest.raises(ValueError, match="document 8 is not there"):
+    with pytest.raises(ValueError, match="document 8 does not exist"):
         rtk.delete([8])
-    with pytest.raises(ValueError, match="document 12 is not there"):
+    with pytest.raises(ValueError, match="document 12 does not exist"):
         rtk.delete([6, 12])
-    with pytest.raises(ValueError, match="document -1 is not there"):
+    with pytest.raises(ValueError, match="document -1 does not exist"):
         rtk.delete([-1])
     assert len(rtk.delete([])) == len(rtk) == 12 - 5
 
@@ -270,12 +270,12 @@ def test_memory_while_building_is_that_of_the_result_and_a_block():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"alpha": 0.5}, "alpha = 0.5"),
-        ({"beta": 1.5}, "beta = 1.5"),
-        ({"k": 0}, "k = 0"),
+        ({"alpha": 0.5}, "alpha must be at least 1"),
+        ({"beta": 1.5}, "beta must be between 0 and 1"),
+        ({"k": 0}, "k must be at least 1"),
         ({"keep": "some"}, "'ends' or 'largest'"),
         ({"missing": "none"}, "'zero' or 'threshold'"),
-        ({"keep": "magnitude", "missing": "threshold"}, "sign of what is missing"),
+        ({"keep": "magnitude", "missing": "threshold"}, "sign of a missing value"),
     ],
 )
 def test_wrong_rules_are_refused(settings, message):

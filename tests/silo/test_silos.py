@@ -77,9 +77,9 @@ def test_judgements_are_those_of_the_own_documents() -> None:
 
 def test_too_many_silos_are_refused() -> None:
     made = collection_of(["cat", "dog"], ["cat", "dog"], [{0: 1}, {1: 1}])
-    with pytest.raises(ValueError, match="2 documents cannot fill 3 silos"):
+    with pytest.raises(ValueError, match="2 documents are too few for 3 silos"):
         make_silos(made, SilosRule(3), Tokeniser(), seed=1)
-    with pytest.raises(ValueError, match="make fewer silos"):
+    with pytest.raises(ValueError, match="use fewer silos"):
         make_silos(made, SilosRule(2), Tokeniser(), seed=1)
-    with pytest.raises(ValueError, match="queries = 0 leaves nothing to learn"):
+    with pytest.raises(ValueError, match="queries must be at least 1"):
         SilosRule(queries=0)

@@ -150,7 +150,7 @@ def test_privacy_is_that_of_all_gaussian_releases_of_an_occurrence():
     assert 2 * 4 * 1000 * rounded_gaussian(10.0).log_error < SLACK
     assert Sketcher(noise=1.0).privacy(1e-5) > epsilon(GaussianEvent(math.sqrt(0.5)), 1, 1e-5)
     assert Sketcher().privacy(1e-5) == math.inf
-    with pytest.raises(ValueError, match="occurrences = 0"):
+    with pytest.raises(ValueError, match="occurrences must be at least 1"):
         Sketcher(noise=1.0).privacy(1e-5, 0)
 
 
@@ -206,11 +206,11 @@ def test_bounds_by_hand():
     ("settings", "message"),
     [
         ({"kind": "bloom"}, "count-sketch"),
-        ({"width": 0}, "width = 0"),
-        ({"noise": -1.0}, "noise = -1"),
-        ({"noise": math.nan}, "noise = nan"),
-        ({"noise": 0.001}, "whole numbers"),
-        ({"noise": 1e9}, "whole numbers"),
+        ({"width": 0}, "width must be"),
+        ({"noise": -1.0}, "noise must be"),
+        ({"noise": math.nan}, "noise must be"),
+        ({"noise": 0.001}, "an integer"),
+        ({"noise": 1e9}, "an integer"),
     ],
 )
 def test_wrong_settings_are_refused(settings, message):
@@ -221,5 +221,5 @@ def test_wrong_settings_are_refused(settings, message):
 def test_hashes_of_another_size_are_refused():
     with pytest.raises(ValueError, match="30 x 100 cells and sketches of 30 x 200"):
         Sketcher().locate(["a"], Hashing(KEY, 100))
-    with pytest.raises(ValueError, match="chance = 0"):
+    with pytest.raises(ValueError, match="chance must be between 0 and 1"):
         Sketcher().error_bound(0, 1, 1)

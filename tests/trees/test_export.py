@@ -402,7 +402,7 @@ def test_models_that_no_engine_can_express_are_refused(tmp_path: Path):
     refused("does not record their ranges", linear(tmp_path, normalised="global"))
     refused("export it to solr or onnx", linear(tmp_path, ranker=Mlp(1), weights=np.ones(4)))
     refused("unknown engine 'vespa'; use one of opensearch", linear(tmp_path), to="vespa")
-    refused("choose one from 0 to 1", linear(tmp_path, weights=np.ones((2, 2))))
+    refused("choose a client from 0 to 1", linear(tmp_path, weights=np.ones((2, 2))))
     (tmp_path / "names.txt").write_text("a\na\n", encoding="utf-8")
     refused("'a' occurs twice", linear(tmp_path), feature_names=tmp_path / "names.txt")
     (tmp_path / "names.txt").write_text("a\n", encoding="utf-8")

@@ -99,14 +99,14 @@ def test_sparse_files_may_lack_their_last_features(forest, tmp_path):
     expected = np.array([[0.5, 0, 1, 0, 0], [0, 3, 0, 0, 0]], dtype=np.float32)
     np.testing.assert_array_equal(forest.score(read), forest.raw(expected))
     (tmp_path / "dense.txt").write_text("1 qid:1 1:0.5 2:1\n0 qid:1 1:1 2:3\n")
-    with pytest.raises(ValueError, match="the model reads 5 features, the data have 2"):
+    with pytest.raises(ValueError, match="the model has 5 features, but the data have 2"):
         read_for(tmp_path / "dense.txt", forest.features, "none")
-    with pytest.raises(ValueError, match="the model reads 5 features, the data have 4"):
+    with pytest.raises(ValueError, match="the model has 5 features, but the data have 4"):
         forest.score(replace(DATA, features=np.ascontiguousarray(DATA.features[:, :4])))
 
 
 def test_data_with_other_features_are_refused(forest):
-    with pytest.raises(ValueError, match="reads 5 features, the data have 6"):
+    with pytest.raises(ValueError, match="has 5 features, but the data have 6"):
         forest.score(made_up_data(features=6))
     with pytest.raises(ValueError, match="needs the feature 'b b' where the data have 'x'"):
         forest.score(replace(DATA, feature_names=("a", "x", "c", "d", "e")))
@@ -148,7 +148,7 @@ def test_a_model_without_its_trees_is_refused(forest, tmp_path):
 
 def test_who_needs_weights_is_told_what_else_it_is(forest, tmp_path):
     save_forest(forest, tmp_path / "model.json")
-    with pytest.raises(ValueError, match="holds no weights but a forest"):
+    with pytest.raises(ValueError, match="contains a forest, not weights"):
         load_weights(tmp_path)
     save_model(Model(Linear(), np.zeros(5), 5), tmp_path / "model.json")
     assert load_weights(tmp_path).weights.shape == (5,)
@@ -292,7 +292,7 @@ def test_a_changed_forest_is_an_error_and_an_unsealed_one_a_note(forest, outside
             load_model(path)
     (tmp_path / "other.txt").write_text(outsider.model_to_string())
     load_model(tmp_path / "other.txt", heard.append)
-    assert heard == ["other.txt carries no checksum, so that damage to it may go unnoticed"]
+    assert heard == ["other.txt has no checksum, so damage to the file may go unnoticed"]
 
 
 BY_CATEGORY = """num_leaves=2

@@ -240,16 +240,16 @@ def sent(counts: bytes, rows: int | None = None):
         (sent(histogram_of(lambda values: None) + b"x"), "1 extra bytes follow"),
         (lambda label, answer: answer[:-3], "checksum"),
         (lambda label, answer: pack(replace(label, sender=0), {}), "comes from 0"),
-        (lambda label, answer: pack(replace(label, round=0), {}), "round 0, expected was round 1"),
+        (lambda label, answer: pack(replace(label, round=0), {}), "round 0, but round 1 was expected"),
         (lambda label, answer: pack(replace(label, attempt=9), {}), "attempt 9"),
-        (lambda label, answer: pack(replace(label, run=bytes(16)), {}), "expected was run"),
+        (lambda label, answer: pack(replace(label, run=bytes(16)), {}), "but run"),
         (
             lambda label, answer: pack(
                 label, {"number": np.array([3]), "rows": np.array([1]), "counts": histogram_of(lambda values: None)}
             ),
             "message 3 of a tree was sent, expected 0",
         ),
-        (lambda label, answer: pack(label, {"number": np.array([np.nan])}), "parts, expected were"),
+        (lambda label, answer: pack(label, {"number": np.array([np.nan])}), "parts, but"),
         (
             lambda label, answer: pack(label, {"number": np.array([np.nan]), "rows": np.array([1]), "counts": b""}),
             "values of type <f8",

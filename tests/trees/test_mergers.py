@@ -83,7 +83,7 @@ def test_models_with_other_features_are_refused(merger):
 
 def test_a_merge_set_with_other_features_is_refused():
     wide = replace(DATA, features=np.hstack([DATA.features, DATA.features]))
-    with pytest.raises(ValueError, match="reads 5 features, the data have 10"):
+    with pytest.raises(ValueError, match="has 5 features, but the data have 10"):
         WeightedSum().merge([GOOD, NOISE], wide)
 
 

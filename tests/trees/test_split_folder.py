@@ -127,7 +127,7 @@ def test_what_cannot_be_merged_is_named(split, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             merge_models(models, on, method, tmp_path / out)
-    with pytest.raises(FileNotFoundError, match="merge set .* does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"merge set .* does not exist"):
         merge_models([one, two], tmp_path / "nowhere.txt", "linear", tmp_path / "e")
     with pytest.raises(FileNotFoundError, match=r"split\.json is missing"):
         merge_models([one, two], tmp_path, "linear", tmp_path / "f")
@@ -169,7 +169,7 @@ def test_what_fails_leaves_no_folder(tmp_path):
     with pytest.raises(ValueError, match="unknown category '9'"):
         split_data("synthetic-categories", splitter_for("feature:category", categories=["9"]), tmp_path / "split")
     models = [save_linear(tmp_path / f"{name}.json", 1.0, 2.0) for name in "ab"]
-    with pytest.raises(FileNotFoundError, match="merge set .* does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"merge set .* does not exist"):
         merge_models(models, tmp_path / "nowhere", "linear", tmp_path / "merged")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "b.json"]
 

@@ -165,7 +165,7 @@ def sent(**parts):
         ("grow-votes", sent(votes=b"\xff\x80"), "9 features are named, at most 2 are allowed"),
         ("grow-votes", sent(votes=b"\x00\x01"), "beyond the 9 of the tree is named"),
         ("grow-votes", sent(votes=b"\x80"), "need 2 bytes .got 1"),
-        ("grow-votes", sent(votes=b"\x80\x00\x00"), "expected were at most 2|too many"),
+        ("grow-votes", sent(votes=b"\x80\x00\x00"), "at most 2 were expected|too many"),
         (
             "grow-votes",
             lambda label, answer: pack(label, {"number": np.array([4]), "votes": b"\x80\x00"}),

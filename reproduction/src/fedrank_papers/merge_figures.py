@@ -15,7 +15,6 @@ from fedrank.experiments.report.figures import COLOURS, LOOK, QUIET, as_svg, pla
 from fedrank.experiments.report.sections import Cell, Drawing, Part, Table
 from fedrank.experiments.runner.data import load_fold
 from fedrank.experiments.runner.runs import Run
-from fedrank.experiments.runner.trees import data_of
 from fedrank.seeds import rng_for
 from fedrank.trees.categories import query_categories, tallies
 from fedrank.trees.forest import Forest, importance
@@ -71,7 +70,7 @@ def category_shares(analysis: Analysis) -> Iterator[Part]:
     if run is None or not isinstance(run.spec.split, Categories):  # type: ignore[attr-defined]
         return
     split: Categories = run.spec.split  # type: ignore[attr-defined]
-    train = load_fold(data_of(run.spec), run.fold).train  # type: ignore[arg-type]
+    train = load_fold(run.spec.unscaled, run.fold).train  # type: ignore[attr-defined]
     count = tallies(split.by, split.bins, [train])
     tally = count(train)
     of_query = query_categories(tally, "tie-breaking", rng_for(run.seed, "split"))

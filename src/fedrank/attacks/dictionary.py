@@ -7,6 +7,7 @@ bounds its success rate, and the noise as published does not.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -17,12 +18,30 @@ from fedrank.privacy.accounting import GaussianEvent, PureEvent, delta_of
 from fedrank.privacy.noise import SecureSource
 from fedrank.seeds import rng_for
 from fedrank.silo.hashing import Cells, Hashing
-from fedrank.silo.protocol import choose_decoys
 from fedrank.silo.remote_counts import noised_counts, published_answers
 from fedrank.silo.sketch import Sketcher, Sketches
 from fedrank.types import Source
 
 Rates = NDArray[np.float64]
+
+
+def choose_decoys(terms: Sequence[str], many: int, dictionary: Sequence[str], secret: bytes) -> list[str]:
+    """`many` decoys for each term, words of a dictionary that look like those one might ask for.
+
+    They depend on the term and the querier's secret only: fresh ones would be gone the next time, and the term not.
+    """
+    chosen = []
+    for term in terms:
+        stream = hashlib.shake_128(b"fedrank decoys" + secret + term.encode("utf-8", "surrogatepass"))
+        words = np.frombuffer(stream.digest(64 * (many + 16)), dtype="<u8")
+        others = [other for word in words if (other := dictionary[int(word) % len(dictionary)]) != term]
+        found = list(dict.fromkeys(others))[:many]
+        if len(found) < many:
+            raise ValueError(
+                f"{len(found)} of {many} decoys for a term: the dictionary has too few words; use a larger one"
+            )
+        chosen += found
+    return chosen
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from importlib.metadata import EntryPoint
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from typer.main import get_group
@@ -25,7 +24,8 @@ from fedrank.cli.renamed import replacement
 from fedrank.cli.shared import print_note
 from fedrank.cli.silo import silo_app
 from fedrank.cli.trees import trees_app
-from fedrank.files import told
+from fedrank.files import told as message_of
+from fedrank.progress import show_warnings_as_notes
 
 # One thread per matrix product, because whole runs execute in parallel. NumPy reads this when it is first imported.
 for _variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -39,6 +39,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+SEPARATOR = "  ·  "  # between the examples of a help text
 # Headings of `fedrank --help`.
 MODELS, PRIVACY, TOGETHER = "Models and data", "Privacy and rights", "Several organisations"
 SEARCH = "Search engines and your own documents"
@@ -89,7 +90,19 @@ def _add_applications() -> None:
             print_note(f"the plug-in {entry.name} = {entry.value} is ignored: {reason}")
 
 
+def _list_examples(group: typer.Typer) -> None:
+    """Put each example of a help text on its own line."""
+    for one in (group.info, *group.registered_commands):
+        if isinstance(one.epilog, str) and SEPARATOR in one.epilog:
+            heading, _, examples = one.epilog.partition(":  ")
+            one.epilog = "\n\n".join([f"{heading}:", *(f"· {line}" for line in examples.split(SEPARATOR))])
+    for inner in group.registered_groups:
+        if inner.typer_instance is not None:
+            _list_examples(inner.typer_instance)
+
+
 _add_applications()
+_list_examples(app)
 
 
 def _refuse_earlier_names(words: list[str]) -> None:
@@ -98,16 +111,10 @@ def _refuse_earlier_names(words: list[str]) -> None:
         raise ValueError(error)
 
 
-def _note_warning(message: Warning | str, category: type[Warning], *_: Any) -> None:
-    """Print a warning of Python as a note, without its place in the code."""
-    if issubclass(category, UserWarning):
-        print_note(" ".join(str(message).split()))
-
-
 def main() -> None:
     """Run the command. An error that the user can fix is one message; any other error is a bug with a traceback."""
     try:
-        warnings.showwarning = _note_warning
+        show_warnings_as_notes()
         _refuse_earlier_names(sys.argv[1:])
         app()
     except KeyboardInterrupt:  # outside the commands, which print how to resume
@@ -120,5 +127,5 @@ def main() -> None:
             raise
         from fedrank.experiments.report.terminal import printable
 
-        typer.echo(f"fedrank: {printable(told(problem))}", err=True)
+        typer.echo(f"fedrank: {printable(message_of(problem))}", err=True)
         raise SystemExit(2) from None

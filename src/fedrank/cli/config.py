@@ -40,8 +40,7 @@ def _set_defaults(context: typer.Context, file: Path | None) -> Path | None:
     for key, value in values.items():
         name = key.replace("_", "-")
         if name not in known:
-            command = context.command_path
-            raise ValueError(f"{file}: {key!r} is not an option of `{command}`{did_you_mean(name, known)}")
+            raise ValueError(f"{file}: {key!r} is not an option of `{_command(context)}`{did_you_mean(name, known)}")
         option = known[name]
         if option.name in defaults:
             raise ValueError(f"{file}: {key!r} is set twice; leave out one of them")
@@ -53,6 +52,16 @@ def _set_defaults(context: typer.Context, file: Path | None) -> Path | None:
         defaults[option.name] = value
     context.default_map = {**(context.default_map or {}), **defaults}
     return file
+
+
+def _command(context: typer.Context) -> str:
+    """The command as the user types it."""
+    words: list[str] = []
+    level: Any = context
+    while level.parent is not None:
+        words.insert(0, level.info_name)
+        level = level.parent
+    return " ".join(["fedrank", *words])
 
 
 def _check(annotation: Any, value: Any, where: str) -> None:

@@ -74,8 +74,7 @@ def init(
 ) -> None:
     """Create a federation that exchanges messages through NVFLARE or through a shared folder.
 
-    The home stores the choice. With NVFLARE, the command creates the CA, the kit of the coordinator, and an invitation
-    for each site.
+    The home stores this choice. With NVFLARE, each site gets an invitation.
     """
     console = new_console()
     if folder is not None:
@@ -130,7 +129,7 @@ def invite(
 
 @deploy_app.command(
     epilog="Examples:  fedrank deploy join clinic-a.json --home clinic-a  ·  fedrank deploy join clinic-a.signed.zip "
-    "--fingerprint SHA256:AB:CD... --home clinic-a  ·  fedrank deploy join shared --name clinic-a --id 0 --fingerprint "
+    "--fingerprint SHA256:66... --home clinic-a  ·  fedrank deploy join shared --name clinic-a --id 0 --fingerprint "
     "SHA256:66... --home clinic-a"
 )
 def join(
@@ -152,8 +151,9 @@ def join(
 ) -> None:
     """Join a federation with an invitation, the signed answer, or a shared folder.
 
-    With an invitation, the command creates the keys and a request for the coordinator. With the signed answer, or with
-    a shared folder, it writes site.toml, which you complete.
+    With an invitation, the command creates the keys and a request for the coordinator.
+
+    With the signed answer or a shared folder, it writes site.toml, which you complete.
     """
     import zipfile
 

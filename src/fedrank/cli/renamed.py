@@ -5,10 +5,11 @@ The table of the changelog equals this one; a test compares them.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Collection, Sequence
 
-# What was typed before (after `fedrank`): what replaces it. Commands stand in backquotes.
+# Words after `fedrank` in an earlier version: their replacement. A group comes after its commands.
 RENAMED = {
     "demo": "`run demo`",
     "runs": "`watch FOLDERS --list`",
@@ -20,6 +21,7 @@ RENAMED = {
     "logs propensities": "`data propensities`",
     "logs redact": "`data redact`",
     "logs synth": "`data synth`",
+    "logs": "`data`",
     "score": "`model score`",
     "evaluate": "`model evaluate`",
     "export": "`model export`",
@@ -29,6 +31,7 @@ RENAMED = {
     "impact": "`privacy impact`",
     "ledger show": "`privacy ledger show`",
     "ledger forget": "`privacy ledger forget`",
+    "ledger": "`privacy ledger`",
     "unlearn": "`forget client`",
     "forget-person": "`forget person`",
     "trees train": "removed; write a spec with `new FILE --kind trees`, then use `run FILE` (or `tune FILE`)",
@@ -48,6 +51,7 @@ RENAMED = {
     "deploy folder run": "`deploy run`",
     "deploy folder serve": "`deploy start`",
     "deploy folder unlearn": "`deploy forget`",
+    "deploy folder": "`deploy init --folder SHARED`, or `deploy join SHARED`",
     "deploy request": "`deploy join INVITATION`",
     "deploy readmit": "`deploy run SPEC --readmit SITE`",
     "deploy unlearn": "`deploy forget`",
@@ -57,6 +61,7 @@ RENAMED = {
     "trial decide": "`engine trial decide`",
     "trial adopt": "`engine trial adopt`",
     "trial rollback": "`engine trial rollback`",
+    "trial": "`engine trial`",
     "search demo": "`search serve --demo`",
     "methods place": "`methods placement`",
     "methods user": "`methods click-model`",
@@ -72,7 +77,7 @@ RENAMED = {
 def replacement(words: Sequence[str], commands: Collection[str] = ()) -> str | None:
     """The error for words of an earlier version; None if they are not from one.
 
-    `commands` are those of the group `privacy`: before, a spec stood in their place.
+    `commands` are those of the group `privacy`, whose place a spec had before.
     """
     for old, new in RENAMED.items():
         if _matches(old.split(), words, commands):
@@ -90,5 +95,5 @@ def _matches(old: Sequence[str], words: Sequence[str], commands: Collection[str]
     if last.startswith("--"):
         return last in {word.split("=")[0] for word in after}
     if last == "SPEC":
-        return after[0] not in commands and not after[0].startswith("-")
+        return not after[0].startswith("-") and not difflib.get_close_matches(after[0], commands)
     return after[0] == last

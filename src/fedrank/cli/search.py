@@ -347,7 +347,7 @@ def _continue(client: SearchClient, meeting: Meeting, once: bool, yes: bool, con
         print_line(console, _WHEN_ANSWERED.format(meeting.folder))
     elif not done:
         waits = joining.state_of(client) == "waiting"
-        print_line(console, "The coordinator has not approved you yet." if waits else "There are no open requests.")
+        print_line(console, "The coordinator has not approved you yet." if waits else "No open requests.")
 
 
 def _join_network(client: SearchClient, site: Path, yes: bool, console: Console) -> None:
@@ -444,8 +444,8 @@ def _print_status(status: SearchStatus, console: Console) -> None:
     ]
     changed = sorted(status.weights, key=lambda one: -abs(one.now - one.start))[:5]
     if status.learned_from:
-        told = ", ".join(f"{one.feature} {one.start:+.2f} to {one.now:+.2f}" for one in changed)
-        lines.append(("Changed most", told))
+        text = ", ".join(f"{one.feature} {one.start:+.2f} to {one.now:+.2f}" for one in changed)
+        lines.append(("Changed most", text))
     if status.weeks:
         week = status.weeks[-1]
         lines.append(
@@ -455,15 +455,15 @@ def _print_status(status: SearchStatus, console: Console) -> None:
             )
         )
     if status.replay:
-        told = ", ".join(f"{name} {value:.3f}" for name, value in status.replay.items())
-        lines.append(("Clicked, 1/log2", told))
+        text = ", ".join(f"{name} {value:.3f}" for name, value in status.replay.items())
+        lines.append(("Clicked, 1/log2", text))
     if status.interleaved:
         lines.append(
             ("Interleaved lists", ", ".join(f"{name} {value:.3g}" for name, value in status.interleaved.items()))
         )
     if (trial := status.trial) is not None:
-        told = f"{trial.state}; {trial.kept:,} queries counted, {trial.wins:,} won, {trial.losses:,} lost"
-        lines.append(("On trial", f"{trial.origin}: {told}"))
+        text = f"{trial.state}; {trial.kept:,} queries counted, {trial.wins:,} won, {trial.losses:,} lost"
+        lines.append(("On trial", f"{trial.origin}: {text}"))
     lines.append(("Folder", f"{status.folder}, {size(status.disk_bytes)}"))
     lines.append(("Sent", f"{status.sent_bytes:,} bytes" + ("" if status.sent else ": nothing has left this device")))
     lines += [("", f"{moment(one.time)} to {one.to}: {one.what}, {one.bytes:,} bytes") for one in status.sent]

@@ -1,1 +1,1 @@
-"""What is ranked: queries with their documents, features and grades; files, catalog and synthetic sets."""
+"""Ranking data: queries with their documents, features and relevance labels; files, catalog and synthetic sets."""

@@ -1,9 +1,9 @@
-"""The published files of AOL4FOLTR as a data set: `metadata.csv` (user, time, query, click), `letor.txt` (features).
+"""Convert the published files of AOL4FOLTR into a data set: `metadata.csv` (user, time, query, click) and `letor.txt`.
 
-`letor.txt` (55 GB of text) is read once in a stream and never as a whole; its features become a file of 21 GB that is
-opened without being read. Columns and lines are those that the released code writes: `qid` joins the two files,
-the 20 documents of a query are neighbours, the clicked one has grade 1. The released code lists them in the order of a
-Python set, so only the clicked candidate of a line is known, and no position.
+`letor.txt` (55 GB of text with the features) is streamed once; its features become a memory-mapped file of 21 GB.
+Columns and lines are those that the released code writes: `qid` joins the two files, the 20 documents of a query are
+adjacent, and the clicked document has label 1. The released code lists documents in the order of a Python set, so
+only the clicked candidate is known, and no positions.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from fedrank.data.values import parse_name, parse_query, parse_seconds, parse_wh
 from fedrank.files import opened, sync
 from fedrank.progress import Progress, quiet
 
-LENGTH = 20  # documents of a list
-BETWEEN_MARKS = 256 << 20  # bytes of letor.txt that are read again at most after a stop
-BAD_QID = "qid that is no whole number"
-TWICE = "qid that occurred before"
+LENGTH = 20  # documents per list
+BETWEEN_MARKS = 256 << 20  # maximum number of bytes of letor.txt to read again after an interruption
+BAD_QID = "qid that is not an integer"
+TWICE = "qid that occurs more than once"
 NO_ENTRY = "qid without an entry in metadata.csv"
 NO_LINES = "entry without lines in letor.txt"
 OTHER_LENGTH = f"query without {LENGTH} documents"
@@ -48,9 +48,9 @@ OTHER_CLICKS = "query without exactly one clicked document"
 NOT_A_NUMBER = "value that is not a number, counted as 0"
 
 _HEADER = 128  # bytes before the first row of features.npy
-_SAMPLES, _SAMPLE = 64, 1 << 20  # stretches of a file, and their bytes, by which it is recognised
+_SAMPLES, _SAMPLE = 64, 1 << 20  # number and size in bytes of the samples in a file's fingerprint
 _ENTRIES, _TARGETS = f"entries{UNFINISHED}", f"targets{UNFINISHED}"
-_SOME = 100_000  # entries whose lists are written at a time
+_SOME = 100_000  # lists per write
 
 METADATA = RowFormat(
     {
@@ -71,9 +71,9 @@ def convert_aol4foltr(
     out: str | os.PathLike[str],
     progress: Progress = quiet,
 ) -> SearchLog:
-    """Convert the two published files into a data set in the folder `out`, or continue where this was stopped.
+    """Convert the two published files into a data set in the folder `out`, or continue an interrupted conversion.
 
-    What does not fit together is left out and counted, with the first lines where it happened.
+    Rows that do not match are left out and counted, with their first line numbers.
     """
     metadata, letor, out = Path(metadata), Path(letor), Path(out)
     request = {
@@ -97,12 +97,12 @@ def convert_aol4foltr(
 
 @dataclass(frozen=True)
 class Metadata:
-    """The sound rows of metadata.csv, in order of time."""
+    """The valid rows of metadata.csv, ordered by time."""
 
-    clicks: Clicks  # the documents are rows of the next
-    documents: list[str]  # all that were clicked
-    qid: NDArray[np.int64]  # [entries], all different
-    line: NDArray[np.int64]  # [entries], where it stands
+    clicks: Clicks  # its documents are rows of `documents`
+    documents: list[str]  # all clicked documents
+    qid: NDArray[np.int64]  # [entries], unique
+    line: NDArray[np.int64]  # [entries], line in metadata.csv
 
 
 def read_metadata(path: Path) -> Metadata:
@@ -119,25 +119,25 @@ def read_metadata(path: Path) -> Metadata:
 
     reader.each(take)
     if not lines:
-        raise ValueError(f"{path} holds no entry that can be used ({list_reasons(reader.left_out.all())})")
+        raise ValueError(f"{path} contains no usable entries ({list_reasons(reader.left_out.all())})")
     clicks, order = found.finish(reader)
     qids, numbers = (np.fromiter(column, np.int64, len(lines))[order] for column in (lines, lines.values()))
     return Metadata(clicks, list(documents), qids, numbers)
 
 
 def _write_features(out: Path, marks: Marks, letor: Path, entries: Metadata, report: Progress) -> None:
-    """Append the features of all queries that fit to features.npy, and their entries and clicks to files beside it."""
+    """Append the features of all matching queries to features.npy, and their entries and clicks to adjacent files."""
     from fedrank.data.log_features import FEATURE_NAMES
 
     width, size = len(FEATURE_NAMES), letor.stat().st_size
     done = marks.done.get("letor") or {"position": 0, "line": 1, "kept": 0, "left_out": {}}
     if not size:
-        raise ValueError(f"{letor} is empty; copy or unpack it again")
+        raise ValueError(f"{letor} is empty; copy or unpack the file again")
     if done["position"] == size:
         return
     blocks = read_queries(letor, done["position"], done["line"], width)
     if not done["position"]:
-        blocks = chain([next(blocks)], blocks)  # before the mark: a file that makes no sense leaves no folder behind
+        blocks = chain([next(blocks)], blocks)  # parse before the mark, so an invalid file leaves no folder
         marks.set("letor", done)
     stored, left_out = done["kept"], Reasons(done["left_out"])
     lengths = {"features.npy": _HEADER + stored * LENGTH * width * 4, _ENTRIES: stored * 4, _TARGETS: stored}
@@ -168,7 +168,7 @@ def _write_features(out: Path, marks: Marks, letor: Path, entries: Metadata, rep
 
 
 class _Match:
-    """Which entry of metadata.csv a query of letor.txt is of; each entry has one."""
+    """Match each query of letor.txt to its entry of metadata.csv."""
 
     def __init__(self, entries: Metadata, taken: NDArray[np.int32], left_out: Reasons) -> None:
         self.left_out = left_out
@@ -178,7 +178,7 @@ class _Match:
         self.taken[taken] = True
 
     def entries_of(self, block: Queries) -> NDArray[np.int64]:
-        """[queries]: the entry of each, -1 where it is left out."""
+        """[queries]: the matching entry, or -1 if the query is left out."""
         qids = np.array([-1 if qid is None else qid for qid in block.qids], np.int64)
         at = np.minimum(np.searchsorted(self.qids, qids), len(self.qids) - 1)
         entry = np.where(self.qids[at] == qids, self.order[at], -1)
@@ -209,11 +209,13 @@ class _Match:
 def _check_not_empty(stored: int, letor: Path, left_out: Reasons) -> None:
     if not stored:
         reasons = list_reasons(left_out.all())
-        raise ValueError(f"no query of {letor} fits ({reasons}); do the two files belong together?")
+        raise ValueError(
+            f"no query of {letor} matches metadata.csv ({reasons}); check that both files are from the same release"
+        )
 
 
 def _continued(path: Path, length: int) -> BinaryIO:
-    """A file opened behind what was marked as written."""
+    """Open a file for writing after the part that is marked as complete."""
     file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115
     file.truncate(length)
     file.seek(length)
@@ -221,14 +223,14 @@ def _continued(path: Path, length: int) -> BinaryIO:
 
 
 def _header(rows: int, width: int) -> bytes:
-    """What stands before the values in an .npy file, always of one length: the rows are known at the end only."""
+    """Return the header of an .npy file with a fixed length, since the number of rows is known only at the end."""
     text = f"{{'descr': '{ARRAYS['features']}', 'fortran_order': False, 'shape': ({rows}, {width}), }}"
     text = text.ljust(_HEADER - 11) + "\n"
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
 
 
 def _write_rest(out: Path, entry_rows: NDArray[np.int32], entries: Metadata) -> None:
-    """Write all but the features: in order of time, at the same second in the order of letor.txt."""
+    """Write everything except the features, ordered by time; ties keep the order of letor.txt."""
     clicks = entries.clicks
     order = np.lexsort((np.arange(len(entry_rows)), clicks.time[entry_rows]))
     chosen = entry_rows[order]
@@ -259,7 +261,7 @@ def _write_rest(out: Path, entry_rows: NDArray[np.int32], entries: Metadata) -> 
 
 
 def _facts(marks: Marks, metadata: str, letor: str, stored: int, clicks: Clicks) -> dict[str, Any]:
-    """What a reader of the data set should know; reasons name the file."""
+    """Return the facts of the data set; each reason names its file."""
     from fedrank.data.log_features import FEATURE_NAMES
 
     common = log_facts(marks, clicks, len(clicks), {"metadata": metadata, "letor": letor}, FEATURE_NAMES)
@@ -271,7 +273,7 @@ def _facts(marks: Marks, metadata: str, letor: str, stored: int, clicks: Clicks)
 
 
 def _fingerprint(path: Path) -> str:
-    """By which a file is known again: its size and stretches of it, since all of it would take minutes."""
+    """Return a fingerprint of the file's size and of samples, since hashing the whole file would take minutes."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         digest = hashlib.blake2b(str(size).encode(), digest_size=16)

@@ -1,4 +1,4 @@
-"""From a click log and its documents to a data set: result lists, features, users and times."""
+"""Build a data set from a click log and its documents: result lists, features, users and times."""
 
 from __future__ import annotations
 
@@ -32,36 +32,36 @@ from fedrank.data.rows import list_reasons
 from fedrank.files import sync
 from fedrank.progress import Progress, quiet
 
-QUERIES = 500  # whose lists are made between two marks
-PAIRS = 20_000  # whose features are computed between two marks
-_DROPPED = (NOT_FOUND, TOO_SHORT)  # what the numbers in the file of reasons mean, from 1 on
+QUERIES = 500  # queries whose lists are made between two checkpoints
+PAIRS = 20_000  # query-document pairs whose features are computed between two checkpoints
+_DROPPED = (NOT_FOUND, TOO_SHORT)  # reason codes in the file of reasons, starting at 1
 _FOUND, _WHY = "lists.unfinished.npy", "reasons.unfinished.npy"
 
 
 @dataclass(frozen=True)
 class LogBuild:
-    """How a search log becomes a data set."""
+    """Settings for building a data set from a search log."""
 
     lists: ListRules = field(default_factory=ListRules)
-    users: int | None = None  # only so many, the most active; None: all
-    min_interactions: int = 1  # entries that a user must have
-    exclude: tuple[str, ...] = ()  # users that are left out, with all their clicks
-    columns: dict[str, str] = field(default_factory=dict)  # what the log's columns are called, if it is not obvious
+    users: int | None = None  # number of most active users to include; None: all
+    min_interactions: int = 1  # minimum number of entries per user
+    exclude: tuple[str, ...] = ()  # users to leave out, with all their clicks
+    columns: dict[str, str] = field(default_factory=dict)  # names of the log's columns, if not standard
     match: str = "auto"  # whether clicks name documents by "id" or "url"; see read_clicks
-    published: bool = False  # the features as the published code computed them
+    published: bool = False  # compute features as the published code did
     seed: int = 1
-    stem: str = "none"  # "english": stems instead of words, for lists and features alike
-    features: str = LOG_103  # or "live-1", which takes English stems for lists and features
+    stem: str = "none"  # "english": use stems instead of words, in lists and features
+    features: str = LOG_103  # or "live-1", which uses English stems in lists and features
 
     def __post_init__(self) -> None:
         if self.users is not None and self.users < 1:
-            raise ValueError(f"users = {self.users} leaves no user; use 1 or more, or None for all")
+            raise ValueError(f"users must be at least 1, or None for all (got {self.users})")
         if self.min_interactions < 1:
             raise ValueError(f"min_interactions must be at least 1 (got {self.min_interactions})")
         self.feature_choice()
 
     def feature_choice(self) -> FeatureChoice:
-        """What computes the features needs to know, checked."""
+        """The validated choice of features."""
         return FeatureChoice(self.features, self.stem, self.published, self.lists.depth)
 
 
@@ -81,8 +81,8 @@ def build_log(
     document. Each click becomes a list of 20 documents with features. `how` holds the settings, and `extractor`
     replaces the built-in features. A build that was interrupted continues if files and settings are the same.
 
-    The candidates of a query include the documents that any user clicked for it, except users that are excluded. Users
-    are selected afterwards, by how many of their entries have a list, as in the paper.
+    The candidates of a query include the documents that any user clicked for it, except excluded users. Users are
+    selected afterwards by their number of entries with a list, as in the paper.
 
     >>> from pathlib import Path
     >>> import fedrank as fr
@@ -115,7 +115,7 @@ def build_log(
         if "gathered" not in marks.done:
             steps.make_lists()
             steps.gather()
-        size = PAIRS // how.lists.length * how.lists.length  # no list is divided
+        size = PAIRS // how.lists.length * how.lists.length  # keep each list in one block
         compute_features(out, marks, tools, steps.stored_queries(), size, progress)
         finish(out, steps.facts({"log": log.name, "documents": documents.name}))
 
@@ -124,16 +124,16 @@ def build_log(
 
 def _check(log: Path, clicks: Clicks, exclude: Sequence[str]) -> None:
     if not len(clicks):
-        raise ValueError(f"{log} holds no entry that can be used ({list_reasons(clicks.left_out)})")
+        raise ValueError(f"{log} contains no usable entries ({list_reasons(clicks.left_out)})")
     for name in exclude:
         if name not in clicks.users:
-            raise ValueError(f"exclude = {name!r}: no user of {log} with a sound entry has that name")
+            raise ValueError(f"exclude = {name!r}: no user of {log} with a valid entry has this name")
     if len(set(exclude)) == len(clicks.users):
-        raise ValueError(f"exclude = {list(exclude)} leaves no user of {log}; keep some")
+        raise ValueError(f"exclude = {list(exclude)} excludes every user of {log}; exclude fewer users")
 
 
 class _Steps:
-    """The steps of a build; each continues at its last mark."""
+    """The steps of a build; each continues at its last checkpoint."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class _Steps:
         self.wanted = ~np.isin(clicks.user, [clicks.users.index(name) for name in how.exclude])  # [entries]
 
     def make_lists(self) -> None:
-        """Write the documents of every entry's list, a block of queries at a time."""
+        """Write the documents of every entry's listin blocks of queries."""
         clicks, how = self.clicks, self.how
         order, starts = _by_query(clicks, self.wanted)
         queries = len(starts) - 1
@@ -176,7 +176,7 @@ class _Steps:
         self.report("lists", queries, queries)
 
     def gather(self) -> None:
-        """Choose users, number the distinct pairs of query and document, and write all but the features."""
+        """Choose users, number the distinct pairs of query and documentand write everything except the features."""
         clicks, out = self.clicks, self.out
         why: NDArray[np.int8] = np.load(out / _WHY)
         with_list = self.wanted & (why == 0)
@@ -199,27 +199,27 @@ class _Steps:
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         if not with_list.any():
             reasons = ", ".join(f"{reason}: {n:,}" for reason, n in _dropped(why[self.wanted]).items())
-            raise ValueError(f"no entry has a result list ({reasons}); check that clicks and documents belong together")
+            raise ValueError(f"no entry has a result list ({reasons}); check that the documents are those of the log")
         counts = np.bincount(self.clicks.user[with_list], minlength=len(self.clicks.users))
         ranking, rank = rank_users(counts, self.how.min_interactions, self.how.users)
         if not len(ranking):
             raise ValueError(
-                f"no user has min_interactions = {self.how.min_interactions:,} entries; the most active one has "
-                f"{counts.max():,}; use at most that"
+                f"no user has min_interactions = {self.how.min_interactions:,} entries; the most active user has "
+                f"{counts.max():,}; use that number or fewer"
             )
         return ranking, rank
 
     def _write_pairs(self, chosen: NDArray[np.bool_], order: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
-        """Write lists as rows of distinct pairs, what was clicked, and the query and document of each pair."""
+        """Write lists as rows of distinct pairs, the clicked positions, and the query and document of each pair."""
         out, published, size = self.out, self.how.published, len(self.documents)
-        row = np.cumsum(chosen) - 1  # of an entry among those that are chosen
+        row = np.cumsum(chosen) - 1  # index of an entry among the chosen ones
         shown = np.load(out / _FOUND, mmap_mode="r")
         lists = table(out / "lists.npy", (int(chosen.sum()), self.how.lists.length), ARRAYS["lists"], new=True)
         target = np.empty(len(lists), dtype=np.int8)
         pair_asker, pair_document = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int32)]
         pairs = 0
-        # Published features depend on the whole list, so no two entries share a pair. Otherwise entries go by query:
-        # pairs of a query are neighbours then, and blocks can be numbered one after the other.
+        # Published features depend on the whole list, so entries do not share pairs. Otherwise entries are ordered by
+        # query: the pairs of a query are then adjacent, and blocks can be numbered one after the other.
         groups = np.arange(len(lists) + 1) if published else starts
         entries_of = np.flatnonzero(chosen) if published else order
         for first in range(0, len(groups) - 1, QUERIES):
@@ -240,14 +240,14 @@ class _Steps:
         save_array(out / PAIR_ASKER, np.concatenate(pair_asker))
 
     def stored_queries(self) -> Sequence[str]:
-        """Texts of the queries of pairs; of entries, where features are the published ones."""
+        """Texts of the queries that pairs refer to; one per entry for published features."""
         queries = read_names(self.out / "queries.txt")
         if self.how.published:
             return tuple(queries[query] for query in np.load(self.out / "query.npy"))
         return queries
 
     def facts(self, files: dict[str, str]) -> dict[str, Any]:
-        """What a reader of the data set should know."""
+        """Return the facts of the data set."""
         counted, clicks = self.marks.done["gathered"], self.clicks
         broken = len(self.documents.broken)
         return {
@@ -262,7 +262,7 @@ class _Steps:
 
 
 def _by_query(clicks: Clicks, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Entries grouped by query, in order of time within each; and where every group begins, with the end."""
+    """Entries grouped by query and ordered by time, and the group offsets."""
     entries = np.flatnonzero(wanted)
     order = entries[np.argsort(clicks.query[entries], kind="stable")]
     changes = np.flatnonzero(np.diff(clicks.query[order])) + 1
@@ -274,8 +274,8 @@ def _dropped(why: NDArray[np.int8]) -> dict[str, int]:
 
 
 def _stored(how: LogBuild) -> dict[str, Any]:
-    """Settings as they come back from a file."""
+    """Settings as they are read back from a file."""
     settings: dict[str, Any] = json.loads(json.dumps(asdict(how)))
     if how.features == LOG_103:
-        del settings["features"]  # which data sets from before there was a choice do not name
+        del settings["features"]  # older data sets do not record the default
     return settings

@@ -1,7 +1,7 @@
-"""From a log of lists as they were shown, and its documents, to a data set.
+"""Build a data set from a log of shown result lists and its documents.
 
-What must not be stored never reaches the disk: rows that are too old and redacted queries are removed in memory, and
-features are computed there from what was typed. A build that was interrupted reads the log again and
+Data that must not be stored never reaches the disk: rows past the retention period and redacted queries are removed in
+memory, and features are computed there from the original query. An interrupted build reads the log again and
 continues with the features.
 """
 
@@ -40,24 +40,24 @@ from fedrank.progress import Progress, quiet
 from fedrank.types import Features
 
 DAY = 86_400
-TOO_OLD = "older than is kept"
-FUTURE = "in the future, and would be kept for longer than others"
+TOO_OLD = "older than the retention period"
+FUTURE = "dated in the future"
 EXCLUDED = "of excluded users"
 REDACTED = "of redacted queries"
 NOT_CHOSEN = "of users that were not chosen"
-_SOME = 100_000  # lists that are written at a time
-REMEDIES = {  # by what is wrong with a log of which nothing can be used
-    BAD_ROW: "; if an object has several lines there, `jq -c . FILE` puts each on one",
-    IS_EVENT: "; give these as --ubi-events, and the searches as --ubi-queries",
-    ANONYMOUS: "; --person must name a field that rows of searches or of events have",
-    OTHER_APPLICATION: "; --application must name one that wrote some of it",
-    UNKNOWN_FIRST: "; --docs must hold what was shown, or --object-field name the column of its ids",
-    "": "; mend these, or export the log again",
+_SOME = 100_000  # lists per write
+REMEDIES = {  # by the most frequent problem of an unusable log
+    BAD_ROW: "; if objects span several lines, write one per line with `jq -c . FILE`",
+    IS_EVENT: "; pass events with --ubi-events and searches with --ubi-queries",
+    ANONYMOUS: "; --person must name a field of the search rows or the event rows",
+    OTHER_APPLICATION: "; --application must name an application that occurs in the log",
+    UNKNOWN_FIRST: "; --docs must contain the shown documents, or --object-field must name their id column",
+    "": "; fix these rows, or export the log again",
 }
 
 
 class UbiSource(NamedTuple):
-    """Both files of User Behavior Insights."""
+    """The two files of User Behavior Insights (UBI): queries and events."""
 
     queries: Path
     events: Path
@@ -65,31 +65,31 @@ class UbiSource(NamedTuple):
 
 @dataclass(frozen=True)
 class ShownBuild:
-    """How a log of shown lists becomes a data set."""
+    """Settings for building a data set from a log of shown lists."""
 
     features: str = LOG_103  # or "live-1", "engine-1"
-    stem: str = "none"  # "english": stems instead of words
-    users: int | None = None  # only so many, the most active; None: all
-    min_interactions: int = 1  # lists that a user must have
-    exclude: tuple[str, ...] = ()  # users that are left out
-    columns: dict[str, str] = field(default_factory=dict)  # of a table, if it is not obvious
-    drawn: tuple[float, float] | None = None  # temperature and keep of a table's scores
+    stem: str = "none"  # "english": use stems instead of words
+    users: int | None = None  # number of most active users to include; None: all
+    min_interactions: int = 1  # minimum number of lists per user
+    exclude: tuple[str, ...] = ()  # users to leave out
+    columns: dict[str, str] = field(default_factory=dict)  # column names of a table, if not standard
+    drawn: tuple[float, float] | None = None  # temperature and keep probability of a table's scores
     ubi: UbiRules = field(default_factory=UbiRules)
     caps: ClickCaps = field(default_factory=ClickCaps)
     redaction: Redaction = field(default_factory=Redaction)
-    keep_days: int | None = None  # older lists are not stored; None: all are
+    keep_days: int | None = None  # retention period; older lists are not stored. None: no limit
 
     def __post_init__(self) -> None:
         if self.keep_days is not None and self.keep_days < 1:
-            raise ValueError(f"keep_days = {self.keep_days} would keep nothing; use 1 or more")
+            raise ValueError(f"keep_days must be at least 1, or None for no limit (got {self.keep_days})")
         if self.users is not None and self.users < 1:
-            raise ValueError(f"users = {self.users} leaves no user; use 1 or more, or None for all")
+            raise ValueError(f"users must be at least 1, or None for all (got {self.users})")
         if self.min_interactions < 1:
             raise ValueError(f"min_interactions must be at least 1 (got {self.min_interactions})")
         self.feature_choice()
 
     def feature_choice(self) -> FeatureChoice:
-        """What computes the features needs to know, checked."""
+        """The validated choice of features."""
         return FeatureChoice(self.features, self.stem, depth=ListRules().depth)
 
 
@@ -104,16 +104,16 @@ def build_shown(
     extractor: MakeExtractor | None = None,
     now: float | None = None,
 ) -> SearchLog:
-    """Build a data set in the folder `out`, or continue one that was begun there with the same files and settings.
+    """Build a data set in the folder `out`, or continue an interrupted build with the same files and settings.
 
-    `now`, in seconds since 1970, decides what is too old; None: what the clock says.
+    `now`, in seconds since 1970, is the time that `keep_days` counts back from; the default is the current time.
     """
     how = how or ShownBuild()
     source = log if isinstance(log, UbiSource) else Path(log)
     documents, out = Path(documents), Path(out)
     since = None
     if how.keep_days is not None:
-        # Whole days of UTC, today among them: whatever the hour, nothing is older than so many days.
+        # Full UTC days including today, so nothing stored is older than `keep_days` at any hour.
         since = int((clock.time() if now is None else now) // DAY - how.keep_days + 1) * DAY
     request = {
         "format": FORMAT,
@@ -149,7 +149,7 @@ def build_shown(
 
 
 def _stored(how: ShownBuild, since: int | None) -> dict[str, Any]:
-    """Settings as they are stored: listed words are not named, since they may be names; nor are users left out."""
+    """Settings as they are stored, without redacted words and excluded users, which may be personal data."""
     settings: dict[str, Any] = json.loads(json.dumps(asdict(how)))
     settings["redaction"]["words"] = len(how.redaction.words)
     settings["redaction"]["list"] = _digest(how.redaction.words)
@@ -159,20 +159,20 @@ def _stored(how: ShownBuild, since: int | None) -> dict[str, Any]:
 
 
 def _digest(names: Sequence[str]) -> str:
-    """Tells whether names are still the same."""
+    """A digest to detect changed names."""
     return hashlib.blake2b("\n".join(names).encode(), digest_size=16).hexdigest() if names else ""
 
 
 class ChosenLists(NamedTuple):
-    """What is stored of a log, and what is not."""
+    """The lists of a log that are stored, and counts of the others."""
 
     rows: ShownRows
-    reasons: list[str]  # [queries]: why its text is not stored; "": it is
+    reasons: list[str]  # [queries]: why the text is not stored; "": it is stored
     ranking: NDArray[np.int64]  # users, most active first
-    rank: NDArray[np.int32]  # [users]: -1 for those that are not chosen
+    rank: NDArray[np.int32]  # [users]: -1 for users that are not chosen
     dropped: dict[str, int]  # lists, by reason
-    cut: dict[str, Cut]  # by rule
-    clicks: NDArray[np.int64]  # [users]: before anything was left out, most first
+    cut: dict[str, Cut]  # lists removed by limits, by rule
+    clicks: NDArray[np.int64]  # [users]: clicks before filtering, in descending order
     read: int  # usable lists in the log
 
     @property
@@ -187,7 +187,7 @@ class ChosenLists(NamedTuple):
         return replaced([self.rows.queries[one] for one in which], why), query, why
 
     def counted(self, why: list[str]) -> dict[str, Any]:
-        """What `facts.json` records of lists and texts that are not stored."""
+        """What `facts.json` records about lists and texts that are not stored."""
         return {
             "dropped": {**self.dropped, **{rule: cut.lists for rule, cut in self.cut.items()}},
             "capped": {rule: cut._asdict() for rule, cut in self.cut.items()},
@@ -196,7 +196,7 @@ class ChosenLists(NamedTuple):
 
 
 def choose(rows: ShownRows, how: ShownBuild, since: int | None = None) -> ChosenLists:
-    """Which lists are stored: recent, of users that are wanted, and within the limits of what one client may add."""
+    """Select the lists to store: recent ones of wanted users, within the limits on what one client may contribute."""
     _check(rows, how)
     read = len(rows)
     all_clicks = np.sort(np.bincount(rows.user, rows.clicks_of_lists(), len(rows.users)).astype(np.int64))[::-1]
@@ -209,7 +209,7 @@ def choose(rows: ShownRows, how: ShownBuild, since: int | None = None) -> Chosen
 
     if since is not None:
         restrict(rows.time >= since, TOO_OLD)
-        until = since + ((how.keep_days or 0) + 1) * DAY  # a clock may be a day ahead
+        until = since + ((how.keep_days or 0) + 1) * DAY  # tolerate clocks that are up to a day ahead
         restrict(rows.time < until, FUTURE)
     restrict(~np.isin(rows.user, [rows.users.index(name) for name in how.exclude]), EXCLUDED)
     rows, cut = _capped(rows, how.caps)
@@ -223,8 +223,8 @@ def choose(rows: ShownRows, how: ShownBuild, since: int | None = None) -> Chosen
         reasons_text = "; ".join(f"{n:,} {reason}" for reason, n in dropped.items() if n)
         reasons_text += "; ".join(f"{one.lists:,} {rule}" for rule, one in cut.items())
         raise ValueError(
-            f"nothing of {read:,} lists is left: the most active user has {counts.max(initial=0):,} and needs "
-            f"{how.min_interactions:,} ({reasons_text or 'nothing was dropped'}); change what leaves them out"
+            f"none of the {read:,} lists can be stored: the most active user has {counts.max(initial=0):,}, and "
+            f"min_interactions is {how.min_interactions:,} ({reasons_text or 'nothing was dropped'}); relax the filters"
         )
     restrict(rank[rows.user] >= 0, NOT_CHOSEN)
     return ChosenLists(rows, reasons, ranking, rank, dropped, cut, all_clicks, read)
@@ -232,22 +232,22 @@ def choose(rows: ShownRows, how: ShownBuild, since: int | None = None) -> Chosen
 
 @dataclass(frozen=True, eq=False)
 class DescribedRows:
-    """Documents of searches with features that were computed elsewhere."""
+    """Search results with features that were computed elsewhere."""
 
     features: Features  # [rows, features]
-    names: tuple[str, ...]  # of the features
-    document: Sequence[int]  # [rows]: of which document each is
+    names: tuple[str, ...]  # feature names
+    document: Sequence[int]  # [rows]: index into `documents`
     documents: Sequence[str]  # ids
 
 
 def write_described(
     out: str | os.PathLike[str],
-    rows: ShownRows,  # lists of rows that are described, instead of documents
+    rows: ShownRows,  # lists refer to rows of `described`, not to documents
     described: DescribedRows,
-    features: str,  # which features these are
-    dropped: Mapping[str, int],  # lists that are not among these, by reason
+    features: str,  # name of the feature set
+    dropped: Mapping[str, int],  # numbers of omitted lists, by reason
 ) -> SearchLog:
-    """Write a data set of lists whose documents have features already, chosen and redacted as `build_shown` does."""
+    """Write a data set from lists with existing features, with the filters and redaction of `build_shown`."""
     chosen = choose(rows, ShownBuild())
     rows = chosen.rows
     lengths = np.diff(rows.offsets)
@@ -290,7 +290,7 @@ def write_described(
 
 
 def _capped(rows: ShownRows, caps: ClickCaps) -> tuple[ShownRows, dict[str, Cut]]:
-    """What limits leave; a browser that names other people all the time is still one browser."""
+    """Apply the limits per client; a browser that submits many user names still counts as one client."""
     cut: dict[str, Cut] = {}
     for unit in ("client", "user"):
         if getattr(rows, unit) is not None:
@@ -304,20 +304,20 @@ def _capped(rows: ShownRows, caps: ClickCaps) -> tuple[ShownRows, dict[str, Cut]
 
 def _check(rows: ShownRows, how: ShownBuild) -> None:
     if not len(rows):
-        raise ValueError(f"the log holds no list that can be used ({list_reasons(rows.left_out)}){_remedy(rows)}")
+        raise ValueError(f"the log contains no usable lists ({list_reasons(rows.left_out)}){_remedy(rows)}")
     for name in how.exclude:
         if name not in rows.users:
-            raise ValueError(f"exclude = {name!r}: no user with a sound list has that name")
+            raise ValueError(f"exclude = {name!r}: no user with a valid list has this name")
 
 
 def _remedy(rows: ShownRows) -> str:
-    """What helps against the fault that most rows have, among those that can be helped."""
+    """Return the remedy for the most frequent problem that has one."""
     faults = {reason: found.count for reason, found in rows.left_out.items()} | rows.counts
     return REMEDIES[max(REMEDIES, key=lambda reason: faults.get(reason, 0.5 if reason == "" else 0))]
 
 
 def _gather(out: Path, chosen: ChosenLists, documents: Documents) -> None:
-    """Number users, queries and pairs, and write all but the features."""
+    """Number users, queries and pairs, and write everything except the features."""
     rows = chosen.rows
     queries, query, _ = chosen.queries()
     lengths = np.diff(rows.offsets)
@@ -351,7 +351,7 @@ def _gather(out: Path, chosen: ChosenLists, documents: Documents) -> None:
 
 
 def _times_of_pairs(out: Path) -> NDArray[np.int64]:
-    """[pairs]: noon of the day around which a document was shown for a query; nothing ages within a day."""
+    """[pairs]: noon of a day on which the document was shown for the query; a day is the resolution of recency."""
     lists = np.load(out / "lists.npy", mmap_mode="r")
     time = np.load(out / "time.npy")
     pairs = len(np.load(out / "document.npy", mmap_mode="r"))
@@ -366,7 +366,7 @@ def _times_of_pairs(out: Path) -> NDArray[np.int64]:
 
 
 def _facts(chosen: ChosenLists, counts: dict[str, int]) -> dict[str, Any]:
-    """What is only known of lists as they were shown."""
+    """Facts that only logs of shown lists have."""
     rows = chosen.rows
     clicks = np.bincount(rows.user, rows.clicks_of_lists(), len(rows.users)).astype(np.int64)
     return {
@@ -381,5 +381,5 @@ def _facts(chosen: ChosenLists, counts: dict[str, int]) -> dict[str, Any]:
 
 
 def _largest(clicks: NDArray[np.int64]) -> list[float]:
-    """Shares of all clicks of the ten users with most of them."""
+    """Shares of all clicks of the ten users with the most clicks."""
     return [round(float(one), 4) for one in clicks[:10] / max(int(clicks.sum()), 1)]

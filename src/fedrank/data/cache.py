@@ -1,7 +1,7 @@
-"""Parsed sets kept on disk, so that a file is parsed once and opened in milliseconds afterwards.
+"""Disk cache of parsed data sets: a file is parsed once and memory-mapped in milliseconds afterwards.
 
-An entry is a folder of plain `.npy` files and a `header.json`. It appears under its name only when complete, and
-anything odd about it (a missing file, another size or shape) counts as absent: the set is then read again.
+An entry is a folder of plain `.npy` files and a `header.json`. It is renamed into place when complete. An entry with a
+missing file, another size or another shape counts as absent, and the data set is read again.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from fedrank.data.ranking import RankingData
 from fedrank.files import opened, parse_json, read_text
 from fedrank.kernels.compile import cache_folder
 
-FORMAT = 1  # raise it whenever files would be read differently, or entries are laid out differently
+FORMAT = 1  # increase when parsing or the layout of entries changes
 
 _ARRAYS = ("features", "grades", "offsets", "query_ids")
-_SAMPLE = 1 << 20  # bytes hashed at either end of a file
-_UNFINISHED = ".unfinished-"  # what their folders are called
-_ABANDONED = 24 * 3600  # seconds after which an unfinished entry has no living writer
+_SAMPLE = 1 << 20  # bytes hashed at the beginning and the end of a file
+_UNFINISHED = ".unfinished-"  # prefix of unfinished folders
+_ABANDONED = 24 * 3600  # seconds after which the writer of an unfinished entry must have died
 
 
 def cache_key(paths: Sequence[Path], options: Mapping[str, Any]) -> str:
-    """Name of the entry for these files, as they are now, read with these options."""
+    """Return the name of the entry for these files in their current state, read with these options."""
     files = [_fingerprint(path) for path in paths]
     text = json.dumps([FORMAT, files, dict(options)], sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def load(key: str) -> RankingData | None:
-    """The set kept under this name, memory-mapped; None if there is none or it is damaged."""
+    """Return the memory-mapped data set of this entry, or None if it is missing or damaged."""
     folder = _entries() / key
     try:
         header = parse_json(read_text(folder / "header.json"))
@@ -59,7 +59,7 @@ def load(key: str) -> RankingData | None:
 
 
 def store(key: str, data: RankingData) -> bool:
-    """Keep a set under this name; False where the cache folder cannot be written."""
+    """Store a data set under this name; return False if the cache folder is not writable."""
     entries = _entries()
     try:
         entries.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def _entries() -> Path:
 
 
 def _fingerprint(path: Path) -> list[str | int]:
-    # The path as well: parts of one archive may share size, times and both ends.
+    # The path is included because parts of one archive may have equal sizes, times and ends.
     with opened(path) as file:
         status = os.fstat(file.fileno())
         digest = hashlib.blake2b(file.read(_SAMPLE), digest_size=16)
@@ -92,10 +92,10 @@ def _fingerprint(path: Path) -> list[str | int]:
 
 def _open(path: Path, expected: Mapping[str, Any]) -> NDArray[Any]:
     if path.stat().st_size != expected["bytes"]:
-        raise ValueError(f"{path} does not have {expected['bytes']} bytes")
+        raise ValueError(f"{path} must have {expected['bytes']} bytes")
     array = open_mapped(path)
     if list(array.shape) != expected["shape"] or array.dtype.str != expected["type"]:
-        raise ValueError(f"{path} is not {expected['type']} {expected['shape']}")
+        raise ValueError(f"{path} must have type {expected['type']} and shape {expected['shape']}")
     return array
 
 
@@ -123,7 +123,7 @@ def _move_in(unfinished: Path, entry: Path, key: str) -> bool:
         except OSError:
             if load(key) is not None:
                 return True  # another process wrote the same entry first
-            # In the way lies a damaged entry. Moved away before it is deleted: nobody may see half of it.
+            # A damaged entry is in the way. It is renamed before it is deleted, so readers never see a partial entry.
             away = tempfile.mkdtemp(prefix=_UNFINISHED, dir=entry.parent)
             with contextlib.suppress(OSError):
                 os.rename(entry, Path(away) / "damaged")

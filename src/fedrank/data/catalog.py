@@ -1,7 +1,7 @@
-"""Which data sets fedrank knows, where it finds them, and how it loads a fold of one.
+"""The catalog of data sets: where each is found, and how a fold is loaded.
 
-Nothing is downloaded: most sets are licensed to people, for research. fedrank looks below the folder that the
-environment variable FEDRANK_DATA names; the synthetic sets are always there.
+Nothing is downloaded: most sets are licensed to individuals, for research. fedrank searches the folder in the
+environment variable FEDRANK_DATA; synthetic sets are built in.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ INTENTS = (0, 1, 2, 3, 4)  # 0: judged over all intents
 _SAME_QUERIES = "the test queries are the training queries"
 
 _DEPTH = 4  # folders below FEDRANK_DATA
-_MAX_FOLDERS = 5_000  # where FEDRANK_DATA names something else by mistake, a home folder perhaps
-_MAX_ENTRIES = 20_000  # of one folder
-_INNER = ("sample", "querylevelnorm", "set1")  # how publishers call a folder inside that of the set
+_MAX_FOLDERS = 5_000  # limit in case FEDRANK_DATA is set to, say, a home folder
+_MAX_ENTRIES = 20_000  # per folder
+_INNER = ("sample", "querylevelnorm", "set1")  # names that publishers use for a folder inside that of the set
 _STEMS = {
     "train": ("train", "trainingset"),
     "vali": ("vali", "valid", "validation", "validationset"),
@@ -45,33 +45,33 @@ _STEMS = {
 
 @dataclass(frozen=True)
 class DataSet:
-    """What is known about a data set before it is read."""
+    """An entry of the catalog: what is known about a data set before it is read."""
 
     name: str
     title: str
     about: str
     features: int
-    grades: int  # levels: 3 means grades 0, 1 and 2
+    grades: int  # number of relevance levels: 3 means labels 0, 1 and 2
     folds: int
     layout: Layout
-    queries: int = 0  # of all parts together; 0: not known
+    queries: int = 0  # in all parts; 0: unknown
     documents: int = 0
-    normalise: Normalisation = "none"  # for models that are vectors
+    normalise: Normalisation = "none"  # for linear and neural rankers
     normalise_trees: Normalisation = "none"
     publisher: str = ""
     licence: str = ""
-    folders: tuple[str, ...] = ()  # other names that its folder may have; case does not matter
-    files: tuple[str, ...] = ()  # names without .txt, .txt.gz or .txt.xz, if the layout alone does not tell
-    missing: float | None = None  # value that stands for a missing one; read as 0
+    folders: tuple[str, ...] = ()  # alternative folder names, case-insensitive
+    files: tuple[str, ...] = ()  # names without .txt, .txt.gz or .txt.xz, if the layout does not determine them
+    missing: float | None = None  # value that marks a missing feature; read as 0
     feature_names: tuple[str, ...] = ()
-    given: str = ""  # what ranks documents before anybody learns, as in `RankingData`
-    intents: int = 0  # of a query, each with its own judgements; 0: there are none
-    shape: str = ""  # of generated data, where the name does not say it
+    given: str = ""  # the baseline ranking, as in `RankingData`
+    intents: int = 0  # intents per query, each with separate judgements; 0: none
+    shape: str = ""  # of generated data, if the name does not imply it
 
 
 @dataclass(frozen=True, repr=False)
 class Fold(DisplayMixin):
-    """A fold divides the queries of a data set into training, validation and test queries.
+    """Training, validation and test queries of a data set.
 
     `load` and `load_files` return folds. `validation` is None if the data set has no validation queries.
 
@@ -81,7 +81,7 @@ class Fold(DisplayMixin):
     (1015, 338, 339)
     >>> small = fr.Fold(fold.train.select(range(30)), None, fold.test.select(range(10)), name="small", fold=1)
     >>> small.train
-    <RankingData synthetic-mq2007; queries: 30; documents: 1,236; features: 46; grades: 0 to 2; normalised: none>
+    <RankingData synthetic-mq2007; queries: 30; documents: 1,236; features: 46; labels: 0 to 2; normalised: none>
     """
 
     train: RankingData
@@ -89,7 +89,7 @@ class Fold(DisplayMixin):
     test: RankingData
     name: str
     fold: int  # from 1
-    notes: tuple[str, ...] = ()  # what a reader of results should know about the data
+    notes: tuple[str, ...] = ()  # notes on the data for readers of results
 
     def _display(self) -> tuple[str, dict[str, str]]:
         return f"{self.name}, fold {self.fold}", {
@@ -97,7 +97,7 @@ class Fold(DisplayMixin):
             "validation": "none" if self.validation is None else self.validation.extent,
             "test": self.test.extent,
             "features": f"{self.train.features.shape[1]:,}",
-            "grades": f"0 to {self.train.top_grade}",
+            "labels": f"0 to {self.train.top_grade}",
             "normalised": self.train.normalised,
             "notes": " · ".join(self.notes),
         }
@@ -121,21 +121,21 @@ CATALOG = _read_catalog()
 
 
 def describe(name: str) -> DataSet:
-    """The entry of the catalog; an unknown name is refused with the nearest known one."""
+    """Return the entry of a data set in the catalog."""
     if name in CATALOG:
         return CATALOG[name]
-    raise ValueError(f"no data set {name!r}{did_you_mean(name, CATALOG)}")
+    raise ValueError(f"unknown data set {name!r}{did_you_mean(name, CATALOG)}")
 
 
 def require(name: str) -> None:
-    """Raise, with what to do about it, if a set of the catalog is not here."""
+    """Raise an error with instructions if a data set of the catalog was not found."""
     entry = describe(name)
     if entry.layout != "built-in":
         _found(entry)
 
 
 def files_read(name: str, fold: int) -> dict[str, Path]:
-    """The files that a fold of a set is read from, by name; built-in sets have none."""
+    """Return the files that a fold is read from, by name; built-in sets have none."""
     entry = describe(name)
     if entry.layout == "built-in":
         return {}
@@ -148,20 +148,20 @@ def load(name: str, fold: int = 1, normalise: str | None = None, cache: bool = T
     """Load a fold of a data set from the catalog.
 
     `name` is a built-in set such as "synthetic-mq2007", or a set in the folder FEDRANK_DATA. `normalise` is "none",
-    "query" or "global"; without it, features are normalised as the catalog says for linear and neural models. With
-    `cache`, files that were parsed once are not parsed again.
+    "query" or "global"; the default is the catalog's setting for linear and neural models. With `cache`, parsed files
+    are stored and not parsed again.
 
     >>> import fedrank as fr
     >>> fold = fr.load("synthetic-mq2007", fold=1)
     >>> fold.test
-    <RankingData synthetic-mq2007; queries: 338; documents: 13,169; features: 46; grades: 0 to 2; normalised: none>
+    <RankingData synthetic-mq2007; queries: 338; documents: 13,169; features: 46; labels: 0 to 2; normalised: none>
     """
     from fedrank.data.normalise import known_normalisation
 
     entry = describe(name)
     if not 1 <= fold <= entry.folds:
         folds = "only fold 1" if entry.folds == 1 else f"folds 1 to {entry.folds}"
-        raise ValueError(f"no fold {fold} of {name}; it has {folds}")
+        raise ValueError(f"{name} has no fold {fold}; it has {folds}")
     how = entry.normalise if normalise is None else normalise
     known_normalisation(how)
 
@@ -197,7 +197,7 @@ def load_files(
 ) -> Fold:
     r"""Read a fold from LETOR files.
 
-    `features` is the number of features; without it, the highest index in any of the files counts. With
+    `features` is the number of features; the default is the highest index in any of the files. With
     normalise="global", the ranges of the training file apply to all files.
 
     >>> from pathlib import Path
@@ -211,7 +211,7 @@ def load_files(
     read = "none" if normalise == "global" else normalise
     paths = [Path(path) for path in (train, test, validation) if path is not None]
     parts = [read_judged(path, features=features, normalise=read, cache=cache) for path in paths]
-    # Sparse files may leave out their last features, each file others.
+    # Sparse files may omit trailing features, and each file may omit different ones.
     width = max(part.features.shape[1] for part in parts)
     top = max(part.top_grade for part in parts)
     for place, path in enumerate(paths):
@@ -226,16 +226,16 @@ def load_files(
 
 
 def intent_grades(name: str = "clueweb09-intents", cache: bool = True) -> NDArray[np.int8]:
-    """Whether each document is relevant (1) or not (0) to each intent, [5, documents]; row n is intent n.
+    """Return whether each document is relevant (1) or not (0) to each intent, [5, documents]; row n is intent n.
 
-    Row 0 is the publisher's judgement over all intents, or the union of the others where there is none. Documents stand
-    in the order of `load(name).train`; one without a judgement has grade 0.
+    Row 0 is the publisher's judgement over all intents, or the union of the others if there is none. Documents are in
+    the order of `load(name).train`; a document without a judgement has label 0.
     """
     from fedrank.data.letor import read_comments
 
     entry = describe(name)
     if entry.layout != "intents":
-        raise ValueError(f"{name} has no files of judgements by intent; use clueweb09-intents or intent-change")
+        raise ValueError(f"{name} has no judgements by intent; use clueweb09-intents or intent-change")
     files = _found(entry)
     data = _read(entry, files["all"], "none", cache)
     topics = np.repeat(data.query_ids, np.diff(data.offsets)).tolist()
@@ -247,7 +247,7 @@ def intent_grades(name: str = "clueweb09-intents", cache: bool = True) -> NDArra
 
 
 def available() -> list[tuple[DataSet, Path | None]]:
-    """Every entry of the catalog, and the folder where it was found; built-in sets have none and need none."""
+    """Return every entry of the catalog with its folder, or None if it is built in or was not found."""
     index = _index()
     return [(entry, place[0] if (place := _locate(entry, index)) else None) for entry in CATALOG.values()]
 
@@ -260,7 +260,9 @@ def _in_turn(parts: Sequence[RankingData], fold: int) -> tuple[RankingData, Rank
 
 def _five_parts(data: RankingData) -> list[RankingData]:
     if data.queries < PARTS:
-        raise ValueError(f"{data.name} has {data.queries} queries, too few for {PARTS} parts; get the whole set")
+        raise ValueError(
+            f"{data.name} has {data.queries} queries, but {PARTS} parts are needed; use the complete data set"
+        )
     return [data.select(np.arange(part, data.queries, PARTS)) for part in range(PARTS)]
 
 
@@ -289,7 +291,7 @@ def _from_files(
     folder = f"Fold{fold}/" if entry.layout == "parts" else ""
     if f"{folder}train" not in files:
         raise FileNotFoundError(
-            f"{entry.name} was found without fold {fold}; there must be {folder}train.txt and test.txt"
+            f"fold {fold} of {entry.name} was not found; the files {folder}train.txt and test.txt are needed"
         )
     validation = files.get(f"{folder}vali")
     return (
@@ -300,14 +302,15 @@ def _from_files(
 
 
 def _read(entry: DataSet, path: Path, how: str, cache: bool) -> RankingData:
-    # Ranges over the training set are known only when all of it is read.
+    # The ranges of the training set are known only after all of it was read.
     early = "none" if how == "global" else how
     data = read_judged(path, features=entry.features, normalise=early, missing=entry.missing, cache=cache)
-    # Intents come from judgement files, whatever scale the feature file has.
+    # Intents have separate judgement files, so the scale of the feature file does not matter.
     if entry.layout != "intents" and data.top_grade >= entry.grades:
         raise ValueError(
-            f"{path} holds grade {data.top_grade}, but {entry.name} has grades 0 to {entry.grades - 1}, so click "
-            "models would not fit; is it another set? Your own files can be loaded by their paths"
+            f"{path} contains relevance label {data.top_grade}, but {entry.name} has labels 0 to "
+            f"{entry.grades - 1}; "  # prose: ok
+            "check that it is the right file, or load your own files by their paths"
         )
     return replace(
         data, name=entry.name, top_grade=entry.grades - 1, feature_names=entry.feature_names, given=entry.given
@@ -318,9 +321,7 @@ def _document_id(comment: str, path: Path) -> str:
     name, _, value = comment.partition("=")
     words = value.split()
     if name.strip() != "docid" or not words:
-        raise ValueError(
-            f"{path}: a line ends with {comment!r}, so its judgements cannot be found; write '# docid = ID'"
-        )
+        raise ValueError(f"{path}: a line ends with {comment!r}, which does not name a document; write '# docid = ID'")
     return words[0]
 
 
@@ -333,14 +334,12 @@ def _judged(path: Path, topics: Sequence[str], documents: Sequence[str]) -> NDAr
             known[topic, document] = int(grade)
         except ValueError as error:
             raise ValueError(
-                f"{path}, line {number}: {line!r} is no judgement; write 'topic intent document grade'"
+                f"{path}, line {number}: {line!r} is not a judgement; write 'topic intent document label'"
             ) from error
     pairs = list(zip(topics, documents, strict=True))
     if known.keys().isdisjoint(pairs):
-        raise ValueError(
-            f"{path} judges none of the documents, so all would be irrelevant; is it of another collection?"
-        )
-    # Assessors also give negative grades, to spam.
+        raise ValueError(f"{path} judges none of the documents; check that it belongs to this collection")
+    # Assessors assign negative labels to spam.
     return np.array([known.get(pair, 0) > 0 for pair in pairs], dtype=np.int8)
 
 
@@ -360,7 +359,7 @@ def _other_counts(entry: DataSet, parts: Sequence[RankingData]) -> list[str]:
         "documents": (sum(part.documents for part in parts), entry.documents),
     }
     return [
-        f"{entry.name} has {count:,} {what} here and {expected:,} as published; results may not compare"
+        f"{entry.name} has {count:,} {what}, but {expected:,} were published; results may not be comparable"
         for what, (count, expected) in counted.items()
         if expected and count != expected
     ]
@@ -372,8 +371,8 @@ def _disagreements(judged: NDArray[np.int8]) -> list[str]:
     if not lost and not alone:
         return []
     return [
-        f"grades are those of intent 0, which is not the union of the others: {lost:,} documents are relevant to an "
-        f"intent but not to intent 0, {alone:,} to intent 0 alone"
+        f"relevance labels are those of intent 0, which differs from the union of the others: {lost:,} documents are "
+        f"relevant to an intent but not to intent 0, {alone:,} only to intent 0"
     ]
 
 
@@ -383,14 +382,14 @@ def _found(entry: DataSet) -> dict[str, Path]:
         return place[1]
     root = os.environ.get("FEDRANK_DATA")
     if not root:
-        where = "FEDRANK_DATA is not set; let it name the folder of your data sets"
+        where = "FEDRANK_DATA is not set; set it to the folder of your data sets"
     elif not Path(root).is_dir():
-        where = f"FEDRANK_DATA = {root} is no folder; let it name the folder of your data sets"
+        where = f"FEDRANK_DATA = {root} is not a folder; set it to the folder of your data sets"
     else:
-        where = f"it is not below FEDRANK_DATA = {root}"
+        where = f"it is not in FEDRANK_DATA = {root}"
     raise FileNotFoundError(
         f"{entry.name} ({entry.title}) was not found: {where}. Get it from {entry.publisher} ({entry.licence}), and "
-        f"put it into a folder {entry.name} there, as {_expected(entry)} (or .txt.gz, .txt.xz)"
+        f"put it into the folder FEDRANK_DATA/{entry.name} as {_expected(entry)} (or .txt.gz, .txt.xz)"
     )
 
 
@@ -405,7 +404,7 @@ def _expected(entry: DataSet) -> str:
 
 
 def _index() -> dict[str, list[Path]]:
-    """Folders below FEDRANK_DATA by name, nearest first; the search is bounded in depth and in number."""
+    """Folders below FEDRANK_DATA by name, shallowest first; the search is limited in depth and number."""
     root = os.environ.get("FEDRANK_DATA")
     index: dict[str, list[Path]] = {}
     if not root:
@@ -437,7 +436,7 @@ def _plain(name: str) -> str:
 
 
 def _locate(entry: DataSet, index: dict[str, list[Path]]) -> tuple[Path, dict[str, Path]] | None:
-    """The folder of a set and its files; None where there is none, or only part of it."""
+    """The folder of a set and its files; None if it is missing or incomplete."""
     for name in (entry.name, *entry.folders):
         for folder in index.get(_plain(name), ()):
             for inner in (folder, *(below for below in _folders(folder) if _plain(below.name) in _INNER)):
@@ -447,7 +446,7 @@ def _locate(entry: DataSet, index: dict[str, list[Path]]) -> tuple[Path, dict[st
 
 
 def _files_of(entry: DataSet, folder: Path) -> dict[str, Path]:
-    """The files of a set by what they are; empty where they are incomplete."""
+    """The files of a set by their role; empty if any is missing."""
     match entry.layout:
         case "parts":
             files = _present(folder, {f"S{part}": (f"s{part}",) for part in range(1, PARTS + 1)})
@@ -480,7 +479,7 @@ def _train_and_test(folder: Path, stems: dict[str, tuple[str, ...]]) -> dict[str
 
 
 def _present(folder: Path, wanted: dict[str, tuple[str, ...]], ending: str = ".txt") -> dict[str, Path]:
-    """Which of the wanted files lie in a folder, plain or packed, in whatever case."""
+    """The wanted files that exist in a folder, plain or compressed; case is ignored."""
     if not folder.is_dir():
         return {}
     names = {path.name.lower(): path for path in folder.iterdir()}

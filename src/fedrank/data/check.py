@@ -1,4 +1,4 @@
-"""Looks a LETOR file over: is it sound, what is in it, and what about it would surprise you."""
+"""Check LETOR files: whether they are valid, what they contain, and what is unusual about them."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from fedrank.data.ranking import RankingData
 
 @dataclass(frozen=True)
 class FileCheck:
-    """What is in a file; all counts are 0 for a file that cannot be read."""
+    """The contents of a file; all counts are 0 if the file cannot be read."""
 
     path: str
-    error: str = ""  # why it cannot be read; "" for a sound file
+    error: str = ""  # why it cannot be read; "" for a valid file
     queries: int = 0
     documents: int = 0
     features: int = 0
-    grades: tuple[int, ...] = ()  # documents of grade 0, 1, 2 ...
-    fewest: int = 0  # documents of the shortest query
-    median: float = 0.0  # documents of the middle query
-    most: int = 0  # documents of the longest query
-    without_relevant: int = 0  # queries whose documents all have grade 0
+    grades: tuple[int, ...] = ()  # numbers of documents with label 0, 1, 2, ...
+    fewest: int = 0  # documents of the query with the fewest
+    median: float = 0.0  # documents per query
+    most: int = 0  # documents of the query with the most
+    without_relevant: int = 0  # queries whose documents all have label 0
     single: int = 0  # queries with one document
-    same_grade: int = 0  # queries with several documents, all of one grade
-    constant: tuple[int, ...] = ()  # features that never change but are not 0, counted from 1
+    same_grade: int = 0  # queries with several documents, all with the same label
+    constant: tuple[int, ...] = ()  # constant features other than 0, counted from 1
     all_zero: tuple[int, ...] = ()  # features that are always 0, counted from 1
-    duplicates: int = 0  # documents that repeat another one of their query in all features
+    duplicates: int = 0  # documents with the same features as another of the query
     sorted_queries: float = (
-        0.0  # share of queries with several grades whose documents lie in order of grade, best first
+        0.0  # share of queries with different labels whose documents are sorted by label, best first
     )
     looks_normalised: bool = False  # all values from 0 to 1
     zeros: float = 0.0  # share of values
@@ -47,14 +47,14 @@ class FileCheck:
 
     @property
     def sorted_by_grade(self) -> bool:
-        """Whether most queries list their best documents first, which flatters any ranker that leaves ties."""
+        """Whether most queries list their best documents first, which flatters rankers with tied scores."""
         return self.sorted_queries > 0.5
 
 
 def check_files(
     paths: Sequence[str | os.PathLike[str]], *, features: int | None = None, missing: float | None = None
 ) -> list[FileCheck]:
-    """Look over each file on its own. An unsound file is a result here, not an exception."""
+    """Check each file; an invalid file is a result and raises no exception."""
     checks = []
     for path in paths:
         try:
@@ -69,7 +69,7 @@ def check_files(
 
 
 def check_data(data: RankingData, path: str) -> FileCheck:
-    """Look over a set that was read already."""
+    """Check a data set that is already read."""
     starts = data.offsets[:-1]
     lengths = np.diff(data.offsets)
     best = np.maximum.reduceat(data.grades, starts)
@@ -105,7 +105,7 @@ def _numbers(which: NDArray[np.bool_]) -> tuple[int, ...]:
 def _duplicates(data: RankingData) -> int:
     repeated = 0
     for start, stop in zip(data.offsets[:-1].tolist(), data.offsets[1:].tolist(), strict=True):
-        rows = data.features[start:stop] + np.float32(0)  # makes -0 a 0, so that equal rows have equal bytes
+        rows = data.features[start:stop] + np.float32(0)  # turns -0 into 0, so equal rows have equal bytes
         repeated += len(rows) - len({row.tobytes() for row in rows})
     return repeated
 
@@ -125,24 +125,30 @@ def _oddities(check: FileCheck) -> list[str]:
     if check.without_relevant:
         sentences.append(f"{_count(check.without_relevant, 'query has', 'queries have')} no relevant document")
     if check.single:
-        sentences.append(f"{_count(check.single, 'query has', 'queries have')} only one document: nothing to rank")
+        sentences.append(
+            f"{_count(check.single, 'query has', 'queries have')} only one document, so there is nothing to rank"
+        )
     if check.same_grade:
-        sentences.append(f"{_count(check.same_grade, 'query has', 'queries have')} several documents, all of one grade")
+        sentences.append(
+            f"{_count(check.same_grade, 'query has', 'queries have')} several documents, all with the same relevance "
+            "label"
+        )
     skipped = [str(grade) for grade, count in enumerate(check.grades) if count == 0]
     if skipped:
-        sentences.append(f"no document has grade {_listed(skipped)}")
+        sentences.append(f"no document has relevance label {_listed(skipped)}")
     if check.constant:
-        sentences.append(_features(check.constant, "never changes", "never change"))
+        sentences.append(_features(check.constant, "is constant", "are constant"))
     if check.all_zero:
         sentences.append(_features(check.all_zero, "is always 0", "are always 0"))
     if check.duplicates:
         sentences.append(
-            f"{_count(check.duplicates, 'document has', 'documents have')} the features of another of the same query"
+            f"{_count(check.duplicates, 'document has', 'documents have')} the same features as another document of "
+            "the query"
         )
     if check.sorted_by_grade:
         sentences.append(
-            f"{check.sorted_queries:.0%} of the queries list their documents in order of grade, best first: "
-            "a ranker that ties them all would look perfect wherever ties keep this order"
+            f"{check.sorted_queries:.0%} of the queries list their documents by relevance label, best first; a ranker "
+            "with tied scores looks perfect if ties keep the order of the file"
         )
     return sentences
 
@@ -164,6 +170,6 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def short_names(paths: Sequence[str]) -> dict[str, str]:
-    """File names alone where these are different."""
+    """Map paths to their file names if these are unique."""
     alone = [Path(path).name for path in paths]
     return {path: path if alone.count(name) > 1 else name for path, name in zip(paths, alone, strict=True)}

@@ -1,7 +1,7 @@
-"""Limits on what one client can contribute to a log. Browsers write events, so anyone can write any number.
+"""Limits on what one client can contribute to a log, since a browser can write any number of events.
 
-A limit leaves out whole lists, never single clicks: a list of which some clicks are gone would mean that people saw
-documents and did not want them.
+A limit removes complete lists, never single clicks: a list without some of its clicks would count documents as seen
+and rejected.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 ROBOT = "of clients that search like a robot"
-EVERYWHERE = "with clicks nearly everywhere"
-HOURLY = "beyond what a client may add in an hour"
-SHARE = "beyond a client's share of all clicks"
+EVERYWHERE = "with clicks on nearly every document"
+HOURLY = "above the hourly limit of a client"
+SHARE = "above a client's share of all clicks"
 RULES = (ROBOT, EVERYWHERE, HOURLY, SHARE)
 _HOUR = 3600
-_FEW = 5  # documents of a list that a person may open all
+_FEW = 5  # a person may open every document of a list of this length
 
 
 @dataclass(frozen=True)
 class ClickCaps:
-    """How much of one client counts. None of these: no such limit."""
+    """Limits per client; None disables a limit."""
 
-    robot: int | None = 300  # lists in an hour: one every twelve seconds is no person, and nothing of it counts
-    clicks_list: int | None = 10  # on one list, or all of more than five: people open a few, scripts open everything
-    lists_hour: int | None = 60  # one a minute for an hour; what comes behind them does not count
-    clicks_hour: int | None = 60  # the same for clicks
-    share: float | None = 0.1  # of all clicks that count: ten clients at least must agree on what is good
-    least: int = 100  # clicks that a client may have whatever its share, or small logs would be empty
+    robot: int | None = 300  # lists per hour; a client above it is a robot, and none of its lists count
+    clicks_list: int | None = 10  # clicks per list, or all of more than five documents: people open only a few
+    lists_hour: int | None = 60  # lists per hour; further lists do not count
+    clicks_hour: int | None = 60  # clicks per hour; further clicks do not count
+    share: float | None = 0.1  # of all counted clicks; 0.1 makes at least ten clients necessary
+    least: int = 100  # clicks that a client may always have, so small logs do not become empty
 
     def __post_init__(self) -> None:
         for name in ("robot", "clicks_list", "lists_hour", "clicks_hour"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name} = {value} leaves no list of any client; use 1 or more, or None for no limit")
+                raise ValueError(f"{name} must be at least 1, or None for no limit (got {value})")
         if self.share is not None and not 0 < self.share <= 1:
-            raise ValueError(f"share = {self.share} is no share of all clicks; use one above 0 and up to 1")
+            raise ValueError(f"share must be greater than 0 and at most 1 (got {self.share})")
         if self.least < 1:
-            raise ValueError(f"least = {self.least} leaves nothing of a client in a small log; use 1 or more")
+            raise ValueError(f"least must be at least 1 (got {self.least})")
 
 
 class Cut(NamedTuple):
-    """What one rule left out."""
+    """What one rule removed."""
 
     lists: int
     clicks: int
-    clients: int  # that had them
+    clients: int  # number of affected clients
 
 
 def apply_caps(
@@ -58,9 +58,9 @@ def apply_caps(
     clicks: NDArray[np.integer],
     lengths: NDArray[np.integer],
 ) -> tuple[NDArray[np.bool_], dict[str, Cut]]:
-    """Which lists count, and what each rule left out. Lists stand in order of time.
+    """Return which lists count, and what each rule removed. Lists are ordered by time.
 
-    `clicks` [lists] fell on each of them, on different documents, of which each has `lengths`.
+    `clicks` [lists] is the number of clicked documents in each list, `lengths` the number of its documents.
     """
     chosen = np.ones(len(client), bool)
     everywhere = (clicks == lengths) & (lengths > _FEW) if caps.clicks_list is not None else ~chosen
@@ -75,7 +75,7 @@ def apply_caps(
 
 
 def _robots(caps: ClickCaps, client: Any, time: Any, clicks: Any, chosen: Any) -> NDArray[np.bool_]:
-    """All lists of clients that had too many in any sixty minutes."""
+    """All lists of clients with too many lists within sixty minutes."""
     out = np.zeros(len(client), bool)
     if caps.robot is None or len(client) <= caps.robot:
         return out
@@ -91,7 +91,7 @@ def _everywhere(caps: ClickCaps, client: Any, time: Any, clicks: Any, chosen: An
 
 
 def _hourly(caps: ClickCaps, client: Any, time: Any, clicks: Any, chosen: Any) -> NDArray[np.bool_]:
-    """Lists behind so many of the same client and hour, or behind so many clicks."""
+    """Lists that exceed the hourly number of lists or clicks of their client."""
     hour = time // _HOUR
     out = np.zeros(len(client), bool)
     for limit, amount in ((caps.lists_hour, chosen.astype(np.int64)), (caps.clicks_hour, clicks.astype(np.int64))):
@@ -109,7 +109,7 @@ def _share(caps: ClickCaps, client: Any, time: Any, clicks: Any, chosen: Any) ->
 
 
 def fair_share(clicks: NDArray[np.floating[Any]], share: float, least: int) -> int:
-    """How many clicks a client may have, so none has more than a share of those that then count.
+    """The largest number of clicks per client at which no client exceeds its share of the clicks that then count.
 
     >>> fair_share(np.array([1000.0] + [10.0] * 90), 0.1, least=5)
     100
@@ -124,7 +124,7 @@ def fair_share(clicks: NDArray[np.floating[Any]], share: float, least: int) -> i
 
 
 def _running(order: Any, keys: tuple[Any, ...], amount: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[lists]: how much a group has with this one and those before it; `order` puts groups together."""
+    """[lists]: running total of `amount` within each group; `order` makes groups contiguous."""
     if not len(order):
         return amount
     total = np.cumsum(amount[order])

@@ -1,4 +1,4 @@
-"""Click logs: rows of who searched when for what and clicked which document."""
+"""Click logs: rows with a user, a time, a query and a clicked document."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedrank.data.rows import Column, LeftOut, Row, RowFormat, RowReader, Unusab
 from fedrank.data.values import as_text, parse_name, parse_query, parse_seconds
 
 MATCHES = ("auto", "id", "url")
-AOL = {"anonid", "query", "querytime", "itemrank", "clickurl"}  # the columns of the log that AOL released in 2006
+AOL = {"anonid", "query", "querytime", "itemrank", "clickurl"}  # columns of the AOL log of 2006
 NO_CLICK = "no click"
 NO_USER = "no user"
 EMPTY_QUERY = "empty query"
@@ -47,24 +47,24 @@ CLICK_LOG = RowFormat(
 
 @dataclass(frozen=True)
 class Clicks:
-    """The sound entries of a log in order of time, as columns; and what became of the other rows."""
+    """The valid entries of a log as columns, ordered by time, and counts of the other rows."""
 
     user: NDArray[np.int32]  # [entries], a row of `users`
     time: NDArray[np.int64]  # [entries], seconds since 1970
     query: NDArray[np.int32]  # [entries], a row of `queries`
-    document: NDArray[np.int32]  # [entries], a row of the collection: what was clicked
+    document: NDArray[np.int32]  # [entries], the clicked document, a row of the collection
     users: list[str]
     queries: list[str]  # normalised
-    rows: int  # of the file, sound or not
+    rows: int  # rows of the file, valid or not
     left_out: dict[str, LeftOut]  # by reason
-    out_of_order: int  # entries that stood behind a later one
+    out_of_order: int  # entries that follow a later one in the file
 
     def __len__(self) -> int:
         return len(self.user)
 
 
 class ClickColumns:
-    """Usable entries while they are being read, as columns of numbers."""
+    """Valid entries as numeric columns, filled while a log is read."""
 
     def __init__(self) -> None:
         self.users: dict[str, int] = {}
@@ -72,14 +72,14 @@ class ClickColumns:
         self.user, self.time, self.query, self.document = array("i"), array("q"), array("i"), array("i")
 
     def add(self, row: Row, document: int) -> None:
-        """One entry."""
+        """Append an entry."""
         self.user.append(self.users.setdefault(row["user"], len(self.users)))
         self.time.append(row["time"])
         self.query.append(self.queries.setdefault(row["query"], len(self.queries)))
         self.document.append(document)
 
     def finish(self, reader: RowReader) -> tuple[Clicks, NDArray[np.int64]]:
-        """All entries in order of time, and the row of each among those that were added."""
+        """Return all entries ordered by time, and the index of each in the order of adding."""
         time = np.array(self.time, dtype=np.int64)
         order = np.argsort(time, kind="stable")
         latest = np.maximum.accumulate(time) if len(time) else time
@@ -103,16 +103,15 @@ def read_clicks(
     columns: Mapping[str, str] | None = None,
     match: str = "auto",
 ) -> Clicks:
-    """Read a log: TSV, CSV or JSON Lines with columns for user, time, query and clicked document, or AOL's own format.
+    """Read a log: TSV, CSV or JSON Lines with columns for user, time, query and clicked document, or AOL's format.
 
-    A path such as `ir_datasets:aol-ia` names a log of that package instead, whose lines are its searches.
-    `columns` names columns with other names. A time is a date as in ISO 8601, without a zone in UTC,
-    or seconds since 1970. `match` is how clicks name documents, by id or by url; "auto" takes urls for AOL's
-    format and ids otherwise. A row that cannot be used is counted with its reason, never guessed at.
+    A path such as `ir_datasets:aol-ia` names a log of that package. `columns` maps to non-standard column names. A time
+    is an ISO 8601 date (UTC if it has no time zone) or seconds since 1970. `match` is how clicks name documents, by id
+    or by url; "auto" uses urls for AOL's format and ids otherwise. Unusable rows are counted by reason.
     """
     path = Path(path)
     if match not in MATCHES:
-        raise ValueError(f"match = {match!r}: clicks name documents by one of {', '.join(MATCHES)}")
+        raise ValueError(f"match must be one of {', '.join(MATCHES)} (got {match!r})")
     reader, found = RowReader(path, CLICK_LOG, columns), ClickColumns()
     known: dict[str, int] = {}
     by_url = match == "url"
@@ -134,7 +133,7 @@ def read_clicks(
 def rank_users(
     counts: NDArray[np.integer], least: int = 1, most: int | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Users with at least so many entries, most active first; and [users]: the rank of each, -1 for others."""
+    """Users with at least `least` entries, most active first; and [users]: the rank of each, -1 for the others."""
     ranking = np.argsort(-counts, kind="stable")
     ranking = ranking[counts[ranking] >= least][:most]
     rank = np.full(len(counts), -1, dtype=np.int32)
@@ -149,10 +148,12 @@ def _by_url(documents: Documents) -> dict[str, int]:
             plain = _plain_url(url)
             known[plain] = _SEVERAL if plain in known else row
     if not known:
-        raise ValueError("clicks name documents by url, but no document has one; give documents urls, or match by id")
+        raise ValueError(
+            "clicks name documents by url, but no document has a url; add urls to the documents, or match by id"
+        )
     return known
 
 
 def _plain_url(url: str) -> str:
-    """A url without what differs between ways to write it: case, scheme, a slash at its end."""
+    """Normalise a url: no case, no scheme, no trailing slash."""
     return re.sub(r"^https?://", "", url.strip().lower()).rstrip("/")

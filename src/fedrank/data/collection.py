@@ -1,4 +1,4 @@
-"""Text collections: documents, questions and who judged what, from a folder in the layout of BEIR."""
+"""Text collections: documents, queries and relevance judgements, from a folder in the BEIR layout."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from fedrank.data.documents import Documents, read_documents
 from fedrank.data.lines import bounded_lines
 from fedrank.types import Grades, Offsets
 
-SYNTHETIC = "synthetic-silos"  # the collection that is always there
+SYNTHETIC = "synthetic-silos"  # the built-in collection
 _PACKED = ("", ".xz", ".gz")
 _TOP_GRADE = 127
-_MAX_FOLDERS = 5_000  # that are looked into, where FEDRANK_DATA names something else by mistake
+_MAX_FOLDERS = 5_000  # limit in case FEDRANK_DATA is set to the wrong folder
 _WHOLE_NUMBER = re.compile(rb"[+-]?[0-9]+")
 
 
 @dataclass(frozen=True)
 class Collection:
-    """Documents, questions, and a grade for each judged pair of them; query q was judged on the documents
+    """Documents, queries and relevance judgements; query q was judged on the documents
     judged[offsets[q] : offsets[q + 1]]."""
 
     name: str
@@ -33,8 +33,8 @@ class Collection:
     query_ids: list[str]
     queries: list[str]  # their texts
     offsets: Offsets  # [queries + 1]
-    judged: NDArray[np.int64]  # rows of documents
-    grades: Grades  # of the same pairs; a pair that is not among them counts as 0
+    judged: NDArray[np.int64]  # indices of documents
+    grades: Grades  # relevance labels of these pairs; all other pairs count as 0
     unknown: int = 0  # judgements left out because their query or document is not in the collection
 
     @staticmethod
@@ -43,14 +43,15 @@ class Collection:
         documents: Documents,
         query_ids: Sequence[str],
         queries: Sequence[str],
-        grades: Sequence[Mapping[int, int]],  # for each query: row of a document -> grade
+        grades: Sequence[Mapping[int, int]],  # per query: index of a document -> relevance label
         unknown: int = 0,
     ) -> Collection:
-        """A collection from one table of grades a query."""
+        """Build a collection from one table of relevance labels per query."""
         if not len(query_ids) == len(queries) == len(grades):
             raise ValueError(
-                f"{len(query_ids)} ids, {len(queries)} texts and {len(grades)} tables of grades: give every query all "
-                "three; a query that nobody judged has an empty table"
+                f"{len(query_ids)} ids, {len(queries)} texts and "
+                f"{len(grades)} tables of relevance labels were given, "  # prose: ok
+                "but each query needs all three; use an empty table for a query without judgements"
             )
         rows = [sorted(table) for table in grades]
         return Collection(
@@ -69,7 +70,7 @@ class Collection:
         return int(self.grades.max(initial=0))
 
     def judgements(self, query: int) -> tuple[NDArray[np.int64], Grades]:
-        """The judged documents of a query, and their grades."""
+        """Return the judged documents of a query and their relevance labels."""
         here = slice(int(self.offsets[query]), int(self.offsets[query + 1]))
         return self.judged[here], self.grades[here]
 
@@ -77,7 +78,7 @@ class Collection:
 def load_collection(name: str) -> Collection:
     """Load a text collection: documents, queries and relevance judgements.
 
-    `name` is a folder in the layout of BEIR, a folder below FEDRANK_DATA, or "synthetic-silos", which is built in.
+    `name` is a folder in the BEIR layout, a folder below FEDRANK_DATA, or "synthetic-silos", which is built in.
 
     >>> import fedrank as fr
     >>> collection = fr.load_collection("synthetic-silos")
@@ -98,12 +99,12 @@ def load_collection(name: str) -> Collection:
 def read_collection(folder: str | os.PathLike[str]) -> Collection:
     """Read `corpus.jsonl`, `queries.jsonl` and every `qrels*.tsv` of a folder; any of them may be `.gz` or `.xz`.
 
-    A line of qrels is query, document, grade; a first line without a number as its grade names the columns. A pair that
-    is judged twice keeps the higher grade, and grades below 0 (spam, in some sets) count as 0.
+    A line of qrels is query, document, label; a first line without a numeric label is a header. A pair that is judged
+    twice gets the higher label, and labels below 0 (spam, in some sets) count as 0.
     """
     folder = Path(folder)
     documents = read_documents(_file(folder, "corpus.jsonl"))
-    asked = read_documents(_file(folder, "queries.jsonl"))  # the same layout: an id and a text
+    asked = read_documents(_file(folder, "queries.jsonl"))  # same layout: an id and a text
     row_of = {key: row for row, key in enumerate(documents.ids)}
     query_of = {key: row for row, key in enumerate(asked.ids)}
     grades: list[dict[int, int]] = [{} for _ in asked.ids]
@@ -111,7 +112,7 @@ def read_collection(folder: str | os.PathLike[str]) -> Collection:
     for path in _judgements(folder):
         for index, (number, line) in enumerate(bounded_lines(path)):
             if index == 0 and not _WHOLE_NUMBER.fullmatch((line or b"").rpartition(b"\t")[2].strip()):
-                continue  # the names of the columns
+                continue  # header
             query, document, grade = _judgement(line or b"", path, number)
             if query not in query_of or document not in row_of:
                 unknown += 1
@@ -122,7 +123,7 @@ def read_collection(folder: str | os.PathLike[str]) -> Collection:
 
 
 def collection_files(name: str) -> dict[str, Path]:
-    """The files that a collection is read from, by name; the one that is always there has none."""
+    """Return the files that a collection is read from, by name; the built-in collection has none."""
     folder = find_collection(name)
     if folder is None:
         return {}
@@ -140,8 +141,8 @@ def _judgement(line: bytes, path: Path, number: int) -> tuple[str, str, int]:
             raise ValueError
     except ValueError:
         raise ValueError(
-            f"{path}, line {number}: {cells!r} is no judgement; write query, document and a grade from 0 to "
-            f"{_TOP_GRADE} with tabs between them"
+            f"{path}, line {number}: {cells!r} is not a judgement; write query, document and a relevance label from 0 "
+            f"to {_TOP_GRADE}, separated by tabs"
         ) from None
     return cells[0].strip(), cells[1].strip(), max(grade, 0)
 
@@ -150,23 +151,21 @@ def _file(folder: Path, name: str) -> Path:
     for ending in _PACKED:
         if (folder / (name + ending)).is_file():
             return folder / (name + ending)
-    raise FileNotFoundError(f"{folder} holds no {name} (nor .xz, .gz), so it is no text collection; put it there")
+    raise FileNotFoundError(f"{folder} contains no {name} (.xz, .gz); a text collection needs this file")
 
 
 def _judgements(folder: Path) -> list[Path]:
     found = sorted(path for ending in _PACKED for path in folder.glob(f"qrels*.tsv{ending}"))
     if not found:
-        raise FileNotFoundError(
-            f"{folder} holds no qrels*.tsv (nor .xz, .gz), so nobody says what answers a query; put it there"
-        )
+        raise FileNotFoundError(f"{folder} contains no qrels*.tsv (.xz, .gz); add a file of relevance judgements")
     return found
 
 
 def collections() -> list[tuple[str, Path | None]]:
-    """Text collections that can be named here, each with its folder; the one that is always there has none."""
+    """Return the names of available text collections with their folders; the built-in collection has none."""
     found: list[tuple[str, Path | None]] = [(SYNTHETIC, None)]
     root = os.environ.get("FEDRANK_DATA")
-    for pattern in ("*", "*/*") if root else ():  # where `find_collection` looks
+    for pattern in ("*", "*/*") if root else ():  # the levels that `find_collection` searches
         folders = itertools.islice(Path(root or "").glob(pattern), _MAX_FOLDERS)
         found += [(folder.name, folder) for folder in sorted(folders) if _is_collection(folder)]
     return found
@@ -181,7 +180,7 @@ def _is_collection(folder: Path) -> bool:
 
 
 def find_collection(name: str) -> Path | None:
-    """Where a collection lies; None for the one that needs no file."""
+    """Return the folder of a collection; None for the built-in collection."""
     if name == SYNTHETIC:
         return None
     if Path(name).is_dir():
@@ -192,8 +191,8 @@ def find_collection(name: str) -> Path | None:
             for path in sorted(Path(root).glob(pattern)):
                 if path.is_dir():
                     return path
-    where = f"below FEDRANK_DATA = {root}" if root else "and FEDRANK_DATA, the folder of your data sets, is not set"
+    where = f"below FEDRANK_DATA = {root}" if root else "and FEDRANK_DATA is not set"
     raise FileNotFoundError(
-        f"no text collection {name!r}: it is no folder {where}; name a folder with corpus.jsonl, queries.jsonl and "
-        f'qrels.tsv, or "{SYNTHETIC}"'
+        f"no text collection {name!r} {where}; give a folder with corpus.jsonl, queries.jsonl and qrels.tsv, "
+        f'or "{SYNTHETIC}"'
     )

@@ -1,4 +1,4 @@
-"""What a search log is like: how unequal, how bursty, and how different its users are; in numbers."""
+"""Describe a search log in numbers: how skewed and bursty its use is, and how different its users are."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from fedrank.data.logs import FACTS, SearchLog, lengths_of
 from fedrank.seeds import rng_for
 
-COMPARED = 10  # users whose clicks are compared, the most active ones
-DRAWN = 5  # users whose days are drawn, as in the paper
-FEWEST = 10  # entries of a user whose burstiness counts; of fewer it is mostly chance
-TAIL = 10  # users that the fitted part of a power law must hold
-SAMPLE = 2000  # clicks of a user that are compared at most
-POSITIONS = 1000  # whose clicks are counted; hardly any user goes further
+COMPARED = 10  # most active users whose clicks are compared
+DRAWN = 5  # users whose activity per day is plotted, as in the paper
+FEWEST = 10  # minimum number of entries to estimate a user's burstiness
+TAIL = 10  # minimum number of users in the fitted part of a power law
+SAMPLE = 2000  # maximum number of clicks compared per user
+POSITIONS = 1000  # positions whose clicks are counted; users rarely see later ones
 _DAY = 86_400
-_SOME = 100_000  # lists that are in memory at a time
+_SOME = 100_000  # lists in memory at a time
 
 
 @dataclass(frozen=True)
@@ -30,29 +30,27 @@ class PowerLaw:
     """P(x) ~ x^-exponent for x >= least, fitted to counts (Clauset, Shalizi and Newman, SIAM Review 2009)."""
 
     exponent: float
-    least: int  # where the law begins
-    users: int  # that it describes
-    distance: float  # Kolmogorov-Smirnov, between the counts and the law; small is good
+    least: int  # smallest count that the law describes
+    users: int  # number of users that the law describes
+    distance: float  # Kolmogorov-Smirnov distance between the counts and the law
 
 
 @dataclass(frozen=True)
 class ShownDescription:
-    """Of lists as they were shown: what can be seen of people's clicks, and of those who forge them."""
+    """Statistics that only logs of shown lists have: clicks by position, and signs of forged clicks."""
 
     unit: str  # what a user is: "person" or "browser"
-    lengths: tuple[int, int, int]  # of lists: shortest, median, longest
-    later_pages: int  # lists that do not begin at the first position
+    lengths: tuple[int, int, int]  # list lengths: minimum, median, maximum
+    later_pages: int  # lists that start after the first position
     unclicked: float  # share of lists without a click
-    shown_at: NDArray[np.int64]  # [positions]: how often a document was shown there
-    clicked_at: NDArray[np.int64]  # [positions]: and clicked
-    dwell: float  # median of the known seconds on a clicked document; NaN: none is known
-    drawn: bool  # whether it is known how lists were drawn
-    largest_before: tuple[
-        float, ...
-    ]  # shares of all clicks of the users with most of them, before limits; largest first
+    shown_at: NDArray[np.int64]  # [positions]: impressions
+    clicked_at: NDArray[np.int64]  # [positions]: clicks
+    dwell: float  # median dwell time on clicked documents in seconds; NaN if unknown
+    drawn: bool  # whether the sampling probabilities of lists are known
+    largest_before: tuple[float, ...]  # shares of all clicks of the most active users before limits, largest first
     largest_after: tuple[float, ...]
-    capped: dict[str, dict[str, int]]  # by rule: lists, clicks, and clients that had them
-    noticed: dict[str, int]  # rows that are odd
+    capped: dict[str, dict[str, int]]  # by rule: lists, clicks and affected clients
+    noticed: dict[str, int]  # unusual rows
     left_out: dict[str, int]  # rows that were not used, by reason
     redacted: dict[str, int]  # queries whose text is not stored, by reason
 
@@ -66,32 +64,32 @@ class LogDescription:
     users: int
     queries: int
     documents: int  # distinct, clicked
-    first: int  # seconds since 1970
+    first: int  # time of the first entry, seconds since 1970
     last: int
     clicks: NDArray[np.int64]  # [users]: entries, most active first
-    half: int  # the fewest users that have half of all entries
-    power_law: PowerLaw | None  # None where too few users differ
-    burstiness: NDArray[np.float64]  # [users]: -1 like a clock, 0 at random, towards 1 in bursts; NaN for few entries
-    days: NDArray[np.int64]  # [drawn, days]: entries of the most active users
+    half: int  # smallest number of users with half of all entries
+    power_law: PowerLaw | None  # None if too few users differ
+    burstiness: NDArray[np.float64]  # [users]: -1 periodic, 0 random, 1 bursty; NaN for few entries
+    days: NDArray[np.int64]  # [drawn, days]: entries of the most active users per day
     drawn: tuple[str, ...]  # their names
     compared: tuple[str, ...]  # users whose clicks are compared
-    distances: NDArray[np.float64]  # [compared, compared]: Wasserstein, in standard deviations, mean over features
-    by_chance: float  # mean distance if the compared users had dealt their clicks out at random
-    features: tuple[tuple[str, float], ...]  # which differ, by their mean distance, most first
-    notes: tuple[str, ...]  # what became of the log's rows
-    shown: ShownDescription | None = None  # None: lists were made up
+    distances: NDArray[np.float64]  # [compared, compared]: mean Wasserstein distance in standard deviations
+    by_chance: float  # mean distance after permuting clicks among the compared users
+    features: tuple[tuple[str, float], ...]  # features with their mean distance, in descending order
+    notes: tuple[str, ...]  # notes on the processing of the log's rows
+    shown: ShownDescription | None = None  # None for synthetic lists
 
     @property
     def mean_distance(self) -> float:
-        """Over all pairs of compared users; NaN if there is only one."""
+        """Mean over all pairs of compared users; NaN if there is only one user."""
         size = len(self.distances)
         return float(self.distances.sum() / (size * (size - 1))) if size > 1 else float("nan")
 
 
 def describe_log(log: SearchLog, compared: int = COMPARED, seed: int = 1) -> LogDescription:
-    """Count, fit and compare; only clicks of the most active users are compared, of at most 2,000 entries of each."""
+    """Describe a log; clicks are compared only among the most active users, with at most 2,000 entries each."""
     if not len(log):
-        raise ValueError(f"{log.folder} has no entry, so there is nothing to describe; build it again")
+        raise ValueError(f"{log.folder} has no entries to describe; build the data set again")
     with _as_facts_say(log):
         sentences = tuple(notes(log.facts))
         shown = _shown(log) if log.is_shown else None
@@ -141,18 +139,18 @@ def describe_log(log: SearchLog, compared: int = COMPARED, seed: int = 1) -> Log
 
 @contextlib.contextmanager
 def _as_facts_say(log: SearchLog) -> Iterator[None]:
-    """Refuse facts that are not there, or are something else."""
+    """Report missing or malformed facts as a damaged folder."""
     try:
         yield
     except (KeyError, TypeError, AttributeError) as problem:
         raise ValueError(
-            f"{log.folder / FACTS} does not record what became of the log's rows ({problem!r}); the folder is damaged: "
+            f"{log.folder / FACTS} does not describe the processing of the log ({problem!r}); the folder is damaged: "
             "delete it and build it again"
         ) from None
 
 
 def _users_with_clicks(log: SearchLog) -> list[int]:
-    """Users with a click, most active first."""
+    """Users with at least one click, most active first."""
     if log.clicks is None:
         return list(range(len(log.users)))
     some = [log.user[i : i + _SOME][log.clicks[i : i + _SOME].any(axis=1)] for i in range(0, len(log), _SOME)]
@@ -163,8 +161,8 @@ def _shown(log: SearchLog) -> ShownDescription:
     entries = np.arange(len(log))
     shown_at, clicked_at = np.zeros(POSITIONS, np.int64), np.zeros(POSITIONS, np.int64)
     unclicked = 0
-    assert log.clicks is not None, "a shown log has them"
-    assert log.first is not None, "and positions"
+    assert log.clicks is not None, "a log of shown lists has clicks"
+    assert log.first is not None, "a log of shown lists has positions"
     for begin in range(0, len(log), _SOME):
         some = slice(begin, begin + _SOME)
         positions = log.first[some][:, None] + np.arange(log.lists.shape[1])
@@ -197,7 +195,7 @@ def _shown(log: SearchLog) -> ShownDescription:
 
 
 def power_law(counts: NDArray[np.integer]) -> PowerLaw | None:
-    """Fit a discrete power law by maximum likelihood; it begins where it fits best and holds at least 10 users."""
+    """Fit a discrete power law by maximum likelihood; the bound is the best one with at least 10 users."""
     from scipy.optimize import minimize_scalar
     from scipy.special import zeta
 
@@ -239,7 +237,7 @@ def burstiness(times: NDArray[np.integer]) -> float:
 def feature_distances(tables: list[NDArray[np.float64]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Wasserstein distances [users, users], mean over features; and [features], mean over pairs of users.
 
-    Features count in standard deviations of all rows together; those that never vary count as 0 and are not averaged.
+    Features are measured in standard deviations of all rows; constant features count as 0 and are not averaged.
     """
     from scipy.stats import wasserstein_distance
 
@@ -265,7 +263,7 @@ def _bursts(log: SearchLog) -> NDArray[np.float64]:
 
 
 def description_as_json(found: LogDescription) -> str:
-    """All numbers as JSON text; what is not known is null."""
+    """Return all numbers as JSON text; unknown values are null."""
     values = {key: value for key, value in asdict(found).items() if key != "shown" or value is not None}
     return json.dumps(_plain(values), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -279,7 +277,7 @@ def date_of(seconds: int) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """For JSON: lists for arrays, null for what is not a number."""
+    """Convert to JSON values: arrays to lists, NaN to null."""
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     if isinstance(value, np.ndarray):
@@ -292,11 +290,11 @@ def _plain(value: Any) -> Any:
 
 
 def notes(facts: dict[str, Any]) -> list[str]:
-    """What became of the rows of a log, as sentences."""
+    """Return sentences on the processing of a log's rows."""
     counts = facts["counts"]
     lines = [
-        f"{counts['rows']:,} rows, {counts['sound']:,} of them sound; {counts['entries']:,} entries of "
-        f"{counts['users']:,} users with {counts['queries']:,} queries are in the data set",
+        f"{counts['rows']:,} rows, {counts['sound']:,} of them valid; the data set contains {counts['entries']:,} "
+        f"entries of {counts['users']:,} users with {counts['queries']:,} queries",
         *_reasons("left out", facts["left_out"]),
         *(f"dropped, {reason}: {n:,}" for reason, n in facts["dropped"].items() if n),
         *_reasons("noticed", facts.get("noticed", {})),
@@ -307,23 +305,25 @@ def notes(facts: dict[str, Any]) -> list[str]:
         ),
     ]
     if counts.get("clicks") == 0:
-        lines.append("no list has a click, so nothing can be learned from them; --action names what counts as one")
+        lines.append("no list has a click, so nothing can be learned; set --action to the event that counts as a click")
     if facts.get("unit") == "browser":
         lines.append("users are browsers, not persons: one person may have several, and several may share one")
     if facts["out_of_order"]:
-        lines.append(f"{facts['out_of_order']:,} entries stood behind a later one; the log was sorted by time")
+        lines.append(f"{facts['out_of_order']:,} entries were out of order; the log was sorted by time")
     if facts["broken_documents"]:
-        lines.append(f"{facts['broken_documents']:,} documents hold bytes that are not UTF-8; they count as �")
+        lines.append(
+            f"{facts['broken_documents']:,} documents contain bytes that are not UTF-8; these were replaced by �"
+        )
     if heavy := facts["heavy_user"]:
         lines.append(
             f"user {heavy['user']} has {heavy['entries']:,} of the entries ({heavy['share']:.0%}), the next one "
-            f"{heavy['next']:,}: perhaps not a person; --exclude {heavy['user']} leaves it out"
+            f"{heavy['next']:,}; it may be a robot; use --exclude {heavy['user']} to leave it out"
         )
     return lines
 
 
 def _reasons(what: str, rows: dict[str, Any]) -> list[str]:
-    """Reasons, each with how many rows and their first lines."""
+    """Reasons, each with the number of rows and their first lines."""
     return [
         f"{what}, {reason}: {one['rows']:,} (lines {', '.join(map(str, one['lines']))}"
         f"{', ...' if one['rows'] > len(one['lines']) else ''})"

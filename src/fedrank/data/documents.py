@@ -11,7 +11,7 @@ from fedrank.data.lines import file_kind
 from fedrank.data.rows import Column, RowFormat, RowReader
 from fedrank.data.values import as_text, is_name
 
-MAX_DOCUMENT_LENGTH = 1 << 30  # bytes of a line
+MAX_DOCUMENT_LENGTH = 1 << 30  # bytes per line
 
 
 def _stripped(value: Any) -> str:
@@ -30,29 +30,27 @@ DOCUMENT_COLUMNS: dict[str, Column] = {
 
 @dataclass(frozen=True)
 class Documents:
-    """A collection: row d of every list is document d; a field that it does not have is empty."""
+    """A collection of documents: item d of every list is document d; missing fields are empty strings."""
 
     ids: list[str]
     title: list[str]
     text: list[str]
     url: list[str]
-    broken: tuple[int, ...] = field(default=(), compare=False)  # rows with bytes that are not UTF-8, shown as �
-    changed: list[str] = field(
-        default_factory=list
-    )  # dates or seconds, as the file has them; empty: no document has one
-    popularity: list[str] = field(default_factory=list)  # numbers, as the file has them; empty: no document has one
+    broken: tuple[int, ...] = field(default=(), compare=False)  # documents with bytes that are not UTF-8, replaced by �
+    changed: list[str] = field(default_factory=list)  # dates or seconds as in the file; empty if no document has one
+    popularity: list[str] = field(default_factory=list)  # numbers as in the file; empty if no document has one
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.title) == len(self.text) == len(self.url):
             raise ValueError(
-                f"{len(self.ids)} ids, {len(self.title)} titles, {len(self.text)} texts and {len(self.url)} urls: "
-                "give every document all four, empty where it has none"
+                f"{len(self.ids)} ids, {len(self.title)} titles, {len(self.text)} texts and {len(self.url)} urls were "
+                "given, but each document needs all four; use empty strings for missing values"
             )
         for name, column in (("changed", self.changed), ("popularity", self.popularity)):
             if len(column) not in (0, len(self.ids)):
                 raise ValueError(
-                    f"{len(column)} values of {name} for {len(self.ids)} documents; "
-                    "give every document one, empty where it has none, or none at all"
+                    f"{len(column)} values of {name} were given for {len(self.ids)} documents; give one per document "
+                    "(empty if missing), or no values"
                 )
 
     def __len__(self) -> int:
@@ -62,36 +60,37 @@ class Documents:
 def read_documents(path: str | os.PathLike[str]) -> Documents:
     """Read a collection.
 
-    A line of JSON is an object with `id` or `_id`, and where there are any `title`, `text` or `body`, `url`, `changed`
-    (a date), `popularity`. A tab-separated file names its columns so in its first line. Two documents with one id, or
-    one without, are refused: a click on them would be a guess. Bytes that are not UTF-8 are replaced, and their
-    documents named in `broken`.
+    A line of JSON is an object with `id` or `_id` and optionally `title`, `text` or `body`, `url`, `changed` (a date)
+    and `popularity`. A tab-separated file has these names in its header. Duplicate or missing ids are errors, because
+    clicks on them would be ambiguous. Bytes that are not UTF-8 are replaced, and `broken` lists their documents.
     """
     columns: dict[str, list[str]] = {name: [] for name in DOCUMENT_COLUMNS}
-    lines: dict[str, int] = {}  # of every id
+    lines: dict[str, int] = {}  # by id
     reader = document_rows(path, DOCUMENT_COLUMNS)
     for number, row in reader:
         key = row["id"]
         if not is_name(key):
-            raise ValueError(f"{path}, line {number}: the id {key!r} cannot name a document; give it one of one line")
+            raise ValueError(
+                f"{path}, line {number}: the id {key!r} is not valid; use a non-empty id without line breaks"
+            )
         first = lines.setdefault(key, number)
         if first != number:
             raise ValueError(
-                f"{path}, line {number}: the id {key!r} stands in line {first} already, so that a click on it would be "
-                "a guess; give every document its own"
+                f"{path}, line {number}: the id {key!r} already occurs in line {first}, so clicks on it would be "
+                "ambiguous; give every document a unique id"
             )
         for name, column in columns.items():
             column.append(row[name])
     if not lines:
-        raise ValueError(f"{path} holds no document; every line should be one, as in " + '{"id": "d1", "text": "..."}')
+        raise ValueError(f"{path} contains no documents; write one per line, as in " + '{"id": "d1", "text": "..."}')
     for name in ("changed", "popularity"):
         columns[name] = columns[name] if any(columns[name]) else []
     return Documents(**{"ids": columns.pop("id")} | columns, broken=tuple(reader.replaced))
 
 
 def document_rows(path: str | os.PathLike[str], columns: dict[str, Column], nested: bool = False) -> RowReader:
-    """Columns of the documents in a file; a malformed row is an error."""
+    """Read the columns of the documents in a file; a malformed row is an error."""
     if file_kind(Path(path)) == "csv":
-        raise ValueError(f"{path}: documents are read from .jsonl or .tsv; write them as one of these")
+        raise ValueError(f"{path}: documents must be in a .jsonl or .tsv file")
     layout = RowFormat(columns, nested=nested, unwrap=False, longest=MAX_DOCUMENT_LENGTH)
     return RowReader(path, layout, strict=True)

@@ -1,16 +1,16 @@
-"""The features `engine-1`: what OpenSearch, Elasticsearch and Solr compute themselves, and the same from documents.
+"""The features `engine-1`, which OpenSearch, Elasticsearch and Solr can compute, computed from documents.
 
-A model on these features can be learned before an engine logs anything, and goes into the engine as it is. An engine
-computes BM25 as Lucene's BM25Similarity does since version 8: k1 1.2, b .75, no factor k1 + 1, lengths in one byte,
-single precision. `EngineIndex` does the same, to one part in 100,000 (`TOLERANCE`), under these assumptions:
+A model on these features can be trained before an engine logs any features, and can be deployed to the engine without
+changes. Engines compute BM25 like Lucene's BM25Similarity since version 8: k1 = 1.2, b = .75, no factor k1 + 1, lengths
+in one byte, single precision. `EngineIndex` does the same, to one part in 100,000 (`TOLERANCE`), if:
 
-- fields are cut by the standard tokenizer and lower-cased, with Snowball's stemmer behind if the set's name says so.
-  No stop words, no synonyms. What Unicode added after version 12.1, and keycaps, may be cut differently. Versions of
-  the stemmer differ in a few words, where features are near and not equal.
-- word statistics are those of the documents given here. An engine counts within a shard, and counts deleted documents
-  until segments are merged: use one shard, or `dfs_query_then_fetch`, to compare.
+- fields are split by the standard tokenizer and lower-cased, then stemmed with Snowball if the set's name says so,
+  without stop words and synonyms. Characters newer than Unicode 12.1, and keycaps, may be split differently. Stemmer
+  versions differ in a few words; features are then close but not equal.
+- word statistics are those of the given documents. An engine counts within a shard, and counts deleted documents
+  until segments are merged: to compare, use one shard or `dfs_query_then_fetch`.
 - Elasticsearch, and OpenSearch before version 3, multiply by k1 + 1. The feature sets that `fedrank engine features`
-  writes undo that.
+  writes divide by it.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from fedrank.data.values import parse_time
 from fedrank.types import Features
 
 K1, B = np.float32(1.2), np.float32(0.75)  # the defaults of all three engines
-TOLERANCE = 1e-5  # of the engine's own value, at most
-MAX_TERMS = 1024  # of a query: Lucene takes no more clauses
-MAX_SHARE = 75  # per cent of a query's words, rounded down: what counts as most of them
-MAX_WORD_LENGTH = 255  # letters; the standard tokenizer divides longer ones
+TOLERANCE = 1e-5  # relative to the engine's value
+MAX_TERMS = 1024  # per query: Lucene's limit on clauses
+MAX_SHARE = 75  # per cent of a query's words, rounded down, that count as most of them
+MAX_WORD_LENGTH = 255  # characters; the standard tokenizer splits longer words
 DAY = 86_400.0  # seconds
 _LN2 = 0.6931471805599453
 
@@ -45,14 +45,14 @@ FIELDS = (*TEXT_FIELDS, "changed", "popularity")
 
 @dataclass(frozen=True)
 class EngineFeature:
-    """One of the numbers: a query that an engine scores a document by."""
+    """A feature: a query with which an engine scores a document."""
 
     name: str
     field: str  # one of FIELDS
     kind: str  # match, phrase, every, most, recency or popularity
     meaning: str
-    top: float = 1.0  # what counts as 1 in a model: fixed, so that nobody has to exchange ranges
-    half_life: float = 0.0  # of recency: days after which half of it is left
+    top: float = 1.0  # value that is scaled to 1; fixed, so clients need not exchange ranges
+    half_life: float = 0.0  # of recency, in days
 
     @property
     def half_life_seconds(self) -> float:
@@ -65,10 +65,10 @@ NAMED = (
     EngineFeature("all_match", "all", "match", "BM25 of title and body as one field", 20.0),
     EngineFeature("title_phrase", "title", "phrase", "BM25 of the whole query as a phrase in the title", 10.0),
     EngineFeature("body_phrase", "body", "phrase", "BM25 of the whole query as a phrase in the body", 20.0),
-    EngineFeature("title_every", "title", "every", "1 if every word of the query stands in the title"),
-    EngineFeature("all_every", "all", "every", "1 if every word of the query stands in title or body"),
-    EngineFeature("title_most", "title", "most", "1 if at least 75 % of the words do, rounded down, in the title"),
-    EngineFeature("all_most", "all", "most", "1 if at least 75 % of the words do, rounded down, in title or body"),
+    EngineFeature("title_every", "title", "every", "1 if every word of the query occurs in the title"),
+    EngineFeature("all_every", "all", "every", "1 if every word of the query occurs in the title or the body"),
+    EngineFeature("title_most", "title", "most", "1 if at least 75 % of the words, rounded down, occur in the title"),
+    EngineFeature("all_most", "all", "most", "1 if at least 75 % of the words, rounded down, occur in title or body"),
     EngineFeature("recent_month", "changed", "recency", "1/2 ^ (days between change and query / 30)", half_life=30.0),
     EngineFeature("recent_year", "changed", "recency", "1/2 ^ (days between change and query / 365)", half_life=365.0),
     EngineFeature("popularity", "popularity", "popularity", "ln(1 + popularity)", 10.0),
@@ -76,18 +76,18 @@ NAMED = (
 NAMES = tuple(feature.name for feature in NAMED)
 
 
-# Lucene's SmallFloat.intToByte4: lengths below 24 as they are, longer ones as four significant bits and an exponent.
+# Lucene's SmallFloat.intToByte4: lengths below 24 are exact, longer ones have four significant bits and an exponent.
 
 
 def length_to_byte(length: int) -> int:
-    """A length as Lucene keeps it, in one byte.
+    """Encode a length in one byte, as Lucene does.
 
     >>> [length_to_byte(n) for n in (0, 23, 40, 41, 42, 1000)]
     [0, 23, 40, 40, 41, 87]
     """
     if not 0 <= length < 2**31:
-        raise ValueError(f"length = {length:,}: a field has 0 to {2**31 - 1:,} words; was it counted wrongly?")
-    free = 24  # values for which nothing has to be encoded
+        raise ValueError(f"length must be from 0 to {2**31 - 1:,} (got {length:,})")
+    free = 24  # values that are stored exactly
     if length < free:
         return length
     rest = length - free
@@ -98,7 +98,7 @@ def length_to_byte(length: int) -> int:
 
 
 def byte_to_length(code: int) -> int:
-    """The length that Lucene computes with: the smallest that has this byte.
+    """Decode a byte to the length that Lucene computes with, the smallest with this code.
 
     >>> byte_to_length(length_to_byte(41)), byte_to_length(length_to_byte(1000))
     (40, 984)
@@ -110,8 +110,8 @@ def byte_to_length(code: int) -> int:
     return free + (bits if shift == -1 else (bits | 8) << shift)
 
 
-# Unicode's word boundaries (UAX 29) as Lucene's standard tokenizer uses them: every character is written as the letter
-# of its class, and words are found among these letters. Underscores by themselves are no word, and are passed over.
+# Unicode's word boundaries (UAX 29) as in Lucene's standard tokenizer: every character is replaced by the letter of
+# its class, and words are matched among these letters. A run of underscores alone is not a word and is skipped.
 _ASCII = re.compile(r"(_*[0-9a-z](?:[0-9a-z_]|(?<=[a-z])['.:](?=[a-z])|(?<=[0-9])['.,;](?=[0-9]))*)|_+")
 _EXPLICIT = {
     **dict.fromkeys("_\u202f\u203f\u2040\u2054\ufe33\ufe34\ufe4d\ufe4e\ufe4f\uff3f", "_"),
@@ -125,7 +125,7 @@ _EXPLICIT = {
     **dict.fromkeys("\u066b", "D"),
     **dict.fromkeys("\u055b\u055c\u055e\u05f3", "L"),
 }
-_RANGES = (  # class, and where it lies whatever else Unicode says of it
+_RANGES = (  # class, and ranges that override the Unicode category
     ("H", "5d0-5ea 5ef-5f2 fb1d-fb1d fb1f-fb28 fb2a-fb36 fb38-fb4f"),  # Hebrew
     ("C", "e01-e3a e40-e4e e81-ecd edc-edf 1000-103f 1050-108f 109a-109f 1780-17d3 17d7-17d7 17dc-17dd 1950-1974"),
     ("C", "1980-19c9 19da-19da 19de-19df 1a20-1a7c 1aa0-1aad a9e0-a9ef a9fa-a9fe aa60-aadf 11700-1172b 1173a-1173b"),
@@ -136,8 +136,8 @@ _RANGES = (  # class, and where it lies whatever else Unicode says of it
     ("o", "3006-3006 17000-18d08 1b170-1b2ff"),
     ("L", "2c2-2c5 2d2-2d7 2de-2df 2ed-2ed 2ef-2ff 24b6-24e9 a720-a721 a789-a78a ab5b-ab5b 1f130-1f149 1f150-1f169"),
     ("L", "1f170-1f189"),
-    ("t", "1f3fb-1f3ff"),  # the colour of an emoji
-    ("r", "1f1e6-1f1ff"),  # two are a flag
+    ("t", "1f3fb-1f3ff"),  # skin tones of emoji
+    ("r", "1f1e6-1f1ff"),  # regional indicators: two form a flag
     ("e", "a9-a9 ae-ae 203c-203c 2049-2049 2122-2122 2194-2199 21a9-21aa 231a-231b 2328-2328 2388-2388 23cf-23cf"),
     ("e", "23e9-23f3 23f8-23fa 25aa-25ab 25b6-25b6 25c0-25c0 25fb-25fe 2600-2605 2607-2612 2614-2685 2690-2705"),
     ("e", "2708-2712 2714-2714 2716-2716 271d-271d 2721-2721 2728-2728 2733-2734 2744-2744 2747-2747 274c-274c"),
@@ -152,7 +152,7 @@ _BY_CATEGORY |= dict.fromkeys(("Mn", "Mc", "Me", "Cf"), "M")
 
 
 class _CharacterClasses(dict[int, str]):
-    """The class of every character that was met, for `str.translate`."""
+    """A cache of character classes for `str.translate`."""
 
     def __missing__(self, code: int) -> str:
         plain = _BY_CATEGORY.get(unicodedata.category(chr(code)), "o")
@@ -172,20 +172,20 @@ def _ranges() -> tuple[tuple[str, int, int], ...]:
 
 @cache
 def _any_script() -> tuple[_CharacterClasses, re.Pattern[str]]:
-    more = "[Mczt]*"  # accents and the like belong to what they follow
+    more = "[Mczt]*"  # combining marks belong to the preceding character
     low = f"_{more}"
-    letter = f"(?:H{more}(?:q{more}|Q{more}(?=H))?|L{more})"  # quotes are signs of abbreviation in Hebrew
+    letter = f"(?:H{more}(?:q{more}|Q{more}(?=H))?|L{more})"  # in Hebrew, quotes mark abbreviations
     letters = f"{letter}(?:(?:(?:{low})*|[mbq]{more}){letter})*"
     digits = f"D{more}(?:(?:(?:{low})*|[nbq]{more})D{more})*"
     katakana = f"K{more}(?:(?:{low})*K{more})*"
     either = f"(?:{katakana}|(?:{letters}|{digits})+)"
     whole = f"(?:{low})*{either}(?:(?:{low})+{either})*(?:{low})*"
-    emoji = "[et]t?[Mcz]*(?:(?<=z)[et]t?[Mcz]*)*"  # joined to pictures of several
+    emoji = "[et]t?[Mcz]*(?:(?<=z)[et]t?[Mcz]*)*"  # joined sequences
     return _CharacterClasses(), re.compile(f"({whole}|(?:[Cc]{more})+|S{more}|{emoji}|rr)|(?:{low})+")
 
 
 def standard_words(text: str) -> list[str]:
-    """Words as the standard tokenizer cuts them, in small letters.
+    """Split text like the standard tokenizer, in lower case.
 
     >>> standard_words("Don't pay 3.14 or foo_bar-baz.")
     ["don't", 'pay', '3.14', 'or', 'foo_bar', 'baz']
@@ -195,7 +195,7 @@ def standard_words(text: str) -> list[str]:
     else:
         classes, pattern = _any_script()
         spans = (match.span(1) for match in pattern.finditer(text.translate(classes)) if match[1])
-        # Letter by letter, as Java does: no letter becomes two, and a sigma does not ask where it stands.
+        # Character by character, as in Java: each maps to one character, and sigma does not depend on its position.
         found = ["".join(letter.lower()[:1] for letter in text[first:end]) for first, end in spans]
     if all(len(word) <= MAX_WORD_LENGTH for word in found):
         return found
@@ -204,9 +204,9 @@ def standard_words(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class EngineFeatures:
-    """A version of the features: the stemmer belongs to it, since other stems are other features."""
+    """A version of the feature set, including its stemmer, since other stems give other features."""
 
-    stemmer: str = "none"  # or a language of Snowball's
+    stemmer: str = "none"  # or a Snowball language
 
     names: tuple[str, ...] = field(default=NAMES, init=False)
 
@@ -220,29 +220,29 @@ class EngineFeatures:
 
     @classmethod
     def named(cls, version: str) -> EngineFeatures:
-        """The set of that name; its stemmer is looked for when it is used."""
+        """Return the set with this name; the stemmer is loaded on first use."""
         if version == ENGINE_1.version:
             return ENGINE_1
         language = version.removeprefix("engine-1-")
         if language in ("none", version) or not re.fullmatch("[a-z]+", language):
-            raise ValueError(f'no features {version!r}; there is "engine-1", and with a stemmer "engine-1-english"')
+            raise ValueError(f'unknown feature set {version!r}; use "engine-1", or with a stemmer "engine-1-english"')
         return cls(language)
 
     @cached_property
     def ranges(self) -> NDArray[np.float32]:
-        """[2, features]: what counts as 0 and as 1 in a model."""
+        """[2, features]: the values that are scaled to 0 and 1."""
         return np.array([[0.0] * len(NAMED), [feature.top for feature in NAMED]], np.float32)
 
     @cached_property
     def words(self) -> Callable[[str], list[str]]:
-        """How this set cuts texts."""
+        """The tokenizer of this set."""
         if self.stemmer == "none":
             return standard_words
         stem = stemmer(self.stemmer)
         return lambda text: [stem(word) for word in standard_words(text)]
 
     def index(self, documents: Documents) -> EngineIndex:
-        """Documents as an engine would index them."""
+        """Index documents as an engine would."""
         return EngineIndex.of(documents, self)
 
 
@@ -250,24 +250,24 @@ ENGINE_1 = EngineFeatures()
 
 
 def is_engine_set(version: str) -> bool:
-    """Whether this names one of the sets of this module."""
+    """Whether this is the name of an engine-1 feature set."""
     return version == ENGINE_1.version or version.startswith(f"{ENGINE_1.version}-")
 
 
 @dataclass(frozen=True, eq=False)
 class FieldPostings:
-    """One field of all documents: which words occur where, and how long it is in each."""
+    """The postings and lengths of one field in all documents."""
 
     starts: NDArray[np.int64]  # [terms + 1]: term t occurs in documents[starts[t] : starts[t + 1]]
     documents: NDArray[np.int32]
-    counts: NDArray[np.int32]  # how often, in each of these
-    lengths: NDArray[np.uint8]  # [documents of the collection], as bytes
-    having: int  # documents that have the field at all
-    total: int  # words in all of them
+    counts: NDArray[np.int32]  # term frequencies in these documents
+    lengths: NDArray[np.uint8]  # [documents of the collection], encoded as bytes
+    having: int  # documents that have the field
+    total: int  # words in all documents
 
     @classmethod
     def of(cls, words: NDArray[np.int32], lengths: NDArray[np.int64], terms: int) -> FieldPostings:
-        """From the words of one document after the other."""
+        """Build postings from the concatenated words of all documents."""
         document = np.repeat(np.arange(len(lengths)), lengths)
         pairs, counts = np.unique(words.astype(np.int64) * max(len(lengths), 1) + document, return_counts=True)
         starts = np.searchsorted(pairs, np.arange(terms + 1, dtype=np.int64) * max(len(lengths), 1))
@@ -289,7 +289,7 @@ class FieldPostings:
         return np.float32(1) / (K1 * ((np.float32(1) - B) + B * lengths / mean))
 
     def idf(self, term: int) -> np.float32:
-        """ln(1 + (N - n + .5) / (n + .5)), N the documents that have the field."""
+        """ln(1 + (N - n + .5) / (n + .5)), where N is the number of documents with the field."""
         having = int(self.starts[term + 1] - self.starts[term])
         return np.float32(kernels.elementary.log(1 + (self.having - having + 0.5) / (having + 0.5)))
 
@@ -305,7 +305,7 @@ class FieldPostings:
     def scores(
         self, weight: np.float32, frequency: NDArray[np.floating | np.integer], rows: NDArray[np.int64]
     ) -> Features:
-        """[rows]: BM25 of something that occurs so often, in the order of operations of Lucene."""
+        """[rows]: BM25 for these term frequencies, with Lucene's order of operations."""
         inverse = self.weights_of_lengths[self.lengths[rows]]
         return weight - weight / (np.float32(1) + frequency.astype(np.float32) * inverse)
 
@@ -317,10 +317,10 @@ class EngineIndex:
     features: EngineFeatures
     terms: dict[str, int]
     fields: dict[str, FieldPostings]
-    words: dict[str, NDArray[np.int32]]  # of title and body: those of one document after the other
+    words: dict[str, NDArray[np.int32]]  # of title and body, concatenated over documents
     offsets: dict[str, NDArray[np.int64]]  # [documents + 1]
-    changed: NDArray[np.float64]  # [documents]: seconds since 1970; NaN where it is not known
-    popularity: NDArray[np.float64]  # [documents]: 0 where it is not known
+    changed: NDArray[np.float64]  # [documents]: seconds since 1970; NaN if unknown
+    popularity: NDArray[np.float64]  # [documents]: 0 if unknown
 
     def __len__(self) -> int:
         return len(self.changed)
@@ -353,7 +353,7 @@ class EngineIndex:
         )
 
     def describe(self, query: str, rows: Sequence[int] | NDArray[np.integer], time: float | None = None) -> Features:
-        """[rows, features] of some documents; without a time nothing is recent."""
+        """Return features [rows, features] of some documents; recency is 0 without a time."""
         which = np.asarray(rows, np.int64)
         asked = [self.terms.get(word, -1) for word in self.features.words(query)[:MAX_TERMS]]
         out = np.zeros((len(which), len(NAMED)), np.float32)
@@ -377,7 +377,7 @@ class EngineIndex:
         return out
 
     def _frequencies(self, name: str, asked: list[int], rows: NDArray[np.int64]) -> NDArray[np.int32]:
-        """[rows, words of the query]: how often each occurs; a word that is asked for twice counts twice."""
+        """[rows, words of the query]: term frequencies; a repeated query word has several columns."""
         of_term = {term: self.fields[name].frequencies(term, rows) for term in set(asked) if term >= 0}
         nowhere = np.zeros(len(rows), np.int32)
         return np.stack([of_term.get(term, nowhere) for term in asked], axis=1) if asked else nowhere[:, None][:, :0]
@@ -409,7 +409,7 @@ class EngineIndex:
     def _recency(self, rows: NDArray[np.int64], time: float | None, half_life: float) -> NDArray[np.float64]:
         if time is None:
             return np.zeros(len(rows))
-        days = np.abs(time - self.changed[rows]) / DAY  # engines look in both directions
+        days = np.abs(time - self.changed[rows]) / DAY  # engines use the absolute distance
         return np.nan_to_num(kernels.elementary.exp_each(-_LN2 * days / half_life), nan=0.0)
 
 

@@ -1,4 +1,4 @@
-"""What the features of well-known sets are called; sets without an entry speak of "feature 7"."""
+"""Feature names of well-known data sets; other sets use "feature 7"."""
 
 from __future__ import annotations
 
@@ -51,4 +51,4 @@ MSLR = (
     "dwell time on URL",
 )  # [136]: MSLR-WEB10K and MSLR-WEB30K
 
-FEATURE_NAMES = {"letor-4": LETOR_4, "mslr": MSLR, "": ()}  # as the catalog calls them
+FEATURE_NAMES = {"letor-4": LETOR_4, "mslr": MSLR, "": ()}  # by the names in the catalog

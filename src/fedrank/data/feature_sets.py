@@ -1,4 +1,4 @@
-"""Sets of features for texts, by name: which there are, and how a model takes them."""
+"""Feature sets for texts: their names and default normalisation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedrank.data.normalise import Ranges
 
 
 def known_features(name: str) -> str:
-    """The name of a set of features for texts, checked."""
+    """Validate the name of a feature set for texts."""
     if is_engine_set(name):
         EngineFeatures.named(name)
     elif name != LOG_103:
@@ -21,20 +21,20 @@ def known_features(name: str) -> str:
 
 
 def log_features(log: SearchLog) -> str:
-    """Which features a search log was built with."""
+    """Return the feature set that a search log was built with."""
     return str(log.facts.get("settings", {}).get("features", LOG_103))
 
 
 def default_normalisation(features: str) -> str:
-    """live-1 is scaled by its constants, engine-1 by fixed ranges; the 103 need those of their query."""
+    """live-1 is scaled by its constants and engine-1 by fixed ranges; the 103 log features are normalised per query."""
     if is_engine_set(features):
         return "global"
     return "query" if features == LOG_103 else "none"
 
 
 def fixed_ranges(features: str) -> Ranges | None:
-    """What counts as 0 and 1 where that is fixed, so that nobody exchanges ranges; None: it is found in the data.
+    """Return the values that are scaled to 0 and 1 if they are fixed by the feature set; None: use those of the data.
 
-    A model records them, and an engine does the same with its own values.
+    Clients need not exchange fixed ranges. A model records them, and an engine applies them to its values.
     """
     return ENGINE_1.ranges if is_engine_set(features) else None

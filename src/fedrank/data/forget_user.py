@@ -1,7 +1,7 @@
-"""One user's rows out of a data set: a new folder is written beside the old one and takes its place at once.
+"""Remove one user from a data set: a new folder is written next to the old one and replaces it atomically.
 
-A process that is killed at any moment leaves the old folder or the new one, whole. What only this user contributed goes
-as well: queries of no other user, and features of documents that no other user was shown for a query.
+A process that is killed leaves either the complete old folder or the complete new one. Data that only this user
+contributed is removed, too: queries of no other user, and features of pairs that no other user was shown.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from fedrank.data.mapped import new_mapped
 from fedrank.files import UNFINISHED as PART
 from fedrank.files import exchange, is_alive, private_folder, sync, write_atomic
 
-GONE = "(forgotten)"  # what stands in facts instead of a name
-_SOME = 50_000  # rows that are in memory at a time
+GONE = "(forgotten)"  # replaces the name in facts
+_SOME = 50_000  # rows in memory at a time
 _PART = "forgetting"
 
 
 @dataclass(frozen=True)
 class RemovedRows:
-    """What went out of a data set."""
+    """Counts of what is removed from a data set."""
 
     entries: int
     clicks: int
-    queries: int  # that no other user searched for
-    pairs: int  # of a query and a document, that no other user was shown
-    first: int  # seconds since 1970: from the first entry ...
-    last: int  # ... to the last
+    queries: int  # queries of no other user
+    pairs: int  # pairs of query and document that no other user was shown
+    first: int  # time of the first entry, seconds since 1970
+    last: int  # time of the last entry
 
 
 def rows_of_user(log: SearchLog, name: str) -> RemovedRows:
-    """What forgetting a user would remove; refuses an unknown user, and the only one."""
+    """Return what forgetting a user would remove; an unknown user, or the only user, is an error."""
     own = _own(log, name)
     queries, pairs = _remaining_queries(log, own), _remaining_pairs(log, own)
     mine = np.flatnonzero(own)
@@ -64,10 +64,10 @@ def forget_user(
     note: dict[str, Any] | None = None,
     complete: Callable[[Path, RemovedRows], None] = lambda part, removed: None,
 ) -> RemovedRows:
-    """Remove a user from a data set for good.
+    """Permanently remove a user from a data set.
 
-    `note` is added to the data set's record of removals, and should not name a person. `complete` may add files to
-    the new folder before it takes the old one's place.
+    `note` is added to the data set's record of removals and should not name a person. `complete` may add files to
+    the new folder before it replaces the old one.
     """
     folder = Path(folder).resolve()
     sweep(folder)
@@ -79,7 +79,7 @@ def forget_user(
         try:
             _write(log, name, part, removed, note or {})
             complete(part, removed)
-            load_log(part)  # what cannot be opened replaces nothing
+            load_log(part)  # validate before replacing the old folder
             for path in part.iterdir():
                 os.chmod(path, 0o600)
                 sync(path)
@@ -87,48 +87,48 @@ def forget_user(
             exchange(part, folder)
             sync(folder.parent)
         finally:
-            shutil.rmtree(part, ignore_errors=True)  # the old folder now, or what was begun of the new one
+            shutil.rmtree(part, ignore_errors=True)  # the old folder, or an unfinished new one
     if part.exists():
-        raise OSError(f"{part} could not be deleted and still holds what was to be forgotten; delete it")
+        raise OSError(f"{part} could not be deleted and still contains the user's data; delete it")
     return removed
 
 
 def sweep(folder: Path) -> int:
-    """Delete what a process that was killed left beside a data set; returns how many folders that were."""
+    """Delete folders that a killed process left next to a data set; return their number."""
     stale = [path for path in folder.parent.glob(f".{glob.escape(folder.name)}.{_PART}.*") if is_left(path)]
-    for path in sorted(stale):  # a new folder before the old one that it was to replace
+    for path in sorted(stale):  # new folders sort before the old ones that they replace
         if not folder.exists() and (path / FACTS).exists():
-            os.rename(path, folder)  # killed between two renames, on a system that knows no exchange
+            os.rename(path, folder)  # killed between two renames, on a system without atomic exchange
         else:
             shutil.rmtree(path, ignore_errors=True)
             if path.exists():
-                raise OSError(f"{path} could not be deleted and may hold what was to be forgotten; delete it")
+                raise OSError(f"{path} could not be deleted and may contain a forgotten user's data; delete it")
     return len(stale)
 
 
 def is_left(path: Path) -> bool:
-    """Whether who wrote this has died; its number may be ours now, as the first of every container is."""
+    """Whether the process that wrote this has died; containers reuse process ids, so it may equal our id."""
     pid = path.name.removesuffix(PART).rpartition(".")[2]
     return pid.isdigit() and (int(pid) == os.getpid() or not is_alive(int(pid)))
 
 
 def _own(log: SearchLog, name: str) -> NDArray[np.bool_]:
-    """[entries]: True where they are the user's."""
+    """[entries]: True for entries of the user."""
     if name not in log.users:
         before = len(log.facts.get("forgotten", ()))
-        since = f"; {before} were forgotten there before, see forgotten-*.json there" if before else ""
+        since = f"; {before} users were removed earlier, see forgotten-*.json in the folder" if before else ""
         raise ValueError(
-            f"no user of {log.folder} is called {name!r}{since}; users are {log.unit}s there, by the ids of the log it "
-            "was built from"
+            f"{log.folder} has no user {name!r}{since}; users are identified by the {log.unit} ids of the log that "
+            "the data set was built from"
         )
     own: NDArray[np.bool_] = np.asarray(log.user) == log.users.index(name)
     if own.all():
-        raise ValueError(f"{log.folder} has no entries of other users, so nothing would be left; delete the folder")
+        raise ValueError(f"{log.folder} has no entries of other users; delete the folder instead")
     return own
 
 
 def _remaining_queries(log: SearchLog, own: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """[queries]: False where only this user searched for it."""
+    """[queries]: False for queries of only this user."""
     theirs, others = np.zeros((2, len(log.queries)), np.bool_)
     query = np.asarray(log.query)
     theirs[query[own]], others[query[~own]] = True, True
@@ -137,8 +137,10 @@ def _remaining_queries(log: SearchLog, own: NDArray[np.bool_]) -> NDArray[np.boo
 
 
 def _remaining_pairs(log: SearchLog, own: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """[pairs]: False where only this user was shown it."""
-    theirs, others = np.zeros((2, len(log.document) + 1), np.bool_)  # the last one stands for -1, behind shorter lists
+    """[pairs]: False for pairs that only this user was shown."""
+    theirs, others = np.zeros(
+        (2, len(log.document) + 1), np.bool_
+    )  # the last item is for -1, the padding of short lists
     for seen, entries in ((theirs, np.flatnonzero(own)), (others, np.flatnonzero(~own))):
         for rows in _blocks(entries):
             seen[np.asarray(log.lists[rows]).ravel()] = True
@@ -155,7 +157,7 @@ def _write(log: SearchLog, name: str, part: Path, removed: RemovedRows, note: di
     own = _own(log, name)
     entries, queries, pairs = np.flatnonzero(~own), _remaining_queries(log, own), _remaining_pairs(log, own)
     user = log.users.index(name)
-    new_pair = np.append(np.cumsum(pairs) - 1, -1)  # -1 stays -1
+    new_pair = np.append(np.cumsum(pairs) - 1, -1)  # maps -1 to -1
     new_query = np.cumsum(queries) - 1
     shapes = {}
     for array in log.facts["shapes"]:
@@ -197,14 +199,14 @@ def _write(log: SearchLog, name: str, part: Path, removed: RemovedRows, note: di
 
 
 def _copy_others(log: SearchLog, part: Path, ours: set[str]) -> None:
-    """Receipts and whatever else lies there; what only the work of a moment needs stays behind."""
+    """Copy receipts and other files, without temporary ones."""
     for path in log.folder.iterdir():
         if path.is_file() and path.name not in ours and UNFINISHED not in path.name:
             shutil.copy2(path, part / path.name)
 
 
 def _without(value: Any, name: str) -> Any:
-    """The same, with a name taken out wherever it stands alone."""
+    """Replace each value that equals the name."""
     if isinstance(value, dict):
         return {GONE if key == name else key: _without(one, name) for key, one in value.items()}
     if isinstance(value, list):

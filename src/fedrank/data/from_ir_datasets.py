@@ -1,4 +1,4 @@
-"""Logs and documents that the package ir_datasets provides, named as in `ir_datasets:aol-ia`."""
+"""Read logs and documents of the package ir_datasets, with names such as `ir_datasets:aol-ia`."""
 
 from __future__ import annotations
 
@@ -15,31 +15,34 @@ PREFIX = "ir_datasets:"
 
 
 def is_there(source: Path) -> bool:
-    """Whether this names a set of ir_datasets, not a file."""
+    """Whether this names a set of ir_datasets instead of a file."""
     return str(source).startswith(PREFIX)
 
 
 def documents_from(source: Path) -> Documents:
-    """The documents of a file, or of a set of ir_datasets."""
+    """Read the documents of a file or of a set of ir_datasets."""
     return documents_of(source) if is_there(source) else read_documents(source)
 
 
 def documents_of(source: Path) -> Documents:
-    """All documents of a set, in its order; title, text and url are empty where it has none."""
+    """Read all documents of a set in its order; missing titles, texts and urls are empty."""
     with _explained(source) as data:
         rows = [
             [str(getattr(doc, name, "") or "") for name in _FIELDS] for doc in _offered(source, data, "docs_iter")()
         ]
     ids, title, text, url = (list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [], [])
     if len(set(ids)) < len(ids) or not all(map(is_name, ids)):
-        raise ValueError(f"{source} holds two documents with one id, or one without; a click on them would be a guess")
+        raise ValueError(
+            f"{source} contains duplicate or empty document ids, so clicks on them would be ambiguous; choose another "
+            "set"
+        )
     if not ids:
-        raise ValueError(f"{source} holds no document")
+        raise ValueError(f"{source} contains no documents; choose another set")
     return Documents(ids, title, text, [one.strip() for one in url])
 
 
 def clicks_of(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Number of a search from 1, and user, time, query and clicked document; once for every click, or without one."""
+    """Yield the number of each search from 1 with user, time, query and clicked document, once per click."""
     with _explained(source) as data:
         for number, search in enumerate(_offered(source, data, "qlogs_iter")(), start=1):
             clicked = [str(item.doc_id) for item in search.items if getattr(item, "clicked", True)]
@@ -49,7 +52,7 @@ def clicks_of(source: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def size_of(source: Path) -> str:
-    """The name of a set and how large it is: by which it is known again."""
+    """The name and size of a set, which serve as its fingerprint."""
     with _explained(source) as data:
         counts = [getattr(data, f"{kind}_count")() for kind in ("docs", "qlogs") if hasattr(data, f"{kind}_iter")]
     return f"{source}, {counts}"
@@ -60,7 +63,7 @@ _FIELDS = ("doc_id", "title", "text", "url")
 
 @contextlib.contextmanager
 def _explained(source: Path) -> Iterator[Any]:
-    """The set; what ir_datasets says about a missing one becomes an error that a user can mend."""
+    """Open the set; a missing set becomes an error with instructions."""
     try:
         import ir_datasets  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ImportError:
@@ -72,12 +75,12 @@ def _explained(source: Path) -> Iterator[Any]:
         raise ValueError(f"{source}: ir_datasets has no set {name!r}; see https://ir-datasets.com") from None
     try:
         yield data
-    except RuntimeError as error:  # such as documents that must be downloaded first
+    except RuntimeError as error:  # for example, documents that must be downloaded first
         raise ValueError(f"{source}: {error}") from error
 
 
 def _offered(source: Path, data: Any, what: str) -> Any:
     if not hasattr(data, what):
         kind = {"docs_iter": "documents", "qlogs_iter": "log"}[what]
-        raise ValueError(f"{source} has no {kind}; choose another set, or give a file")
+        raise ValueError(f"{source} has no {kind}; choose another set or a file")
     return getattr(data, what)

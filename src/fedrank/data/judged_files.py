@@ -1,4 +1,4 @@
-"""Files of judged queries and documents: which reader reads which kind of file."""
+"""Read files of judged queries and documents with the reader for their file type."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 class JudgedFileError(ValueError):
-    """A file that a reader cannot use; the message names file, line, text and remedy."""
+    """An invalid file of judgements; the message names file, line, text and remedy."""
 
 
 def _read_letor(paths: Paths, **options: Any) -> RankingData:
-    from fedrank.data.letor import read_letor  # compiles: reading a spec must not
+    from fedrank.data.letor import read_letor  # imported late because it compiles kernels
 
     return read_letor(paths, **options)
 
 
-# Readers by the end of a file's name, "" for all others. A reader takes the arguments of `read_judged`, and raises
-# `JudgedFileError` for a file that is not sound.
+# Readers by file name suffix, "" for all others. A reader takes the arguments of `read_judged`, and raises
+# `JudgedFileError` for an invalid file.
 READERS: dict[str, Callable[..., RankingData]] = {"": _read_letor}
 
 
@@ -36,7 +36,7 @@ def read_judged(
     missing: float | None = None,
     cache: bool = True,
 ) -> RankingData:
-    """Read files with the reader for the first one's name; `fedrank.read_letor` explains the arguments."""
+    """Read files with the reader for the first file's suffix; see `fedrank.read_letor` for the arguments."""
     first = Path(paths) if isinstance(paths, (str, os.PathLike)) else Path(next(iter(paths), ""))
     ending = next((suffix.lower() for suffix in reversed(first.suffixes) if suffix.lower() not in PACKED), "")
     reader = READERS.get(ending, READERS[""])

@@ -1,4 +1,4 @@
-"""LETOR files: lines of `grade qid:Q index:value ... # comment`, as text, `.gz` or `.xz`."""
+"""LETOR files: lines of `label qid:Q index:value ... # comment`, as text, `.gz` or `.xz`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fedrank.data.normalise import known_normalisation, normalise_into
 from fedrank.data.ranking import RankingData
 from fedrank.kernels import letor as kernel
 
-BLOCK = 4 << 20  # bytes of text in memory at a time; also the longest line
-MAX_QUERY_LENGTH = 1000  # bytes of a query id
-WIDEST = 10_000  # features that a file may have without being asked: every document takes room for all of them
-SMALL = 256 << 20  # bytes that the features of any file may take
-PER_BYTE = 32  # more bytes of features for each byte of text: a file that lists 2 % of its values needs less
-_GROWTH = 64 << 20  # bytes up to which the features double in size; from there on they grow by an eighth or as much
+BLOCK = 4 << 20  # bytes of text in memory at a time; also the maximum line length
+MAX_QUERY_LENGTH = 1000  # bytes per query id
+WIDEST = 10_000  # maximum number of features unless stated: storage is dense
+SMALL = 256 << 20  # bytes of features that are always allowed
+PER_BYTE = 32  # allowed bytes of features per byte of text; enough for files with 2 % of values
+_GROWTH = 64 << 20  # up to this size arrays double; larger ones grow by at least an eighth
 _BOM = b"\xef\xbb\xbf"
 
 
 class LetorError(JudgedFileError):
-    """A file that is not sound LETOR; the message names file, line, text and remedy."""
+    """An invalid LETOR file; the message names file, line, text and remedy."""
 
 
 def read_letor(
@@ -41,9 +41,9 @@ def read_letor(
 ) -> RankingData:
     r"""Read one LETOR file, or several files as one data set.
 
-    `features` is the number of features; without it, the highest index counts, up to 10,000. A sparse file may leave
-    out its last features on some lines, but not on all. `missing` is a value that stands for "missing" and is read as
-    0. With normalise="global", the ranges are those of these files; see `normalise` for a test set.
+    `features` is the number of features; the default is the highest index, up to 10,000. A sparse file may omit its
+    last features on some lines, but not on all. `missing` is a value that marks a missing feature and is read as 0.
+    With normalise="global", the ranges are those of these files; see `normalise` for a test set.
 
     >>> from pathlib import Path
     >>> import fedrank as fr
@@ -55,7 +55,7 @@ def read_letor(
     files = _files(paths)
     known_normalisation(normalise)
     if features is not None and not 1 <= features <= kernel.MAX_INDEX:
-        raise ValueError(f"features = {features}: no such file can be read; use 1 .. {kernel.MAX_INDEX:,}, or None")
+        raise ValueError(f"features must be from 1 to {kernel.MAX_INDEX:,}, or None (got {features})")
     name = "+".join(file.name.split(".")[0] for file in files)
     if not cache:
         return replace(_read(files, features, normalise, missing), name=name)
@@ -67,8 +67,8 @@ def read_letor(
         if kept.cache_key(files, options) != key:
             which = files[0] if len(files) == 1 else f"one of {', '.join(map(str, files))}"
             raise LetorError(
-                f"{which} changed while it was read, so that what was read may be half of each; wait until it is "
-                "written, then read it again"
+                f"{which} changed while it was read, so its contents may be inconsistent; wait until it is written, "
+                "then read it again"
             )
         if kept.store(key, data):
             data = kept.load(key) or data
@@ -76,7 +76,7 @@ def read_letor(
 
 
 def read_comments(paths: Paths) -> list[str]:
-    """What stands behind the `#` of every document, in order; "" where there is none.
+    """Return the comment after `#` of every document, in order; "" if there is none.
 
     >>> import tempfile, pathlib
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "tiny.txt"
@@ -97,17 +97,17 @@ def read_comments(paths: Paths) -> list[str]:
 
 
 def letor_lines(data: RankingData) -> Iterator[str]:
-    """Lines of a LETOR file, which read back give the same numbers."""
+    """Yield the lines of a LETOR file; reading them gives the same numbers."""
     template = " ".join(f"{column}:%.9g" for column in range(1, data.features.shape[1] + 1))
     for query, name in enumerate(data.query_ids):
         for row in range(data.offsets[query], data.offsets[query + 1]):
-            yield f"{data.grades[row]} qid:{name} {template % tuple(data.features[row].tolist())}\n"
+            yield f"{data.grades[row]} qid:{name} {template % tuple(data.features[row].tolist())}\n"  # prose: ok
 
 
 def _files(paths: Paths) -> list[Path]:
     files = [Path(paths)] if isinstance(paths, (str, os.PathLike)) else [Path(path) for path in paths]
     if not files:
-        raise ValueError("no files to read; name at least one")
+        raise ValueError("paths is empty; name at least one file")
     return files
 
 
@@ -127,7 +127,7 @@ def _read(files: Sequence[Path], features: int | None, normalise: str, missing: 
 
 
 class _Table:
-    """Arrays that grow while files are read, and the block of text that is being read."""
+    """Arrays that grow while files are read, and the current block of text."""
 
     def __init__(self, features: int | None, missing: float | None) -> None:
         self.expected = features
@@ -141,7 +141,7 @@ class _Table:
         self._starts: list[int] = []  # first document of every query
         self._known: set[str] = set()  # query ids
         self._path = Path()
-        # The id of the last query is kept in front of the block, where the kernel can compare it.
+        # The id of the last query is stored before the block, where the kernel can compare it.
         self._bytes = bytearray(MAX_QUERY_LENGTH + BLOCK + 1)
         self._text = np.frombuffer(self._bytes, np.uint8)
         self._seen = np.zeros((features or 0) + 1, np.int64)
@@ -149,10 +149,10 @@ class _Table:
         self._hard = np.zeros((kernel.MAX_INDEX, 5), np.int64)
         self._state = np.zeros(kernel.STATES, np.int64)
         self._state[kernel.FEWEST] = kernel.MAX_INDEX
-        self._read = 0  # bytes of text, unpacked, of all files
+        self._read = 0  # decompressed bytes of all files
 
     def read(self, path: Path) -> None:
-        """Append the documents of a file."""
+        """Read a file and append its documents."""
         state, text = self._state, self._bytes
         self._path = path
         before = int(state[kernel.ROW])
@@ -170,7 +170,7 @@ class _Table:
                     end += 1
                 stop = text.rfind(b"\n", MAX_QUERY_LENGTH, end) + 1
                 if not ended and stop == 0:
-                    what = f"the line is longer than {BLOCK:,} bytes; is this a LETOR file?"
+                    what = f"the line is longer than {BLOCK:,} bytes; check that this is a LETOR file"
                     raise self._error(int(state[kernel.LINE]), "", what)
                 bom = first and text.startswith(_BOM, MAX_QUERY_LENGTH)
                 state[kernel.POSITION] = MAX_QUERY_LENGTH + (len(_BOM) if bom else 0)
@@ -184,16 +184,16 @@ class _Table:
                     end = MAX_QUERY_LENGTH + len(rest)
                     text[MAX_QUERY_LENGTH:end] = rest
         if state[kernel.ROW] == before:
-            raise LetorError(f"{path}: there are no documents in it; is it the right file, and was it copied whole?")
+            raise LetorError(f"{path}: the file contains no documents; check that it is the right file and complete")
 
     def finish(self) -> None:
-        """Cut the arrays to what was read."""
+        """Trim the arrays to the documents read."""
         rows, highest, fewest = (int(self._state[place]) for place in (kernel.ROW, kernel.HIGHEST, kernel.FEWEST))
         if highest == 0:
             raise LetorError(f"{self._path}: no document has a feature; lines must look like '2 qid:1 1:0.5 2:3'")
         if self.expected is not None and highest < self.expected and fewest == highest:
             raise LetorError(
-                f"{self._path}: every document has {highest} features instead of {self.expected}; "
+                f"{self._path}: every document has {highest} features, but {self.expected} were expected; "
                 f"use another file, or features={highest}"
             )
         width = self.expected or highest
@@ -237,12 +237,12 @@ class _Table:
                 name = self._bytes[start:end].decode()
             except UnicodeDecodeError as error:
                 text = repr(_short(self._bytes[start:end].decode(errors="replace")))
-                raise self._error(line, text, "is no UTF-8; save the file as UTF-8") from error
+                raise self._error(line, text, "is not valid UTF-8; save the file as UTF-8") from error
             if name in self._known:
                 raise self._error(
                     line,
                     f"qid:{name}",
-                    "has occurred before, with other queries in between, so its documents would be ranked apart; "
+                    "has occurred before, with other queries in between, but the lines of a query must be adjacent; "
                     "sort the lines by query",
                 )
             self._known.add(name)
@@ -265,17 +265,17 @@ class _Table:
             raise self._error(
                 int(self._state[kernel.LINE]),
                 f"feature {wanted}",
-                f"is more than the {self.expected} that were expected; use another file, or features={wanted}",
+                f"is above the expected number of features, {self.expected}; use another file, or features={wanted}",
             )
         if wanted > WIDEST:
             raise self._error(
                 int(self._state[kernel.LINE]),
                 f"feature {wanted}",
-                f"is more than {WIDEST:,}, and every document takes room for all of them; if there really are so many, "
-                f"say so: features={wanted} (in a spec data.features = {wanted})",
+                f"is above {WIDEST:,}, and every document stores all features; if the number is right, "
+                f"set features={wanted} (in a spec data.features = {wanted})",
             )
         width = self.features.shape[1]
-        # A little more than wanted the second time: in a sparse file the highest index rises line by line.
+        # Reserve more the second time: in a sparse file, the highest index grows line by line.
         width = wanted if width == 0 else min(max(wanted, width + width // 4), WIDEST)
         rows = int(self._state[kernel.ROW])
         room = self._room(rows, width)
@@ -288,30 +288,30 @@ class _Table:
     def _lengthen(self) -> None:
         if self._state[kernel.ROW] < len(self.grades):
             return
-        # Large arrays are moved by the operating system rather than copied when they are resized in place.
+        # The operating system moves large arrays without a copy when they are resized in place.
         rows, width = self.features.shape
         room = self._room(rows, width)
         self.features.resize((room, width), refcheck=False)
         self.grades.resize(room, refcheck=False)
 
     def _room(self, rows: int, width: int) -> int:
-        """Rows to make room for when there are `rows` and more are to come; measured before it is taken."""
+        """Return the number of rows to allocate when `rows` are needed; checks the memory first."""
         size = 4 * max(width, 16)
         if self.expected is None and 4 * rows * width > SMALL + PER_BYTE * self._read:
             raise self._error(
                 int(self._state[kernel.LINE]),
                 "",
-                f"{rows:,} documents of {width:,} features would take {4 * rows * width / 1e9:.1f} GB, and the text up "
-                f"to here has only {self._read / 1e6:,.1f} MB; if a feature index is wrong, correct it; if there "
-                "really are so many features, state how many: features=N (in a spec data.features = N)",
+                f"{rows:,} documents of {width:,} features would take {4 * rows * width / 1e9:.1f} GB, but the text so "
+                f"far has only {self._read / 1e6:,.1f} MB; correct the feature index if it is wrong, or set the number "
+                "of features: features=N (in a spec data.features = N)",
             )
         room = rows + max(rows // 8, min(rows, _GROWTH // size), (1 << 20) // size, 1)
         if self._free is not None and room * size > self._free:
             raise self._error(
                 int(self._state[kernel.LINE]),
                 "",
-                f"{rows:,} documents of {width:,} features need over {4 * rows * width / 1e9:.1f} GB, and there is "
-                "less memory; use a part of the file, or leave out features",
+                f"{rows:,} documents of {width:,} features need over {4 * rows * width / 1e9:.1f} GB, which exceeds "
+                "the free memory; use a part of the file, or fewer features",
             )
         return room
 
@@ -333,8 +333,7 @@ class _Table:
         return self._error(
             line,
             repr(_short(word)),
-            "is not a finite float32, and no ranker could learn from it; correct it, or, if this value stands for "
-            "'missing', name it: missing=...",
+            "is not a finite float32; correct it, or, if this value marks a missing feature, name it: missing=...",
         )
 
     def _error(self, line: int, text: str, what: str) -> LetorError:
@@ -343,20 +342,20 @@ class _Table:
 
 _REMEDIES = {
     kernel.BAD_GRADE: (
-        f"is no grade; start the line with a whole number from 0 to {kernel.MAX_GRADE}, as in '2 qid:1 1:0.5'"
+        f"is not a relevance label; start the line with an integer from 0 to {kernel.MAX_GRADE}, as in '2 qid:1 1:0.5'"
     ),
-    kernel.BAD_QUERY: "stands where the query must; write it behind the grade, as in '2 qid:1 1:0.5'",
-    kernel.LONG_QUERY: f"is a query id of more than {MAX_QUERY_LENGTH} bytes; use a shorter one",
-    kernel.BAD_PAIR: "is no feature; write index:value, as in '7:0.25', with an index from 1 upwards",
+    kernel.BAD_QUERY: "must be a query id; write it after the relevance label, as in '2 qid:1 1:0.5'",
+    kernel.LONG_QUERY: f"is a query id of more than {MAX_QUERY_LENGTH} bytes; use a shorter id",
+    kernel.BAD_PAIR: "is not a feature; write index:value, as in '7:0.25', with an index of at least 1",
     kernel.BAD_INDEX: f"has an index outside 1 .. {kernel.MAX_INDEX:,}; number the features from 1",
-    kernel.TWICE: "gives a feature of this line a second time; keep one of the two",
-    kernel.BAD_VALUE: "has no number behind the colon; write index:value, as in '7:0.25'",
-    kernel.NUL: "there is a NUL byte, so this is no text, or it was damaged; copy the file again",
+    kernel.TWICE: "repeats a feature of this line; remove one of the two",
+    kernel.BAD_VALUE: "has no number after the colon; write index:value, as in '7:0.25'",
+    kernel.NUL: "contains a NUL byte, so the file is not text or is damaged; copy it again",
 }
 
 
 def free_memory() -> int | None:
-    """Bytes that can be taken without driving others out; None where the system does not say."""
+    """Available memory in bytes; None if the system does not report it."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
@@ -365,7 +364,7 @@ def free_memory() -> int | None:
 
 
 def _fill(stream: BinaryIO, room: memoryview) -> int:
-    """Read until the room is full or the file ends: bytes read."""
+    """Read until the buffer is full or the file ends; return the number of bytes."""
     filled = 0
     while filled < len(room):
         got = cast(Any, stream).readinto(room[filled:])
@@ -381,7 +380,7 @@ def _short(text: str) -> str:
 
 def _is_not_finite(pair: str) -> bool:
     value = pair.partition(":")[2]
-    if ".#" in value:  # how Windows writes them: 1.#INF, -1.#IND, 1.#QNAN
+    if ".#" in value:  # the notation of Windows: 1.#INF, -1.#IND, 1.#QNAN
         return True
     try:
         return not np.isfinite(float(value))

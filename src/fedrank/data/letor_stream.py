@@ -1,4 +1,4 @@
-"""LETOR files too large for memory: whole queries, a block at a time, from any byte where a query begins."""
+"""Stream LETOR files that are larger than memory: blocks of complete queries, from any byte where a query begins."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _MAX_QID_LENGTH = 20  # bytes
 
 
 class Queries(NamedTuple):
-    """Some whole queries of letor.txt; arrays are overwritten when the next are read."""
+    """A block of complete queries; its arrays are overwritten by the next block."""
 
     qids: list[int | None]
-    lines: list[int]  # where each begins
-    starts: NDArray[np.int64]  # [queries + 1], rows of the next two
+    lines: list[int]  # first line of each
+    starts: NDArray[np.int64]  # [queries + 1], rows of features and labels
     features: Features  # [documents, features]
     grades: NDArray[np.int8]  # [documents]
-    position: int  # byte of the file behind them
-    line: int  # number of the line there
-    not_numbers: list[int]  # lines that hold values which are not numbers
+    position: int  # offset in the file after these queries
+    line: int  # line number at this offset
+    not_numbers: list[int]  # lines with NaN values
 
 
 def read_queries(path: Path, position: int, line: int, width: int) -> Iterator[Queries]:
-    """Read whole queries, a block of text at a time, from a byte where a query begins."""
+    """Yield blocks of complete queries, from a byte where a query begins."""
     from fedrank.kernels import letor as kernel
 
     text = bytearray(BLOCK + 1)
@@ -71,18 +71,24 @@ def read_queries(path: Path, position: int, line: int, width: int) -> Iterator[Q
                     raise _unsound(path, at, bytes(text[first:last]))
             if status == kernel.WIDER or (state[kernel.QUERIES] and state[kernel.HIGHEST] != width):
                 highest = max(state[kernel.WANTED], state[kernel.HIGHEST])
-                raise ValueError(f"{path}, line {line} ff.: {highest} features, where the published file has {width}")
+                raise ValueError(
+                    f"{path}, from line {line}: {highest} features, but the published file has {width}; copy the file "
+                    "again"
+                )
             if status not in (kernel.DONE, kernel.FULL):
                 raise _unsound(path, int(state[kernel.LINE]), bytes(text[state[kernel.MARK] : end]))
             final = ended and status == kernel.DONE
             found = queries[: state[kernel.QUERIES]]
             if final or not len(found):
                 used, line, rows = int(state[kernel.POSITION]), int(state[kernel.LINE]), int(state[kernel.ROW])
-            else:  # the last query may go on behind this block: it is read again with the next
+            else:  # the last query may continue after this block: it is read again with the next
                 rows, line, at = found[-1, :3].tolist()
                 used, found = text.rfind(b"\n", 0, at) + 1, found[:-1]
             if not used and not final:
-                raise ValueError(f"{path}, line {line}: a query of more than {BLOCK:,} bytes or {_ROWS:,} documents")
+                raise ValueError(
+                    f"{path}, line {line}: a query has more than {BLOCK:,} bytes or {_ROWS:,} documents; check that "
+                    "the file is sorted by query"
+                )
             position += used
             yield Queries(
                 [parse_whole_number(bytes(text[first:last])) for first, last in found[:, 2:].tolist()],
@@ -94,13 +100,13 @@ def read_queries(path: Path, position: int, line: int, width: int) -> Iterator[Q
                 line,
                 [at for at in not_numbers if at < line],
             )
-            not_numbers = [at for at in not_numbers if at >= line]  # their text was changed: they are not met again
+            not_numbers = [at for at in not_numbers if at >= line]  # zeroed lines are not found again
             text[: end - used] = text[used:end]
             end -= used
 
 
 def _counts_as_zero(text: bytearray, at: int) -> bool:
-    """Write 0 over a pair's value if it is not a number, as the released code reads it."""
+    """Overwrite the value with 0 if it is NaN, as the released code reads it."""
     pair = bytes(text[at : at + 40]).split()[0]
     value = pair.rpartition(b":")[2]
     if value.lower() not in (b"nan", b"-nan"):

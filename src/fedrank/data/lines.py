@@ -1,4 +1,4 @@
-"""Lines of plain and packed files; a line without an end does not fill the memory."""
+"""Read lines of plain and compressed files with bounded memory per line."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from typing import Any, BinaryIO, cast
 
 from fedrank.files import opened
 
-MAX_LINE_LENGTH = 16 << 20  # bytes: ten thousand hits, the most that an engine returns at once
+MAX_LINE_LENGTH = 16 << 20  # bytes; enough for ten thousand hits, the most that an engine returns
 KINDS = {".jsonl": "json", ".json": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "tsv", ".txt": "tsv"}
 PACKED = (".gz", ".xz")
 
 
 def file_kind(path: Path) -> str:
-    """How the rows of a file are written, by its name: "json", "csv" or "tsv"."""
+    """Return the format of a file by its name: "json", "csv" or "tsv"."""
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in PACKED]
     if not suffixes or suffixes[-1] not in KINDS:
         raise ValueError(
-            f"{path}: the name does not tell how the file is written; let it end in .jsonl, .csv, .tsv or .txt, with "
-            ".gz or .xz behind it if it is packed"
+            f"{path}: unknown file format; the name must end in .jsonl, .csv, .tsv or .txt, optionally followed by "
+            ".gz or .xz"
         )
     return KINDS[suffixes[-1]]
 
 
 def bounded_lines(path: Path, longest: int = MAX_LINE_LENGTH) -> Iterator[tuple[int, bytes | None]]:
-    """Line numbers from 1, and lines without their ends; None for a line of more than `longest` bytes.
+    """Yield line numbers from 1, and lines without line ends; None for a line longer than `longest` bytes.
 
-    The file may be plain, `.gz` or `.xz`. Empty lines are left out.
+    The file may be plain, `.gz` or `.xz`. Empty lines are skipped.
     """
     with unpacked_file(path) as file:
         number = 0
@@ -48,20 +48,19 @@ def bounded_lines(path: Path, longest: int = MAX_LINE_LENGTH) -> Iterator[tuple[
 
 @contextlib.contextmanager
 def unpacked_file(path: Path, error: type[ValueError] = ValueError) -> Iterator[BinaryIO]:
-    """The contents of a plain, `.gz` or `.xz` file; a damaged archive raises `error`."""
+    """Open a plain, `.gz` or `.xz` file for reading; a damaged archive raises `error`."""
     with opened(path) as file:
         try:
             with _unpacked(file, path.suffix) as stream:
                 yield stream
         except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as problem:
             raise error(
-                f"{path}: the archive is damaged or cut short ({problem}), so lines would be missing; copy or download "
-                "it again"
+                f"{path}: the archive is damaged or truncated ({problem}); copy or download it again"
             ) from problem
 
 
 def _unpacked(file: BinaryIO, suffix: str) -> BinaryIO:
-    """The first bytes decide, too: archives are often renamed."""
+    """Detect compression by the first bytes as well, since archives are often renamed."""
     start = file.read(6)
     file.seek(0)
     if suffix == ".gz" or start.startswith(b"\x1f\x8b"):
@@ -72,7 +71,7 @@ def _unpacked(file: BinaryIO, suffix: str) -> BinaryIO:
 
 
 class _Xz(io.RawIOBase):
-    """The contents of an .xz file; unlike `lzma.LZMAFile`, which stops there, it refuses what is no stream of one."""
+    """The contents of an .xz file; unlike `lzma.LZMAFile`, it reports trailing garbage as an error."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._stream, self._rest, self._ended = file, lzma.LZMADecompressor(lzma.FORMAT_XZ), b"", False
@@ -85,7 +84,7 @@ class _Xz(io.RawIOBase):
             if self._stream.needs_input and not self._rest:
                 self._rest = self._file.read(1 << 16)
                 if not self._rest:
-                    raise EOFError("it ends in the middle of a stream")
+                    raise EOFError("it ends within a stream")
             got = self._stream.decompress(self._rest, len(room))
             self._rest = b""
             if self._stream.eof:
@@ -96,7 +95,7 @@ class _Xz(io.RawIOBase):
         return 0
 
     def _next(self) -> None:
-        """Behind a stream: padding of zeros, and another stream or the end of the file."""
+        """After a stream: zero padding, then another stream or the end of the file."""
         rest = self._stream.unused_data
         while not rest.strip(b"\0"):
             rest = self._file.read(1 << 16)

@@ -1,6 +1,6 @@
-"""Result lists: what a user may have been shown besides what was clicked (AOL4FOLTR, CIKM 2025).
+"""Synthetic result lists around clicks: which documents a user may have been shown (AOL4FOLTR, CIKM 2025).
 
-Logs keep the clicked document only. Documents that anybody clicked for the same query are natural candidates; the list
+Such logs record only the clicked document. Documents that any user clicked for the same query are candidates; the list
 is filled with neighbours of the clicked document in a BM25 ranking.
 """
 
@@ -23,7 +23,7 @@ SHORT = ("drop", "fill")
 NOT_FOUND = "clicked document not among the best of BM25"
 TOO_SHORT = "too few documents match the query"
 
-K1, B = 0.9, 0.4  # of BM25: the defaults of pyserini, which made the published lists
+K1, B = 0.9, 0.4  # BM25 defaults of pyserini, which produced the published lists
 
 Scores = NDArray[np.float32]  # [documents]
 Rows = NDArray[np.int64]  # documents
@@ -31,30 +31,32 @@ Rows = NDArray[np.int64]  # documents
 
 @dataclass(frozen=True)
 class ListRules:
-    """How result lists are made up around a click."""
+    """Settings for synthetic result lists around a click."""
 
-    length: int = 20  # documents of a list
-    depth: int = 1000  # the clicked document must be among as many best of BM25
-    window: str = "ranked"  # "shuffled" destroys the order of BM25 first, as the published code did by accident
-    short: str = "drop"  # where too few documents match: drop the entry, or fill with documents drawn at random
+    length: int = 20  # documents per list
+    depth: int = 1000  # the clicked document must be among this many best of BM25
+    window: str = "ranked"  # "shuffled" shuffles the BM25 ranking first, a bug of the published code
+    short: str = "drop"  # if too few documents match: "drop" the entry or "fill" with random documents
 
     def __post_init__(self) -> None:
         if not 2 <= self.length <= 127:
-            raise ValueError(f"length = {self.length}: a list needs 2 .. 127 documents; the paper has 20")
+            raise ValueError(f"length must be from 2 to 127 (got {self.length}; the paper uses 20)")
         if self.depth < self.length:
-            raise ValueError(f"depth = {self.depth} cannot fill a list of {self.length}; the paper has 1000")
+            raise ValueError(
+                f"depth must be at least the list length {self.length} (got {self.depth}; the paper uses 1000)"
+            )
         for name, value, known in (("window", self.window, WINDOWS), ("short", self.short, SHORT)):
             if value not in known:
-                raise ValueError(f"{name} = {value!r}; choose {' or '.join(map(repr, known))}")
+                raise ValueError(f"{name} must be {' or '.join(map(repr, known))} (got {value!r})")
 
     def list_for(
         self, target: int, natural: Rows, scores: Scores, rng: np.random.Generator, ranking: Rows | None = None
     ) -> Rows | str:
-        """The documents around one click, best of BM25 first; or why there is no list.
+        """Return the documents around one click, ordered by BM25, or the reason for the lack of a list.
 
-        `natural` holds the documents clicked for this query, without repeats, with the target; `ranking` saves time
-        where it is known from `ranked`. Documents with equal scores keep the order of the collection. A shuffled window
-        gives a list in no order.
+        `natural` are the distinct documents clicked for this query, including the target; `ranking` is the result of
+        `ranked` if already known. Documents with equal scores keep the order of the collection. A shuffled window gives
+        an unordered list.
         """
         others = natural[natural != target]
         free = self.length - 1 - len(others)
@@ -83,7 +85,7 @@ class ListRules:
 
 
 def ranked(scores: Scores, depth: int) -> Rows:
-    """The documents that match at all, best first, at most `depth`; equal scores in the order of the collection."""
+    """Return at most `depth` matching documents, best first; ties keep the order of the collection."""
     matching = np.flatnonzero(scores > 0)
     if len(matching) > depth:
         worst = np.partition(scores[matching], -depth)[-depth]
@@ -92,7 +94,7 @@ def ranked(scores: Scores, depth: int) -> Rows:
 
 
 def _around(ranking: Rows, target: int, width: int, rng: np.random.Generator) -> Rows:
-    """So many neighbours with the target at a random place among them, moved to stay inside the ranking."""
+    """A window of the ranking with the target at a random position."""
     place = int(np.flatnonzero(ranking == target)[0])
     start = place - int(rng.integers(width))
     start = max(0, min(start, len(ranking) - width))
@@ -100,24 +102,24 @@ def _around(ranking: Rows, target: int, width: int, rng: np.random.Generator) ->
 
 
 def bm25(documents: Documents, tokens: Callable[[str], list[str]]) -> Callable[[str], Scores]:
-    """A function from a query to the BM25 scores of all documents, by bm25s.
+    """Return a function from a query to the BM25 scores of all documents, computed by bm25s.
 
-    Title, text and url are joined to one text; Lucene's formula with k1 = 0.9 and b = 0.4.
+    Title, text and url are concatenated; Lucene's formula with k1 = 0.9 and b = 0.4.
     """
     try:
         import bm25s  # type: ignore[import-untyped, import-not-found, unused-ignore]
     except ImportError:
-        raise missing_extra("result lists need the package bm25s", "logs") from None
+        raise missing_extra("building result lists needs the package bm25s", "logs") from None
     vocabulary: dict[str, int] = {}
-    texts: list[array[int]] = []  # four bytes a word
+    texts: list[array[int]] = []  # four bytes per word
     for parts in zip(documents.title, documents.text, documents.url, strict=True):
         words = [vocabulary.setdefault(word, len(vocabulary)) for word in tokens(" ".join(parts))]
         texts.append(array("i", words))
     if not vocabulary:
-        raise ValueError("no document holds a single word, so that nothing can be found; check the names of its fields")
+        raise ValueError("no document contains a word; check the names of the document fields")
     engine: Any = bm25s.BM25(k1=K1, b=B, method="lucene")
     engine.index((texts, vocabulary), show_progress=False)
-    vocabulary.pop("", None)  # which some versions add, without a row of scores
+    vocabulary.pop("", None)  # some versions add it without a row of scores
     nothing = np.zeros(len(documents), dtype=np.float32)
 
     def score(query: str) -> Scores:
@@ -134,7 +136,7 @@ def lists_for_query(
     scores: Scores,
     seed: int,
 ) -> list[Rows | str]:
-    """The lists of all entries with one query; `entries` are their numbers, by which chance is keyed."""
+    """Return the lists of all entries with one query; randomness is keyed by the numbers in `entries`."""
     natural = np.unique(targets).astype(np.int64)
     ranking = ranked(scores, rules.depth)
     return [

@@ -1,9 +1,9 @@
 """The features `live-1` of a query and a document, for a client that searches its own documents.
 
-Every feature lies between 0 and 1 by definition, and none is a term, a folder, a sender or anything else that means
-something on one machine only: a model learned here serves elsewhere. Rarity is counted over the client's own documents.
-`LIVE_1.raw` computes them, `LIVE_1.scaled` divides them by fixed constants that were published with the version, so
-that nobody has to exchange ranges.
+Every feature is between 0 and 1 by definition, and none depends on a term, a folder or a sender that is meaningful on
+one machine only, so a model can be used by other clients. Document frequencies are counted over the client's own
+documents. `LIVE_1.raw` computes the features; `LIVE_1.scaled` divides them by constants that are part of the version,
+so clients need not exchange ranges.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from numpy.typing import ArrayLike, NDArray
 from fedrank.data.text import stemmer, tokens
 from fedrank.types import Features
 
-BUCKETS = 1 << 20  # of hashes, in which documents are counted
-MAX_WORDS = 4096  # of a document that are kept, its title's first
-MAX_TERMS = 32  # of a query
-HISTORY = 26  # the first column that the client gives itself
+BUCKETS = 1 << 20  # hash buckets in which documents are counted
+MAX_WORDS = 4096  # stored words per document, the title first
+MAX_TERMS = 32  # per query
+HISTORY = 26  # first column that the client supplies
 CONSTANTS = "live_constants.json"
-LOG_103 = "aol-103"  # the other set of features for texts: those of AOL4FOLTR
+LOG_103 = "aol-103"  # the feature set of AOL4FOLTR
 
-_HEAD = struct.Struct("<III")  # words of the title that are kept, words of both that are kept, words that there were
+_HEAD = struct.Struct("<III")  # stored words of the title, stored words in total, words in total
 _HASH_BITS = (1 << 31) - 1
 
 
 @dataclass(frozen=True)
 class LiveFeature:
-    """One of the numbers."""
+    """A feature: its name and its meaning."""
 
     name: str
     meaning: str
@@ -55,28 +55,28 @@ NAMED = (
     LiveFeature("all terms in title", "1 if every term of the query occurs in the title"),
     LiveFeature("rarest term", "1 if the query's rarest term occurs"),
     LiveFeature("rarest term in title", "1 if the query's rarest term occurs in the title"),
-    LiveFeature("adjacent pairs", "share of the query's neighbours that stand side by side in the same order"),
-    LiveFeature("near pairs", "share of the query's neighbours at most 8 words apart, in any order"),
-    LiveFeature("smallest window", "m / words of the shortest stretch with all m matched terms x m / terms"),
-    LiveFeature("first place", "1 / (1 + p / 20), p the place of the first match from 0, the title's words first"),
-    LiveFeature("title precision", "words of the title that are the query's / words of the title"),
+    LiveFeature("adjacent pairs", "share of adjacent query terms that are adjacent in the same order"),
+    LiveFeature("near pairs", "share of adjacent query terms at most 8 words apart, in any order"),
+    LiveFeature("smallest window", "m / words of the shortest window with all m matched terms x m / terms"),
+    LiveFeature("first place", "1 / (1 + p / 20), p the position of the first match from 0, the title first"),
+    LiveFeature("title precision", "words of the title that are query terms / words of the title"),
     LiveFeature("length", "ln(1 + words) / 11.5, at most 1"),
     LiveFeature("title length", "ln(1 + words of the title) / 4, at most 1"),
     LiveFeature("largest tf", "t / (t + 2), t how often the most frequent term of the query occurs"),
     LiveFeature("bm25 of a term", "x / (x + 2), x BM25 / terms"),
     LiveFeature("log tf", "y / (y + 1), y the mean of ln(1 + tf), weighted by idf"),
-    LiveFeature("feedback", "cosine (ln(1 + tf) x idf) with the sum of the 5 best documents, itself left out"),
+    LiveFeature("feedback", "cosine (ln(1 + tf) x idf) with the sum of the 5 best other documents"),
     LiveFeature("expanded bm25", "bm25 with the 30 heaviest terms of these documents at half the query's weight"),
     LiveFeature("latent", "cosine of vectors of query and document, at least 0; 0 without vectors"),
-    LiveFeature("latent feedback", "the same with the sum of the 5 best documents, itself left out"),
-    LiveFeature("clicked for this query", "c / (c + 1), c clicks on it for this query before"),
-    LiveFeature("clicked", "c / (c + 1), c clicks on it before, whatever the query"),
+    LiveFeature("latent feedback", "the same with the sum of the 5 best other documents"),
+    LiveFeature("clicked for this query", "c / (c + 1), c earlier clicks on it for this query"),
+    LiveFeature("clicked", "c / (c + 1), c earlier clicks on it for any query"),
     LiveFeature("opened lately", "e^(-d / 30), d days since it was opened; 0 if never"),
-    LiveFeature("changed lately", "e^(-d / 7), d days since it changed; 0 if not known"),
+    LiveFeature("changed lately", "e^(-d / 7), d days since it changed; 0 if unknown"),
     LiveFeature("changed this year", "e^(-d / 365)"),
     LiveFeature("kind", "mail 1, page 1/2, file 0"),
-    LiveFeature("depth", "f / (f + 4), f folders or slashes above it"),
-    LiveFeature("from somebody answered", "1 if it is a mail from somebody to whom the user wrote"),
+    LiveFeature("depth", "f / (f + 4), f the number of parent folders or slashes"),
+    LiveFeature("from somebody answered", "1 if it is a mail from a sender whom the user wrote to"),  # prose: ok
 )
 NAMES = tuple(feature.name for feature in NAMED)
 ENGINE = NAMES.index("engine")
@@ -84,20 +84,20 @@ KINDS = {"mail": 1.0, "page": 0.5, "file": 0.0}
 
 
 def hash_stem(stem: str) -> int:
-    """A stem as a number of 31 bits, the same on every machine."""
+    """Hash a stem to 31 bits, identically on every machine."""
     return int.from_bytes(blake2b(stem.encode(errors="replace"), digest_size=4).digest(), "little") & _HASH_BITS
 
 
 @dataclass(frozen=True, eq=False)
 class ForwardRow:
-    """A document as its stems in order: the title's, then the body's; at most 4,096."""
+    """A document as its stems in order: title, then body; at most 4,096."""
 
     words: NDArray[np.int32]
-    title: int  # how many of them are the title's
-    length: int  # how many words there were
+    title: int  # number of stems of the title
+    length: int  # number of words of the document
 
     def pack(self) -> bytes:
-        """As one blob."""
+        """Encode as bytes."""
         return _HEAD.pack(self.title, len(self.words), self.length) + self.words.astype("<i4").tobytes()
 
     @classmethod
@@ -107,7 +107,7 @@ class ForwardRow:
 
     @property
     def buckets(self) -> NDArray[np.int32]:
-        """The buckets in which this document counts, each once."""
+        """The distinct buckets of this document's words."""
         return np.unique(self.words & np.int32(BUCKETS - 1))
 
 
@@ -117,22 +117,22 @@ class ForwardRows:
 
     words: NDArray[np.int32]
     offsets: NDArray[np.int64]  # [documents + 1]
-    titles: NDArray[np.int64]  # [documents]: how many words are the title's
-    lengths: NDArray[np.int64]  # [documents]: how many words there were
+    titles: NDArray[np.int64]  # [documents]: number of words of the title
+    lengths: NDArray[np.int64]  # [documents]: number of words of the document
 
     def __len__(self) -> int:
         return len(self.titles)
 
     @classmethod
     def of(cls, blobs: Sequence[bytes]) -> ForwardRows:
-        """From what `ForwardRow.pack` wrote."""
+        """Decode the output of `ForwardRow.pack`."""
         heads = []
         for number, blob in enumerate(blobs):
             head = _HEAD.unpack_from(blob) if len(blob) >= _HEAD.size else (0, -1, 0)
             if len(blob) != _HEAD.size + 4 * head[1] or not head[0] <= head[1] <= min(head[2], MAX_WORDS):
                 raise ValueError(
-                    f"forward row {number} of {len(blobs)} has {len(blob)} bytes and begins {blob[:12]!r}: it is cut "
-                    "short or something else, so nothing can be counted in it; index the document again"
+                    f"forward row {number} of {len(blobs)} has {len(blob)} bytes and begins with {blob[:12]!r}: it is "
+                    "truncated or damaged; index the document again"
                 )
             heads.append(head)
         about = np.array(heads, np.int64).reshape(-1, 3)
@@ -159,16 +159,16 @@ class ForwardRows:
 
 @dataclass(frozen=True, eq=False)
 class WordStatistics:
-    """What features need to know of all documents of a client; a sum over them, so that it can follow every change."""
+    """Word statistics over all documents of a client; additive, so they can be updated incrementally."""
 
     documents: int
     frequencies: NDArray[np.int32]  # [2^20]: documents with a word of this bucket
-    words: int  # of all documents, as far as they are kept
+    words: int  # stored words of all documents
     title_words: int
 
     @classmethod
     def empty(cls) -> WordStatistics:
-        """Of no documents."""
+        """Return the statistics of an empty collection."""
         return cls(0, np.zeros(BUCKETS, np.int32), 0, 0)
 
     @classmethod
@@ -180,7 +180,7 @@ class WordStatistics:
 
     @property
     def mean_lengths(self) -> NDArray[np.float64]:
-        """[3]: words of a document, of its title, of its body."""
+        """[3]: mean words per document, title and body."""
         return np.array([self.words, self.title_words, self.words - self.title_words]) / max(self.documents, 1)
 
 
@@ -196,7 +196,7 @@ class QueryTerms:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a client knows of a candidate besides its words; days may be fractions, None: never, or not known."""
+    """What a client knows about a candidate besides its words; days may be fractions, None: never or unknown."""
 
     clicks_for_query: int = 0
     clicks: int = 0
@@ -221,14 +221,16 @@ class Usage:
 
 
 def _fading(days: float | None, scale: float) -> float:
-    return 0.0 if days is None else float(np.exp(-max(days, 0.0) / scale))  # a clock may have been set back
+    return (
+        0.0 if days is None else float(np.exp(-max(days, 0.0) / scale))
+    )  # a clock may have been set back, which gives negative days
 
 
 @dataclass(frozen=True)
 class FeatureSet:
-    """A version of the features: the stemmer belongs to it, since other stems are other features."""
+    """A version of the feature set, including its stemmer, since other stems give other features."""
 
-    stemmer: str = "english"  # a language of Snowball's, or "none"
+    stemmer: str = "english"  # a Snowball language, or "none"
     names: tuple[str, ...] = field(default=NAMES, init=False)
 
     @property
@@ -237,22 +239,22 @@ class FeatureSet:
 
     @classmethod
     def named(cls, version: str) -> FeatureSet:
-        """The set of that name; its stemmer is looked for when it is used."""
+        """Return the set with this name; the stemmer is loaded on first use."""
         if version == LIVE_1.version:
             return LIVE_1
         language = version.removeprefix("live-1-")
         if language in ("", version, "english"):
-            raise ValueError(f'no features {version!r}; there is "live-1", and with another stemmer "live-1-german"')
+            raise ValueError(f'unknown feature set {version!r}; use "live-1", or with another stemmer "live-1-german"')
         return cls(language)
 
     @property
     def meanings(self) -> dict[str, str]:
-        """What each feature is, in a sentence."""
+        """The meaning of each feature."""
         return {feature.name: feature.meaning for feature in NAMED}
 
     @cached_property
     def constants(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Mean and spread within a list of every feature; the same for every stemmer."""
+        """Mean and standard deviation within a list of every feature; the same for every stemmer."""
         found = json.loads(files("fedrank.data").joinpath(CONSTANTS).read_text(encoding="utf-8"))["features"]
         table = np.array([(found[name]["mean"], found[name]["spread"]) for name in self.names], np.float32)
         return table[:, 0], table[:, 1]
@@ -260,23 +262,23 @@ class FeatureSet:
     @cached_property
     def _hashed(self) -> Callable[[str], int]:
         stem = (lambda word: word) if self.stemmer == "none" else stemmer(self.stemmer)
-        # Texts repeat their words: most are looked up.
+        # Texts repeat words, so most stems are found in the cache.
         return lru_cache(maxsize=1 << 18)(lambda word: hash_stem(stem(word)))
 
     def query(self, text: str) -> QueryTerms:
-        """The terms of a query; words after the 32nd distinct one do not count."""
+        """Return the terms of a query; words after the 32nd distinct one are ignored."""
         distinct = dict.fromkeys(map(self._hashed, tokens(text)))
         return QueryTerms(np.fromiter(distinct, np.int32, len(distinct))[:MAX_TERMS])
 
     def row(self, title: str, body: str) -> ForwardRow:
-        """A document as features need it."""
+        """Return a document in the form that features are computed from."""
         of_title, of_body = tokens(title), tokens(body)
         kept = of_title[:MAX_WORDS] + of_body[: max(MAX_WORDS - len(of_title), 0)]
         words = np.fromiter(map(self._hashed, kept), np.int32, len(kept))
         return ForwardRow(words, min(len(of_title), MAX_WORDS), len(of_title) + len(of_body))
 
     def stems_behind(self, row_title: int, body: str) -> Iterator[NDArray[np.int32]]:
-        """Stems of a body behind those that its forward row keeps, which has so many of the title; piece by piece."""
+        """Yield in pieces the stems of a body that did not fit into its forward row."""
         behind = tokens(body)[MAX_WORDS - row_title :]
         for start in range(0, len(behind), MAX_WORDS):
             yield self.row("", " ".join(behind[start : start + MAX_WORDS])).words
@@ -291,18 +293,18 @@ class FeatureSet:
         query_vector: ArrayLike | None = None,
         vectors: ArrayLike | None = None,
     ) -> Features:
-        """Features [candidates, 34] from 0 to 1 of candidates in the engine's order, best score first.
+        """Return features [candidates, 34] from 0 to 1 of candidates in the engine's order, best score first.
 
-        `vectors` [candidates, any] and `query_vector` come from whatever tells likeness by meaning: an encoder, or a
-        decomposition of the client's own documents.
+        `vectors` [candidates, any] and `query_vector` come from any model of semantic similarity. Examples are an
+        encoder and a decomposition of the client's own documents.
         """
         from fedrank.kernels.live_features import live_features
 
         of_engine = np.array(scores, np.float64)
         if of_engine.shape != (len(rows),) or np.any(np.diff(of_engine) > 0):
             raise ValueError(
-                f"{of_engine.shape} scores for {len(rows)} candidates, or scores that rise: ranks would be wrong; give "
-                "each candidate one, the best first"
+                f"scores of shape {of_engine.shape} were given for {len(rows)} candidates, or are not in descending "
+                "order; give one score per candidate, the best first"
             )
         out = np.zeros((len(rows), len(self.names)), np.float32)
         if not len(rows):
@@ -311,8 +313,8 @@ class FeatureSet:
         asked: Any = np.zeros(0, np.float32) if query_vector is None else np.array(query_vector, np.float32)
         if like.shape != (len(rows), len(asked)):
             raise ValueError(
-                f"vectors {like.shape} for {len(rows)} candidates and {asked.shape} for the query have no cosine; give "
-                "each candidate one, and the query, of one length"
+                f"vectors {like.shape} for {len(rows)} candidates and {asked.shape} for the query do not match; give "
+                "each candidate and the query a vector of the same length"
             )
         live_features(
             out, query.stems, rows.words, rows.offsets, rows.titles, rows.lengths, of_engine, statistics.frequencies,
@@ -323,12 +325,12 @@ class FeatureSet:
         return out
 
     def scaled(self, raw: Features) -> Features:
-        """Features in units of their spread within a list: what models are learned on."""
+        """Standardise features by their spread within a list; models are trained on these values."""
         mean, spread = self.constants
         return (raw - mean) / spread
 
     def start(self) -> NDArray[np.float64]:
-        """The first weights: the engine's score alone, in the engine's order."""
+        """Initial weights, which give the engine's order."""
         weights = np.zeros(len(self.names))
         weights[ENGINE] = 1.0
         return weights

@@ -1,7 +1,7 @@
-"""Text collections as ranking data with the features `live-1`, or others, as one searcher or as several with own parts.
+"""Text collections as ranking data with the features `live-1`, or others, for one searcher or several with own parts.
 
-Candidates of a query are the best 100 of BM25 over a searcher's own documents, and all that features know of words is
-counted over these documents, too: nobody knows the whole collection.
+Candidates of a query are the best 100 of BM25 over a searcher's own documents. Word statistics are counted over these
+documents, too; no searcher knows the complete collection.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from fedrank.kernels.elementary import log1p_each
 from fedrank.seeds import rng_for
 from fedrank.types import Features, Scores
 
-ENGINE_WORDS = Tokeniser("english")  # candidates are the same whatever the features
+ENGINE_WORDS = Tokeniser("english")  # candidates do not depend on the features
 CANDIDATES = 100
-ROUNDS = 20  # of moving documents between topics
-CROWDED = 1.5  # times the mean size that a topic may have
-_FINE = 1 << 10  # steps of a word's weight: sums of whole numbers are the same on every machine
+ROUNDS = 20  # iterations of k-means
+CROWDED = 1.5  # maximum size of a topic relative to the mean
+_FINE = 1 << 10  # resolution of word weights: integer sums are the same on every machine
 
 
 class NothingToLearn(ValueError):
@@ -52,13 +52,13 @@ class NothingToLearn(ValueError):
 
 
 class Described(Protocol):
-    """What tells candidates of a query apart, from a searcher's own documents."""
+    """A function that computes features of candidates from a searcher's own documents."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
 
     def __call__(self, query: str, candidates: NDArray[np.int64], scores: Scores) -> Features:
-        """[candidates, features]; candidates are rows of the searcher's documents, the best score first."""
+        """Return [candidates, features]; candidates index the searcher's documents, best score first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class LiveDescribed:
 
 @dataclass(frozen=True, eq=False)
 class LogDescribed:
-    """The 103 features of AOL4FOLTR, and the engine's score: what live-1 is compared with."""
+    """The 103 features of AOL4FOLTRand the engine's score, as a comparison to live-1."""
 
     documents: Documents
 
@@ -98,7 +98,7 @@ class LogDescribed:
 
 @dataclass(frozen=True, eq=False)
 class EngineDescribed:
-    """The features engine-1, unscaled; nothing is recent, since judged queries have no time."""
+    """The features engine-1, unscaled; recency is 0, since judged queries have no time."""
 
     index: EngineIndex
 
@@ -109,7 +109,7 @@ class EngineDescribed:
 
 
 def forward_rows(documents: Documents, features: FeatureSet = LIVE_1) -> ForwardRows:
-    """A collection's documents as features need them."""
+    """Return a collection's documents in the form that features are computed from."""
     return ForwardRows.join([features.row(*one) for one in zip(documents.title, documents.text, strict=True)])
 
 
@@ -119,11 +119,11 @@ def live_ranking(
     part: Sequence[int] | NDArray[np.integer] | None = None,
     describe: Callable[[Documents, NDArray[np.int64]], Described] | None = None,
 ) -> RankingData:
-    """Queries with the best 100 of BM25 as candidates, in the engine's order.
+    """Return queries with the best 100 of BM25 as candidates, in the engine's order.
 
-    `part` are the documents that the searcher has (None: all of them). `describe` makes features from these and from
-    where they stand in the collection; None: scaled live-1. A query without a relevant document among its candidates is
-    left out: no order of them is better than another.
+    `part` are the searcher's documents (None: all). `describe` returns a function for features, given these documents
+    and their indices in the collection; None: scaled live-1. Queries without a relevant candidate are left out, since
+    all orders of their candidates are equally good.
     """
     held = np.arange(len(collection.documents)) if part is None else np.sort(np.asarray(part, np.int64))
     own = _some(collection.documents, held)
@@ -146,7 +146,7 @@ def live_ranking(
     if not asked:
         raise NothingToLearn(
             f"{collection.name}: no query has a relevant document among the best {CANDIDATES} of {len(held)} "
-            "documents, so there is nothing to learn; give more documents or queries"
+            "documents; use more documents or queries"
         )
     return RankingData(
         np.concatenate(found),
@@ -156,7 +156,7 @@ def live_ranking(
         name=collection.name,
         top_grade=collection.top_grade,
         feature_names=described.names,
-        given=NAMES[ENGINE] if NAMES[ENGINE] in described.names else "file",  # candidates stand in the engine's order
+        given=NAMES[ENGINE] if NAMES[ENGINE] in described.names else "file",  # candidates are in the engine's order
     )
 
 
@@ -170,9 +170,9 @@ def _some(documents: Documents, which: NDArray[np.int64]) -> Documents:
 def pair_features(
     documents: Documents, depth: int
 ) -> Callable[[Sequence[str], NDArray[np.int64], NDArray[np.int64]], Features]:
-    """A function from queries and pairs of a query and a document to scaled live-1, as search logs need it.
+    """Return a function from queries and pairs of query and document to scaled live-1, for search logs.
 
-    A pair is described as one candidate among the best `depth` of BM25, whichever other pairs are asked for.
+    A pair is described as one candidate among the best `depth` of BM25, independently of other pairs.
     """
     described, score = LiveDescribed(forward_rows(documents)), bm25(documents, ENGINE_WORDS)
 
@@ -188,7 +188,7 @@ def pair_features(
                 document = int(rows[pair])
                 if document in place:
                     out[pair] = of_best[place[document]]
-                else:  # what was clicked may be none of the best: it stands behind them, each by itself
+                else:  # a clicked document outside the best is appended, one at a time
                     last = np.append(best, document)
                     out[pair] = described(queries[one], last, scores[last])[-1]
         return out
@@ -197,14 +197,14 @@ def pair_features(
 
 
 def topics(rows: ForwardRows, count: int, seed: int) -> NDArray[np.int64]:
-    """[documents]: a topic for each, from 0; topics hold similar documents, and none more than 1.5 times its share.
+    """[documents]: a topic for each, from 0; topics have similar documents and at most 1.5 times the mean size.
 
-    Spherical k-means over whole numbers, so that every machine finds the same topics.
+    Spherical k-means over integers, so every machine finds the same topics.
     """
     vectors = _vectors(rows)
     rng = rng_for(seed, "topics")
     if not 1 <= count <= vectors.shape[0]:
-        raise ValueError(f"{count} topics of {vectors.shape[0]} documents: some would be empty; use fewer")
+        raise ValueError(f"{count} topics need at least as many documents (got {vectors.shape[0]}); use fewer topics")
     centres = vectors[np.sort(rng.permutation(vectors.shape[0])[:count])].toarray().astype(np.int64)
     of_document = np.full(vectors.shape[0], -1)
     for _ in range(ROUNDS):
@@ -221,7 +221,7 @@ def topics(rows: ForwardRows, count: int, seed: int) -> NDArray[np.int64]:
 
 
 def _vectors(rows: ForwardRows) -> sparse.csr_array:
-    """Documents as whole numbers of ln(1 + tf) x idf, of about the same length; words in one document only are left."""
+    """Documents as integer vectors of ln(1 + tf) x idf, normalised; words of only one document are omitted."""
     statistics = WordStatistics.of(rows)
     document = np.repeat(np.arange(len(rows)), np.diff(rows.offsets))
     pairs, tf = np.unique(document * BUCKETS + (rows.words & np.int32(BUCKETS - 1)), return_counts=True)
@@ -229,7 +229,7 @@ def _vectors(rows: ForwardRows) -> sparse.csr_array:
     having = statistics.frequencies[bucket].astype(np.float64)
     weight = log1p_each(tf) * log1p_each((len(rows) - having + 0.5) / (having + 0.5))
     weight[having < 2] = 0.0
-    fine = np.rint(weight * 16).astype(np.int64)  # so that lengths are sums of whole numbers
+    fine = np.rint(weight * 16).astype(np.int64)  # lengths become integer sums
     length = np.sqrt(np.maximum(np.bincount(document, fine * fine, len(rows)), 1.0))
     values = np.rint(_FINE * fine / length[document]).astype(np.int64)
     _, column = np.unique(bucket, return_inverse=True)
@@ -244,7 +244,7 @@ def _likeness(vectors: sparse.csr_array, centres: NDArray[np.int64]) -> NDArray[
 
 
 def _within_bounds(likeness: NDArray[np.float64], most: int) -> NDArray[np.int64]:
-    """The best topic that has room, for the most decided documents first."""
+    """Assign each document its best topic with free capacity, clearest documents first."""
     order = np.sort(likeness, axis=1)
     margin = order[:, -1] - order[:, -2] if likeness.shape[1] > 1 else order[:, -1]
     room = np.full(likeness.shape[1], most)
@@ -259,7 +259,7 @@ def _within_bounds(likeness: NDArray[np.float64], most: int) -> NDArray[np.int64
 
 
 def owners(collection: Collection, of_document: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """[queries]: the topic whose documents answer it best; -1 where nothing does."""
+    """[queries]: the topic with the most relevant documents; -1 if there are none."""
     found = np.full(len(collection.queries), -1)
     for query in range(len(found)):
         judged, grades = collection.judgements(query)
@@ -270,10 +270,10 @@ def owners(collection: Collection, of_document: NDArray[np.int64], count: int) -
 
 
 def collection_fold(name: str, parts: int, fold: int, features: str = "live-1", normalised: str | None = None) -> Fold:
-    """A collection among `parts` searchers, each with its own topic: half of each one's queries to learn, half to test.
+    """Divide a collection among `parts` searchers with one topic each; half of each one's queries are for training.
 
-    Another fold is another division into topics and halves. Queries know whose they are (`who`), and count the order in
-    which they are dealt as time. A searcher with fewer than two usable queries has none.
+    The other half is for testing. Another fold is another division into topics and halves. Queries record their
+    searcher (`who`) and their order as time. A searcher with fewer than two usable queries gets none.
     """
     collection, rows = _with_rows(name)
     of_document = topics(rows, parts, fold) if parts > 1 else np.zeros(len(rows), np.int64)
@@ -295,19 +295,19 @@ def collection_fold(name: str, parts: int, fold: int, features: str = "live-1", 
         for half, some in zip(halves, (dealt[: len(dealt) // 2], dealt[len(dealt) // 2 :]), strict=True):
             half.append(_of_searcher(data.select(np.sort(some)), part))
     if not halves[0]:
-        raise ValueError(f"{name} has too few queries for {parts} parts; use fewer parts")
+        raise ValueError(f"{name} has too few usable queries for {parts} parts; use fewer parts")
     train, test = (_joined(half) for half in halves)
     sizes = np.bincount(of_document, minlength=parts)
     note = (
-        f"{parts} searchers with {sizes.min():,} to {sizes.max():,} documents of their own; {train.queries:,} queries "
-        f"to learn from and {test.queries:,} to test on; candidates are the best {CANDIDATES} of BM25, and queries "
-        "without a relevant one among them are left out"
+        f"{parts} searchers have {sizes.min():,} to {sizes.max():,} documents each; {train.queries:,} training and "
+        f"{test.queries:,} test queries; candidates are the best {CANDIDATES} of BM25, and queries without a relevant "
+        "candidate are left out"
     )
     return Fold(train, None, test, collection.name, fold, (note,))
 
 
 def _describing(features: str, rows: ForwardRows) -> Callable[[Documents, NDArray[np.int64]], Described]:
-    """`rows` are those of the whole collection with the usual stemmer, which save time."""
+    """Return `describe` for a feature set; `rows` are the whole collection with the default stemmer, to save time."""
     if known_features(features) == LOG_103:
         return lambda own, held: LogDescribed(own)
     if is_engine_set(features):
@@ -324,7 +324,7 @@ def _of_searcher(data: RankingData, part: int) -> RankingData:
 
 
 def _joined(parts: list[RankingData]) -> RankingData:
-    """Searchers one after the other; `join` forgets who they are, since parts might be of different logs."""
+    """Concatenate searchers and restore `who`, which `join` drops because parts may be from different logs."""
     whole = RankingData.join(parts)
     return replace(whole, who=np.concatenate([part.who for part in parts]), when=np.arange(whole.queries))
 

@@ -1,4 +1,4 @@
-"""Features of pairs of a query and a document, computed for a data set block by block."""
+"""Compute features of pairs of query and document for a data set, block by block."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from fedrank.data.text import Tokeniser
 
 STEMS = ("none", "english")
-PAIR_ASKER = "askers.unfinished.npy"  # [pairs]: a query; or an entry, where features are the published ones
+PAIR_ASKER = "askers.unfinished.npy"  # [pairs]: a query, or an entry for published features
 Rows = NDArray[np.int64]
 
 
 class Extractor(NamedTuple):
-    """What turns pairs of a query and a document into features."""
+    """Computes features of pairs of query and document."""
 
     names: tuple[str, ...]
     features: Callable[[Sequence[str], Rows, Rows], Features]  # queries, query, document
-    tokens: Callable[[str], list[str]]  # how texts are cut into words, for BM25 as well
-    # The same with [pairs] seconds since 1970, where features depend on the time of the search.
+    tokens: Callable[[str], list[str]]  # tokenizer, also for BM25
+    # The same with [pairs] seconds since 1970, for features that depend on the time of the search.
     timed: Callable[[Sequence[str], Rows, Rows, Rows], Features] | None = None
 
 
@@ -44,25 +44,25 @@ MakeExtractor = Callable[[Documents], Extractor]
 
 @dataclass(frozen=True)
 class FeatureChoice:
-    """Which features are computed, and from what."""
+    """The choice of features and its settings."""
 
     features: str = LOG_103  # or "live-1", "engine-1"
-    stem: str = "none"  # "english": stems instead of words
-    published: bool = False  # the features as the published code computed them
-    depth: int = 0  # candidates of a query, for features that compare them
+    stem: str = "none"  # "english": use stems instead of words
+    published: bool = False  # compute features as the published code did
+    depth: int = 0  # candidates per query, for features that compare candidates
 
     def __post_init__(self) -> None:
         if self.stem not in STEMS:
-            raise ValueError(f"stem = {self.stem!r}; choose {' or '.join(map(repr, STEMS))}")
+            raise ValueError(f"stem must be {' or '.join(map(repr, STEMS))} (got {self.stem!r})")
         if self.features not in (LOG_103, LIVE_1.version) and not is_engine_set(self.features):
             known = ", ".join(map(repr, (LOG_103, LIVE_1.version, ENGINE_1.version)))
-            raise ValueError(f"features = {self.features!r}; choose one of {known}")
+            raise ValueError(f"features must be one of {known} (got {self.features!r})")
         if self.published and self.features != LOG_103:
-            raise ValueError(f"published = True: {self.features} were never published so; leave one of them out")
+            raise ValueError(f"published = True is not available for {self.features}; remove one of the two settings")
 
 
 def built_in_features(how: FeatureChoice, threads: int) -> MakeExtractor:
-    """What computes the chosen features; indexes are made when they are first used."""
+    """Return an extractor of the chosen features; indexes are built on first use."""
     if how.features == LIVE_1.version:
         return lambda documents: _live_features(documents, how.depth)
     if is_engine_set(how.features):
@@ -107,7 +107,7 @@ def _live_features(documents: Documents, depth: int) -> Extractor:
 
 
 def _stemmed(documents: Documents, cut: Tokeniser) -> Documents:
-    """With stems in place of words, so features count them; lengths in characters are then those of stems."""
+    """Replace words by stems, so features count stems; lengths in characters are then those of stems."""
     if cut.stem == "none":
         return documents
     title, text, url = (
@@ -117,7 +117,7 @@ def _stemmed(documents: Documents, cut: Tokeniser) -> Documents:
 
 
 def _as_stems(text: str, cut: Tokeniser) -> str:
-    """Every word replaced in its place, so the slashes of a url stay."""
+    """Replace every word in place, so the slashes of a url remain."""
     return text if cut.stem == "none" else re.sub(r"\w+", lambda word: " ".join(cut(word[0])), text)
 
 
@@ -130,7 +130,7 @@ def compute_features(
     report: Progress,
     time: NDArray[np.int64] | None = None,
 ) -> None:
-    """Write the features of all pairs, `size` between two marks; `time` [pairs] is when each was searched for."""
+    """Write the features of all pairs with a mark every `size` pairs; `time` [pairs] is the time of the search."""
     width = len(tools.names)
     asker: NDArray[np.int32] = np.load(out / PAIR_ASKER, mmap_mode="r")
     document: NDArray[np.int32] = np.load(out / "document.npy", mmap_mode="r")
@@ -145,7 +145,10 @@ def compute_features(
         timed = None if time is None else tools.timed
         values = tools.features(*pairs) if timed is None or time is None else timed(*pairs, time[rows])
         if values.shape != (rows.stop - rows.start, width) or not np.isfinite(values).all():
-            raise ValueError(f"features {values.shape} of pairs {rows.start:,} .. {rows.stop - 1:,} are not sound")
+            raise ValueError(
+                f"features {values.shape} of pairs {rows.start:,} .. {rows.stop - 1:,} have the wrong shape or are not "
+                "finite; check the extractor"
+            )
         rows_on_disk[rows] = values
         rows_on_disk.flush()
         marks.set("features", rows.stop)

@@ -1,6 +1,6 @@
 """The 103 features of a query and a document that AOL4FOLTR uses, over a whole collection or as published.
 
-`Statistics.of(documents)` counts a collection once; `features_of` is all that a live search client then needs.
+`Statistics.of(documents)` counts a collection once; a live search client then only needs `features_of`.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
     from fedrank.data.documents import Documents
 
 STREAMS = ("title", "body", "URL")
-K1 = 1.5  # BM25: how slowly more occurrences count less; as bm25s and rank_bm25 have it
-B = 0.75  # BM25: how much long streams are held back, 0 .. 1
+K1 = 1.5  # BM25: saturation of term frequency; the default of bm25s and rank_bm25
+B = 0.75  # BM25: length normalisation, 0 to 1
 FLOOR = 0.25  # published BM25 only: a term with negative idf gets this share of the list's mean idf
-DOCUMENTS_AT_ONCE = 4096  # counted in one go; bounds the memory for tokens
-PAIRS_AT_ONCE = 4096  # smallest share of a thread, and the distance between two reports of progress
+DOCUMENTS_AT_ONCE = 4096  # per batch; bounds the memory for tokens
+PAIRS_AT_ONCE = 4096  # minimum batch per thread, and the interval of progress reports
 
 
 @dataclass(frozen=True)
 class Feature:
-    """One of the 103 numbers: what it is here, and what the published files hold in its place."""
+    """One of the 103 features: its definition here and in the published files."""
 
     number: int  # from 1, as in LETOR files
     name: str
     stream: str  # title, body or URL
     meaning: str
-    published: str  # with published=True, where that is not the same over the list; "" where it is
+    published: str  # definition with published=True if it differs; otherwise ""
 
 
 _SUMMARIES = ("min", "max", "sum", "mean", "variance")
@@ -74,7 +74,7 @@ def _kinds() -> Iterator[tuple[str, str, str]]:
         yield (
             f"{summary} of length-normalised TF",
             f"The {summary} over the query's terms of tf / number of words in the stream.",
-            "Always 0." if summary == "variance" else f"The sum, whatever the name says; {_REPEATS}.",
+            "Always 0." if summary == "variance" else f"The sum, contrary to the name; {_REPEATS}.",
         )
     yield (
         "cosine",
@@ -83,7 +83,7 @@ def _kinds() -> Iterator[tuple[str, str, str]]:
     )
     yield "covered query terms", "Number of query terms that occur in the stream.", f"The same, but {_REPEATS}."
     yield "covered query term ratio", "Share of query terms that occur in the stream.", f"The same, but {_REPEATS}."
-    yield "characters", "Length of the stream in characters, without blanks at its ends.", ""
+    yield "characters", "Length of the stream in characters, without surrounding white space.", ""
     yield "terms", "Length of the stream in words.", ""
     yield (
         "query terms",
@@ -117,10 +117,10 @@ FEATURE_NAMES = tuple(feature.name for feature in FEATURES)
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """What features need to know of a collection: counts of terms in every title, body and URL; no text.
+    """Term statistics of a collection: counts for every title, body and URL, without texts.
 
-    Documents are rows 0, 1, ..., in the order given. A document without title, text or URL has an empty stream: length
-    0; of its features only idf and the number of query terms, which belong to the query, are not 0.
+    Documents are numbered 0, 1, ..., in the given order. A missing title, text or URL is an empty stream of length 0;
+    its features are 0 except idf and the number of query terms, which depend only on the query.
     """
 
     vocabulary: NDArray[np.uint8]  # all terms in UTF-8, one after the other
@@ -142,12 +142,12 @@ class Statistics:
 
     @property
     def nbytes(self) -> int:
-        """Memory of all arrays."""
+        """Total size of the arrays in bytes."""
         return sum(getattr(self, field.name).nbytes for field in fields(self))
 
     @classmethod
     def of(cls, documents: Documents) -> Statistics:
-        """Count a collection; the texts are read once and not kept."""
+        """Compute the statistics of a collection; texts are read once and not stored."""
         from fedrank.kernels.log_features import describe_streams, document_norms
 
         ids, offsets, terms, counts, characters = _count(documents)
@@ -177,11 +177,11 @@ class Statistics:
         )
 
     def term(self, number: int) -> str:
-        """How a term is spelled."""
+        """Return the text of a term."""
         return self._spelled(number).decode()
 
     def find(self, term: str) -> int:
-        """The number of a term; -1 if no document has it."""
+        """Return the number of a term, or -1 if no document contains it."""
         wanted = term.encode(errors="replace")
         low, high = 0, len(self.alphabetical)
         while low < high:
@@ -199,19 +199,19 @@ class Statistics:
 
 
 def idf(frequencies: NDArray[Any], documents: int) -> NDArray[np.float64]:
-    """How rare terms are that `frequencies` of so many documents have: ln(1 + (N - n + 0.5) / (n + 0.5)), as Lucene.
+    """Inverse document frequency as in Lucene: ln(1 + (N - n + 0.5) / (n + 0.5)), n of N documents having the term.
 
-    Never negative. A term that no document has gets 0, not the largest value: a misspelt word must not outweigh the
-    rest.
+    Never negative. A term that no document has gets 0 instead of the largest value, so a misspelt word does not
+    outweigh the others.
     """
     n = np.asarray(frequencies, np.float64)
     return np.where(n > 0, kernels.elementary.log1p_each((documents - n + 0.5) / (n + 0.5)), 0.0)
 
 
 def features_of(query: str, rows: ArrayLike, statistics: Statistics, published: bool = False) -> NDArray[np.float32]:
-    """Features [rows, 103] of one query and some documents of a collection; needs no files.
+    """Return features [rows, 103] of one query and some documents of a collection; reads no files.
 
-    The same numbers, bit for bit, as `features_for` gives.
+    The values equal those of `features_for` bit for bit.
     """
     rows = np.asarray(rows, np.int64)
     return features_for([query], np.zeros(len(rows), np.int64), rows, statistics, published=published)
@@ -226,20 +226,20 @@ def features_for(
     progress: Callable[[int, int], None] | None = None,
     published: bool = False,
 ) -> NDArray[np.float32]:
-    """Features [pairs, 103] of many queries and documents; `progress(done, pairs)` is told from time to time.
+    """Return features [pairs, 103] of many queries and documents; `progress(done, pairs)` is called periodically.
 
-    A word that a query repeats counts once, a query without words gives 0 for everything that asks about terms, and
-    nothing is ever infinite or NaN. A pair depends on nothing but its query, its document and the collection, so pairs
-    can be computed in any portions.
+    A repeated query word counts once, term features of a query without words are 0, and all values are finite. A pair
+    depends only on its query, its document and the collection, so pairs can be computed in any portions.
 
-    `published` gives the definitions of AOL4FOLTR's own files (see `FEATURES`). There a pair depends on its result
-    list: all pairs with the same `query_of_pair` are one list, and all that is known of the world. Give every list its
-    own entry in `queries`, and never divide a list between two calls. Words are cut as everywhere here, and one rule is
-    left out: that tf, idf and cosine are 0 where a stream of the whole list holds nothing but English stop words.
+    `published` uses the definitions of AOL4FOLTR's files (see `FEATURES`), in which a pair depends on its result list:
+    all pairs with the same `query_of_pair` are one list, and statistics are those of the list. Give every list a
+    separate entry in `queries`, and never divide a list between two calls. Words are split by the tokenizer of this
+    package, and one published rule is omitted: that tf, idf and cosine are 0 where a stream of the whole list
+    contains only English stop words.
     """
     from fedrank.kernels.log_features import collection_features, published_features
 
-    # Copies, because a kernel is compiled anew for arrays that cannot be written to.
+    # Copies, because kernels would be compiled again for read-only arrays.
     asking, rows = np.array(query_of_pair, np.int64), np.array(rows_of_pair, np.int64)
     _check(asking, rows, len(queries), len(statistics))
     used, position = np.unique(asking, return_inverse=True)
@@ -249,7 +249,7 @@ def features_for(
     out = np.empty((len(rows), len(FEATURES)), np.float32)
     steps = [*range(0, len(rows), PAIRS_AT_ONCE), len(rows)]
     ends = _ends(np.bincount(position, minlength=len(used))) if published else np.arange(len(rows) + 1)
-    edges = np.unique(np.searchsorted(ends, steps))  # no list may fall into two portions
+    edges = np.unique(np.searchsorted(ends, steps))  # do not divide a list
     order = np.lexsort((rows, position)) if published else None
 
     def some(first: int, last: int) -> int:
@@ -267,7 +267,7 @@ def features_for(
 
 
 def _in_threads(some: Callable[[int, int], int], edges: NDArray[np.int64], threads: int) -> Iterator[int]:
-    """Results of every portion, in order; portions do not depend on each other."""
+    """Yield the results of all portions in order; portions are independent."""
     if threads < 2 or len(edges) < 3:
         yield from map(some, edges[:-1], edges[1:])
         return
@@ -278,16 +278,16 @@ def _in_threads(some: Callable[[int, int], int], edges: NDArray[np.int64], threa
 def _check(asking: NDArray[np.int64], rows: NDArray[np.int64], queries: int, documents: int) -> None:
     if asking.shape != rows.shape or rows.ndim != 1:
         raise ValueError(
-            f"{asking.shape} queries and {rows.shape} documents are no pairs; give two lists of one length"
+            f"{asking.shape} queries and {rows.shape} documents do not form pairs; give two lists of equal length"
         )
     for values, size, what in ((asking, queries, "queries"), (rows, documents, "documents")):
         wrong = values[(values < 0) | (values >= size)]
         if len(wrong):
-            raise IndexError(f"no {wrong[0]} among {size:,} {what}; count from 0")
+            raise IndexError(f"index {wrong[0]} is out of range for {size:,} {what}; indices start at 0")
 
 
 def _asked(queries: Sequence[str], statistics: Statistics) -> tuple[NDArray[Any], ...]:
-    """Distinct terms of each query in the order of the query: (offsets, terms, repeats, idf [terms, 3])."""
+    """Return the distinct terms of each query in order: (offsets, terms, repeats, idf [terms, 3])."""
     known: dict[str, int] = {}
     wanted, repeats, sizes = array("i"), array("q"), array("q")
     for query in queries:
@@ -309,7 +309,7 @@ def _asked(queries: Sequence[str], statistics: Statistics) -> tuple[NDArray[Any]
 def _count(
     documents: Documents,
 ) -> tuple[dict[str, int], NDArray[np.int64], NDArray[np.int32], NDArray[Any], NDArray[np.int32]]:
-    """Number every term by its first appearance and count it: (terms, offsets, terms of rows, counts, characters)."""
+    """Number terms by first appearance and count them: (terms, offsets, terms of rows, counts, characters)."""
     from fedrank.kernels.log_features import count_terms
 
     number = len(documents.ids)

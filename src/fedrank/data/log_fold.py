@@ -1,4 +1,4 @@
-"""A search log as a fold: its earlier entries to learn from, its latest to test on."""
+"""A search log as a fold: earlier entries for training, the latest for testing."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fedrank.data.ranking import RankingData
 from fedrank.files import writing
 from fedrank.types import Features
 
-TEST_SHARE = 0.2  # of the entries, the latest ones (AOL4FOLTR)
-IN_MEMORY = 1 << 30  # bytes of features; what is larger is kept in files of the cache folder
-FORMAT = 1  # raise it whenever the same entries would get other features
+TEST_SHARE = 0.2  # share of the latest entries (AOL4FOLTR)
+IN_MEMORY = 1 << 30  # bytes of features; larger arrays are stored in the cache folder
+FORMAT = 1  # increase when the same entries would get different features
 
-_SOME = 4000  # entries whose features are in memory at a time
+_SOME = 4000  # entries with features in memory at a time
 
 
 def log_fold(
@@ -36,10 +36,10 @@ def log_fold(
     how: str = "query",
     fixed: Ranges | None = None,
 ) -> Fold:
-    """The entries of a log's most active users (None: of all) in order of time; the last of them are the test set.
+    """Return the entries of a log's most active users (None: all) in order of time; the last ones are the test set.
 
-    Clicked documents of an entry have grade 1, all others 0. Training queries know who asked them and when. Features
-    of a large log stay on disk. `fixed` are ranges for "global" normalisation; None: those of the training entries.
+    Clicked documents of an entry have label 1, all others 0. Training queries record their user and time. Features of a
+    large log stay on disk. `fixed` are ranges for "global" normalisation; None: those of the training entries.
     """
     log = load_log(folder)
     chosen = np.arange(len(log))
@@ -47,29 +47,29 @@ def log_fold(
         entries = np.bincount(log.user, minlength=len(log.users))
         if users > np.count_nonzero(entries):
             raise ValueError(
-                f"{users} users asked for, but {folder} has entries of {np.count_nonzero(entries)}; ask for fewer"
+                f"{users} users were requested, but {folder} has entries of {np.count_nonzero(entries)}; request fewer"
             )
         active = np.argsort(-entries, kind="stable")[:users]
         chosen = np.flatnonzero(np.isin(log.user, active))
     kept = len(chosen) - math.floor(len(chosen) * test_share)
     if not 0 < kept < len(chosen):
         raise ValueError(
-            f"a test share of {test_share:g} divides {len(chosen)} entries into {kept} to learn from and "
-            f"{len(chosen) - kept} to test on; use a larger log, or another share"
+            f"a test share of {test_share:g} divides {len(chosen)} entries into {kept} for training and "
+            f"{len(chosen) - kept} for testing; use a larger log or another share"
         )
     ranges = None
     if how == "global":
         ranges = _ranges(log, chosen[:kept]) if fixed is None else fixed
     learn, check = (log_part(log, rows, how, ranges) for rows in (chosen[:kept], chosen[kept:]))
     note = (
-        f"temporal split: {kept:,} entries of {len(np.unique(learn.who)):,} users to learn from, "
-        f"the latest {len(chosen) - kept:,} to test on"
+        f"temporal split: {kept:,} entries of {len(np.unique(learn.who)):,} users for training, "
+        f"the latest {len(chosen) - kept:,} for testing"
     )
     return Fold(learn, None, check, learn.name, 1, (note,))
 
 
 def log_part(log: SearchLog, rows: NDArray[np.int64], how: str, ranges: Ranges | None = None) -> RankingData:
-    """Some entries of a log, normalised; features of many stay on disk."""
+    """Return some entries of a log, normalised; large features stay on disk."""
     if _bytes(log, rows) <= IN_MEMORY or (how == "none" and stretch_of(log, rows) is not None):
         data = normalise(as_ranking(log, rows), how, ranges)
     else:
@@ -83,19 +83,19 @@ def _bytes(log: SearchLog, rows: NDArray[np.int64]) -> int:
 
 
 def _blocks(log: SearchLog, rows: NDArray[np.int64]) -> Iterator[Features]:
-    """Features of the lists of some entries, one block after the other."""
+    """Yield the features of some entries' lists in blocks."""
     for first in range(0, len(rows), _SOME):
         yield log.features[pairs_of(log, rows[first : first + _SOME])]
 
 
 def _ranges(log: SearchLog, rows: NDArray[np.int64]) -> Ranges:
-    """Smallest and largest value of every feature, [2, features]."""
+    """Minimum and maximum of every feature, [2, features]."""
     found = [(block.min(axis=0), block.max(axis=0)) for block in _blocks(log, rows)]
     return np.stack([np.min([low for low, _ in found], axis=0), np.max([high for _, high in found], axis=0)])
 
 
 def _on_disk(log: SearchLog, rows: NDArray[np.int64], how: str, ranges: Ranges | None) -> Features:
-    """Normalised features of some entries in a file of the cache folder, which is written if it is not there."""
+    """Normalised features of some entries in a file of the cache folder, which is written if missing."""
     from fedrank.kernels.compile import cache_folder
 
     path = cache_folder() / "logs" / f"{_key(log, rows, how, ranges)}.npy"
@@ -104,8 +104,8 @@ def _on_disk(log: SearchLog, rows: NDArray[np.int64], how: str, ranges: Ranges |
             _write(path, log, rows, how, ranges)
         except OSError as error:
             raise OSError(
-                f"{path.parent} must hold {_bytes(log, rows) / 1e9:.1f} GB of features ({error}); make room, or let "
-                "FEDRANK_CACHE name another folder"
+                f"{path.parent} needs {_bytes(log, rows) / 1e9:.1f} GB for features ({error}); free space, or set "
+                "FEDRANK_CACHE to another folder"
             ) from error
     features: Features = open_mapped(path)
     return features

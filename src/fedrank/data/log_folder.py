@@ -1,7 +1,7 @@
-"""The folder of a data set while it is being built: its lock, the steps that are done, what is written last.
+"""The folder of a data set during a build: its lock, the completed steps, and the final files.
 
-A step is marked on disk when it is done. A build that is killed at any moment continues at the last mark and writes the
-same bytes.
+A step is marked on disk when it is complete. A build that is killed continues at the last mark and writes the same
+bytes.
 """
 
 from __future__ import annotations
@@ -39,67 +39,67 @@ if TYPE_CHECKING:
     from fedrank.data.click_log import Clicks
     from fedrank.data.shown import ShownRows
 
-UNFINISHED = ".unfinished"  # in the names of files that only the work needs
-HEAVY_SHARE, HEAVY_TIMES = 0.5, 5.0  # of all entries; as many as the next user
+UNFINISHED = ".unfinished"  # in the names of temporary files
+HEAVY_SHARE, HEAVY_TIMES = 0.5, 5.0  # share of all entries; multiple of the next user's entries
 _LOCK = f"lock{UNFINISHED}"
 
 
 class Marks:
-    """The steps that are done: a small file that is replaced after every step.
+    """The completed steps, in a small file that is replaced after every step.
 
-    `request` says what the data set is made from: files by their digests, and settings.
+    `request` describes the sources of the data set: digests of files, and settings.
     """
 
     def __init__(self, path: Path, request: dict[str, Any], done: dict[str, Any]) -> None:
         self.path, self.request, self.done = path, request, done
 
     def set(self, step: str, done: Any) -> None:
-        """Mark a step; what it wrote must be on disk already."""
+        """Mark a step as complete; its output must already be on disk."""
         self.done[step] = done
         write_atomic(self.path, json.dumps({"asked": self.request, "done": self.done}) + "\n", private=True)
 
     def begin(self) -> None:
-        """Mark the first step, after files and settings were checked: those that fail leave no folder behind."""
+        """Mark the start, after files and settings were checked, so invalid input leaves no folder."""
         if not self.done:
             self.set("begun", 1)
 
 
 def build_folder(out: Path, request: dict[str, Any], build: Callable[[Marks], None]) -> SearchLog:
-    """Open a data set; if it is not there or not complete, `build` makes it, from the last mark on."""
+    """Open a data set; if it is missing or incomplete, `build` completes it from the last mark."""
     if not is_complete(out, request):
         with working_on(out):
-            if not is_complete(out, request):  # by another process in between
+            if not is_complete(out, request):  # another process may have completed it
                 build(begin(out, request))
     return load_log(out)
 
 
 def is_complete(out: Path, request: dict[str, Any]) -> bool:
-    """Whether the folder has the requested data set; one that was made from something else is refused."""
+    """Whether the folder contains the requested data set; a different data set is an error."""
     if not (out / FACTS).is_file():
         return False
     found = parse_json(read_text(out / FACTS))
     _same(
         {"format": found.get("format"), **found.get("made_from", {}), "settings": found.get("settings")}, request, out
     )
-    clear(out)  # it may have been killed just before
+    clear(out)  # a build may have been killed before this step
     return True
 
 
 def begin(out: Path, request: dict[str, Any]) -> Marks:
-    """The marks of a new or a half-made folder."""
+    """Return the marks of a new or unfinished folder."""
     path = out / BEGUN
     if path.is_file():
         begun = parse_json(read_text(path))
         _same(begun["asked"], request, out)
         return Marks(path, request, begun["done"])
-    ours = (UNFINISHED, PART)  # PART: what is left of the first mark where a process was killed
+    ours = (UNFINISHED, PART)  # PART: left by a process that was killed while writing the first mark
     if out.is_dir() and any(not name.endswith(ours) for name in os.listdir(out)):
-        raise FileExistsError(f"{out} holds something else; name a new folder, so that nothing is overwritten")
+        raise FileExistsError(f"{out} contains other files, which would be overwritten; name a new folder")
     return Marks(path, request, {})
 
 
 def finish(out: Path, facts: dict[str, Any]) -> None:
-    """Make the folder complete. Only its owner may read it: it describes people."""
+    """Complete the folder. Only its owner may read it, since it contains personal data."""
     private_folder(out)
     for path in out.iterdir():
         os.chmod(path, 0o600)
@@ -108,7 +108,7 @@ def finish(out: Path, facts: dict[str, Any]) -> None:
 
 
 def clear(out: Path) -> None:
-    """Delete what only the work needed."""
+    """Delete temporary files."""
     for path in [*out.glob(f"*{UNFINISHED}*"), out / BEGUN]:
         if path.name != _LOCK:
             path.unlink(missing_ok=True)
@@ -116,13 +116,13 @@ def clear(out: Path) -> None:
 
 @contextlib.contextmanager
 def working_on(out: Path) -> Iterator[None]:
-    """Make the folder and keep other processes out of it; a folder in which nothing was begun goes away again.
+    """Create the folder and lock it against other processes; an empty folder is removed again.
 
-    The lock ends with this process, however it ends.
+    The lock ends with this process in every case.
     """
     for folder in (out, *out.parents):
         if folder.is_file():
-            raise NotADirectoryError(f"{folder} is a file; the data set needs a folder")
+            raise NotADirectoryError(f"{folder} is a file; name a folder for the data set")
     new = [folder for folder in (out, *out.parents) if not folder.exists()]
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -137,28 +137,29 @@ def working_on(out: Path) -> Iterator[None]:
 def _same(before: dict[str, Any], now: dict[str, Any], out: Path) -> None:
     if before.get("settings") != now["settings"]:
         changed = [key for key, value in now["settings"].items() if (before.get("settings") or {}).get(key) != value]
-        what = f"other settings ({', '.join(changed)})"
+        what = f"different settings ({', '.join(changed)})"
     elif before != now:
         what = "another version of these files, or of fedrank"
     else:
         return
-    raise FileExistsError(f"{out} was built or begun from {what}; name a new folder, or delete this one")
+    raise FileExistsError(f"{out} was built or started from {what}; name a new folder, or delete this one")
 
 
 def table(path: Path, shape: tuple[int, ...], kind: str, new: bool) -> np.memmap[Any, Any]:
-    """An array in a file, with what was written before unless it is new."""
+    """Open an array in a file, with its previous contents unless it is new."""
     if new:
         return new_mapped(path, shape, kind)
     found = open_memmap(path, mode="r+")
     if found.shape != shape or found.dtype.str != kind:
         raise ValueError(
-            f"{path} is {found.dtype.str} {found.shape}; the folder is damaged: delete it and build it again"
+            f"{path} has type {found.dtype.str} and shape {found.shape}; the folder is damaged: delete it and build it "
+            "again"
         )
     return found
 
 
 def write_texts(out: Path, users: Sequence[str], queries: Sequence[str], documents: Sequence[str]) -> None:
-    """Write the names of users, queries and documents; they are on the disk when this returns."""
+    """Write the names of users, queries and documents, flushed to disk."""
     for name, names in zip(TEXTS, (users, queries, documents), strict=True):
         write_names(out / f"{name}.txt", names)
         sync(out / f"{name}.txt")
@@ -168,12 +169,12 @@ def log_facts(
     marks: Marks,
     rows: Clicks | ShownRows,
     usable: int,  # rows, or lists
-    files: dict[str, str],  # names
+    files: dict[str, str],  # file names
     feature_names: Sequence[str],
     broken_documents: int = 0,
     exclude: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """What a reader of any data set should know; builders add to it."""
+    """Return the facts common to all data sets; builders extend them."""
     out, made_from = marks.path.parent, dict(marks.request)
     del made_from["format"]
     paths = {name: out / f"{name}.npy" for name in ARRAYS | SHOWN_ARRAYS | SHOWN_MORE}
@@ -184,7 +185,7 @@ def log_facts(
         "settings": made_from.pop("settings"),
         "made_from": made_from,
         "counts": {
-            "rows": rows.rows,  # of all files of the log
+            "rows": rows.rows,  # in all files of the log
             "sound": usable,
             "entries": shapes["lists"][0],  # in the data set
             "pairs": shapes["features"][0],
@@ -200,7 +201,7 @@ def log_facts(
 
 
 def heavy_user(rows: Clicks | ShownRows, exclude: Sequence[str] = ()) -> dict[str, Any] | None:
-    """The user who has most of the log, or five times as much as any other, if there is one; perhaps a robot."""
+    """Return the user with most of the log, or with five times as much as any other; possibly a robot."""
     counts = np.bincount(rows.user, minlength=len(rows.users))
     counts[[rows.users.index(name) for name in exclude]] = 0
     first = int(np.argmax(counts))
@@ -213,7 +214,7 @@ def heavy_user(rows: Clicks | ShownRows, exclude: Sequence[str] = ()) -> dict[st
 
 
 def fingerprint(path: Path) -> str:
-    """Of a file's contents, or of a set of ir_datasets."""
+    """Fingerprint of a file's contents or of a set of ir_datasets."""
     if from_ir_datasets.is_there(path):
         return from_ir_datasets.size_of(path)
     with opened(path) as file:

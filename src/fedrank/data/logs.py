@@ -1,7 +1,7 @@
-"""Data sets that were built from search logs: who searched when for what, saw which documents and clicked which.
+"""Data sets built from search logs: users, times, queries, shown documents and clicks.
 
 A data set is a folder of plain `.npy` and text files that `build_log`, `build_shown` or `convert_aol4foltr` writes and
-`load_log` opens without reading it into memory. It is complete when it has its `facts.json`, which is written last.
+`load_log` memory-maps. It is complete when it has a `facts.json`, which is written last.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from fedrank.data.values import LATEST, MAX_OFFSET
 from fedrank.files import naming, parse_json, read_bytes, read_text
 from fedrank.types import Features
 
-MAX_NAMES = 32 << 30  # bytes of a file of names: those of a billion documents
-FORMAT = 1  # raise it whenever a folder would be read differently
-BEGUN = "begun.json"  # lies in a folder while it is being built
-FACTS = "facts.json"  # lies in a complete folder
+MAX_NAMES = 32 << 30  # bytes per file of names: enough for a billion documents
+FORMAT = 1  # increase when the format of a folder changes
+BEGUN = "begun.json"  # exists during a build
+FACTS = "facts.json"  # exists in a complete folder
 BROWSERS = (
-    "persons: a user of the log is a browser, not a person. Somebody with two browsers counts as two, so that an ε per "
-    "user is not one per person, and people who share a browser count as one"
+    "persons: a user of the log is a browser, not a person. A person with two browsers counts as two users, so ε per "
+    "user is not ε per person, and persons who share a browser count as one user"
 )
 _ALL = slice(None)
 
@@ -38,37 +38,37 @@ class SearchLog:
     """A search log with result lists and features; entries are in order of time, arrays are memory-mapped."""
 
     features: Features  # [pairs, features]: one row for every distinct pair of a query and a document
-    lists: NDArray[np.int64]  # [entries, longest]: rows of `features`, in the order shown; -1 behind a shorter list
+    lists: NDArray[np.int64]  # [entries, longest]: rows of `features`, in the order shown; padded with -1
     user: NDArray[np.int32]  # [entries]: a row of `users`
     time: NDArray[np.int64]  # [entries]: seconds since 1970
     query: NDArray[np.int32]  # [entries]: a row of `queries`
-    document: NDArray[np.int32]  # [pairs]: a row of `documents`; -1 where it is not known
+    document: NDArray[np.int32]  # [pairs]: a row of `documents`; -1 if unknown
     users: tuple[str, ...]  # most active first
     queries: tuple[str, ...]
-    documents: tuple[str, ...]  # ids of the whole collection, or of all that is known of it
-    facts: dict[str, Any]  # settings, seed, counts, and what was dropped and why
+    documents: tuple[str, ...]  # ids of the collection, as far as it is known
+    facts: dict[str, Any]  # settings, seed, counts, and reasons for dropped rows
     folder: Path
-    # Lists that were made up around one click, 20 documents each.
-    target: NDArray[np.int8] | None = None  # [entries]: which of the 20 was clicked
-    # Lists as they were shown, any number of clicks on each; an entry is a page of results.
-    clicks: NDArray[np.uint8] | None = None  # [entries, longest]: 1 where it was clicked
+    # Synthetic lists around one click, 20 documents each.
+    target: NDArray[np.int8] | None = None  # [entries]: index of the clicked document
+    # Lists as shown to users, with any number of clicks; an entry is a page of results.
+    clicks: NDArray[np.uint8] | None = None  # [entries, longest]: 1 if clicked
     first: NDArray[np.int32] | None = (
         None  # [entries]: positions before the first document; 10 on the second page of ten
     )
-    dwell: NDArray[np.float32] | None = None  # [entries, longest]: seconds spent there; NaN where it is not known
-    scores: NDArray[np.float32] | None = None  # [entries, longest]: by which the list was drawn; see `drawn`
+    dwell: NDArray[np.float32] | None = None  # [entries, longest]: dwell time in seconds; NaN if unknown
+    scores: NDArray[np.float32] | None = None  # [entries, longest]: sampling scores; see `drawn`
 
     def __len__(self) -> int:
         return len(self.user)
 
     @property
     def is_shown(self) -> bool:
-        """Whether lists are those that people saw, not made up around a click."""
+        """Whether lists are those shown to users, not synthetic lists around a click."""
         return self.clicks is not None
 
     @property
     def drawn(self) -> tuple[float, float] | None:
-        """Temperature and keep of the draws behind `scores`, so that their probabilities are known; None: they are not.
+        """Temperature and keep probability with which lists were sampled from `scores`; None: unknown.
 
         The best document stays at the top with probability `keep`; others are drawn one after the other, each with a
         probability proportional to exp(score / temperature).
@@ -77,7 +77,7 @@ class SearchLog:
 
     @property
     def unit(self) -> str:
-        """What a user is: a "person"; or a "browser", of which a person may have several and which several may use."""
+        """What a user is: a "person", or a "browser", which may be one of several or be shared."""
         return str(self.facts.get("unit", "person"))
 
     @property
@@ -86,16 +86,16 @@ class SearchLog:
 
     @property
     def given(self) -> str:
-        """Lists stand in the order in which they count as shown; the published ones in none that is known."""
+        """The baseline ranking: lists are in the order shown; the published lists have no known order."""
         return "" if self.facts.get("settings", {}).get("published") == "AOL4FOLTR" else "file"
 
     def clicked(self, entries: NDArray[np.integer] | slice = _ALL) -> NDArray[np.int64]:
-        """Rows of `features` that were clicked in some entries, entry by entry; one in each made-up list."""
+        """Rows of `features` that were clicked, entry by entry; one in each synthetic list."""
         lists, target = self.lists[entries], self.target
         if self.clicks is not None:
             chosen: NDArray[np.int64] = lists[self.clicks[entries] > 0]
             return chosen
-        assert target is not None, "load_log has seen to it"
+        assert target is not None, "load_log checks this"
         return np.take_along_axis(lists, target[entries][:, None].astype(np.int64), axis=1)[:, 0]
 
     def rows_of(self, user: int) -> NDArray[np.int64]:
@@ -103,7 +103,7 @@ class SearchLog:
         return np.flatnonzero(self.user == user)
 
 
-ARRAYS: dict[str, str] = {  # files of a data set with made-up lists, and their types
+ARRAYS: dict[str, str] = {  # arrays of a data set with synthetic lists, and their types
     "features": "<f4",
     "lists": "<i8",
     "target": "|i1",
@@ -112,17 +112,17 @@ ARRAYS: dict[str, str] = {  # files of a data set with made-up lists, and their 
     "query": "<i4",
     "document": "<i4",
 }
-SHOWN_ARRAYS: dict[str, str] = {  # of one with lists as they were shown
+SHOWN_ARRAYS: dict[str, str] = {  # arrays of a data set with shown lists
     **{name: kind for name, kind in ARRAYS.items() if name != "target"},
     "clicks": "|u1",
     "first": "<i4",
 }
-SHOWN_MORE: dict[str, str] = {"dwell": "<f4", "scores": "<f4"}  # which it may have, too
+SHOWN_MORE: dict[str, str] = {"dwell": "<f4", "scores": "<f4"}  # optional arrays
 TEXTS = ("users", "queries", "documents")
 
 
 def load_log(folder: str | os.PathLike[str]) -> SearchLog:
-    r"""Open a data set that was built from a search log; its arrays are memory-mapped.
+    r"""Open a data set built from a search log; its arrays are memory-mapped.
 
     >>> from pathlib import Path
     >>> import fedrank as fr
@@ -138,17 +138,20 @@ def load_log(folder: str | os.PathLike[str]) -> SearchLog:
     folder = Path(folder)
     if not (folder / FACTS).is_file():
         if (folder / BEGUN).is_file():
-            raise ValueError(f"{folder} is half-built; run the same command again, and it continues")
+            raise ValueError(f"{folder} is incomplete; run the same command again to continue the build")
         raise FileNotFoundError(
-            f"{folder} is no data set of a search log: it has no {FACTS}; make one with `fedrank logs build`"
+            f"{folder} is not a data set of a search log: it has no {FACTS}; create one with `fedrank data build`"
         )
     facts = parse_json(read_text(folder / FACTS))
     if not isinstance(facts, dict):
-        raise ValueError(f"{folder / FACTS} holds no facts; {_DAMAGED}")
+        raise ValueError(f"{folder / FACTS} contains no facts; {_DAMAGED}")
     if facts.get("format") != FORMAT:
-        raise ValueError(f"{folder} has format {facts.get('format')}, and this fedrank reads {FORMAT}; build it again")
+        raise ValueError(
+            f"{folder} has format {facts.get('format')}, but this version of fedrank reads format {FORMAT}; build it "
+            "again"
+        )
     if not all(isinstance(facts.get(key), dict) for key in ("shapes", "counts")):
-        raise ValueError(f"{folder / FACTS} does not describe the files beside it; {_DAMAGED}")
+        raise ValueError(f"{folder / FACTS} does not match the files in the folder; {_DAMAGED}")
     wanted = ARRAYS
     if "clicks" in facts["shapes"]:
         wanted = SHOWN_ARRAYS | {name: kind for name, kind in SHOWN_MORE.items() if name in facts["shapes"]}
@@ -163,7 +166,7 @@ def load_log(folder: str | os.PathLike[str]) -> SearchLog:
 
 
 def log_files(folder: str) -> dict[str, Path]:
-    """The files of a data set that was built from a search log, by name, but for its card, which says when."""
+    """Return the files of a data set by name, without its card, which contains the date."""
     names = [
         FACTS,
         *(f"{name}.npy" for name in (*ARRAYS, *SHOWN_ARRAYS, *SHOWN_MORE)),
@@ -174,7 +177,7 @@ def log_files(folder: str) -> dict[str, Path]:
 
 
 def _check_within(log: SearchLog) -> None:
-    """Refuse rows that are not there: compiled loops would read whatever lies in memory instead."""
+    """Check that indices are in range, since compiled loops do not check them."""
     entries, names = len(log.lists), log.facts.get("feature_names")
     each_entry = (log.user, log.time, log.query, log.target if log.clicks is None else log.first)
     like_lists = [each for each in (log.clicks, log.dwell, log.scores) if each is not None]
@@ -187,7 +190,7 @@ def _check_within(log: SearchLog) -> None:
     fits = all(each.ndim == dimensions and len(each) == rows for each, dimensions, rows in shapes)
     fits = fits and all(each.shape == log.lists.shape for each in like_lists)
     if not fits or not isinstance(names, list) or len(names) != log.features.shape[1]:
-        raise ValueError(f"the arrays of {log.folder} are not of the same length; {_DAMAGED}")
+        raise ValueError(f"the arrays of {log.folder} differ in length; {_DAMAGED}")
     for name, values, low, high in (
         ("lists", log.lists, -1 if log.is_shown else 0, len(log.features)),
         ("target", log.target, 0, log.lists.shape[1]),
@@ -199,17 +202,17 @@ def _check_within(log: SearchLog) -> None:
         ("first", log.first, 0, MAX_OFFSET),
     ):
         for first in range(0, 0 if values is None else len(values), _SOME):
-            some = values[first : first + _SOME]  # type: ignore[index]  # not None: there would be no `first`
+            some = values[first : first + _SOME]  # type: ignore[index]  # set wherever `first` is
             if some.size and not low <= int(some.min()) <= int(some.max()) < high:
-                raise ValueError(f"{log.folder / name}.npy holds rows not from {low} to {high - 1}; {_DAMAGED}")
-    if np.any(log.time[1:] < log.time[:-1]):  # the latest entries are for testing
-        raise ValueError(f"{log.folder / 'time'}.npy is not in order of time; {_DAMAGED}")
+                raise ValueError(f"{log.folder / name}.npy contains values outside {low} to {high - 1}; {_DAMAGED}")
+    if np.any(log.time[1:] < log.time[:-1]):  # the temporal split needs sorted entries
+        raise ValueError(f"{log.folder / 'time'}.npy is not sorted; {_DAMAGED}")
     if log.is_shown:
         _check_shown(log)
 
 
 def _check_shown(log: SearchLog) -> None:
-    """Refuse lists with gaps, values of documents that are not there, and draws that cannot have been."""
+    """Check lists for gaps, values of missing documents, and impossible sampling settings."""
     for begin in range(0, len(log), _SOME):
         some = slice(begin, begin + _SOME)
         there = log.lists[some] >= 0
@@ -226,16 +229,16 @@ def _check_shown(log: SearchLog) -> None:
         known = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in drawn)
         if not known or not (0 < drawn[0] < math.inf and 0 <= drawn[1] <= 1):  # type: ignore[operator]
             raise ValueError(
-                f"{log.folder / FACTS} says that lists were drawn with temperature {drawn[0]!r} and keep {drawn[1]!r}, "
-                f"which is impossible; {_DAMAGED}"
+                f"{log.folder / FACTS} contains temperature {drawn[0]!r} and keep {drawn[1]!r} for sampled lists, "
+                f"which are invalid; {_DAMAGED}"
             )
 
 
 _UNSOUND = {
     "lists": "has an empty list, or -1 within one",
-    "clicks": "has clicks behind the end of a list",
-    "dwell": "holds times that are infinite, negative, or behind the end of a list",
-    "scores": "holds scores that are not finite",
+    "clicks": "has clicks after the end of a list",
+    "dwell": "contains times that are infinite, negative or after the end of a list",
+    "scores": "contains scores that are not finite",
 }
 
 
@@ -247,11 +250,11 @@ def _are_seconds(dwell: NDArray[np.float32], there: NDArray[np.bool_]) -> bool:
 def as_ranking(
     log: SearchLog, rows: NDArray[np.integer] | Sequence[int], features: Features | None = None
 ) -> RankingData:
-    """Some entries as queries; a query's id is its entry. What was clicked has grade 1.
+    """Return some entries as queries; a query's id is its entry. Clicked documents have label 1.
 
-    Documents stand in the order of their lists. Of lists that were shown, `position` is where each of them stood.
-    Features are those of the log unless they are given, a row for every document. They stay in their file where they
-    lie there one after the other, as those of published logs do; otherwise they are copied to memory.
+    Documents are in the order of their lists. For shown lists, `position` is the position of each document. `features`
+    defaults to those of the log. They stay memory-mapped if they are contiguous, as in published logs; otherwise they
+    are copied to memory.
     """
     rows = np.asarray(rows, dtype=np.int64)
     lengths = lengths_of(log, rows)
@@ -267,7 +270,7 @@ def as_ranking(
         if log.scores is not None:
             about |= {"drawn": log.scores[rows][there].astype(np.float32), "draw": log.drawn}
     else:
-        assert log.target is not None, "load_log has seen to it"
+        assert log.target is not None, "load_log checks this"
         grid = np.zeros((len(rows), log.lists.shape[1]), dtype=np.int8)
         grid[np.arange(len(rows)), log.target[rows]] = 1
         grades = grid.ravel()
@@ -285,7 +288,7 @@ def as_ranking(
 
 
 def lengths_of(log: SearchLog, rows: NDArray[np.integer]) -> NDArray[np.int64]:
-    """[rows]: how many documents the lists of some entries hold."""
+    """[rows]: the lengths of the lists of some entries."""
     if not log.is_shown:
         return np.full(len(rows), log.lists.shape[1], dtype=np.int64)
     lengths = [np.count_nonzero(log.lists[rows[i : i + _SOME]] >= 0, axis=1) for i in range(0, len(rows), _SOME)]
@@ -299,7 +302,7 @@ def pairs_of(log: SearchLog, rows: NDArray[np.integer]) -> NDArray[np.int64]:
 
 
 def stretch_of(log: SearchLog, rows: NDArray[np.integer]) -> slice | None:
-    """Where the features of some entries lie, if they lie one after the other in the order of their lists."""
+    """The slice of the features of some entries, if contiguous and in the order of their lists."""
     start = end = int(log.lists[rows[0], 0]) if len(rows) else 0
     for first in range(0, len(rows), _SOME):
         some = pairs_of(log, rows[first : first + _SOME])
@@ -310,7 +313,7 @@ def stretch_of(log: SearchLog, rows: NDArray[np.integer]) -> slice | None:
 
 
 def not_persons(folder: str | os.PathLike[str] | None) -> tuple[str, ...]:
-    """What no ε per user of a log covers: persons, where users are browsers. Empty where they are persons."""
+    """Limits of an ε per user of a log: it does not cover persons if users are browsers."""
     try:
         facts = parse_json(read_text(Path(folder) / FACTS)) if folder is not None else {}
     except (OSError, ValueError):  # loading the log reports it
@@ -319,19 +322,19 @@ def not_persons(folder: str | os.PathLike[str] | None) -> tuple[str, ...]:
 
 
 def read_names(path: Path) -> tuple[str, ...]:
-    """The lines of a text file that `write_names` wrote; only its own line ends count as such."""
+    """Read the lines of a file from `write_names`; only a newline ends a line."""
     text = read_bytes(path, MAX_NAMES).decode("utf-8")
     return tuple(text.split("\n")[:-1])
 
 
 def write_names(path: Path, names: Sequence[str]) -> None:
-    """One name a line."""
+    """Write one name per line."""
     with naming(path):
         path.write_bytes("".join(f"{name}\n" for name in names).encode("utf-8"))
 
 
 _DAMAGED = "the folder is damaged: delete it and build it again"
-_SOME = 100_000  # entries whose lists are in memory at a time
+_SOME = 100_000  # entries with lists in memory at a time
 
 
 def _open(folder: Path, name: str, kind: str, facts: dict[str, Any]) -> NDArray[Any]:
@@ -341,5 +344,7 @@ def _open(folder: Path, name: str, kind: str, facts: dict[str, Any]) -> NDArray[
     except (OSError, ValueError, EOFError) as error:
         raise ValueError(f"{path} cannot be opened ({error}); {_DAMAGED}") from None
     if found.dtype.str != kind or list(found.shape) != facts["shapes"].get(name):
-        raise ValueError(f"{path} is {found.dtype.str} {list(found.shape)}, not {kind}; {_DAMAGED}")
+        raise ValueError(
+            f"{path} has type {found.dtype.str} and shape {list(found.shape)}, not type {kind}; {_DAMAGED}"
+        )
     return found

@@ -17,22 +17,27 @@ from numpy.typing import DTypeLike, NDArray
 
 from fedrank.files import naming, opened, sync
 
-# Python names it from 3.13 on; the number is that of Linux on these machines.
+# Python defines the constant since 3.13; the number is that of Linux on these architectures.
 _KNOWN = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if _KNOWN else 0)
 
 
 def open_mapped(path: str | os.PathLike[str]) -> NDArray[Any]:
-    """An array of an `.npy` file that is read when it is used; writing to it changes nothing on disk.
+    """Memory-map an `.npy` file; writing to the array does not change the file.
 
-    It is writable because kernels would need a second, read-only signature otherwise. NumPy's own copy-on-write mode
-    does not do: Linux then sets memory aside for a copy of it all, and refuses files larger than memory.
+    It is writable because kernels would otherwise need a second, read-only signature. NumPy's copy-on-write mode is not
+    an option: Linux then reserves memory for a full copy, and refuses files larger than memory.
     """
-    opened(path).close()  # NumPy would wait for a pipe
+    opened(path).close()  # NumPy would block on a pipe
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (SyntaxError, TypeError, tokenize.TokenError, OverflowError) as problem:  # what NumPy lets pass of a header
-        raise ValueError(f"its header makes no sense: {problem}") from None
+    except (
+        SyntaxError,
+        TypeError,
+        tokenize.TokenError,
+        OverflowError,
+    ) as problem:  # errors that NumPy raises for invalid headers
+        raise ValueError(f"its header is invalid: {problem}") from None
     if sys.platform == "win32" or not found.flags.c_contiguous:
         return np.asarray(np.load(path, mmap_mode="c", allow_pickle=False))
     with opened(path) as file:
@@ -41,10 +46,10 @@ def open_mapped(path: str | os.PathLike[str]) -> NDArray[Any]:
 
 
 def new_mapped(path: Path, shape: tuple[int, ...], kind: DTypeLike) -> np.memmap[Any, Any]:
-    """A new array in an `.npy` file, which is written through memory.
+    """Create a memory-mapped array in an `.npy` file.
 
-    Its room on the disk is reserved first: the system ends a process (SIGBUS) that writes to memory for which the disk
-    has no room, and there would be no message.
+    Disk space is reserved first: otherwise, the system would kill the process (SIGBUS) without a message when it
+    writes to a page without disk space.
     """
     made = open_memmap(path, mode="w+", dtype=np.dtype(kind), shape=shape)
     if made.nbytes and hasattr(os, "posix_fallocate"):
@@ -54,9 +59,9 @@ def new_mapped(path: Path, shape: tuple[int, ...], kind: DTypeLike) -> np.memmap
 
 
 def save_array(path: Path, values: NDArray[Any]) -> None:
-    """Write an array as `np.save` does; it is on the disk when this returns, and problems name the file.
+    """Write an array like `np.save`, flushed to disk; errors name the file.
 
-    NumPy writes to a file by itself, and where the disk is full it says only how many values were written.
+    When the disk is full, NumPy's own error only states how many values were written.
     """
     with naming(path), open(path, "wb") as file:
         write_array(SimpleNamespace(write=file.write), values, allow_pickle=False)

@@ -1,4 +1,4 @@
-"""Normalisation: features brought to the range 0 .. 1, by query or over a whole set."""
+"""Normalisation: scale features to the range 0 .. 1, by query or over a whole set."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedrank.types import Features, Offsets
 
 NORMALISATIONS = ("none", "query", "global")
 
-Ranges = NDArray[np.float32]  # [2, features]: smallest and largest value
+Ranges = NDArray[np.float32]  # [2, features]: minimum and maximum
 
 
 def normalise(data: RankingData, how: str, ranges: Ranges | None = None) -> RankingData:
@@ -32,10 +32,10 @@ def normalise(data: RankingData, how: str, ranges: Ranges | None = None) -> Rank
     """
     known_normalisation(how)
     if ranges is not None and how != "global":
-        raise ValueError(f"ranges have no meaning for normalisation {how!r}; leave them out, or use 'global'")
+        raise ValueError(f"ranges cannot be used with normalise={how!r}; omit them, or use 'global'")
     if data.normalised != how and (how == "none" or data.normalised == "query"):
         raise ValueError(
-            f"features are already normalised by {data.normalised!r}, which {how!r} cannot undo; "
+            f"features are already normalised by {data.normalised!r}, so {how!r} cannot be applied; "
             f"read the files again with normalise={how!r}"
         )
     if how == "none":
@@ -44,13 +44,13 @@ def normalise(data: RankingData, how: str, ranges: Ranges | None = None) -> Rank
         ranges = feature_ranges(data)
     out = np.empty(data.features.shape, np.float32)
     normalise_into(out, data.features, data.offsets, how, ranges)
-    # Ranges of features that had been normalised before would say nothing of the files.
+    # Ranges of features that were already normalised would not be those of the files.
     known = ranges if data.normalised == "none" else None
     return replace(data, features=out, normalised=how, ranges=known)
 
 
 def feature_ranges(data: RankingData) -> Ranges:
-    """Smallest and largest value of every feature, [2, features]."""
+    """Return the minimum and maximum of every feature, [2, features]."""
     return _ranges(_plain(data.features))
 
 
@@ -66,17 +66,17 @@ def normalise_into(out: Features, features: Features, offsets: Offsets, how: str
             ranges = _ranges(features)
         if ranges.shape != (2, features.shape[1]):
             raise ValueError(
-                f"ranges {ranges.shape} do not fit {features.shape[1]} features; "
-                f"use feature_ranges() of a set with as many"
+                f"ranges of shape {ranges.shape} do not match {features.shape[1]} features; "
+                f"use feature_ranges() of a set with the same features"
             )
         low, high = np.array(ranges, np.float32)
         rescale(features, 0, len(features), low, high, out)
 
 
 def known_normalisation(how: str) -> None:
-    """Refuse a name that is not one of the three."""
+    """Raise an error unless `how` is "none", "query" or "global"."""
     if how not in NORMALISATIONS:
-        raise ValueError(f"no normalisation {how!r}; use 'none', 'query' or 'global'")
+        raise ValueError(f"unknown normalisation {how!r}; use 'none', 'query' or 'global'")
 
 
 def _ranges(features: Features) -> Ranges:
@@ -88,6 +88,6 @@ def _ranges(features: Features) -> Ranges:
 
 
 def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    # Kernels are compiled for contiguous, writable arrays; one more signature would cost seconds at the first call.
+    # Kernels are compiled for contiguous, writable arrays; another signature would cost seconds at the first call.
     array = np.ascontiguousarray(array)
     return array if array.flags.writeable else array.copy()

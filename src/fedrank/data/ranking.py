@@ -15,10 +15,10 @@ from fedrank.types import Features, Grades, Offsets
 
 @dataclass(frozen=True, repr=False)
 class RankingData(DisplayMixin):
-    """Ranking data are queries with their candidate documents, features and relevance labels.
+    """Queries with their candidate documents, features and relevance labels.
 
-    The documents of query q are rows offsets[q] to offsets[q + 1] - 1 of `features` and `grades`. Arrays may be
-    memory-mapped.
+    The documents of query q are rows offsets[q] to offsets[q + 1] - 1 of the features and labels. Arrays may
+    be memory-mapped.
 
     >>> import numpy as np
     >>> import fedrank as fr
@@ -29,63 +29,71 @@ class RankingData(DisplayMixin):
     ...     query_ids=np.array(["cats", "dogs"]),
     ... )
     >>> data.select([0])
-    <RankingData; queries: 1; documents: 2; features: 2; grades: 0 to 2; normalised: none>
+    <RankingData; queries: 1; documents: 2; features: 2; labels: 0 to 2; normalised: none>
     """
 
     features: Features  # [documents, features]
-    grades: Grades  # [documents]
+    grades: Grades  # [documents]: relevance labels
     offsets: Offsets  # [queries + 1]
     query_ids: NDArray[np.str_]  # [queries]
     name: str = ""
-    top_grade: int = -1  # highest grade of the scale, which a small sample may not contain; -1: highest that occurs
+    top_grade: int = -1  # highest label of the scale, which a sample may not contain; -1: highest in the data
     feature_names: tuple[str, ...] = ()
-    normalised: str = "none"  # what was done to the features: "none", "query" or "global"
-    given: str = ""  # what ranks documents before anybody learns: "file" (as they stand), "feature 7"; "": not known
-    # Of a search log, whose queries stand in order of time; otherwise empty.
+    normalised: str = "none"  # normalisation of the features: "none", "query" or "global"
+    given: str = ""  # baseline ranking: "file" (order of the file), "feature 7"; "": unknown
+    # Of a search log, whose queries are ordered by time; otherwise empty.
     who: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # [queries]: user
     when: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # [queries]: seconds since 1970
-    # Of lists as they were shown; otherwise empty.
+    # Of shown lists; otherwise empty.
     position: NDArray[np.int32] = field(
         default_factory=lambda: np.empty(0, np.int32)
     )  # [documents]: from 0, over pages
-    # Where a log says how its lists were drawn: scores, and temperature and keep of all; otherwise empty, and None.
+    # Of lists with known sampling: scores, and temperature and keep probability; otherwise empty, and None.
     drawn: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))  # [documents]
     draw: tuple[float, float] | None = None
-    # [documents]: clicks corrected for what places hid, NaN where nothing is known of a place; otherwise empty.
+    # [documents]: clicks corrected for position bias, NaN where unknown; otherwise empty.
     relevance: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
-    # Where queries have several intents, grades by each; otherwise empty. The union of them need not be `grades`.
+    # Labels by intent, for queries with several intents; otherwise empty. Their union may differ from the labels.
     intents: NDArray[np.int8] = field(default_factory=lambda: np.empty((0, 0), np.int8))  # [intents, documents]
-    # [2, features]: the smallest and largest values that "global" normalisation made 0 and 1; None: other, or not known
+    # [2, features]: the values that "global" normalisation mapped to 0 and 1; None: not normalised so, or unknown
     ranges: NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         documents = len(self.features)
         if self.features.ndim != 2 or self.features.dtype != np.float32:
             raise ValueError(
-                f"features are {self.features.dtype} {self.features.shape}; use float32 [documents, features]"
+                f"features have type {self.features.dtype} and shape {self.features.shape}; use float32 [documents, "
+                "features]"
             )
         if len(self.grades) != documents or self.offsets[0] != 0 or self.offsets[-1] != documents:
             raise ValueError(
-                f"{documents} rows of features, {len(self.grades)} grades, offsets {self.offsets[0]} .. "
-                f"{self.offsets[-1]}: all three must describe the same documents"
+                f"{documents} rows of features, "
+                f"{len(self.grades)} relevance labels and offsets "  # prose: ok
+                f"{self.offsets[0]} .. {self.offsets[-1]} must describe the same documents"
             )
         if len(self.query_ids) != self.queries or np.any(np.diff(self.offsets) < 1):
-            raise ValueError("every query needs an id and at least one document")
+            raise ValueError("every query must have an id and at least one document")
         if len(self.who) != len(self.when) or len(self.who) not in (0, self.queries):
             raise ValueError(
-                f"{len(self.who)} users and {len(self.when)} times for {self.queries} queries; give each one, or none"
+                f"{len(self.who)} users and {len(self.when)} times for {self.queries} queries; give one per query, or "
+                "none"
             )
         if len(self.position) not in (0, documents):
-            raise ValueError(f"{len(self.position)} places for {documents} documents; give each one, or none")
+            raise ValueError(
+                f"{len(self.position)} positions for {documents} documents; give one per document, or none"
+            )
         if len(self.relevance) not in (0, documents):
-            raise ValueError(f"relevance of {len(self.relevance)} of {documents} documents; give that of each, or none")
+            raise ValueError(
+                f"{len(self.relevance)} values of relevance for {documents} documents; give one per document, or none"
+            )
         if len(self.intents) and self.intents.shape[1] != documents:
             raise ValueError(
-                f"grades by intent of {self.intents.shape[1]} documents, and there are {documents}; give those of each"
+                f"labels by intent of {self.intents.shape[1]} documents, but there are {documents}; give one per "
+                "document"
             )
         if len(self.drawn) not in (0, documents) or (len(self.drawn) > 0) != (self.draw is not None):
             raise ValueError(
-                f"{len(self.drawn)} scores of {documents} documents, drawn {self.draw}: give both, or none"
+                f"{len(self.drawn)} sampling scores for {documents} documents, draw {self.draw}: give both, or neither"
             )
         if self.top_grade < 0:
             object.__setattr__(self, "top_grade", int(self.grades.max(initial=0)))
@@ -103,28 +111,28 @@ class RankingData(DisplayMixin):
             "queries": f"{self.queries:,}",
             "documents": f"{self.documents:,}",
             "features": f"{self.features.shape[1]:,}",
-            "grades": f"0 to {self.top_grade}",
+            "labels": f"0 to {self.top_grade}",
             "normalised": self.normalised,
             "users": f"{len(np.unique(self.who)):,}" if len(self.who) else "",
         }
 
     @property
     def extent(self) -> str:
-        """How much there is, in words."""
+        """The size of the data in words."""
         return f"{number(self.queries, 'query', 'queries')}, {number(self.documents, 'document')}"
 
     @cached_property
     def longest(self) -> int:
-        """Documents of the longest query."""
+        """The number of documents of the longest query."""
         return int(np.diff(self.offsets).max())
 
     @cached_property
     def labels(self) -> NDArray[np.float32]:
-        """[documents]: corrected clicks where there are any, otherwise grades as they are."""
+        """[documents]: corrected clicks if available, otherwise relevance labels."""
         return self.relevance if len(self.relevance) else self.grades.astype(np.float32)
 
     def select(self, queries: NDArray[np.integer] | Sequence[int]) -> RankingData:
-        """Some of the queries, in the given order."""
+        """Return some of the queries, in the given order."""
         queries = np.asarray(queries, dtype=np.int64)
         lengths = np.diff(self.offsets)[queries]
         offsets = np.concatenate(([0], np.cumsum(lengths)))
@@ -145,12 +153,14 @@ class RankingData(DisplayMixin):
 
     @staticmethod
     def join(parts: Sequence[RankingData]) -> RankingData:
-        """Several sets one after the other. They must agree in features and normalisation."""
+        """Concatenate several sets, which must agree in features and normalisation."""
         if not parts:
-            raise ValueError("nothing to join")
+            raise ValueError("parts is empty; give at least one data set")
         widths = {part.features.shape[1] for part in parts}
         if len(widths) > 1 or len({part.normalised for part in parts}) > 1:
-            raise ValueError(f"parts differ in number of features {sorted(widths)} or in normalisation")
+            raise ValueError(
+                f"parts differ in their number of features {sorted(widths)} or in normalisation; make them equal"
+            )
         if len(parts) == 1:
             return parts[0]
         starts = np.cumsum([0] + [part.documents for part in parts[:-1]])
@@ -164,11 +174,11 @@ class RankingData(DisplayMixin):
             query_ids=np.concatenate([part.query_ids for part in parts]),
             top_grade=max(part.top_grade for part in parts),
             ranges=_shared_ranges(parts),
-            who=np.empty(0, np.int32),  # parts of different logs have nobody, and no order, in common
+            who=np.empty(0, np.int32),  # parts of different logs share neither users nor an order
             when=np.empty(0, np.int64),
             position=_all_positions(parts),
             relevance=_all_relevance(parts),
-            drawn=np.empty(0, np.float32),  # of different logs, and maybe drawn in different ways
+            drawn=np.empty(0, np.float32),  # parts may be sampled in different ways
             draw=None,
             intents=_all_intents(parts),
         )

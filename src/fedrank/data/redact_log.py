@@ -1,4 +1,4 @@
-"""Redaction of a data set that is there already, whatever it was built from: texts of queries, and nothing else."""
+"""Redact an existing data set: replace query texts and nothing else."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from fedrank.data.logs import FACTS, SearchLog, load_log
 from fedrank.data.redaction import Redaction
 from fedrank.files import write_atomic
 
-EARLIER = "for reasons that are not on record"  # by a process that was killed before it counted
+EARLIER = "for reasons that are not on record"  # by a process that was killed before it counted them
 _REDACTED = re.compile(r"\[redacted ([0-9]+)\]")
 
 
 def redact_log(folder: str | os.PathLike[str], how: Redaction) -> SearchLog:
-    """Replace texts that must not be stored, for good. Lists, clicks and features stay.
+    """Permanently replace texts that must not be stored. Lists, clicks and features remain.
 
-    Killed between its two writes, it has replaced the texts and not yet counted them; called again, it counts.
+    A process that is killed between its two writes has replaced the texts but not counted them; another call counts
+    them.
     """
     folder = Path(folder)
     if how.what != "replace":
-        raise ValueError("lists cannot be dropped from a data set that is there; build it anew with --drop-redacted")
+        raise ValueError("lists cannot be dropped from an existing data set; build it again with --drop-redacted")
     with working_on(folder):
         log = load_log(folder)
         searched = np.unique(np.stack([log.query, log.user]), axis=1)[0]

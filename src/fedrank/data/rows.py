@@ -1,11 +1,11 @@
-"""The reader of rows from outside: JSON Lines, arrays of JSON, exports of search engines, CSV and TSV.
+"""Read rows from external files: JSON Lines, JSON arrays, exports of search engines, CSV and TSV.
 
-A `RowFormat` lists the columns of a format: how each may be named, how its values are converted, and why a row without
-a usable value is left out. `RowReader` reads a file by it and counts the rows that are left out, with their reasons.
+A `RowFormat` lists the columns of a format: their possible names, the conversion of values, and the reason for leaving
+out a row without a usable value. `RowReader` reads a file by it and counts the rows that are left out, by reason.
 
-Exports are read however they were made: plain objects, hits with their `_source` as elasticdump writes them, whole
-answers of `_search` and scroll, lists of objects, files for `_bulk`, whose lines between documents are skipped, and
-answers of Solr, whose fields may be lists of one value.
+Exports may be plain objects, hits with `_source` as elasticdump writes them, responses of `_search` and scroll, lists
+of objects, files for `_bulk`, whose action lines are skipped, and responses of Solr, whose fields may be lists of one
+value.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from fedrank.data.lines import MAX_LINE_LENGTH, bounded_lines, file_kind
 from fedrank.data.values import as_text, nested_value
 from fedrank.files import parse_json
 
-SHOWN = 5  # line numbers that are named
+SHOWN = 5  # maximum number of reported line numbers
 BAD_BYTES = "not UTF-8"
-BAD_ROW = "not a row"  # broken JSON, quotes of CSV that do not close, or more cells than columns
-_BULK = ({"index"}, {"create"})  # keys of a line that names where the next one goes
+BAD_ROW = "not a row"  # invalid JSON, unclosed CSV quotes, or more cells than columns
+_BULK = ({"index"}, {"create"})  # keys of action lines
 _WRAPPERS = ("_source", "hits", "response")
-_MAX_LAYOUTS = 64  # sets of keys whose columns are remembered
+_MAX_LAYOUTS = 64  # cached sets of keys
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """How many rows were left out for one reason, and the first of their lines."""
+    """The number of rows left out for one reason, and their first line numbers."""
 
     count: int
     lines: tuple[int, ...]  # at most SHOWN
@@ -43,31 +43,31 @@ class LeftOut:
 
 
 class Reasons:
-    """Why rows were left out: how often, and the first lines. `found` is how a file stores it."""
+    """Counts and first lines of rows left out, by reason. `found` is the stored form."""
 
     def __init__(self, found: dict[str, dict[str, Any]] | None = None) -> None:
         self.found = found or {}
 
     def add(self, reason: str, line: int) -> None:
-        """Count one row."""
+        """Count a row."""
         one = self.found.setdefault(reason, {"rows": 0, "lines": []})
         one["rows"] += 1
         if len(one["lines"]) < SHOWN:
             one["lines"].append(line)
 
     def all(self) -> dict[str, LeftOut]:
-        """By reason, in alphabetical order."""
+        """Return the counts by reason, in alphabetical order."""
         return {reason: LeftOut(one["rows"], tuple(one["lines"])) for reason, one in sorted(self.found.items())}
 
 
 def stored_reasons(left_out: Mapping[str, LeftOut]) -> dict[str, dict[str, Any]]:
-    """Reasons as `facts.json` stores them."""
+    """Convert reasons to the form stored in `facts.json`."""
     return {reason: {"rows": one.count, "lines": list(one.lines)} for reason, one in left_out.items()}
 
 
 def list_reasons(left_out: Mapping[str, LeftOut]) -> str:
-    """Reasons in one line, for messages."""
-    return "; ".join(f"{reason}: {one}" for reason, one in left_out.items()) or "it is empty"
+    """Format reasons in one line, for messages."""
+    return "; ".join(f"{reason}: {one}" for reason, one in left_out.items()) or "the file is empty"
 
 
 class UnusableRow(ValueError):
@@ -78,35 +78,35 @@ class UnusableRow(ValueError):
 class Column:
     """A field of a row."""
 
-    names: tuple[str, ...] = ()  # of the column, in any case of letters: the first that a file has; (): the whole row
-    parse: Callable[[Any], Any] | None = as_text  # converts a value; None or `UnusableRow`: it cannot be used
-    unusable: str = ""  # why a row whose value is None is left out; "": it is used, with None
-    required: bool = True  # a file without this column is refused
-    omittable: bool = False  # but objects of JSON may leave it out
+    names: tuple[str, ...] = ()  # possible column names, case-insensitive, in order of preference; (): the whole row
+    parse: Callable[[Any], Any] | None = as_text  # converts a value; None or `UnusableRow`: not usable
+    unusable: str = ""  # reason for leaving out a row without a value; "": use the row, with None
+    required: bool = True  # the file must have this column
+    omittable: bool = False  # JSON objects may omit it
 
 
 @dataclass(frozen=True)
 class RowFormat:
-    """The columns of a file, in the order in which they are checked; and how its rows are written."""
+    """The columns of a file in the order of checking, and the format of its rows."""
 
     columns: Mapping[str, Column]
-    kind: str = ""  # "json", "csv" or "tsv", whatever the name of the file; "": by its name
-    nested: bool = False  # names of columns are dotted paths in objects of JSON; the first with a value counts
-    unwrap: bool = True  # exports of search engines contain the rows
-    exact: bool = False  # rows of a table have as many cells as the first line; otherwise the last may be missing
-    prepare: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # changes an object before values are taken
-    longest: int = MAX_LINE_LENGTH  # bytes of a line
+    kind: str = ""  # "json", "csv" or "tsv"; "": by the name of the file
+    nested: bool = False  # column names are dotted paths in JSON objects; the first with a value counts
+    unwrap: bool = True  # extract rows from exports of search engines
+    exact: bool = False  # rows must have as many cells as the header; otherwise trailing ones may be missing
+    prepare: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # applied to an object before values are read
+    longest: int = MAX_LINE_LENGTH  # maximum bytes per line
 
 
 Row = dict[str, Any]
 _Getter = Callable[[Any], Any]
-_Field = tuple[str, _Getter | None, _Getter | None, str]  # name, how to get it from a row, parse, unusable
+_Field = tuple[str, _Getter | None, _Getter | None, str]  # name, getter, parse, unusable
 
 
 class RowReader:
     """The usable rows of a file, with their line numbers.
 
-    `chosen` names columns whose name is none of the usual. If `strict`, a malformed row is an error, and bytes that are
+    `chosen` maps fields to non-standard column names. If `strict`, a malformed row is an error, and bytes that are
     not UTF-8 are replaced.
     """
 
@@ -120,23 +120,23 @@ class RowReader:
         self.path, self.layout, self.chosen, self.strict = Path(path), layout, chosen or {}, strict
         self.rows = 0  # usable or not
         self.left_out = Reasons()
-        self.header: tuple[str, ...] = ()  # names of all columns, of the first row where rows are objects
-        self.names: dict[str, str] = {}  # of the columns that are read
-        self.replaced: list[int] = []  # rows, counted from 0, with bytes that are not UTF-8
+        self.header: tuple[str, ...] = ()  # names of all columns; for objects, of the first row
+        self.names: dict[str, str] = {}  # names of the columns that are read
+        self.replaced: list[int] = []  # indices of rows with bytes that are not UTF-8
         for name in self.chosen:
             if name not in layout.columns:
-                raise ValueError(f"columns: no {name!r} is read; choose among {', '.join(layout.columns)}")
+                raise ValueError(f"columns: unknown field {name!r}; use {', '.join(layout.columns)}")
 
     def __iter__(self) -> Iterator[tuple[int, Row]]:
         kind = self.layout.kind or file_kind(self.path)
         return self._parsed(self._objects(self._json()) if kind == "json" else self._cells(kind))
 
     def of_objects(self, objects: Iterable[tuple[int, Row]]) -> Iterator[tuple[int, Row]]:
-        """The usable rows of numbered objects that come from elsewhere, not from the file."""
+        """Yield the usable rows of numbered objects that are not from the file."""
         return self._parsed(self._objects(objects))
 
     def each(self, take: Callable[[int, Row], None], objects: Iterable[tuple[int, Row]] | None = None) -> None:
-        """Pass line number and fields of each usable row; a row that `take` finds `UnusableRow` is counted, too."""
+        """Call `take` with line number and fields of each usable row; rows that raise `UnusableRow` are counted."""
         for number, row in self if objects is None else self.of_objects(objects):
             try:
                 take(number, row)
@@ -144,7 +144,7 @@ class RowReader:
                 self.left_out.add(str(problem), number)
 
     def _parsed(self, rows: Iterable[tuple[int, Any, list[_Field]]]) -> Iterator[tuple[int, Row]]:
-        """Convert values; count rows that cannot be used."""
+        """Convert values and count unusable rows."""
         for number, values, fields in rows:
             row: Row = {}
             for name, get, parse, unusable in fields:
@@ -164,7 +164,7 @@ class RowReader:
                 yield number, row
 
     def _objects(self, objects: Iterable[tuple[int, Row]]) -> Iterator[tuple[int, Row, list[_Field]]]:
-        """Objects, and how to get their fields."""
+        """Yield objects with the getters of their fields."""
         nested = self._fields({name: _path_getter(one.names) for name, one in self.layout.columns.items()})
         layouts: dict[tuple[str, ...], list[_Field]] = {}
         for number, row in objects:
@@ -181,7 +181,7 @@ class RowReader:
             yield number, row, layouts[keys]
 
     def _json(self) -> Iterator[tuple[int, Row]]:
-        """Objects of the lines of JSON."""
+        """Yield the objects of JSON Lines."""
         unwrap, prepare = self.layout.unwrap, self.layout.prepare
         for number, text in self._texts():
             try:
@@ -190,21 +190,21 @@ class RowReader:
                 value = None
             for row in _unwrapped(value) if unwrap else (value if isinstance(value, dict) else None,):
                 if row is None:
-                    self._malformed(number, f"not an object of JSON: {text[:40]!r}; write one object a line")
+                    self._malformed(number, f"not a JSON object: {text[:40]!r}; write one object per line")
                 else:
                     yield number, row if prepare is None else prepare(row)
 
     def _cells(self, kind: str) -> Iterator[tuple[int, list[str], list[_Field]]]:
-        """Cells of a table whose first line names the columns, and which cell is which field."""
+        """Yield the cells of a table with the getters of their fields; the first line is the header."""
         fields: list[_Field] = []
         for number, text in self._texts(table=True):
             try:
-                # Line by line, since no entry spans two: a quote that does not close costs one row.
+                # Line by line, since entries do not span lines: an unclosed quote affects only one row.
                 cells = text.split("\t") if kind == "tsv" else next(csv.reader([text], strict=True))
             except csv.Error:
                 if not self.header:
-                    raise self._bad_header(number, "quotes do not close; mend them") from None
-                self._malformed(number, "quotes do not close; mend them")
+                    raise self._bad_header(number, "unclosed quotes; close them") from None
+                self._malformed(number, "unclosed quotes; close them")
                 continue
             if not self.header:
                 found = self._find_columns(cells, number)
@@ -214,15 +214,14 @@ class RowReader:
             if missing < 0 or (missing and self.layout.exact):
                 self._malformed(
                     number,
-                    f"{len(cells)} columns where the first line names {len(self.header)}; replace tabs within texts by "
-                    "blanks",
+                    f"{len(cells)} columns, but the header has {len(self.header)}; replace tabs within texts by spaces",
                 )
             else:
                 self.rows += 1
                 yield number, cells + [""] * missing if missing else cells, fields
 
     def _texts(self, table: bool = False) -> Iterator[tuple[int, str]]:
-        """Lines as text."""
+        """Yield lines as text."""
         first = True
         for number, line in bounded_lines(self.path, self.layout.longest):
             try:
@@ -235,15 +234,15 @@ class RowReader:
                 yield number, text
 
     def _too_long(self, number: int, header: bool) -> str:
-        """Leave out a line."""
-        reason = f"a line of more than {self.layout.longest >> 20} MiB"
+        """Leave out a line that is too long."""
+        reason = f"a line longer than {self.layout.longest >> 20} MiB"
         if header:
             raise self._bad_header(number, reason)
-        self._malformed(number, f"{reason}; write shorter ones", reason)
+        self._malformed(number, f"{reason}; shorten it", reason)
         return ""
 
     def _replaced(self, number: int, line: bytes, header: bool) -> str:
-        """Leave out a line that is not UTF-8, or replace the bytes that are not."""
+        """Leave out a line that is not UTF-8, or replace the invalid bytes."""
         if self.strict:
             if not header:
                 self.replaced.append(self.rows)
@@ -254,15 +253,15 @@ class RowReader:
         return ""
 
     def _fields(self, getters: Mapping[str, _Getter | None]) -> list[_Field]:
-        """How each field of a row is read."""
+        """Return how each field of a row is read."""
         return [
             (name, getters.get(name, _nothing), one.parse, one.unusable) for name, one in self.layout.columns.items()
         ]
 
     def _find_columns(self, names: Sequence[str], number: int, omit: bool = False) -> dict[str, str]:
-        """Which column has which field: the chosen one, else the first that has one of the field's names.
+        """Map fields to columns: the chosen column, otherwise the first with one of the field's names.
 
-        The first row must have all that is required; of objects, later ones only if the reader is strict.
+        The first row must have all required columns; later objects only if the reader is strict.
         """
         known = {name.strip().lower(): name for name in reversed(names)}
         found = {}
@@ -275,8 +274,8 @@ class RowReader:
                 self.strict or not self.header
             ):
                 raise ValueError(
-                    f"{self.path}, line {number}: no column {' or '.join(map(repr, wanted))} for the {name}; there are "
-                    f"{', '.join(map(repr, names)) or 'none'}; name its columns in the first line"
+                    f"{self.path}, line {number}: no column {' or '.join(map(repr, wanted))} for the {name}; the "
+                    f"columns are {', '.join(map(repr, names)) or 'missing'}; name the columns in the first line"
                 )
         if not self.header:
             self.header, self.names = tuple(names), found
@@ -289,11 +288,11 @@ class RowReader:
         self.left_out.add(reason, number)
 
     def _bad_header(self, number: int, problem: str) -> ValueError:
-        return ValueError(f"{self.path}, line {number}: the names of the columns cannot be read: {problem}")
+        return ValueError(f"{self.path}, line {number}: the column names cannot be read: {problem}")
 
 
 def column_names(path: str | os.PathLike[str]) -> tuple[str, ...]:
-    """Names of the columns of a file, or of its first object; none where there is no row."""
+    """Return the column names of a file, or of its first object; empty without rows."""
     reader = RowReader(path, RowFormat({}))
     next(iter(reader), None)
     return reader.header
@@ -304,7 +303,7 @@ def _nothing(row: Any) -> None:
 
 
 def _path_getter(paths: tuple[str, ...]) -> _Getter | None:
-    """The first value at one of some paths; None where there are none, and the whole row is meant."""
+    """Return a getter of the first value at any of the paths; None for no paths, which means the whole row."""
     if len(paths) > 1:
         return lambda row: next((found for path in paths if (found := nested_value(row, path)) is not None), None)
     if not paths:
@@ -316,7 +315,7 @@ def _path_getter(paths: tuple[str, ...]) -> _Getter | None:
 
     def get(row: Row) -> Any:
         inner: Any = row
-        for name in outer:  # what nearly all objects are: nested
+        for name in outer:  # most objects are nested
             inner = inner.get(name)
             if type(inner) is not dict:
                 return nested_value(row, path)
@@ -327,9 +326,9 @@ def _path_getter(paths: tuple[str, ...]) -> _Getter | None:
 
 
 def _unwrapped(row: Any) -> Iterable[dict[str, Any] | None]:
-    """The objects within an answer, a hit or a list; None for anything else."""
+    """The objects within a response, a hit or a list; None for anything else."""
     if isinstance(row, dict) and len(row) > 1 and row.keys().isdisjoint(_WRAPPERS):
-        return (row,)  # what nearly all lines are
+        return (row,)  # the common case
     return _inner_objects(row)
 
 

@@ -1,8 +1,8 @@
-"""Lists as they were shown and what was clicked, as a log has them: read from plain tables, or from UBI (`ubi.py`).
+"""Read logs of shown result lists and clicks from tables; `ubi.py` reads UBI.
 
 A table (TSV, CSV or JSON Lines) has a row for every page of results that a user saw: user, time, query, the documents
-in the order shown, those that were clicked, and if they are known the positions before the first of them, seconds spent
-on each clicked one, and the scores by which the list was drawn.
+in the order shown, the clicked ones, and optionally the offset of the first position, dwell times of clicked documents
+in seconds, and the scores with which the list was sampled.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from fedrank.data.documents import Documents
 from fedrank.data.rows import BAD_ROW, Column, LeftOut, Reasons, Row, RowFormat, RowReader, UnusableRow, column_names
 from fedrank.data.values import find_id, parse_id, parse_list, parse_number, parse_offset, parse_query, parse_time
 
-BROWSERS = ("client_id", "client", "browser")  # columns that name one of these, not a person
-NO_LIST = "no list: nothing was shown"
-UNKNOWN_FIRST = "list that begins with a document that is not in the collection"
+BROWSERS = ("client_id", "client", "browser")  # columns that identify a browser instead of a person
+NO_LIST = "empty list"
+UNKNOWN_FIRST = "list whose first document is not in the collection"
 TWICE = "list that shows a document twice"
 LONG_QUERY = "query of more than 1,000 characters"
-NOT_SHOWN = "click on what was not shown"
-REPEATED = "click on the same document again"
-BAD_FIRST = "first place that is none"
-BAD_DWELL = "time on a document that is none"
-BAD_SCORES = "scores that do not fit their list"
+NOT_SHOWN = "click on a document that was not shown"
+REPEATED = "repeated click on the same document"
+BAD_FIRST = "invalid first position"
+BAD_DWELL = "invalid dwell time"
+BAD_SCORES = "scores that do not match their list"
 MAX_QUERY_LENGTH = 1000
-MAX_DWELL = 86_400.0  # seconds; a tab that stays open for longer is not being read
+MAX_DWELL = 86_400.0  # seconds; a tab that is open for longer is not being read
 
 
 def parse_typed_query(value: Any) -> str:
-    """A query as it is compared with others, of a text that is not too long."""
+    """Normalise a query, with a limit on its length."""
     text = parse_query(value) if isinstance(value, str) else None
     if text is None or len(text) > MAX_QUERY_LENGTH:
         raise UnusableRow(EMPTY_QUERY if text is None else LONG_QUERY)
@@ -48,12 +48,12 @@ def parse_typed_query(value: Any) -> str:
 
 
 def parse_user(value: Any) -> str | None:
-    """The id of a user; None where there is none."""
+    """The id of a user; None if missing."""
     return parse_id(value) or None
 
 
 def parse_shown(value: Any) -> list[Any]:
-    """Ids of the documents that were shown, at least one."""
+    """The ids of the shown documents, at least one."""
     ids = parse_list(value)
     if not ids:
         raise UnusableRow(BAD_ROW if ids is None else NO_LIST)
@@ -61,7 +61,7 @@ def parse_shown(value: Any) -> list[Any]:
 
 
 def parse_dwell(value: Any) -> float | None:
-    """Seconds on a document; None where it is not a time that a person can spend there."""
+    """A dwell time in seconds; None if it is not plausible."""
     seconds = parse_number(value)
     return seconds if seconds is not None and 0 <= seconds <= MAX_DWELL else None
 
@@ -86,38 +86,38 @@ SHOWN_LOG = RowFormat(
 
 @dataclass(frozen=True)
 class ShownRows:
-    """Lists in order of time, their documents one after the other; and what became of the other rows."""
+    """Lists ordered by time, with concatenated documents; and counts of the other rows."""
 
     user: NDArray[np.int32]  # [lists], a row of `users`
     time: NDArray[np.int64]  # [lists], seconds since 1970
     query: NDArray[np.int32]  # [lists], a row of `queries`
-    first: NDArray[np.int32]  # [lists], positions before the list
+    first: NDArray[np.int32]  # [lists], offset of the first position
     offsets: NDArray[np.int64]  # [lists + 1]: list i shows document[offsets[i] : offsets[i + 1]]
     document: NDArray[np.int32]  # a row of the collection
     clicks: NDArray[np.uint8]  # [documents shown]
     users: list[str]
-    queries: list[str]  # normalised, as they were typed
+    queries: list[str]  # normalised, not redacted
     rows: int  # read, usable or not
     left_out: dict[str, LeftOut]  # by reason
-    noticed: dict[str, LeftOut] = field(default_factory=dict)  # what is odd, and was used nevertheless
+    noticed: dict[str, LeftOut] = field(default_factory=dict)  # unusual rows that were used
     unit: str = "person"  # or "browser"
-    client: NDArray[np.int32] | None = None  # [lists]: which browser, where users are persons
-    dwell: NDArray[np.float32] | None = None  # [documents shown]: seconds; NaN where it is not known
+    client: NDArray[np.int32] | None = None  # [lists]: browser, if users are persons
+    dwell: NDArray[np.float32] | None = None  # [documents shown]: seconds; NaN if unknown
     scores: NDArray[np.float32] | None = None  # [documents shown]
-    drawn: tuple[float, float] | None = None  # temperature and keep of all lists
-    out_of_order: int = 0  # lists that stood behind a later one
-    counts: dict[str, int] = field(default_factory=dict)  # of what else was seen
-    ids: tuple[str, ...] = ()  # [lists]: of their searches, where a log has them
+    drawn: tuple[float, float] | None = None  # temperature and keep probability of all lists
+    out_of_order: int = 0  # lists that follow a later one in the file
+    counts: dict[str, int] = field(default_factory=dict)  # of other observations
+    ids: tuple[str, ...] = ()  # [lists]: search ids, if the log has them
 
     def __len__(self) -> int:
         return len(self.user)
 
     def clicks_of_lists(self) -> NDArray[np.int64]:
-        """[lists]: how many documents of each were clicked."""
+        """[lists]: number of clicked documents."""
         return np.add.reduceat(self.clicks, self.offsets[:-1], dtype=np.int64) if len(self) else np.empty(0, np.int64)
 
     def select(self, chosen: NDArray[np.bool_]) -> ShownRows:
-        """Some of the lists; numbers of users and queries stay the same."""
+        """Return some of the lists; indices of users and queries stay the same."""
         inner = np.repeat(chosen, np.diff(self.offsets))
         about = {
             name: value if value is None else value[inner]
@@ -132,21 +132,21 @@ class ShownRows:
 
 
 class ListColumns:
-    """Usable lists while they are being read, as columns of numbers."""
+    """Usable lists as numeric columns, filled while a log is read."""
 
     def __init__(self, positions: int) -> None:
         self.positions = positions
         self.users: dict[str, int] = {}
         self.queries: dict[str, int] = {}
-        self.ids: list[str] = []  # of searches, where the log has them
+        self.ids: list[str] = []  # search ids, if the log has them
         self.user, self.query, self.first = array("i"), array("i"), array("i")
         self.time, self.line = array("d"), array("q")
         self.offsets, self.document = array("q", [0]), array("i")
-        self.scores: array[float] | None = None  # as long as `document` once a list has some
+        self.scores: array[float] | None = None  # as long as `document` once a list has scores
         self.drawn: set[tuple[float, float]] = set()
         self.unscored = 0
         self.clicks = bytearray()  # [documents shown]
-        self.dwell = array("f")  # [documents shown], once one is known
+        self.dwell = array("f")  # [documents shown], once a dwell time is known
         self.cut_unknown = self.cut_positions = 0
 
     def __len__(self) -> int:
@@ -155,9 +155,9 @@ class ListColumns:
     def add(
         self, user: str, moment: float, text: str, rows: Sequence[int], first: int, line: int, drawn: Drawn | None
     ) -> int:
-        """Add a list of documents, of which unknown ones are negative: `check_list` must have passed.
+        """Add a list of documents, in which unknown ones are negative; `check_list` must have passed.
 
-        It ends before a document that is not known, and at the last position that is read.
+        The list is truncated before an unknown document and at the position limit.
         """
         length = next((index for index, row in enumerate(rows) if row < 0), len(rows))
         self.cut_unknown += length < len(rows)
@@ -182,7 +182,7 @@ class ListColumns:
         return len(self.user) - 1
 
     def position_of(self, one: int, row: int) -> int:
-        """Where a list shows a document, among all that were shown; -1 where it does not."""
+        """The index of a document of a list among all shown documents; -1 if the list does not contain it."""
         start = self.offsets[one]
         try:
             return start + self.document[start : self.offsets[one + 1]].index(row)
@@ -190,7 +190,7 @@ class ListColumns:
             return -1
 
     def set_dwell(self, at: int, seconds: float | None) -> bool:
-        """Set the time on a document that was shown; False where it is not known."""
+        """Set the dwell time of a shown document; return False if it is unknown."""
         if seconds is None:
             return False
         self.dwell.extend(itertools.repeat(math.nan, len(self.document) - len(self.dwell)))
@@ -200,7 +200,7 @@ class ListColumns:
     def finish(
         self, left_out: Reasons, client: array[int] | None = None, counts: dict[str, int] | None = None, **others: Any
     ) -> ShownRows:
-        """All lists in order of time."""
+        """Return all lists ordered by time."""
         time = np.floor(np.array(self.time, dtype=np.float64)).astype(np.int64)
         order = np.argsort(time, kind="stable")
         offsets = np.array(self.offsets, dtype=np.int64)
@@ -212,8 +212,8 @@ class ListColumns:
         if self.dwell:
             self.dwell.extend(itertools.repeat(math.nan, len(self.document) - len(self.dwell)))
         cut = {
-            "lists cut before a document that is not in the collection": self.cut_unknown,
-            f"lists cut behind place {self.positions:,}": self.cut_positions,
+            "lists truncated before a document that is not in the collection": self.cut_unknown,
+            f"lists truncated after position {self.positions:,}": self.cut_positions,
         }
         return ShownRows(
             user=np.array(self.user, dtype=np.int32)[order],
@@ -239,7 +239,7 @@ class ListColumns:
 
 @dataclass(frozen=True)
 class Drawn:
-    """How a list was drawn."""
+    """How a list was sampled: scores, temperature and keep probability."""
 
     scores: list[float]
     temperature: float
@@ -247,7 +247,7 @@ class Drawn:
 
 
 def parse_drawn(stated: tuple[Any, Any, Any], length: int) -> Drawn | None:
-    """How a list was drawn, of scores, temperature and keep; None where there are no scores."""
+    """Parse scores, temperature and keep probability of a list; None without scores."""
     scores, temperature, keep = stated
     if scores is None or scores == "":
         return None
@@ -260,7 +260,7 @@ def parse_drawn(stated: tuple[Any, Any, Any], length: int) -> Drawn | None:
 
 
 def check_list(rows: Sequence[int]) -> None:
-    """Refuse a list whose first document is unknown (negative), or that shows one twice."""
+    """Raise `UnusableRow` for a list with an unknown (negative) first document or a duplicate."""
     if rows[0] < 0:
         raise UnusableRow(UNKNOWN_FIRST)
     known = [row for row in rows if row >= 0]
@@ -269,7 +269,7 @@ def check_list(rows: Sequence[int]) -> None:
 
 
 def is_shown_table(path: str | os.PathLike[str], columns: Mapping[str, str] | None = None) -> bool:
-    """Whether a log has a column of lists as they were shown."""
+    """Whether a log has a column of shown lists."""
     if "shown" in (columns or {}):
         return True
     return not from_ir_datasets.is_there(Path(path)) and any(
@@ -284,9 +284,9 @@ def read_shown(
     positions: int = 100,
     drawn: tuple[float, float] | None = None,
 ) -> ShownRows:
-    """Read a table of lists as they were shown; `drawn` are temperature and keep of its scores.
+    """Read a table of shown lists; `drawn` are temperature and keep probability of its scores.
 
-    Lists are of JSON, or ids with blanks between them. A row that cannot be used is counted with its reason.
+    Lists are JSON, or ids separated by spaces. Unusable rows are counted by reason.
     """
     reader, lists = RowReader(path, SHOWN_LOG, columns), ListColumns(positions)
     known = {name: row for row, name in enumerate(documents.ids)}

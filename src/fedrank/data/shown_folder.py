@@ -1,4 +1,4 @@
-"""Lists as they were shown, written as a data set that `load_log` opens."""
+"""Write shown lists as a data set that `load_log` opens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNITS = ("person", "browser")
 
 @dataclass(frozen=True, kw_only=True)
 class ShownLists:
-    """Lists, clicks and features in memory; entries and users in any order. `SearchLog` says what each field means."""
+    """Lists, clicks and features in memory; entries and users in any order. See `SearchLog` for the fields."""
 
     features: Features  # [pairs, features]
     lists: NDArray[np.integer[Any]]  # [entries, longest]
@@ -43,14 +43,12 @@ class ShownLists:
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
-            raise ValueError(f"unit = {self.unit!r}: a user is one of {', '.join(UNITS)}")
+            raise ValueError(f"unit must be one of {', '.join(UNITS)} (got {self.unit!r})")
         if self.scores is not None and (self.temperature is None or self.keep is None):
-            raise ValueError(
-                "scores without temperature and keep do not determine how lists were drawn; give all three"
-            )
+            raise ValueError("scores need temperature and keep to determine how lists were sampled; give all three")
 
     def ordered(self) -> ShownLists:
-        """Entries in order of time, users by their entries, most active first."""
+        """Return entries ordered by time, and users with the most active first."""
         order = np.argsort(self.time, kind="stable")
         active = np.argsort(-np.bincount(self.user, minlength=len(self.users)), kind="stable")
         number = np.empty(len(self.users), np.int64)
@@ -69,16 +67,16 @@ _BY_ENTRY = ("lists", "clicks", "user", "time", "query", "first", "dwell", "scor
 def write_shown(
     folder: str | os.PathLike[str], shown: ShownLists, settings: Mapping[str, Any], facts: Mapping[str, Any] = {}
 ) -> SearchLog:
-    """Write a data set and open it. `settings` are how it was made, such as {"features": "engine-1"}.
+    """Write a data set and open it. `settings` describe how it was made, such as {"features": "engine-1"}.
 
-    `facts` replace what it says of itself otherwise: that every entry was a sound row, and nothing was left out.
+    `facts` override the default facts, by which every entry is a valid row and no row was left out.
     """
     folder, shown = Path(folder), shown.ordered()
     values = shown.__dict__ | {"first": np.zeros(len(shown.user)) if shown.first is None else shown.first}
     kinds = SHOWN_ARRAYS | {name: kind for name, kind in SHOWN_MORE.items() if values[name] is not None}
     arrays = {name: np.asarray(values[name]).astype(kind) for name, kind in kinds.items()}
     with working_on(folder):
-        begin(folder, {"settings": dict(settings)}).begin()  # a folder that is left half written is known
+        begin(folder, {"settings": dict(settings)}).begin()  # marks the folder as unfinished
         for name, array in arrays.items():
             save_array(folder / f"{name}.npy", array)
         write_texts(folder, shown.users, shown.queries, shown.documents)

@@ -1,8 +1,8 @@
-"""Synthetic ranking data that is worth learning from, in the shape of three well-known sets.
+"""Synthetic ranking data that can be learned from, in the shape of three well-known sets.
 
 A document has hidden traits: how well its body, anchor texts, title and URL match the query, its length, its authority,
-its depth in the site. Features see the traits through noise, as term and link counts do; grades depend on them in a way
-that no weighted sum can express. A linear ranker learns something, a neural one more, a forest of trees the most.
+and its depth in the site. Features are noisy observations of the traits, as term and link counts are; relevance labels
+depend on the traits in a non-linear way. A linear ranker learns something, a neural one more, a forest the most.
 """
 
 from __future__ import annotations
@@ -22,40 +22,42 @@ _Real = NDArray[np.float32]
 
 
 class _Sight(NamedTuple):
-    """What a feature sees of a document: a weighted sum of its traits and noise, shown in one of several forms."""
+    """A feature of a document: a weighted sum of its traits with noise, in one of several forms."""
 
-    form: str  # score, share (0 .. 1), count (heavy tail, 0 in an empty stream), query (one value a query), rare, empty
+    form: (
+        str  # score, share (0 .. 1), count (heavy tail, 0 in an empty stream), query (one value per query), rare, empty
+    )
     match: float = 0.0
     length: float = 0.0
     authority: float = 0.0
     depth: float = 0.0
     noise: float = 1.0  # standard deviation
-    middle: float = 0.0  # a score's mean, the logarithm of a count's median
+    middle: float = 0.0  # mean of a score, or logarithm of the median of a count
     spread: float = 1.0  # of a score, or of the logarithm of a count
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """What a synthetic set imitates."""
+    """Parameters of a synthetic set."""
 
     queries: int
-    shares: tuple[float, ...]  # of grades 0, 1, ...
-    length: tuple[float, float, int, int]  # documents a query: median, spread of the logarithm, least, most
-    barren: float  # share of queries without a relevant document by decree; a few more follow by chance
-    noise: float  # of grades, standard deviation in a query of mean difficulty
+    shares: tuple[float, ...]  # of relevance labels 0, 1, ...
+    length: tuple[float, float, int, int]  # documents per query: median, spread of the logarithm, minimum, maximum
+    barren: float  # share of queries that are forced to have no relevant document
+    noise: float  # of labels, standard deviation in a query of mean difficulty
     blocks: tuple[_Sight, ...]  # each gives five features, one per stream
     singles: tuple[_Sight, ...]  # features of the whole document or of its site
-    scaled: bool  # features are published scaled to 0 .. 1 within each query
+    scaled: bool  # features are scaled to 0 .. 1 within each query, as published
     names: tuple[str, ...]
-    relevant: float = 0.0  # mean number of relevant documents of a query, however long it is; 0: it varies as it may
-    lookalikes: float = 0.0  # share of documents that match the query as relevant ones do, and have some other flaw
-    ordered: int | None = None  # feature by which the first stage ordered the documents of a query; None: by chance
+    relevant: float = 0.0  # mean number of relevant documents per query of any length; 0: not controlled
+    lookalikes: float = 0.0  # share of hard negatives: they match the query but have another flaw
+    ordered: int | None = None  # feature by which the first stage ordered documents; None: random order
 
 
 class _Traits(NamedTuple):
-    """What documents are like, hidden from every ranker; of mean 0 and deviation about 1."""
+    """Hidden traits of documents, with mean 0 and standard deviation about 1."""
 
-    full: NDArray[np.bool_]  # [streams, documents]: whether the stream holds anything
+    full: NDArray[np.bool_]  # [streams, documents]: whether the stream is not empty
     match: _Real  # [streams, documents]
     length: _Real  # [documents]
     authority: _Real  # [documents]
@@ -134,11 +136,11 @@ _SHAPES = {
         scaled=False,
         names=MSLR,
     ),
-    # From what Lucchese et al. (SIGIR 2018) say about Istella-X, and fixed before anything was trained on it. 15 % of
-    # its queries have at most 100 documents and 39 % more than 4,900, of at most 5,000: a clipped log-normal with this
-    # median and spread. Its mean is 2,578, theirs 2,679. 4.64 are relevant, with grades 1 to 4, and documents come in
-    # the order of BM25. Four of the 220 features make one of these 60, with half the noise, so that a run takes minutes
-    # and as much can be known. Not published, hence guesses: how many of the others are hard, how noisy grades are.
+    # From the description of Istella-X by Lucchese et al. (SIGIR 2018), and fixed before any training. 15 % of its
+    # queries have at most 100 documents and 39 % more than 4,900, of at most 5,000: a clipped log-normal with this
+    # median and spread. Its mean is 2,578, theirs 2,679. 4.64 documents are relevant, with labels 1 to 4, and documents
+    # are in the order of BM25. One of these 60 features stands for four of the 220, with half the noise, so a run takes
+    # minutes. Assumptions, since not published: the share of hard negatives and the noise of labels.
     "istella-x": _Shape(
         queries=250,
         shares=(0.9983, 0.0003, 0.0004, 0.0006, 0.0004),
@@ -155,7 +157,7 @@ _SHAPES = {
     ),
 }
 
-_FULL = (0.95, 0.35, 0.90, 0.45, 0.97)  # share of documents in which each stream holds anything
+_FULL = (0.95, 0.35, 0.90, 0.45, 0.97)  # share of documents in which each stream is not empty
 
 
 def synthetic(shape: str, queries: int | None = None, seed: int = 0) -> RankingData:
@@ -168,17 +170,17 @@ def synthetic(shape: str, queries: int | None = None, seed: int = 0) -> RankingD
     >>> import fedrank as fr
     >>> data = fr.synthetic("mslr", queries=20, seed=1)
     >>> data
-    <RankingData synthetic-mslr; queries: 20; documents: 2,091; features: 136; grades: 0 to 4; normalised: none>
+    <RankingData synthetic-mslr; queries: 20; documents: 2,091; features: 136; labels: 0 to 4; normalised: none>
     >>> bm25 = data.features[:, data.feature_names.index("BM25 of whole document")]
     >>> fr.evaluate(["ndcg@10"], bm25, data).round(3).tolist()
     [0.231]
     """
     if shape not in _SHAPES:
-        raise ValueError(f"no synthetic shape {shape!r}; use one of {', '.join(_SHAPES)}")
+        raise ValueError(f"unknown synthetic shape {shape!r}; use one of {', '.join(_SHAPES)}")
     plan = _SHAPES[shape]
     queries = plan.queries if queries is None else queries
     if queries < 1:
-        raise ValueError(f"queries = {queries} leaves nothing to rank; ask for at least 1")
+        raise ValueError(f"queries must be at least 1 (got {queries})")
     rng = rng_for(seed, "synthetic", shape, queries)
 
     lengths = _lengths(plan, queries, rng)
@@ -214,7 +216,7 @@ def _lengths(plan: _Shape, queries: int, rng: np.random.Generator) -> NDArray[np
     median, spread, least, most = plan.length
     drawn = np.rint(median * kernels.elementary.exp_each(spread * kernels.chance.normals(rng, queries)))
     lengths = np.clip(drawn, least, most).astype(np.int64)
-    lengths[rng.random(queries) < 0.01] = 1  # real sets hold a few, and they break careless code
+    lengths[rng.random(queries) < 0.01] = 1  # real sets contain a few queries with one document
     return lengths
 
 
@@ -222,17 +224,17 @@ def _traits(query: NDArray[np.int64], queries: int, rng: np.random.Generator) ->
     documents = len(query)
     topical, length, fame, depth = _normals(rng, 4, documents)
     own = _normals(rng, 4, documents)
-    tide = _normals(rng, queries)[query]  # all documents of a query match more, or less
+    tide = _normals(rng, queries)[query]  # shifts the match of all documents of a query
     body, anchor, title, url = np.float32(0.6) * topical + np.float32(0.8) * own + np.float32(0.3) * tide
     whole = np.float32(0.8) * body + np.float32(0.35) * title + np.float32(0.2) * anchor
     full = rng.random((5, documents), dtype=np.float32) < np.array(_FULL, dtype=np.float32)[:, None]
     match = np.where(full, np.stack((body, anchor, title, url, whole)), np.float32(-1.5))
-    authority = np.float32(0.8) * fame - np.float32(0.6) * depth  # home pages are the well-known ones
+    authority = np.float32(0.8) * fame - np.float32(0.6) * depth  # home pages have the highest authority
     return _Traits(full, match, length, authority, depth)
 
 
 def _with_lookalikes(plan: _Shape, traits: _Traits, rng: np.random.Generator) -> _Traits:
-    """Some documents about the query that are far too long or too short: the negatives that are hard to tell."""
+    """Add hard negatives: documents that match the query but are far too long or too short."""
     chosen = rng.random(len(traits.length), dtype=np.float32) < plan.lookalikes
     match = traits.match + np.where(traits.full & chosen, np.float32(1.2), np.float32(0))
     far = traits.length + np.copysign(np.float32(1.2), traits.length)
@@ -240,13 +242,13 @@ def _with_lookalikes(plan: _Shape, traits: _Traits, rng: np.random.Generator) ->
 
 
 def _appeal(traits: _Traits) -> _Real:
-    """How relevant documents are before chance: what a perfect ranker would sort by."""
+    """Relevance before noise, by which a perfect ranker would sort."""
     body, anchor, title = traits.match[:3]
     best = np.maximum(np.maximum(body, anchor), title)  # one good stream is enough
-    # Authority helps those who are on topic; a famous page about something else is all the more a nuisance.
+    # Authority helps documents on topic; it makes off-topic pages worse.
     trusted = np.where(best > 0.4, traits.authority, np.float32(-0.4) * traits.authority)
     odd = np.minimum(np.square(traits.length), 4)  # too short and too long are both bad
-    stuffed = (body > 1.4) & (title < 0.2)  # words repeated in the body, and a title about something else
+    stuffed = (body > 1.4) & (title < 0.2)  # keyword stuffing: many matches in the body, none in the title
     appeal: _Real = (
         np.float32(0.8) * best + np.float32(1.1) * trusted - np.float32(0.9) * odd - np.float32(2.0) * stuffed
     )
@@ -272,7 +274,7 @@ def _grades(
 def _few_relevant(
     plan: _Shape, judged: _Real, query: NDArray[np.int64], barren: NDArray[np.bool_], rng: np.random.Generator
 ) -> NDArray[np.int8]:
-    """A few of each query's best documents are relevant; the better, the higher the grade that they draw."""
+    """A few of each query's best documents are relevant; better documents get higher labels."""
     wanted = np.where(barren, 0, 1 + rng.poisson(plan.relevant / (1 - plan.barren) - 1, len(barren)))
     order = np.lexsort((-judged, query))
     first = np.searchsorted(query, np.arange(len(barren)))
@@ -280,7 +282,7 @@ def _few_relevant(
     shares = np.array(plan.shares[1:])
     drawn = 1 + np.searchsorted(np.cumsum(shares) / shares.sum(), rng.random(len(chosen)), side="right")
     grades = np.zeros(len(query), dtype=np.int8)
-    # Within a query the grades that were drawn go to its documents in their order.
+    # Within a query, the drawn labels are assigned to documents in their order.
     grades[chosen] = drawn[np.lexsort((-drawn, query[chosen]))]
     return grades
 
@@ -296,7 +298,7 @@ def _features(plan: _Shape, traits: _Traits, query: NDArray[np.int64], queries: 
             seen = _normals(rng, queries)[query]
         else:
             seen = np.float32(sight.noise) * _normals(rng, len(query))
-        # Term by term rather than as a matrix product, whose last bits depend on the machine.
+        # Term by term instead of as a matrix product, whose last bits depend on the machine.
         weights = (sight.match, sight.length, sight.authority, sight.depth)
         for weight, trait in zip(weights, (match, traits.length, traits.authority, traits.depth), strict=True):
             if weight:
@@ -323,6 +325,6 @@ def _shown(sight: _Sight, seen: _Real, full: NDArray[np.bool_], rng: np.random.G
 def _scaled(features: _Real, offsets: NDArray[np.int64], query: NDArray[np.int64]) -> _Real:
     low = np.minimum.reduceat(features, offsets[:-1])
     width = np.maximum.reduceat(features, offsets[:-1]) - low
-    width[width == 0] = 1  # constant within a query becomes 0
+    width[width == 0] = 1  # features that are constant within a query become 0
     scaled: _Real = np.round((features - low[query]) / width[query], 6)
     return scaled

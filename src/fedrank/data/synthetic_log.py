@@ -1,7 +1,7 @@
-"""A made-up search log with the character of a real one, for tests and demonstrations.
+"""Generate a synthetic search log with realistic statistics, for tests and demonstrations.
 
-Documents have topics. Users have skewed tastes: few topics each, and a liking for titles or for texts that match. A few
-users do most of the searching, and everybody searches in bursts. Queries are popular or rare, and shared by users.
+Documents have topics. Users prefer few topics each, and titles or texts that match. A few users submit most searches,
+and all users search in bursts. Queries are popular or rare, and shared by users.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fedrank.seeds import rng_for
 
 LOG, CORPUS = "log.tsv", "corpus.jsonl"
 LARGEST = {"users": 1_000_000, "documents": 1_000_000, "topics": 1_000, "days": 36_500, "least": 10_000}
-_BEGINNING = 1_141_171_200  # the first of March 2006, when AOL's log begins
+_BEGINNING = 1_141_171_200  # 1 March 2006, the first day of AOL's log
 _DAY = 86_400
 _SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
 _FILLS = 20  # documents that a query should match
-_MOST = 100  # times as many entries as the least active user may have
+_MOST = 100  # maximum ratio of entries to those of the least active user
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,11 @@ def synthetic_log(
     documents: int = 2000,
     topics: int = 20,
     days: int = 90,
-    exponent: float = 2.0,  # of the power law of entries per user; larger: more equal users
-    taste: float = 0.1,  # Dirichlet; smaller: fewer topics per user
+    exponent: float = 2.0,  # of the power law of entries per user; larger: more equal
+    taste: float = 0.1,  # Dirichlet parameter; smaller: fewer topics per user
     least: int = 5,  # entries of the least active user
 ) -> tuple[Path, Path]:
-    """Write a log and its documents into a folder; returns both files."""
+    """Write a log and its documents into a folder and return both files."""
     lines, described = log_lines(users, seed, documents, topics, days, exponent, taste, least)
     log, corpus = Path(out) / LOG, Path(out) / CORPUS
     write_new({corpus: described, log: ["user\ttime\tquery\tdocument\n", *lines]})
@@ -63,13 +63,13 @@ def log_lines(
     taste: float = 0.1,
     least: int = 5,
 ) -> tuple[list[str], list[str]]:
-    """The lines of a log, without its heading, and those of its documents."""
+    """Return the lines of a log without header, and those of its documents."""
     given = {"users": users, "documents": documents, "topics": topics, "days": days, "least": least}
     for name, value in given.items():
         if not 1 <= value <= LARGEST[name]:
-            raise ValueError(f"{name} = {value} is out of range; use 1 to {LARGEST[name]:,}")
+            raise ValueError(f"{name} must be from 1 to {LARGEST[name]:,} (got {value})")
     if not exponent > 1 or not taste > 0:
-        raise ValueError(f"exponent = {exponent}, taste = {taste}: the exponent must exceed 1, the taste 0")
+        raise ValueError(f"exponent must be greater than 1 (got {exponent}), taste greater than 0 (got {taste})")
     rng = rng_for(seed, "documents")
     words = _words(topics, rng)
     topic_of = rng.integers(topics, size=documents)
@@ -87,16 +87,16 @@ def log_lines(
 
 
 def write_new(files: Mapping[Path, Sequence[str]]) -> None:
-    """Write files of lines; those that hold the same lines already, from a command that was stopped, are left alone.
+    """Write files of lines; files with the same contents, from an interrupted command, are left unchanged.
 
-    A file that holds something else is not overwritten, and then none is written.
+    If any file has other contents, nothing is written.
     """
     contents = {path: "".join(lines).encode() for path, lines in files.items()}
     missing = [path for path in contents if not path.exists()]
     for path in contents.keys() - {*missing}:
         size = len(contents[path])
         if path.stat().st_size != size or read_bytes(path, size) != contents[path]:
-            raise FileExistsError(f"{path} is there already; name another folder, so that nothing is overwritten")
+            raise FileExistsError(f"{path} already exists with other contents; name another folder")
     for path in missing:
         write_atomic(path, contents[path])
 
@@ -107,7 +107,7 @@ def _line(row: int, one: _Document) -> str:
 
 
 def _words(topics: int, rng: np.random.Generator) -> list[list[str]]:
-    """Words of every topic, frequent ones first; the last row are words of no topic."""
+    """Words of every topic, in order of frequency; the last row are general words."""
     drawn = dict.fromkeys(
         "".join(rng.choice(_SYLLABLES, size=int(size))) for size in rng.integers(2, 5, size=400 * (topics + 1))
     )
@@ -126,7 +126,7 @@ def _document(row: int, own: list[str], words: list[list[str]], rng: np.random.G
 
 
 def _draw(words: list[str], count: int, rng: np.random.Generator) -> list[str]:
-    """Words by Zipf's law, roughly: the word of rank r about as often as 1 / r."""
+    """Draw words approximately by Zipf's law: frequency 1 / r for rank r."""
     ranks = kernels.elementary.exp_each(rng.random(count) * kernels.elementary.log(len(words))).astype(int) - 1
     return [words[rank] for rank in np.minimum(ranks, len(words) - 1)]
 
@@ -135,12 +135,12 @@ def _draw(words: list[str], count: int, rng: np.random.Generator) -> list[str]:
 class _Query:
     text: str
     found: NDArray[np.int64]  # documents that match
-    title: NDArray[np.float64]  # of them: share of the query's words in the title
-    body: NDArray[np.float64]  # and in the text
+    title: NDArray[np.float64]  # share of the query's words in the title of each
+    body: NDArray[np.float64]  # share of the query's words in the text of each
 
 
 def _queries(collection: list[_Document], rows: NDArray[np.int64], rng: np.random.Generator) -> list[_Query]:
-    """What people ask about a topic: words of a title; the most popular queries first."""
+    """Queries about a topic, made from words of titles; the most popular first."""
     found = {}
     holders: dict[str, set[int]] = {}
     for row in rows.tolist():
@@ -157,7 +157,7 @@ def _queries(collection: list[_Document], rows: NDArray[np.int64], rng: np.rando
         table = np.array(shares)
         text = " ".join(asked)
         found[text] = _Query(text, matching, table[:, 0], table[:, 1])
-    # Where a list of twenty can be filled; in a small collection all that there is.
+    # Keep queries that can fill a list of twenty; in a small collection keep all.
     return [one for one in found.values() if len(one.found) >= _FILLS] or list(found.values())
 
 
@@ -165,7 +165,7 @@ def _activity(
     name: str, entries: int, pools: list[list[_Query]], days: int, taste: float, rng: np.random.Generator
 ) -> list[tuple[int, str]]:
     topics = rng.dirichlet(np.full(len(pools), taste))
-    titles = rng.random()  # how much the user goes by titles rather than by texts
+    titles = rng.random()  # preference for matching titles over matching texts
     lines = []
     now, left = 0.0, 0
     gaps = rng.pareto(1.2, size=entries) + 0.05  # between bursts: mostly short, sometimes long

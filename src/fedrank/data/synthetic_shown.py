@@ -1,7 +1,7 @@
-"""Made-up logs of shown lists whose truth is known: what is relevant, which positions people look at, whom they trust.
+"""Synthetic logs of shown lists with known relevance, position bias and trust bias.
 
-Clicks follow the affine model of Agarwal et al. (WWW 2019): position k is looked at with probability 1 / k^eta, and
-what is looked at is clicked if it seems relevant. What stands high seems so more often than it is.
+Clicks follow the affine model of Agarwal et al. (WWW 2019): position k is examined with probability 1 / k^eta, and an
+examined document is clicked if it is perceived as relevant, which is more likely at high positions.
 """
 
 from __future__ import annotations
@@ -20,60 +20,58 @@ from fedrank.data.shown_folder import ShownLists, write_shown
 from fedrank.seeds import rng_for
 from fedrank.types import Features
 
-_BEGINNING = 1_767_225_600  # the first of January 2026
+_BEGINNING = 1_767_225_600  # 1 January 2026
 _SECONDS_BETWEEN = 37  # searches
-_CLEAR = 3.0  # how sharply relevance follows a document's quality
-_RARE = 1.5  # quality above which more than half are satisfied
-_TOP_GRADE = 4  # of judged queries: relevance in steps
+_CLEAR = 3.0  # slope of relevance as a function of quality
+_RARE = 1.5  # quality at which relevance is 1/2
+_TOP_GRADE = 4  # highest relevance label of judged queries
 
 
 @dataclass(frozen=True)
 class Browsing:
-    """How people look at lists and click."""
+    """How users examine lists and click."""
 
-    eta: float = 1.0  # position k is looked at with probability 1 / k^eta; 0: all are
-    trust: float = (
-        0.0  # probability that something irrelevant in the first position seems relevant; in position k 1 / k of it
-    )
+    eta: float = 1.0  # position k is examined with probability 1 / k^eta; 0: all positions are
+    trust: float = 0.0  # probability that an irrelevant document seems relevant at position 1; 1 / k of it at k
 
     def __post_init__(self) -> None:
         if not self.eta >= 0 or not 0 <= self.trust < 1:
-            raise ValueError(f"eta = {self.eta}, trust = {self.trust}: use eta from 0 on, and trust from 0 to below 1")
+            raise ValueError(
+                f"eta must be at least 0 (got {self.eta}), trust at least 0 and below 1 (got {self.trust})"
+            )
 
     def examined(self, positions: NDArray[np.integer] | int) -> NDArray[np.float64]:
-        """[positions]: probability that a position, counted from 0, is looked at."""
+        """[positions]: examination probability of positions, counted from 0."""
         return kernels.elementary.power_each(np.asarray(positions) + 1.0, -self.eta)
 
     def slope(self, positions: NDArray[np.integer] | int) -> NDArray[np.float64]:
-        """[positions]: by how much a relevant document is clicked more often than an irrelevant one."""
+        """[positions]: click probability of a relevant document minus that of an irrelevant one."""
         seems = np.where(self.trust > 0, 1 - (np.minimum(np.asarray(positions), 19) + 2) / 100, 1.0)
         steep: NDArray[np.float64] = self.examined(positions) * (seems - self.trust / (np.asarray(positions) + 1))
         return steep
 
     def intercept(self, positions: NDArray[np.integer] | int) -> NDArray[np.float64]:
-        """[positions]: how often an irrelevant document is clicked."""
+        """[positions]: click probability of an irrelevant document."""
         unread: NDArray[np.float64] = self.examined(positions) * self.trust / (np.asarray(positions) + 1)
         return unread
 
 
 @dataclass(frozen=True)
 class Showing:
-    """How lists are made. Without any of these a document never changes its position."""
+    """How lists are ranked; with one ranker and no noise, documents never change positions."""
 
-    rankers: int = 3  # that answer searches in turn, by chance; each is the first one, a little bent
-    bent: float = 0.5  # by how much, as a part of the length of its weights
-    noise: float = 0.0  # added to every score of a search
-    temperature: float = 0.0  # above 0: lists are drawn (Plackett-Luce), and the scores are recorded
+    rankers: int = 3  # a random one answers each search; each is a perturbation of the first
+    bent: float = 0.5  # size of the perturbation relative to the length of the weights
+    noise: float = 0.0  # standard deviation of noise on scores
+    temperature: float = 0.0  # above 0: lists are sampled (Plackett-Luce), and scores are recorded
     skill: float = 0.6  # cosine between the logging ranker's weights and the true ones
     positions: int = 10
 
     def __post_init__(self) -> None:
         if self.rankers < 1 or self.positions < 2 or min(self.bent, self.noise, self.temperature) < 0:
-            raise ValueError(
-                f"{self}: needs a ranker, two positions, and nothing below 0; otherwise no list could be shown"
-            )
+            raise ValueError(f"{self}: rankers must be at least 1, positions at least 2, and no value negative")
         if not -1 <= self.skill <= 1:
-            raise ValueError(f"skill = {self.skill} is no cosine; use -1 to 1")
+            raise ValueError(f"skill must be from -1 to 1 (got {self.skill})")
 
 
 STATIC = Showing(rankers=1)  # documents never change positions
@@ -81,24 +79,24 @@ STATIC = Showing(rankers=1)  # documents never change positions
 
 @dataclass(frozen=True, eq=False)
 class Relevant:
-    """Queries, their documents, and how likely each satisfies whoever asks."""
+    """Queries, their documents, and the probability that each document is relevant."""
 
     features: Features  # [pairs, features]
     relevance: NDArray[np.float64]  # [pairs], 0 .. 1
     candidates: NDArray[np.int64]  # [queries, documents]: rows of `features`
     best: NDArray[np.float64]  # [features]: weights of the best linear ranker
-    name: str = "made up"
+    name: str = "made up"  # prose: ok
 
     @property
     def queries(self) -> int:
         return len(self.candidates)
 
     def some(self, queries: slice) -> Relevant:
-        """Some of the queries; documents keep their rows."""
+        """Return some of the queries; documents keep their rows."""
         return replace(self, candidates=self.candidates[queries])
 
     def judged(self) -> RankingData:
-        """The queries with their relevance in five grades, by which models are judged."""
+        """Return the queries with relevance labels from 0 to 4, for evaluation."""
         count = self.candidates.shape[1]
         rows = self.candidates.ravel()
         return RankingData(
@@ -112,9 +110,11 @@ class Relevant:
 
 
 def made_up_queries(queries: int = 500, documents: int = 10, features: int = 10, seed: int = 1) -> Relevant:
-    """Queries whose documents are relevant by a linear function of their features, and a little by chance."""
+    """Generate queries with relevance from a linear function of the features, plus noise."""
     if min(queries, features) < 1 or documents < 2:
-        raise ValueError(f"{queries} queries, {documents} documents, {features} features: nothing could be ranked")
+        raise ValueError(
+            f"queries, documents and features are too few to rank (got {queries}, {documents}, {features})"
+        )
     rng = rng_for(seed, "shown", "queries")
     values = rounded_normals(rng, queries * documents, features)
     best = rounded_normals(rng, features)
@@ -127,7 +127,7 @@ def made_up_queries(queries: int = 500, documents: int = 10, features: int = 10,
 
 @dataclass(frozen=True, eq=False)
 class SimulatedShown:
-    """Lists that were shown, clicks on them, and the truth behind both."""
+    """Shown lists, their clicks, and the true relevance and click behaviour."""
 
     truth: Relevant
     browsing: Browsing
@@ -137,8 +137,8 @@ class SimulatedShown:
     query: NDArray[np.int32]  # [searches]
     user: NDArray[np.int32]  # [searches]
     time: NDArray[np.int64]  # [searches]: seconds since 1970, ascending
-    rankers: NDArray[np.float64]  # [rankers, features]: weights of those that made the lists
-    scores: NDArray[np.float32] | None = None  # [searches, positions]: by which lists were drawn; None: they were not
+    rankers: NDArray[np.float64]  # [rankers, features]: weights of the logging rankers
+    scores: NDArray[np.float32] | None = None  # [searches, positions]: sampling scores; None: not sampled
 
     @cached_property
     def first(self) -> NDArray[np.int32]:
@@ -148,10 +148,10 @@ class SimulatedShown:
     def clicks_a_list(
         self, scores: NDArray[np.floating], share: NDArray[np.float64] | None = None, positions: int | None = None
     ) -> float:
-        """What people would click if `scores` [pairs] had ordered the documents of each query: the truth.
+        """Return the true expected number of clicks per list if documents were ranked by `scores` [pairs].
 
-        `share` [queries] is how often each is asked; as often as in this log, if not given. Clicks are those in so many
-        positions, or in all.
+        `share` [queries] is the distribution of queries; the default is that of this log. Clicks are counted in
+        the first `positions` positions, or in all.
         """
         order = np.argsort(-np.asarray(scores)[self.truth.candidates], axis=1, kind="stable")
         most = self.showing.positions if positions is None else min(positions, self.showing.positions)
@@ -163,7 +163,7 @@ class SimulatedShown:
         return float(kernels.sums.inner(expected, asked.astype(np.float64)) / asked.sum())
 
     def write(self, folder: str | Path) -> SearchLog:
-        """Write it as a data set of shown lists; features are those of the truth."""
+        """Write a data set of shown lists with the true features."""
         pairs = len(self.truth.features)
         return write_shown(
             folder,
@@ -183,7 +183,7 @@ class SimulatedShown:
                 temperature=self.showing.temperature or None,
                 keep=0.0 if self.scores is not None else None,
             ),
-            {"features": "made up", "browsing": vars(self.browsing), "showing": vars(self.showing)},
+            {"features": "made up", "browsing": vars(self.browsing), "showing": vars(self.showing)},  # prose: ok
         )
 
 
@@ -195,13 +195,13 @@ def simulate_shown(
     browsing: Browsing | None = None,
     showing: Showing | None = None,
     people: int = 100,
-    popularity: float = 0.7,  # of queries: query q is asked in proportion to 1 / q^popularity
-    activity: float = 1.0,  # of people, in the same way
+    popularity: float = 0.7,  # query q is asked in proportion to 1 / q^popularity
+    activity: float = 1.0,  # exponent of the activity of users, likewise
 ) -> SimulatedShown:
-    """People search, are shown lists, and click. Chance is keyed: the same arguments give the same log."""
+    """Simulate searches, shown lists and clicks. Randomness is keyed: the same arguments give the same log."""
     browsing, showing = browsing or Browsing(), showing or Showing()
     if searches < 1 or people < 1:
-        raise ValueError(f"{searches} searches of {people} people leave nothing to log; use 1 or more")
+        raise ValueError(f"searches and people must be at least 1 (got {searches} and {people})")
     rng = rng_for(seed, "shown", "who and what")
     query = rng.choice(truth.queries, size=searches, p=_falling(truth.queries, popularity)).astype(np.int32)
     user = rng.choice(people, size=searches, p=_falling(people, activity)).astype(np.int32)
@@ -233,9 +233,9 @@ def _falling(count: int, exponent: float) -> NDArray[np.float64]:
 
 
 def rounded_normals(rng: np.random.Generator, *shape: int) -> NDArray[np.float64]:
-    """N(0, 1) draws of NumPy. It computes values beyond 3.65 with the system's logarithm: their last bits are rounded.
+    """N(0, 1) draws of NumPy with rounded last bits, since values beyond 3.65 depend on the system's logarithm.
 
-    `kernels.chance.normals` needs no rounding, but would give other data for the seeds that are in use.
+    `kernels.chance.normals` needs no rounding, but would give different data for the seeds in use.
     """
     drawn = rng.normal(size=shape)
     return np.where(np.abs(drawn) > 3.65, np.round(drawn, 9), drawn)
@@ -247,7 +247,7 @@ def _gumbels(rng: np.random.Generator, *shape: int) -> NDArray[np.float64]:
 
 
 def _rankers(truth: Relevant, showing: Showing, rng: np.random.Generator) -> NDArray[np.float64]:
-    """[rankers, features]: weights of length 1, of which the first is as good as `skill` says."""
+    """[rankers, features]: weights of length 1; `skill` is the cosine of the first to the true weights."""
     aside = rounded_normals(rng, len(truth.best))
     aside -= kernels.sums.inner(aside, truth.best) * truth.best
     length = kernels.sums.length(aside)

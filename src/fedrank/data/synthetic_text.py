@@ -1,7 +1,7 @@
-"""Made-up documents and questions: words by Zipf's law, topics, titles, and who answers what.
+"""Generate synthetic documents and queries with Zipf-distributed words, topics, titles and relevance judgements.
 
-A real collection has a few words that stand everywhere and many that stand in a handful of documents, and a question
-is answered by documents that share its topic even where they share few of its words. So does this one.
+As in a real collection, a few words occur everywhere and many in few documents, and relevant documents share the topic
+of a query even if they share few of its words.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from fedrank.data.documents import Documents
 from fedrank.seeds import rng_for
 
 _SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
-_BLOCK = 1024  # documents drawn together, so that memory stays bounded
-_GENERAL, _ABOUT = 2000, 60  # words of no topic, and of each topic
+_BLOCK = 1024  # documents per batch, to bound memory
+_GENERAL, _ABOUT = 2000, 60  # numbers of general words, and of words per topic
 _ON_TOPIC = 0.4  # share of a text's words that are about its topics
 
 
 def zipf_documents(
     n: int, terms: int, vocabulary: int, seed: int, *, exponent: float = 1.0
 ) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
-    """How often each of n documents of so many words holds each word: (offsets, terms, counts).
+    """Sample the word counts of n documents of a given length: (offsets, terms, counts).
 
-    Document d holds terms[offsets[d] : offsets[d + 1]], in ascending order. The word of rank r, counted from 1, is
-    drawn with a chance that goes as 1 / r^exponent.
+    Document d contains terms[offsets[d] : offsets[d + 1]], in ascending order. The word of rank r, counted from 1, has
+    a probability proportional to 1 / r^exponent.
     """
     for name, value in (("n", n), ("terms", terms), ("vocabulary", vocabulary)):
         if value < 1:
-            raise ValueError(f"{name} = {value} leaves nothing to draw; use 1 or more")
+            raise ValueError(f"{name} must be at least 1 (got {value})")
     edges = np.cumsum(kernels.elementary.power_each(np.arange(1, vocabulary + 1), -exponent))
     sizes, words, counts = [], [], []
     for first in range(0, n, _BLOCK):
@@ -49,14 +49,14 @@ def zipf_documents(
 def synthetic_collection(
     documents: int = 1200, queries: int = 240, seed: int = 1, *, topics: int = 24, length: int = 60
 ) -> Collection:
-    """Documents of one or two topics, and questions with graded answers.
+    """Generate documents of one or two topics, and queries with relevance judgements.
 
-    A document that is mainly about the question's topic has grade 2, one that touches it has 1; either loses one where
-    it holds none of the question's words.
+    A document whose main topic is that of the query has label 2, one with it as second topic label 1; a document
+    without any of the query's words has a label lower by 1.
     """
     for name, value in (("documents", documents), ("queries", queries), ("topics", topics), ("length", length)):
         if value < 1:
-            raise ValueError(f"{name} = {value} leaves nothing to write; use 1 or more")
+            raise ValueError(f"{name} must be at least 1 (got {value})")
     rng = rng_for(seed, "synthetic silos")
     general, about = _words(topics, rng)
     main = rng.integers(topics, size=documents)
@@ -95,7 +95,7 @@ def synthetic_collection(
 
 
 def _words(topics: int, rng: np.random.Generator) -> tuple[list[str], list[list[str]]]:
-    """Words of no topic, and of each topic; frequent ones first, and none twice."""
+    """General words and the words of each topic, distinct, in order of frequency."""
     wanted = _GENERAL + topics * _ABOUT
     spelled: dict[str, None] = {}
     while len(spelled) < wanted:
@@ -106,6 +106,6 @@ def _words(topics: int, rng: np.random.Generator) -> tuple[list[str], list[list[
 
 
 def _draw(words: list[str], count: int, rng: np.random.Generator) -> list[str]:
-    """Words by Zipf's law, roughly: the word of rank r about as often as 1 / r."""
+    """Draw words approximately by Zipf's law: frequency 1 / r for rank r."""
     ranks = kernels.elementary.exp_each(rng.random(count) * kernels.elementary.log(len(words))).astype(int) - 1
     return [words[rank] for rank in np.minimum(ranks, len(words) - 1)]

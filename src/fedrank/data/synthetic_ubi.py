@@ -1,8 +1,8 @@
-"""A made-up production log as User Behavior Insights writes it, with all that goes wrong in real ones.
+"""Generate a synthetic production log in the format of User Behavior Insights, with the faults of real logs.
 
-People are those of `synthetic_log`: who asks what and when, and which document they hope for. An engine ranks by words,
-with mistakes; people look at places from above, some turn the page, and they click what they hoped for or what stands
-high. A robot searches, somebody forges clicks, queries hold e-mail addresses, and events arrive without their query.
+Users, queries, times and wanted documents are those of `synthetic_log`. An engine ranks by words, with errors; users
+examine positions from the top, some open further pages, and they click the wanted document or one near the top. A
+robot searches, a client forges clicks, queries contain e-mail addresses, and events lack their query.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from fedrank.seeds import rng_for
 
 QUERIES, EVENTS = "ubi_queries.ndjson", "ubi_events.ndjson"
 PAGE = 10
-_PAGES = 3  # that an engine returns
-_ROBOT, _FORGER = 400, 60  # searches of a robot, forged clicks
-_FORGED = ("click", 99)  # action and place of forged events
+_PAGES = 3  # maximum number of pages that the engine returns
+_ROBOT, _FORGER = 400, 60  # number of robot searches, number of forged clicks
+_FORGED = ("click", 99)  # action and position of forged events
 
 
 class MadeUpUbi(NamedTuple):
-    """Files of a made-up production log."""
+    """Files of a synthetic production log."""
 
     queries: Path
     events: Path
@@ -35,7 +35,7 @@ class MadeUpUbi(NamedTuple):
 
 
 def synthetic_ubi(out: str | Path, users: int = 1000, seed: int = 1, **others: int) -> MadeUpUbi:
-    """Write both files of UBI and the documents into a folder; `others` as `synthetic_log` takes them."""
+    """Write the two UBI files and the documents into a folder; `others` are arguments of `synthetic_log`."""
     out = Path(out)
     queries, events, corpus = out / QUERIES, out / EVENTS, out / CORPUS
     lines, described = log_lines(users, seed, **others)
@@ -45,7 +45,7 @@ def synthetic_ubi(out: str | Path, users: int = 1000, seed: int = 1, **others: i
     asked: list[str] = []
     done: list[str] = []
     for number, (user, time, text, wanted) in enumerate(rows):
-        browser = f"{user}-{int(rng.random() < 0.2)}"  # some have a second one
+        browser = f"{user}-{int(rng.random() < 0.2)}"  # some users have a second browser
         about = {"application": "made-up", "client_id": browser, "query_id": f"q{number}"}
         if rng.random() < 0.01:
             text += f" {user}@mail.example"
@@ -58,7 +58,7 @@ def synthetic_ubi(out: str | Path, users: int = 1000, seed: int = 1, **others: i
 
 
 class _Engine:
-    """Documents by how many words of a query they have, in the title above all, and a mistake about each."""
+    """An engine that ranks by the number of matching words, with more weight on titles, plus noise."""
 
     def __init__(self, documents: Documents, seed: int) -> None:
         self.ids = documents.ids
@@ -72,7 +72,7 @@ class _Engine:
         self._known: dict[str, list[str]] = {}
 
     def __call__(self, text: str) -> list[str]:
-        """Ids of the best, best first."""
+        """Return the ids of the best documents, best first."""
         if text not in self._known:
             found: dict[int, float] = {}
             for word in text.split():
@@ -86,9 +86,9 @@ class _Engine:
 def _search(
     about: dict[str, Any], time: float, text: str, wanted: str, user: str, engine: _Engine, rng: np.random.Generator
 ) -> Iterator[tuple[dict[str, Any], bool]]:
-    """Rows of one search: pages, then clicks; the flag says that a row is an event."""
+    """Return the rows of one search: pages, then clicks; the flag marks events."""
     ranked = engine(text)
-    if rng.random() < 0.3 and len(ranked) > 1:  # engines are updated, and documents change places
+    if rng.random() < 0.3 and len(ranked) > 1:  # engines are updated, and documents change positions
         at = int(rng.integers(min(len(ranked), PAGE) - 1))
         ranked = [*ranked[:at], ranked[at + 1], ranked[at], *ranked[at + 2 :]]
     signed_in = rng.random() < 0.6
@@ -134,7 +134,7 @@ def _event(about: dict[str, Any], action: str, time: float, document: str, ordin
 
 
 def _trouble(last: int, text: str, engine: _Engine) -> Iterator[tuple[dict[str, Any], bool]]:
-    """What production logs hold besides people."""
+    """Yield rows that are not from real users, as production logs contain."""
     hits = engine(text)[:PAGE]
     for number in range(_ROBOT):
         about = {"client_id": "robot", "query_id": f"r{number}"}
@@ -148,4 +148,4 @@ def _trouble(last: int, text: str, engine: _Engine) -> Iterator[tuple[dict[str, 
 
 
 def _date(seconds: float) -> str:
-    return f"{np.datetime64(int(seconds * 1000), 'ms')}+0000"  # as the plugin of OpenSearch writes it
+    return f"{np.datetime64(int(seconds * 1000), 'ms')}+0000"  # the format of the OpenSearch plugin

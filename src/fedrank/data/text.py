@@ -1,4 +1,4 @@
-"""Texts as words: one rule with a name, so that whoever compares two counts knows that they were counted alike."""
+"""Tokenization: a named rule, so counts can be compared only if they were made by the same rule."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Literal
 from fedrank.extras import missing_extra
 from fedrank.names import did_you_mean
 
-VERSION = 1  # of the rule in `tokens`; counts that were made by another one cannot be compared with ours
+VERSION = 1  # of the rule in `tokens`; counts of different versions are not comparable
 
 _WORD = re.compile(r"\w+")
 
 
 def tokens(text: str) -> list[str]:
-    """Words of a text in small letters: runs of letters, digits and underscores; no stop words, no stemming.
+    """Split a text into lower-case words: runs of letters, digits and underscores; no stop words, no stemming.
 
-    Text is brought to Unicode's NFKC first, so that one word written in two ways is one term.
+    Text is first normalised to Unicode NFKC, so different encodings of a word are one term.
     """
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
@@ -29,28 +29,28 @@ def tokens(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Tokeniser:
-    """How a text becomes terms: the words of `tokens`, and perhaps their stems."""
+    """Splits a text into the words of `tokens`, optionally stemmed."""
 
-    stem: Literal["none", "english"] = "none"  # english: Snowball's, so that "tests" and "testing" are one term
+    stem: Literal["none", "english"] = "none"  # english: the Snowball stemmer
 
     def __post_init__(self) -> None:
         if self.stem not in ("none", "english"):
-            raise ValueError(f"stem = {self.stem!r}: there is none and english")
+            raise ValueError(f"stem must be 'none' or 'english' (got {self.stem!r})")
 
     @property
     def name(self) -> str:
-        """What tells two rules apart, such as "words-1" or "words-1-english"."""
+        """The name of the rule, such as "words-1" or "words-1-english"."""
         return f"words-{VERSION}" if self.stem == "none" else f"words-{VERSION}-{self.stem}"
 
     @classmethod
     def named(cls, name: str) -> Tokeniser:
-        """The tokeniser of that name; one of another version is refused."""
+        """Return the tokeniser with this name; other versions are an error."""
         for stem in ("none", "english"):
             if cls(stem).name == name:
                 return cls(stem)
         raise ValueError(
-            f"texts were cut into words by the rule {name!r}, and this fedrank has {cls().name!r} and "
-            f"{cls('english').name!r}; count them again"
+            f"texts were split by the rule {name!r}, but this version of fedrank has {cls().name!r} and "
+            f"{cls('english').name!r}; count the words again"
         )
 
     def __call__(self, text: str) -> list[str]:
@@ -63,14 +63,14 @@ class Tokeniser:
 
 @cache
 def stemmer(language: str) -> Callable[[str], str]:
-    """Snowball's stemmer of a language, from a word to its stem."""
+    """Return Snowball's stemmer of a language."""
     try:
         from Stemmer import Stemmer, algorithms  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
         raise missing_extra(f"stem = {language!r} needs the package PyStemmer", "logs") from None
     if language not in algorithms():
         raise ValueError(
-            f'no stemmer {language!r}{did_you_mean(language, algorithms())}; "none" takes words as they are'
+            f'unknown stemmer {language!r}{did_you_mean(language, algorithms())}; use "none" for no stemming'
         )
-    # A stem is looked up far more often than it is made: texts repeat their words.
+    # Cached, since texts repeat their words.
     return lru_cache(maxsize=1 << 18)(Stemmer(language).stemWord)

@@ -1,9 +1,9 @@
-"""User Behavior Insights 1.3: searches with what they returned (`ubi_queries`), and what people did (`ubi_events`).
+"""Read User Behavior Insights 1.3: searches with their results (`ubi_queries`), and user actions (`ubi_events`).
 
-Searches are written by the search engine or the service before it, events by browsers, so anyone can write these.
-Positions are therefore those of the list that was returned, never those that an event names. An event counts for
-the list of its query id if the client is the one that searched and the list shows the document. Solr's component does
-not know clients: there, the first one that acts on a list is the one that searched.
+Searches are written by the search engine or the service in front of it; events are written by browsers and can be
+forged. Positions are therefore those of the returned list, never those in an event. An event counts for the list of its
+query id if the same client searched and the list contains the document. Solr's component does not record clients:
+there, the first client that acts on a list is taken as the one that searched.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ from fedrank.data.shown import (
 from fedrank.data.values import MAX_OFFSET, find_id, parse_id, parse_number, parse_offset, parse_time
 from fedrank.files import parse_json
 
-SEEN = ("impression", "view", "page_exit")  # what was seen, or for how long; not a click
+SEEN = ("impression", "view", "page_exit")  # actions that record viewing, not a click
 DWELL = {"dwell": 1.0, "dwell_time": 1.0, "dwell_seconds": 1.0, "dwell_ms": 0.001, "dwell_time_ms": 0.001}
-FROM = ("from", "offset", "start")  # in query_attributes: positions before the list
-SIZES = ("size", "rows", "page_size", "per_page", "limit")  # positions of a page, without which its number says nothing
-MAX_LISTS = 200  # that may share a query id: more pages than a person turns
+FROM = ("from", "offset", "start")  # in query_attributes: offset of the first position
+SIZES = ("size", "rows", "page_size", "per_page", "limit")  # page size, which is needed to use a page number
+MAX_LISTS = 200  # maximum number of lists per query id, more pages than a person opens
 
 NO_ID = "query without an id"
 IS_EVENT = "an event, not a query"
-RELOADED = "the same page of the same query again"
-ANONYMOUS = "query of nobody: the field of the person is empty"
+RELOADED = "repeated page of the same query"
+ANONYMOUS = "query without a person: the field is empty"
 TOO_SHARED = f"query id that more than {MAX_LISTS} lists share"
 NO_QUERY_ID = "event without the id of its query"
 NO_QUERY = "event without its query"
-NO_OBJECT = "click on nothing: no object id"
-OTHER_CLIENT = "event of another client than the one that asked"
+NO_OBJECT = "click without an object id"
+OTHER_CLIENT = "event of a client other than the one that searched"
 FAR_AWAY = "event long before or after its list"
-DOUBTFUL = "list with a click at another time, or at none"
+DOUBTFUL = "list with a click at an unrelated or unknown time"
 SHARED_ID = "click on an id that several documents have"
-FORGED = "clicks with a position that is not that of their list"
-NAMELESS = "clicks that do not say which client made them"
+FORGED = "clicks with a position that differs from their list"
+NAMELESS = "clicks without a client"
 OTHER_ACTION = "other action"
 OTHER_APPLICATION = "of another application"
 NO_FIELD = "(not a name)"
@@ -67,23 +67,21 @@ _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,39}")
 
 @dataclass(frozen=True)
 class UbiRules:
-    """How UBI is read."""
+    """Settings for reading UBI."""
 
-    person: str | None = None  # field that names the person, such as user_id; None: client_id, which is a browser
-    actions: tuple[str, ...] = ("click",)  # that mean that a document was wanted
-    object_field: str | None = (
-        None  # column of documents that ids of objects are in; None: the one that rows name, else the id
-    )
-    application: str | None = None  # only searches of this one, not of a field that suggests words; None: of all
-    positions: int = 100  # of a list that are read
-    within_hours: float = 24.0  # between a list and an event that counts for it
+    person: str | None = None  # field with the person's id, such as user_id; None: use client_id, a browser
+    actions: tuple[str, ...] = ("click",)  # actions that count as clicks
+    object_field: str | None = None  # document column with the object ids; None: the column named in rows, else the id
+    application: str | None = None  # only searches of this application; None: all
+    positions: int = 100  # maximum number of positions per list
+    within_hours: float = 24.0  # maximum time between a list and its events
 
     def __post_init__(self) -> None:
         if not self.actions:
-            raise ValueError("actions = (): nothing would count as a click; name one at least")
+            raise ValueError("actions must name at least one action that counts as a click")
         if self.positions < 1 or not self.within_hours > 0:
             raise ValueError(
-                f"positions = {self.positions} and within_hours = {self.within_hours}: nothing would be read; use more"
+                f"positions must be at least 1 (got {self.positions}), within_hours above 0 (got {self.within_hours})"
             )
 
 
@@ -94,7 +92,7 @@ def read_ubi(
     collection: str | os.PathLike[str],
     rules: UbiRules | None = None,
 ) -> ShownRows:
-    """Read both files; `collection` is the file of the documents, whose other columns may have the ids of objects."""
+    """Read both files; `collection` is the document file, whose columns may contain object ids."""
     rules = rules or UbiRules()
     names = ObjectNames(documents, Path(collection), rules.object_field)
     log = _UbiLog(rules, names)
@@ -104,7 +102,7 @@ def read_ubi(
 
 
 class ObjectNames:
-    """Rows of documents by their ids, or by another of their columns."""
+    """Indices of documents by id or by another column."""
 
     def __init__(self, documents: Documents, path: Path, chosen: str | None) -> None:
         self._documents, self._path = documents, path
@@ -115,20 +113,19 @@ class ObjectNames:
             usual = self._column(chosen)
             if usual is None:
                 raise ValueError(
-                    f"object_field = {chosen!r}: no document of {path} has such a field, so no list would be known; "
-                    "name a column of the documents"
+                    f"object_field = {chosen!r}: no document of {path} has this field; name a column of the documents"
                 )
             self.usual = usual
         self.forced = chosen is not None
-        self.not_found: dict[str, int] = {}  # fields that rows name and documents do not have
+        self.not_found: dict[str, int] = {}  # fields named in rows that documents do not have
 
     def of(self, field: Any) -> dict[str, int]:
-        """By the field that a row names; one that documents do not have is a kind of thing, and ids are meant."""
+        """Return the index for the field named in a row; if documents lack the field, ids are used."""
         if self.forced or field is None or not (field := parse_id(field)):
             return self.usual
         found = self._column(field)
         if found is None:
-            field = field if _FIELD.fullmatch(field) else NO_FIELD  # browsers write anything there, and it is stored
+            field = field if _FIELD.fullmatch(field) else NO_FIELD  # browsers can write any text, and it is stored
             if field in self.not_found or len(self.not_found) < 20:
                 self.not_found[field] = self.not_found.get(field, 0) + 1
             return self.usual
@@ -138,14 +135,14 @@ class ObjectNames:
         if field.lower() in DOCUMENT_COLUMNS["id"].names:
             return self.ids
         if field not in self._columns:
-            if len(self._columns) >= 20:  # names come from browsers: a file is not read for each
+            if len(self._columns) >= 20:  # names come from browsers, so limit how often the file is read
                 return None
             self._columns[field] = _values(self._path, field)
         return self._columns[field]
 
 
 def _values(path: Path, field: str) -> dict[str, int] | None:
-    """Rows by the values of a column; None where no document has it."""
+    """Indices of documents by the values of a column; None if no document has it."""
     if not path.is_file():  # a set of ir_datasets
         return None
     found: dict[str, int] = {}
@@ -157,33 +154,33 @@ def _values(path: Path, field: str) -> dict[str, int] | None:
 
 
 class _UbiLog:
-    """What was read so far."""
+    """The lists and events read so far."""
 
     def __init__(self, rules: UbiRules, names: ObjectNames) -> None:
         self.rules, self.names = rules, names
         self.lists, self.left_out, self.noticed = ListColumns(rules.positions), Reasons(), Reasons()
         self.rows = 0
-        self.by_id: dict[str, int | list[int]] = {}  # lists of a query id; nearly all have one
+        self.by_id: dict[str, int | list[int]] = {}  # lists by query id; most have one
         self.client: dict[str, int] = {}
         self.client_of = array("i")  # [lists]
-        self.explicit = bytearray()  # [lists]: whether its first position is stated, not concluded
-        self.length = array("i")  # [lists]: as it was returned
-        self.page: dict[int, tuple[int, int]] = {}  # of lists that state it: number of the page, and positions of one
+        self.explicit = bytearray()  # [lists]: whether the first position is stated, not inferred
+        self.length = array("i")  # [lists]: as returned
+        self.page: dict[int, tuple[int, int]] = {}  # of lists that state them: page number and page size
         self.first_page = 1
-        self.person: list[str] = []  # [lists], where rules ask for one; "": not stated
-        self.persons: dict[int, str | None] = {}  # by client, from events; None: several
+        self.person: list[str] = []  # [lists], if rules use one; "": not stated
+        self.persons: dict[int, str | None] = {}  # by client, from events; None: several persons
         self.counts: dict[str, int] = {}
-        self.doubts: dict[int, int] = {}  # documents shown with a click that does not count, and their lists
+        self.doubts: dict[int, int] = {}  # shown documents with a click that does not count, and their lists
 
     def read_queries(self, path: Path) -> None:
-        """Read searches with the lists that they returned."""
+        """Read searches with the returned lists."""
         person = {} if self.rules.person is None else {"person": Column((self.rules.person,), parse_id)}
         columns = {"kind": Column((), self._check_query)} | QUERY_COLUMNS | person
         self._read(RowReader(path, RowFormat(columns, kind="json", nested=True, prepare=_with_attributes)), self._query)
         self._find_pages()
 
     def read_events(self, path: Path) -> None:
-        """Read what people did, and find the lists that it belongs to."""
+        """Read events and match them to lists."""
         person = {} if self.rules.person is None else {"person": Column((self.rules.person,), parse_id)}
         columns = {"clicked": Column((), self._check_event)} | EVENT_COLUMNS | person
         self._read(RowReader(path, RowFormat(columns, kind="json", nested=True)), self._event)
@@ -201,14 +198,14 @@ class _UbiLog:
         return UnusableRow()
 
     def _check_query(self, row: Row) -> None:
-        """Refuse events, and skip searches of other applications."""
+        """Reject events, and skip searches of other applications."""
         if "action_name" in row:
             raise UnusableRow(IS_EVENT)
         if self.rules.application is not None and row.get("application") != self.rules.application:
             raise self._skip(OTHER_APPLICATION)
 
     def _check_event(self, row: Row) -> bool:
-        """Whether it is a click; an event of another application or with another action is skipped."""
+        """Whether the event is a click; events of other applications or actions are skipped."""
         application = self.rules.application
         if application is not None and row.get("application", application) != application:
             raise self._skip(OTHER_APPLICATION)
@@ -219,13 +216,13 @@ class _UbiLog:
         return clicked
 
     def _query(self, number: int, row: Row) -> None:
-        """Take a search."""
+        """Add a search."""
         known = self.names.of(row["object_field"])
         found = [find_id(one, known) for one in row["shown"]]
         check_list(found)
         drawn = parse_drawn(row["draw"], len(found))
         client, first, person = row["client"], row["first"], row.get("person", "")
-        # Persons and clients may only be named by events; until then, the searcher is not known.
+        # Persons and clients may be named only by events; until then, the searcher is unknown.
         user = client or person or _UNKNOWN_USER
         one = self.lists.add(user, row["time"], row["query"], found, max(first, 0), number, drawn)
         self.lists.ids.append(row["query_id"])
@@ -244,14 +241,14 @@ class _UbiLog:
             self.by_id[row["query_id"]] = [before, one]
 
     def _find_pages(self) -> None:
-        """Where lists that share a query id stand: behind one another, or one is another's repetition."""
+        """Find the positions of lists with the same query id: consecutive pages, or repetitions."""
         lists = self.lists
         for one, (number, size) in self.page.items():  # some count pages from 0
             lists.first[one], self.explicit[one] = (number - self.first_page) * size, True
         for query_id, several in self.by_id.items():
             if isinstance(several, int):
                 continue
-            if len(several) > MAX_LISTS:  # such as "undefined", if a service forgets to make ids
+            if len(several) > MAX_LISTS:  # for example "undefined", if a service does not create ids
                 for one in several:
                     self._drop(one, TOO_SHARED)
                 self.by_id[query_id] = []
@@ -259,9 +256,9 @@ class _UbiLog:
                 self.by_id[query_id] = self._pages_of(sorted(several, key=lambda one: lists.time[one]))
 
     def _pages_of(self, several: list[int]) -> list[int]:
-        """Which of some lists, in order of time, are different pages."""
+        """Return which of some lists, ordered by time, are different pages."""
         lists, pages = self.lists, list[int]()
-        ends: dict[int, tuple[set[int], int]] = {}  # of every client: what it saw, and the position behind it
+        ends: dict[int, tuple[set[int], int]] = {}  # by client: documents seen, and the next position
         for one in several:
             rows = lists.document[lists.offsets[one] : lists.offsets[one + 1]]
             seen, end = ends.get(self.client_of[one], (set(), 0))
@@ -275,7 +272,7 @@ class _UbiLog:
         return pages
 
     def _drop(self, one: int, reason: str) -> None:
-        """Leave out a list that was read already."""
+        """Leave out a list that was already read."""
         self.left_out.add(reason, self.lists.line[one])
         self.lists.first[one] = -1
 
@@ -289,7 +286,7 @@ class _UbiLog:
         return lists.document[own] == lists.document[its]
 
     def _event(self, number: int, row: Row) -> None:
-        """Take an event of the client that searched, if the list shows the document."""
+        """Add an event of the client that searched, if the list contains the document."""
         several, moment, clicked = self._lists_of(row), row["time"], row["clicked"]
         if moment is None or not self._is_near(several, moment):
             if clicked:
@@ -297,7 +294,7 @@ class _UbiLog:
             raise UnusableRow(BAD_TIME if moment is None else FAR_AWAY)
         self._note_searcher(row, several)
         if row["object"] is None and not clicked:
-            self._count("of whole pages, not of a document")
+            self._count("events of pages, not of a document")
             return
         document = find_id(row["object"], self.names.of(row["object_field"]))
         if document < 0:
@@ -309,7 +306,7 @@ class _UbiLog:
         stated = row["dwell"]
         sound = stated is None or self.lists.set_dwell(at, parse_dwell(stated))
         if not clicked:
-            self._count("seen, not clicked")
+            self._count("views without a click")
         else:
             self._click(number, row, at, page)
         if not sound:
@@ -334,14 +331,14 @@ class _UbiLog:
         return min(abs(moment - self.lists.time[one]) for one in several) <= self.rules.within_hours * 3600
 
     def _note_doubt(self, row: Row, several: list[int]) -> None:
-        """A click that does not count because of its time: its list did not go without one, either."""
+        """Record a click that does not count because of its time; its list is not a list without clicks."""
         document = find_id(row["object"], self.names.of(row["object_field"]))
         at, page = self._position(several, document, math.inf) if document >= 0 else (-1, -1)
         if at >= 0:
             self.doubts[at] = page
 
     def _position(self, several: list[int], document: int, moment: float) -> tuple[int, int]:
-        """Where the document was shown, on the latest page before the event that shows it, else on any."""
+        """The position of the document on the latest page before the event that shows it, else on any page."""
         positions = [(one, at) for one in several if (at := self.lists.position_of(one, document)) >= 0]
         if not positions:
             return -1, -1
@@ -350,7 +347,7 @@ class _UbiLog:
         return at, page
 
     def _note_searcher(self, row: Row, several: list[int]) -> None:
-        """An unknown client is the first one that acts; a person may be named by any event."""
+        """Take the first acting client as the unknown searcher; any event may name a person."""
         unknown = self.client.get("", -1)
         if unknown >= 0 and self.client_of[several[0]] == unknown and (claims := parse_id(row["client"])):
             for one in several:
@@ -373,20 +370,20 @@ class _UbiLog:
             self.noticed.add(FORGED, number)
 
     def _is_position(self, ordinal: Any, page: int, at: int) -> bool:
-        """Whether an event names the position of the list: counted from 0 or 1, on its page or over all."""
+        """Whether an event's position matches the list, counted from 0 or 1, within the page or overall."""
         position = at - self.lists.offsets[page]
         stated = {start + position + base for start in (0, self.lists.first[page]) for base in (0, 1)}
         return parse_number(ordinal) in stated
 
     def finish(self) -> ShownRows:
-        """All lists of known users that are not a repetition."""
+        """Return all lists of known users without repetitions."""
         if self.rules.person is not None or "" in self.client:
             self._name_users()
         for one in sorted({page for at, page in self.doubts.items() if not self.lists.clicks[at]}):
             if self.lists.first[one] >= 0:
                 self._drop(one, DOUBTFUL)
         for field, often in self.names.not_found.items():
-            self.counts[f"rows that name the field {field!r}, which no document has: matched by id"] = often
+            self.counts[f"rows with the field {field!r}, which no document has (matched by id)"] = often
         found = self.lists.finish(
             self.left_out,
             self.client_of if self.rules.person is not None else None,
@@ -409,7 +406,7 @@ class _UbiLog:
             if not name and lists.first[one] >= 0:
                 self._drop(one, ANONYMOUS if self.rules.person is not None else NO_USER)
             lists.user[one] = lists.users.setdefault(name, len(lists.users)) if name else -1
-            if client == unknown:  # an unknown browser does not stand for those of all others
+            if client == unknown:  # unknown browsers may be different ones
                 self.client_of[one] = len(names) + lists.user[one]
 
 
@@ -418,14 +415,14 @@ _LAST = MAX_OFFSET - 1
 
 
 def _hits(row: Row) -> list[Any]:
-    """Ids of the documents that were returned; Solr's component has them in one text, with commas between them."""
+    """Ids of the returned documents; Solr's component writes them as one comma-separated text."""
     if "query_response_hit_ids" in row or not isinstance(row.get("doc_ids"), str):
         return parse_shown(row.get("query_response_hit_ids", row.get("doc_ids")))
     return parse_shown([one.strip() for one in row["doc_ids"].split(",") if one.strip()])
 
 
 def _client(row: Row) -> str:
-    """The browser; "" where none is named."""
+    """The browser; "" if missing."""
     stated = row.get("client_id") or _attribute(row, "client_id")
     client = parse_id(stated)
     if stated and not client:
@@ -434,30 +431,30 @@ def _client(row: Row) -> str:
 
 
 def _with_attributes(row: Row) -> Row:
-    """With attributes as an object, where they are the text of one, as Solr's component writes them."""
+    """Parse attributes that are JSON text, as Solr's component writes them."""
     attributes = row.get("query_attributes")
     if not isinstance(attributes, str) or not attributes.startswith("{"):
         return row
     try:
         return row | {"query_attributes": parse_json(attributes)}
-    except ValueError:  # cut off, perhaps; it is not needed
+    except ValueError:  # may be truncated; not required
         return row
 
 
 def _attribute(row: Row, name: str) -> Any:
-    """A value among the attributes of a search; None where there is none."""
+    """An attribute of a search; None if missing."""
     attributes = row.get("query_attributes")
     found = attributes.get(name) if isinstance(attributes, dict) else None
     return row.get(f"query_attributes.{name}") if found is None else found
 
 
 def _first(row: Row) -> int:
-    """Positions before a list, as the row states; -1 where it does not."""
+    """The stated offset of the first position; -1 if not stated."""
     query = row.get("query")
     if isinstance(query, str) and '"from"' in query:
         try:
             query = json.loads(query)
-        except (ValueError, RecursionError):  # cut off, as keyword fields are
+        except (ValueError, RecursionError):  # truncated, as keyword fields are
             query = None
     stated = query.get("from") if isinstance(query, dict) else None
     for name in FROM:
@@ -472,7 +469,7 @@ def _first(row: Row) -> int:
 
 
 def _page(row: Row) -> tuple[int, int] | None:
-    """Number and size of a page, as the row states; None where it does not."""
+    """The stated page number and page size; None if not stated."""
     page = _attribute(row, "page")
     sizes = () if page is None else (_attribute(row, name) for name in SIZES)
     size = next((found for found in sizes if found is not None), None)
@@ -485,13 +482,13 @@ def _page(row: Row) -> tuple[int, int] | None:
 
 
 def _draw(row: Row) -> tuple[Any, Any, Any]:
-    """Scores of a list, with temperature and keep of its draw; None where the row does not state them."""
+    """The stated scores, temperature and keep probability of a sampled list; None if not stated."""
     scores = _attribute(row, "scores")
     return (None, None, None) if scores is None else (scores, _attribute(row, "temperature"), _attribute(row, "keep"))
 
 
 def _dwell(row: Row) -> Any:
-    """The time on a document in seconds, under any of its names; None where there is none, "" where it is none."""
+    """The dwell time in seconds, under any of its names; None if missing, "" if invalid."""
     attributes = row.get("event_attributes")
     stated = None
     if isinstance(attributes, dict):

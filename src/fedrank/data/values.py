@@ -1,4 +1,4 @@
-"""Values of rows from outside: texts, ids, times, numbers and lists, checked before they are used."""
+"""Parse values of external rows: texts, ids, times, numbers and lists."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-MAX_ID_LENGTH = 256  # characters of an id; those of UBI have at most 100, of its objects 256
-MAX_OFFSET = 1_000_000  # positions before a list: more pages than a person turns
-LATEST = 10**11  # seconds, in the year 5138; what is larger counts milliseconds
-LARGEST = 3.4028234663852886e38  # of a float of 32 bits
+MAX_ID_LENGTH = 256  # characters; UBI allows 100 for ids and 256 for object ids
+MAX_OFFSET = 1_000_000  # offset of the first position: more pages than a person opens
+LATEST = 10**11  # seconds, in the year 5138; larger values are milliseconds
+LARGEST = 3.4028234663852886e38  # maximum of float32
 _SECONDS = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?", re.ASCII)
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")  # would control the terminal that shows it
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")  # control characters, which could manipulate a terminal
 
 
 def as_text(value: Any) -> str:
-    """A value of a JSON object as text; null is empty, a list is its parts."""
+    """Convert a JSON value to text; null is empty, and lists are joined."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):
@@ -27,28 +27,28 @@ def as_text(value: Any) -> str:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text can be stored as one line: not empty, no line end, no half of a character."""
+    """Whether a text can be stored as one line: not empty, no line break, no unpaired surrogate."""
     if not text or "\n" in text or "\r" in text:
         return False
     if text.isascii():
         return True
     try:
         text.encode()
-    except UnicodeEncodeError:  # JSON can write half of a surrogate pair
+    except UnicodeEncodeError:  # JSON can contain unpaired surrogates
         return False
     return True
 
 
 def parse_name(value: Any) -> str | None:
-    """A text of one line, without blanks around it; None where there is none."""
+    """A stripped single-line text; None if there is none."""
     text = (value if type(value) is str else as_text(value)).strip()
     return text if is_name(text) else None
 
 
 def parse_id(value: Any) -> str:
-    """An id as text, of a short text or a whole number; "" for anything else."""
+    """An id as text, from a short text or an integer; "" for anything else."""
     if type(value) is str and len(value) <= MAX_ID_LENGTH and value.isascii() and value.isprintable():
-        return value.strip()  # what nearly all ids are
+        return value.strip()  # the common case
     if type(value) is int:
         value = str(value) if abs(value) < 1 << 64 else ""
     if not isinstance(value, str):
@@ -58,13 +58,13 @@ def parse_id(value: Any) -> str:
 
 
 def find_id(value: Any, rows: Mapping[str, int]) -> int:
-    """The row of an id; -1 where it is unknown."""
+    """The index of an id; -1 if unknown."""
     row = rows.get(value) if type(value) is str else None
     return rows.get(parse_id(value), -1) if row is None else row
 
 
 def normalise_query(value: Any) -> str:
-    """A query as it is compared with others: small letters, single blanks.
+    """Normalise a query for comparison: lower case, single spaces.
 
     >>> normalise_query("  New  York ")
     'new york'
@@ -73,13 +73,13 @@ def normalise_query(value: Any) -> str:
 
 
 def parse_query(value: Any) -> str | None:
-    """A query as it is compared with others; None where it is empty or not one line of text."""
+    """A normalised query; None if it is empty or not a single line of text."""
     text = " ".join(value.lower().split()) if type(value) is str else normalise_query(value)
     return text if is_name(text) else None
 
 
 def parse_seconds(value: Any) -> int | None:
-    """Seconds since 1970 of a date as in ISO 8601 (without a zone in UTC) or of a number of seconds; None otherwise.
+    """Seconds since 1970 of an ISO 8601 date (UTC if it has no zone) or a number of seconds; None otherwise.
 
     >>> parse_seconds("1970-01-02 00:00:01"), parse_seconds("86401.9"), parse_seconds("yesterday")
     (86401, 86401, None)
@@ -97,7 +97,7 @@ def parse_seconds(value: Any) -> int | None:
 
 
 def parse_time(value: Any) -> float | None:
-    """Seconds since 1970 of a date, of seconds, or of milliseconds, which are larger; None for anything else.
+    """Seconds since 1970 of a date, of seconds, or of milliseconds (by size); None for anything else.
 
     >>> parse_time("1970-01-02T00:00:01.500Z"), parse_time(86401), parse_time(1_700_000_000_123), parse_time("soon")
     (86401.0, 86401.0, 1700000000.123, None)
@@ -121,9 +121,9 @@ def parse_time(value: Any) -> float | None:
 
 
 def parse_number(value: Any) -> float | None:
-    """A finite number, or a short text of one; None for anything else."""
+    """A finite number, possibly as short text; None for anything else."""
     if type(value) is float:
-        return value if abs(value) <= LARGEST else None  # NaN is not, either
+        return value if abs(value) <= LARGEST else None  # the comparison is false for NaN
     if isinstance(value, bool) or not isinstance(value, (int, float, str)) or (type(value) is str and len(value) > 40):
         return None
     try:
@@ -134,7 +134,7 @@ def parse_number(value: Any) -> float | None:
 
 
 def parse_offset(value: Any) -> int | None:
-    """Positions before a list; 0 where none are stated, None for anything else."""
+    """The offset of the first position; 0 if not stated, None if invalid."""
     if value is None or value == "":
         return 0
     number = parse_number(value)
@@ -142,7 +142,7 @@ def parse_offset(value: Any) -> int | None:
 
 
 def parse_whole_number(value: str | bytes) -> int | None:
-    """A text as a whole number that fits into int64; None for anything else."""
+    """Parse an integer that fits into int64; None for anything else."""
     try:
         number = int(value)
     except ValueError:
@@ -151,7 +151,7 @@ def parse_whole_number(value: str | bytes) -> int | None:
 
 
 def parse_list(value: Any) -> list[Any] | None:
-    """A list: one of JSON, the text of one, or words with blanks between them; None for anything else."""
+    """A list from JSON, JSON text or space-separated words; None for anything else."""
     if isinstance(value, list):
         return value
     if not isinstance(value, str):
@@ -167,7 +167,7 @@ def parse_list(value: Any) -> list[Any] | None:
 
 
 def nested_value(row: dict[str, Any], path: str) -> Any:
-    """The value at a dotted path, whether objects are nested or their names are joined; None where there is none.
+    """The value at a dotted path, in nested objects or with joined names; None if missing.
 
     >>> [nested_value(row, "a.b.c") for row in ({"a": {"b": {"c": 1}}}, {"a.b.c": 1}, {"a": {"b.c": 1}}, {"a": 1})]
     [1, 1, 1, None]

@@ -16,15 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.privacy.guarantees import Guarantee
-from fedrank.privacy.population import (
-    LEDGER,
-    Account,
-    LedgerTerms,
-    Population,
-    ledger_sizes,
-    open_ledger,
-    spent_together,
-)
+from fedrank.privacy.population import Account, LedgerTerms, Population, open_ledger
 from fedrank.wire import Refused
 
 UNLIMITED = 1e6  # ε of a site without a limit; its charges are recorded anyway
@@ -55,7 +47,7 @@ class Charging:
         _check_promised(Path(folder), delta, limit)
         self.population = Population.open(folder, people, delta, limit)
         self.terms = LedgerTerms(people, delta, tuple(promises), run)
-        self.place = (Path(folder) / run / LEDGER).absolute()
+        self.place = self.population.ledger(run)
         self._held = ExitStack()
         with self.population.deciding():
             self.ledger = self._held.enter_context(open_ledger(self.place, self.terms))
@@ -85,7 +77,7 @@ class Charging:
 
     def spent(self) -> dict[str, float]:
         """Total ε spent by all runs so far, against each observer."""
-        return spent_together(self.population.accounts(), self.terms.delta)
+        return self.population.spent()
 
     def _refusal(self) -> str | None:
         """Return why another charge is not allowed.
@@ -95,7 +87,7 @@ class Charging:
         """
         counts = self.ledger.participations()
         most = self.ledger.rounds() + 1
-        others = ledger_sizes(self.population.folder, but=self.place)
+        others = self.population.ledger_sizes(but=self.place)
         if others != self._others:
             self._others, self._checked = others, 0
             self._accounts = self.population.accounts(but=self.place)

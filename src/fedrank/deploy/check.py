@@ -32,11 +32,11 @@ from fedrank.deploy.recorded_lists import RecordedFolder
 from fedrank.deploy.settings import FEDERATION, SITE, SiteSettings, no_home, read_federation, read_site
 from fedrank.deploy.show import LEDGERS, look_at
 from fedrank.experiments.report.formatting import amount
-from fedrank.experiments.report.sections import Cell, Section, Table
+from fedrank.experiments.report.sections import Cell, Section
 from fedrank.files import is_locked, told
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
-from fedrank.privacy.population import Population, spent_together
+from fedrank.privacy.population import Population
 
 if TYPE_CHECKING:
     from fedrank.deploy.flare_certificates import CertificateFacts
@@ -139,12 +139,12 @@ def about_checks(lines: Iterable[CheckLine]) -> list[Section]:
         [
             Cell(one.what, tone="name"),
             Cell(MARKS[one.state], tone=tones.get(one.state, "")),
-            Cell(one.said),
-            Cell(one.remedy),
+            one.said,
+            one.remedy,
         ]
         for one in lines
     ]
-    return [Section("", (Table(["", "", "found", "what to do"], rows, 4, bare=True),))]
+    return [Section("").table(["", "", "found", "what to do"], rows, 4, bare=True)]
 
 
 def is_fine(lines: Iterable[CheckLine]) -> bool:
@@ -343,8 +343,7 @@ def _ledger(folder: Path, settings: SiteSettings) -> CheckLine:
         known = Population.find(place)
         if known is None:
             return CheckLine("ledger", "fine", "nothing has been charged yet")
-        accounts = known.accounts()
-        spent = spent_together(accounts, known.delta)
+        accounts, spent = known.accounts(), known.spent()
     except (LedgerError, ValueError, OSError) as problem:
         said, _, remedy = told(problem).partition("; ")
         return CheckLine("ledger", "wrong", said, remedy or "restore it from a backup")

@@ -26,7 +26,7 @@ from fedrank.experiments.runner.data import clients_of
 from fedrank.experiments.runner.federated import FederatedRun
 from fedrank.experiments.runner.folder import DEPLOYED_RUN, Card, Receipt
 from fedrank.experiments.runner.perform import perform
-from fedrank.experiments.runner.privacy import card, guarantees_of, prices
+from fedrank.experiments.runner.privacy import Price, card
 from fedrank.experiments.runner.writer import News, RunWriter, Task
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.federated.asynchronous import schedule
@@ -201,7 +201,7 @@ def _finish(
     why = run.give_result(state.round)
     if departure is not None:
         why |= departure.tell_those_who_left(run.calls.send, writer.folder)
-    unlearned = None if departure is None else departure.facts(writer.folder, state.round)
+    unlearned = None if departure is None else {**departure.asked(writer.folder), "last_round": state.round}
     notes = site_notes(run.calls.left_out, why)
     folder.finish(state, weights, notes=notes, clients=clients, unlearned=unlearned)
     run.books.progress(plan, state.round, state.round)
@@ -223,7 +223,7 @@ def _start(experiment: FederatedExperiment, folder: FederatedRun, simulated: Sim
 
 def card_of(experiment: FederatedExperiment, plan: Plan, charged: int) -> Card:
     """The privacy card of a model that sites trained: deployed, unless the sites are simulated."""
-    rows = prices(guarantees_of(experiment, plan.features), charged, charged, experiment.privacy.delta)
+    rows = Price.of_each(experiment.guarantees(plan.features), charged, charged, experiment.privacy.delta)
     return deployed(card(experiment, rows, charged, charged), plan)
 
 

@@ -19,8 +19,7 @@ from fedrank.deploy.site_calls import SiteCalls
 from fedrank.deploy.site_measures import MAX_QUERIES
 from fedrank.experiments.runner.cards import forest_card
 from fedrank.experiments.runner.folder import Card
-from fedrank.experiments.runner.merge import CONVENTIONS, finish_merge, merge_organisations, merge_sent, save_merged
-from fedrank.experiments.runner.trees import begin_trees
+from fedrank.experiments.runner.merge import MergeRun
 from fedrank.experiments.runner.writer import RunWriter
 from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.trees.histograms import Histograms
@@ -97,12 +96,12 @@ def give_merged(calls: SiteCalls, files: Mapping[str, bytes]) -> dict[str, str]:
 def perform_forests(experiment: TreesExperiment, run: Coordination) -> None:
     """Collect the forests of all sites, merge them, and send the result to all sites."""
     writer, plan, books = run.writer, run.plan, run.books
-    fold, _, baseline = begin_trees(experiment, writer)
+    merging = MergeRun.begin(experiment, writer)
     if isinstance(experiment.merge, Histograms):
         from fedrank.deploy.joint_forest import perform_grown
 
-        return perform_grown(experiment, run, fold, baseline)
-    writer.update_facts(conventions=CONVENTIONS if plan.simulated else CONVENTIONS | BETWEEN_SITES)
+        return perform_grown(merging, run)
+    merging.describe(None if plan.simulated else BETWEEN_SITES)
     writer.begin()
     hub = ForestHub(run.calls)
     hub.handshake.hello()
@@ -112,17 +111,17 @@ def perform_forests(experiment: TreesExperiment, run: Coordination) -> None:
     if plan.simulated:
         portions = portions_of(experiment, plan.fold, plan.seed)
         trees = [sent[id].trees for id, _ in enumerate(portions)]
-        outcome = merge_sent(experiment, fold, portions, trees, plan.seed, writer.threads)
+        outcome = merging.merge_sent(portions, trees)
     else:
         senders = {site.name: sent[site.clients[0]] for site in plan.sites if site.clients[0] in sent}
-        outcome = merge_organisations(experiment, fold, senders, plan.seed, writer.threads)
-    save_merged(outcome, writer, fold)
+        outcome = merging.merge_organisations(senders)
+    merging.save(outcome)
     # Write and send everything before the run counts as finished: a run that stops here continues.
-    run.issue(site_card(plan, sorted(sent)), fold.name)
+    run.issue(site_card(plan, sorted(sent)), merging.fold.name)
     why = give_merged(run.calls, result_files(writer, plan, sorted(sent)))
     absent = [site.name for site in plan.sites if not set(site.clients) & set(sent)]
     notes = [f"{name} sent no forest, so the model does not include it" for name in absent]
-    finish_merge(outcome, writer, fold, baseline, notes=site_notes(run.calls.left_out, why) + notes, tuned=None)
+    merging.finish(outcome, notes=site_notes(run.calls.left_out, why) + notes, tuned=None)
     return books.progress(plan, ROUND, ROUND)
 
 

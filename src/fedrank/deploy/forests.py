@@ -37,7 +37,6 @@ from fedrank.deploy.site_runtime import (
 )
 from fedrank.experiments.runner.data import load_fold
 from fedrank.experiments.runner.folder import Card
-from fedrank.experiments.runner.trees import data_of
 from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.files import parse_json, write_atomic
 from fedrank.seeds import rng_for
@@ -60,7 +59,7 @@ _FILE = re.compile(r"model(-([0-9]{1,4}|final))*\.(json|txt)")
 def portions_of(experiment: TreesExperiment, fold: int, seed: int) -> tuple[Portion, ...]:
     """The data of the clients of a trial."""
     assert experiment.split is not None
-    return experiment.split(load_fold(data_of(experiment), fold), rng_for(seed, "split"))
+    return experiment.split(load_fold(experiment.unscaled, fold), rng_for(seed, "split"))
 
 
 def largest_forest(experiment: TreesExperiment) -> int:

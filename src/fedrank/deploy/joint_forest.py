@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from fedrank import wire
-from fedrank.data.catalog import Fold
 from fedrank.deploy import protocol
 from fedrank.deploy.backup import Restored
 from fedrank.deploy.coordinate import Coordination, deployed, site_notes
@@ -33,11 +32,9 @@ from fedrank.deploy.outbox import Sent
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.site_calls import SiteCalls
 from fedrank.deploy.site_runtime import CheckedRequest, Computed, Contribution, digest_of
-from fedrank.experiments.runner.merge import ForestDisclosure, finish_merge, noised_card, save_merged, shared_forest
+from fedrank.experiments.runner.merge import ForestDisclosure, MergeRun
 from fedrank.experiments.runner.writer import RunWriter
-from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.privacy.secure_messages import Identity
-from fedrank.ranking.baseline_ranking import BaselineRanking
 from fedrank.trees.growing import GrowPlan
 from fedrank.trees.growing_protocol import ReleaseRequest, TreeClient, TreeServer
 from fedrank.trees.histograms import Histograms
@@ -185,8 +182,9 @@ class GrowingHub:
         return {id: piece for name, pieces in found.items() for id, piece in zip(whom[name], pieces, strict=True)}
 
 
-def perform_grown(experiment: TreesExperiment, run: Coordination, fold: Fold, baseline: BaselineRanking) -> None:
+def perform_grown(merging: MergeRun, run: Coordination) -> None:
     """Train one forest with all sites and send it to them; a stopped run continues after its last tree."""
+    experiment = merging.experiment
     assert isinstance(experiment.merge, Histograms)
     writer, plan, books = run.writer, run.plan, run.books
     writer.update_facts(conventions=GROWN)
@@ -214,18 +212,18 @@ def perform_grown(experiment: TreesExperiment, run: Coordination, fold: Fold, ba
     books.keep_left_out(hub.calls.left_out)
     # With noise, sites do not announce rows.
     rows = {site.name: sum(server.announced.get(id, 0) for id in site.clients) for site in plan.sites}
-    outcome = shared_forest(state.trees, state.curve, fold, rows, len(plan.clients), experiment.measures)
-    save_merged(outcome, writer, fold)
+    outcome = merging.shared_forest(state.trees, state.curve, rows, len(plan.clients))
+    merging.save(outcome)
     card = site_card(plan, list(plan.clients), ForestDisclosure.of(experiment.merge).who_sees_what)
     if growing.noise is not None:
-        noised = noised_card(card, experiment.merge, growing.rules, state.releases, len(growing.clients))
+        noised = merging.noised_card(card, state.releases, len(growing.clients))
         left_open = ForestDisclosure.of(experiment.merge).not_covered[:2]  # sites train nothing besides the forest
         card = deployed(replace(noised, not_covered=left_open), plan)
-    run.issue(card, fold.name)
+    run.issue(card, merging.fold.name)
     why_not = give_merged(hub.calls, result_files(writer, plan, list(plan.clients)))
     notes = site_notes({}, why_not)
     notes += [f"client {client} was refused: {reason}" for client, reason in server.refused.items()]
-    finish_merge(outcome, writer, fold, baseline, notes=notes, tuned=None)
+    merging.finish(outcome, notes=notes, tuned=None)
     books.progress(plan, 1, 1)
 
 

@@ -14,7 +14,6 @@ from fedrank.experiments.runner.data import load_fold
 from fedrank.experiments.runner.runs import load_runs, working_on
 from fedrank.experiments.runner.schedule import Results, is_finished, show_news
 from fedrank.experiments.runner.schedule import plan as tasks_of
-from fedrank.experiments.runner.trees import data_of
 from fedrank.experiments.runner.writer import News, Task
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.grid import Grid
@@ -98,9 +97,8 @@ def run_in_folder(
 def forget_sites(departure: Departure, out: Path, name: str | None, do: Do, progress: Progress = quiet) -> Path:
     """Unlearn sites of a finished run: from recorded updates if they suffice, else in rounds with the other sites."""
     from fedrank.deploy.unlearning import remove
-    from fedrank.unlearning.methods import FedRemove
 
-    if isinstance(departure.unlearner, FedRemove):
+    if departure.alone:
         return remove(departure, out, name, progress)
     task, plan = departure.planned(out, name)
     status = do(task, plan, partial(show_news, progress, task))
@@ -134,7 +132,7 @@ def plan_task(task: Task, parties: Sequence[PlannedSite], federation: str, simul
     experiment: Any = task.experiment
     features: dict[str, Any] = {}
     if isinstance(experiment, FederatedExperiment | TreesExperiment):
-        data = data_of(experiment) if isinstance(experiment, TreesExperiment) else experiment.data
+        data = experiment.unscaled if isinstance(experiment, TreesExperiment) else experiment.data
         features = features_of(load_fold(data, task.fold).train)
     return make_plan(
         experiment,

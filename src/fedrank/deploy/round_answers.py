@@ -92,6 +92,4 @@ def longest_update(plan: Plan) -> float:
     mechanism: Any = plan.experiment.mechanism
     if not isinstance(getattr(mechanism, "placement", None), AtServer):
         return np.inf
-    from fedrank.experiments.runner.privacy import setting_of
-
-    return float(1.0001 * mechanism.reach(setting_of(plan.experiment, plan.features)))
+    return float(1.0001 * mechanism.reach(plan.experiment.setting(plan.features)))

@@ -469,14 +469,12 @@ def placement_of(mechanism: Any) -> str:
 
 def site_guarantees(plan: Plan) -> list[Guarantee]:
     """The guarantees of a plan for a site. They do not rely on client sampling, which the coordinator could bypass."""
-    from fedrank.experiments.runner.privacy import guarantees_of
-
     if plan.forests is not None:
         return _guarantees_of_trees(plan, plan.forests)
     experiment = plan.experiment
     if has_trait(experiment.mechanism, "hides cohort"):
         experiment = replace(experiment, clients=replace(experiment.clients, participation=1.0))
-    return guarantees_of(experiment, plan.features)
+    return experiment.guarantees(plan.features)
 
 
 def _guarantees_of_trees(plan: Plan, experiment: TreesExperiment) -> list[Guarantee]:
@@ -492,15 +490,15 @@ def _guarantees_of_trees(plan: Plan, experiment: TreesExperiment) -> list[Guaran
 
 def plan_prices(plan: Plan, delta: float) -> list[Price]:
     """The cost of a plan for the site that participates most often (with high probability), against each observer."""
-    from fedrank.experiments.runner.privacy import most_participations, prices
+    from fedrank.experiments.runner.privacy import Price
 
     if plan.forests is not None:
         releases = releases_of(plan)
-        return prices(site_guarantees(plan), releases, releases, delta)
+        return Price.of_each(site_guarantees(plan), releases, releases, delta)
     experiment = plan.experiment
     # The arrival times are unknown: assume every round.
-    often = experiment.rounds if experiment.arrival is not None else most_participations(experiment)
-    return prices(site_guarantees(plan), often, experiment.rounds, delta)
+    often = experiment.rounds if experiment.arrival is not None else experiment.most_participations()
+    return Price.of_each(site_guarantees(plan), often, experiment.rounds, delta)
 
 
 def releases_of(plan: Plan) -> int:

@@ -27,9 +27,9 @@ from fedrank.deploy.protocol import PHASES, Answers, bundle, reply, request
 from fedrank.deploy.settings import SiteSettings, plan_prices, releases_of, searches_of
 from fedrank.experiments.report.command_output import about_prices
 from fedrank.experiments.report.formatting import amount
-from fedrank.experiments.report.sections import Cell, Pairs, Part, Points, Section, Table, paragraph
+from fedrank.experiments.report.sections import Cell, Section
 from fedrank.experiments.runner.merge import ForestDisclosure
-from fedrank.experiments.runner.privacy import UNPROTECTED, Price, most_participations, prices
+from fedrank.experiments.runner.privacy import Price
 from fedrank.experiments.runner.silo import NOT_COVERED as SILOS_NOT_COVERED
 from fedrank.experiments.spec.federated import ELSEWHERE, FederatedExperiment
 from fedrank.experiments.spec.grid import read_tables
@@ -39,10 +39,10 @@ from fedrank.federated.messages import Call, Message, payload_of
 from fedrank.files import told
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
-from fedrank.privacy.population import LEDGER, Account, LedgerTerms, Population, spent_together
+from fedrank.privacy.population import Account, LedgerTerms, Population, spent_together
 from fedrank.privacy.secure_aggregation import threshold_for
 from fedrank.privacy.secure_messages import message_bytes
-from fedrank.silo.spending import SiloLedger, is_ledger
+from fedrank.silo.spending import SiloLedger
 from fedrank.toml import parse_toml, shown
 from fedrank.trees.histograms import Histograms
 from fedrank.types import has_trait
@@ -327,8 +327,8 @@ def _with_sketch_costs(view: PlanView, folder: Path, experiment: SiloExperiment)
     because = "Gaussian noise in the sketch of the document and in that of the document frequencies, drawn once"
     guarantee = experiment.method.sketcher.guarantee("silos that see answers", because, "once")  # type: ignore[attr-defined]
     ledger = folder / SILO_LEDGER
-    spent = SiloLedger(ledger).spent() if is_ledger(ledger) else 0.0
-    found = prices([guarantee], 1, 1, view.delta)
+    spent = SiloLedger.spent_at(ledger)
+    found = Price.of_each([guarantee], 1, 1, view.delta)
     after = {guarantee.against: max(spent, found[0].total)}
     return replace(view, prices=tuple(found), spent={guarantee.against: spent}, after=after)
 
@@ -337,7 +337,7 @@ def leaving_of(plan: Plan, settings: SiteSettings, share: SiteSplit | None = Non
     """Everything that a site sends in a run, with its size."""
     experiment, placement = plan.experiment, plan.secure_sum
     clients = len(next((site.clients for site in plan.sites if site.name == settings.name), (0,)))
-    times = experiment.rounds if experiment.arrival is not None else most_participations(experiment)
+    times = experiment.rounds if experiment.arrival is not None else experiment.most_participations()
     covered = experiment.mechanism is not None
     if placement is not None:
         about = f"{plan.sent:,} masked integers with a part of the distributed noise; keys, secret shares, signatures"
@@ -452,16 +452,16 @@ def about_plan(view: PlanView) -> list[Section]:
     who.append(("here", view.word or "not accepted yet"))
     if view.has:
         who.append(("has", view.has))
-    first: list[Part] = [Pairs(tuple(who))]
+    first = Section("").pairs(who)
     if view.simulated:
-        first.append(paragraph("A trial on one machine: people are simulated and not protected.", tone="warn"))
+        first = first.paragraph("A trial on one machine: people are simulated and not protected.", tone="warn")
     if view.partners:
-        rows = [[Cell(one.name, tone="name"), Cell(one.fingerprint), Cell(_compared(one))] for one in view.partners]
-        first.append(Table(["with", "key", "compared"], rows, 3, whole=1))
-    sections = [Section("", tuple(first)), _refused(view), _leaving(view)]
+        rows = [[Cell(one.name, tone="name"), one.fingerprint, _compared(one)] for one in view.partners]
+        first = first.table(["with", "key", "compared"], rows, 3, whole=1)
+    sections = [first, _refused(view), _leaving(view)]
     if view.sum is not None:
-        sections.append(Section("Secure aggregation", (Points(tuple(view.sum.lines())),)))
-    return [*sections, _costs(view), Section("What is not covered", (Points(view.not_covered),))]
+        sections.append(Section("Secure aggregation").points(view.sum.lines()))
+    return [*sections, _costs(view), Section("What is not covered").points(view.not_covered)]
 
 
 def as_facts(view: PlanView) -> dict[str, Any]:
@@ -478,47 +478,40 @@ def as_facts(view: PlanView) -> dict[str, Any]:
 
 
 def _refused(view: PlanView) -> Section:
+    section = Section("What would be refused")
     if not view.refused:
-        return Section("What would be refused", (paragraph("Nothing: the plan fits the policy of this site."),))
-    return Section(
-        "What would be refused", (paragraph("This site would refuse the plan:", tone="warn"), Points(view.refused))
-    )
+        return section.paragraph("Nothing: the plan fits the policy of this site.")
+    return section.paragraph("This site would refuse the plan:", tone="warn").points(view.refused)
 
 
 def _leaving(view: PlanView) -> Section:
     rows = [
         [
             Cell(one.what, tone="name"),
-            Cell(one.to),
-            Cell(amount("bytes", one.bytes_each) if one.bytes_each else ""),
-            Cell(amount("bytes", one.bytes_in_all) if one.bytes_each else ""),
+            one.to,
+            amount("bytes", one.bytes_each) if one.bytes_each else "",
+            amount("bytes", one.bytes_in_all) if one.bytes_each else "",
             Cell("yes" if one.covered else "no", tone="" if one.covered else "warn"),
         ]
         for one in view.leaves
     ]
     notes = [f"{one.what}: {one.about}" for one in view.leaves if one.about]
-    table = Table(["sent", "to", "each time", "total", "covered by ε"], rows, 2, notes=notes)
-    sees = f"{view.sees[0].upper()}{view.sees[1:]}."
-    coming = paragraph(
+    section = Section("What this site sends")
+    section = section.table(["sent", "to", "each time", "total", "covered by ε"], rows, 2, notes=notes)
+    return section.paragraph(f"{view.sees[0].upper()}{view.sees[1:]}.").paragraph(
         f"{amount('bytes', view.bytes_down)} are received per round, in addition to connection overhead.", tone="quiet"
     )
-    return Section("What this site sends", (table, paragraph(sees), coming))
 
 
 def _costs(view: PlanView) -> Section:
+    section = Section("What it costs")
     if not view.prices:
-        return Section("What it costs", (paragraph(UNPROTECTED, tone="warn"),))
-    parts: list[Part] = [paragraph("This run alone:"), *about_prices(view.prices)]
+        return section.add(*about_prices(view.prices))
+    section = section.paragraph("This run alone:").add(*about_prices(view.prices))
     limit = "no limit" if view.limit is None else f"ε = {view.limit:g} at δ = {view.delta:g}"
-    rows = [
-        [Cell(against), Cell(_cost(view.spent.get(against, 0.0))), Cell(_cost(cost))]
-        for against, cost in view.after.items()
-    ]
-    parts += [
-        paragraph(f"All runs on the people of this site (limit: {limit}):"),
-        Table(["against", "so far", "after"], rows),
-    ]
-    return Section("What it costs", tuple(parts))
+    rows = [(against, _cost(view.spent.get(against, 0.0)), _cost(cost)) for against, cost in view.after.items()]
+    section = section.paragraph(f"All runs on the people of this site (limit: {limit}):")
+    return section.table(["against", "so far", "after"], rows)
 
 
 def _cost(cost: float) -> str:
@@ -561,7 +554,7 @@ def _accounts(folder: Path, plan: Plan) -> list[Account]:
     """Charges of all other runs to the people of a site."""
     place = folder / LEDGERS
     known = Population.find(place)
-    return [] if known is None else known.accounts(but=(place / plan.digest[:32] / LEDGER).absolute())
+    return [] if known is None else known.accounts(but=known.ledger(plan.digest[:32]))
 
 
 def _spending(

@@ -8,33 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from fedrank import wire
-from fedrank.data.collection import load_collection
 from fedrank.deploy import protocol
 from fedrank.deploy.coordinate import Coordination, deployed, site_notes
 from fedrank.deploy.handshake import Differs, Facts, Handshake
 from fedrank.deploy.silos import FIRST_TURN, MAX_LETTERS, STEPS, checked_keys
 from fedrank.deploy.site_calls import SiteCalls
-from fedrank.experiments.runner.data import described
-from fedrank.experiments.runner.federated import per_query
-from fedrank.experiments.runner.silo import CONVENTIONS, silo_card
-from fedrank.experiments.runner.writer import NOISE
+from fedrank.experiments.runner.silo import SiloEvaluation
 from fedrank.experiments.spec.silo import SiloExperiment
-from fedrank.ranking.baseline_ranking import BaselineRanking
-from fedrank.ranking.measures import Evaluator, average
-from fedrank.ranking.model import Model, load_weights, save_model
-from fedrank.ranking.rankers import Linear
+from fedrank.ranking.model import Model
 from fedrank.silo.carrier import LetterCarrier
-from fedrank.silo.features import FEATURE_NAMES
-from fedrank.silo.member import turn_order
-from fedrank.silo.training import CrossSilo, own_lists
-from fedrank.silo.turns import Turn, read_open_turn
+from fedrank.silo.member import read_final_model, turn_order
 from fedrank.wire import Label, Part, Refused
 
 TOP_GRADE = 127  # the highest relevance label that a site may have
@@ -86,15 +74,20 @@ class SiloHub:
         names = carrier.name_of
         turns = turn_order(sorted(names), self.question.rounds)
         carried: list[bytes] = []
+
+        def check_final(sent: list[bytes], name: str) -> None:
+            if len(sent) != 1:
+                raise Refused(f"{len(sent)} models came, and one was expected")
+            read_final_model(sent[0], turns, self.plan.normalised)
+
         for number, turn in enumerate(turns):
             last = number + 1 == len(turns)
-            check = self._open_model(turns) if last else partial(carrier.check, "model")
+            check = check_final if last else partial(carrier.check, "model")
             at = FIRST_TURN + number
             carried = self._everybody("silo-turn", {names[turn.party]: carried}, check, at)[names[turn.party]]
             self.passes = sum(one.passes for one in turns[: number + 1]) // len(names)
             self.passed(self.passes)
-        with TemporaryDirectory() as apart:
-            return _read(carried[0], Path(apart))
+        return read_final_model(carried[0], turns, self.plan.normalised)
 
     def _everybody(
         self,
@@ -136,38 +129,12 @@ class SiloHub:
         if len(sent) != 1:
             raise Refused(f"expected one key (got {len(sent)})")
 
-    def _open_model(self, turns: list[Turn]) -> Check:
-        def check(sent: list[bytes], name: str) -> None:
-            if len(sent) != 1:
-                raise Refused(f"expected one model (got {len(sent)})")
-            with TemporaryDirectory() as apart:
-                try:
-                    _read(sent[0], Path(apart))
-                    found = read_open_turn(Path(apart) / "model.json")
-                except (ValueError, KeyError, TypeError) as problem:
-                    raise Refused(f"the model cannot be read: {problem}") from None
-            if list(found.turns) != turns:
-                raise Refused("the turns of the model differ from the plan")
-            if ("query" if found.agreement.normalise == "query" else "global") != self.plan.normalised:
-                raise Refused(f"the model has normalisation {found.agreement.normalise!r}, which differs from the plan")
-
-        return check
-
 
 def perform_silos(experiment: SiloExperiment, run: Coordination) -> None:
     """Let organisations ask each other and train in turn; evaluate the model on the coordinator's collection."""
-    writer, plan, books, last = run.writer, run.plan, run.books, experiment.rounds
-    collection = load_collection(experiment.data.source)
-    method = experiment.method
-    assert isinstance(method, CrossSilo)
-    lists = own_lists(collection, plan.seed, max(collection.top_grade, 1), method.normalise)
-    evaluator, ranker = Evaluator(lists.test, experiment.measures), Linear()
-    writer.update_facts(
-        conventions=CONVENTIONS | BETWEEN_SITES | {"noise": NOISE},
-        data=described(collection.name, 0, lists.test.queries, lists.test),
-        behind_final=1,
-    )
-    writer.begin(online=False)
+    plan, books, last = run.plan, run.books, experiment.rounds
+    judging = SiloEvaluation(experiment, run.writer)
+    judging.begin(BETWEEN_SITES)
     hub = SiloHub(run.calls)
     hub.passed = lambda passes: books.progress(plan, passes, last)
     hub.handshake.hello()
@@ -177,25 +144,8 @@ def perform_silos(experiment: SiloExperiment, run: Coordination) -> None:
     finally:
         books.keep_left_out(run.calls.left_out)
         hub.passed(hub.passes)
-    values = per_query(evaluator, model.weights, ranker)
-    for number in range(1, last + 1):
-        writer.add(number, values=average(values).tolist() if number == last else None)
-    notes = model.notes | writer.origin(collection.name)
-    shape = len(FEATURE_NAMES), lists.test.normalised, FEATURE_NAMES, notes, lists.test.ranges
-    save_model(Model(ranker, model.weights, *shape), writer.folder / "model.json")
-    run.issue(deployed(silo_card(experiment), plan), collection.name)
+    judging.add(model)
+    run.issue(deployed(judging.card, plan), judging.collection.name)
     why = run.give_result(last)
-    writer.report_progress(last, last)
-    writer.finish(
-        last,
-        queries=(lists.test.query_ids.tolist(), values),
-        baseline=BaselineRanking("BM25 of title and body", evaluator.per_query_of_scores(lists.bm25)),
-        notes=site_notes({}, why),
-    )
+    judging.finish(site_notes({}, why))
     books.progress(plan, last, last)
-
-
-def _read(content: bytes, folder: Path) -> Model:
-    path = folder / "model.json"
-    path.write_bytes(content)
-    return load_weights(path)

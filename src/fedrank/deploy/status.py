@@ -21,11 +21,11 @@ from fedrank.deploy.consent import proposals
 from fedrank.deploy.settings import FEDERATION, SITE, no_home, read_federation, read_site
 from fedrank.deploy.show import LEDGERS
 from fedrank.experiments.report.formatting import duration
-from fedrank.experiments.report.sections import Cell, Pairs, Part, Points, Section, Table, paragraph
+from fedrank.experiments.report.sections import Cell, Section
 from fedrank.files import is_locked, parse_json
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
-from fedrank.privacy.population import Population, spent_together
+from fedrank.privacy.population import Population
 from fedrank.toml import parse_toml
 
 TAIL = 1 << 16  # bytes read at the end of a file
@@ -101,16 +101,14 @@ def about_status(found: DeploymentStatus) -> list[Section]:
         pairs.append(("spent over all runs", cost + ("" if found.limit is None else f" of {found.limit:g}")))
     if found.folder:
         pairs.append(("results", found.folder))
-    parts: list[Part] = [Pairs(tuple(pairs))]
+    section = Section("").pairs(pairs)
     if found.last_refusal:
-        parts.append(paragraph(f"Last refusal: {found.last_refusal}", tone="warn"))
+        section = section.paragraph(f"Last refusal: {found.last_refusal}", tone="warn")
     if waiting := [f"{site.name}: {site.waited_for}" for site in found.sites if site.waited_for]:
-        parts += [paragraph("The run is waiting for:", tone="warn"), Points(tuple(waiting))]
+        section = section.paragraph("The run is waiting for:", tone="warn").points(waiting)
     if found.to_decide:
-        parts += [paragraph("To review with `fedrank deploy show`:", tone="warn"), Points(found.to_decide)]
-    if found.sites:
-        parts.append(_table(found.sites))
-    return [Section("", tuple(parts))]
+        section = section.paragraph("To review with `fedrank deploy show`:", tone="warn").points(found.to_decide)
+    return [_with_sites(section, found.sites) if found.sites else section]
 
 
 def as_facts(found: DeploymentStatus) -> dict[str, Any]:
@@ -123,19 +121,19 @@ def as_facts(found: DeploymentStatus) -> dict[str, Any]:
     }
 
 
-def _table(sites: Sequence[SiteLine]) -> Table:
+def _with_sites(section: Section, sites: Sequence[SiteLine]) -> Section:
     rows = [
         [
             Cell(site.name, tone="name"),
-            Cell(site.state),
-            Cell(f"{site.round:,}" if site.round else ""),
-            Cell("" if site.seconds is None else f"{site.seconds:.2f} s"),
+            site.state,
+            f"{site.round:,}" if site.round else "",
+            "" if site.seconds is None else f"{site.seconds:.2f} s",
             Cell("" if site.days_left is None else _ends(site.days_left), tone=_urgent(site.days_left)),
             Cell(site.refused, tone="warn" if site.refused else ""),
         ]
         for site in sites
     ]
-    return Table(["site", "state", "last round", "took", "certificate", "reason"], rows, 2)
+    return section.table(["site", "state", "last round", "took", "certificate", "reason"], rows, 2)
 
 
 def _urgent(days: int | None) -> str:
@@ -205,7 +203,7 @@ def _of_site(folder: Path, kits: FlareKits, now: float) -> DeploymentStatus:
     problem = ""
     try:
         if (known := Population.find(folder / LEDGERS)) is not None:
-            spent = spent_together(known.accounts(), known.delta)
+            spent = known.spent()
     except (LedgerError, ValueError, OSError) as trouble:
         problem = str(trouble)
     at = content.get("at")

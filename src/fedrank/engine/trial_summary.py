@@ -9,10 +9,10 @@ from fedrank.engine.adoption import read_current
 from fedrank.engine.trial import UNFAIR, Count, EngineTrial, HistoryEntry, ImportResult
 from fedrank.engine.trial_decision import Judgement, Needed
 from fedrank.engine.trial_record import TrialPlan
-from fedrank.experiments.report.sections import Cell, Pairs, Part, Points, Section, Table, Tone, paragraph
+from fedrank.experiments.report.sections import Section
 
 LARGE = 20.0  # logarithm of evidence above which no digits are shown
-RULINGS: dict[str, tuple[str, Tone]] = {
+RULINGS: dict[str, tuple[str, str]] = {
     "adopt": ("Adopt it", "better"),
     "refuse": ("Refuse it", "worse"),
     "undecided": ("Not decided yet", "warn"),
@@ -22,15 +22,10 @@ RULINGS: dict[str, tuple[str, Tone]] = {
 def about_plan(plan: TrialPlan, needed: Sequence[Needed]) -> list[Section]:
     """What is compared, and how many searches it takes."""
     rows = [
-        [
-            Cell(f"{one.wins:.0%}"),
-            Cell(f"{one.adopted:.1%}"),
-            Cell(f"{one.median:,.0f}"),
-            Cell(f"{one.low:,.0f} to {one.high:,.0f}"),
-        ]
+        [f"{one.wins:.0%}", f"{one.adopted:.1%}", f"{one.median:,.0f}", f"{one.low:,.0f} to {one.high:,.0f}"]
         for one in needed
     ]
-    table = Table(
+    section = _with_models(Section("Trial"), plan).table(
         ("share of wins", "adopted", "decided searches (median)", "90% of trials"),
         rows,
         notes=(
@@ -38,54 +33,48 @@ def about_plan(plan: TrialPlan, needed: Sequence[Needed]) -> list[Section]:
             "clicks on results of both models do not count.",
         ),
     )
-    return [Section("Trial", (_models(plan), table))]
+    return [section]
 
 
 def about_reading(brought: ImportResult) -> list[Section]:
     """The result of one import, and what was skipped."""
-    parts: list[Part] = [paragraph(f"{brought.searches:,} new searches, {brought.clicks:,} new clicks")]
+    section = Section("Read").paragraph(f"{brought.searches:,} new searches, {brought.clicks:,} new clicks")
     left = dict(brought.dropped)
     if brought.known:
         left["read before"] = brought.known
     if left:
-        rows = [[Cell(reason), Cell(f"{times:,}")] for reason, times in left.items()]
-        parts.append(Table(("skipped", "lines"), rows))
-    parts += [
-        paragraph(f"{name} was read before with the same content and counts once", tone="quiet")
-        for name in brought.skipped
-    ]
-    return [Section("Read", tuple(parts))]
+        section = section.table(("skipped", "lines"), [(reason, f"{times:,}") for reason, times in left.items()])
+    for name in brought.skipped:
+        section = section.paragraph(f"{name} was read before with the same content and counts once", tone="quiet")
+    return [section]
 
 
 def about_trial(trial: EngineTrial, count: Count, judgement: Judgement) -> list[Section]:
     """The state of a trial, its evidence, and what was skipped."""
     plan, gate = trial.plan, trial.plan.rules.gate
     verdict, tone = RULINGS[judgement.ruling]
-    heading = paragraph(f"{verdict}: {judgement.because}.", tone=tone)
+    section = Section("Decision").paragraph(f"{verdict}: {judgement.because}.", tone=tone)
     gained, without, against = judgement.evidence[-1]
-    bets = Table(
+    section = _with_models(section, plan).table(
         ("bet", "evidence", "needed"),
         [
-            [Cell("the new model wins more than half"), _odds(gained), _needed(gate.level)],
+            ["the new model wins more than half", _odds(gained), _needed(gate.level)],
             [
-                Cell(f"the same without {_friends(plan.rules.liars)} with the most wins for it"),
+                f"the same without {_friends(plan.rules.liars)} with the most wins for it",
                 _odds(without),
                 _needed(gate.level),
             ],
-            [Cell("the new model wins less than half"), _odds(against), _needed(gate.harm)],
+            ["the new model wins less than half", _odds(against), _needed(gate.harm)],
         ],
         notes=("The present value of a stake of 1. It may be checked after every search.",),
     )
-    parts: list[Part] = [heading, _models(plan), bets]
     if count.unfair > UNFAIR:
-        parts.append(
-            paragraph(
-                f"The assignment was not balanced: the old model was first in {count.leads[0]:,} lists, the new one in "
-                f"{count.leads[1]:,}. Clicks on such lists are not valid; check the code that interleaves them.",
-                tone="worse",
-            )
+        section = section.paragraph(
+            f"The assignment was not balanced: the old model was first in {count.leads[0]:,} lists, the new one in "
+            f"{count.leads[1]:,}. Clicks on such lists are not valid; check the code that interleaves them.",
+            tone="worse",
         )
-    return [Section("Decision", tuple(parts)), _rests_on(trial, count, judgement), *_history(trial)]
+    return [section, _rests_on(trial, count, judgement), *_history(trial)]
 
 
 def _rests_on(trial: EngineTrial, count: Count, judgement: Judgement) -> Section:
@@ -125,34 +114,33 @@ def _rests_on(trial: EngineTrial, count: Count, judgement: Judgement) -> Section
             f"{count.shared_unknown:,} lists do not show which results both models chose. Clicks on those count "
             "at random: no bias, but more searches are needed. Log both lists to avoid it."
         )
-    table = Table(
-        ("what", "number", "meaning"), [[Cell(a), Cell(f"{b:,}"), Cell(c)] for a, b, c in kept], notes=tuple(notes)
+    section = Section("Evidence").table(
+        ("what", "number", "meaning"), [(a, f"{b:,}", c) for a, b, c in kept], notes=tuple(notes)
     )
-    parts: list[Part] = [table]
     if count.dropped:
-        lines = [[Cell(reason), Cell(f"{times:,}")] for reason, times in count.dropped.most_common()]
-        parts.append(Table(("lines that were not counted", "number"), lines))
-    return Section("Evidence", tuple(parts))
+        lines = [(reason, f"{times:,}") for reason, times in count.dropped.most_common()]
+        section = section.table(("lines that were not counted", "number"), lines)
+    return section
 
 
 def _history(trial: EngineTrial) -> list[Section]:
     entries = trial.history()
     current = read_current(trial.current).now
-    parts: list[Part] = []
+    section = Section("History")
     if entries:
-        parts.append(Points(tuple(_told(entry) for entry in entries)))
+        section = section.points(_told(entry) for entry in entries)
     if current is not None:
-        parts.append(paragraph(f"In use: {current.name}, since {current.since[:16]}"))
-    return [Section("History", tuple(parts))] if parts else []
+        section = section.paragraph(f"In use: {current.name}, since {current.since[:16]}")
+    return [section] if section.parts else []
 
 
 def _told(entry: HistoryEntry) -> str:
     return f"{entry.at[:16]} {entry.what} by {entry.who}" + (f": {entry.because}" if entry.because else "")
 
 
-def _models(plan: TrialPlan) -> Pairs:
-    return Pairs(
-        (("new", str(plan.new)), ("old", str(plan.old)), ("interleaved by", plan.to), ("planned", _planned(plan)))
+def _with_models(section: Section, plan: TrialPlan) -> Section:
+    return section.pairs(
+        [("new", str(plan.new)), ("old", str(plan.old)), ("interleaved by", plan.to), ("planned", _planned(plan))]
     )
 
 
@@ -160,14 +148,14 @@ def _planned(plan: TrialPlan) -> str:
     return f"{plan.planned[:16]} by {plan.who}" + (f": {plan.because}" if plan.because else "")
 
 
-def _odds(evidence: float) -> Cell:
+def _odds(evidence: float) -> str:
     """The present value of a stake of 1, from its logarithm."""
-    return Cell(f"{math.exp(evidence):.3g}" if evidence < LARGE else "very large")
+    return f"{math.exp(evidence):.3g}" if evidence < LARGE else "very large"
 
 
 def _friends(clients: int) -> str:
     return "the client" if clients == 1 else f"the {clients} clients"
 
 
-def _needed(level: float) -> Cell:
-    return Cell(f"{1 / level:.3g}")
+def _needed(level: float) -> str:
+    return f"{1 / level:.3g}"

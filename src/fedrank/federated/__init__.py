@@ -1,1 +1,1 @@
-"""How many learn together: clients, the round, aggregators, server steps."""
+"""Federated learning: clients, rounds, aggregators and server steps."""

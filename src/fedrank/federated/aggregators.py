@@ -1,4 +1,4 @@
-"""Aggregators: how the server combines what arrived into one change."""
+"""Aggregators: how the server combines updates into one change."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from fedrank.types import Aggregator, Change, Messages, Trait, has_trait
 
 @dataclass(frozen=True)
 class Mean:
-    """Average of the updates, each counted by its interactions (FedAvg; McMahan et al., AISTATS 2017)."""
+    """Mean of the updates, weighted by interactions (FedAvg; McMahan et al., AISTATS 2017)."""
 
-    weighted: bool = True  # by interactions; otherwise, and always with scaffold, every client counts the same
+    weighted: bool = True  # by interactions; otherwise, and always with scaffold, all clients have equal weight
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"mean"})
 
@@ -40,19 +40,19 @@ class Mean:
 
 @dataclass(frozen=True)
 class Apart:
-    """No aggregation: every client keeps its own model and learns alone. The baseline that federation must beat."""
+    """No aggregation: every client trains its own model alone. This is the baseline for federated learning."""
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"apart"})
 
     def __call__(self, messages: Messages) -> Change:
-        """[clients, parameters]: each model moves by its own update."""
+        """Return [clients, parameters]: the update of each model."""
         return messages.updates.astype(np.float64)
 
 
 def part_of(rule: Any, messages: Messages) -> NDArray[Any]:
-    """What the messages of some clients add to an aggregator that is a sum.
+    """Return the contribution of some clients' messages to an aggregator that is a sum.
 
-    Of a mean this is [parameters + 1]: the weighted sum of updates, and the sum of weights.
+    For a mean this is [parameters + 1]: the weighted sum of updates, and the sum of weights.
     """
     if not has_trait(rule, "mean"):
         part: NDArray[Any] = rule.part(messages)
@@ -65,7 +65,7 @@ def part_of(rule: Any, messages: Messages) -> NDArray[Any]:
 
 
 def whole_of(rule: Any, total: NDArray[Any]) -> Change:
-    """The change that a sum of parts comes to."""
+    """Return the change for the sum of all parts."""
     if not has_trait(rule, "mean"):
         change: Change = rule.whole(total)
         return change

@@ -1,8 +1,7 @@
-"""Federation out of step: the updates of a search log's users arrive when they did.
+"""Asynchronous federated learning: the updates of a search log's users arrive at the logged times.
 
-A client takes its queries in the order of its pool. Whenever it has searched as often as `ClientData.interactions`
-says, it has an update, and what arrives in which order follows from the times of the log. What is left over at the
-end of a pool is never sent.
+A client takes its queries in the order of its pool. Each time it has made `ClientData.interactions` searches, it has an
+update; the order of arrivals follows from the times of the log. A remainder at the end of a pool is not sent.
 """
 
 from __future__ import annotations
@@ -17,59 +16,59 @@ from numpy.typing import NDArray
 from fedrank import kernels
 from fedrank.types import Arrays, Change, ClientData, Messages, Weights
 
-SINCE = "since"  # the only array of a rule's state that has an entry for each client
+SINCE = "since"  # the only array of a rule's state with an entry per client
 
 
 class Arrival(NamedTuple):
-    """What the server has in its hands in one round."""
+    """What the server received in one round."""
 
     round: int
-    rows: NDArray[np.int64]  # clients that sent
-    change: Change  # mean of their updates, by interactions, relative to what each started from
-    model: Weights  # the mean of their models: where they started, plus their updates
+    rows: NDArray[np.int64]  # clients that sent an update
+    change: Change  # mean of their updates, weighted by interactions, relative to their starting models
+    model: Weights  # mean of their models: starting models plus updates
 
 
 class ArrivalRule(Protocol):
-    """What the server does with updates that arrive, and when clients learn of it."""
+    """How the server processes arriving updates, and when clients receive the model."""
 
     @property
     def receive(self) -> bool:
-        """Whether clients get the global model back; if not, each goes on with its own."""
+        """Whether clients receive the global model; otherwise, each continues with its own."""
 
     @property
     def together(self) -> bool:
-        """Whether a round takes the next update of every client."""
+        """Whether a round uses the next update of every client."""
 
     @property
     def gathers(self) -> int:
-        """How many different clients send together in a round; 0: a round is one arrival, unless `together`."""
+        """The number of different clients per round; 0: a round is one arrival, unless `together`."""
 
     def first(self, clients: int, parameters: int) -> Arrays:
-        """What the rule remembers before round 1; it is changed in place.
+        """Return the state of the rule before round 1, which is changed in place.
 
-        `SINCE` has an entry for each client, which changes only when that one sends. All other arrays are small.
+        `SINCE` has an entry per client, which changes only when that client sends. All other arrays are small.
         """
 
     def __call__(self, weights: Weights, arrival: Arrival, state: Arrays) -> Weights:
-        """The new global model; notes in `state` that these clients are up to date from now on."""
+        """Return the new global model, and mark these clients as synchronised in `state`."""
 
 
 class GatheringRule(ArrivalRule, Protocol):
     """A rule that `gathers`."""
 
     def counts(self, rows: NDArray[np.int64], state: Arrays) -> NDArray[np.float64]:
-        """[rows], 0 .. 1: how much each update counts by its age, which is public: clients apply it themselves."""
+        """[rows], 0 .. 1: weight of each update by its age, which is public and applied by clients."""
 
 
 @dataclass(frozen=True)
 class Sync:
-    """In step: round t averages the t-th update of every client that still has one, whenever it was made.
+    """Synchronous: round t averages the t-th update of every client that still has one, regardless of its time.
 
-    Who never receives the global model goes on with its own; the global one is then the mean of the models that come
-    (AOL4FOLTR, equation 1), in which those have no part that have run out of updates.
+    A client that does not receive the global model continues with its own; the global model is then the mean of the
+    models that arrive (AOL4FOLTR, equation 1), without clients that have no updates left.
     """
 
-    receive: bool = True  # whether clients get the global model after every round (AOL4FOLTR's released code: never)
+    receive: bool = True  # whether clients receive the global model after every round (AOL4FOLTR's code: never)
 
     together = True
     gathers = 0
@@ -83,34 +82,36 @@ class Sync:
 
 @dataclass(frozen=True)
 class FedAsync:
-    """Every update moves the model at once, the less the older it is: (1 - s) x global + s x client's model.
+    """Every update moves the model at once to (1 - s) x global + s x client's model (FedAsync; Xie et al., 2019).
 
-    FedAsync (Xie et al., 2019). r is the number of arrivals since the client last synchronised, 1 when nobody else
-    came between. s is `mixing` times 1 / (1 + r) (harmonic; AOL4FOLTR), 1 (constant), r^-exponent (polynomial), or
-    1 as long as r - 1 <= patience and 1 / (slope (r - 1 - patience) + 1) from then on (hinge).
+    r is the number of arrivals since the client last synchronised, 1 if no other client came between. s is `mixing`
+    times 1 / (1 + r) (harmonic; AOL4FOLTR), 1 (constant), r^-exponent (polynomial), or
+    1 if r - 1 <= patience and 1 / (slope (r - 1 - patience) + 1) otherwise (hinge).
     """
 
     staleness: Literal["harmonic", "constant", "polynomial", "hinge"] = "harmonic"
-    mixing: float = 1.0  # α, above 0 and up to 1; Xie et al. use 0.6
+    mixing: float = 1.0  # α, greater than 0 and at most 1; Xie et al. use 0.6
     exponent: float = 0.5  # a of polynomial
     slope: float = 10.0  # a of hinge
     patience: float = 4.0  # b of hinge, in arrivals
-    receive: bool = True  # whether a client gets the global model when it sends (AOL4FOLTR's released code: never)
+    receive: bool = True  # whether a client receives the global model when it sends (AOL4FOLTR's released code: never)
 
     together = False
     gathers = 0
 
     def __post_init__(self) -> None:
         if self.staleness not in ("harmonic", "constant", "polynomial", "hinge"):
-            raise ValueError(f'no staleness {self.staleness!r}; use "harmonic", "constant", "polynomial" or "hinge"')
+            raise ValueError(
+                f'staleness must be "harmonic", "constant", "polynomial" or "hinge" (got {self.staleness!r})'
+            )
         if not 0 < self.mixing <= 1:
-            raise ValueError(f"mixing = {self.mixing} is no share of a model; use more than 0, up to 1")
+            raise ValueError(f"mixing must be greater than 0 and at most 1 (got {self.mixing})")
         for name in ("exponent", "slope", "patience"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} = {getattr(self, name)} cannot weigh updates by age; use 0 or more")
+                raise ValueError(f"{name} must be at least 0 (got {getattr(self, name)})")
 
     def share(self, r: int) -> float:
-        """s: how far the model moves towards one whose client synchronised r arrivals ago.
+        """s: weight of the model of a client that synchronised r arrivals ago.
 
         >>> FedAsync().share(1), FedAsync("polynomial", 0.6).share(4), FedAsync("hinge").share(6)
         (0.5, 0.3, 0.09090909090909091)
@@ -134,20 +135,21 @@ class FedAsync:
 
 @dataclass(frozen=True)
 class FedBuff:
-    """The server waits for `size` updates, and then moves its model by their mean (FedBuff; Nguyen et al., 2022).
+    """The server collects `size` updates, then moves its model by their mean (FedBuff; Nguyen et al., AISTATS 2022).
 
-    An update counts (1 + t)^-exponent, where t is how often the model has moved since its client synchronised. What
-    waits at the end of a run is not used.
+    An update has the weight (1 + t)^-exponent, where t is the number of model changes since its client synchronised. An
+    incomplete buffer at the end of a run is not used.
 
-    With `wait` nothing leaves a client before `size` different ones have an update, and then each sends once, with all
-    that it has learned until then; a round is one such sum. A secure sum needs that: no sum holds anybody twice.
+    With `wait`, clients send nothing until `size` different ones have an update, and then each sends once, with all
+    that it has learned until then; a round is one such sum. Secure aggregation needs this, because no sum may contain
+    a client twice.
     """
 
-    size: int = 10  # K: updates that are gathered
-    rate: float = 1.0  # how far the model moves along their mean
-    exponent: float = 0.5  # how fast old updates lose weight; 0: not at all
-    receive: bool = True  # whether a client gets the global model, as it is then, when it sends
-    wait: bool = False  # clients keep their updates until the buffer is full, and send together
+    size: int = 10  # K: number of updates in the buffer
+    rate: float = 1.0  # server learning rate
+    exponent: float = 0.5  # decay of the weight of old updates; 0: none
+    receive: bool = True  # whether a client receives the current global model when it sends
+    wait: bool = False  # clients hold their updates until the buffer is full, and send together
 
     together = False
 
@@ -157,15 +159,15 @@ class FedBuff:
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ValueError(f"size = {self.size} gathers nothing; use 1 or more updates")
+            raise ValueError(f"size must be at least 1 (got {self.size})")
         if not 0 < self.rate < math.inf:
-            raise ValueError(f"rate = {self.rate} moves nothing, or everything; use a positive number such as 1")
+            raise ValueError(f"rate must be a finite positive number, such as 1 (got {self.rate})")
         if not 0 <= self.exponent < math.inf:
-            raise ValueError(f"exponent = {self.exponent} would let old updates count more; use 0 or more")
+            raise ValueError(f"exponent must be at least 0 (got {self.exponent})")
 
     def first(self, clients: int, parameters: int) -> Arrays:
         kept = {
-            SINCE: np.zeros(clients, dtype=np.int64),  # moves of the model when each client synchronised
+            SINCE: np.zeros(clients, dtype=np.int64),  # number of model changes when each client synchronised
             "moves": np.zeros(1, dtype=np.int64),
         }
         return kept if self.wait else kept | {"waiting": np.zeros(1, dtype=np.int64), "sum": np.zeros(parameters)}
@@ -198,39 +200,37 @@ ARRIVALS: dict[str, type[ArrivalRule]] = {"sync": Sync, "fedasync": FedAsync, "f
 
 @dataclass(frozen=True)
 class Schedule:
-    """Who sends what in which round; everything is sorted by round."""
+    """Which client sends which batch in which round; everything is sorted by round."""
 
     rows: NDArray[np.int64]  # [batches]: client
-    at: NDArray[np.int64]  # [batches]: place in the client's pool of the batch's first query
-    searches: NDArray[np.int64]  # [batches]: queries of the batch
+    at: NDArray[np.int64]  # [batches]: index of the batch's first query in the client's pool
+    searches: NDArray[np.int64]  # [batches]: number of queries of the batch
     edges: NDArray[np.int64]  # [rounds + 1]: round t + 1 has batches edges[t] .. edges[t + 1] - 1
-    until: NDArray[np.int64]  # [batches]: from this batch on up to that one, without it, no client sends twice
+    until: NDArray[np.int64]  # [batches]: end of the longest range from this batch in which no client sends twice
 
     @property
     def rounds(self) -> int:
         return len(self.edges) - 1
 
     def cohort(self, round: int) -> NDArray[np.int64]:
-        """Clients that send in a round, counted from 1."""
+        """Return the clients that send in a round, counted from 1."""
         return self.rows[self.edges[round - 1] : self.edges[round]]
 
     def participations(self, rounds: int, clients: int) -> NDArray[np.int64]:
-        """[clients]: how often each sends in the first rounds."""
+        """[clients]: number of updates of each in the first rounds."""
         return np.bincount(self.rows[: self.edges[min(rounds, self.rounds)]], minlength=clients)
 
 
 def schedule(clients: ClientData, rule: ArrivalRule) -> Schedule:
-    """All complete batches: by the time of their last query, or all first ones, all second ones, and so on.
+    """Return all complete batches, ordered by the time of their last query, or by their number within clients.
 
-    Batches that end in the same second arrive in order of their clients. Where a rule gathers, batches of a client that
-    fall into one round are one batch, and what does not fill a last round is left out.
+    Batches that end in the same second arrive in the order of their clients. If the rule gathers, a client's batches in
+    one round are merged, and an incomplete last round is omitted.
     """
     sizes, searches = np.diff(clients.pools)[clients.pool], clients.interactions
     batches = np.where(searches > 0, sizes // np.maximum(searches, 1), 0)
     if not batches.any():
-        raise ValueError(
-            f"no client has the {int(searches.max())} queries of one update; use fewer clients.interactions"
-        )
+        raise ValueError(f"no client has the {int(searches.max())} queries of one update; reduce clients.interactions")
     rows = np.repeat(np.arange(len(clients)), batches)
     number = np.arange(len(rows)) - np.repeat(np.cumsum(batches) - batches, batches)
     at = number * searches[rows]
@@ -240,8 +240,8 @@ def schedule(clients: ClientData, rule: ArrivalRule) -> Schedule:
     else:
         if not len(clients.data.when):
             raise ValueError(
-                f"{clients.data.name or 'this data set'} does not say when a query was asked, so nothing arrives in "
-                'order; use data.log, or arrival = { name = "sync" }'
+                f"{clients.data.name or 'this data set'} has no times of queries, so the order of arrivals is unknown; "
+                'use data.log, or arrival = { name = "sync" }'
             )
         last = clients.queries[clients.pools[clients.pool[rows]] + at + searches[rows] - 1]
         order = np.lexsort((number, rows, clients.data.when[last]))
@@ -260,9 +260,9 @@ def schedule(clients: ClientData, rule: ArrivalRule) -> Schedule:
 def _gathered(
     rows: NDArray[np.int64], at: NDArray[np.int64], searches: NDArray[np.int64], size: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Arrivals as rounds of so many different clients: (rows, at, searches, edges)."""
+    """Combine arrivals into rounds of `size` different clients: (rows, at, searches, edges)."""
     sent: list[tuple[int, int, int]] = []
-    waiting: dict[int, tuple[int, int]] = {}  # client -> its first place, and how many queries from there on
+    waiting: dict[int, tuple[int, int]] = {}  # client -> its first index and its number of queries
     for client, place, count in zip(rows.tolist(), at.tolist(), searches.tolist(), strict=True):
         begin, before = waiting.get(client, (place, 0))
         waiting[client] = begin, before + count
@@ -271,7 +271,7 @@ def _gathered(
             waiting = {}
     if not sent:
         raise ValueError(
-            f"only {len(waiting)} clients ever have an update, so that a buffer of {size} is never full; use a smaller "
+            f"only {len(waiting)} clients ever have an update, so a buffer of {size} is never full; use a smaller "
             "arrival.size, or more clients"
         )
     table = np.array(sent, dtype=np.int64)
@@ -279,7 +279,7 @@ def _gathered(
 
 
 def mean_of(values: NDArray[Any], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Of rows, by interactions; that of a single row is the row itself, to the last bit."""
+    """Mean of rows, weighted by interactions; exact for a single row."""
     if len(values) == 1:
         return np.array(values[0], dtype=np.float64)
     mean: NDArray[np.float64] = kernels.sums.weighted_sum(sizes, values) / sizes.sum()
@@ -288,11 +288,11 @@ def mean_of(values: NDArray[Any], sizes: NDArray[np.int64]) -> NDArray[np.float6
 
 @dataclass(frozen=True)
 class Arrived:
-    """How the updates of one round out of step become one change."""
+    """Combines the updates of one asynchronous round into one change."""
 
     rule: ArrivalRule
     state: Arrays
-    present: int  # clients of the round
+    present: int  # number of clients in the round
 
     def __call__(self, messages: Messages) -> Change:
         if not self.rule.gathers:

@@ -15,8 +15,8 @@ from fedrank.federated.server import Combined, ServerTask, State, advance, combi
 from fedrank.seeds import Chance
 from fedrank.types import NO_CORRECTION, Learned, Messages, SimulatedClients, Source, Weights, has_trait
 
-MAX_WINDOW = 4096  # arrivals that are learned in one call
-WINDOW_BYTES = 64 << 20  # of updates, likewise
+MAX_WINDOW = 4096  # arrivals computed per call
+WINDOW_BYTES = 64 << 20  # bytes of updates per call
 
 
 def simulate_arrivals(
@@ -35,10 +35,9 @@ def simulate_arrivals(
 ) -> Iterator[Outcome]:
     """Simulate asynchronous training on a search log, and yield an outcome after each round.
 
-    `rule` says what the server does with each update. Training ends after `rounds`, or when no client has another
-    update. The data must have users and times. The arrays of a state are used again by the next round, or with a
-    journal by the one after it; copy what you want to keep. Up to `window` updates of different clients are computed
-    together.
+    `rule` defines how the server processes each update. Training ends after `rounds`, or when no client has another
+    update. The data must have users and times. The arrays of a state are reused by the next round, or with a journal by
+    the one after it; copy what you want to keep. Up to `window` updates of different clients are computed together.
 
     >>> from dataclasses import replace
     >>> import numpy as np
@@ -51,11 +50,13 @@ def simulate_arrivals(
     20
     """
     if clients.people is not None:
-        raise ValueError("people of organisations do not arrive one by one in this version; use clients without people")
+        raise ValueError(
+            "asynchronous arrivals do not support persons within organisations; use clients without people"
+        )
     plan, task = schedule(clients, rule), ServerTask(federation, len(clients), rule)
     if has_trait(federation.local, "common") or has_trait(federation.local, "shared part"):
         raise ValueError(
-            "local: clients that arrive one by one keep no controls or weights of their own; leave it out, or use "
+            "local: asynchronous clients cannot have their own controls or weights; remove the local method, or use "
             "FedProx"
         )
     if state is None:
@@ -65,19 +66,19 @@ def simulate_arrivals(
         noise = federation.mechanism.source()
     last = min(rounds, plan.rounds)
     window = max(1, min(window, WINDOW_BYTES // (4 * state.weights.size)))
-    everything = replace(clients.rows(plan.rows), at=plan.at, interactions=plan.searches)  # a row for every batch
-    # Who keeps a journal may look at a state when the next round is done, so that two take turns. Copying all that
-    # clients hold would take longer than the round.
+    everything = replace(clients.rows(plan.rows), at=plan.at, interactions=plan.searches)  # one row per batch
+    # A journal may read a state when the next round is done, so two states take turns. Copying the memory of all
+    # clients would take longer than the round.
     spare = None if journal is None else _copy(state)
-    changed = plan.rows[:0]  # rows in which the spare is behind, but for those that a round in step writes anyway
+    changed = plan.rows[:0]  # rows in which the spare state is outdated, except those that a synchronous round writes
     while state.round < last:
         first = int(plan.edges[state.round])
-        # In step, everybody who sends in a round has sent in the one before, so that this is a single round.
+        # In a synchronous round, every sender has sent in the round before, so this is a single round.
         most = min(first + window, int(plan.until[first]))
         end = min(last, max(state.round + 1, int(np.searchsorted(plan.edges, most, side="right")) - 1))
         stop = int(plan.edges[end])
         assert state.held is not None
-        # Chance is keyed by the client and the place in its pool alone: it is the same however windows fall.
+        # Random keys depend only on the client and the index in its pool, not on the windows.
         some = everything.rows(slice(first, stop))
         learned = federation.learner(state.held[plan.rows[first:stop]], some, Chance(seed, 0), correction, threads)
         for number in range(state.round + 1, end + 1):
@@ -103,7 +104,7 @@ def _arrive(
     noise: Source | None,
     journal: Journal | None,
 ) -> Outcome:
-    """One round out of step: what these clients learned reaches the server, and they may get its model back."""
+    """One asynchronous round: the server receives these updates, and clients may receive its model."""
     number, mechanism, rule = state.round + 1, task.federation.mechanism, task.arrival
     assert state.held is not None
     assert rule is not None
@@ -114,7 +115,7 @@ def _arrive(
         journal.cohort(number, plan.cohort)
     if mechanism is not None and kept is None:
         assert noise is not None
-        # Nobody could weigh single updates of a sum later, so that clients do it themselves.
+        # Updates cannot be weighted within a sum, so clients apply the weights.
         messages = mechanism.protect(messages, len(rows), noise, task.counts(rows, state))
     if kept is None:
         combined = combine(task, state, [(messages, rows)], len(rows), noise)
@@ -122,7 +123,7 @@ def _arrive(
             journal.keep(number, combined.change)
     else:
         combined = Combined(kept.change, rows, messages.updates, sizes, state.rule, None)
-    if not rule.receive:  # clients go on with what they learned, not with what noise made of it
+    if not rule.receive:  # clients continue with their own model, without the noise
         combined = combined._replace(updates=learned.updates[place][np.isin(rows, combined.rows)])
     model_bytes = 4 * state.weights.size
     after = advance(task, state, combined, rows)
@@ -144,7 +145,7 @@ def _copy(state: State) -> State:
 
 
 def _catch_up(behind: State, ahead: State, rows: NDArray[np.int64]) -> None:
-    """Bring the arrays of a state up to those of the next one, which differ in these clients."""
+    """Copy the arrays of the next state for these clients, which are the only ones that differ."""
     assert behind.held is not None
     assert ahead.held is not None
     behind.held[rows] = ahead.held[rows]

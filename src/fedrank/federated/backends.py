@@ -1,4 +1,4 @@
-"""The backends of the processor: `Compiled`, the default, and `Reference`, which is slow and obvious."""
+"""The CPU backends: `Compiled`, the default, and `Reference`, a slow and simple version."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from fedrank.types import (
     has_trait,
 )
 
-CHUNK_BYTES = 64 << 20  # of updates in memory at once, where the aggregator takes them in parts
-MAX_ROUND = 8 << 30  # bytes of updates that an aggregator may need together
+CHUNK_BYTES = 64 << 20  # bytes of updates in memory, if the aggregator is a sum of parts
+MAX_ROUND = 8 << 30  # maximum bytes of updates of an aggregator that needs all together
 
 
 class Compiled:
-    """Compiled loops over all clients at once, in chunks where the aggregator is a sum, many small rounds per call."""
+    """Compiled loops over all clients, in chunks if the aggregator is a sum, with many small rounds per call."""
 
     def __init__(self, context: RoundContext) -> None:
         self._learner, self._threads = context.federation.learner, context.threads
 
     def rounds(self, context: RoundContext, state: State, memory: Memory, last: int) -> Iterator[Outcome]:
-        """Outcomes up to round `last`."""
+        """Yield outcomes up to round `last`."""
         chunks = takes_chunks(context) and _bytes_each(context, state) * len(context.clients) > CHUNK_BYTES
         check_traits(context, self.learn, state, memory, chunks)
         if last - state.round >= ENOUGH_ROUNDS:
@@ -63,11 +63,11 @@ class Compiled:
 
 
 class Reference:
-    """Every client by itself, through the function that a deployed client uses. Slow: the oracle of other backends."""
+    """Runs each client with the function that a deployed client uses; slow, the oracle of the other backends."""
 
     def __init__(self, context: RoundContext) -> None:
         if context.clients.people is not None:
-            raise ValueError('device = "reference" has no people of organisations; use device = "cpu"')
+            raise ValueError('device = "reference" does not support persons within organisations; use device = "cpu"')
         self._learner = context.federation.learner
 
     def rounds(self, context: RoundContext, state: State, memory: Memory, last: int) -> Iterator[Outcome]:
@@ -92,12 +92,12 @@ def combine_messages(
     cohort: NDArray[np.int64],
     watch: Watch | None,
 ) -> tuple[Combined, list[ClientResults]]:
-    """Let a cohort learn and combine its messages, all at once or in chunks where nothing looks across clients."""
+    """Let a cohort learn and combine its messages, all at once or in chunks if no method needs all of them."""
     bytes_each = _bytes_each(context, state)
     if bytes_each * len(cohort) <= CHUNK_BYTES or not takes_chunks(context):
         if bytes_each * len(cohort) > MAX_ROUND:
             raise RoundError(
-                f"{type(context.federation.aggregator).__name__} needs all {len(cohort)} updates together, "
+                f"{type(context.federation.aggregator).__name__} needs all {len(cohort)} updates in memory, "
                 f"{bytes_each * len(cohort) / 2**30:.1f} GiB; use fewer clients, a smaller participation, or the mean",
                 state.round + 1,
             )
@@ -117,13 +117,13 @@ def combine_messages(
 
 
 def _bytes_each(context: RoundContext, state: State) -> int:
-    """Of the updates of a client and its people."""
+    """Bytes of the updates of a client and its persons."""
     people = context.clients.people
     return 4 * int(state.weights.shape[-1]) * (1 if people is None else math.ceil(len(people) / len(context.clients)))
 
 
 def takes_chunks(context: RoundContext) -> bool:
-    """Whether messages may be combined in parts: the aggregator is a sum, and nothing else needs them together."""
+    """Whether messages may be combined in parts: the aggregator is a sum, and no other method needs all of them."""
     federation = context.federation
     return (
         has_trait(federation.aggregator, "sum")
@@ -141,7 +141,7 @@ def _all_messages(
     cohort: NDArray[np.int64],
     watch: Watch | None,
 ) -> tuple[Messages, ClientResults]:
-    """The messages of a whole cohort, with what the server learns itself."""
+    """The messages of a whole cohort, and the server's own update if needed."""
     messages, result = client_messages(context, learn, state, memory, cohort)
     if watch is not None:
         watch(messages.rows(np.isfinite(messages.updates).all(axis=1)))
@@ -152,7 +152,7 @@ def _all_messages(
 
 
 def _small_rounds(context: RoundContext, state: State, last: int) -> Iterator[Outcome]:
-    """Many rounds per call, until the last or until one has an update that is not finite."""
+    """Yield rounds, many per call, until the last or until an update is not finite."""
     if context.journal is not None or context.watch is not None:
         return
     small = small_rounds(context.federation, context.clients, context.seed, state, context.draw)

@@ -1,4 +1,4 @@
-"""The client half of a round: what a device does. There is no server in it."""
+"""The client half of a round, which runs on a device without a server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fedrank.types import (
 
 @dataclass(frozen=True)
 class ClientTask:
-    """What a client is to do with every call."""
+    """The methods that a client applies to every call."""
 
     learner: Learner
     local: LocalStep | None = None
@@ -38,7 +38,7 @@ class ClientTask:
 
 
 def first_memory(task: ClientTask, features: int, seed: int) -> Memory:
-    """What a client keeps before its first call; `seed` is the one that the first model of the run is made with."""
+    """Return a client's memory before its first call; `seed` is the seed of the run's first model."""
     ranker = task.learner.ranker
     return None if task.local is None else task.local.first(ranker, ranker.first(features, rng_for(seed, "first")), 1)
 
@@ -46,13 +46,13 @@ def first_memory(task: ClientTask, features: int, seed: int) -> Memory:
 def answer(
     task: ClientTask, call: Call, impressions: Impressions, memory: Memory, own: OwnChance
 ) -> tuple[Message, Memory]:
-    """Learn from what was shown, then protect: the message that leaves, and what this client keeps.
+    """Learn from impressions and protect the update: return the message that leaves, and the client's memory.
 
-    `memory` is what it kept of the last call, at first `first_memory`. Noise comes from own.source, or else from the
-    system's secure source.
+    `memory` is that of the last call, at first `first_memory`. Noise comes from own.source, or else from the system's
+    secure source.
     """
     start = call.weights
-    if has_trait(task.local, "shared part"):  # the rest is in the client's memory
+    if has_trait(task.local, "shared part"):  # the personal part is in the client's memory
         start = np.concatenate([start, np.zeros(abs(task.learner.ranker.hidden), dtype=np.float32)])
     correction = NO_CORRECTION if task.local is None else task.local.correction(memory, call.common)
     learned = task.learner.from_impressions(start, impressions, own, correction)
@@ -63,19 +63,19 @@ def answer(
 
 
 class ClientAnswer(NamedTuple):
-    """What a client did with a call."""
+    """The result of a call at a client."""
 
-    message: Message  # leaves
-    memory: Memory  # stays
-    observed: Observed  # by a simulation alone
+    message: Message  # is sent
+    memory: Memory  # stays with the client
+    observed: Observed  # only in a simulation
 
 
 def answer_from_holdings(
     task: ClientTask, call: Call, one: SimulatedClients, memory: Memory, own: OwnChance
 ) -> ClientAnswer:
-    """The same from what a client holds, and by the loop of simulations: `one` has this client alone alone.
+    """Like `answer`, from a client's data with the compiled loop of simulations; `one` contains only this client.
 
-    Where the client is an organisation, each of its people learns from own searches alone, as in `answer_of_people`.
+    In an organisation, each person learns only from their own searches, as in `answer_of_people`.
     """
     weights = call.weights.astype(np.float64)
     correction = NO_CORRECTION if task.local is None else task.local.correction(memory, call.common)
@@ -110,11 +110,11 @@ def _message(task: ClientTask, learned: Learned, sizes: NDArray[np.int64], call:
 def answer_of_people(
     task: ClientTask, call: Call, people: Sequence[tuple[Impressions, OwnChance]], own: OwnChance
 ) -> Message:
-    """The same for an organisation: each of its people learns from own searches alone, and one sum leaves.
+    """Like `answer`, for an organisation: each person learns only from their own searches, and one sum is sent.
 
-    All start from the weights of the call. With a mechanism for people each is clipped by itself before they are added
-    up, and noise is added to the sum; `own` is the organisation's, with its id and its source of noise. Where nobody
-    searched a sum of nothing is sent, since its absence would tell.
+    All start from the weights of the call. With a mechanism for persons, each update is clipped before they are added
+    up, and noise is added to the sum; `own` is the organisation's, with its id and its source of noise. Without any
+    searches, a sum of zeros is sent, since its absence would be revealing.
     """
     if found := people_clashes(task.learner, task.local, None, task.mechanism):
         raise ValueError("\n".join(found))
@@ -131,7 +131,7 @@ def answer_of_people(
 
 
 def of_clients(messages: Messages) -> Messages:
-    """A row for each organisation: the mean of its people's updates, weighted by their searches."""
+    """One row per organisation: the mean of its persons' updates, weighted by their searches."""
     ids, first, place = np.unique(messages.ids, return_index=True, return_inverse=True)
     sizes = np.bincount(place, messages.sizes, minlength=len(ids)).astype(np.int64)
     total = np.zeros((len(ids), messages.updates.shape[1]))
@@ -144,7 +144,7 @@ def of_clients(messages: Messages) -> Messages:
 def leaving(
     task: ClientTask, learned: Learned, sizes: NDArray[np.int64], ids: NDArray[np.int64], call: Call, own: OwnChance
 ) -> Messages:
-    """What leaves a client of what it learned."""
+    """The part of an update that is sent."""
     updates = learned.updates[:, : len(call.weights)]
     return _leaving(task, Messages(updates, sizes, ids, call.weights.astype(np.float64), call.round), call, own)
 
@@ -158,5 +158,5 @@ def _leaving(task: ClientTask, messages: Messages, call: Call, own: OwnChance) -
 
 
 def steps_of(learner: Learner, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """[n]: how many steps clients took, times the rate."""
+    """[n]: number of steps of clients, times the rate."""
     return sizes.astype(np.float64) * float(getattr(learner, "rate", 1.0))

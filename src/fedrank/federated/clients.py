@@ -1,4 +1,4 @@
-"""Making the table of clients: who searches with what, sees which grades, and clicks how."""
+"""Create simulated clients: their queries, relevance labels and click models."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def make_clients(
 ) -> SimulatedClients:
     """Create `count` simulated clients that search the queries of `data`.
 
-    `partition` decides which queries each client holds; without it, all clients draw from all queries. `click_model` is
-    a `ClickModel`, the name of one, or a function of your own: it takes the relevance labels of a list and uniform
-    random numbers, two for each result, and returns which results are clicked. `interactions` is the number of searches
-    per round. If either is a list, client c gets entry c, and the list repeats; with `click_model_per="interaction"`,
-    each interaction draws one of the click models at random. The first `malicious` clients are malicious;
-    `malicious_click_model` is theirs, if it differs.
+    `partition` assigns queries to clients; without it, all clients draw from all queries. `click_model` is a
+    `ClickModel`, the name of one, or a function: it takes the relevance labels of a list and uniform random numbers,
+    two per result, and returns which results are clicked. `interactions` is the number of searches per round. If either
+    is a list, client c gets entry c, and the list repeats; with `click_model_per="interaction"`, each interaction draws
+    one of the click models at random. The first `malicious` clients are malicious; `malicious_click_model` is theirs,
+    if it differs.
 
-    With `people` above 1, clients are organisations, and the settings of a client apply to each of its people. The
-    queries of an organisation are divided among its people; if there are too few, several people have the same query.
+    With `people` above 1, clients are organisations, and the settings of a client apply to each of its persons. The
+    queries of an organisation are divided among its persons; if there are too few, several persons have the same query.
 
     >>> import fedrank as fr
     >>> data = fr.synthetic("mq2007", queries=20)
@@ -54,13 +54,13 @@ def make_clients(
     from fedrank.kernels.measures import ideal_dcg
 
     if count < 1:
-        raise ValueError(f"{count} clients; at least one must take part")
+        raise ValueError(f"count must be at least 1 (got {count})")
     if people < 1:
-        raise ValueError(f"people = {people}: no client has anybody who searches; use 1 or more")
+        raise ValueError(f"people must be at least 1 (got {people})")
     if click_model_per not in ("client", "interaction"):
-        raise ValueError(f'click_model_per = {click_model_per!r} is not known; use "client" or "interaction"')
+        raise ValueError(f'click_model_per must be "client" or "interaction" (got {click_model_per!r})')
     if not 0 <= malicious <= count:
-        raise ValueError(f"{malicious} of {count} clients cannot be malicious; use 0 to {count}")
+        raise ValueError(f"malicious must be from 0 to {count} (got {malicious})")
     users = (
         list(click_model) if isinstance(click_model, Sequence) and not isinstance(click_model, str) else [click_model]
     )
@@ -69,14 +69,14 @@ def make_clients(
         users.append(malicious_click_model)
     searches = np.resize(np.asarray(interactions, dtype=np.int64), count)
     if searches.min() < 0 or searches.max() < 1:
-        raise ValueError(f"interactions = {interactions}: nobody would search; use 1 or more")
+        raise ValueError(f"interactions must be at least 1 (got {interactions})")
     own = tuple(None if isinstance(one, (str, ClickModel)) else one for one in users)
     tables = [_table_of(one, data.top_grade) for one in users]
     for one in tables:
         if len(one.click) <= data.top_grade:
             raise ValueError(
-                f"a user has click probabilities for {len(one.click)} grades, the data have {data.top_grade + 1}; "
-                "give one for each"
+                f"a click model has probabilities for {len(one.click)} relevance labels, but the data have "
+                f"{data.top_grade + 1}; give one per label"
             )
     levels = max(len(one.click) for one in tables)
     split = (partition or Iid())(data, count, rng_for(seed, "partition"))
@@ -84,7 +84,7 @@ def make_clients(
     data = data if split.data is None else split.data
     grades = np.ascontiguousarray(data.grades[None, :] if split.grades is None else split.grades)
     view = np.zeros(count, dtype=np.int32) if split.view is None else split.view.astype(np.int32)
-    # -1: kernels draw a row of the tables at every interaction.
+    # -1: kernels draw a row of the tables at each interaction.
     who = (
         np.arange(count, dtype=np.int32) % np.int32(honest)
         if click_model_per == "client"
@@ -93,7 +93,7 @@ def make_clients(
     if len(users) > honest:
         if click_model_per == "interaction":
             raise ValueError(
-                'click_model_per = "interaction" draws among all click models, also that of malicious clients; use '
+                'click_model_per = "interaction" draws from all click models, including that of malicious clients; use '
                 '"client"'
             )
         who[:malicious] = honest
@@ -127,7 +127,7 @@ def make_clients(
 
 
 def _table_of(model: AnyClickModel, top_grade: int) -> ClickModel:
-    """The probabilities of a click model; one from outside has none, and its table is never read."""
+    """Return the probabilities of a click model; the table of a user-defined one is never read."""
     if isinstance(model, str):
         return click_model_for(model, top_grade)
     if isinstance(model, ClickModel):
@@ -139,7 +139,7 @@ def _table_of(model: AnyClickModel, top_grade: int) -> ClickModel:
 
 @cache
 def _note_slow(name: str) -> None:
-    """Once for each process."""
+    """Warn once per process."""
     warnings.warn(
         f"the click model {name} runs in Python, about 25 times slower than a compiled one; use @numba.njit if that is "
         "too slow",
@@ -156,7 +156,7 @@ def _click_model_name(model: AnyClickModel, number: int) -> str:
 
 
 def _with_people(clients: SimulatedClients, people: int, rng: np.random.Generator) -> SimulatedClients:
-    """Every client with so many people, each with a share of its queries; users of a search log stay whole."""
+    """Divide every client into persons with a share of its queries each; users of a search log are not divided."""
     pools: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
     for pool in clients.pool:
         queries = clients.queries[clients.pools[pool] : clients.pools[pool + 1]]
@@ -183,14 +183,13 @@ def _with_people(clients: SimulatedClients, people: int, rng: np.random.Generato
 def _check(split: Split, count: int) -> None:
     if len(split.pool) != count:
         raise ValueError(
-            f"the partition made {len(split.pool)} clients instead of {count}; mend it, or ask for as many"
+            f"the partition returned {len(split.pool)} clients instead of {count}; fix the partition, or change the "
+            "count"
         )
     sizes = np.array([len(pool) for pool in split.pools])
     without = np.flatnonzero(sizes[split.pool] == 0)
     if len(without):
-        raise ValueError(
-            f"client {without[0]} of {count} would have no query to search with; use fewer clients or another partition"
-        )
+        raise ValueError(f"client {without[0]} of {count} has no queries; use fewer clients or another partition")
 
 
 def _rows(tables: Sequence[Sequence[float]], levels: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

@@ -1,4 +1,4 @@
-"""What goes with what: one table, read from the traits that methods declare."""
+"""Which methods can be combined: one table, based on the traits that methods declare."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Clash(NamedTuple):
-    """Methods that are each right and do not go together."""
+    """A combination of methods that does not work."""
 
-    place: str  # the key of a spec that is to be changed
-    when: Callable[[Federation], Any]  # true where they meet
-    says: str  # the consequence and the remedy; {name} is the class of the method at `place`
+    place: str  # the key of the spec to change
+    when: Callable[[Federation], Any]  # true if the combination occurs
+    says: str  # the problem and the remedy; {name} is the class of the method at `place`
 
 
 def _rate(federation: Federation) -> float:
@@ -28,39 +28,40 @@ CLASHES = (
     Clash(
         "server",
         lambda f: has_trait(f.aggregator, "apart") and not isinstance(f.server, Add),
-        'steps other than "add" move a model that clients share, and the aggregator "none" has none; '
+        'only the server step "add" works with the aggregator "none", because clients share no model; '
         'use server = { name = "add" }',
     ),
     Clash(
         "local",
         lambda f: f.local is not None and has_trait(f.aggregator, "apart"),
-        '{name} needs a model that clients share, and the aggregator "none" has none; use the aggregator "mean"',
+        '{name} needs a shared model, but the aggregator "none" has none; use the aggregator "mean"',
     ),
     Clash(
         "local",
         lambda f: f.local is not None and not has_trait(f.learner, "steps"),
-        "{name} bends local steps, and this learner takes none that it could bend; use the learner pdgd",
+        "{name} corrects local gradient steps, but this learner takes none; use the learner pdgd",
     ),
     Clash(
         "local",
         lambda f: has_trait(f.local, "shared part") and f.learner.ranker.hidden == 0,
-        '{name} needs a hidden layer to share, and a linear ranker has none; use learner.ranker = { name = "mlp" }',
+        '{name} shares the hidden layer, but a linear ranker has none; use learner.ranker = { name = "mlp" }',
     ),
     Clash(
         "local",
         lambda f: getattr(f.local, "strength", 0) * _rate(f) >= 2,
-        "{name} overshoots the global model further at every step; use a strength of at most 1 / learner.rate",
+        "{name} overshoots the global model at every step; use a strength of at most 1 / learner.rate",
     ),
     Clash(
         "local",
         lambda f: getattr(f.local, "strength", 0) and getattr(f.learner, "batch", False),
-        "{name} does nothing with learner.batch = true, whose only step begins at the global model; use batch = false",
+        "{name} has no effect with learner.batch = true, because the only step begins at the global model; use "
+        "batch = false",
     ),
     Clash(
         "local",
         lambda f: has_trait(f.local, "plain messages") and (f.attack is not None or f.mechanism is not None),
-        "{name} reads every client's gradient from its message, so it must arrive as it was sent; "
-        "use another one with an attack or a mechanism",
+        "{name} reads every client's gradient from its message, so messages must be unchanged; "
+        "use another local method with an attack or a mechanism",
     ),
     Clash(
         "local",
@@ -68,51 +69,51 @@ CLASHES = (
             has_trait(f.local, "plain messages")
             and (getattr(f.learner, "clip_weights", 0) or getattr(f.learner, "clip_gradients", 0))
         ),
-        "{name} takes steps for plain ones, which learner.clip_weights and learner.clip_gradients bend; use 0",
+        "{name} assumes plain steps, which learner.clip_weights and learner.clip_gradients change; set both to 0",
     ),
     Clash(
         "local",
         lambda f: has_trait(f.local, "shared part") and getattr(f.learner, "clip_weights", 0),
-        "{name} and learner.clip_weights would let weights that stay with the client shorten those it sends; use 0",
+        "{name} with learner.clip_weights would let personal weights shorten the shared ones; set clip_weights to 0",
     ),
     Clash(
         "local",
         lambda f: has_trait(f.local, "shared part") and f.mechanism is not None,
-        "{name} keeps weights with their client, but the averaged model that is evaluated holds their mean, which no "
-        "mechanism protects; leave one of them out",
+        "{name} keeps personal weights at clients, but the evaluated model contains their mean, which no "
+        "mechanism protects; remove one of them",
     ),
     Clash(
         "local",
         lambda f: has_trait(f.local, "shared part") and has_trait(f.aggregator, "trusted queries"),
-        "{name} leaves the server without a whole model, so that it learns nothing from trusted queries of its own; "
+        "{name} leaves the server without a complete model, so it cannot learn from trusted queries; "
         "use another aggregator",
     ),
     Clash(
         "attack",
         lambda f: has_trait(f.attack, "whole model") and has_trait(f.local, "shared part"),
-        "{name} aims by the output weights, which this local method leaves with each client; use another attack",
+        "{name} uses the output weights, which this local method keeps at each client; use another attack",
     ),
     Clash(
         "attack",
         lambda f: f.attack is not None and has_trait(f.aggregator, "apart"),
-        'with the aggregator "none" nobody listens to malicious clients; use another aggregator',
+        'malicious clients have no effect with the aggregator "none"; use another aggregator',
     ),
     Clash(
         "mechanism",
         lambda f: f.mechanism is not None and has_trait(f.aggregator, "apart"),
-        'nothing leaves a client with the aggregator "none", so there is nothing to protect; use another aggregator',
+        'clients send nothing with the aggregator "none", so a mechanism has no effect; use another aggregator',
     ),
     Clash(
         "aggregator",
         lambda f: has_trait(f.mechanism, "adds up") and not has_trait(f.aggregator, "sum"),
-        "{name} must see single updates, and this mechanism protects nothing but their sum; "
+        "{name} needs single updates, but this mechanism reveals only their sum; "
         'use the aggregator "mean", or noise with placement = "client"',
     ),
 )
 
 
 def clashes(federation: Federation) -> list[str]:
-    """All that does not go together, each with its place and the remedy."""
+    """Return all invalid combinations, each with its key and the remedy."""
     return [
         f"{one.place}: {one.says.replace('{name}', type(getattr(federation, one.place)).__name__)}"
         for one in CLASHES
@@ -123,20 +124,20 @@ def clashes(federation: Federation) -> list[str]:
 def people_clashes(
     learner: Learner, local: LocalStep | None, attack: Attack | None, mechanism: Mechanism | None
 ) -> list[str]:
-    """What does not go together with clients that are organisations, with people who learn apart."""
+    """Return all invalid combinations for clients that are organisations with several persons."""
     found = []
     if has_trait(learner, "rewards"):
-        found.append("learner: evolution tells rewards, which people do not add up to one message; use pdgd")
+        found.append("learner: evolution sends rewards, which cannot be added up over persons; use pdgd")
     if has_trait(local, "common") or has_trait(local, "shared part"):
         found.append(
-            f"local: {type(local).__name__} keeps something with a client, and its people begin anew from the model of "
-            "the round; leave it out, or use FedProx"
+            f"local: {type(local).__name__} stores state at a client, but persons start from the model of "
+            "the round; remove it, or use FedProx"
         )
     if attack is not None:
-        found.append("attack: people who attack within an organisation are not simulated in this version; leave it out")
+        found.append("attack: malicious persons within an organisation are not simulated; remove the attack")
     if getattr(mechanism, "unit", "client") == "interaction":
         found.append(
-            'mechanism.unit: "interaction" bounds what one search adds to a client\'s own update, not to a mean over '
-            'people; use "person", which covers all searches of each'
+            'mechanism.unit: "interaction" bounds the effect of one search on a client\'s update, not on a mean over '
+            'persons; use "person", which covers all searches of each'
         )
     return found

@@ -1,4 +1,4 @@
-"""The backend of a graphics card: clients learn there, and where it is possible their updates stay there."""
+"""The GPU backend: clients learn on the GPU, and updates stay there if possible."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from fedrank.types import (
     has_trait,
 )
 
-CHUNKS_ON_DEVICE = 12  # chunks of updates that a card has in memory at once
-DEVICE_BYTES = 1 << 30  # of updates on a graphics card
+CHUNKS_ON_DEVICE = 12  # chunks of updates in GPU memory
+DEVICE_BYTES = 1 << 30  # bytes of updates on a GPU
 
 
 class Cuda:
-    """Clients learn on a card. A mean, a clipped sum or a robust aggregator is computed there, too."""
+    """Clients learn on a GPU, which also computes means, clipped sums and robust aggregators."""
 
     def __init__(self, context: RoundContext, learner: DeviceLearner) -> None:
         federation, clients, mechanism = context.federation, context.clients, context.federation.mechanism
@@ -41,18 +41,18 @@ class Cuda:
         self._host = backends.Compiled(context)
         stay = context.journal is None and context.watch is None and federation.local is None
         plain = stay and mechanism is None and federation.attack is None
-        # How the card weights updates in their mean: by interactions (True), all the same (False), or not at all (None)
+        # How the GPU weights updates in their mean: by interactions (True), equally (False), or not applicable (None)
         self._weighted = weighted_by_sizes(federation.aggregator, clients.interactions) if plain else None
         size = cohort_size(len(clients), federation.participation)
         self._rule = robust_rule(federation.aggregator, learner, size) if plain else None
-        # A server that clients trust with updates may clip and add them up on the card, and adds noise on the host.
+        # A trusted server may clip and add up updates on the GPU; it adds noise on the host.
         self._clips = (
             stay
             and backends.takes_chunks(context)
             and isinstance(mechanism, ClippingMechanism)
             and mechanism.clips(clients.interactions[:0], context.cohort) is not None
         )
-        # Many small rounds are done per call: a card waits for its orders longer than clients learn.
+        # Many small rounds are done per launch, since launch overhead exceeds the time of a small round.
         self._many = None
         if self._weighted is not None:
             self._many = MultiRound.of(learner.on_device, federation, clients, context.seed, self._weighted)
@@ -92,7 +92,7 @@ class Cuda:
     def _mean(
         self, context: RoundContext, state: State, cohort: NDArray[np.int64], weighted: bool
     ) -> tuple[Combined, list[ClientResults]] | None:
-        """The mean of updates, added up on the card in the chunks of the processor; None if one is not finite."""
+        """The mean of updates, summed on the GPU in the same chunks as on the CPU; None if one is not finite."""
         clients, chance = context.clients, Chance(context.seed, state.round + 1)
         sizes = _sizes(clients, cohort)
         rows = max(1, backends.CHUNK_BYTES // (4 * state.weights.shape[-1]))
@@ -113,7 +113,7 @@ class Cuda:
     def _clipped_sum(
         self, context: RoundContext, state: State, cohort: NDArray[np.int64]
     ) -> tuple[Combined, list[ClientResults]]:
-        """The sum of clipped updates in whole grid steps, which does not depend on the chunks."""
+        """The sum of clipped updates in integer grid steps, which does not depend on the chunks."""
         mechanism, clients, size = context.federation.mechanism, context.clients, state.weights.size
         assert context.noise is not None
         assert isinstance(mechanism, ClippingMechanism)
@@ -133,7 +133,7 @@ class Cuda:
     def _robust(
         self, context: RoundContext, state: State, cohort: NDArray[np.int64], rule: Any
     ) -> tuple[Combined, list[ClientResults]] | None:
-        """What a robust aggregator makes of all updates on the card; None if one is not finite."""
+        """The result of a robust aggregator on the GPU; None if an update is not finite."""
         chance = Chance(context.seed, state.round + 1)
         updates, observed = self._learner.stay(state.weights, chance, _which(context.clients, cohort))
         on_device = RobustOnDevice(self._learner.on_device.device, updates)
@@ -141,14 +141,14 @@ class Cuda:
             return None
         try:
             change = rule(on_device)
-        except ValueError as problem:  # such as too few clients for this aggregator
+        except ValueError as problem:  # for example, too few clients for this aggregator
             raise RoundError(str(problem), state.round + 1) from problem
         result = ClientResults(observed, self._learner.bytes_each, None)
         return Combined(change, cohort, None, _sizes(context.clients, cohort), state.rule, state.common), [result]
 
 
 def weighted_by_sizes(aggregator: Aggregator, sizes: NDArray[np.int64]) -> bool | None:
-    """Whether a mean weights clients by their interactions (True) or all the same (False); None for anything else."""
+    """Whether a mean weights clients by their interactions (True) or equally (False); None for other aggregators."""
     if not has_trait(aggregator, "mean"):
         return None
     weights = cast(Any, aggregator).client_weights(sizes)
@@ -158,7 +158,7 @@ def weighted_by_sizes(aggregator: Aggregator, sizes: NDArray[np.int64]) -> bool 
 
 
 def robust_rule(aggregator: Aggregator, learner: DeviceLearner, clients: int) -> Any:
-    """What computes a robust aggregator on the card; None where it has no such function or clients do not fit."""
+    """Return the GPU version of a robust aggregator; None if there is none, or clients do not fit."""
     rule = fast_path(aggregator, "on_device")
     if rule is None or not learner.updates_stay:
         return None

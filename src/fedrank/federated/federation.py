@@ -1,4 +1,4 @@
-"""A federation: who does what, and the two tasks that this makes."""
+"""A federation: the methods of clients and server, and the resulting tasks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedrank.types import Aggregator, Attack, Learner, LocalStep, Mechanism, Ser
 
 @dataclass(frozen=True)
 class Federation:
-    """A federation names the methods that clients and server use in every round.
+    """The methods that clients and server use in every round.
 
     Clients learn with `learner`, and `local` corrects their steps. Malicious clients apply `attack`, and `mechanism`
     protects what leaves a client. The server combines updates with `aggregator` and moves its model with `server`.
@@ -34,10 +34,10 @@ class Federation:
     learner: Learner = field(default_factory=Pdgd)
     aggregator: Aggregator = field(default_factory=Mean)
     server: ServerOptimizer = field(default_factory=Add)
-    local: LocalStep | None = None  # what holds the local steps of clients together that differ
-    attack: Attack | None = None  # what malicious clients do; only in simulation
-    mechanism: Mechanism | None = None  # what protects what leaves a client
-    participation: float = 1.0  # share of clients that take part in a round, drawn anew each time
+    local: LocalStep | None = None  # correction of local steps of heterogeneous clients
+    attack: Attack | None = None  # behaviour of malicious clients, only in simulation
+    mechanism: Mechanism | None = None  # protection of messages
+    participation: float = 1.0  # share of clients that participate in a round, drawn every round
 
     def __post_init__(self) -> None:
         if has_trait(self.local, "alike"):
@@ -46,21 +46,21 @@ class Federation:
             raise ValueError("\n".join(found))
 
     def cohort(self, clients: int) -> float:
-        """How many clients a round has, or has on average where each draws by itself: a public number."""
+        """The number of clients per round, or its expected value if participation is random; public."""
         if has_trait(self.mechanism, "hides cohort"):
             return self.participation * clients
         return cohort_size(clients, self.participation)
 
     def sent(self, parameters: int) -> int:
-        """How many of a model's parameters travel."""
+        """The number of parameters that are sent."""
         return parameters - (abs(self.learner.ranker.hidden) if has_trait(self.local, "shared part") else 0)
 
 
 def unweighted(aggregator: Aggregator) -> Aggregator:
-    """The same rule, or of the weighted mean the plain one."""
+    """The same aggregator, or the unweighted mean for the weighted one."""
     return replace(aggregator, weighted=False) if isinstance(aggregator, Mean) else aggregator
 
 
 def cohort_size(clients: int, participation: float) -> int:
-    """How many clients take part in every round."""
+    """The number of clients that participate in every round."""
     return max(1, int(np.floor(participation * clients + 0.5)))

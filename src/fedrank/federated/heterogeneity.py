@@ -1,7 +1,7 @@
-"""How different clients are: what each holds, how far that is from what all hold, and what chance alone would do.
+"""Measure heterogeneity: what each client has, its distance to all clients together, and what is due to chance.
 
-Clients that draw from the same pool and see the same grades hold the same; each such holding is measured once, so that
-a million clients cost no more than their pools.
+Clients with the same pool and the same labels have the same data; each distinct combination is measured once, so the
+cost depends on the pools, not on the number of clients.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from fedrank.federated.partition import grade_counts
 from fedrank.seeds import rng_for
 from fedrank.types import SimulatedClients
 
-SAMPLE = 2_000  # documents of a client, and of all clients together, whose features are compared
-FEATURES_OF = 20  # clients whose features are compared, evenly chosen
-PAIRS_OF = 40  # clients that are compared with each other, evenly chosen
-REPEATS = 20  # splits by chance
+SAMPLE = 2_000  # documents per client, and of all clients together, for comparing features
+FEATURES_OF = 20  # number of clients whose features are compared, evenly spaced
+PAIRS_OF = 40  # number of clients that are compared in pairs, evenly spaced
+REPEATS = 20  # random splits
 
 Counts = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -28,10 +28,10 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ClientDistance:
-    """One measure of how different clients are, and what clients alike but for chance would have."""
+    """A measure of heterogeneity, with its value for a random split."""
 
     name: str
-    mean: float  # over clients, or pairs of them; NaN where there is nothing to compare
+    mean: float  # over clients or pairs of clients; NaN if there is nothing to compare
     most: float
     mean_by_chance: float
     most_by_chance: float
@@ -39,41 +39,41 @@ class ClientDistance:
 
 @dataclass(frozen=True)
 class Differences:
-    """What a table of clients holds. Rows are clients, in their order."""
+    """The data of clients. Rows are clients in their order."""
 
     queries: Counts  # [clients]
     documents: Counts  # [clients]
-    grades: Counts  # [clients, levels]: documents of each grade
+    grades: Counts  # [clients, levels]: number of documents with each relevance label
     without: Counts  # [clients]: queries without a relevant document
-    interactions: Counts  # [clients]: searches a round
+    interactions: Counts  # [clients]: searches per round
     users: tuple[str, ...]  # [clients]
-    from_all: Values  # [clients]: total variation between its shares of grades and those of all clients together
+    from_all: Values  # [clients]: total variation between its label distribution and that of all clients
     distances: tuple[ClientDistance, ...]
-    compared: Counts  # rows of the clients in the three tables below
-    grade_pairs: Values  # [compared, compared]: total variation between their shares of grades
-    query_pairs: Values  # [compared, compared]: queries in common, of those that either has
+    compared: Counts  # clients in the three tables below
+    grade_pairs: Values  # [compared, compared]: total variation between their label distributions
+    query_pairs: Values  # [compared, compared]: shared queries as a share of the union
     judgement_pairs: Values  # [compared, compared]: `disagreements`
 
     @property
     def shares(self) -> Values:
-        """[clients, levels]: shares of grades."""
+        """[clients, levels]: label distributions."""
         return _shares(self.grades)
 
 
 def differences(clients: SimulatedClients, seed: int = 1) -> Differences:
-    """Measure how different clients are: what each client holds, and its distance to all clients together.
+    """Measure how different clients are: the data of each client, and its distance to all clients together.
 
-    The result also says what each distance would be by chance: each client gets as much as before, drawn at random from
-    what all clients hold. Whole queries are drawn, or single documents if the partition divided queries.
+    The result also contains the value of each distance for a random split: each client gets as much as before, drawn
+    at random from the data of all clients. Queries are drawn, or single documents if the partition divided queries.
 
     >>> import fedrank as fr
     >>> data = fr.synthetic("mq2007", queries=40)
     >>> for partition in (fr.partitions.Own(), fr.partitions.Dirichlet(concentration=0.1)):
     ...     found = fr.differences(fr.make_clients(data, count=4, partition=partition))
     ...     labels = found.distances[0]
-    ...     print(f"{labels.name}: {labels.mean:.2f}, by chance {labels.mean_by_chance:.2f}")
-    grades, from all: 0.04, by chance 0.04
-    grades, from all: 0.11, by chance 0.06
+    ...     print(f"distance of labels: {labels.mean:.2f}, by chance {labels.mean_by_chance:.2f}")
+    distance of labels: 0.04, by chance 0.04
+    distance of labels: 0.11, by chance 0.06
     """
     holdings = _Holdings(clients)
     of = holdings.of_client
@@ -93,7 +93,12 @@ def differences(clients: SimulatedClients, seed: int = 1) -> Differences:
         users=_users(clients),
         from_all=from_all[of],
         distances=(
-            ClientDistance("grades, from all", float(from_all[of].mean()), float(from_all[of].max()), *grades),
+            ClientDistance(
+                "grades, from all",  # prose: ok
+                float(from_all[of].mean()),
+                float(from_all[of].max()),
+                *grades,
+            ),
             _feature_distance(holdings, rng),
             ClientDistance("queries in common", *_of_pairs(query_pairs), *queries),
             ClientDistance("judged differently", *_of_pairs(judgement_pairs), 0.0, 0.0),
@@ -106,14 +111,14 @@ def differences(clients: SimulatedClients, seed: int = 1) -> Differences:
 
 
 class _Holdings:
-    """What clients hold, without repetition: a holding is a pool of queries under a view of the grades."""
+    """The distinct data of clients: a pool of queries with a view of their labels."""
 
     def __init__(self, clients: SimulatedClients) -> None:
         self.clients, data = clients, clients.data
         held, of_client = np.unique(np.stack([clients.pool, clients.view]), axis=1, return_inverse=True)
         self.pool, self.view = held
         self.of_client: NDArray[np.intp] = of_client.ravel()
-        self.often = np.bincount(self.of_client)  # [holdings]: clients that hold it
+        self.often = np.bincount(self.of_client)  # [holdings]: number of clients
         levels = max(data.top_grade, int(clients.grades.max(initial=0))) + 1
         # [views, queries, levels]
         self.per_query = np.stack([grade_counts(view, data.offsets, levels) for view in clients.grades])
@@ -127,7 +132,7 @@ class _Holdings:
         return clients.queries[clients.pools[pool] : clients.pools[pool + 1]]
 
     def names(self, holding: int) -> NDArray[np.intp]:
-        """Which queries these are, whatever part of them a client holds."""
+        """The identities of these queries, even if a client has only a part of them."""
         return self.name_of[self.queries(holding)]
 
     @cached_property
@@ -143,14 +148,14 @@ class _Holdings:
         return _rows_of(self.queries(holding), self.clients.data.offsets)
 
     def from_all(self, grades: Counts) -> Values:
-        """[holdings]: total variation between the shares of grades of each holding and of all clients together."""
+        """[holdings]: total variation between its label distribution and that of all clients."""
         return _total_variation(_shares(grades), _shares((grades * self.often[:, None]).sum(axis=0)))
 
 
 def _by_chance(
     holdings: _Holdings, rows: Counts, rng: np.random.Generator
 ) -> tuple[tuple[float, float], tuple[float, float]]:
-    """(mean, most) of the distance of grades and of the queries in common, had chance alone decided who holds what."""
+    """(mean, maximum) of the distance of labels and of shared queries for random splits."""
     units = _Units(holdings)
     of, wanted = holdings.of_client, holdings.of_client[rows]
     found = []
@@ -164,9 +169,9 @@ def _by_chance(
 
 
 class _Units:
-    """What chance deals out: queries with all they hold, or single documents where queries were divided.
+    """The units of a random split: queries, or single documents if queries were divided.
 
-    Where clients see different grades, chance also decides whose grades come with a unit.
+    If clients see different labels, the view of a unit is random, too.
     """
 
     def __init__(self, holdings: _Holdings) -> None:
@@ -180,7 +185,7 @@ class _Units:
         self.name_of = np.repeat(holdings.name_of, np.diff(offsets)) if holdings.divided else holdings.name_of
 
     def draw(self, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-        """As many units for each holding as it has. Nothing is handed out twice if nothing was."""
+        """Draw as many units for each holding as it has, without repetition if there was none."""
         if self.once:
             return np.split(rng.permutation(self.all), np.cumsum(self.sizes)[:-1])
         return [rng.choice(self.all, size=size, replace=False) for size in self.sizes]
@@ -201,7 +206,7 @@ def _feature_distance(holdings: _Holdings, rng: np.random.Generator) -> ClientDi
     features = holdings.clients.data.features
     units = _Units(holdings)
     drawn = units.draw(rng)
-    luck = rng.exponential(size=len(features))  # of a document: whoever holds it, the luckiest are the sample
+    luck = rng.exponential(size=len(features))  # random key of a document; those with the lowest keys are the sample
     often = np.zeros(len(features))
     for h, clients in enumerate(holdings.often):
         often[holdings.documents(h)] += clients
@@ -221,7 +226,7 @@ def _feature_distance(holdings: _Holdings, rng: np.random.Generator) -> ClientDi
 
 
 def _lowest(luck: Values) -> NDArray[np.intp]:
-    """Places of the SAMPLE lowest values, or all."""
+    """Indices of the SAMPLE lowest values, or all."""
     return np.arange(len(luck)) if len(luck) <= SAMPLE else np.argpartition(luck, SAMPLE)[:SAMPLE]
 
 
@@ -236,7 +241,7 @@ def _wasserstein(some: NDArray[np.float32], everything: Values, weight: Values, 
 
 
 def _disagreements(clients: SimulatedClients, rows: Counts) -> Values:
-    """[rows, rows]: of the documents that both clients hold and one of them finds relevant, the share graded unlike."""
+    """[rows, rows]: share of documents with different labels, among those of both clients that one finds relevant."""
     unlike = np.zeros((len(rows), len(rows)))
     if len(clients.grades) == 1:
         return unlike
@@ -251,7 +256,7 @@ def _disagreements(clients: SimulatedClients, rows: Counts) -> Values:
 
 
 def _overlaps(names: Sequence[NDArray[np.intp]]) -> Values:
-    """For each pair of sets, the share of what either has that both have."""
+    """The Jaccard similarity of each pair of sets."""
     from scipy.sparse import csr_array
 
     sets = [np.unique(one) for one in names]
@@ -263,7 +268,7 @@ def _overlaps(names: Sequence[NDArray[np.intp]]) -> Values:
 
 
 def _of_pairs(table: Values) -> tuple[float, float]:
-    """Mean and largest value over pairs of different clients; NaN where there is one client."""
+    """Mean and maximum over pairs of different clients; NaN for one client."""
     pairs = table[np.triu_indices(len(table), k=1)]
     return (float(pairs.mean()), float(pairs.max())) if len(pairs) else (float("nan"), float("nan"))
 
@@ -284,7 +289,7 @@ def _rows_of(queries: NDArray[np.integer], offsets: NDArray[np.int64]) -> NDArra
 
 
 def _some(count: int, most: int) -> Counts:
-    """At most so many of the rows 0 .. count - 1, evenly chosen."""
+    """At most `most` of the rows 0 .. count - 1, evenly spaced."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(np.int64))
 
 

@@ -1,7 +1,7 @@
-"""Local methods: how clients that differ keep their steps together.
+"""Local methods for heterogeneous clients.
 
-A client's step is its gradient, and what a local method adds to it (`fedrank.types.LocalCorrection`): a pull back to
-the model it started from, a drift, or output weights of its own. What a client keeps between rounds stays with it.
+A client's step is its gradient plus the correction of a local method (`fedrank.types.LocalCorrection`): a pull towards
+the starting model, a drift, or personal output weights. A client's memory between rounds stays with the client.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from fedrank.types import Learned, LocalCorrection, LocalStep, Memory, Messages,
 
 @dataclass(frozen=True)
 class FedProx:
-    """Every local step pulls back to the global model (FedProx; Li et al., MLSys 2020)."""
+    """Every local step is pulled towards the global model (FedProx; Li et al., MLSys 2020)."""
 
-    strength: float = 0.01  # μ: how strongly; the pull of one step is rate x strength of the way
+    strength: float = 0.01  # μ: strength of the pull; one step moves back by rate x strength of the distance
 
     def __post_init__(self) -> None:
         if not 0 < self.strength < np.inf:
-            raise ValueError(f"strength = {self.strength} would not pull back to the global model; use more than 0")
+            raise ValueError(f"strength must be greater than 0 (got {self.strength})")
 
     def first(self, ranker: Ranker, start: Weights, count: int) -> Memory:
         return None
@@ -39,18 +39,18 @@ class FedProx:
 
 @dataclass(frozen=True)
 class FedPer:
-    """The output weights stay with each client, and only the hidden layer is shared (Arivazhagan et al., 2019).
+    """Output weights stay at each client, and only the hidden layer is shared (FedPer; Arivazhagan et al., 2019).
 
-    The averaged model, with the mean of everybody's output weights, exists only in simulation: no client sends its own.
+    The averaged model, with the mean of all output weights, exists only in simulation: clients do not send theirs.
     """
 
-    strength: float = 0.0  # μ of FedProx, for the shared weights; 0: nothing pulls them back
+    strength: float = 0.0  # μ of FedProx for the shared weights; 0: no pull
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"shared part"})
 
     def __post_init__(self) -> None:
         if not 0 <= self.strength < np.inf:
-            raise ValueError(f"strength = {self.strength} would push away from the global model; use 0 or more")
+            raise ValueError(f"strength must be at least 0 (got {self.strength})")
 
     def first(self, ranker: Ranker, start: Weights, count: int) -> Memory:
         own = start[..., start.shape[-1] - abs(ranker.hidden) :]
@@ -67,12 +67,12 @@ class FedPer:
 
 @dataclass(frozen=True)
 class Scaffold:
-    """Every step is corrected by how this client's gradients differ from everybody's (SCAFFOLD, option II).
+    """Every step is corrected by the difference of client and mean gradients (SCAFFOLD; Karimireddy et al., ICML 2020).
 
-    Karimireddy et al., ICML 2020. A client keeps its control, the mean gradient of its last round. The server keeps the
-    mean of all controls and sends it along with the model; it needs no control of anyone to keep it: a client's moves
-    by update / (steps x rate) - common. As in the paper, the server counts all clients alike, however often they
-    search: the aggregator "mean" is not weighted here.
+    Option II of the paper. A client stores its control, the mean gradient of its last round. The server stores the mean
+    of all controls and sends it with the model; it does not need the controls themselves, since a client's control
+    moves by update / (steps x rate) - common. As in the paper, all clients have equal weight, regardless of their
+    interactions: the aggregator "mean" is not weighted here.
     """
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"plain messages", "common", "alike"})
@@ -87,7 +87,7 @@ class Scaffold:
     def remember(
         self, memory: Memory, correction: LocalCorrection, learned: Learned, steps: NDArray[np.float64]
     ) -> Memory:
-        """A client's control becomes its mean gradient of this round. Who took no step keeps the old one."""
+        """A client's control becomes its mean gradient of this round; without a step it is unchanged."""
         assert memory is not None
         assert correction.drifts is not None
         mean = learned.updates / np.where(steps > 0, steps, 1.0)[:, None] - correction.drifts
@@ -98,16 +98,16 @@ class Scaffold:
         return np.zeros(parameters)
 
     def common_of(self, memory: NDArray[np.float64]) -> NDArray[np.float64]:
-        """[parameters]: the mean control of clients whose own are known, as in a simulation without some of them."""
+        """[parameters]: the mean of known controls, for example in a simulation without some clients."""
         mean: NDArray[np.float64] = memory.mean(axis=0)
         return mean
 
     def common_move(
         self, common: NDArray[np.float64], messages: Messages, rate: float, clients: int
     ) -> NDArray[np.float64]:
-        """[parameters]: how far the mean control of all clients moves by what the messages of some of them imply.
+        """[parameters]: the move of the mean control of all clients that the messages of some of them imply.
 
-        `common` is the one that was sent in this round.
+        `common` is the one sent in this round.
         """
         steps = messages.sizes * rate
         moved = messages.updates / np.where(steps > 0, steps, 1.0)[:, None] - common.astype(np.float32)

@@ -1,4 +1,4 @@
-"""What travels between a client and a server: a call goes down, a message comes up."""
+"""Messages between client and server: a call goes to the client, a message comes back."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fedrank import wire
 from fedrank.types import AddingMechanism, Learner, Mechanism, has_trait
 from fedrank.wire import Label, Part
 
-MAX_SIZE = 1 << 40  # interactions behind one update; more is nonsense
+MAX_SIZE = 1 << 40  # maximum number of interactions of one update
 
 
 def payload_of(learner: Learner, mechanism: Mechanism | None, parameters: int) -> tuple[str | np.dtype[Any], int]:
-    """Type and number of the values that a client sends: an update, whole steps of a sum, or a learner's own record.
+    """Return type and number of the values that a client sends: an update, integer steps, or a learner's record.
 
-    A record says all of an update in fewer bytes, so it travels only where no mechanism changes updates.
+    A record represents an update in fewer bytes. It is sent only if no mechanism changes updates.
     """
     if has_trait(mechanism, "adds up"):
         return cast(AddingMechanism, mechanism).sends, parameters
@@ -29,15 +29,15 @@ def payload_of(learner: Learner, mechanism: Mechanism | None, parameters: int) -
 
 @dataclass(frozen=True)
 class Call:
-    """What a server asks of a client in a round."""
+    """The request of a server to a client in a round."""
 
-    run: bytes  # 16 bytes that name the run
+    run: bytes  # 16 bytes that identify the run
     round: int
     weights: NDArray[np.float32]  # the model, or the part of it that is shared
-    cohort: float  # how many clients the round has, or has on average: a public number
+    cohort: float  # number of clients of the round, or its expected value; public
     attempt: int = 0
-    common: NDArray[np.float32] | None = None  # what a local method sends along
-    count: float = 1.0  # 0 .. 1: how much an update counts by its age, where clients weigh it themselves
+    common: NDArray[np.float32] | None = None  # additional values of a local method
+    count: float = 1.0  # 0 .. 1: weight of an update by its age, if clients apply it
 
     def pack(self) -> bytes:
         parts: dict[str, wire.Value] = {"weights": self.weights, "numbers": np.array([self.cohort, self.count])}
@@ -47,37 +47,37 @@ class Call:
 
     @classmethod
     def unpack(cls, content: bytes, expected: ExpectedCall) -> Call:
-        """A call that fits what the client expects; everything else is refused by name."""
+        """Decode a call that matches the expectation; anything else raises `Refused`."""
         parts = {"weights": Part("<f4", expected.parameters), "numbers": Part("<f8", 2)}
         if expected.common:
             parts["common"] = Part("<f4", expected.parameters)
         _, found = wire.unpack(content, Label("call", expected.run, expected.round, expected.attempt), parts)
         cohort, count = found["numbers"].tolist()
         if not cohort > 0 or not 0 <= count <= 1:
-            raise wire.Refused(f"it names a cohort of {cohort} and a count of {count}, which cannot be")
+            raise wire.Refused(f"it has an invalid cohort {cohort} or count {count}")
         return cls(expected.run, expected.round, found["weights"], cohort, expected.attempt, found.get("common"), count)
 
 
 @dataclass(frozen=True)
 class ExpectedCall:
-    """What a client knows of a call before it comes."""
+    """What a client expects of a call."""
 
     run: bytes
     round: int
-    parameters: int  # that travel
+    parameters: int  # number of parameters that are sent
     common: bool = False
     attempt: int = 0
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a client sends: nothing else leaves it."""
+    """The only data that a client sends."""
 
     run: bytes
     round: int
     sender: int
-    payload: NDArray[Any]  # float32 or whole steps of a sum [parameters], or the record of a learner
-    size: int  # interactions behind it, or 1 where a mechanism hides them
+    payload: NDArray[Any]  # float32 or integer steps of a sum [parameters], or the record of a learner
+    size: int  # number of interactions, or 1 if a mechanism hides it
     attempt: int = 0
 
     def pack(self) -> bytes:
@@ -86,23 +86,23 @@ class Message:
 
     @classmethod
     def unpack(cls, content: bytes, expected: ExpectedMessage) -> Message:
-        """A message that fits what the server expects; everything else is refused by name."""
+        """Decode a message that matches the expectation; anything else raises `Refused`."""
         parts = {"payload": Part(expected.type, expected.values), "size": Part("<i8", 1)}
         label = Label("message", expected.run, expected.round, expected.attempt)
         sender, found = wire.unpack(content, label, parts, expected.senders)
         size = int(found["size"][0])
         if not 0 <= size <= MAX_SIZE:
-            raise wire.Refused(f"it names {size} interactions, which cannot be")
+            raise wire.Refused(f"it has an invalid number of interactions, {size}")
         return cls(expected.run, expected.round, sender, found["payload"], size, expected.attempt)
 
 
 @dataclass(frozen=True)
 class ExpectedMessage:
-    """What a server knows of a message before it comes."""
+    """What a server expects of a message."""
 
     run: bytes
     round: int
-    senders: tuple[int, ...]  # who was asked, and has not answered yet
+    senders: tuple[int, ...]  # clients that were asked and have not answered
     type: str | np.dtype[Any]  # of the payload
     values: int
     attempt: int = 0

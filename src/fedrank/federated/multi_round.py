@@ -1,4 +1,4 @@
-"""Many small rounds in one call of a graphics card, where every part of a round runs there."""
+"""Many small rounds in one GPU launch, if every part of a round runs on the GPU."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedrank.ranking.cuda.rounds import MAX_CLIENTS, MoveOnDevice, RoundsDone, R
 from fedrank.seeds import Chance
 from fedrank.types import SimulatedClients, fast_path
 
-SEARCHES = 25_000  # about as many are done in one call: somebody may want to stop a run
-MAX_ROUNDS = 512  # of one call
+SEARCHES = 25_000  # approximate number per launch, since a run can stop only between launches
+MAX_ROUNDS = 512  # per launch
 
 
 class _Begun(NamedTuple):
-    """Rounds that a card is at work on."""
+    """Rounds in progress on the GPU."""
 
     state: State  # before them
     last: int
@@ -31,7 +31,7 @@ class _Begun(NamedTuple):
 
 
 class MultiRound:
-    """Rounds of a federation whose rule is the mean, many in one call."""
+    """Rounds of a federation with the mean as aggregator, many per launch."""
 
     def __init__(
         self, rounds: RoundsOnDevice, federation: Federation, clients: SimulatedClients, seed: int, weighted: bool
@@ -57,7 +57,7 @@ class MultiRound:
         seed: int,
         weighted: bool,
     ) -> MultiRound | None:
-        """None where a part does not run there, or a round is so large that it fills a card by itself."""
+        """Return None if a part does not run on the GPU, or a single round is large enough to fill it."""
         step = fast_path(federation.server, "compiled_step")
         if (
             on_device is None
@@ -72,10 +72,10 @@ class MultiRound:
     def __call__(
         self, state: State, last: int, drawn: Callable[[int], NDArray[np.int64]]
     ) -> list[tuple[State, NDArray[np.int64], NDArray[np.float64]]]:
-        """(state, rows of the clients that took part, their online quality) of the next rounds up to `last`.
+        """Return (state, rows of participating clients, their online quality) of the next rounds up to `last`.
 
-        Empty where the next round has to be done by itself: an update in it is not finite. The rounds after these are
-        begun at once, so that the card goes on while somebody looks at these.
+        Empty if the next round must run separately because an update in it is not finite. The following rounds are
+        started at once, so the GPU continues while these are processed.
         """
         begun = self._begun
         if begun is None or begun.state is not state or begun.last != last:
@@ -116,7 +116,7 @@ class MultiRound:
         return _Begun(state, last, numbers, cohorts, collect)
 
     def _bias(self, state: State, rounds: int) -> NDArray[np.float64]:
-        """[rounds, 2]: what Adam divides by, as it computes it."""
+        """[rounds, 2]: Adam's bias corrections."""
         step = self.rounds.step
         if step.kind != ADAM:
             return np.zeros((0, 2))
@@ -126,7 +126,7 @@ class MultiRound:
         return np.array([[1 - power(beta, count) for beta in (step.beta1, step.beta2)] for count in steps])
 
     def _servers(self, state: State, kept: NDArray[np.float64]) -> NDArray[np.float64]:
-        """[rounds, all that the step remembers]."""
+        """[rounds, state of the server step]."""
         if self.rounds.step.kind != ADAM:
             return kept
         return np.column_stack([kept, state.server[-1] + np.arange(1, len(kept) + 1)])

@@ -1,4 +1,4 @@
-"""Partitions: which queries and documents each client searches, and which grades it sees."""
+"""Partitions: which queries, documents and relevance labels each client has."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from fedrank.data.ranking import RankingData
 from fedrank.files import read_text
 from fedrank.types import Offsets
 
-REDRAWS = 100  # of a Dirichlet split that leaves somebody without a query
+REDRAWS = 100  # attempts at a Dirichlet split without empty clients
 
 
 @dataclass(frozen=True)
 class Split:
-    """Pools of queries, the pool each client draws from, and what a partition did to documents and grades."""
+    """Pools of queries, the pool of each client, and changes to documents and labels."""
 
     pools: tuple[NDArray[np.int32], ...]  # each: indices of queries
     pool: NDArray[np.int32]  # [clients]
-    data: RankingData | None = None  # what pools index into, where documents were rearranged; None: as it was
-    grades: NDArray[np.int8] | None = None  # [views, documents]; None: one view, the grades of the data
-    view: NDArray[np.int32] | None = None  # [clients]: the row of `grades` it sees; None: everybody the first
-    judged: NDArray[np.int32] | None = None  # [clients]: the row by which its quality is judged; None: what it sees
-    shared: NDArray[np.int32] | None = None  # queries that everybody holds; None: nothing was shared
+    data: RankingData | None = None  # rearranged data that pools refer to; None: unchanged
+    grades: NDArray[np.int8] | None = None  # [views, documents]: labels; None: one view, those of the data
+    view: NDArray[np.int32] | None = None  # [clients]: index of its view; None: all have the first
+    judged: NDArray[np.int32] | None = None  # [clients]: index of the view for evaluation; None: its view
+    shared: NDArray[np.int32] | None = None  # queries of all clients; None: none are shared
 
 
 class Partition(Protocol):
-    """A rule that gives every client its queries."""
+    """A rule that assigns queries to clients."""
 
     def __call__(self, data: RankingData, count: int, rng: np.random.Generator) -> Split: ...
 
@@ -47,7 +47,7 @@ class Iid:
 
 @dataclass(frozen=True)
 class Own:
-    """Queries are dealt out at random, and every client draws from its own alone."""
+    """Queries are divided at random, and every client draws from its own."""
 
     def __call__(self, data: RankingData, count: int, rng: np.random.Generator) -> Split:
         _enough_queries(data, count)
@@ -57,13 +57,13 @@ class Own:
 
 @dataclass(frozen=True)
 class Intents:
-    """Clients mean different things by the same query: each sees the grades of one intent (thesis 4.3, type 1).
+    """Clients have different intents for the same query: each sees the labels of one intent (thesis 4.3, type 1).
 
-    The intents of every query are shuffled over the clients, so that no client has the easy ones. Where there are more
-    clients than intents, the next ones get a shuffle of their own, and so on.
+    The intents of every query are shuffled over the clients, so no client has the easiest ones. If there are more
+    clients than intents, each further group of clients gets a separate shuffle.
     """
 
-    mixed: bool = False  # everybody sees a document as relevant that is so for any intent: the IID counterpart
+    mixed: bool = False  # all clients see the union of the intents: the IID counterpart
 
     def __call__(self, data: RankingData, count: int, rng: np.random.Generator) -> Split:
         judged = _intents_of(data)
@@ -74,40 +74,40 @@ class Intents:
             return Split((everything,), pool, grades=union)
         if count < len(judged):
             raise ValueError(
-                f"{count} clients for {len(judged)} intents, of which some would be nobody's; use clients.count = "
-                f"{len(judged)} or more, or mixed = true, which lets any number of clients see all intents as one"
+                f"{count} clients are too few for {len(judged)} intents; use clients.count = "
+                f"{len(judged)} or more, or mixed = true, which gives all clients the union of the intents"
             )
         shuffled = [shuffle_intents(judged, data.offsets, rng) for _ in range(math.ceil(count / len(judged)))]
         grades = np.concatenate(shuffled)[:count]
         own = np.arange(count, dtype=np.int32)
-        if self.mixed:  # learn from the union, be judged by the intents: so the two settings can be compared
+        if self.mixed:  # learn from the union, evaluate by intents, to compare both settings
             return Split((everything,), pool, grades=np.concatenate([grades, union]), view=pool + count, judged=own)
         return Split((everything,), pool, grades=grades, view=own)
 
 
 def shuffle_intents(judged: NDArray[np.int8], offsets: Offsets, rng: np.random.Generator) -> NDArray[np.int8]:
-    """The grades [clients, documents] where every query's intents, rows of `judged`, go to clients in a new order."""
+    """Return labels [clients, documents] with every query's intents, rows of `judged`, in random order."""
     queries = len(offsets) - 1
-    order = rng.permuted(np.tile(np.arange(len(judged)), (queries, 1)), axis=1)  # [queries, clients]: its intent
+    order = rng.permuted(np.tile(np.arange(len(judged)), (queries, 1)), axis=1)  # [queries, clients]: intent
     of_document = np.repeat(order, np.diff(offsets), axis=0).T
     return np.take_along_axis(judged, of_document, axis=0)
 
 
 @dataclass(frozen=True)
 class Labels:
-    """Every client holds documents of few grades only: label skew, #R = each (thesis 4.4, type 2).
+    """Every client has documents of few relevance labels: label skew, #R = each (thesis 4.4, type 2).
 
-    There is one client for every choice of grades, in order: with five grades and each = 2, client 0 has grades 0 and
-    1, client 1 grades 0 and 2, and so on; with twice as many clients, two for every choice.
+    There is one client per combination of labels, in order: with five labels and each = 2, client 0 has labels 0 and
+    1, client 1 labels 0 and 2, and so on; with twice as many clients, two per combination.
     """
 
-    each: int = 1  # grades per client: #R
-    overlap: bool = False  # all owners of a grade hold all its documents (published code); otherwise each goes to one
-    normalise_after: bool = False  # bring features to 0 .. 1 anew within what a client holds (published code)
+    each: int = 1  # number of labels per client: #R
+    overlap: bool = False  # all clients with a label have all its documents (published code); otherwise one has each
+    normalise_after: bool = False  # scale features to 0 .. 1 within each client's data (published code)
 
     def __post_init__(self) -> None:
         if self.each < 1:
-            raise ValueError(f"each = {self.each} leaves clients without documents; use 1 or more grades per client")
+            raise ValueError(f"each must be at least 1 (got {self.each})")
 
     def __call__(self, data: RankingData, count: int, rng: np.random.Generator) -> Split:
         owners = self._owners(data, count)
@@ -120,7 +120,7 @@ class Labels:
             row = np.arange(data.documents)
         order = np.lexsort((row, query_of[row], client))
         client, row = client[order], row[order]
-        # A piece is what one client holds of one query; it becomes a query of the new data.
+        # A piece is a client's part of one query; it becomes a query of the new data.
         begins = np.flatnonzero(np.diff(client, prepend=-1) | np.diff(query_of[row], prepend=-1))
         pieces = replace(
             data,
@@ -143,29 +143,29 @@ class Labels:
             if not len(pool):
                 held = " and ".join(str(g) for g, who in enumerate(owners) if c in who)
                 raise ValueError(
-                    f"client {c} of {count} gets no document of grade {held}, there are too few; "
+                    f"client {c} of {count} gets no document with label {held}, because there are too few; "
                     "use fewer clients, or overlap = true"
                 )
         return replace(_own_pools(pools), data=pieces)
 
     def _owners(self, data: RankingData, count: int) -> list[NDArray[np.int64]]:
-        """For every grade, the clients that may hold it."""
+        """For every label, the clients that may have it."""
         levels = data.top_grade + 1
         if self.each > levels:
             raise ValueError(
-                f"each = {self.each}, but the data have {levels} grades, 0 to {data.top_grade}; use at most {levels}"
+                f"each must be at most the number of relevance labels of the data, {levels} (got {self.each})"
             )
         missing = np.flatnonzero(np.bincount(data.grades, minlength=levels) == 0)
         if len(missing):
             raise ValueError(
-                f"grade {missing[0]} does not occur among {data.documents} documents, so somebody would hold nothing; "
+                f"label {missing[0]} does not occur among {data.documents} documents, so some clients would be empty; "
                 "use other data"
             )
         choices = list(itertools.combinations(range(levels), self.each))
         if count % len(choices):
             raise ValueError(
-                f"{count} clients, but there are {len(choices)} ways to choose {self.each} of {levels} grades, one "
-                f"client each; use clients.count = {len(choices)} or a multiple of it"
+                f"{count} clients do not match the {len(choices)} combinations of {self.each} of {levels} relevance "
+                f"labels; use clients.count = {len(choices)} or a multiple of it"
             )
         held = [choices[c % len(choices)] for c in range(count)]
         return [np.array([c for c in range(count) if grade in held[c]]) for grade in range(levels)]
@@ -177,7 +177,7 @@ def deal_grades(
     owners: Sequence[NDArray[np.int64]],
     rng: np.random.Generator,
 ) -> NDArray[np.int64]:
-    """The owner of every document. Owners of a grade get equally many of its documents, of each query and in all."""
+    """Return the owner of every document. Owners of a label get equal numbers of documents, per query and in total."""
     client = np.empty(len(grades), dtype=np.int64)
     rank = rng.permutation(int(query_of.max()) + 1)
     for grade, who in enumerate(owners):
@@ -189,17 +189,19 @@ def deal_grades(
 
 @dataclass(frozen=True)
 class Attribute:
-    """Queries that have something in common, such as an organisation or a person, go to the same client.
+    """Queries with the same attribute, such as an organisation or a person, go to the same client.
 
-    With as many clients as values, client c has value c in alphabetical order. With fewer, values are dealt out to the
+    With as many clients as values, client c has value c in alphabetical order. With fewer, values are assigned to
     clients in turn, largest first.
     """
 
-    file: str = ""  # lines of: query id, tab, value
+    file: str = ""  # file with lines of: query id, tab, value
 
     def __call__(self, data: RankingData, count: int, rng: np.random.Generator) -> Split:
         if not self.file:
-            raise ValueError('attribute needs a file; write { name = "attribute", file = "organisations.tsv" }')
+            raise ValueError(
+                'the partition "attribute" needs a file; write { name = "attribute", file = "organisations.tsv" }'
+            )
         values, of_query = _classes(self.file, data)
         if count > len(values):
             raise ValueError(
@@ -215,20 +217,18 @@ class Attribute:
 
 @dataclass(frozen=True)
 class Dirichlet:
-    """Queries are dealt out so that clients have different shares of each class of queries (Hsu et al., 2019).
+    """Clients have different shares of each class of queries, drawn from a Dirichlet distribution (Hsu et al., 2019).
 
-    For every class, the shares of the clients are drawn from a symmetric Dirichlet distribution. The class of a query
-    is its most frequent grade above 0 (of equally frequent ones the highest; 0 if nothing is relevant), or its topic.
+    The class of a query is its most frequent relevance label above 0 (the highest in a tie; 0 without relevant
+    documents), or its topic.
     """
 
-    concentration: float = 0.5  # small: a class belongs to few clients; large: everybody gets the same share
-    over: str = "grade"  # "grade", or a file with lines of: query id, tab, topic
+    concentration: float = 0.5  # small: a class belongs to few clients; large: all clients get equal shares
+    over: str = "grade"  # classes: relevance labels (default), or a file with lines of: query id, tab, topic
 
     def __post_init__(self) -> None:
         if not (self.concentration > 0 and math.isfinite(self.concentration)):
-            raise ValueError(
-                f"concentration = {self.concentration} is no Dirichlet distribution; use more than 0, such as 0.5"
-            )
+            raise ValueError(f"concentration must be greater than 0, such as 0.5 (got {self.concentration})")
 
     def __call__(self, data: RankingData, count: int, rng: np.random.Generator) -> Split:
         _enough_queries(data, count)
@@ -239,7 +239,7 @@ class Dirichlet:
                 return _own_pools(_pools_of(client, count))
         raise ValueError(
             f"concentration = {self.concentration} left one of {count} clients without a query {REDRAWS} times in a "
-            f"row, {data.queries} queries are too few for it; use fewer clients or a larger concentration"
+            f"row, because {data.queries} queries are too few; use fewer clients or a larger concentration"
         )
 
     def _draw(self, kind: NDArray[np.int64], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -256,19 +256,19 @@ class Dirichlet:
 class Users:
     """Every client is one user of a search log, with that user's queries in order of time; needs data.log.
 
-    Client 0 is the user with most queries to learn from, and so on; with fewer clients than users, the others are left
-    out, with their queries.
+    Client 0 is the user with the most training queries, and so on; with fewer clients than users, the other users are
+    left out.
     """
 
-    shuffled: bool = False  # deal the same queries out at random, to each client as many as before: the IID counterpart
+    shuffled: bool = False  # assign the same queries at random, as many per client as before: the IID counterpart
 
     def __call__(self, data: RankingData, count: int, rng: np.random.Generator) -> Split:
         if not len(data.who):
-            raise ValueError(f"{data.name or 'this data set'} does not say who asked a query; use data.log")
+            raise ValueError(f"{data.name or 'this data set'} has no users of queries; use data.log")
         names, of_query, sizes = np.unique(data.who, return_inverse=True, return_counts=True)
         if count > len(names):
             raise ValueError(
-                f"{count} clients, but the queries to learn from are of {len(names)} users; "
+                f"{count} clients, but the training queries are of {len(names)} users; "
                 f"use at most clients.count = {len(names)}"
             )
         rank = np.empty(len(names), dtype=np.int64)
@@ -281,7 +281,7 @@ class Users:
 
 
 def main_grades(data: RankingData) -> NDArray[np.int64]:
-    """[queries]: the most frequent grade above 0, of equally frequent ones the highest; 0 if nothing is relevant."""
+    """[queries]: the most frequent label above 0, the highest in a tie; 0 without relevant documents."""
     counts = grade_counts(data.grades, data.offsets, data.top_grade + 1)[:, 1:]
     if not counts.shape[1]:
         return np.zeros(data.queries, dtype=np.int64)
@@ -290,7 +290,7 @@ def main_grades(data: RankingData) -> NDArray[np.int64]:
 
 
 def grade_counts(grades: NDArray[np.int8], offsets: Offsets, levels: int) -> NDArray[np.int64]:
-    """[queries, levels]: how many documents of each grade a query has."""
+    """[queries, levels]: number of documents with each label."""
     query_of = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     cells = np.bincount(query_of * levels + grades, minlength=(len(offsets) - 1) * levels)
     return cells.reshape(-1, levels)
@@ -298,22 +298,20 @@ def grade_counts(grades: NDArray[np.int8], offsets: Offsets, levels: int) -> NDA
 
 @dataclass(frozen=True)
 class Shared:
-    """Some queries, with all their documents and grades, are given to every client of another partition.
+    """Some queries, with all their documents and labels, are given to every client of another partition.
 
-    Data sharing (Zhao et al., 2018). Where a client already holds a part of a shared query, the whole takes its place.
+    Data sharing (Zhao et al., 2018). If a client already has a part of a shared query, the complete query replaces it.
     """
 
     partition: Partition = field(default_factory=Iid)
-    share: float = 0.1  # of all queries, above 0 and below 1
-    warm_up: int = 0  # interactions on the shared queries from which a first model comes; 0: begin as without sharing
+    share: float = 0.1  # share of all queries, greater than 0 and less than 1
+    warm_up: int = 0  # interactions on the shared queries to train the first model; 0: no warm-up
 
     def __post_init__(self) -> None:
         if self.warm_up < 0:
-            raise ValueError(f"warm_up = {self.warm_up} interactions cannot be; use 0 or more")
+            raise ValueError(f"warm_up must be at least 0 (got {self.warm_up})")
         if not 0 < self.share < 1:
-            raise ValueError(
-                f"share = {self.share} is no part of the queries; use a number between 0 and 1, such as 0.1"
-            )
+            raise ValueError(f"share must be between 0 and 1, such as 0.1 (got {self.share})")
 
     def __call__(self, data: RankingData, count: int, rng: np.random.Generator) -> Split:
         split = self.partition(data, count, rng)
@@ -354,13 +352,13 @@ def _pools_of(client: NDArray[np.int64], count: int) -> list[NDArray[np.int32]]:
 def _enough_queries(data: RankingData, count: int) -> None:
     if count > data.queries:
         raise ValueError(
-            f"{count} clients cannot each own one of {data.queries} queries; "
+            f"{count} clients need at least as many queries, but the data have {data.queries}; "
             f'use at most {data.queries} clients, or partition = {{ name = "iid" }}'
         )
 
 
 def _intents_of(data: RankingData) -> NDArray[np.int8]:
-    """Grades by intent, [intents, documents]."""
+    """Relevance labels by intent, [intents, documents]."""
     from fedrank.data.catalog import CATALOG
 
     if not len(data.intents):
@@ -372,17 +370,17 @@ def _intents_of(data: RankingData) -> NDArray[np.int8]:
 
 
 def _classes(file: str, data: RankingData) -> tuple[list[str], NDArray[np.int64]]:
-    """The values that the queries of the data have in a file, sorted, and the place of each query's value."""
+    """Return the sorted values of the queries in a file, and the index of each query's value."""
     known: dict[str, str] = {}
     for number, line in enumerate(read_text(file, "utf-8-sig").splitlines(), start=1):
         if not line.strip():
             continue
         query, _, value = (part.strip() for part in line.partition("\t"))
         if not query or not value:
-            raise ValueError(f"{file}, line {number}: {line!r} gives no query its value; write 'query id<TAB>value'")
+            raise ValueError(f"{file}, line {number}: {line!r} is not valid; write 'query id<TAB>value'")
         if known.setdefault(query, value) != value:
             raise ValueError(
-                f"{file}, line {number}: query {query} has values {known[query]!r} and {value!r}; leave one of them"
+                f"{file}, line {number}: query {query} has values {known[query]!r} and {value!r}; remove one of them"
             )
     ids = [str(query) for query in data.query_ids]
     lacking = [query for query in ids if query not in known]

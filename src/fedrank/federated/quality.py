@@ -1,4 +1,4 @@
-"""How well a model serves each client, on its own queries, by its own grades: an average hides whom it hurts."""
+"""The quality of a model for each client, on its own queries and labels, which an average would hide."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedrank.types import Ranker, SimulatedClients, Weights
 
 
 def alike(clients: SimulatedClients) -> bool:
-    """Whether all clients draw from the same queries and see the same grades, so that one model serves all the same."""
+    """Whether all clients draw from the same queries and see the same labels, so quality is the same for all."""
     return len(clients) < 2 or (len(np.unique(clients.pool)) == 1 and len(np.unique(clients.judged)) == 1)
 
 
@@ -40,7 +40,7 @@ def quality_by_client(
         queries = np.unique(queries)
         low = np.minimum.reduceat(seen.grades, seen.offsets[:-1])[queries]
         high = np.maximum.reduceat(seen.grades, seen.offsets[:-1])[queries]
-        queries = queries[low < high]  # where all documents are alike, every order is as good
+        queries = queries[low < high]  # if all labels are equal, all orders are equally good
         if not len(queries):
             continue
         evaluator = Evaluator(seen.select(queries), measures)

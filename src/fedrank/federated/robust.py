@@ -1,7 +1,7 @@
-"""Robust aggregators: changes that a few dishonest clients cannot bend at will.
+"""Robust aggregators, which limit the influence of a minority of malicious clients.
 
-All ignore how many interactions a client names: a dishonest one could inflate its own. `attackers` is an assumption,
-never a measurement; docs say what follows where it is wrong.
+All of them ignore the number of interactions in a message, since a malicious client could inflate it. `attackers` is an
+assumption, not a measurement; the documentation describes the consequences of a wrong value.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from numpy.typing import NDArray
 from fedrank import kernels
 from fedrank.types import Arrays, Change, Messages, Trait, Updates
 
-FEW = 48  # clients; up to here one compiled loop beats calls of libraries
-FLATTEST = 0.01  # cosine of a move and its bend; below, a pair tells more about noise than about curvature
-MIN_JUDGED = 4  # scores; fewer always look like two clusters
-ROUNDING = 1e-24  # squared; scores are about 1, and differences below 1e-12 come from rounding
-REFERENCES = 500  # sets of values without clusters
+FEW = 48  # clients; up to this number one compiled loop is faster than library calls
+FLATTEST = 0.01  # minimum cosine of a step and its gradient change; below, a pair is mostly noise
+MIN_JUDGED = 4  # minimum number of scores; fewer always look like two clusters
+ROUNDING = 1e-24  # squared; scores are about 1, and differences below 1e-12 are rounding errors
+REFERENCES = 500  # number of reference samples without clusters
 _ROBUST: frozenset[Trait] = frozenset({"robust"})
 _TINY = float(np.finfo(np.float64).tiny)
 
 
 class RememberingAggregator(Protocol):
-    """A rule that looks at more than one round: it "remembers". Its ids are rows of the clients that there are."""
+    """An aggregator with state across rounds (trait "remembers"). Its ids are rows of all clients."""
 
     def first(self, clients: int, parameters: int) -> Arrays: ...
     def __call__(self, messages: Messages, state: Arrays) -> tuple[Change, Arrays]: ...
 
 
 def assumed_attackers(share: float, clients: int) -> int:
-    """How many of these clients are assumed to be malicious: the share, rounded, halves up.
+    """The assumed number of malicious clients: the share, rounded half up.
 
     >>> assumed_attackers(0.25, 10)
     3
@@ -44,18 +44,18 @@ def assumed_attackers(share: float, clients: int) -> int:
 
 @dataclass(frozen=True)
 class Krum:
-    """The one update that lies nearest to its neighbours (Blanchard et al., NeurIPS 2017).
+    """The one update that is nearest to its neighbours (Krum; Blanchard et al., NeurIPS 2017).
 
-    A score is the sum of the distances to the n - m - 2 nearest others, m of n clients being attackers. Of equal
-    scores the lowest row wins.
+    A score is the sum of the distances to the n - m - 2 nearest others, for m attackers among n clients. In a tie, the
+    lowest row wins.
     """
 
-    attackers: float = 0.2  # share of clients assumed malicious, below 0.5
-    distance: Literal["euclidean", "squared"] = "euclidean"  # what is summed; the original paper squares
+    attackers: float = 0.2  # assumed share of malicious clients, below 0.5
+    distance: Literal["euclidean", "squared"] = "euclidean"  # distance in the sum; the original paper uses squared
 
-    needs: ClassVar[int] = 2  # clients for each attacker, and three more, before it promises anything
+    needs: ClassVar[int] = 2  # minimum clients per attacker, plus three, for its guarantee
     traits: ClassVar[frozenset[Trait]] = _ROBUST
-    device_bytes: ClassVar[int] = 8  # of a card's fast memory for each client
+    device_bytes: ClassVar[int] = 8  # bytes of GPU shared memory per client
 
     def __post_init__(self) -> None:
         _check_share(self.attackers)
@@ -69,17 +69,17 @@ class Krum:
 
 @dataclass(frozen=True)
 class MultiKrum:
-    """Mean of the n - m updates that lie nearest to their neighbours (Blanchard et al., NeurIPS 2017).
+    """Mean of the n - m updates that are nearest to their neighbours (Multi-Krum; Blanchard et al., NeurIPS 2017).
 
     Scores are those of Krum.
     """
 
-    attackers: float = 0.2  # share of clients assumed malicious, below 0.5; as many are left out
-    distance: Literal["euclidean", "squared"] = "euclidean"  # what is summed; the original paper squares
+    attackers: float = 0.2  # assumed share of malicious clients, below 0.5; as many are left out
+    distance: Literal["euclidean", "squared"] = "euclidean"  # distance in the sum; the original paper uses squared
 
-    needs: ClassVar[int] = 2  # clients for each attacker, and three more, before it promises anything
+    needs: ClassVar[int] = 2  # minimum clients per attacker, plus three, for its guarantee
     traits: ClassVar[frozenset[Trait]] = _ROBUST
-    device_bytes: ClassVar[int] = 8  # of a card's fast memory for each client
+    device_bytes: ClassVar[int] = 8  # bytes of GPU shared memory per client
 
     def __post_init__(self) -> None:
         _check_share(self.attackers)
@@ -93,12 +93,12 @@ class MultiKrum:
 
 @dataclass(frozen=True)
 class TrimmedMean:
-    """Mean of each parameter without its extremes (Yin et al., ICML 2018)."""
+    """Mean of each parameter without its extreme values (trimmed mean; Yin et al., ICML 2018)."""
 
-    attackers: float = 0.2  # share of clients assumed malicious, below 0.5; as many are dropped at either end
+    attackers: float = 0.2  # assumed share of malicious clients, below 0.5; as many are dropped at each end
 
     traits: ClassVar[frozenset[Trait]] = _ROBUST
-    device_bytes: ClassVar[int] = 4  # of a card's fast memory for each client
+    device_bytes: ClassVar[int] = 4  # bytes of GPU shared memory per client
 
     def __post_init__(self) -> None:
         _check_share(self.attackers)
@@ -111,16 +111,16 @@ class TrimmedMean:
         return change
 
     def dropped(self, clients: int) -> int:
-        """Values at either end that do not count."""
+        """Number of values dropped at each end."""
         return _attackers(self.attackers, clients)
 
 
 @dataclass(frozen=True)
 class Median:
-    """Middle value of each parameter; of an even number, the mean of the middle two (Yin et al., ICML 2018)."""
+    """Median of each parameter; for an even number, the mean of the middle two (Yin et al., ICML 2018)."""
 
     traits: ClassVar[frozenset[Trait]] = _ROBUST
-    device_bytes: ClassVar[int] = 4  # of a card's fast memory for each client
+    device_bytes: ClassVar[int] = 4  # bytes of GPU shared memory per client
 
     def __call__(self, messages: Messages) -> Change:
         return _trimmed_mean(messages.updates, self.dropped(len(messages.updates)))
@@ -130,21 +130,22 @@ class Median:
         return change
 
     def dropped(self, clients: int) -> int:
-        """Values at either end that do not count: all but the middle one, or two."""
+        """Number of values dropped at each end: all but the middle one or two."""
         return max(0, (clients - 1) // 2)
 
 
 @dataclass(frozen=True)
 class Bulyan:
-    """Krum chooses n - 2 m updates, one after the other; of each parameter the middle n - 4 m count (El Mhamdi, 2018).
+    """Krum selects n - 2 m updates in turn; of each parameter, the middle n - 4 m are averaged (Bulyan; El Mhamdi).
 
-    The middle are those nearest to the median (ICML 2018, algorithm 1). Promises something only for n >= 4 m + 3.
+    The middle values are those nearest to the median (El Mhamdi et al., ICML 2018, algorithm 1). The guarantee needs
+    n >= 4 m + 3.
     """
 
-    attackers: float = 0.2  # share of clients assumed malicious, below 0.25
-    distance: Literal["euclidean", "squared"] = "euclidean"  # what Krum sums; the original paper squares
+    attackers: float = 0.2  # assumed share of malicious clients, below 0.25
+    distance: Literal["euclidean", "squared"] = "euclidean"  # distance in Krum's sum; the original paper uses squared
 
-    needs: ClassVar[int] = 4  # clients for each attacker, and three more, before it promises anything
+    needs: ClassVar[int] = 4  # minimum clients per attacker, plus three, for its guarantee
     traits: ClassVar[frozenset[Trait]] = _ROBUST
 
     def __post_init__(self) -> None:
@@ -161,7 +162,7 @@ class Bulyan:
             return change
         if n - 4 * m < 1:
             raise ValueError(
-                f"attackers = {self.attackers} means {m} of {n} clients, and Bulyan drops four for each; "
+                f"attackers = {self.attackers} means {m} of {n} clients, but Bulyan drops four per attacker; "
                 f"use less than 0.25, or more than {4 * m} clients"
             )
         if m > 0 and n < 4 * m + 3:
@@ -177,37 +178,37 @@ class Bulyan:
 class GeometricMedian:
     """The point with the smallest sum of distances to all updates (RFA; Pillutla et al., IEEE TSP 2022)."""
 
-    tolerance: float = 1e-6  # ends when a step is shorter than this share of the typical distance
-    iterations: int = 200  # at most
+    tolerance: float = 1e-6  # stops when a step is shorter than this share of the typical distance
+    iterations: int = 200  # maximum number of iterations
 
     traits: ClassVar[frozenset[Trait]] = _ROBUST
 
     def __post_init__(self) -> None:
         if not 0 < self.tolerance < 1:
-            raise ValueError(f"tolerance = {self.tolerance} never ends, or ends at once; use a number such as 1e-6")
+            raise ValueError(f"tolerance must be greater than 0 and less than 1, such as 1e-6 (got {self.tolerance})")
         if self.iterations < 1:
-            raise ValueError(f"iterations = {self.iterations} would leave the median of each parameter; use 1 or more")
+            raise ValueError(f"iterations must be at least 1 (got {self.iterations})")
 
     def __call__(self, messages: Messages) -> Change:
         from fedrank.kernels.robust import geometric_median
 
         updates = _plain(messages.updates)
-        point = _trimmed_mean(updates, max(0, (len(updates) - 1) // 2))  # no outlier can send the start far away
+        point = _trimmed_mean(updates, max(0, (len(updates) - 1) // 2))  # a start that is robust to outliers
         geometric_median(updates, self.tolerance, self.iterations, point)
         return point
 
 
 @dataclass(frozen=True)
 class NormBound:
-    """Mean of the updates, longer ones shortened to a bound (Sun et al., 2019)."""
+    """Mean of the updates, clipped to a maximum norm (Sun et al., 2019)."""
 
-    bound: float | Literal["median"] = "median"  # largest length; "median": that of this round's lengths
+    bound: float | Literal["median"] = "median"  # maximum norm; "median": that of this round's norms
 
     traits: ClassVar[frozenset[Trait]] = _ROBUST
 
     def __post_init__(self) -> None:
         if not isinstance(self.bound, str) and not 0 < self.bound < np.inf:
-            raise ValueError(f'bound = {self.bound} keeps nothing, or everything; use a positive number or "median"')
+            raise ValueError(f'bound must be a finite positive number or "median" (got {self.bound})')
 
     def __call__(self, messages: Messages) -> Change:
         updates = _plain(messages.updates)
@@ -225,25 +226,25 @@ class NormBound:
 
 @dataclass(frozen=True)
 class Trust:
-    """Mean of the updates, each counted by how far it points where the server's own does (FLTrust; Cao, NDSS 2021).
+    """Mean of the updates, weighted by their cosine with an update of the server (FLTrust; Cao et al., NDSS 2021).
 
-    The server learns from a few queries that it trusts. A client counts by the cosine of its update with the
-    server's, or not at all if that is negative; all updates are given the length of the server's.
+    The server learns from a few trusted queries. A client's weight is the cosine of its update with the server's, or 0
+    if that is negative; all updates are scaled to the norm of the server's.
     """
 
-    queries: int = 50  # trusted queries of the server
+    queries: int = 50  # number of trusted queries of the server
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"robust", "trusted queries"})
 
     def __post_init__(self) -> None:
         if self.queries < 1:
-            raise ValueError(f"queries = {self.queries} gives the server nothing to trust; use 1 or more")
+            raise ValueError(f"queries must be at least 1 (got {self.queries})")
 
     def __call__(self, messages: Messages) -> Change:
         if messages.root is None:
             raise ValueError(
-                "no update of the server's own came with this round, so nobody can be trusted; "
-                "give Messages a root, or use a rule without one"
+                "this round has no update of the server, which trust needs; "
+                "give Messages a root, or use an aggregator without one"
             )
         root = messages.root.astype(np.float64)
         directions = messages.updates / np.maximum(kernels.sums.lengths(_plain(messages.updates)), _TINY)[:, None]
@@ -258,42 +259,43 @@ class Trust:
 
 @dataclass(frozen=True)
 class Reputation:
-    """Mean of the updates of all clients that stayed consistent from round to round (FLDetector; Zhang, KDD 2022).
+    """Mean of the updates of all clients that are consistent from round to round (FLDetector; Zhang et al., KDD 2022).
 
-    A client's update is forecast from its last one and from how updates bend when the model moves (L-BFGS). How far
-    off it is, relative to the others and averaged over a window, is its score. When the gap statistic says that
-    scores form two clusters rather than one, the worse cluster is excluded, for good.
+    A client's update is predicted from its last one and from the curvature along the model's moves (L-BFGS). The
+    prediction error, relative to the others and averaged over a window, is its score. If the gap statistic finds two
+    clusters of scores instead of one, the worse cluster is excluded permanently.
 
-    Until then this is the plain mean: a first blow of any size goes through. The published test asks for one standard
-    error and, asked every round, excludes honest clients sooner or later; hence `errors`. An attacker whose updates
-    are as long as honest ones is found only where updates bend more than they scatter, which few clicks do not allow.
+    Until then this is the plain mean, so the first malicious update has its full effect. The published test uses one
+    standard error and, applied every round, eventually excludes honest clients; hence `errors`. An attacker whose
+    updates are as long as honest ones is detected only if curvature exceeds the noise of updates, which few clicks do
+    not allow.
     """
 
-    attackers: float = 0.2  # share of clients assumed malicious, below 0.5; a larger worse cluster is let be
-    window: int = 10  # scores of a client that are averaged, and moves of the model that are remembered
-    errors: float = 6.0  # standard errors by which two clusters must beat one; published: 1
+    attackers: float = 0.2  # assumed share of malicious clients, below 0.5; a larger cluster is not excluded
+    window: int = 10  # number of averaged scores per client, and of stored moves of the model
+    errors: float = 6.0  # standard errors by which two clusters must fit better than one; published: 1
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"robust", "remembers"})
 
     def __post_init__(self) -> None:
         _check_share(self.attackers)
         if self.window < 1:
-            raise ValueError(f"window = {self.window} remembers nothing to forecast from; use 1 or more")
+            raise ValueError(f"window must be at least 1 (got {self.window})")
         if not 0 <= self.errors < np.inf:
-            raise ValueError(f"errors = {self.errors} excludes everybody, or nobody; use a number such as 6")
+            raise ValueError(f"errors must be a finite number of at least 0, such as 6 (got {self.errors})")
 
     def first(self, clients: int, parameters: int) -> Arrays:
-        """Before the first round."""
+        """Return the state before the first round."""
         return {
-            "rounds": np.zeros(1, dtype=np.int64),  # seen so far
+            "rounds": np.zeros(1, dtype=np.int64),  # number of rounds so far
             "weights": np.zeros(parameters),  # the model of the last round
-            "change": np.zeros(parameters),  # what came out of it
+            "change": np.zeros(parameters),  # its aggregated change
             "steps": np.zeros((self.window, parameters)),  # moves of the model, newest last
-            "bends": np.zeros((self.window, parameters)),  # changes of the change, newest last
-            "updates": np.zeros((clients, parameters), dtype=np.float32),  # each client's last one
-            "started": np.zeros((clients, parameters)),  # the model it began from
-            "seen": np.zeros(clients, dtype=np.bool_),  # whether there is a last one
-            "surprises": np.full((clients, self.window), np.nan),  # relative forecast errors, newest last
+            "bends": np.zeros((self.window, parameters)),  # differences of changes, newest last
+            "updates": np.zeros((clients, parameters), dtype=np.float32),  # each client's last update
+            "started": np.zeros((clients, parameters)),  # the model that it started from
+            "seen": np.zeros(clients, dtype=np.bool_),  # whether a client has a last update
+            "surprises": np.full((clients, self.window), np.nan),  # relative prediction errors, newest last
             "excluded": np.zeros(clients, dtype=np.bool_),
         }
 
@@ -306,21 +308,21 @@ class Reputation:
         clients, parameters = state["updates"].shape
         if weights.shape != (parameters,) or updates.shape[1] != parameters:
             raise ValueError(
-                f"updates of {updates.shape[1]} parameters to a model of shape {weights.shape} do not fit what is "
-                f"remembered, {parameters} parameters; begin again with first({clients}, {updates.shape[1]})"
+                f"updates of {updates.shape[1]} parameters for a model of shape {weights.shape} do not match the state "
+                f"with {parameters} parameters; start again with first({clients}, {updates.shape[1]})"
             )
         after = {name: array.copy() for name, array in state.items()}
         rounds, steps, bends = after["rounds"], after["steps"], after["bends"]
         before, started, seen = after["updates"], after["started"], after["seen"]
         excluded, noted = after["excluded"], after["surprises"]
-        first = max(0, self.window + 1 - int(rounds[0]))  # the first of all moves starts from nowhere
+        first = max(0, self.window + 1 - int(rounds[0]))  # the first move has no predecessor
         scored = record_forecast_errors(
             updates, ids, weights, steps, bends, first, FLATTEST, before, started, seen, excluded, noted
         )
         if scored < 0:
             raise ValueError(
-                f"ids from {ids.min()} to {ids.max()} are not rows of the {clients} clients that are remembered; "
-                "number clients from 0, or begin again with first"
+                f"ids from {ids.min()} to {ids.max()} are not rows of the {clients} clients in the state; "
+                "number clients from 0, or start again with first"
             )
         if scored > 1:
             self._exclude(noted, excluded)
@@ -331,7 +333,7 @@ class Reputation:
         return change.copy(), after
 
     def _exclude(self, noted: NDArray[np.float64], excluded: NDArray[np.bool_]) -> None:
-        """Exclude the worse of two clusters of scores, if there are two and it is no larger than attackers can be."""
+        """Exclude the worse of two clusters of scores, if there are two and it is not too large for attackers."""
         from fedrank.kernels.robust import best_split, mean_forecast_errors
 
         room = assumed_attackers(self.attackers, len(excluded)) - int(np.count_nonzero(excluded))
@@ -352,10 +354,10 @@ class Reputation:
 
 @cache
 def _uniform_clusters(count: int) -> tuple[float, float]:
-    """What the gap statistic compares with (Tibshirani et al., 2001), for values without any clusters.
+    """The reference of the gap statistic (Tibshirani et al., 2001), for values without clusters.
 
-    Expected logarithm of how many times two clusters are tighter than one, and the standard error of the logarithm of
-    the tightness of two. Always the same draws: a verdict must not depend on chance.
+    Returns the expected logarithm of the ratio of dispersions of one and two clusters, and the standard error of the
+    logarithm of the dispersion of two. The draws are fixed, so the result is deterministic.
     """
     from fedrank.kernels.robust import best_split
 
@@ -368,12 +370,12 @@ def _uniform_clusters(count: int) -> tuple[float, float]:
 
 
 def _krum_numbers(attackers: float, n: int, alone: bool) -> tuple[int, int]:
-    """(nearest others that a score sums, updates that are averaged) of n clients; refused where there are too few."""
+    """(neighbours per score, averaged updates) for n clients; an error if there are too few."""
     m = _attackers(attackers, n)
     neighbours = n - m - 2
     if neighbours < 1:
         raise ValueError(
-            f"attackers = {attackers} means {m} of {n} clients, which leaves Krum no neighbour to compare with "
+            f"attackers = {attackers} means {m} of {n} clients, so Krum has no neighbours to compare with "
             f"(n - m - 2 = {neighbours}); use at least {m + 3} clients, or the median"
         )
     if m > 0 and n < 2 * m + 3:
@@ -382,7 +384,7 @@ def _krum_numbers(attackers: float, n: int, alone: bool) -> tuple[int, int]:
 
 
 def _krum(updates: Updates, attackers: float, squared: bool, alone: bool) -> Change:
-    """Mean of the updates with the best scores: of one, or of all but as many as there are attackers."""
+    """Mean of the updates with the best scores: one, or all except the assumed number of attackers."""
     from fedrank.kernels.robust import krum_of_few
 
     updates = _plain(updates)
@@ -403,7 +405,7 @@ def _krum(updates: Updates, attackers: float, squared: bool, alone: bool) -> Cha
 
 
 def _krum_on_device(updates: Any, attackers: float, squared: bool, alone: bool) -> Change:
-    """The same for `fedrank.ranking.cuda.robust.RobustOnDevice`."""
+    """Like `_krum`, for `fedrank.ranking.cuda.robust.RobustOnDevice`."""
     neighbours, count = _krum_numbers(attackers, updates.clients, alone)
     scores = updates.krum_scores(neighbours, squared)
     change: Change = updates.mean_of(np.argsort(scores, kind="stable")[:count])
@@ -446,52 +448,51 @@ def _trimmed_mean(updates: Updates, drop: int) -> Change:
 def _sorted_columns(updates: Updates) -> Updates:
     """[parameters, n]: ascending."""
     columns = np.ascontiguousarray(updates.T)
-    if columns.base is not None:  # one row or one column is contiguous either way, and must not be sorted in place
+    if columns.base is not None:  # a single row or column may be a view, which must not be sorted in place
         columns = columns.copy()
     columns.sort(axis=1)
     return columns
 
 
 def _plain(updates: Updates) -> Updates:
-    """As kernels read it; mostly it is so already."""
+    """Return a contiguous array; usually no copy is needed."""
     return np.ascontiguousarray(updates, dtype=np.float32)
 
 
 def _check_share(attackers: float) -> None:
     if not 0 <= attackers < 0.5:
         raise ValueError(
-            f"attackers = {attackers}: no rule can tell honest clients from half or more of all; "
-            "use 0 or more, and less than 0.5"
+            f"attackers must be at least 0 and less than 0.5 (got {attackers}); no rule is robust against a majority"
         )
 
 
 def _attackers(share: float, clients: int) -> int:
-    """How many are assumed malicious; refused unless they are a minority."""
+    """The assumed number of malicious clients, which must be a minority."""
     count = assumed_attackers(share, clients)
     if 2 * count >= clients > 0:
         raise ValueError(
-            f"attackers = {share} means {count} of {clients} clients, and no rule can tell honest clients from half "
-            "or more of all; use a smaller share, or more clients"
+            f"attackers = {share} means {count} of {clients} clients, but no rule is robust against half or more; "
+            "use a smaller share, or more clients"
         )
     return count
 
 
 @cache
 def _warn(rule: str, clients: int, attackers: int, enough: int) -> None:
-    """Once for each process, not once a round."""
+    """Warn once per process instead of once per round."""
     warnings.warn(_no_guarantee(rule, clients, attackers, enough), stacklevel=4)
 
 
 def _no_guarantee(rule: str, clients: int, attackers: int, enough: int) -> str:
     return (
-        f"{rule} promises nothing where {attackers} of {clients} clients are attackers; "
+        f"{rule} has no guarantee if {attackers} of {clients} clients are attackers; "
         f"use at least {enough} clients, or a smaller share of attackers"
     )
 
 
 def without_guarantee(rule: Any, clients: int) -> str:
-    """Why a rule promises nothing with so many clients; empty where it does."""
-    many = getattr(rule, "needs", None)  # a promise needs this times the attackers, and three
+    """Why a rule has no guarantee with this number of clients; empty if it has one."""
+    many = getattr(rule, "needs", None)  # the guarantee needs this number per attacker, plus three
     attackers = 0 if many is None else assumed_attackers(rule.attackers, clients)
     if many is None or attackers == 0 or clients >= many * attackers + 3:
         return ""

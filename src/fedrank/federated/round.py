@@ -1,7 +1,7 @@
-"""One round of federated learning in simulation, and what it leaves behind.
+"""One round of federated learning in simulation, and its outcome.
 
 `run_round` is the algorithm. A backend executes it (`fedrank.federated.backends`): it decides where clients learn, how
-many updates are in memory together, and how many rounds one call does. All backends give the same bits.
+many updates are in memory, and how many rounds one call runs. All backends give the same results bit for bit.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from fedrank.types import (
     has_trait,
 )
 
-Watch = Callable[[Messages], None]  # sees the messages that reached the server
+Watch = Callable[[Messages], None]  # is called with the messages that reached the server
 
 
 class JournalEntry(Protocol):
-    """What a round left in the journal before a crash: it is used again, so that nobody is asked twice."""
+    """A round's entry in the journal before a crash; it is reused, so no client is asked twice."""
 
     @property
     def cohort(self) -> NDArray[np.int64]: ...
@@ -50,28 +50,28 @@ class JournalEntry(Protocol):
 
 
 class Journal(Protocol):
-    """Durable record of who took part and what came out of it; `fedrank.privacy.spending` keeps one."""
+    """A durable record of participants and changes; see `fedrank.privacy.spending`."""
 
     def kept(self, round: int) -> JournalEntry | None: ...
     def cohort(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
-        """Rows of the clients that take part, noted before any of them is asked; `draw` gives those of any round."""
+        """Return the rows of participants, recorded before any of them is asked; `draw` returns those of a round."""
 
     def keep(self, round: int, change: Change) -> None:
-        """Note the change before anything uses it."""
+        """Record the change before it is used."""
 
 
 class Outcome(NamedTuple):
-    """What a round left behind: its end state, what clients keep, and what was measured on the way."""
+    """The outcome of a round: its final state, the clients' memory, and measurements."""
 
     state: State
     memory: Memory
-    weights: Weights  # the model that is evaluated; with a personal part, the mean of everybody's
-    online: float  # mean over clients of the nDCG@10 of the lists they were shown
+    weights: Weights  # the model that is evaluated; a personal part is averaged over clients
+    online: float  # mean over clients of the nDCG@10 of the lists shown
     interactions: int
     bytes_up: int
     bytes_down: int
-    reward: float | None = None  # mean over clients, where the learner has one
-    excluded: tuple[int, ...] = ()  # ids of clients whose update was of no use, and not used
+    reward: float | None = None  # mean over clients, if the learner has rewards
+    excluded: tuple[int, ...] = ()  # ids of clients whose update was invalid and not used
 
     @property
     def round(self) -> int:
@@ -96,17 +96,17 @@ class Outcome(NamedTuple):
 
 @dataclass
 class RoundContext:
-    """What all rounds of a simulation use, whichever backend executes them."""
+    """What all rounds of a simulation share, for any backend."""
 
     federation: Federation
     clients: SimulatedClients
     seed: int
     threads: int = 1
-    noise: Source | None = None  # for tests; by default a mechanism draws from the secure source of the system
+    noise: Source | None = None  # for tests; by default a mechanism uses the secure source of the system
     journal: Journal | None = None
     watch: Watch | None = None
     task: ServerTask = field(init=False)
-    cohort: float = field(init=False)  # clients of a round, or their expected number: public
+    cohort: float = field(init=False)  # number of clients of a round, or its expected value; public
 
     def __post_init__(self) -> None:
         federation, mechanism = self.federation, self.federation.mechanism
@@ -120,19 +120,19 @@ class RoundContext:
         self.cohort = self.task.cohort(len(self.clients))
 
     def draw(self, round: int) -> NDArray[np.int64]:
-        """Rows of the clients that take part in a round."""
+        """Return the rows of the participants of a round."""
         if self.noise is not None and has_trait(self.federation.mechanism, "hides cohort"):
-            # Each client is drawn independently: a round may be empty, and the number of participants is secret, too.
+            # Each client is drawn independently: a round may be empty, and the number of participants is secret.
             return np.flatnonzero(self.noise.bernoulli(self.federation.participation, len(self.clients)))
         return taking_part(len(self.clients), self.federation.participation, self.seed, round)
 
 
 class LocalWork(NamedTuple):
-    """What some clients are to learn in a round."""
+    """The local work of some clients in a round."""
 
-    start: Weights  # one model, or one for each client
+    start: Weights  # one model, or one per client
     clients: SimulatedClients
-    rows: NDArray[np.int64] | None  # of these among all clients; None: all
+    rows: NDArray[np.int64] | None  # rows of these clients; None: all
     chance: Chance
     correction: LocalCorrection
 
@@ -141,7 +141,7 @@ Learn = Callable[[LocalWork], Learned]  # how a backend lets clients learn
 
 
 class ClientResults(NamedTuple):
-    """What remains of some clients' round once their messages are combined."""
+    """The results of some clients after their messages are combined."""
 
     observed: Observed
     bytes_each: int | None
@@ -149,19 +149,19 @@ class ClientResults(NamedTuple):
 
 
 class Backend(Protocol):
-    """What executes rounds."""
+    """Executes rounds."""
 
     def rounds(self, context: RoundContext, state: State, memory: Memory, last: int) -> Iterator[Outcome]:
-        """Outcomes up to round `last`."""
+        """Yield outcomes up to round `last`."""
 
     def combine(
         self, context: RoundContext, state: State, memory: Memory, cohort: NDArray[np.int64], watch: Watch | None
     ) -> tuple[Combined, list[ClientResults]]:
-        """Let a cohort learn, and combine its messages; `watch` sees them."""
+        """Let a cohort learn, and combine its messages, which `watch` receives."""
 
 
 def run_rounds(context: RoundContext, backend: Backend, state: State, memory: Memory, last: int) -> Iterator[Outcome]:
-    """Rounds one by one."""
+    """Yield rounds one by one."""
     while state.round < last:
         outcome = run_round(context, backend, state, memory)
         state, memory = outcome.state, outcome.memory
@@ -171,7 +171,7 @@ def run_rounds(context: RoundContext, backend: Backend, state: State, memory: Me
 def run_round(context: RoundContext, backend: Backend, state: State, memory: Memory) -> Outcome:
     """One round: draw a cohort, let it learn and protect its updates, combine them, and move the model.
 
-    The journal records the cohort before any client learns, and the change before anything uses it. After a crash the
+    The journal records the cohort before any client learns, and the change before it is used. After a crash, the
     recorded change is used again.
     """
     journal, watch, number = context.journal, context.watch, state.round + 1
@@ -179,7 +179,7 @@ def run_round(context: RoundContext, backend: Backend, state: State, memory: Mem
     if recorded is not None:
         cohort = recorded.cohort
         if context.federation.mechanism is not None and not has_trait(context.federation.mechanism, "adds up"):
-            # The messages of that round are lost. The same updates with new noise would cost clients more privacy.
+            # The messages of that round are lost. New noise on the same updates would cost additional privacy.
             watch = _without_messages(watch)
     elif journal is not None:
         cohort = journal.cohort(number, context.draw)
@@ -198,7 +198,7 @@ def run_round(context: RoundContext, backend: Backend, state: State, memory: Mem
 def client_messages(
     context: RoundContext, learn: Learn, state: State, memory: Memory, rows: NDArray[np.int64]
 ) -> tuple[Messages, ClientResults]:
-    """The client half: what these clients learn, and what of it reaches the server."""
+    """The client half: what these clients learn, and the messages that reach the server."""
     federation, clients, number = context.federation, context.clients, state.round + 1
     chance, local = Chance(context.seed, number), federation.local
     everybody = len(rows) == len(clients)
@@ -224,8 +224,8 @@ def client_messages(
         messages = federation.attack(messages, some.malicious, chance.rng("attack"))
     if messages.updates.shape != (len(rows), state.weights.shape[-1]):
         raise RoundError(
-            f"updates of shape {messages.updates.shape} came from {len(rows)} clients; one row each is needed, "
-            f"of {state.weights.shape[-1]} parameters",
+            f"{len(rows)} clients sent updates of shape {messages.updates.shape}; one row per client is needed, "
+            f"with {state.weights.shape[-1]} parameters",
             number,
         )
     messages = _protected(context, messages)
@@ -235,7 +235,7 @@ def client_messages(
 def _messages_of_people(
     context: RoundContext, start: Weights, some: SimulatedClients, correction: LocalCorrection, number: int
 ) -> tuple[Messages, ClientResults]:
-    """The client half of organisations: each of their people learns from own searches alone."""
+    """The client half of organisations: each person learns only from their own searches."""
     federation, people = context.federation, some.people
     assert people is not None
     row = np.searchsorted(some.ids, people.client)
@@ -257,7 +257,7 @@ def _protected(context: RoundContext, messages: Messages) -> Messages:
 
 
 def _whole_model(federation: Federation, start: Weights) -> Weights:
-    """The model as learners read it: `LocalCorrection.personal` puts in the weights that stay with clients."""
+    """The model as learners read it; `LocalCorrection.personal` supplies the personal weights."""
     if not has_trait(federation.local, "shared part"):
         return start
     return np.concatenate([start, np.zeros(abs(federation.learner.ranker.hidden))])
@@ -271,7 +271,7 @@ def outcome_of(
     results: list[ClientResults],
     excluded: tuple[int, ...] = (),
 ) -> Outcome:
-    """What a round left behind; `before` is the memory of all clients before it."""
+    """The outcome of a round; `before` is the memory of all clients before it."""
     federation, clients = context.federation, context.clients
     memory, observed = _memory_after(clients, before, cohort, results), _observed(results)
     sizes = clients.interactions if len(cohort) == len(clients) else clients.interactions[cohort]
@@ -299,7 +299,7 @@ def _memory_after(
     if len(rows) == len(clients):
         return rows
     if before is None:
-        raise RoundError("clients keep a memory, and those who are absent have none yet; begin with first_state", 1)
+        raise RoundError("absent clients have no memory yet; start with first_state", 1)
     memory = before.copy()
     memory[cohort] = rows
     return memory
@@ -318,7 +318,7 @@ def _without_messages(watch: Watch | None) -> Watch | None:
 
 
 def first_weights(ranker: Ranker, clients: SimulatedClients, seed: int) -> Weights:
-    """The ranker's own first weights, which are the same for all who use this seed."""
+    """Return the ranker's first weights, which depend only on the seed."""
     return ranker.first(clients.data.features.shape[1], rng_for(seed, "first"))
 
 
@@ -329,13 +329,13 @@ def first_state(
     start: Weights | None = None,
     arrival: ArrivalRule | None = None,
 ) -> tuple[State, Memory]:
-    """The server's state before round 1 and what clients keep, from the ranker's first weights or an existing model."""
+    """Return server state and client memory before round 1, from the ranker's first weights or an existing model."""
     features, ranker = clients.data.features.shape[1], federation.learner.ranker
     weights = first_weights(ranker, clients, seed) if start is None else np.array(start, dtype=np.float64)
     if weights.shape != (ranker.size(features),):
         raise ValueError(
-            f"the start model has {weights.size} parameters; {type(ranker).__name__} on {features} features "
-            f"has {ranker.size(features)}. Use the ranker and the features it was trained with"
+            f"the start model has {weights.size} parameters, but {type(ranker).__name__} on {features} features "
+            f"has {ranker.size(features)}; use the ranker and the features that it was trained with"
         )
     memory = None if federation.local is None else federation.local.first(ranker, weights, len(clients))
     weights = weights[: federation.sent(len(weights))]
@@ -345,21 +345,21 @@ def first_state(
 
 
 def check_fits(state: State, federation: Federation, clients: SimulatedClients) -> None:
-    """Refuse a state of other parameters, which compiled loops would read beyond."""
+    """Check the number of parameters of a state, since compiled loops do not check bounds."""
     features, ranker = clients.data.features.shape[1], federation.learner.ranker
     needed = federation.sent(ranker.size(features))
     shape = (len(clients), needed) if has_trait(federation.aggregator, "apart") else (needed,)
     if state.weights.shape != shape:
         raise ValueError(
-            f"the state has weights of shape {state.weights.shape}; {type(ranker).__name__} on {features} features "
-            f"needs {shape}. Go on with the federation and the clients that it was made with"
+            f"the state has weights of shape {state.weights.shape}, but {type(ranker).__name__} on {features} features "
+            f"needs {shape}; continue with the federation and the clients that it was made with"
         )
 
 
 def personal_models(federation: Federation, state: State, memory: Memory, clients: SimulatedClients) -> Weights:
     """Return the model that each client ranks with, as [clients, parameters].
 
-    It is the global model, unless clients keep a part of it, as with `local_steps.FedPer`. `state` and `memory` are
+    It is the global model, unless clients have a personal part, as with `local_steps.FedPer`. `state` and `memory` are
     those of an outcome of `simulate`.
 
     >>> import fedrank as fr
@@ -377,7 +377,7 @@ def personal_models(federation: Federation, state: State, memory: Memory, client
 
 
 def evaluated(federation: Federation, state: State, memory: Memory, clients: SimulatedClients) -> Weights:
-    """The model that is evaluated: the server's, with the mean of what clients keep where they keep a part."""
+    """Return the model that is evaluated: the server's, with the mean of personal parts."""
     if memory is None or not has_trait(federation.local, "shared part"):
         return state.weights
     sizes = clients.interactions
@@ -386,7 +386,7 @@ def evaluated(federation: Federation, state: State, memory: Memory, clients: Sim
 
 
 def taking_part(clients: int, participation: float, seed: int, round: int) -> NDArray[np.int64]:
-    """Rows of the clients that take part in a round, in ascending order; at least one."""
+    """Return the rows of the participants of a round, in ascending order; at least one."""
     if participation >= 1:
         return np.arange(clients)
     count = cohort_size(clients, participation)
@@ -394,7 +394,7 @@ def taking_part(clients: int, participation: float, seed: int, round: int) -> ND
 
 
 def root_update(federation: Federation, state: State, clients: SimulatedClients, seed: int) -> NDArray[np.float32]:
-    """[parameters]: what the server learns from a few queries of its own, which it clicks on itself."""
+    """[parameters]: the server's update from its trusted queries."""
     honest = int(np.argmin(clients.malicious))
     count = clients.data.queries
     queries = min(federation.aggregator.queries, count)  # type: ignore[attr-defined]
@@ -411,7 +411,7 @@ def root_update(federation: Federation, state: State, clients: SimulatedClients,
 
 
 def mean_over(values: NDArray[np.float64], sizes: NDArray[np.int64]) -> float:
-    """Over the clients that did anything; NaN if nobody did."""
+    """Mean over the active clients; NaN if there are none."""
     if len(values) and sizes.all():
-        return float(np.add.reduce(values)) / len(values)  # ndarray.mean takes longer than the rest of a small round
+        return float(np.add.reduce(values)) / len(values)  # ndarray.mean is slower than the rest of a small round
     return float(values[sizes > 0].mean()) if sizes.any() else math.nan

@@ -1,4 +1,4 @@
-"""The server half of a round: drop, aggregate, step. It runs no learner and sees no data."""
+"""The server half of a round: drop invalid updates, aggregate, step. It runs no learner and has no data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedrank.wire import Refused
 
 
 class RoundError(RuntimeError):
-    """A round that cannot be completed, with the place where it broke."""
+    """A round that cannot be completed, with its number and client."""
 
     def __init__(self, message: str, round: int, client: int | None = None):
         where = f"round {round}" if client is None else f"round {round}, client {client}"
@@ -39,26 +39,26 @@ class RoundError(RuntimeError):
 
 @dataclass(frozen=True)
 class State:
-    """All that a server needs for the next round."""
+    """The state of a server between rounds."""
 
-    round: int  # rounds done
-    weights: Weights  # the model, or the part of it that is shared; one row for each client where nobody aggregates
-    common: NDArray[np.float64] | None = None  # [parameters]: what a local method sends along
-    server: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # what the server step remembers
-    rule: Arrays = field(default_factory=dict)  # what the aggregator or the rule of arrival remembers, where it does
-    held: Weights | None = None  # [clients, parameters]: out of step, the model that each client has
+    round: int  # number of completed rounds
+    weights: Weights  # the model or its shared part; one row per client without aggregation
+    common: NDArray[np.float64] | None = None  # [parameters]: additional values of a local method
+    server: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))  # state of the server step
+    rule: Arrays = field(default_factory=dict)  # state of the aggregator or the arrival rule
+    held: Weights | None = None  # [clients, parameters]: in asynchronous training, the model of each client
 
 
 @dataclass(frozen=True)
 class ServerTask:
-    """What a server is to do with the messages of every round."""
+    """The methods that a server applies to the messages of every round."""
 
     federation: Federation
-    clients: int  # that there are
-    arrival: ArrivalRule | None = None  # out of step: takes the place of aggregator and server step
+    clients: int  # number of clients
+    arrival: ArrivalRule | None = None  # in asynchronous training, replaces aggregator and server step
 
     def first(self, weights: Weights) -> State:
-        """The state before round 1, from the weights that travel."""
+        """Return the state before round 1, from the shared weights."""
         federation, size = self.federation, weights.shape[-1]
         if self.arrival is not None:
             held = np.tile(weights, (self.clients, 1))
@@ -70,11 +70,11 @@ class ServerTask:
         return State(0, weights, common, federation.server.first(weights.size), rule)
 
     def cohort(self, present: int) -> float:
-        """The public number of clients of a round."""
+        """Return the public number of clients of a round."""
         return present if self.arrival is not None else self.federation.cohort(self.clients)
 
     def call(self, state: State, run: bytes, client: int, present: int, attempt: int = 0) -> Call:
-        """What one client, by its row, is asked in the next round."""
+        """Return the call to one client, by its row, in the next round."""
         weights = state.weights if state.held is None else state.held[client]
         count = self.counts(np.array([client]), state)
         common = None if state.common is None else state.common.astype(np.float32)
@@ -82,18 +82,18 @@ class ServerTask:
         return Call(run, state.round + 1, sent, cohort, attempt, common, 1.0 if count is None else float(count[0]))
 
     def expected(self, state: State, run: bytes, asked: Sequence[int], attempt: int = 0) -> ExpectedMessage:
-        """What the messages of the next round look like."""
+        """Return the expected form of the messages of the next round."""
         federation, size = self.federation, state.weights.shape[-1]
         kind, values = payload_of(federation.learner, federation.mechanism, size)
         return ExpectedMessage(run, state.round + 1, tuple(asked), kind, values, attempt)
 
     def gathered(self, state: State, received: Sequence[Message], root: Message | None = None) -> Messages:
-        """Messages as one table, by ids; where a learner sends less than an update, it is read.
+        """Combine messages into one table, by ids; records of learners are converted to updates.
 
-        `root` is what the server's own client answered, from trusted queries, where a rule asks for it.
+        `root` is the message of the server's own client, from trusted queries, if a rule needs it.
         """
         if not received:
-            raise RoundError("no message came that is of use, so that there is nothing to learn from", state.round + 1)
+            raise RoundError("no valid message arrived", state.round + 1)
         ordered = sorted(received, key=lambda message: message.sender)
         ids = np.array([message.sender for message in ordered], dtype=np.int64)
         sizes = np.array([message.size for message in ordered], dtype=np.int64)
@@ -104,29 +104,29 @@ class ServerTask:
         return Messages(payload, sizes, ids, state.weights, state.round + 1, root=own)
 
     def counts(self, rows: NDArray[np.int64], state: State) -> NDArray[np.float64] | None:
-        """[rows]: how much updates count by their age, where clients must weigh them: nobody can within a sum."""
+        """[rows]: weights of updates by age, if clients must apply them because only a sum is revealed."""
         if self.arrival is None or not self.arrival.gathers or not has_trait(self.federation.mechanism, "adds up"):
             return None
         return self.arrival.counts(rows, state.rule)  # type: ignore[attr-defined, no-any-return]
 
 
 class Received(NamedTuple):
-    """What came in a round."""
+    """The messages of a round."""
 
     messages: tuple[Message, ...]
-    left_out: tuple[int, ...]  # who was asked, and sent nothing that fits
-    notes: tuple[str, ...]  # what was refused, and who was left out
+    left_out: tuple[int, ...]  # clients that were asked and sent no valid message
+    notes: tuple[str, ...]  # reasons for refused messages and missing clients
 
 
 def receive(expected: ExpectedMessage, contents: Iterable[bytes]) -> Received:
-    """Unpack what came. What does not fit is refused, and the round goes on without it."""
+    """Decode messages. Invalid ones are refused, and the round continues without them."""
     messages: dict[int, Message] = {}
     notes: list[str] = []
     for number, content in enumerate(contents, start=1):
         try:
             message = Message.unpack(content, expected)
             if message.sender in messages:
-                raise Refused(f"it is the second one of client {message.sender}")
+                raise Refused(f"it is the second message of client {message.sender}")
         except Refused as problem:
             notes.append(f"round {expected.round}: message {number} was refused: {problem}")
         else:
@@ -134,20 +134,20 @@ def receive(expected: ExpectedMessage, contents: Iterable[bytes]) -> Received:
     left_out = tuple(client for client in expected.senders if client not in messages)
     if left_out:
         who = ", ".join(map(str, left_out))
-        notes.append(f"round {expected.round}: left out, since no message came that fits: {who}")
+        notes.append(f"round {expected.round}: no valid message from {who}")
     return Received(tuple(messages.values()), left_out, tuple(notes))
 
 
 class Combined(NamedTuple):
-    """What the messages of a round come to, before the model moves."""
+    """The combined messages of a round, before the model moves."""
 
-    change: Change | None  # None: nobody sent anything of use
+    change: Change | None  # None: no valid message
     rows: NDArray[np.int64]  # [n]: clients whose messages were used
-    updates: NDArray[Any] | None  # [n, parameters]: what they sent, where somebody still needs it
+    updates: NDArray[Any] | None  # [n, parameters]: their messages, if still needed
     sizes: NDArray[np.int64]  # [n]
     rule: Arrays
     common: NDArray[np.float64] | None
-    excluded: tuple[int, ...] = ()  # ids of clients whose message was of no use
+    excluded: tuple[int, ...] = ()  # ids of clients whose message was invalid
 
 
 def settle(
@@ -158,10 +158,10 @@ def settle(
     source: Source | None = None,
     asked: NDArray[np.int64] | None = None,
 ) -> State:
-    """The state after a round whose messages have come. `rows` are those of the senders; by default their ids.
+    """Return the state after a round with these messages. `rows` are those of the senders; by default their ids.
 
-    `asked` are the rows of all who were called, where some did not answer. Out of step, arrays of the state are used
-    again by the next one.
+    `asked` are the rows of all called clients, if some did not answer. In asynchronous training, arrays of the state
+    are reused by the next one.
     """
     rows = messages.ids if rows is None else rows
     asked = rows if asked is None else asked
@@ -179,8 +179,8 @@ def combine(
 ) -> Combined:
     """Leave out updates that are not finite, and aggregate the rest.
 
-    If the aggregator is a sum, messages may come in parts, each with its rows; without `streaming` there is one part,
-    for which the aggregator itself is called.
+    If the aggregator is a sum, messages may arrive in parts, each with its rows; without `streaming` there is one part,
+    and the aggregator itself is called.
     """
     rule = _rule(task, state, present, source)
     sums = streaming and has_trait(rule, "sum")
@@ -204,20 +204,20 @@ def combine(
         _check_somebody_is_left(task, state, excluded, present)
         try:
             if has_trait(rule, "remembers"):
-                # It remembers rows; ids may have gaps, where clients were selected.
+                # The rule stores rows; ids may have gaps if clients were selected.
                 change, kept = cast(RememberingAggregator, rule)(replace(used, ids=rows), state.rule)
                 change = _checked(rule, change, state, len(rows))
             elif task.arrival is None:
                 change = _checked(rule, rule(used), state, len(rows))
             elif len(rows):
                 change = _checked(rule, rule(replace(used, ids=rows)), state, len(rows))
-        except ValueError as problem:  # such as too few clients for this rule
+        except ValueError as problem:  # for example, too few clients for this rule
             raise RoundError(str(problem), state.round + 1) from problem
     _check_somebody_is_left(task, state, excluded, present)
     came, min_messages = sum(map(len, rows_used)), getattr(rule, "min_messages", 0)
     if came < min_messages:
         raise RoundError(
-            f"only {came} messages are of use, and a sum of fewer than {min_messages} is never opened; call again",
+            f"only {came} messages are valid, but secure aggregation needs at least {min_messages}; call again",
             state.round + 1,
         )
     if total is not None:
@@ -227,7 +227,7 @@ def combine(
 
 
 def advance(task: ServerTask, state: State, combined: Combined, present: NDArray[np.int64]) -> State:
-    """Move the model by what messages came to."""
+    """Move the model by the combined messages."""
     number, change = state.round + 1, combined.change
     if task.arrival is not None:
         return _arrived(task.arrival, state, combined, present)
@@ -239,15 +239,15 @@ def advance(task: ServerTask, state: State, combined: Combined, present: NDArray
     weights, server = task.federation.server(state.weights, change, state.server)
     if np.shape(weights) != state.weights.shape:
         raise RoundError(
-            f"the server step {method_name(task.federation.server)} returned {_shape_in_words(weights)}, and the model "
-            f"has the shape {state.weights.shape}; return weights of that shape",
+            f"the server step {method_name(task.federation.server)} returned {_shape_in_words(weights)}, but the model "
+            f"has shape {state.weights.shape}; return weights of that shape",
             number,
         )
     return State(number, weights, combined.common, server, combined.rule)
 
 
 def _arrived(rule: ArrivalRule, state: State, combined: Combined, present: NDArray[np.int64]) -> State:
-    """The same out of step; arrays of the state are changed in place, since there may be many clients."""
+    """Like `advance` for asynchronous training; arrays are changed in place, since there may be many clients."""
     number, weights, held = state.round + 1, state.weights, state.held
     assert held is not None
     rows = combined.rows
@@ -265,7 +265,7 @@ def _arrived(rule: ArrivalRule, state: State, combined: Combined, present: NDArr
 
 
 def _rule(task: ServerTask, state: State, present: int, source: Source | None) -> Aggregator:
-    """How messages are combined: by the aggregator, by a rule of arrival, or by what a mechanism lets anybody see."""
+    """Return how messages are combined: by the aggregator, an arrival rule, or the sum of a mechanism."""
     federation = task.federation
     if has_trait(federation.mechanism, "adds up"):
         mechanism = cast(AddingMechanism, federation.mechanism)
@@ -276,37 +276,36 @@ def _rule(task: ServerTask, state: State, present: int, source: Source | None) -
 
 
 def _checked(rule: Aggregator, change: Any, state: State, clients: int) -> Change:
-    """What a rule returned, if it can move the model.
+    """Validate the change that a rule returned.
 
-    All updates that it was given are finite, so that what is not comes from the rule.
+    All its inputs are finite, so values that are not finite come from the rule.
     """
     shape = state.weights.shape if state.weights.ndim == 1 else (clients, state.weights.shape[1])
     if np.shape(change) != shape:
         raise RoundError(
-            f"the aggregator {method_name(rule)} returned {_shape_in_words(change)}, where a change has one value for "
-            f"each of {shape[-1]} parameters; return an array of shape {shape}, such as messages.updates.mean(axis=0)",
+            f"the aggregator {method_name(rule)} returned {_shape_in_words(change)}, but a change has one value per "
+            f"parameter ({shape[-1]}); return an array of shape {shape}, such as messages.updates.mean(axis=0)",
             state.round + 1,
         )
     values: Change = np.asarray(change)
     if values.dtype.kind not in "fiub":
         raise RoundError(
-            f"the aggregator {method_name(rule)} returned values of type {values.dtype}, where a change has real "
-            "numbers; return an array of them, such as messages.updates.mean(axis=0)",
+            f"the aggregator {method_name(rule)} returned values of type {values.dtype}, but a change must have real "
+            "numbers; return an array such as messages.updates.mean(axis=0)",
             state.round + 1,
         )
     if not np.isfinite(values).all():
         bad = np.count_nonzero(~np.isfinite(values))
         raise RoundError(
-            f"the aggregator {method_name(rule)} returned a change that is not finite in {bad:,} of {values.size:,} "
-            "values, from updates that all are; look for a division by zero or an overflow in it, or take smaller "
-            "steps (learner.rate)",
+            f"the aggregator {method_name(rule)} returned {bad:,} of {values.size:,} values that are not finite, from "
+            "finite updates; look for a division by zero or an overflow in it, or reduce learner.rate",
             state.round + 1,
         )
     return values
 
 
 def method_name(method: object) -> str:
-    """A method by its class; one from outside with the module that it comes from."""
+    """The name of a method's class; for a user-defined one with its module."""
     kind = type(method)
     return kind.__name__ if kind.__module__.startswith("fedrank.") else f"{kind.__module__}:{kind.__qualname__}"
 
@@ -326,22 +325,22 @@ def _common_move(task: ServerTask, common: NDArray[np.float64], used: Messages) 
 
 
 def _of_use(messages: Messages, rows: NDArray[np.int64]) -> tuple[Messages, NDArray[np.int64], list[int]]:
-    """What can be aggregated, of which rows, and whose update is not finite: those are left out."""
+    """Return the finite updates, their rows, and the clients whose update is not finite."""
     if messages.updates.dtype.kind != "f":
         return messages, rows, []
-    with np.errstate(invalid="ignore"):  # infinities of both signs
+    with np.errstate(invalid="ignore"):  # infinities of both signs give NaN
         total = np.add.reduce(messages.updates, axis=None, dtype=np.float64)
     if math.isfinite(total):
         return messages, rows, []
     sound = np.isfinite(messages.updates).all(axis=1)
-    if sound.all():  # only their sum is beyond all bounds
+    if sound.all():  # only their sum overflowed
         return messages, rows, []
     return messages.rows(sound), rows[sound], messages.ids[~sound].tolist()
 
 
 def _check_somebody_is_left(task: ServerTask, state: State, excluded: list[int], present: int) -> None:
-    """Others go on without them, unless there are none, or every client has a model of its own."""
+    """The round continues without excluded clients, unless none are left or each client has its own model."""
     out_of_step = task.arrival is not None and not task.arrival.together
     if excluded and not out_of_step and (len(excluded) == present or has_trait(task.federation.aggregator, "apart")):
-        problem = "the update is not finite; take smaller steps (learner.rate), or normalise the features"
+        problem = "the update is not finite; reduce learner.rate, or normalise the features"
         raise RoundError(problem, state.round + 1, excluded[0])

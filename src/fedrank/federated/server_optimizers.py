@@ -1,4 +1,4 @@
-"""Server steps: how the server moves its model by a change."""
+"""Server steps: how the server moves its model by an aggregated change."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Add:
 
 @dataclass(frozen=True)
 class Momentum:
-    """Keep going where earlier changes pointed (Polyak, 1964; as FedAvgM, Hsu et al., 2019)."""
+    """Momentum: earlier changes continue to act (Polyak, 1964; as in FedAvgM, Hsu et al., 2019)."""
 
     rate: float = 1.0
-    momentum: float = 0.9  # share of the earlier direction that is kept, from 0 to below 1
+    momentum: float = 0.9  # decay of earlier changes, at least 0 and below 1
 
     def __post_init__(self) -> None:
         _check_rate(self.rate)
@@ -59,22 +59,22 @@ class Momentum:
 
 @dataclass(frozen=True)
 class Adam:
-    """Steps of about equal length in every parameter (Kingma and Ba, ICLR 2015), in the direction of the change.
+    """Adaptive steps of about equal length in every parameter (Adam; Kingma and Ba, ICLR 2015).
 
-    The change is what improves the ranker, so this climbs where a loss would be descended.
+    The change is the direction of improvement, so the step ascends it.
     """
 
-    rate: float = 0.001  # about the largest step of a parameter
-    beta1: float = 0.9  # share kept of the mean change, from 0 to below 1
-    beta2: float = 0.999  # share kept of the mean squared change, from 0 to below 1
-    epsilon: float = 1e-8  # keeps a parameter that never changes from dividing by zero
+    rate: float = 0.001  # approximate maximum step of a parameter
+    beta1: float = 0.9  # decay of the mean change, at least 0 and below 1
+    beta2: float = 0.999  # decay of the mean squared change, at least 0 and below 1
+    epsilon: float = 1e-8  # added to the denominator to avoid division by zero
 
     def __post_init__(self) -> None:
         _check_rate(self.rate)
         _check_share("beta1", self.beta1)
         _check_share("beta2", self.beta2)
         if not 0 < self.epsilon < np.inf:
-            raise ValueError(f"epsilon = {self.epsilon} could divide by zero; use a small positive number such as 1e-8")
+            raise ValueError(f"epsilon must be positive, such as 1e-8 (got {self.epsilon})")
 
     def first(self, size: int) -> NDArray[np.float64]:
         """[2 x size + 1]: mean changes, mean squared changes, steps taken."""
@@ -104,9 +104,9 @@ SERVER_OPTIMIZERS: dict[str, type[ServerOptimizer]] = {"add": Add, "momentum": M
 
 def _check_rate(rate: float) -> None:
     if not 0 < rate < np.inf:
-        raise ValueError(f"rate = {rate} moves nowhere, or away; use a positive number")
+        raise ValueError(f"rate must be positive (got {rate})")
 
 
 def _check_share(name: str, share: float) -> None:
     if not 0 <= share < 1:
-        raise ValueError(f"{name} = {share} would never forget; use 0 or more, and less than 1")
+        raise ValueError(f"{name} must be at least 0 and less than 1 (got {share})")

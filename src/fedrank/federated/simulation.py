@@ -26,9 +26,9 @@ def federated_round(
     journal: Journal | None = None,
     watch: Watch | None = None,
 ) -> Outcome:
-    """One round of federated learning. `noise` is for tests: a mechanism draws from the system's secure source.
+    """Run one round of federated learning. `noise` is for tests: a mechanism uses the system's secure source.
 
-    `watch` is shown what reached the server.
+    `watch` is called with the messages that reached the server.
     """
     check_fits(state, federation, clients)
     context = RoundContext(federation, clients, seed, threads, noise, journal, watch)
@@ -54,9 +54,9 @@ def simulate(
 
     Training begins with the first weights of the ranker, or with `start`. To continue, pass `state` and `memory` of an
     outcome; `rounds` is the number of the last round. `watch` is called with the messages that reached the server.
-    `noise` is for tests; without it, a mechanism draws from the secure source of the system. device="cuda" trains on a
-    GPU with the same results, and "auto" does so if it is faster. "cuda-float16" gives the results of features that are
-    rounded to two bytes. "reference" is slow: every client learns by itself, as a deployed client does.
+    `noise` is for tests; without it, a mechanism uses the secure source of the system. device="cuda" trains on a
+    GPU with the same results, and "auto" does so if it is faster. "cuda-float16" rounds features to two bytes.
+    "reference" is slow: it runs each client with the function that a deployed client uses.
 
     >>> import fedrank as fr
     >>> data = fr.synthetic("mq2007", queries=40)

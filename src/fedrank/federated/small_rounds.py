@@ -1,7 +1,7 @@
-"""Many small rounds in one compiled call, where every part of a round is compiled and nothing happens in between.
+"""Many small rounds in one compiled call, if every part of a round is compiled and nothing happens in between.
 
-What Python does for a round of ten clients takes half as long as their learning. The results have the same bits as
-those of one round after the other.
+For a round of ten clients, Python's overhead is half the time of learning. The results equal those of single rounds
+bit for bit.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from fedrank.ranking.loops import MIN_SHARE
 from fedrank.seeds import keys_for
 from fedrank.types import MeanAggregator, SimulatedClients, fast_path, has_trait
 
-SMALL = 2 * MIN_SHARE  # interactions: a round with fewer is not shared out among threads
-ENOUGH_ROUNDS = 2_000  # with fewer, the loop is compiled for longer than it saves
-SECONDS_AT_ONCE = 0.05  # a call grows until it takes about so long, since nobody can stop a run in the middle of it
-BYTES_AT_ONCE = 4 << 20  # of updates, and of models and what the server step remembers
+SMALL = 2 * MIN_SHARE  # interactions; a round with fewer is not divided among threads
+ENOUGH_ROUNDS = 2_000  # with fewer, compilation takes longer than it saves
+SECONDS_AT_ONCE = 0.05  # target duration of a call, since a run can stop only between calls
+BYTES_AT_ONCE = 4 << 20  # of updates, and of models and server state
 
 
 class ManyRounds(NamedTuple):
-    """What the rounds of one call left behind."""
+    """The results of the rounds of one call."""
 
-    states: list[State]  # after each of them
-    cohorts: NDArray[np.int64]  # [rounds or 1, present]: rows of the clients that took part
+    states: list[State]  # after each round
+    cohorts: NDArray[np.int64]  # [rounds or 1, present]: rows of the participants
     online: NDArray[np.float64]  # [rounds, present]
 
 
 class SmallRounds:
-    """A federation whose rounds are done many at a time. `drawn` gives the rows that take part in a round."""
+    """Runs many rounds per call. `drawn` returns the participants of a round."""
 
     def __init__(
         self, federation: Federation, clients: SimulatedClients, seed: int, drawn: Callable[[int], NDArray[np.int64]]
@@ -48,7 +48,7 @@ class SmallRounds:
         self.everybody = np.arange(len(clients))[None] if federation.participation >= 1 else None
 
     def after(self, state: State, last: int) -> Iterator[ManyRounds]:
-        """Rounds until the last, or until one with an update that is of no use: that is not done."""
+        """Yield rounds until the last, or until before one with an update that is not finite."""
         count, most = 1, max(1, BYTES_AT_ONCE // (8 * (state.weights.size + state.server.size)))
         while state.round < last:
             count, began = min(count, last - state.round), time.perf_counter()
@@ -74,7 +74,7 @@ class SmallRounds:
             np.ascontiguousarray(state.weights, dtype=np.float64), np.ascontiguousarray(state.server), models, memories,
             online,
         )  # fmt: skip
-        # Copies: a reference to one model must not keep all others of its call in memory.
+        # Copies: a reference to one model must not keep all models of its call in memory.
         states = [
             State(number, model.copy(), None, memory.copy(), state.rule)
             for number, model, memory in zip(numbers[:done], models, memories, strict=False)
@@ -89,7 +89,7 @@ def small_rounds(
     state: State,
     drawn: Callable[[int], NDArray[np.int64]],
 ) -> SmallRounds | None:
-    """How to do many rounds per call; None where a part of a round is not compiled, or a round is large."""
+    """Return how to run many rounds per call; None if a part of a round is not compiled, or a round is large."""
     learner, server = federation.learner, federation.server
     between = (federation.local, federation.attack, federation.mechanism, clients.people, state.common)
     if clients.own_click_models:

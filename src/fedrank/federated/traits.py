@@ -1,8 +1,8 @@
-"""Checks that methods from outside do what their traits and fast paths say.
+"""Check that user-defined methods behave as their traits and fast paths declare.
 
 Backends rely on them: a sum is combined in chunks, a mean and a compiled server step run many rounds per call. Before
-the first round of a simulation without noise, what a fast path gives is compared with the method itself on a few
-clients. Differences above `TOLERANCE` of the largest value are refused.
+the first round of a simulation without noise, the result of a fast path is compared with the method itself on a few
+clients. Differences above `TOLERANCE` of the largest value are errors.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from fedrank.federated.round import Learn, RoundContext, client_messages
 from fedrank.federated.server import State, method_name
 from fedrank.types import Aggregator, Change, Memory, Messages, ServerOptimizer, Weights, fast_path, has_trait
 
-TOLERANCE = 1e-6  # of the largest value
-MAX_CLIENTS = 100  # that are compared
+TOLERANCE = 1e-6  # relative to the largest value
+MAX_CLIENTS = 100  # maximum number of compared clients
 
 
 class TraitError(ValueError):
-    """A method from outside declares a trait that does not hold."""
+    """A user-defined method declares a trait that does not hold."""
 
 
 def from_outside(method: object) -> bool:
@@ -31,7 +31,7 @@ def from_outside(method: object) -> bool:
 
 
 def check_traits(context: RoundContext, learn: Learn, state: State, memory: Memory, chunks: bool) -> None:
-    """Refuse methods from outside that a backend would rely on, and that differ for the first clients of a round.
+    """Raise an error for user-defined methods whose fast path differs for the first clients of a round.
 
     A learner is checked if clients learn in `chunks`.
     """
@@ -44,7 +44,7 @@ def check_traits(context: RoundContext, learn: Learn, state: State, memory: Memo
     rows = context.draw(state.round + 1)[:MAX_CLIENTS]
     messages, _ = client_messages(context, learn, state, memory, rows)
     if not np.isfinite(messages.updates).all():
-        return  # such updates are left out, or end the round with a message of their own
+        return  # invalid updates are left out, or end the round with a separate message
     if learner and len(rows) > 1:
         half, _ = client_messages(context, learn, state, memory, rows[: len(rows) // 2])
         check_rows(federation.learner, messages.updates[: len(half.updates)], half.updates)
@@ -56,50 +56,52 @@ def check_traits(context: RoundContext, learn: Learn, state: State, memory: Memo
 
 
 def check_rows(learner: object, together: NDArray[Any], alone: NDArray[Any]) -> None:
-    """A learner's update of a client does not depend on which other clients learn in the same call."""
+    """Check that a client's update does not depend on the other clients of a call."""
     _compare(
-        f"the learner {method_name(learner)} gives a client another update when other clients learn in the same call",
+        f"the learner {method_name(learner)} returns a different update if other clients learn in the same call",
         together,
         alone,
-        "draw from the stream of each client (chance and its id), and use nothing of other clients",
+        "draw from the stream of each client (chance and its id), and use no data of other clients",
     )
 
 
 def check_sum(rule: Aggregator, messages: Messages) -> None:
-    """An aggregator with the trait "sum" or "mean" is the sum of its parts."""
+    """Check that an aggregator with the trait "sum" or "mean" is the sum of its parts."""
     trait = "mean" if has_trait(rule, "mean") else "sum"
     half = len(messages.updates) // 2
     parts = [part_of(rule, messages.rows(rows)) for rows in (slice(None, half), slice(half, None))]
     remedy = (
-        "client_weights must be the weights of the mean" if trait == "mean" else "whole(part(a) + part(b)) must be it"
+        "client_weights must be the weights of the mean"
+        if trait == "mean"
+        else "whole(part(a) + part(b)) must equal the result"
     )
     _compare(
         f'the aggregator {method_name(rule)} declares the trait "{trait}", but its result is not that {trait}',
         rule(messages),
         whole_of(rule, parts[0] + parts[1]),
-        f"{remedy}; or remove the trait, and updates are combined all at once",
+        f"{remedy}; or remove the trait, so updates are combined all at once",
     )
 
 
 def check_step(server: ServerOptimizer, weights: Weights, change: Change, memory: NDArray[np.float64]) -> None:
-    """A server optimizer's `compiled_step` moves the model as calling it does."""
+    """Check that a server optimizer's `compiled_step` moves the model like calling it."""
     step = fast_path(server, "compiled_step")
     expected, expected_memory = server(weights, change, memory)
     found, found_memory = np.empty_like(weights), np.empty_like(memory)
     kernels.rounds.step(kernels.records.CompiledStep(*step()), weights, change, memory, found, found_memory)
     for one, other in ((expected, found), (expected_memory, found_memory)):
         _compare(
-            f"compiled_step of the server optimizer {method_name(server)} moves the model differently than calling it",
+            f"compiled_step of the server optimizer {method_name(server)} and calling it move the model differently",
             one,
             other,
-            "return the step that it takes, or remove compiled_step",
+            "return an equal step, or remove compiled_step",
         )
 
 
 def _compare(problem: str, expected: Any, found: Any, remedy: str) -> None:
     one, other = np.asarray(expected, dtype=np.float64), np.asarray(found, dtype=np.float64)
     if one.shape != other.shape:
-        raise TraitError(f"{problem}: it has shape {one.shape}, not {other.shape}; {remedy}")
+        raise TraitError(f"{problem}: its shape is {one.shape} instead of {other.shape}; {remedy}")
     difference = float(np.abs(one - other).max(initial=0.0))
     if difference > TOLERANCE * float(np.abs(one).max(initial=0.0)):
         raise TraitError(f"{problem} (largest difference {difference:.3g}); {remedy}")

@@ -1,7 +1,6 @@
-"""Engine room: every compiled loop. Arrays and numbers in, arrays out; no objects, no global state.
+"""Compiled loops: arrays and numbers in, arrays out; no objects, no global state.
 
-Modules are imported when they are first used (`kernels.sums.length(...)`), so that a command that computes nothing
-does not wait for the compiler.
+Modules are imported on first use (`kernels.sums.length(...)`), so other commands do not load the compiler.
 """
 
 from __future__ import annotations

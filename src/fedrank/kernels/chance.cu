@@ -1,4 +1,4 @@
-// Twin of chance.py: draw i of a stream is a function of (stream, i). Integers, so that a GPU draws the same bits.
+// CUDA version of chance.py: draw i of a stream is a function of (stream, i). Integers, so a GPU draws the same bits.
 
 FUNCTION u64 mix(u64 x) {
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;

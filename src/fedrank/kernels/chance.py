@@ -1,4 +1,4 @@
-"""Random numbers for compiled loops: draw i of a stream is a function of (stream, i), so nothing is carried along."""
+"""Random numbers for compiled loops: draw i of a stream is a function of (stream, i), without state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNIT = 2.0**-52
 
 @compiled()
 def mix(x):
-    """A bijection of 64-bit numbers that leaves no visible trace of its argument (the finaliser of SplitMix64)."""
+    """The finaliser of SplitMix64, a bijection of 64-bit integers."""
     x = (x ^ (x >> _S30)) * _MIX1
     x = (x ^ (x >> _S27)) * _MIX2
     return x ^ (x >> _S31)
@@ -27,25 +27,25 @@ def mix(x):
 
 @compiled()
 def stream(key, number):
-    """The stream with this number under a key: one per client, and below it one per interaction."""
+    """Return the stream with this number under a key: one per client, and within it one per interaction."""
     return mix(mix(key) + (np.uint64(number) + np.uint64(1)) * _STEP)
 
 
 @compiled()
 def uniform(stream, i):
-    """Draw number i: uniform on the open interval (0, 1), never 0 and never 1."""
+    """Return draw number i, uniform on the open interval (0, 1)."""
     bits = mix(stream + (np.uint64(i) + np.uint64(1)) * _STEP) >> _S12
     return (np.float64(bits) + 0.5) * _UNIT
 
 
 def earlier(stream: np.uint64, draws: int) -> np.uint64:
-    """The stream whose draw `draws + i` is draw i of this one."""
+    """Return the stream whose draw `draws + i` is draw i of this one."""
     return np.uint64((int(stream) - draws * int(_STEP)) % 2**64)
 
 
 @compiled()
 def standard_normals(seed, out):
-    """Fill `out` with independent N(0, 1) draws that are a function of the 64-bit seed alone (Box and Muller, 1958)."""
+    """Fill `out` with independent N(0, 1) draws that depend only on the 64-bit seed (Box and Muller, 1958)."""
     half = (len(out) + 1) // 2
     draws, logs, cosines, sines = np.empty(half), np.empty(half), np.empty(half), np.empty(half)
     for i in range(half):
@@ -62,7 +62,7 @@ def standard_normals(seed, out):
 
 
 def normals(rng: np.random.Generator, *shape: int) -> NDArray[np.float64]:
-    """Independent N(0, 1) draws. NumPy's own differ between system libraries in the last bits."""
+    """Return independent N(0, 1) draws; those of NumPy differ in the last bits between system libraries."""
     out = np.empty(shape)
     standard_normals(rng.integers(2**64, dtype=np.uint64), out.reshape(-1))
     return out

@@ -1,6 +1,6 @@
-// Twin of clip.py: updates shortened, weighed, put on a grid and added up. Whole numbers, so that the order is all the same.
+// CUDA version of clip.py: updates are clipped, weighted, rounded to a grid and added up. Integers: the order is irrelevant.
 
-#define ROWS_OF_A_BLOCK 256  // and as many threads
+#define ROWS_OF_A_BLOCK 256  // and the number of threads
 
 struct ClippedSum {
     const float* rows;      // [rows, columns]
@@ -10,7 +10,7 @@ struct ClippedSum {
     double clip, step;
 };
 
-// What a row is multiplied with, in grid steps; 0 where it is not finite.
+// The factor of a row, in grid steps; 0 if it is not finite.
 FUNCTION double grid_factor(const ClippedSum& task, i64 row) {
     const float* own = task.rows + row * task.columns;
     double length = 0.0;
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(ROWS_OF_A_BLOCK) add_clipped(const 
     const i32 some = i32(left < ROWS_OF_A_BLOCK ? left : ROWS_OF_A_BLOCK);
     if (threadIdx.x < some) factors[threadIdx.x] = grid_factor(task, first + threadIdx.x);
     __syncthreads();
-    // Threads share out columns, and where there are few of these, rows as well.
+    // Threads divide columns among them, and if there are few columns, rows as well.
     const i32 columns = i32(task.columns), width = columns < ROWS_OF_A_BLOCK ? columns : ROWS_OF_A_BLOCK;
     const i32 step = ROWS_OF_A_BLOCK / width;
     if (threadIdx.x / width >= step) return;

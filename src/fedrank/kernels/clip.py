@@ -1,4 +1,4 @@
-"""Clipping updates and adding them up on a grid."""
+"""Clip updates and add them up on a grid."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedrank.kernels.compile import compiled
 
 @compiled()
 def clip_to_grid(updates, weights, clip, norm, step, out):
-    """out[c] = weight x update, shortened to the length `clip`, in whole grid steps; 0 where it is not finite."""
+    """out[c] = weight x update, clipped to the norm `clip`, in integer grid steps; 0 if it is not finite."""
     clients, parameters = updates.shape
     for c in range(clients):
         length = 0.0
@@ -31,7 +31,7 @@ def clip_to_grid(updates, weights, clip, norm, step, out):
 
 @compiled()
 def add_steps(updates, step, out):
-    """out[p] += the whole grid steps of all rows of float32 `updates`."""
+    """out[p] += the integer grid steps of all rows of float32 `updates`."""
     clients, parameters = updates.shape
     for c in range(clients):
         for p in range(parameters):

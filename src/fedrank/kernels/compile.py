@@ -1,4 +1,4 @@
-"""How kernels are compiled, and where compiled code is kept."""
+"""How kernels are compiled, and where compiled code is stored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def cache_folder() -> Path:
-    """Folder for everything that can be made again: `FEDRANK_CACHE`, or the user's cache folder."""
+    """The cache folder: `FEDRANK_CACHE`, or the user's cache folder."""
     named = os.environ.get("FEDRANK_CACHE")
     if named:
         return Path(named).expanduser()
@@ -23,27 +23,27 @@ def cache_folder() -> Path:
 
 
 def _compiled_folder(kernels: Path) -> str:
-    # Numba looks only at the file of the function itself, so a change in a kernel that it calls would go unseen.
-    # A folder named after all kernel sources, those of sub-folders included, cannot hold anything stale.
+    # Numba checks only the file of the function itself, so a change in a called kernel would go unnoticed. A folder
+    # named after the digest of all kernel sources, including sub-folders, cannot contain stale code.
     digest = hashlib.blake2b(digest_size=8)
     for source in sorted(kernels.rglob("*.py")):
         digest.update(source.read_bytes())
     return str(cache_folder() / "compiled" / digest.hexdigest())
 
 
-# Where results are known to be the same, byte for byte: `make bits`, and 64-bit ARM under emulation.
+# Where results are known to be identical, byte for byte: `make bits`, and 64-bit ARM under emulation.
 SAME_BYTES = ("x86_64", "amd64", "aarch64")
 
 
 def compiled_for() -> str:
-    """The architecture and processor that kernels are compiled for: where a run was done, not what came out of it."""
+    """The architecture and CPU that kernels are compiled for; it does not affect results."""
     from llvmlite import binding
 
     return f"{platform.machine().lower()}, {_config.CPU_NAME or binding.get_host_cpu_name()}"
 
 
 def same_bytes_here() -> bool:
-    """Whether this is a machine whose results are known to be those of all others."""
+    """Whether results on this machine are known to equal those on all others."""
     return platform.machine().lower() in SAME_BYTES
 
 
@@ -54,7 +54,7 @@ COMPILED_IN = os.environ.get("NUMBA_CACHE_DIR") or _compiled_folder(Path(__file_
 def compiled(inline: bool = False) -> Callable[[Function], Function]:
     """Compile on first call, cache on disk, release the interpreter lock while running.
 
-    Never with `fastmath`: reordered sums differ from processor to processor. See `lanes` for fast ones that do not.
+    Never with `fastmath`: reordered sums differ between CPUs. See `lanes` for fast sums in a fixed order.
     """
 
     def decorate(function: Function) -> Function:
@@ -63,7 +63,7 @@ def compiled(inline: bool = False) -> Callable[[Function], Function]:
         _config.CACHE_DIR = COMPILED_IN
         try:
             done: Any = numba.njit(cache=True, **options)(function)
-        except RuntimeError:  # no folder can be written to: compile anew in every process
+        except RuntimeError:  # no writable folder: compile in every process
             done = numba.njit(**options)(function)
         finally:
             _config.CACHE_DIR = before

@@ -1,6 +1,6 @@
-// A crew: four warps that work on one client, whose model is large. Like warp.cu, the only file that knows how.
+// A crew: four warps that work on one client with a large model. Like warp.cu, the only file with device-specific code.
 //
-// EACH_MEMBER (t) { ... } is a phase of all four, and `crew_together` ends it. ONE_WARP { ... } is what the first warp does
+// EACH_MEMBER (t) { ... } is a phase of all four warps, which `crew_together` ends. ONE_WARP { ... } runs on the first warp
 // while the others wait.
 
 #define WARPS_OF_A_CREW 4

@@ -1,7 +1,7 @@
-"""Where twins of compiled loops run: on a graphics card (CuPy), or on this processor, where their text is tested.
+"""Devices that run the CUDA versions of compiled loops: a GPU (CuPy), or this CPU, on which the source is tested.
 
-The sources lie beside the loops that they mirror (`kernels/*.cu`). Both machines compile the same text without fused
-multiply-adds, so that sums and products are rounded as compiled loops round them.
+The sources (`kernels/*.cu`) are next to the loops that they mirror. Both devices compile the same source without fused
+multiply-adds, so sums and products are rounded like those of the compiled loops.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ SOURCES = (
     *("warp", "crew", "chance", "elementary", "show", "pdgd", "sums", "rounds", "robust", "measures", "rankers"),
     *("neural_pdgd", "evolution", "clip"),
 )
-WARPS = 4  # of a block
-FAST_MEMORY = 220 << 10  # bytes of a block that are never too many on a card that has them
-ENOUGH = 64  # warps for each multiprocessor: more wait for their turn
+WARPS = 4  # per block
+FAST_MEMORY = 220 << 10  # bytes of shared memory per block that suitable GPUs always allow
+ENOUGH = 64  # warps per multiprocessor; more would wait
 
 
 class DeviceError(RuntimeError):
-    """A graphics card that is not there, is too small, or cannot be used."""
+    """A GPU that is missing, too small or not usable."""
 
 
 class Device(Protocol):
-    """Memory of its own, and loops that run there."""
+    """A device with its own memory, and kernels that run on it."""
 
     name: str
-    at_once: int  # blocks that run at the same time, whatever they need
-    fast_memory: int  # bytes that a block may have
+    at_once: int  # maximum number of concurrent blocks
+    fast_memory: int  # bytes of shared memory per block
 
     def put(self, array: NDArray[Any]) -> Any: ...
 
@@ -50,29 +50,29 @@ class Device(Protocol):
     def address(self, array: Any) -> int: ...
 
     def free(self) -> int:
-        """Bytes that are not in use."""
+        """Free memory in bytes."""
 
     def each_client(self, loop: str, task: NDArray[Any], clients: int, room: int) -> None:
-        """Run a loop with a warp for each client, which has `room` bytes."""
+        """Run a kernel with one warp per client, with `room` bytes each."""
 
     def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int, memory: int) -> None:
-        """Run a loop with so many blocks of threads, and so many bytes of fast memory for each block."""
+        """Run a kernel with this number of blocks and threads, and `memory` bytes of shared memory per block."""
 
     def one_behind_the_other(
         self, first: Sequence[Callable[[], None]], second: Sequence[Callable[[], None]], together: bool
     ) -> None:
-        """Do each of `second` after its counterpart in `first`, and at the same time as the next of these.
+        """Run each of `second` after its counterpart in `first`, overlapping with the next of `first`.
 
-        `together`: one of `first` may begin while another ends.
+        `together`: kernels of `first` may overlap, too.
         """
 
     def finish(self) -> None:
-        """Wait until everything is done."""
+        """Wait until all kernels have finished."""
 
 
 @cache
 def source() -> str:
-    """All twins as one text, each below what it builds on."""
+    """Return all CUDA sources as one text, in the order of their dependencies."""
     folder = Path(__file__).parent
     return "\n".join((folder / f"{name}.cu").read_text(encoding="utf-8") for name in SOURCES)
 
@@ -81,7 +81,7 @@ def source() -> str:
 def _compiled_here() -> ctypes.CDLL:
     compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
     if compiler is None:
-        raise DeviceError("no C++ compiler is here; install g++ or clang++ to test twins without a graphics card")
+        raise DeviceError("no C++ compiler was found; install g++ or clang++ to test CUDA kernels without a GPU")
     with tempfile.TemporaryDirectory(prefix="fedrank-twins-") as folder:
         text, library = Path(folder, "twins.cpp"), Path(folder, "twins.so")
         text.write_text(source(), encoding="utf-8")
@@ -91,7 +91,7 @@ def _compiled_here() -> ctypes.CDLL:
 
 
 class Processor:
-    """This processor: the same text as C++, lane by lane. Slow; it shows that the text is right."""
+    """This CPU: the same source as C++, lane by lane. Slow; for testing the source."""
 
     name = "cpu"
     at_once = 1
@@ -104,7 +104,7 @@ class Processor:
         return np.ascontiguousarray(array)
 
     def get(self, array: Any) -> NDArray[Any]:
-        return np.array(array)  # its memory is used again
+        return np.array(array)  # a copy, since the memory is reused
 
     def empty(self, shape: tuple[int, ...], kind: Any) -> Any:
         return np.empty(shape, kind)
@@ -113,7 +113,7 @@ class Processor:
         return int(array.ctypes.data)
 
     def free(self) -> int:
-        return 1 << 62  # what is missing, this processor says itself
+        return 1 << 62  # allocation errors are raised by the system
 
     def each_client(self, loop: str, task: NDArray[Any], clients: int, room: int) -> None:
         scratch = np.empty(room + 16, np.uint8)
@@ -141,7 +141,7 @@ class Processor:
 
 
 class CudaDevice:
-    """A graphics card, by CuPy."""
+    """A GPU, by CuPy."""
 
     def __init__(self) -> None:
         try:
@@ -152,10 +152,10 @@ class CudaDevice:
             count = cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError as problem:
             raise DeviceError(
-                f"no graphics card can be used here ({problem}); look at nvidia-smi, or leave device as it is"
+                f"the GPU cannot be used ({problem}); check nvidia-smi, or use the default device"
             ) from problem
         if count == 0:
-            raise DeviceError("no graphics card is here; leave device as it is")
+            raise DeviceError("no GPU was found; use the default device")
         self._cupy: Any = cupy
         properties = cupy.cuda.runtime.getDeviceProperties(0)
         self.name = str(properties["name"].decode())
@@ -163,15 +163,15 @@ class CudaDevice:
         self.fast_memory = int(properties["sharedMemPerBlockOptin"]) - 1024
         self._module = cupy.RawModule(code=source(), options=("-std=c++17", "--fmad=false"))
         self._loops: dict[str, Any] = {}
-        self._scratch: dict[tuple[int, int], Any] = {}  # by its size and the stream that uses it
+        self._scratch: dict[tuple[int, int], Any] = {}  # by size and stream
         self._beside = cupy.cuda.Stream(non_blocking=True)
-        self._behind = cupy.cuda.Stream(non_blocking=True, priority=-1)  # before others: it has little to do
+        self._behind = cupy.cuda.Stream(non_blocking=True, priority=-1)  # high priority, since its kernels are short
 
     def put(self, array: NDArray[Any]) -> Any:
         return self._guarded(lambda: self._cupy.asarray(np.ascontiguousarray(array)), array.nbytes)
 
     def get(self, array: Any) -> NDArray[Any]:
-        # Into memory that the card writes to itself, which is ten times as fast, and is used again once nobody has it.
+        # Into pinned memory, which is ten times as fast, and is reused when it is no longer referenced.
         memory = self._cupy.cuda.alloc_pinned_memory(max(array.nbytes, 1))
         found: NDArray[Any] = np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)
         array.get(out=found)
@@ -190,7 +190,7 @@ class CudaDevice:
     def each_client(self, loop: str, task: NDArray[Any], clients: int, room: int) -> None:
         warps = min(WARPS, self.fast_memory // room)
         blocks = -(-clients // max(warps, 1))
-        if warps == 0:  # lists so long that nobody's room is in fast memory
+        if warps == 0:  # lists are too long for shared memory
             warps = WARPS
             blocks = min(-(-clients // warps), self._multiprocessors * ENOUGH // warps)
             place = room, int(self._cupy.cuda.get_current_stream().ptr)
@@ -229,7 +229,7 @@ class CudaDevice:
         found = self._loops[loop]
         if memory > found.max_dynamic_shared_size_bytes:
             found.max_dynamic_shared_size_bytes = memory
-            found.preferred_shared_memory_carveout = 100  # of the memory that fast memory and the cache share
+            found.preferred_shared_memory_carveout = 100  # per cent of the memory shared with the cache
         return found
 
     def _guarded(self, take: Any, size: int) -> Any:
@@ -239,10 +239,10 @@ class CudaDevice:
             free, all_of_it = self._cupy.cuda.runtime.memGetInfo()
             raise DeviceError(
                 f"{size / 2**30:.2f} GiB more do not fit on {self.name}: {free / 2**30:.2f} of "
-                f"{all_of_it / 2**30:.2f} GiB are free; use fewer clients or queries, or the processor"
+                f"{all_of_it / 2**30:.2f} GiB are free; use fewer clients or queries, or the CPU"
             ) from problem
 
 
 def digest() -> str:
-    """Of the twins' text: what a result of a graphics card was made with."""
+    """Digest of the CUDA sources, to record what a GPU result was made with."""
     return hashlib.blake2b(source().encode(), digest_size=8).hexdigest()

@@ -1,5 +1,5 @@
-// Twin of elementary.py: exponentials and logarithms of nothing but sums, products and quotients, in the same order.
-// Compiled without contraction (no fused multiply-add), results are the same bits.
+// CUDA version of elementary.py: exponentials and logarithms from sums, products and quotients only, in the same order.
+// Compiled without contraction (fused multiply-add), results have the same bits.
 
 #define LOG2_E 1.4426950408889634
 #define LN2_HIGH 0.6931471803691238
@@ -35,7 +35,7 @@ FUNCTION double exponential(double x) {
     return from_bits(i64(u64(bits_of(rest)) + (u64(bits_of(shifted)) << 52)));
 }
 
-// One of `logarithms`: ln x for positive numbers of usual size.
+// One of `logarithms`: ln x for positive normal numbers.
 FUNCTION double logarithm(double x) {
     const i64 n = (bits_of(x) - bits_of(SQRT_HALF)) >> 52;
     return log_from(from_bits(i64(u64(bits_of(x)) - (u64(n) << 52))), double(n));
@@ -64,7 +64,7 @@ SLOW double log1p_safe(double x) {
     return more == 1.0 || more == infinity() ? x : log_safe(more) * (x / (more - 1.0));
 }
 
-// One of `turns`: cosine and sine of so many turns of the circle, from 0 to 1.
+// One of `turns`: cosine and sine of fractions of a full circle, from 0 to 1.
 FUNCTION void turn(double x, double& cosine, double& sine) {
     const double c2 = 1.0 / 2.0, c3 = 1.0 / 6.0, c4 = 1.0 / 24.0, c5 = 1.0 / 120.0, c6 = 1.0 / 720.0;
     const double c7 = 1.0 / 5040.0, c8 = 1.0 / 40320.0, c9 = 1.0 / 362880.0, c10 = 1.0 / 3628800.0;

@@ -1,8 +1,8 @@
-"""Exponentials, logarithms and turns of a circle: the same bits whatever the processor and its system library.
+"""Exponentials, logarithms and trigonometric functions with the same bits on every CPU and system library.
 
-Those of a library choose other instructions on other processors, and differ in their last bits. Here there is nothing
-but sums, products, quotients and roots in double precision, right to about the last digit. Functions whose names are
-plural fill arrays, several numbers at a time; those that end in _each give an array for an array of any shape.
+Library functions use other instructions on other CPUs, and differ in their last bits. These use only sums, products,
+quotients and square roots in double precision, and are accurate to about the last digit. Functions with plural names
+fill arrays, several numbers at a time; those that end in _each return an array for an array of any shape.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from numpy.typing import ArrayLike, NDArray
 from fedrank.kernels.compile import compiled
 
 _LOG2_E = 1.4426950408889634
-_LN2_HIGH = 0.6931471803691238  # ln 2 in two parts, so that n x ln 2 loses nothing
+_LN2_HIGH = 0.6931471803691238  # ln 2 in two parts, so n x ln 2 is exact
 _LN2_LOW = 1.9082149292705877e-10
 _TWO_PI = 6.283185307179586
 _SQRT_HALF = 0.7071067811865476
 _SQRT_HALF_BITS = np.int64(np.float64(_SQRT_HALF).view(np.int64))
-_ROUND = 1.5 * 2.0**52  # adding it rounds to an integer, which then stands in the lowest bits
+_ROUND = 1.5 * 2.0**52  # adding it rounds to an integer, in the lowest bits
 _ROUND_BITS = np.int64(np.float64(_ROUND).view(np.int64))
 _LIMIT = 700.0
 _C2, _C3, _C4, _C5, _C6, _C7, _C8, _C9, _C10, _C11, _C12, _C13, _C14, _C15, _C16, _C17 = (
@@ -48,7 +48,7 @@ def log_from(m, n):
 
 @compiled()
 def exp(x):
-    """e^x; infinite or 0 where it cannot be told from that."""
+    """e^x; infinite or 0 on overflow or underflow."""
     if not x < 709.0:
         return np.inf if x >= 709.0 else np.nan
     if x < -740.0:
@@ -70,7 +70,7 @@ def log(x):
 
 @compiled()
 def log1p(x):
-    """ln(1 + x) without loss for small x."""
+    """ln(1 + x), accurate for small x."""
     more = 1.0 + x
     return x if more == 1.0 or more == np.inf else log(more) * (x / (more - 1.0))
 
@@ -86,7 +86,7 @@ def log2(x):
 
 @compiled()
 def power(base, exponent):
-    """base^exponent of a positive number; whole and half exponents by multiplications and a root."""
+    """base^exponent of a positive number; integer and half-integer exponents by multiplications and a square root."""
     twice = 2.0 * abs(exponent)
     if twice != np.floor(twice) or twice > 1e6:
         return exp(exponent * log(base))
@@ -130,7 +130,7 @@ def exponentials(values, count, out):
 
 @compiled()
 def logarithms(values, count, out):
-    """out[i] = ln values[i], for positive numbers of usual size. `values` is used as scratch."""
+    """out[i] = ln values[i], for positive normal numbers. `values` is used as scratch."""
     value_bits = values.view(np.int64)
     out_bits = out.view(np.int64)
     for i in range(count):
@@ -143,11 +143,11 @@ def logarithms(values, count, out):
 
 @compiled()
 def turns(values, count, cosines, sines):
-    """Cosine and sine of so many turns of the circle, from 0 to 1. `values` is used as scratch."""
+    """Cosine and sine of fractions of a full circle, from 0 to 1. `values` is used as scratch."""
     value_bits = values.view(np.int64)
     for i in range(count):
         shifted = 4.0 * values[i] + _ROUND
-        a = (values[i] - 0.25 * (shifted - _ROUND)) * _TWO_PI  # from the nearest quarter, at most an eighth
+        a = (values[i] - 0.25 * (shifted - _ROUND)) * _TWO_PI  # distance from the nearest quarter, at most an eighth
         z = a * a
         high = _C11 - z * (_C13 - z * (_C15 - z * _C17))
         sines[i] = a - a * z * (_C3 - z * (_C5 - z * (_C7 - z * (_C9 - z * high))))
@@ -217,7 +217,7 @@ def apply_power(values, exponent, out):
 
 
 def _each(apply: Callable[..., None], values: ArrayLike, *others: float) -> NDArray[np.float64]:
-    given = np.array(values, dtype=np.float64, order="C")  # so that reshape gives views
+    given = np.array(values, dtype=np.float64, order="C")  # contiguous, so reshape returns views
     out = np.empty_like(given)
     apply(given.reshape(-1), *others, out.reshape(-1))
     return out
@@ -236,5 +236,5 @@ def log1p_each(values: ArrayLike) -> NDArray[np.float64]:
 
 
 def power_each(values: ArrayLike, exponent: float) -> NDArray[np.float64]:
-    """Of positive numbers."""
+    """base^exponent of positive numbers."""
     return _each(apply_power, values, float(exponent))

@@ -1,4 +1,4 @@
-// Twin of evolution.py: FOLtR-ES. A linear ranker is one warp's, a neural one a crew's.
+// CUDA version of evolution.py: FOLtR-ES. One warp per client for linear rankers, one crew for neural rankers.
 
 #define TIE_STEP 0x4F1BBCDDll
 #define TIE_TURN 0x2545F491ll
@@ -7,10 +7,10 @@
 
 struct EvolutionTask {
     Task task;
-    double* rewards;  // [taking part]
-    u64* seeds;       // [taking part]
-    float* means;     // [taking part, 2]
-    char* desks;      // of all crews: slow memory
+    double* rewards;  // [participants]
+    u64* seeds;       // [participants]
+    float* means;     // [participants, 2]
+    char* desks;      // of all crews, in global memory
     u64 noise_key, answer_key;
     i64 hidden, desk, clicked_dcg;
     double deviation, truth;
@@ -22,7 +22,7 @@ FUNCTION i32 in_order(float score) {
     return (size ^ sign) - sign;
 }
 
-// `best_first`: fills page.shown; returns how many, or -1 if a score is not a number. Keys lie where times do.
+// `best_first`: fills page.shown; returns their number, or -1 if a score is NaN. Keys share the memory of times.
 FUNCTION i32 best_first(Page& page, i32 count) {
     const i32 size = count < SHOWN ? count : SHOWN;
     i64* keys = (i64*)page.times;
@@ -38,7 +38,7 @@ FUNCTION i32 best_first(Page& page, i32 count) {
         }
     }
     if (ballot(bad) != 0) return -1;
-    // Each lane has a best document of its own, and so ten documents are as good as the tenth of these.
+    // Each lane has its best document, so at least ten documents reach the tenth best of these.
     const i32 bound = size < count ? highest_but(SHOWN - 1, best) : BELOW_ALL_SCORES;
     i32 candidates = 0;
     ROLLED for (i32 begin = 0; begin < count; begin += 32) {
@@ -86,7 +86,7 @@ FUNCTION double reported_reward(u32 clicked, const double* discount, bool clicke
     return told > 0 ? 1.0 / double(told) : 0.0;
 }
 
-// One client's searches, and what came of them so far.
+// One client's searches, and their results so far.
 struct Player {
     u64 searches, answers;
     i64 row, pool_start, pool_size, interactions;
@@ -109,14 +109,14 @@ FUNCTION void enter(const EvolutionTask& all, i64 c, Player& player) {
     player.quality = player.reward = 0.0;
 }
 
-// One warp shows the list that page.scores give, and notes what it was worth.
+// One warp shows the list given by page.scores, and records its reward.
 FUNCTION void show_best(
     const EvolutionTask& all, Player& player, i64 interaction, u64 chance, i64 query, Page& page, double* terms) {
     const Task& task = all.task;
     const i64 begin = task.offsets[query];
     const i32 size = best_first(page, i32(task.offsets[query + 1] - begin));
     if (size < 0) {
-        player.reported = from_bits(0x7ff8000000000000ll);  // no number
+        player.reported = from_bits(0x7ff8000000000000ll);  // NaN
         return;
     }
     const i8* grades = player.view + begin;
@@ -193,7 +193,7 @@ template <i32 groups> FUNCTION void evolution_client(
     together();
 }
 
-// Room of one warp; Python's `linear_room` counts the same bytes.
+// Memory of one warp; Python's `linear_room` counts the same bytes.
 FUNCTION void furnish_player(const Task& task, char* memory, Page& page, float*& weights, double*& noise, double*& terms) {
     const i64 longest = task.longest, at_least = longest > SHOWN ? longest : SHOWN;
     weights = (float*)memory;
@@ -211,7 +211,7 @@ FUNCTION void furnish_player(const Task& task, char* memory, Page& page, float*&
     page.shown = (i32*)(terms + SHOWN);
 }
 
-// The first warp's player is the crew's; the others follow it from search to search.
+// The player of the first warp is that of the crew; the other warps follow its searches.
 FUNCTION void evolution_crew(const EvolutionTask& all, i64 c, Page& page, double* terms, const Layer& layer, const Desk& desk) {
     const Task& task = all.task;
     const i32 units = layer.units_there;
@@ -256,7 +256,7 @@ FUNCTION void evolution_crew(const EvolutionTask& all, i64 c, Page& page, double
         }
         means[side] = float(player.reported / double(at_least_one(to - from)));
     }
-    float* told = (float*)terms;  // only the first warp knows them
+    float* told = (float*)terms;  // known only to the first warp
     EACH_MEMBER(t) {
         if (t == 0) {
             leave(all, c, player, seed, means[0], means[1]);

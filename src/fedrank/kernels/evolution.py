@@ -17,9 +17,9 @@ _SEED_BITS = np.uint64(SEEDS - 1)
 
 @compiled()
 def noise_from(seed, shared, hidden, twister, noise):
-    """Fill `noise` with N(0, 1) draws, a function of the seed alone; `shared` as `RandomState(seed)` draws them.
+    """Fill `noise` with N(0, 1) draws that depend only on the seed; with `shared` as `RandomState(seed)` draws them.
 
-    Published code has a row of weights for each hidden unit; here there is one for each feature.
+    The published code has a row of weights per hidden unit; here there is one per feature.
     """
     if not shared:
         standard_normals(seed, noise)
@@ -37,7 +37,7 @@ def noise_from(seed, shared, hidden, twister, noise):
 
 @compiled()
 def read_and_click_in_turn(grades, shown, count, click, stop, attention, twister, clicked):
-    """`read_and_click` with the next draws of a generator: one for each document read, and one after each click."""
+    """`read_and_click` with the next draws of a generator: one per examined document, and one after each click."""
     left = False
     for i in range(count):
         clicked[i] = False
@@ -68,7 +68,7 @@ def first_click(clicked, size):
 
 @compiled()
 def answer(rank, truth, chance):
-    """Randomised response over the 11 values 0 .. 10: the true one with probability `truth`, else any other."""
+    """Randomised response over the 11 values 0 .. 10: the true one with probability `truth`, otherwise any other."""
     if uniform(chance, 0) < truth:
         return rank
     other = np.int64(uniform(chance, 1) * SHOWN)
@@ -96,7 +96,7 @@ def reward_of(clicked, size, discount, clicked_dcg):
 
 @compiled()
 def reported_reward(clicked, size, discount, clicked_dcg, truth, chance):
-    """The reward as it is told: the true one, or where `truth` is below 1 perhaps another."""
+    """The reported reward: the true one, or with randomised response possibly another."""
     if clicked_dcg or truth >= 1.0:
         return reward_of(clicked, size, discount, clicked_dcg)
     told = answer(first_click(clicked, size), truth, chance)
@@ -108,13 +108,13 @@ def evolution_clients(
     starts, keys, shared, deviation, clicked_dcg, truth, hidden, documents, longest, client_arrays, views, people,
     first, last, updates, online, rewards, seeds, means,
 ):  # fmt: skip
-    """Clients first .. last - 1 play both signs of their noise; their rows of the last five arrays are filled.
+    """Train clients first .. last - 1 with both signs of their noise; fills their rows of the last five arrays.
 
-    The first half of a client's interactions, rounded up, is played with start + e and the others with start - e. The
-    message is seeds[c] and means[c] = (mean reported reward of +, of -) as float32; `updates` follow from it. `rewards`
-    are true ones, before any randomised answer. `keys` are those of searches, of noise and of answers. `clicked_dcg`
-    chooses the reward. With `shared` a client's noise, and then its queries and clicks, are drawn from the beginning of
-    one stream, that of its seed.
+    The first half of a client's interactions, rounded up, uses start + e and the others start - e. The message is
+    seeds[c] and means[c] = (mean reported reward of +, of -) as float32; `updates` follow from it. `rewards` are the
+    true ones, before randomised response. `keys` are those of searches, of noise and of answers. `clicked_dcg` selects
+    the reward. With `shared`, a client's noise, and then its queries and clicks, are drawn from one stream, that of its
+    seed.
     """
     table, held, seen, clicking = (
         Candidates(*documents),
@@ -171,7 +171,7 @@ def evolution_clients(
                 score(weights, hidden, table.features, begin, end, scores)
                 size = best_first(bits, end - begin, order, best, bounds, ranked, ordered, shown)
                 if size < 0:
-                    reported = np.nan  # the round will say which client's update is not finite
+                    reported = np.nan  # the round reports the client whose update is not finite
                     continue
                 own = grades[begin:end]
                 quality += shown_ndcg(own, shown, size, seen.ideal[seen.views[c], query], discount)

@@ -1,8 +1,8 @@
-"""Growing regression trees on rows in bins: λ-gradients, histograms of whole numbers, the best split, who goes where.
+"""Grow regression trees on binned rows: λ-gradients, integer histograms, the best split, and the division of rows.
 
-A row is its bins, one byte for each feature, eight features to a word. What a row adds to a histogram is a pair of
-whole numbers: its gradient, and its hessian with a one for the row itself below it (`pack_pairs`). Whole numbers add up
-to the same sum in every order, so that a histogram does not depend on who held which rows.
+A row is its bins, one byte per feature, eight features per word. What a row adds to a histogram is a pair of integers:
+its gradient, and its hessian with a one for the row itself in the low bits (`pack_pairs`). Integer sums do not depend
+on the order, so a histogram does not depend on how rows are distributed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from fedrank.kernels.compile import compiled
 from fedrank.kernels.elementary import discounts, exponentials, log2
 from fedrank.kernels.measures import GAIN, best_dcg
 
-BINS = 256  # places of a feature in a histogram, used or not
-TILE = 1024  # rows whose bins stay near while eight features after the other are counted
-DIGIT = 11  # bits by which rows of a query are sorted at a time
+BINS = 256  # size of a feature's histogram, used or not
+TILE = 1024  # rows per tile, whose bins stay in the cache while features are counted
+DIGIT = 11  # bits per pass of the radix sort
 DIGITS = 2**DIGIT
 BYTE = np.uint64(255)
 EIGHT = np.uint64(8)
@@ -24,7 +24,7 @@ HIGHEST = np.int32(2**31 - 1)
 
 @compiled()
 def order_by_score(bits, begin, end, order, spare, starts):
-    """Positions begin .. end - 1, best score first and equal ones as they stand: a radix sort of float32 scores.
+    """Positions begin .. end - 1, best score first, stable: a radix sort of float32 scores.
 
     bits are those of the scores, int32. The result is order[: end - begin], counted from 0.
     """
@@ -48,10 +48,10 @@ def order_by_score(bits, begin, end, order, spare, starts):
 
 @compiled(inline=True)
 def _digit(score, low):
-    """A few bits of a number that is smaller for a better score."""
+    """Some bits of a sort key that is smaller for a better score."""
     size = score & HIGHEST
     sign = score >> np.int32(31)
-    # 0.0 and -0.0 become the same; the rest is ordered as floats are, then turned round and made positive.
+    # 0.0 and -0.0 become equal; the rest is ordered as floats, then inverted and made positive.
     falling = ~((size ^ sign) - sign) ^ np.int32(-(2**31))
     return (np.uint32(falling) >> np.uint32(low)) & np.uint32(DIGITS - 1)
 
@@ -60,9 +60,9 @@ def _digit(score, low):
 def lambda_gradients(scores, bits, grades, offsets, queries, norm, truncation, gradients, hessians):
     """Gradients and hessians of the rows of some queries, as LightGBM's lambdarank has them (sigmoid 1).
 
-    scores float64 and the bits of the same as float32 [rows], grades int8 [rows], offsets int64 [queries + 1]; results
-    float64 [rows]. A pair of documents of different grades counts if the better placed of both is among the first
-    `truncation`. With `norm`, pairs count less the further apart their scores are, and queries with many pairs less.
+    scores float64 and the bits of the same as float32 [rows], labels int8 [rows], offsets int64 [queries + 1]; results
+    float64 [rows]. A pair of documents with different labels counts if the higher ranked one is among the first
+    `truncation`. With `norm`, pairs count less if their scores are further apart, and so do queries with many pairs.
     """
     longest = 0
     for query in range(len(offsets) - 1):
@@ -99,7 +99,7 @@ def lambda_gradients(scores, bits, grades, offsets, queries, norm, truncation, g
             for p in range(pairs):
                 j = others[p]
                 gap = GAIN[grade] - GAIN[sorted_grades[j]]
-                # From here on a sign says which of the two is better.
+                # From here on, the sign determines which of the two is better.
                 difference = score - sorted_scores[j] if gap > 0 else sorted_scores[j] - score
                 swap = gap * (discount[i] - discount[j]) / best[query]
                 swaps[p] = swap / (0.01 + abs(difference)) if apart else swap
@@ -125,9 +125,9 @@ def lambda_gradients(scores, bits, grades, offsets, queries, norm, truncation, g
 
 @compiled()
 def pack_pairs(gradients, hessians, rows, scale, shift, pairs):
-    """What rows add to a histogram, as whole numbers; returns the sums of |gradients| and of hessians as such.
+    """Compute what rows add to a histogram, as integers; returns the sums of |gradients| and of hessians.
 
-    A pair is the gradient in units of 1 / scale, and the hessian in the same, `shift` bits up, above a one.
+    A pair is the gradient in units of 1 / scale, and the hessian in the same unit, `shift` bits up, above a one.
     """
     size, weight = np.int64(0), np.int64(0)
     for row in rows:
@@ -144,8 +144,8 @@ def pack_pairs(gradients, hessians, rows, scale, shift, pairs):
 def fill_bins(features, edges, zero, words, columns):
     """Bins of float32 features [rows, features]: words uint8 [rows, 8 x words], columns uint8 [features, rows].
 
-    edges float64 [features, BINS], infinite beyond their end. Bin b holds values up to edges[feature, b] and above the
-    edge before. What is not a number counts as zero.
+    edges float64 [features, BINS], infinite beyond their end. Bin b contains values up to edges[feature, b] and above
+    the edge before. NaN counts as zero.
     """
     rows, width = features.shape
     for begin in range(0, rows, TILE):
@@ -154,7 +154,7 @@ def fill_bins(features, edges, zero, words, columns):
             for row in range(begin, min(begin + TILE, rows)):
                 value = np.float64(features[row, column])
                 place = np.uint64(0)
-                # Halves without a branch that the processor could guess wrong: many rows are under way at once.
+                # Binary search without branches, so many rows are processed concurrently.
                 for half in (128, 64, 32, 16, 8, 4, 2, 1):
                     place += np.uint64(half) * np.uint64(line[place + np.uint64(half - 1)] < value)
                 if value != value:
@@ -167,7 +167,7 @@ def fill_bins(features, edges, zero, words, columns):
 def add_histogram(words, chosen, rows, pairs, out):
     """Add rows to the histogram of the chosen words: words uint64 [all rows, words], out int64 [words, 8 x BINS, 2].
 
-    Some rows at a time and eight features at a time, so that both stay in the nearest memory.
+    Tiles of rows and eight features at a time, so both stay in the cache.
     """
     local = np.empty((TILE, 2), np.int64)
     for begin in range(0, len(rows), TILE):
@@ -189,12 +189,12 @@ def add_histogram(words, chosen, rows, pairs, out):
 
 @compiled()
 def divide_rows(column, rows, limit, spare):
-    """Put rows whose bin is at most `limit` before the others, both in their order; returns how many there are."""
+    """Put rows whose bin is at most `limit` before the others, both in their order; returns their number."""
     left, right = 0, 0
     for i in range(len(rows)):
         row = rows[i]
         goes_left = column[row] <= limit
-        # Written to both, kept in one: no branch that the processor could guess wrong.
+        # Written to both, advanced in one: no branch that the CPU could mispredict.
         rows[left] = row
         spare[right] = row
         left += goes_left
@@ -217,10 +217,10 @@ def totals_of(packed, shift, feature):
 
 @compiled()
 def best_split(packed, shift, used, edge_count, unit, least_rows, least_hessian, l2):
-    """The split of a leaf that gains most: its gain, feature and bin, and gradient, hessian and rows to the left.
+    """The best split of a leaf: its gain, feature and bin, and gradient, hessian and rows to the left.
 
-    `used` are the features that may split, in order; a unit is what a one in the histogram stands for. Of equal gains
-    the first feature and bin count. The gain is how much the loss falls, twice; 0 where there is no split.
+    `used` are the features that may split, in order; a unit is the value of a one in the histogram. In a tie, the first
+    feature and bin win. The gain is twice the decrease of the loss; 0 without a split.
     """
     below = (np.int64(1) << shift) - 1
     all_gradient, all_hessian, all_rows = totals_of(packed, shift, used[0])
@@ -251,7 +251,7 @@ def best_split(packed, shift, used, edge_count, unit, least_rows, least_hessian,
 
 @compiled()
 def split_gains(packed, shift, used, edge_count, unit, least_rows, least_hessian, l2):
-    """[used]: what the best split by each of these features gains."""
+    """[used]: the gain of the best split by each of these features."""
     gains = np.zeros(len(used))
     for i in range(len(used)):
         gains[i] = best_split(packed, shift, used[i : i + 1], edge_count, unit, least_rows, least_hessian, l2)[0]
@@ -260,7 +260,7 @@ def split_gains(packed, shift, used, edge_count, unit, least_rows, least_hessian
 
 @compiled(inline=True)
 def fall(gradient, hessian, unit, l2):
-    """How much a leaf of its own lets the loss fall, twice."""
+    """Twice the decrease of the loss by a separate leaf."""
     slope = gradient * unit
     curve = hessian * unit + l2
     return slope * slope / curve if curve > 0.0 else 0.0
@@ -268,7 +268,7 @@ def fall(gradient, hessian, unit, l2):
 
 @compiled()
 def add_leaves(rows, starts, counts, values, scores):
-    """Add the values of leaves to the scores of the rows that lie in them, leaf after leaf in `rows`."""
+    """Add the values of leaves to the scores of their rows, which are ordered by leaf in `rows`."""
     for leaf in range(len(values)):
         for i in range(starts[leaf], starts[leaf] + counts[leaf]):
             scores[rows[i]] += values[leaf]
@@ -276,7 +276,7 @@ def add_leaves(rows, starts, counts, values, scores):
 
 @compiled()
 def add_by_bins(words, feature, limit, child, values, scores):
-    """Add what one tree says about all rows [rows, 8 x words], by their bins: those up to the limit go left."""
+    """Add the values of one tree to all rows [rows, 8 x words], by their bins: those up to the limit go left."""
     splits = len(feature)
     for row in range(len(words)):
         node = 0 if splits > 0 else -1

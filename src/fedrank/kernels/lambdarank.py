@@ -1,4 +1,4 @@
-"""LambdaRank (Burges, 2010) on true grades: what a ranker could learn if everybody's judgements were known.
+"""LambdaRank (Burges, 2010) on true relevance labels, as an upper bound.
 
 Number of draws within an interaction's stream: 0 query.
 """
@@ -29,7 +29,7 @@ def lambdas(scores, grades, count, ranks, ideal, discount, scales):
                 continue
             discount_e = discount[ranks[e]] if ranks[e] < SHOWN else 0.0
             better = 1.0 if grades[d] > grades[e] else -1.0
-            # Its sign says which of the two is better.
+            # The sign determines which of the two is better.
             swaps[pairs] = better * abs(2.0 ** grades[d] - 2.0 ** grades[e]) * abs(discount_d - discount_e) / ideal
             difference = better * (np.float64(scores[d]) - np.float64(scores[e]))
             differences[pairs] = min(max(difference, -500.0), 500.0)
@@ -44,7 +44,7 @@ def lambdas(scores, grades, count, ranks, ideal, discount, scales):
 
 @compiled()
 def learn_grades(master, weights, hidden, features, begin, count, grades, ideal, rate, discount, scores):
-    """Add the gradient of one query's grades to `master`. The query's documents are features[begin : begin + count]."""
+    """Add the gradient of one query's labels to `master`. The query's documents are features[begin : begin + count]."""
     ranks, rows, scales = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count)
     keys, shown = np.empty(SHOWN), np.empty(SHOWN, np.int64)
     score(weights, hidden, features, begin, begin + count, scores)
@@ -65,7 +65,7 @@ def learn_grades(master, weights, hidden, features, begin, count, grades, ideal,
 
 @compiled()
 def lambdarank_clients(starts, key, rate, hidden, documents, longest, client_arrays, views, first, last, updates):
-    """Clients first .. last - 1 learn from the grades of the queries they draw, one step per query."""
+    """Train clients first .. last - 1 on the labels of the queries that they draw, one step per query."""
     table, held, seen = Candidates(*documents), ClientArrays(*client_arrays), ClientLabels(*views)
     parameters = starts.shape[1]
     weights = np.empty(parameters, dtype=np.float32)

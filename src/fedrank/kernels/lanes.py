@@ -1,12 +1,11 @@
-"""Sums in eight lanes: as fast as a compiler's own reordering, and the same bits on every processor.
+"""Sums in eight lanes: as fast as a compiler's reordering, and with the same bits on every CPU.
 
-Compilers may reorder a sum so that it fits their vectors, and then its last bits depend on how wide these are. Here
-the order is fixed: lane j adds every eighth term from j on, the lanes are folded in halves, and what is left over
-follows one by one. A processor with wider or narrower vectors does the same additions. Products are rounded before
-they are added: no fused multiplication, which not every processor has.
+A compiler may reorder a sum to fit its vectors, and the last bits then depend on the vector width. Here the order is
+fixed: lane j adds every eighth term from j on, the lanes are folded in halves, and the remainder is added one by one. A
+CPU with wider or narrower vectors does the same additions. Products are rounded before they are added: there are no
+fused multiply-adds, which not every CPU has.
 
-Each function says in plain Python what it computes, and that runs where nothing is compiled; `_vectors` writes the same
-as vector instructions.
+Each function has a plain Python version, which runs uncompiled; `_vectors` writes the same as vector instructions.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from numba.core.errors import TypingError
 from numba.extending import intrinsic
 
 LANES = 8
-ROWS = 4  # of a tile: as many as sums fit into the registers of most processors
+ROWS = 4  # of a tile: their sums fit into the registers of most CPUs
 COLUMNS = 16  # of a tile, in two vectors
 _INTEGER = ir.IntType(64)
 _config: Any = numba.config
 
 
 def _vectors(write: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The decorated function, or where kernels are compiled the instructions that `write` gives for it."""
+    """Return the decorated function, or the instructions of `write` if kernels are compiled."""
 
     def decorate(plain: Callable[..., Any]) -> Callable[..., Any]:
         return plain if _config.DISABLE_JIT else intrinsic(write)
@@ -41,7 +40,7 @@ class _Array:
     """A contiguous array inside a compiled function."""
 
     def __init__(self, context: Any, builder: Any, kind: Any, value: Any):
-        if kind.layout != "C":  # addresses are calculated from shapes alone, and would be wrong
+        if kind.layout != "C":  # addresses are computed from shapes only
             raise TypingError(f"{kind} is not contiguous; pass np.ascontiguousarray(...)")
         self.builder, self.real = builder, context.get_value_type(kind.dtype)
         self.vector = ir.VectorType(self.real, LANES)
@@ -59,7 +58,7 @@ class _Array:
         return self.builder.load(self.at(*place))
 
     def eight(self, *place: Any) -> Any:
-        """Eight elements from a place on."""
+        """Eight elements from an index on."""
         loaded = self.builder.load(self.builder.bitcast(self.at(*place), self.vector.as_pointer()))
         loaded.align = 1
         return loaded
@@ -74,7 +73,7 @@ def _widened(builder: Any, value: Any) -> Any:
 
 
 def _sum(builder: Any, count: Any, real: Any, eight: Callable[[Any], Any], one: Callable[[Any], Any]) -> Any:
-    """The sum of `count` terms in the order of this module; `eight` and `one` give terms from a place on."""
+    """The sum of `count` terms in the order of this module; `eight` and `one` return terms from an index on."""
     vector = ir.VectorType(real, LANES)
     lanes = cgutils.alloca_once_value(builder, ir.Constant(vector, [0.0] * LANES))
     whole = builder.and_(count, _INTEGER(-LANES))
@@ -95,7 +94,7 @@ def _sum(builder: Any, count: Any, real: Any, eight: Callable[[Any], Any], one: 
 
 
 def _in_lanes(terms: Any) -> Any:
-    """The same in plain Python."""
+    """Like `_sum`, in plain Python."""
     whole = len(terms) - len(terms) % LANES
     lanes = np.zeros(LANES, dtype=terms.dtype)
     for place in range(0, whole, LANES):
@@ -109,7 +108,7 @@ def _in_lanes(terms: Any) -> Any:
 
 
 def _reduction(term: Callable[[Any, Any, Any], Any], wide: bool = False) -> Callable[..., Any]:
-    """Two arrays to the sum of what `term` makes of their elements, where `wide` says so in double precision."""
+    """A sum of `term` over the elements of two arrays, with `wide` in double precision."""
 
     def typed(context: Any, a: Any, b: Any) -> Any:
         def write(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -211,7 +210,7 @@ def tile(a, packed, row, out, column):
 
 @_vectors(_write_tile(1))
 def strip(a, packed, row, out, column):
-    """The same for one row."""
+    """Like `tile`, for one row."""
     out[row, column : column + COLUMNS] = 0
     for k in range(a.shape[1]):
         out[row, column : column + COLUMNS] += a[row, k] * packed[k]

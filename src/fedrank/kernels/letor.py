@@ -1,7 +1,6 @@
-"""Reads LETOR lines out of a block of bytes.
+"""Parse LETOR lines in a block of bytes.
 
-Every line in the block must end in a newline, so that no loop needs to look for the end of the block: a newline stops
-them all.
+Every line in the block must end in a newline, which stops all loops, so none needs to check for the end of the block.
 """
 
 import numpy as np
@@ -11,40 +10,40 @@ from fedrank.kernels.compile import compiled
 MAX_INDEX = 100_000
 MAX_GRADE = 31
 
-# What `read_lines` answers. Before BAD_GRADE: make room and call again; from there on: the text at state[MARK] is bad.
+# Results of `read_lines`. Before BAD_GRADE: enlarge arrays and call again; from it on: the text at state[MARK] is bad.
 DONE, FULL, WIDER = 0, 1, 2
 BAD_GRADE, BAD_QUERY, LONG_QUERY, BAD_PAIR, BAD_INDEX, TWICE, BAD_VALUE, ENDLESS, NUL = 3, 4, 5, 6, 7, 8, 9, 10, 11
 
-# Places in `state`, which carries everything from one call to the next.
+# Indices in `state`, which carries everything from one call to the next.
 POSITION = 0  # byte where the next line starts
 LINE = 1  # its number
 ROW = 2  # documents read
 QUERIES = 3  # rows used in `queries`
 HARD = 4  # rows used in `hard`
-LAST = 5  # bytes LAST .. LAST_END hold the query id of the document before
+LAST = 5  # bytes LAST .. LAST_END contain the query id of the previous document
 LAST_END = 6
 HIGHEST = 7  # highest index seen
 FEWEST = 8  # fewest features on a line
 WANTED = 9  # features that the next line needs
 MARK = 10  # start of the bad text
-STAMP = 11  # lines tried; marks what was seen on this one
+STAMP = 11  # lines tried; marks features seen on this line
 STATES = 12
 
 _POWERS = np.array([float(f"1e{power}") for power in range(309)])
-_EXACT = 2**53  # whole numbers up to here are exact as doubles, and so are powers of ten up to 22
+_EXACT = 2**53  # integers up to this are exact as doubles, and so are powers of ten up to 22
 _LARGEST = np.finfo(np.float64).max
-_SLACK = 1e-15  # more than the three roundings of an inexact product can add up to
+_SLACK = 1e-15  # above the total error of the three roundings of an inexact product
 
 
 @compiled()
 def is_space(byte):
-    """Whether a byte separates words on a line (a carriage return does, so that CRLF needs no care)."""
+    """Whether a byte separates words on a line (including a carriage return, for CRLF)."""
     return byte == 32 or byte == 9 or byte == 13 or byte == 11 or byte == 12
 
 
 @compiled()
 def careful_digits(text, at):
-    """The first 18 significant digits from `at` as a number, and the power of ten that the others stand for."""
+    """The first 18 significant digits from `at` as a number, and the power of ten for the others."""
     mantissa, power, fraction = 0, 0, False
     while True:
         byte = int(text[at])
@@ -63,7 +62,7 @@ def careful_digits(text, at):
 
 @compiled()
 def read_number(text, at):
-    """Read a decimal number: its value, whether that is exactly what `float` gives, the byte after it (-1: none)."""
+    """Parse a decimal number: its value, whether it equals the result of `float`, the byte after it (-1: none)."""
     negative = text[at] == 45
     if negative or text[at] == 43:
         at += 1
@@ -114,13 +113,13 @@ def read_number(text, at):
     elif power > 308:
         value = np.inf
     elif power < -70:
-        value = 0.0  # below 1e-52, where float32 ends at 1e-45
+        value = 0.0  # below 1e-52, which underflows in float32
     else:
         exact = False
         if power < 0:
             value = mantissa / _POWERS[-power]
         else:
-            # A sixteenth, so that the largest double is not rounded up to infinity.
+            # A sixteenth, so the largest double is not rounded up to infinity.
             part = mantissa / 16.0 * _POWERS[power]
             if part < _LARGEST / 16:
                 value = part * 16
@@ -131,7 +130,7 @@ def read_number(text, at):
 
 @compiled()
 def is_missing(value, exact, missing):
-    """Whether a number is the one that stands for "missing" (nan: none does)."""
+    """Whether a number marks a missing value (nan: none does)."""
     if exact:
         return value == missing
     return abs(value - missing) <= _SLACK * abs(missing)
@@ -139,15 +138,15 @@ def is_missing(value, exact, missing):
 
 @compiled()
 def is_hard(value):
-    """Whether a number that may be a few roundings off could become another float32 than its text."""
+    """Whether a number with small rounding errors could round to a different float32 than its text."""
     return np.float32(value * (1 - _SLACK)) != np.float32(value * (1 + _SLACK))
 
 
 @compiled()
 def read_pairs(text, at, values, seen, hard, state, missing):
-    """Read `index:value` pairs into a row up to the comment or the end of the line: what happened, the byte there.
+    """Parse `index:value` pairs into a row up to the comment or the end of the line: status, the byte there.
 
-    Values that this parser cannot round for certain (one in many millions) are listed in `hard` and left to the caller.
+    Values that this parser cannot round reliably (one in many millions) are listed in `hard` for the caller.
     """
     stamp = state[STAMP]
     width = len(values)
@@ -173,7 +172,7 @@ def read_pairs(text, at, values, seen, hard, state, missing):
         at += 1
         begin = at
         value, exact, at = read_number(text, at)
-        # "1.#INF" is no 1 with a comment behind it.
+        # "1.#INF" is not a 1 followed by a comment.
         if at < 0 or not (is_space(text[at]) or text[at] == 10 or (text[at] == 35 and text[at - 1] != 46)):
             state[MARK] = start
             return BAD_VALUE, at
@@ -209,7 +208,7 @@ def read_pairs(text, at, values, seen, hard, state, missing):
 
 @compiled()
 def same_bytes(text, a, a_end, b, b_end):
-    """Whether two stretches of bytes are equal."""
+    """Whether two ranges of bytes are equal."""
     same = a_end - a == b_end - b
     while same and a < a_end:
         same = text[a] == text[b]
@@ -220,7 +219,7 @@ def same_bytes(text, a, a_end, b, b_end):
 
 @compiled()
 def read_lines(text, stop, features, grades, seen, queries, hard, state, missing, longest_query) -> int:
-    """Read lines up to byte `stop`: grades and features of documents, and where new queries start.
+    """Parse lines up to byte `stop`: labels and features of documents, and the starts of queries.
 
     `features [documents, width]` must be zero from row state[ROW] on. `queries` receives (row, line, start, end) of
     every query id that differs from the one before; `hard` receives (row, column, line, start, end).

@@ -1,7 +1,7 @@
 """The features `live-1` of one query and its candidates, from words in their order.
 
-A document is a row of stems as 31-bit hashes: the title's first, then the body's. `fedrank.data.live_features` says
-what every column means; what is the client's own (history) is written there.
+A document is a row of stems as 31-bit hashes: title first, then body. `fedrank.data.live_features` defines every
+column, and writes the columns of the client's history.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from fedrank.kernels.elementary import log, log1p
 ) = range(26)  # fmt: skip
 HEAD = 50  # words at the beginning of a body
 NEAR_WORDS = 8
-BEST = 5  # documents that are taken for good ones
-HEAVIEST = 30  # of their terms that expand a query
-EXPANSION = 0.5  # weight of all these together, where the query's own terms weigh 1
+BEST = 5  # pseudo-relevant documents
+HEAVIEST = 30  # number of their terms that expand a query
+EXPANSION = 0.5  # total weight of these, relative to 1 for the query's terms
 NONE = np.int32(-1)
 
 
 @compiled(inline=True)
 def place_of(keys, key):
-    """Where a key stands in an open table of 2^n places, or the free place (NONE) where it would."""
+    """The index of a key in a hash table of 2^n slots, or of the free slot (NONE) for it."""
     mask = len(keys) - 1
     place = (np.int64(key) * 40503) & mask
     while keys[place] != NONE and keys[place] != key:
@@ -38,7 +38,7 @@ def place_of(keys, key):
 
 @compiled()
 def table_of(entries):
-    """An empty table that stays at most half full."""
+    """Return an empty hash table that stays at most half full."""
     size = 2
     while size < 2 * entries:
         size *= 2
@@ -47,9 +47,9 @@ def table_of(entries):
 
 @compiled(inline=True)
 def rarity(frequencies, documents, key):
-    """idf of a term, ln(1 + (N - n + 0.5) / (n + 0.5)); 0 where no document has it.
+    """idf of a term, ln(1 + (N - n + 0.5) / (n + 0.5)); 0 if no document has it.
 
-    Frequencies are counted in buckets of hashes, and an old count may exceed the number of documents.
+    Frequencies are counted in buckets of hashes, so a count may exceed the number of documents.
     """
     having = min(np.float64(frequencies[key & (len(frequencies) - 1)]), np.float64(documents))
     return log1p((documents - having + 0.5) / (having + 0.5)) if having > 0.0 else 0.0
@@ -57,7 +57,7 @@ def rarity(frequencies, documents, key):
 
 @compiled(inline=True)
 def worth(tf, length, mean_length, k1, b):
-    """BM25's share of a term's weight, 0 .. 1."""
+    """The saturation factor of BM25, 0 .. 1."""
     if tf == 0.0:
         return 0.0
     return tf / (tf + k1 * (1.0 - b + b * (length / mean_length if mean_length > 0.0 else 1.0)))
@@ -65,7 +65,7 @@ def worth(tf, length, mean_length, k1, b):
 
 @compiled()
 def smallest_window(places, which, count, matched, held):
-    """Words from first to last of the shortest stretch with all matched terms; `held` [terms] is scratch."""
+    """The length of the shortest window with all matched terms; `held` [terms] is scratch."""
     held[:] = 0
     have = 0
     start = 0
@@ -85,7 +85,7 @@ def smallest_window(places, which, count, matched, held):
 
 @compiled()
 def neighbours(places, which, count, adjacent, near):
-    """Mark pairs (j, j + 1) of the query's terms that stand side by side in that order, or close in any order."""
+    """Mark pairs (j, j + 1) of the query's terms that are adjacent in that order, or near in any order."""
     for k in range(count):
         for other in range(k + 1, count):
             distance = places[other] - places[k]
@@ -100,7 +100,7 @@ def neighbours(places, which, count, adjacent, near):
 
 @compiled()
 def count_words(words, keys, places, counts):
-    """Count distinct words of a document; `keys` is emptied of the `places` of the one before. Returns how many."""
+    """Count distinct words of a document; clears the `places` of the previous one in `keys`. Returns their number."""
     distinct = 0
     for word in words:
         place = place_of(keys, word)
@@ -115,9 +115,9 @@ def count_words(words, keys, places, counts):
 
 @compiled()
 def match_features(row, asked, number, idf, total, rarest, words, title, length, mean_lengths):
-    """Columns that ask where the query's terms stand in one document; returns its unscaled BM25.
+    """Fill the columns on positions of the query's terms in one document; returns its unscaled BM25.
 
-    Term number[p] of the query stands at place p of the table `asked`.
+    Term number[p] of the query is in slot p of the table `asked`.
     """
     n = len(idf)
     tf, tf_title, head = np.zeros(n), np.zeros(n), np.zeros(n, np.bool_)
@@ -184,10 +184,10 @@ def match_features(row, asked, number, idf, total, rarest, words, title, length,
 
 @compiled()
 def expansion(weights, own, terms, used, asked, total, extra):
-    """Choose the heaviest terms of the best documents but one, and share half the query's weight among them.
+    """Select the heaviest terms of the best documents except one, and divide half the query's weight among them.
 
-    `weights` [places, best] are unit vectors of the best documents, `own` the one to leave out (-1: none), `used` the
-    places that hold a term. Terms of the query are left out; of equally heavy ones the smaller hash comes first.
+    `weights` [slots, best] are unit vectors of the best documents, `own` the one to leave out (-1: none), `used` the
+    slots with a term. Terms of the query are left out; in a tie, the smaller hash comes first.
     """
     chosen = np.full(HEAVIEST, -1, np.int64)
     heavy = np.zeros(HEAVIEST)
@@ -218,7 +218,7 @@ def expansion(weights, own, terms, used, asked, total, extra):
 
 @compiled()
 def feedback_features(out, bm25, asked, total, words, offsets, frequencies, documents, mean_length):
-    """What the best documents of the list say about all of them: likeness to them, and the query with their terms."""
+    """Pseudo-relevance feedback: similarity to the best documents, and BM25 of the expanded query."""
     count = len(out)
     best = min(BEST, count)
     longest = 1
@@ -253,10 +253,10 @@ def feedback_features(out, bm25, asked, total, words, offsets, frequencies, docu
                 weights[at, d] /= math.sqrt(length)
     used = used[:distinct_terms]
     extra = np.zeros(len(terms))
-    around = np.zeros(len(terms))  # sum of the best documents but the one in question
+    around = np.zeros(len(terms))  # sum of the best documents except the current one
     norm = 0.0
     for d in range(count):
-        if d <= best:  # the last time for all that follow
+        if d <= best:  # computed a last time for all that follow
             own = d if d < best else -1
             expansion(weights, own, terms, used, asked, total, extra)
             norm = 0.0
@@ -285,7 +285,7 @@ def feedback_features(out, bm25, asked, total, words, offsets, frequencies, docu
 
 @compiled()
 def cosine(a, b):
-    """Cosine of two vectors, from 0 on; 0 where one of them is nothing."""
+    """Cosine of two vectors, at least 0; 0 if one of them is zero."""
     dot = left = right = 0.0
     for i in range(len(a)):
         dot += np.float64(a[i]) * np.float64(b[i])
@@ -296,7 +296,7 @@ def cosine(a, b):
 
 @compiled()
 def latent_features(out, query_vector, vectors):
-    """Cosines with the query's vector, and with the sum of the best documents' (itself left out)."""
+    """Cosines with the query's vector, and with the sum of the best other documents'."""
     best = min(BEST, len(out))
     around = np.zeros(vectors.shape[1])
     for b in range(best):
@@ -310,11 +310,11 @@ def latent_features(out, query_vector, vectors):
 def live_features(
     out, wanted, words, offsets, titles, lengths, scores, frequencies, documents, mean_lengths, query_vector, vectors
 ):  # fmt: skip
-    """Write columns 0 .. 25 for candidates that stand in the engine's order.
+    """Write columns 0 .. 25 for candidates in the engine's order.
 
     `wanted` are the query's distinct stems; document d is words[offsets[d] : offsets[d + 1]], of which the first
-    titles[d] are its title; lengths[d] counts also words that were not kept. `vectors` has no columns where there
-    are none.
+    titles[d] are its title; lengths[d] also counts words that are not stored. `vectors` has no columns if there are
+    none.
     """
     out[:, : LATENT_FEEDBACK + 1] = 0.0
     idf = np.empty(len(wanted))

@@ -18,9 +18,9 @@ CHARACTERS, TERMS, QUERY_TERMS, EXACT, MATCH, SLASHES = 29, 30, 31, 32, 33, 34 *
 
 @compiled()
 def count_terms(tokens, token_offsets, terms, counts, sizes):
-    """Sort every row of tokens in place and write its distinct terms, their counts and how many they are.
+    """Sort every row of tokens in place and write its distinct terms, their counts and their number.
 
-    Returns how many there are of all rows.
+    Returns the total number of distinct terms of all rows.
     """
     end = 0
     for row in range(len(token_offsets) - 1):
@@ -68,7 +68,7 @@ def document_norms(offsets, terms, counts, idf, norms):
 
 @compiled()
 def occurrences(wanted, terms, counts, first, last, found):
-    """How often each wanted term occurs in the stream that is rows first .. last - 1; -1 is a term that nobody uses."""
+    """Frequencies of the wanted terms in the stream of rows first .. last - 1; -1 is an unknown term."""
     for j in range(len(wanted)):
         low, high = first, last
         while low < high:
@@ -82,7 +82,7 @@ def occurrences(wanted, terms, counts, first, last, found):
 
 @compiled()
 def summarise(values, repeats, out, column, step):
-    """Min, max, sum, mean and variance (divided by n) of values that occur `repeats` times; all 0 if there are none."""
+    """Min, max, sum, mean and variance (divided by n) of values that occur `repeats` times; all 0 without values."""
     if len(values) == 0:
         for i in range(5):
             out[column + i * step] = 0
@@ -108,7 +108,7 @@ def summarise(values, repeats, out, column, step):
 
 @compiled()
 def saturated(tf, length, mean_length, k1, b):
-    """BM25's answer to the question how much more than once is worth, without the factor k1 + 1."""
+    """The saturation of term frequency in BM25, without the factor k1 + 1."""
     return tf / (tf + k1 * (1 - b + b * length / mean_length))
 
 
@@ -123,7 +123,7 @@ def most_terms(query_offsets):
 
 @compiled()
 def describe_stream(row, stream, words, characters, length):
-    """Write what does not depend on the query."""
+    """Write the features that do not depend on the query."""
     for i in range(5):
         row[STREAMS * (WORDS + i) + stream] = words[i]
     row[STREAMS * CHARACTERS + stream] = characters
@@ -180,13 +180,13 @@ def collection_features(out, first, last, query_of_pair, row_of_pair, asked, col
 
 @compiled()
 def okapi_idf(documents, having):
-    """How rare a term is that `having` of some documents have, as rank_bm25 sees it; negative beyond one half."""
+    """idf of a term that `having` of the documents have, as in rank_bm25; negative beyond one half."""
     return log(documents - having + 0.5) - log(having + 0.5)
 
 
 @compiled()
 def smooth_idf(documents, having):
-    """How rare a term is that `having` of some documents have, as scikit-learn sees it; 0 if nobody has it."""
+    """idf of a term that `having` of the documents have, as in scikit-learn; 0 if none has it."""
     return log((1 + documents) / (1 + having)) + 1 if having > 0 else 0.0
 
 
@@ -208,14 +208,14 @@ def total_okapi_idf(documents, stream, offsets, terms, having, not_empty):
     total = 0.0
     for document in documents:
         for i in range(offsets[STREAMS * document + stream], offsets[STREAMS * document + stream + 1]):
-            # A term comes up once for each document that has it.
+            # A term occurs once per document that has it.
             total += okapi_idf(not_empty, having[terms[i]]) / having[terms[i]]
     return total
 
 
 @compiled()
 def forget_list(documents, stream, offsets, terms, having):
-    """Undo `count_list` without touching the rest of the vocabulary."""
+    """Reset the counts of `count_list`, and only these."""
     for document in documents:
         for i in range(offsets[STREAMS * document + stream], offsets[STREAMS * document + stream + 1]):
             having[terms[i]] = 0
@@ -223,7 +223,7 @@ def forget_list(documents, stream, offsets, terms, having):
 
 @compiled()
 def published_features(out, first, last, list_offsets, order, row_of_pair, vocabulary, asked, collection, k1, b, floor):
-    """Write the features of lists first .. last - 1 as AOL4FOLTR published them: each list is its own collection.
+    """Write the features of lists first .. last - 1 as AOL4FOLTR published them: each list is a separate collection.
 
     Pairs of list i, whose query is number i, are `order[list_offsets[i] .. list_offsets[i + 1] - 1]`, by document.
     """

@@ -1,4 +1,4 @@
-"""Learning from logged lists whose clicks are numbers: the softmax loss, each click weighed by what its place hid.
+"""Learn from logged lists with weighted clicks: the softmax loss with inverse propensity weights.
 
 Number of draws within an interaction's stream: 0 query.
 """
@@ -17,10 +17,10 @@ from fedrank.kernels.records import Candidates, ClientArrays, Corrections, Steps
 
 @compiled()
 def softmax_pulls(scores, relevance, count, scales):
-    """scales[d] = relevance of d - (all relevance) x softmax of d; returns whether there is anything to learn.
+    """scales[d] = relevance of d - (total relevance) x softmax of d; returns whether there is anything to learn.
 
-    That is the slope of the sum of relevance[d] x log softmax(d). It is linear in relevance, so that what is right on
-    average teaches what is right. Documents whose relevance is not a number take no part.
+    This is the gradient of the sum of relevance[d] x log softmax(d). It is linear in relevance, so relevance that is
+    unbiased gives an unbiased gradient. Documents with NaN relevance are ignored.
     """
     total = 0.0
     highest = -np.inf
@@ -71,7 +71,7 @@ def learn_clicks(master, weights, hidden, features, begin, count, relevance, ste
 
 @compiled()
 def learn_list(master, weights, hidden, features, relevance, how_stepped, own):
-    """`learn_clicks` from one list alone."""
+    """`learn_clicks` for a single list."""
     count = len(relevance)
     return learn_clicks(
         master, weights, hidden, features, 0, count, relevance, Steps(*how_stepped), np.empty(count, np.float32),
@@ -83,7 +83,7 @@ def learn_list(master, weights, hidden, features, relevance, how_stepped, own):
 def logged_clients(
     starts, key, how_stepped, how_bent, hidden, documents, relevance, longest, client_arrays, first, last, updates
 ):
-    """Clients first .. last - 1 learn from the lists they hold; rows of `updates` and personal weights are theirs."""
+    """Train clients first .. last - 1 on their lists; fills their rows of `updates` and personal weights."""
     steps, corrections, table, held = (
         Steps(*how_stepped),
         Corrections(*how_bent),
@@ -92,7 +92,7 @@ def logged_clients(
     )
     parameters = starts.shape[1]
     shared = parameters - corrections.personal.shape[1] if len(corrections.personal) > 0 else parameters
-    # With clips too: a model left too long would tell that nobody clicked.
+    # Also with clipping: a model that is not clipped would reveal a lack of clicks.
     bent = corrections.pull != 0.0 or len(corrections.drifts) > 0 or steps.clip_weights > 0.0
     weights = np.empty(parameters, dtype=np.float32)
     master = np.empty(parameters)

@@ -1,5 +1,5 @@
-// Twin of measures.py: `measure_lists` for linear rankers and cutoffs up to SHOWN. Documents of a query lie in the order
-// in which ties are broken, so that of equal scores the first one wins.
+// CUDA version of measures.py: `measure_lists` for linear rankers and cutoffs up to SHOWN. Documents of a query are in the
+// order in which ties are broken, so the first of equal scores wins.
 
 #define NDCG 0
 #define NDCG_LINEAR 1
@@ -7,8 +7,8 @@
 #define MRR 3
 #define ERR 4
 
-#define TILE_DOCUMENTS 128  // of a block, eight for each thread
-#define TILE_DEPTH 8        // features that are fetched together
+#define TILE_DOCUMENTS 128  // per block, eight per thread
+#define TILE_DEPTH 8        // features that are loaded together
 
 struct Measures {
     const float* columns;   // [features, documents]
@@ -19,17 +19,17 @@ struct Measures {
     const i64* kinds;       // [measures]
     const i64* cutoffs;     // [measures]
     const double* scales;   // [measures, queries]
-    const double* without;  // [measures]: what queries without a relevant document count as
-    const i8* relevant;     // [queries]: whether they have one
+    const double* without;  // [measures]: value of queries without a relevant document
+    const i8* relevant;     // [queries]: whether there is a relevant document
     const double* discount;  // [SHOWN]
-    const i64* leaves;      // [leaves + 1]: where `add.reduce` of NumPy begins to add one by one
+    const i64* leaves;      // [leaves + 1]: starts of the blocks that NumPy's `add.reduce` adds sequentially
     double* values;         // [measures, models, queries]
     double* totals;         // [measures, models]
-    double* bad;            // [1]: whether a score is not a number
+    double* bad;            // [1]: whether a score is NaN
     i64 features, documents, queries, models, stride, measures, first, last, leaf_count, top_grade;
 };
 
-// One list under one model: the grades of its best documents, best first.
+// One list under one model: the labels of its best documents, best first.
 struct Best {
     i32 keys[SHOWN];
     i32 grades[SHOWN];
@@ -89,7 +89,7 @@ FUNCTION double value_of_list(const Measures& task, i64 kind, const Best& best, 
     return total;
 }
 
-// One query under 32 models from `model` on: a lane is a model.
+// One query under 32 models starting at `model`: one model per lane.
 FUNCTION void measure_query(const Measures& task, i64 query, i64 model) {
     const i64 begin = task.offsets[query], shift = task.offsets[task.first];
     const i32 count = i32(task.offsets[query + 1] - begin);
@@ -119,7 +119,7 @@ FUNCTION void measure_query(const Measures& task, i64 query, i64 model) {
     }
 }
 
-// At most 128 values, as `add.reduce` of NumPy adds them up.
+// Sum of at most 128 values, in the order of NumPy's `add.reduce`.
 FUNCTION double sum_of_leaf(const double* values, i64 count) {
     if (count < 8) {
         double total = -0.0;
@@ -136,7 +136,7 @@ FUNCTION double sum_of_leaf(const double* values, i64 count) {
     return total;
 }
 
-// And more of them, from the sums of leaves, of which `next` is the first that was not used.
+// Sum of more values, from the sums of leaves, of which `next` is the first unused one.
 SLOW double sum_of_leaves(const double* sums, i64 count, i64& next) {
     if (count <= 128) return sums[next++];
     const i64 half = count / 2 - count / 2 % 8;
@@ -144,7 +144,7 @@ SLOW double sum_of_leaves(const double* sums, i64 count, i64& next) {
     return one + sum_of_leaves(sums, count - half, next);
 }
 
-// The sum over queries of one measure under one model. `sums` has room for all leaves.
+// The sum over queries of one measure under one model. `sums` has space for all leaves.
 FUNCTION void total_of(const Measures& task, i64 row, double* sums) {
     const double* values = task.values + row * task.queries;
     EACH_LANE(lane) {
@@ -162,15 +162,15 @@ FUNCTION void total_of(const Measures& task, i64 row, double* sums) {
 }
 
 #ifdef __CUDACC__
-// Scores of 128 documents under 8 models for each column of threads, in the order of `products`: feature by feature.
+// Scores of 128 documents under 8 models per column of threads, in the order of `products`: feature by feature.
 extern "C" __global__ void __launch_bounds__(256, 2) score_models(const __grid_constant__ Measures task) {
     __shared__ __align__(16) float documents[2][TILE_DEPTH][TILE_DOCUMENTS], models[2][TILE_DEPTH][128];
     const i64 begin = task.offsets[task.first], end = task.offsets[task.last];
     const i64 first = begin + blockIdx.x * TILE_DOCUMENTS;
     const i32 across = blockDim.x / 16, row = threadIdx.x / across, column = threadIdx.x % across;
-    const i32 width = 8 * across;  // models of this block; there are no more
+    const i32 width = 8 * across;  // models of this block
     const bool upper = threadIdx.x >= width;
-    const i32 own = upper ? threadIdx.x - width : threadIdx.x;  // the model that a thread fetches
+    const i32 own = upper ? threadIdx.x - width : threadIdx.x;  // the model that a thread loads
     float sums[8][8];
 #pragma unroll
     for (i32 i = 0; i < 8; i++)
@@ -197,12 +197,12 @@ extern "C" __global__ void __launch_bounds__(256, 2) score_models(const __grid_c
     i32 side = 0;
     for (i32 f = 0; f < features; f += TILE_DEPTH, side ^= 1) {
         all_are_here();
-        __syncthreads();  // also: nobody adds up the other side any more
+        __syncthreads();  // also ensures that the other buffer is no longer read
         if (f + TILE_DEPTH < features) fetch(f + TILE_DEPTH, side ^ 1);
 #pragma unroll
         for (i32 k = 0; k < TILE_DEPTH; k++) {
             float x[8], w[8];
-            // A thread's documents and models are twice four, far apart: its neighbours read beside it.
+            // A thread's documents and models are two groups of four, far apart, so adjacent threads read adjacent memory.
             *(float4*)x = *(const float4*)&documents[side][k][row * 4];
             *(float4*)(x + 4) = *(const float4*)&documents[side][k][64 + row * 4];
             *(float4*)w = *(const float4*)&models[side][k][column * 4];

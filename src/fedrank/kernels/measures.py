@@ -1,7 +1,7 @@
-"""Ranking measures over ragged queries: from scores to the best documents, and from their grades to values.
+"""Ranking measures over queries of different lengths: from scores to the best documents, and from labels to values.
 
-Many models are measured at once. Their scores lie as [documents, models], so that one vector instruction compares the
-same document under several models.
+Many models are evaluated at once. Their scores are stored as [documents, models], so one vector instruction compares
+the same document under several models.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from fedrank.kernels.elementary import discounts
 
 NDCG, NDCG_LINEAR, MAP, MRR, ERR, PRECISION = range(6)
 
-GAIN = 2.0 ** np.arange(128) - 1.0  # [grade]: exponential gain
+GAIN = 2.0 ** np.arange(128) - 1.0  # [label]: exponential gain
 
-# Equal scores are ordered by (position x STEP + documents x TURN) modulo 2^31, smallest first. STEP is odd, so that no
-# two positions meet and UNDO leads back; it is near the golden ratio, so that any stretch of the list is spread evenly
-# over the order. TURN lets lists of different lengths begin at different places: no position is always first.
+# Equal scores are ordered by (position x STEP + documents x TURN) modulo 2^31, smallest first. STEP is odd, so the map
+# is injective and UNDO inverts it; it is near the golden ratio, so any part of a list is spread evenly.
+# TURN lets lists of different lengths begin at different positions, so no position is always first.
 STEP = 0x4F1BBCDD
 UNDO = pow(STEP, -1, 2**31)
 TURN = 0x2545F491
 LOW = 2**31 - 1
 
-# Parts of a float32, typed: with wider integers half as many would fit into a vector.
-MAGNITUDE = np.int32(2**31 - 1)  # all bits but the sign
-SIGN = np.int32(31)  # where the sign is
-INFINITY = np.int32(0x7F800000)  # larger ones are NaN
+# Parts of a float32 as int32: with wider integers, only half as many would fit into a vector.
+MAGNITUDE = np.int32(2**31 - 1)  # all bits except the sign
+SIGN = np.int32(31)  # index of the sign bit
+INFINITY = np.int32(0x7F800000)  # larger values are NaN
 LOWEST = np.int32(-(2**31))  # below the integer of every score
 
-FEW = 64  # up to here, counting who is better is faster than sorting
+FEW = 64  # up to this number, counting is faster than sorting
 
 
 @compiled()
 def best_dcg(grades, offsets, gain, k) -> NDArray[np.float64]:
-    """DCG@k of the best list of every query: grades int8 [views, documents], gain float64 [128] -> [views, queries]."""
+    """DCG@k of the best list of every query: labels int8 [views, documents], gain float64 [128] -> [views, queries]."""
     views, queries = len(grades), len(offsets) - 1
     best = np.zeros((views, queries))
     discount = discounts(min(k, len(grades[0])))
@@ -56,18 +56,18 @@ def best_dcg(grades, offsets, gain, k) -> NDArray[np.float64]:
 
 @compiled()
 def ideal_dcg(grades, offsets, k=10) -> NDArray[np.float64]:
-    """DCG@k of the best possible list of every query, with gain 2^grade - 1, for several views of the grades.
+    """DCG@k of the best possible list of every query, with gain 2^label - 1, for several views of the labels.
 
-    grades int8 [views, documents], offsets int64 [queries + 1] -> float64 [views, queries]; 0 if nothing is relevant.
+    labels int8 [views, documents], offsets int64 [queries + 1] -> float64 [views, queries]; 0 if nothing is relevant.
     """
     return best_dcg(grades, offsets, GAIN, k)
 
 
 @compiled()
 def as_integers(bits, order):
-    """Scores as integers in the same order, from the bits of float32 scores; returns how many were NaN.
+    """Convert the bits of float32 scores to integers with the same order; returns the number of NaN.
 
-    A float is a sign and a size: 0.0 and -0.0 become the same integer, infinities the outermost.
+    A float is a sign and a magnitude: 0.0 and -0.0 become the same integer, infinities the extremes.
     """
     bad = 0
     for i in range(len(bits)):
@@ -80,13 +80,13 @@ def as_integers(bits, order):
 
 @compiled()
 def key_of(order, position, documents):
-    """A number that is smaller for a better document: by score, then by the tie rule."""
+    """A sort key that is smaller for a better document: by score, then by the tie rule."""
     return (~np.int64(order) << 32) | ((position * STEP + documents * TURN) & LOW)
 
 
 @compiled()
 def position_of(key, documents):
-    """The position in its query that `key_of` put into the key."""
+    """The position in its query that is encoded in the key."""
     return ((((key & LOW) - documents * TURN) & LOW) * UNDO) & LOW
 
 
@@ -94,8 +94,8 @@ def position_of(key, documents):
 def lower_bounds(order, begin, end, k, best, second):
     """For each model a score that at least k of the documents begin .. end - 1 reach; the result is second[: models].
 
-    Documents are dealt to k / 2 groups. The two best of each group are k documents, so the worst of these second best
-    is a bound; usually fewer than 2 k documents pass it. Buffers: int32 [groups * models].
+    Documents are divided into k / 2 groups. The two best of each group are k documents, so the worst of these second
+    best is a bound; usually fewer than 2 k documents pass it. Buffers: int32 [groups * models].
     """
     models = order.shape[1]
     groups = (k + 1) // 2
@@ -116,10 +116,10 @@ def lower_bounds(order, begin, end, k, best, second):
 
 @compiled()
 def keys_above(order, begin, end, model, bound, keys):
-    """Keys of the documents begin .. end - 1 whose score reaches the bound; returns how many."""
+    """Keys of the documents begin .. end - 1 whose score reaches the bound; returns their number."""
     count = 0
     for row in range(begin, end):
-        # Always written, sometimes kept: no branch that the processor could guess wrong.
+        # Always written, sometimes advanced: no branch that the CPU could mispredict.
         keys[count] = row
         count += order[row, model] >= bound
     for i in range(count):
@@ -138,7 +138,7 @@ def sort_keys(keys, count, ordered):
                 better += keys[j] < keys[i]
             ordered[better] = keys[i]
         return
-    # Shell's sort: nearly as fast as np.sort, which alone would take five seconds to compile.
+    # Shell sort: nearly as fast as np.sort, which alone would take five seconds to compile.
     for i in range(count):
         ordered[i] = keys[i]
     gap = count
@@ -170,7 +170,7 @@ def ranked_rows(bits, offsets) -> NDArray[np.int64]:
 
 @compiled()
 def value_of_list(kind, seen, shown, discount, top_grade):
-    """One measure, before it is scaled, of a list whose first `shown` documents have the grades `seen`."""
+    """One measure, before it is scaled, of a list whose first `shown` documents have the labels `seen`."""
     total = 0.0
     if kind == NDCG:
         for rank in range(shown):
@@ -202,9 +202,9 @@ def value_of_list(kind, seen, shown, discount, top_grade):
 
 @compiled()
 def measure_lists(bits, offsets, first, last, grades, kinds, cutoffs, scales, top_grade, shift, values) -> int:
-    """All measures of queries first .. last - 1 under all models; returns how many scores are NaN.
+    """All measures of queries first .. last - 1 under all models; returns the number of NaN scores.
 
-    bits of float32 scores, int32 [documents of these queries, models]; offsets and grades are those of the whole set;
+    bits of float32 scores, int32 [documents of these queries, models]; offsets and labels are those of the whole set;
     kinds and cutoffs int64 [measures]; scales [measures, queries]; results go to values[measure, shift + model, query].
     """
     order = np.empty_like(bits)

@@ -1,27 +1,27 @@
-// Twin of pdgd.py: `pdgd_clients` for neural rankers and drawn lists. One crew is one client.
+// CUDA version of pdgd.py: `pdgd_clients` for neural rankers and sampled lists. One crew per client.
 
 struct NeuralTask {
     Task task;
-    char* desks;  // of all crews: slow memory, for what is large and rarely read
+    char* desks;  // of all crews, in global memory, for large and rarely read data
     i64 hidden, desk;
 };
 
 struct Desk {
-    double* master;  // [parameters]; or of rows of features the lower halves alone, u32
-    double* own;     // [parameters], where gradients are clipped
-    double* rows;    // [SHOWN, features] in fast memory: what was shown
+    double* master;  // [parameters]; for rows of features only the lower halves, u32
+    double* own;     // [parameters], if gradients are clipped
+    double* rows;    // [SHOWN, features] in shared memory: the shown documents
 };
 
-// A number in double precision from itself in single precision and its lower 32 bits. Rounding moves it by half a unit of
-// single precision, 2^28 of its own: there is one number so near that ends in these bits. Not for what single precision
-// has no room for: 3e38 and more. What is nearer to 0 than 1e-38 is cut short.
+// Reconstructs a double from its float value and its lower 32 bits. Rounding to float moves it by at most half a unit of
+// single precision, 2^28 of its own units, so only one double that near ends in these bits. Not for values beyond single
+// precision, 3e38 and more. Values nearer to 0 than 1e-38 are truncated.
 FUNCTION double joined(float upper, u32 lower) {
     if (fabsf(upper) < 1.17549435e-38f) return double(upper);
     const i64 near = bits_of(double(upper));
     return from_bits(near + i64(i32(lower - u32(near))));
 }
 
-// What the first warp tells the others.
+// What the first warp passes to the others.
 struct Told {
     i32 considered;
 };
@@ -37,8 +37,8 @@ FUNCTION void crew_shortens(double* vector, i64 count, double longest) {
     crew_together();
 }
 
-// target += the gradients of what was shown, two documents at a time, as `add_mlp_gradients` does it. With `fresh` it
-// begins at 0. With `halved` the upper half of the target is the ranker, which follows.
+// target += the gradients of the shown documents, two at a time, like `add_mlp_gradients`. With `fresh` it starts at 0.
+// With `halved` the upper half of the target is the ranker, which is updated.
 template <bool fresh, bool halved> FUNCTION void add_mlp_gradients(
     double* target, const Layer& layer, const float* rows, const Desk& desk, const Page& page, const double* scales,
     i32 considered) {
@@ -47,7 +47,7 @@ template <bool fresh, bool halved> FUNCTION void add_mlp_gradients(
             const float* row = rows + page.shown[i] * layer.features;
             ROLLED for (i32 f = t % 32; f < layer.features; f += 32) desk.rows[i * layer.features + f] = double(row[f]);
         }
-        if (considered & 1) {  // what the last one is added up with counts 0 times
+        if (considered & 1) {  // the last one is paired with a weight of 0
             const float* row = rows + page.shown[considered - 1] * layer.features;
             ROLLED for (i32 f = t; f < layer.features; f += CREW) desk.rows[considered * layer.features + f] = double(row[f]);
         }
@@ -63,7 +63,7 @@ template <bool fresh, bool halved> FUNCTION void add_mlp_gradients(
                 u32* lower = (u32*)target;
                 double back[SHOWN];
                 double bias = 0.0, last = 0.0;
-                const bool outer = t / width == 0;  // the member that also has this unit's bias and output
+                const bool outer = t / width == 0;  // this member also has the unit's bias and output
                 double* bias_at = target + features * units + unit;
                 if (outer && !fresh) {
                     bias = bias_at[0];
@@ -88,7 +88,7 @@ template <bool fresh, bool halved> FUNCTION void add_mlp_gradients(
                     }
                 }
                 ROLLED for (i32 begin = t / width; begin < features; begin += AT_ONCE * step) {
-                    double sum[AT_ONCE];  // all are fetched before the first is needed
+                    double sum[AT_ONCE];  // all are loaded before the first is needed
 #pragma unroll
                     for (i32 k = 0; k < AT_ONCE; k++) {
                         const i32 f = begin + k * step;
@@ -129,7 +129,7 @@ template <bool fresh, bool halved> FUNCTION void add_mlp_gradients(
         }
     }
     crew_together();
-    if (halved) {  // after all have read the outputs that gradients are taken at
+    if (halved) {  // after all have read the outputs for the gradients
         EACH_MEMBER(t) {
             const i32 rows_there = layer.features + 2;
             ROLLED for (i32 unit = t; unit < layer.units_there; unit += CREW) {
@@ -150,7 +150,7 @@ FUNCTION void copy_to_layer(const Layer& layer, const double* master) {
     crew_together();
 }
 
-// `plain`: nothing keeps, clips, pulls or drifts, at temperature 1 and with a step after every search.
+// `plain`: no keep, clipping, pull or drift, temperature 1 and a step after every search.
 template <bool plain> FUNCTION void neural_client(
     const NeuralTask& all, i64 c, Page& page, Bench& bench, const Layer& layer, const Desk& desk, Told* told) {
     const Task& task = all.task;
@@ -273,7 +273,7 @@ template <bool plain> FUNCTION void neural_client(
     crew_together();
 }
 
-// Room of one crew: its layer, its page and its bench in fast memory, and a desk in slow memory. Python's `crew_room` and
+// Memory of one crew: its layer, page and bench in shared memory, and a desk in global memory. Python's `crew_room` and
 // `crew_desk` count the same bytes.
 FUNCTION void furnish_crew(
     const Task& task, i64 hidden, char* memory, char* slow, Page& page, Bench& bench, Layer& layer, Desk& desk,
@@ -290,7 +290,7 @@ FUNCTION void furnish_crew(
     page.scores = (float*)(memory + rounded(8 * longest) + rounded(8 * at_least));
     page.early = (i32*)(memory + rounded(8 * longest) + rounded(8 * at_least) + rounded(4 * longest));
     const i64 papers = rounded(8 * longest) + rounded(8 * at_least) + rounded(4 * longest) + rounded(4 * at_least);
-    desk.rows = (double*)memory;  // once pairs are weighed, nobody looks at these papers any more
+    desk.rows = (double*)memory;  // this memory is free once pairs are weighted
     const i64 rows = rounded(8 * SHOWN * task.features);
     memory += papers > rows ? papers : rows;
     bench.master = bench.own = nullptr;
@@ -303,7 +303,7 @@ FUNCTION void furnish_crew(
     page.shown = (i32*)(bench.scales + SHOWN);
     told = (Told*)(page.shown + SHOWN);
     const i64 everything = (task.features + 2) * layer.padded;
-    EACH_MEMBER(t) {  // units that only fill up a row stay 0
+    EACH_MEMBER(t) {  // padding units stay 0
         ROLLED for (i64 p = t; p < everything; p += CREW) layer.weights[p] = 0.0f;
     }
     crew_together();
@@ -331,7 +331,7 @@ extern "C" __global__ void __launch_bounds__(CREW, 4) neural_clients(const __gri
     all_neural_clients<false>(task, memory);
 }
 
-// The same where a model, or a list, is too large for fast memory.
+// The same if a model or a list is too large for shared memory.
 extern "C" __global__ void __launch_bounds__(CREW, 4) neural_clients_wide(const __grid_constant__ NeuralTask task) {
     all_neural_clients<false>(task, task.task.scratch + blockIdx.x * task.task.room);
 }

@@ -1,4 +1,4 @@
-"""Whole numbers of a tabled law, drawn from secure random words."""
+"""Draw integers from a tabulated distribution with secure random words."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNIT = 2.0**-53
 
 @compiled()
 def find_cell(place, guide, shift, top):
-    """The first cell whose upper threshold lies above `place`; `guide` brackets it by the leading bits."""
+    """The first cell whose upper threshold is above `place`; `guide` brackets it by the leading bits."""
     lead = np.int64(place >> shift)
     low, high = guide[lead], guide[lead + 1]
     while low < high:
@@ -29,10 +29,10 @@ def find_cell(place, guide, shift, top):
 def draw_noise(words, out, guide, shift, top, rest, start, bits, floor, slope, signed):
     """Fill `out` as far as the words reach; returns (finished values, words used, sign of a tail value or 0).
 
-    The last cell is the tail: it is not drawn here, the caller finishes that value before it comes back for more.
+    The last cell is the tail: its value is not drawn here; the caller completes it before the next call.
 
-    The values are a function of the stream of words alone: a value that is cut short uses none, and has to be drawn
-    again from the same words followed by new ones. Drawing it from new words alone would favour values that need few.
+    The values depend only on the stream of words: an incomplete value uses none, and must be drawn again from the same
+    words followed by new ones. Drawing it from new words alone would favour values that need few words.
     """
     finished = 0
     used = 0
@@ -43,7 +43,7 @@ def draw_noise(words, out, guide, shift, top, rest, start, bits, floor, slope, s
         place = word >> _ONE
         cell = find_cell(place, guide, shift, top)
         if cell > 0 and top[cell - 1] == place:
-            # The word alone cannot tell on which side of a threshold it lies: 64 more bits do.
+            # The word alone does not decide on which side of a threshold it is: 64 more bits do.
             if at == words.size:
                 return finished, used, 0
             more = words[at]
@@ -62,7 +62,7 @@ def draw_noise(words, out, guide, shift, top, rest, start, bits, floor, slope, s
                 second = words[at]
                 at += 1
                 inside = second >> (_S64 - wide)
-                # What the offset leaves over are the leading bits of the uniform number that decides; mostly they do.
+                # The remainder of the offset are the leading bits of the deciding uniform number; mostly they suffice.
                 chance = second << wide
                 taken = chance < floor[cell]
                 if not taken:

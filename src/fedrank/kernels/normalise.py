@@ -1,4 +1,4 @@
-"""Brings features to the range 0 .. 1."""
+"""Scale features to the range 0 .. 1."""
 
 import numpy as np
 
@@ -7,7 +7,7 @@ from fedrank.kernels.compile import compiled
 
 @compiled()
 def find_ranges(features, start, stop, low, high) -> None:
-    """Write the smallest and largest value of every feature over rows start .. stop - 1 to `low` and `high`."""
+    """Write the minimum and maximum of every feature over rows start .. stop - 1 to `low` and `high`."""
     for i in range(features.shape[1]):
         low[i] = high[i] = features[start, i]
     for row in range(start + 1, stop):
@@ -21,9 +21,9 @@ def find_ranges(features, start, stop, low, high) -> None:
 
 @compiled()
 def rescale(features, start, stop, low, high, out) -> None:
-    """Move rows so that `low` becomes 0 and `high` becomes 1; a feature without a range becomes 0.
+    """Scale rows so `low` becomes 0 and `high` becomes 1; a constant feature becomes 0.
 
-    In double precision: the width of a range may be more than float32 can hold.
+    In double precision, since the width of a range may exceed float32.
     """
     for row in range(start, stop):
         for i in range(features.shape[1]):

@@ -1,11 +1,11 @@
-// Twin of pdgd.py: `pdgd_clients` for linear rankers and drawn lists. One warp is one client.
+// CUDA version of pdgd.py: `pdgd_clients` for linear rankers and sampled lists. One warp per client.
 
 struct Task {
-    const float* rows;       // [documents, features]; like blocks, of two bytes each where loops say Half
-    const float* blocks;     // by query, as show.cu says
+    const float* rows;       // [documents, features]; like blocks, two bytes each in loops with Half
+    const float* blocks;     // by query, see show.cu
     const i64* offsets;      // [queries + 1]: rows
-    const i64* places;       // [queries]: where its blocks begin
-    const i64* present;      // [taking part]: rows of clients, or none: all
+    const i64* places;       // [queries]: start of its blocks
+    const i64* present;      // [participants]: rows of clients, or none: all
     const i64* ids;          // [clients]
     const i32* pool;         // [clients]
     const i64* interactions;  // [clients]
@@ -20,26 +20,26 @@ struct Task {
     const double* stop;
     const double* attention;  // [users, SHOWN]
     const double* discount;  // [SHOWN]
-    const float* starts;     // [1 or taking part, features]
-    const double* drifts;    // [taking part, features], or none
-    float* updates;          // [taking part, features]
-    double* online;          // [taking part]
-    char* scratch;           // of all warps, where they have no fast memory of their own
+    const float* starts;     // [1 or participants, features]
+    const double* drifts;    // [participants, features], or none
+    float* updates;          // [participants, features]
+    double* online;          // [participants]
+    char* scratch;           // of all warps, if they have no shared memory
     u64 key;
     i64 documents, query_count, features, longest, users, levels, first, taking_part, many_starts, batch, room;
     double rate, pull, clip_weights, clip_gradients, temperature, keep;
 };
 
-// One search: what does not depend on the model, and is looked up while the one before is learned from.
+// One search: what does not depend on the model, and is prefetched during the previous search.
 struct Look {
     u64 chance;
     i64 query, begin, count, place;
 };
 
-// What one warp needs besides its page.
+// What one warp needs in addition to its page.
 struct Bench {
     double* master;   // [features]
-    double* own;      // [features], where gradients are clipped
+    double* own;      // [features], if gradients are clipped
     double* without;  // [SHOWN x SHOWN]
     double* pairs;    // [SHOWN x SHOWN]
     double* top;      // [SHOWN]
@@ -107,13 +107,13 @@ SLOW void pair_weights_in_logarithms(
     together();
 }
 
-// The place of the n-th bit that is set, from 0.
+// The index of the n-th set bit, from 0.
 FUNCTION i32 nth_bit(u32 mask, i32 n) {
     for (; n > 0; n--) mask &= mask - 1u;
     return lowest_bit(mask);
 }
 
-// `pair_weights`: fills bench.scales. Pairs are weighed side by side, and added up in the order of the loop.
+// `pair_weights`: fills bench.scales. Pairs are weighted in parallel, and added up in the order of the loop.
 template <i32 ahead = 1> FUNCTION void pair_weights(
     Page& page, Bench& bench, double spread, i32 count, i32 size, i32 considered, u32 clicked, double temperature,
     double keep) {
@@ -134,7 +134,7 @@ template <i32 ahead = 1> FUNCTION void pair_weights(
         }
     }
     together();
-    double rest = 0.0;  // in every lane, one by one: the order says which bits come out
+    double rest = 0.0;  // sequentially in every lane, since the order determines the bits
 #pragma unroll 8
     for (i32 d = 0; d < count; d++) rest += page.rates[d];
     double sum = rest;
@@ -171,8 +171,8 @@ template <i32 ahead = 1> FUNCTION void pair_weights(
         }
     }
     together();
-    const u32 passed = ((1u << considered) - 1u) & ~clicked;  // seen, and not clicked
-    const i32 others = bits_in(passed), pair_count = bits_in(clicked) * others;  // 25 at most: a lane for each
+    const u32 passed = ((1u << considered) - 1u) & ~clicked;  // examined and not clicked
+    const i32 others = bits_in(passed), pair_count = bits_in(clicked) * others;  // at most 25: one lane each
     EACH_LANE(lane) {
         if (lane < pair_count) {
             const i32 one = nth_bit(clicked, lane / others), two = nth_bit(passed, lane % others);
@@ -211,7 +211,7 @@ template <i32 ahead = 1> FUNCTION void pair_weights(
     together();
 }
 
-FUNCTION double norm_of(const double* vector, i64 count) {  // in every lane, one by one
+FUNCTION double norm_of(const double* vector, i64 count) {  // sequentially in every lane
     double total = 0.0;
     for (i64 i = 0; i < count; i++) total += vector[i] * vector[i];
     return sqrt(total);
@@ -228,14 +228,14 @@ FUNCTION void shorten(double* vector, i64 count, double longest) {
     together();
 }
 
-// target += the sum of scale x features of what was shown, place by place.
+// target += the sum of scale x features of the shown documents, position by position.
 template <typename Real> FUNCTION void add_gradients(
     double* target, const Real* rows, i64 features, const Page& page, double* scales, i32 considered, double factor) {
     EACH_LANE(lane) {
         if (lane < considered) scales[lane] *= factor;
     }
     together();
-    ROLLED for (i32 begin = 0; begin < considered; begin += 5) {  // five rows are fetched before the first is added
+    ROLLED for (i32 begin = 0; begin < considered; begin += 5) {  // five rows are loaded before the first is added
         i64 at[5];
         double scale[5];
 #pragma unroll
@@ -268,7 +268,7 @@ FUNCTION i64 query_of(const Task& task, i64 row, u64 client, i64 interaction, u6
     return task.queries[pool_start + (task.at != nullptr ? place : i64(uniform(chance, 0) * double(pool_size)))];
 }
 
-// `plain`: nothing keeps, clips, pulls or drifts, at temperature 1. Then none of that is compiled, and more warps fit.
+// `plain`: no keep, clipping, pull or drift, temperature 1. That code is not compiled then, and more warps fit.
 template <typename Real, bool plain, i32 groups> FUNCTION void pdgd_client(const Task& task, i64 c, Page& page, Bench& bench) {
     const i64 features = task.features;
     const double keep = plain ? 0.0 : task.keep, temperature = plain ? 1.0 : task.temperature;
@@ -308,7 +308,7 @@ template <typename Real, bool plain, i32 groups> FUNCTION void pdgd_client(const
         const i8* grades = view + begin;
         const bool more = interaction + 1 < interactions;
         u64 next_chance = 0;
-        i64 next = 0;  // the query after this one; each step of looking it up waits behind something that takes longer
+        i64 next = 0;  // the next query; each step of its lookup is hidden behind longer work
         if (more) next = query_of(task, row, client, interaction + 1, next_chance);
 
         linear_scores<groups>(bench.weights, (const Real*)task.blocks + block, i32(features), count, page.scores);
@@ -385,7 +385,7 @@ template <typename Real, bool plain, i32 groups> FUNCTION void pdgd_client(const
 
 FUNCTION i64 rounded(i64 bytes) { return (bytes + 15) / 16 * 16; }
 
-// Room of one warp, from `memory` on; Python's `room_of` counts the same bytes.
+// Memory of one warp, starting at `memory`; Python's `room_of` counts the same bytes.
 FUNCTION void furnish(const Task& task, char* memory, Page& page, Bench& bench) {
     const i64 features = task.features, longest = task.longest;
     bench.weights = (float*)memory;
@@ -426,7 +426,7 @@ template <typename Real, bool plain, i32 groups> FUNCTION void all_clients(const
         extern __shared__ __align__(16) char memory[];                                              \
         all_clients<Real, plain, groups>(task, memory + threadIdx.x / 32 * task.room);              \
     }
-// Where lists are too long for fast memory.
+// For lists that are too long for shared memory.
 #define WIDE_LOOP(name, Real)                                                                            \
     extern "C" __global__ void __launch_bounds__(128, 4) name(const __grid_constant__ Task task) {       \
         const i64 warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;                              \
@@ -445,8 +445,8 @@ template <typename Real, bool plain, i32 groups> FUNCTION void all_clients(const
 #define WIDE_LOOP(name, Real)
 #endif
 
-// Many features and long lists are a matter of fetching: few warps that keep nothing in slow memory are best. Short lists
-// are a matter of waiting for one another: many warps are best.
+// Many features and long lists are limited by loads: few warps without global memory are best. Short lists are limited by
+// latency: many warps are best.
 LOOP(pdgd_clients, float, false, 2, 4)
 LOOP(pdgd_clients_plain, float, true, 4, 4)
 LOOP(pdgd_clients_short, float, true, 2, 8)

@@ -1,7 +1,6 @@
 """Pairwise Differentiable Gradient Descent (Oosterhuis and de Rijke, CIKM 2018): learning from a list and its clicks.
 
-`learn` takes any list that was shown, whoever showed it; `pdgd_clients` lets simulated clients search, click and learn,
-all of them in one loop.
+`learn` uses any list with clicks; `pdgd_clients` lets simulated clients search, click and learn in one loop.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def log_add(a, b):
 
 @compiled(inline=True)
 def considered_positions(clicked, size):
-    """All down to and including the one after the last click; none without a click."""
+    """The number of positions up to the one after the last click; 0 without clicks."""
     for i in range(size - 1, -1, -1):
         if clicked[i]:
             return min(i + 2, size)
@@ -57,19 +56,19 @@ def considered_positions(clicked, size):
 
 @compiled(inline=True)
 def pair_weights(page, spread, count, size, considered, display, scales):
-    """scales[i] = sum over the pairs of position i of +-(rho x slope): how much its score should rise or fall.
+    """scales[i] = sum over the pairs of position i of +-(rho x slope): the weight of its score's gradient.
 
     With Z_i = sum of e^score over documents not shown before position i, swapping positions a < b changes the list's
-    probability by the product over i = a+1 .. b of Z_i / (Z_i + e_a - e_b). Z_i and Z_i - e_b are built from the end
-    by adding positive terms: subtraction would cancel when scores are far apart.
+    probability by the product over i = a+1 .. b of Z_i / (Z_i + e_a - e_b). Z_i and Z_i - e_b are accumulated from the
+    end as sums of positive terms, since subtraction would cancel when scores are far apart.
 
-    Where the best document stays first with some probability, lists that begin with it are likelier than that by a
-    factor; a pair whose swap cannot happen weighs 0.
+    If the best document stays first with some probability, lists that begin with it are more likely by a factor; a
+    pair whose swap is impossible has weight 0.
     """
     exps, shown, clicked = page.rates, page.shown, page.clicked
     for i in range(size):
         scales[i] = 0.0
-    if not spread < FAR_APART:  # also where scores are no longer numbers
+    if not spread < FAR_APART:  # also if scores are NaN
         pair_weights_in_logarithms(page, count, size, considered, display, page.scores, display.temperature, scales)
         return
     top = np.empty(size)  # e^score by position
@@ -86,7 +85,7 @@ def pair_weights(page, spread, count, size, considered, display, scales):
     for i in range(size - 1, -1, -1):
         tail[i] = tail[i + 1] + top[i]
     best = -1
-    kept = 1.0  # how much likelier a list is that begins with the best document
+    kept = 1.0  # likelihood ratio of a list that begins with the best document
     if display.keep > 0.0:
         best = best_of(page.scores, count)
         kept = display.keep * tail[0] / exps[best] + (1.0 - display.keep)
@@ -115,10 +114,10 @@ def pair_weights(page, spread, count, size, considered, display, scales):
 
 @compiled()
 def pair_weights_in_logarithms(page, count, size, considered, display, now, warmth, scales):
-    """The same with every sum as a logarithm: slower, and safe whatever the scores.
+    """Like `pair_weights` with every sum as a logarithm: slower, and safe for all scores.
 
-    `page` and `display` say how the list was drawn. A pair's slope is by the scores `now`, divided by `warmth`, which
-    are others where another model drew it.
+    `page` and `display` define how the list was sampled. A pair's slope uses the scores `now`, divided by `warmth`,
+    which differ if another model sampled it.
     """
     scores, shown, clicked, temperature = page.scores, page.shown, page.clicked, display.temperature
     is_shown = np.zeros(count, dtype=np.bool_)
@@ -166,7 +165,7 @@ def pair_weights_in_logarithms(page, count, size, considered, display, now, warm
 
 @compiled()
 def pull_back(master, start, shared, strength):
-    """FedProx: move the first `shared` parameters a share of the way back to where the client started."""
+    """FedProx: move the first `shared` parameters back towards the client's start."""
     for p in range(shared):
         master[p] -= strength * (master[p] - start[p])
 
@@ -181,7 +180,7 @@ def norm(vector):
 
 @compiled()
 def shorten(vector, longest):
-    """Scale a vector down to the norm `longest` if it is longer."""
+    """Clip a vector to the norm `longest`."""
     length = norm(vector)
     if length > longest:
         for i in range(len(vector)):
@@ -190,9 +189,9 @@ def shorten(vector, longest):
 
 @compiled()
 def add_clipped_gradients(master, weights, hidden, features, rows, scales, count, rate, longest, own):
-    """master += rate x gradient of one interaction, of norm `longest` at most. `own` is scratch.
+    """master += rate x gradient of one interaction, clipped to the norm `longest`. `own` is scratch.
 
-    A gradient that is no number adds nothing, since no bound holds for it.
+    A gradient that is NaN adds nothing, since no bound holds for it.
     """
     own[:] = 0.0
     add_gradients(own, weights, hidden, features, rows, scales, count)
@@ -203,8 +202,8 @@ def add_clipped_gradients(master, weights, hidden, features, rows, scales, count
 
 @compiled(inline=True)
 def add_pairs(master, weights, hidden, features, begin, page, considered, display, steps, scales, rows, own):
-    """Add what pairs weigh, `scales`, to `master`."""
-    clipped = steps.clip_gradients > 0.0  # the gradient is, before it is multiplied by the rate
+    """Add the gradient with the pair weights `scales` to `master`."""
+    clipped = steps.clip_gradients > 0.0  # applies to the gradient before it is multiplied by the rate
     factor = (1.0 if clipped else steps.rate) / display.temperature
     for i in range(considered):
         rows[i] = begin + page.shown[i]
@@ -221,12 +220,12 @@ def add_pairs(master, weights, hidden, features, begin, page, considered, displa
 def learn(master, weights, hidden, features, begin, count, page, spread, size, display, steps, scales, rows, own):
     """Add the gradient of one list and its clicks to `master`; returns whether there was a pair to learn from.
 
-    The query's documents are features[begin : begin + count]. What page holds is from the moment when the list was
-    shown; gradients are taken at `weights`. The last three are scratch.
+    The query's documents are features[begin : begin + count]. `page` is from the time when the list was shown;
+    gradients are taken at `weights`. The last three are scratch.
     """
     considered = considered_positions(page.clicked, size)
     if considered < 2:
-        return False  # no click, or nothing to compare it with
+        return False  # no click, or no unclicked document to compare with
     pair_weights(page, spread, count, size, considered, display, scales)
     add_pairs(master, weights, hidden, features, begin, page, considered, display, steps, scales, rows, own)
     return True
@@ -234,7 +233,7 @@ def learn(master, weights, hidden, features, begin, count, page, spread, size, d
 
 @compiled()
 def learn_impression(master, weights, hidden, features, scores, shown, clicked, how_shown, how_stepped, own):
-    """`learn` from a list that somebody else showed: `scores` [candidates] are those it was drawn from."""
+    """`learn` from an external list: `scores` [candidates] are those it was sampled from."""
     display, steps = Display(*how_shown), Steps(*how_stepped)
     count, size = len(scores), len(shown)
     page = Page(scores, np.empty(count), shown, clicked)
@@ -247,9 +246,9 @@ def learn_impression(master, weights, hidden, features, scores, shown, clicked, 
 
 @compiled()
 def learn_drawn(master, weights, hidden, features, begin, count, page, drawn, display, steps, scales, rows, own):
-    """`learn` from a whole list of a log that says how it was drawn: `drawn` are its `Draws`, those of one list.
+    """`learn` from a complete list of a log with known sampling: `drawn` are its `Draws`, of this list.
 
-    Pairs are weighed by the probabilities that the list and its swapped form had then, and by their slope now.
+    Pairs are weighted by the probabilities of the list and its swapped form then, and by their slope now.
     """
     considered = considered_positions(page.clicked, count)
     if considered < 2:
@@ -267,7 +266,7 @@ def learn_drawn(master, weights, hidden, features, begin, count, page, drawn, di
 def learn_drawn_impression(
     master, weights, hidden, features, scores, shown, clicked, draws, how_shown, how_stepped, own
 ):
-    """`learn_drawn` from one list alone; `scores` are those of the present model."""
+    """`learn_drawn` for a single list; `scores` are those of the current model."""
     count = len(scores)
     page = Page(scores, np.empty(count), shown, clicked)
     return learn_drawn(
@@ -281,11 +280,11 @@ def pdgd_clients(
     starts, key, how_stepped, how_shown, how_bent, hidden, documents, longest, client_arrays, views, people, draws,
     first, last, updates, online,
 ):  # fmt: skip
-    """Clients first .. last - 1 search, click and learn; rows of `updates`, `online` and personal weights are theirs.
+    """Clients first .. last - 1 search, click and learn; fills their rows of `updates`, `online` and personal weights.
 
-    `starts` [1 or clients, parameters] float32; the tuples are those of `records`, without names. What bends a step
-    also acts where no pair was found. A client that takes its queries in order has chance keyed by the place, however
-    interactions are batched.
+    `starts` [1 or clients, parameters] float32; the tuples are those of `records`, without names. Corrections of a step
+    also apply if no pair was found. For a client that takes its queries in order, random draws are keyed by the index
+    of the query, independently of batches.
     """
     steps, display, corrections, table = (
         Steps(*how_stepped),
@@ -301,10 +300,10 @@ def pdgd_clients(
     )
     parameters = starts.shape[1]
     shared = parameters - corrections.personal.shape[1] if len(corrections.personal) > 0 else parameters
-    # There is a step without a gradient. With clips too: a model left too long would tell that nobody clicked.
+    # A step without a gradient still applies corrections and clips: an unclipped model would reveal a lack of clicks.
     bent = corrections.pull != 0.0 or len(corrections.drifts) > 0 or steps.clip_weights > 0.0
-    weights = np.empty(parameters, dtype=np.float32)  # what scores are computed with
-    master = np.empty(parameters)  # the same in double precision, so that small steps are not lost
+    weights = np.empty(parameters, dtype=np.float32)  # for computing scores
+    master = np.empty(parameters)  # the same in double precision, so small steps are not lost
     most = longest if display.logged else SHOWN
     page = Page(
         np.empty(longest, dtype=np.float32),
@@ -358,7 +357,7 @@ def pdgd_clients(
                     page.clicked,
                 )  # fmt: skip
             quality += shown_ndcg(own, page.shown, size, seen.ideal[seen.views[c], query], discount)
-            if corrections.pull != 0.0:  # before the gradient moves the weights at which both are taken
+            if corrections.pull != 0.0:  # before the gradient step, since both are taken at the same weights
                 pull_back(master, start, shared, corrections.pull)
             if len(corrections.drifts) > 0:
                 add_scaled(master, steps.rate, corrections.drifts[c])

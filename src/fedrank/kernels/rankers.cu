@@ -1,25 +1,25 @@
-// Twin of rankers.py: neural rankers. One crew scores one list.
+// CUDA version of rankers.py: neural rankers. One crew scores one list.
 
-#define TILE 16  // hidden units that one member computes at once, of up to four documents
+#define TILE 16  // hidden units per member, for up to four documents
 
 struct alignas(16) Quad {
     float a, b, c, d;
 };
 
-// A neural ranker with its weights in rows of `padded` units: one for each feature, then biases, then outputs.
+// A neural ranker with its weights in rows of `padded` units: one per feature, then biases, then outputs.
 struct Layer {
     float* weights;
-    float* sums;  // [units, capacity]: what hidden units add up, in slow memory
+    float* sums;  // [units, capacity]: sums of hidden units, in global memory
     i32 features, units_there, padded, capacity, tiles, across, deep;
     bool sigmoids;
 };
 
 FUNCTION i32 padded_units(i32 units) { return (units + TILE - 1) / TILE * TILE; }
 
-// Warps that share the units of a list, and warps that share its documents.
+// The numbers of warps that share the units of a list, and that share its documents.
 FUNCTION i32 warps_across(i32 tiles) { return tiles < WARPS_OF_A_CREW ? tiles : WARPS_OF_A_CREW; }
 
-// Sums of TILE units, for one document of each group.
+// Sums of TILE units, for one document per group.
 template <i32 groups> FUNCTION void unit_tile(
     const Layer& layer, const float* const (&own)[groups], i32 tile, float (&sums)[groups][TILE]) {
     const i32 features = layer.features, padded = layer.padded, whole = features & ~3;
@@ -62,7 +62,7 @@ template <i32 groups> FUNCTION void unit_tile(
     }
 }
 
-// What units of groups x 32 x deep documents from group `first` on add up, into layer.sums.
+// Computes sums of units for groups x 32 x deep documents from group `first` on, into layer.sums.
 template <i32 groups> FUNCTION void hidden_sums(const Layer& layer, const float* block, i32 first, i32 documents) {
     const i32 last_group = (documents - 1) / 32;
     EACH_MEMBER(t) {
@@ -98,7 +98,7 @@ FUNCTION float activated(const Layer& layer, float sum) {
 FUNCTION void mlp_scores(const Layer& layer, const float* block, i32 documents, float* scores) {
     const i32 groups = (documents + 31) / 32;
     for (i32 first = 0; first < groups;) {
-        const i32 each = (groups - first + layer.deep - 1) / layer.deep;  // of a warp
+        const i32 each = (groups - first + layer.deep - 1) / layer.deep;  // per warp
         if (each >= 4) {
             hidden_sums<4>(layer, block, first, documents);
             first += 4 * layer.deep;
@@ -126,7 +126,7 @@ FUNCTION void mlp_scores(const Layer& layer, const float* block, i32 documents, 
             ROLLED for (i32 j = 0; j < whole; j += 8) {
                 float sums[8];
 #pragma unroll
-                for (i32 i = 0; i < 8; i++) {  // fetch those that follow before any is needed
+                for (i32 i = 0; i < 8; i++) {  // load the following ones in advance
                     sums[i] = next[i];
                     if (j + 8 < whole) next[i] = own[(j + 8 + i) * capacity];
                 }
@@ -143,7 +143,7 @@ FUNCTION void mlp_scores(const Layer& layer, const float* block, i32 documents, 
     crew_together();
 }
 
-#define AT_ONCE 8  // parameters that a member fetches together
+#define AT_ONCE 8  // parameters that a member loads together
 
 // A member's share of the parameters, always of the same units: store(row, unit, load(row, unit)), in rows before `rows`.
 template <typename Load, typename Store> FUNCTION void each_parameter(
@@ -152,7 +152,7 @@ template <typename Load, typename Store> FUNCTION void each_parameter(
     if (t / width >= step) return;
     ROLLED for (i32 unit = t % width; unit < layer.units_there; unit += width) {
         ROLLED for (i32 begin = t / width; begin < rows; begin += AT_ONCE * step) {
-            double found[AT_ONCE];  // all are fetched before the first is stored
+            double found[AT_ONCE];  // all are loaded before the first is stored
 #pragma unroll
             for (i32 k = 0; k < AT_ONCE; k++) {
                 const i32 row = begin + k * step;
@@ -165,7 +165,7 @@ template <typename Load, typename Store> FUNCTION void each_parameter(
     }
 }
 
-// Lays out a ranker; returns where the memory behind it begins.
+// Lays out a ranker; returns the address after it.
 FUNCTION char* furnish_layer(Layer& layer, i64 hidden, i64 features, i64 longest, char* memory, float* sums) {
     layer.features = i32(features);
     layer.units_there = i32(hidden < 0 ? -hidden : hidden);

@@ -1,4 +1,4 @@
-"""Scores and steps of rankers on flat parameter vectors, which `hidden` tells how to read.
+"""Scores and steps of rankers on flat parameter vectors, whose layout is given by `hidden`.
 
 0 is a linear ranker, n > 0 a layer of n sigmoid units, and n < 0 a layer of -n ReLU units.
 """
@@ -21,7 +21,7 @@ def add_scaled(target, scale, source):
 
 @compiled()
 def linear_scores(weights, features, first, last, out):
-    """out[i] = weights . features[first + i]: the loop in which half of the time goes."""
+    """out[i] = weights . features[first + i]; this loop takes half of the time."""
     for row in range(first, last):
         out[row - first] = dot(features[row], weights)
 
@@ -30,8 +30,8 @@ def linear_scores(weights, features, first, last, out):
 def add_hidden_sums(matrix, features, row, other, sums):
     """sums[:hidden] += features[row] . matrix, sums[hidden:] += features[other] . matrix.
 
-    Two documents share each fetch of a weight, and four features each fetch of a sum: that makes it as fast as a
-    library's matrix product, and unlike one it gives the same bits on any number of threads.
+    Two documents share each load of a weight, and four features each load of a sum, which makes it as fast as a
+    library's matrix product, with the same bits on any number of threads.
     """
     width, hidden = matrix.shape
     one, two = sums[:hidden], sums[hidden:]
@@ -53,7 +53,7 @@ def add_hidden_sums(matrix, features, row, other, sums):
 
 @compiled()
 def hidden_units(weights, hidden, features, row, other, sums, units):
-    """The two halves of `units` = what the hidden units make of two documents. `sums` and `units` [2 x |hidden|]."""
+    """The two halves of `units` = outputs of the hidden units for two documents. `sums` and `units` [2 x |hidden|]."""
     count = abs(hidden)
     inner = count * features.shape[1]
     for j in range(count):
@@ -103,7 +103,7 @@ def add_gradients(master, weights, hidden, features, rows, scales, count):
 
 @compiled()
 def add_mlp_gradients(master, weights, hidden, features, rows, scales, count):
-    """The same for neural rankers, two documents at a time."""
+    """Like `add_gradients` for neural rankers, two documents at a time."""
     width, layer = features.shape[1], abs(hidden)
     biases = layer * width
     outputs = biases + layer

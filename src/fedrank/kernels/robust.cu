@@ -1,14 +1,14 @@
-// Twin of robust.py: distances between clients, and columns in order. A team is one client, or one parameter.
+// CUDA version of robust.py: distances between clients, and sorted columns. One team per client, or per parameter.
 
-#define SOME 64  // values that are added up one by one; what they come to likewise
+#define SOME 64  // values that are added sequentially; likewise their sums
 
 struct Robust {
     const float* rows;  // [count, columns]: updates
     double* out;        // [count] scores, [columns] means, or [1] whether something is not finite
-    char* scratch;      // of a team that has no fast memory
+    char* scratch;      // of a team without shared memory
     i64 count, columns;
-    i64 number;   // of nearest others, or of values that are dropped at either end
-    i64 squared;  // distances are
+    i64 number;   // of nearest others, or of values dropped at each end
+    i64 squared;  // whether distances are squared
 };
 
 // `squared_distance` of lanes.py.
@@ -36,7 +36,7 @@ FUNCTION i64 power_of_two(i64 count) {
     return size;
 }
 
-// Ascending; `size` is a power of two (Batcher, 1968).
+// Bitonic sort, ascending; `size` is a power of two (Batcher, 1968).
 template <typename Real> FUNCTION void sort_by_team(Real* values, i64 size) {
     for (i64 stretch = 2; stretch <= size; stretch *= 2) {
         for (i64 step = stretch / 2; step > 0; step /= 2) {
@@ -55,8 +55,8 @@ template <typename Real> FUNCTION void sort_by_team(Real* values, i64 size) {
     }
 }
 
-// The sum of values first .. last - 1, in every thread. `sums` [32 x TEAM] is scratch. So few that they are SOME at most are
-// added one by one, as robust.py does it.
+// The sum of values first .. last - 1, in every thread. `sums` [32 x TEAM] is scratch. At most SOME values are added
+// sequentially, like in robust.py.
 template <typename Real> FUNCTION double sum_by_team(const Real* values, i64 first, i64 last, double* sums) {
     const i64 fair = (last - first + 32 * TEAM - 1) / (32 * TEAM), each = fair > SOME ? fair : SOME;
     EACH_THREAD(thread) {
@@ -98,7 +98,7 @@ FUNCTION void krum_scores_of(const Robust& task, char* memory, i64 block, i64 bl
     }
 }
 
-// `trimmed_mean_of_few`, of many as well.
+// `trimmed_mean_of_few`, also for many.
 FUNCTION void trimmed_means_of(const Robust& task, char* memory, i64 block, i64 blocks) {
     const i64 count = task.count, size = power_of_two(count);
     double* sums = (double*)memory;

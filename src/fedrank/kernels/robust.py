@@ -1,6 +1,6 @@
-"""Loops of the robust aggregators: distances between clients, columns in order, medians, forecasts.
+"""Loops of the robust aggregators: distances between clients, sorted columns, medians, predictions.
 
-Updates come as float32 and are computed with as float64: the largest float32, squared and summed, stays finite.
+Updates are float32 and computed with as float64: the largest float32, squared and summed, stays finite.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy as np
 from fedrank.kernels.compile import compiled
 from fedrank.kernels.lanes import squared_distance, sum_of, wide_dot
 
-CANCELLED = 1e-4  # of the two squared norms: a squared distance below that share has lost digits to subtraction
+CANCELLED = 1e-4  # relative to the squared norms; smaller squared distances have lost digits to cancellation
 
 
 @compiled()
 def sort_few(values):
-    """Ascending, in place, by insertion: the fastest way for a handful."""
+    """Insertion sort in place, which is the fastest for few values."""
     for i in range(1, len(values)):
         value = values[i]
         at = i
@@ -29,7 +29,7 @@ def sort_few(values):
 
 @compiled()
 def distances_of_few(updates, squared, out):
-    """out[i, j] = distance of clients i and j; infinite from a client to itself, so that it comes last."""
+    """out[i, j] = distance of clients i and j; infinite from a client to itself, so it sorts last."""
     n = len(updates)
     for i in range(n):
         out[i, i] = np.inf
@@ -43,10 +43,10 @@ def distances_of_few(updates, squared, out):
 
 @compiled()
 def distances_from_products(updates, products, squared, out):
-    """The same from the inner products of the updates, which a matrix product gives sooner.
+    """Like `distances_of_few`, from the inner products of the updates, which a matrix product computes faster.
 
-    |a - b|^2 = a.a + b.b - 2 a.b cancels where a and b are close: such pairs are subtracted one by one. Only the
-    lower half of `products` is read, so that the result is symmetric whatever made it. `out` may be `products`.
+    |a - b|^2 = a.a + b.b - 2 a.b cancels if a and b are close: such pairs are subtracted directly. Only the lower half
+    of `products` is read, so the result is always symmetric. `out` may be `products`.
     """
     n = len(updates)
     norms = np.empty(n)
@@ -69,7 +69,7 @@ def distances_from_products(updates, products, squared, out):
 
 @compiled()
 def sums_of_nearest(distances, count, out):
-    """out[i] = sum of the `count` smallest distances in row i, smallest first; puts the rows in order."""
+    """out[i] = sum of the `count` smallest distances in row i, smallest first; sorts the rows."""
     for i in range(len(distances)):
         sort_few(distances[i])
         total = 0.0
@@ -80,7 +80,7 @@ def sums_of_nearest(distances, count, out):
 
 @compiled()
 def order_few(scores, order):
-    """order = rows by ascending score; of equal scores the lowest row comes first."""
+    """order = rows by ascending score; in a tie the lowest row comes first."""
     for i in range(len(scores)):
         at = i
         while at > 0 and scores[order[at - 1]] > scores[i]:
@@ -91,7 +91,7 @@ def order_few(scores, order):
 
 @compiled()
 def krum_of_few(updates, neighbours, count, squared, out):
-    """Mean of the `count` updates that lie nearest to their `neighbours` nearest others."""
+    """Mean of the `count` updates that are nearest to their `neighbours` nearest others."""
     n = len(updates)
     distances = np.empty((n, n))
     scores = np.empty(n)
@@ -147,12 +147,12 @@ def is_below(a, b, count):
 
 @compiled()
 def bulyan_choice(nearest, distances, attackers, count, chosen):
-    """Bulyan's choice: Krum's winner leaves, again and again, until `count` are chosen.
+    """Bulyan's selection: Krum's winner is removed repeatedly, until `count` are chosen.
 
-    `nearest` holds the rows of `distances` in ascending order. Where m are attackers and k remain, a score sums
-    k - m - 2 distances, or 1: then two clients that are each other's nearest always have the same score, and their
-    next distances decide; only after those the lowest row. A distance that goes is taken out of its row rather than
-    out of a sum: subtracting it would leave the rounding of a huge outlier behind.
+    `nearest` has the rows of `distances` in ascending order. With m attackers and k remaining, a score sums
+    k - m - 2 distances, or 1: then two clients that are each other's nearest always have equal scores, and their
+    next distances decide; only then the lowest row. A removed distance is taken out of its row instead of a sum:
+    subtracting it would leave the rounding error of a huge outlier.
     """
     n = len(nearest)
     left = np.ones(n, dtype=np.bool_)
@@ -182,7 +182,7 @@ def bulyan_choice(nearest, distances, attackers, count, chosen):
 
 @compiled()
 def means_around_medians(columns, count, out):
-    """out[p] = mean of the `count` values of row p nearest to its median; of two as near, the lower. Rows ascend."""
+    """out[p] = mean of the `count` values of row p nearest to its median; the lower in a tie. Rows are ascending."""
     parameters, n = columns.shape
     for p in range(parameters):
         row = columns[p]
@@ -198,11 +198,11 @@ def means_around_medians(columns, count, out):
 
 @compiled()
 def geometric_median(updates, tolerance, iterations, point):
-    """Moves `point` to where the sum of distances to all updates is smallest; returns the steps taken.
+    """Move `point` to the minimum of the sum of distances to all updates; returns the number of steps.
 
-    Weiszfeld's iteration. On top of an update it would divide by zero or stay for ever: there the step of Vardi and
-    Zhang (2000) leaves, unless that update is the answer. Ends when a step is shorter than `tolerance` times the
-    harmonic mean of the distances, which outliers cannot stretch.
+    Weiszfeld's iteration. At an update it would divide by zero or get stuck: there the step of Vardi and Zhang (2000)
+    leaves, unless that update is the solution. Stops when a step is shorter than `tolerance` times the harmonic mean
+    of the distances, which is robust to outliers.
     """
     n, parameters = updates.shape
     ahead = np.empty(parameters)
@@ -234,11 +234,11 @@ def geometric_median(updates, tolerance, iterations, point):
 
 @compiled()
 def curvature(steps, bends, first, flattest, up, down):
-    """How updates bend when the model moves, from the pairs first .. of moves and changes of the mean update (BFGS).
+    """Estimate curvature from the pairs first .. of moves of the model and changes of the mean update (BFGS).
 
-    The answer is a matrix B = scale x identity + sum of up up' - sum of down down'; returns (scale, pairs used), with
-    the rows in `up` and `down`. Updates shrink as the model nears its goal, so B belongs to the bends with their sign
-    turned. Pairs whose cosine is below `flattest` are left out: B would no longer be positive, or be made of noise.
+    The result is a matrix B = scale x identity + sum of up up' - sum of down down'; returns (scale, pairs used), with
+    the rows in `up` and `down`. Updates shrink as the model converges, so B uses the changes with inverted sign. Pairs
+    whose cosine is below `flattest` are left out: B would no longer be positive definite, or be mostly noise.
     """
     window, parameters = steps.shape
     scale = 0.0
@@ -281,9 +281,9 @@ def curvature_product(vector, scale, up, down, used, out):
 
 @compiled()
 def forecast_errors(updates, before, weights, started, rows, scale, up, down, used, out):
-    """out[i] = distance of update i from its forecast: the client's last update, bent by the model's move since then.
+    """out[i] = distance of update i from its prediction: the client's last update, corrected for the model's move.
 
-    `before` and `started` hold last updates and the models they began from; update i belongs to their row rows[i].
+    `before` and `started` are last updates and the models they started from; update i belongs to their row rows[i].
     """
     parameters = updates.shape[1]
     move = np.empty(parameters)
@@ -291,7 +291,7 @@ def forecast_errors(updates, before, weights, started, rows, scale, up, down, us
     forecast = np.empty(parameters)
     for i in range(len(updates)):
         row = rows[i]
-        moved = False  # mostly as far as for the client before
+        moved = False  # mostly the same as for the previous client
         for p in range(parameters):
             step = weights[p] - started[row, p]
             moved = moved or i == 0 or step != move[p]
@@ -307,9 +307,9 @@ def forecast_errors(updates, before, weights, started, rows, scale, up, down, us
 def record_forecast_errors(
     updates, rows, weights, steps, bends, first, flattest, before, started, seen, excluded, noted
 ):
-    """Append to `noted` [clients, window] how far off each forecast was, relative to the mean; returns how many.
+    """Append the relative error of each prediction to `noted` [clients, window]; returns their number.
 
-    Clients that are excluded, or here for the first time, have none. -1 if a row does not exist: nothing is written.
+    Clients that are excluded or new have none. -1 if a row does not exist: nothing is written.
     """
     for i in range(len(updates)):
         if rows[i] < 0 or rows[i] >= len(seen):
@@ -337,9 +337,9 @@ def record_forecast_errors(
 
 @compiled()
 def record_round(updates, rows, weights, excluded, rounds, last, steps, bends, before, started, seen, change):
-    """Replace `change`, last round's, by the mean of this round's updates of clients not excluded; remember the rest.
+    """Replace `change`, last round's, by the mean of this round's updates of clients not excluded; update the state.
 
-    `last` is the model of the last round; `steps` and `bends` [window, parameters] get what changed since.
+    `last` is the model of the last round; `steps` and `bends` [window, parameters] get the differences.
     """
     n, parameters = updates.shape
     mean = np.zeros(parameters)
@@ -370,7 +370,7 @@ def record_round(updates, rows, weights, excluded, rounds, last, steps, bends, b
 
 @compiled()
 def mean_forecast_errors(noted, excluded, judged, scores):
-    """Mean of each row of `noted` that is full and not excluded; returns how many, with the rows in `judged`."""
+    """Mean of each row of `noted` that is full and not excluded; returns their number, with the rows in `judged`."""
     n, window = noted.shape
     count = 0
     for i in range(n):
@@ -383,10 +383,10 @@ def mean_forecast_errors(noted, excluded, judged, scores):
 
 @compiled()
 def best_split(values):
-    """Two clusters of ascending values: (first of the upper one, spread of one cluster, spread of two).
+    """Two clusters of ascending values: (first of the upper one, dispersion of one cluster, dispersion of two).
 
-    A spread is the sum of squared distances to the cluster's mean; in one dimension the best two clusters of k-means
-    are a cut, so all cuts are tried. The mean is taken off first: what is left of near-equal values keeps its digits.
+    A dispersion is the sum of squared distances to the cluster's mean; in one dimension the best two clusters of
+    k-means are a cut, so all cuts are tried. The mean is subtracted first, so nearly equal values keep their digits.
     """
     n = len(values)
     mean = 0.0

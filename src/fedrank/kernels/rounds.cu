@@ -1,30 +1,30 @@
-// Twin of rounds in simulation (federated/round.py) whose rule is the mean: many rounds in one call. A team of warps is
-// one client; between two rounds all blocks wait for one another, and each computes the next model by itself.
+// CUDA version of rounds in simulation (federated/round.py) with the mean: many rounds in one launch. One team of warps per
+// client; between rounds all blocks synchronise, and each computes the next model.
 
 #define ADD 0
 #define MOMENTUM 1
 #define ADAM 2
 
 struct Rounds {
-    Task task;             // without what differs from round to round
+    Task task;             // without fields that change every round
     const u64* keys;       // [rounds]
-    const i64* present;    // [rounds, taking part]: rows of clients, or none: all
+    const i64* present;    // [rounds, participants]: rows of clients, or none: all
     const double* counts;  // [rounds]: the sum of weights
     const double* bias;    // [rounds, 2]: 1 - beta^steps, of Adam
     const double* model;   // [features]: before the first round
-    const double* server;  // [remembered]: what the server step knows then
-    float* updates;        // [2, taking part, features]: two rounds take turns
-    double* online;        // [rounds, taking part]
+    const double* server;  // [remembered]: state of the server step before the first round
+    float* updates;        // [2, participants, features]: double buffer for two rounds
+    double* online;        // [rounds, participants]
     double* models;        // [rounds, features]
     double* servers;       // [rounds, remembered]
     u32* gate;             // 0
-    double* done;          // rounds that came out: fewer where an update is not finite
-    char* scratch;         // of a team that has no fast memory
+    double* done;          // completed rounds: fewer if an update is not finite
+    char* scratch;         // of a team without shared memory
     i64 rounds, taking_part, weighted, step, remembered;
-    double server_rate, beta1, beta2, epsilon;  // beta1 is also the share that momentum keeps
+    double server_rate, beta1, beta2, epsilon;  // beta1 is also the decay of momentum
 };
 
-// One search, and what does not depend on the model, which is looked up while the one before is learned from.
+// One search: what does not depend on the model, and is prefetched during the previous search.
 struct Search {
     u64 chance;
     i64 begin, place, who;
@@ -32,7 +32,7 @@ struct Search {
     i64 count;
 };
 
-// What a team needs besides a warp's room.
+// What a team needs in addition to the memory of a warp.
 struct Team {
     double* model;    // [features]
     double* server;   // [remembered], for Adam without the number of steps
@@ -42,10 +42,10 @@ struct Team {
     double* clicks;   // [2, 2 SHOWN]
     i8* grades;       // [2, longest]
     Search* searches;  // [2]
-    i32* said;        // [2]: considered places; whether a sum is not finite
+    i32* said;        // [2]: considered positions; whether a sum is not finite
 };
 
-// Room of a team behind that of a warp; Python's `team_room_of` counts the same bytes.
+// Memory of a team after that of a warp; Python's `team_room_of` counts the same bytes.
 FUNCTION void furnish_team(const Rounds& all, char* memory, Team& team) {
     const i64 longest = all.task.longest, groups = (longest + 31) / 32;
     team.model = (double*)memory;
@@ -66,7 +66,7 @@ FUNCTION void furnish_team(const Rounds& all, char* memory, Team& team) {
     team.grades = (i8*)(memory + 16);
 }
 
-// Scores of one query by all warps: each adds up one of the eight sums of `lanes.dot`, for four groups at once.
+// Scores of one query by all warps: each computes one of the eight sums of `lanes.dot`, for four groups at once.
 FUNCTION void team_sums(const float* weights, const float* block, i32 features, i32 documents, float* partial) {
     const i32 whole = features & ~7, groups = (documents + 31) / 32;
     EACH_THREAD(thread) {
@@ -132,7 +132,7 @@ template <typename Real> FUNCTION void team_scores(
     all_together();
 }
 
-// Looks up what a search needs, by one of `threads` threads.
+// Looks up the data of a search, by one of `threads` threads.
 template <typename Real> FUNCTION void look_up(
     const Task& task, i64 row, u64 client, i64 interaction, Team& team, i32 thread, i32 threads) {
     const i32 side = i32(interaction & 1);
@@ -182,7 +182,7 @@ template <typename Real, bool plain> FUNCTION void team_client(
         if (interactions > 0) look_up<Real>(task, row, client, 0, team, thread, 32 * TEAM);
     }
     all_together();
-    double quality = 0.0;  // the last warp's, which has the least to do
+    double quality = 0.0;  // computed by the last warp, which has the least work
     for (i64 interaction = 0; interaction < interactions; interaction++) {
         const i32 side = i32(interaction & 1);
         const Search search = team.searches[side];
@@ -201,7 +201,7 @@ template <typename Real, bool plain> FUNCTION void team_client(
             }
         }
         all_together();
-        if (race) {  // a document for each thread: all have their times, and no deadline is needed
+        if (race) {  // one document per thread: all times are known, and no deadline is needed
             EACH_THREAD(thread) {
                 ROLLED for (i32 d = thread; d < count; d += 32 * TEAM) {
                     const double own = page.times[d];
@@ -293,7 +293,7 @@ template <typename Real, bool plain> FUNCTION void team_client(
     all_together();
 }
 
-// steps.py: where a change moves one parameter, and what the server step remembers of it.
+// The server step of kernels/rounds.py for one parameter, and its new state.
 FUNCTION double stepped(const Rounds& all, double weight, double change, double* kept, i64 round) {
     if (all.step == ADD) return weight + all.server_rate * change;
     if (all.step == MOMENTUM) {

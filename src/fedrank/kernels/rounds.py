@@ -1,4 +1,4 @@
-"""Many rounds in one call: what Python does between two of them takes as long as a third of a small round."""
+"""Many rounds in one call, since Python's overhead between rounds is a third of the time of a small round."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fedrank.kernels.sums import add_rows
 
 @compiled()
 def step(moves, weights, change, memory, after, memory_after):
-    """The model `after` a change, and what the server step remembers then.
+    """Compute the model `after` a change, and the new state of the server step.
 
-    Operation by operation the same as `fedrank.federated.server_optimizers`.
+    The operations equal those of `fedrank.federated.server_optimizers`.
     """
     size = len(weights)
     if moves.kind == ADD:
@@ -50,7 +50,7 @@ def average(client_weights, updates, change):
         total += client_weights[i]
     finite = True
     for p in range(len(change)):
-        # Updates have four bytes a parameter, so that no sum of finite ones is beyond eight.
+        # Updates are float32, so a sum of finite ones cannot overflow float64.
         finite &= math.isfinite(change[p])
         change[p] = change[p] / total if total > 0 else 0.0
     return finite
@@ -58,7 +58,7 @@ def average(client_weights, updates, change):
 
 @compiled()
 def choose(rows, held, seen, clicking, own, views, users):
-    """Those rows of the table of clients; the last three are filled."""
+    """Select rows of the clients; fills the last three arrays."""
     for i in range(len(rows)):
         c = rows[i]
         own.ids[i], own.pool[i], own.interactions[i] = held.ids[c], held.pool[c], held.interactions[c]
@@ -72,12 +72,11 @@ def pdgd_rounds(
     keys, cohorts, how_stepped, how_shown, how_bent, hidden, documents, longest, client_arrays, views, people, draws,
     client_weights, how_moved, weights, memory, models, memories, online,
 ):  # fmt: skip
-    """Clients learn by PDGD, their updates are averaged, and the server steps: a round for each of `keys`.
+    """Clients learn by PDGD, their updates are averaged, and the server steps: one round per key in `keys`.
 
-    `cohorts` [rounds or 1, present] are the rows that take part, and `client_weights` [clients] weights their updates
-    in the mean. Fills models [rounds, parameters], memories
-    [rounds, of the server step] and online [rounds, present]. Returns how many rounds were done: it ends before one in
-    which an update is not finite.
+    `cohorts` [rounds or 1, present] are the rows of participants, and `client_weights` [clients] weights their updates
+    in the mean. Fills models [rounds, parameters], memories [rounds, state of the server step] and online [rounds,
+    present]. Returns the number of completed rounds: it stops before a round in which an update is not finite.
     """
     held, seen, clicking, moves = (
         ClientArrays(*client_arrays),

@@ -1,4 +1,4 @@
-// Twin of show.py: what people are shown, and what they do with it. One warp draws one list.
+// CUDA version of show.py: result lists and clicks. One warp samples one list.
 
 #define SHOWN 10
 #define FIRST_CLICK_DRAW 2
@@ -6,7 +6,7 @@
 #define KEEP_DRAW (1ll << 40)
 #define FAR_APART 500.0
 
-// Room for one list; of a warp alone.
+// Buffers for one list, private to a warp.
 struct Page {
     float* scores;  // [longest]
     double* rates;  // [longest]: e^((score - highest) / temperature)
@@ -21,9 +21,9 @@ struct Four {
 
 FUNCTION float wide(float x) { return x; }
 
-// Features of a query lie by groups of 32 documents, [group, feature, 32], the last one in rows of a multiple of 8 that
-// is just enough. Of two bytes each, they lie by groups of 64, [group, feature, 32, 2], and the last one in rows of a
-// multiple of 4 pairs: a pair is document i and document i + the number of pairs.
+// Features of a query are in groups of 32 documents, [group, feature, 32]; the last group has rows of the smallest
+// sufficient multiple of 8. Features of two bytes are in groups of 64, [group, feature, 32, 2]; the last group has rows of
+// a multiple of 4 pairs: a pair is document i and document i + the number of pairs.
 FUNCTION i32 tight(const float*, i32 documents, i32 group) {
     return documents >= 32 * (group + 1) ? 32 : (documents - 32 * group + 7) / 8 * 8;
 }
@@ -39,8 +39,8 @@ FUNCTION float feature_of(const Half* block, i32 features, i32 documents, i32 d,
     return wide(block[d / 64 * features * 64 + (f * pairs + i % pairs) * 2 + i / pairs]);
 }
 
-// What lanes add to eight sums of their own, for `groups` groups at once: a weight is read once for all of them. Sums are
-// those of `lanes.dot`: eight side by side, folded, and what is left over added one by one.
+// Eight partial sums per lane, for `groups` groups at once: a weight is read once for all of them. The sums are those of
+// `lanes.dot`: eight in parallel, folded, and the remainder added sequentially.
 template <i32 groups> FUNCTION void scores_of(
     const float* weights, const float* block, i32 features, i32 first, i32 documents, float* scores) {
     const i32 whole = features & ~7, last = tight(block, documents, first / 32 + groups - 1);
@@ -86,7 +86,7 @@ struct alignas(4) Pair {
     Half one, two;
 };
 
-// The same of pairs: `groups` groups of 64.
+// The same for pairs: `groups` groups of 64.
 template <i32 groups> FUNCTION void scores_of(
     const float* weights, const Half* block, i32 features, i32 first, i32 documents, float* scores) {
     const i32 whole = features & ~7, last = tight(block, documents, first / 64 + groups - 1);
@@ -137,7 +137,7 @@ template <i32 groups> FUNCTION void scores_of(
     }
 }
 
-// `most` groups at once: the more, the more is fetched together, and the more registers that takes.
+// `most` groups at once: more groups mean more loads in flight, and more registers.
 template <i32 most> FUNCTION void linear_scores(
     const float* weights, const float* block, i32 features, i32 documents, float* scores) {
     i32 first = 0;
@@ -193,7 +193,7 @@ FUNCTION double rates(Page& page, i32 count, double temperature) {
     return (double(highest) - double(lowest)) / temperature;
 }
 
-// Where the draws of documents come from: from the stream when they are asked for, or noted beforehand.
+// The source of the draws of documents: the stream on demand, or precomputed.
 struct Keyed {
     u64 chance;
 };
@@ -216,7 +216,7 @@ FUNCTION i32 best_of(const float* scores, i32 count) {
     return best;
 }
 
-// The same list in logarithms, where rates are too far apart: rare, and done by one lane.
+// The same list by logarithms, if rates are too far apart: rare, and done by one lane.
 SLOW void plackett_luce_in_logarithms(
     const float* scores, double* times, i32* early, i32* shown, i32 count, double temperature, i32 first, u64 chance) {
     const i32 size = count < SHOWN ? count : SHOWN;
@@ -245,7 +245,7 @@ SLOW void plackett_luce_in_logarithms(
     together();
 }
 
-// Fills page.shown; returns how many. `ahead`: turns of a loop that are begun together; each takes registers.
+// Fills page.shown; returns its length. `ahead`: loop iterations that are started together; each takes registers.
 template <i32 ahead, typename Draws> FUNCTION i32 plackett_luce(
     Page& page, double spread, i32 count, double temperature, i32 first, u64 chance, const Draws& from) {
     const i32 size = count < SHOWN ? count : SHOWN;
@@ -254,7 +254,7 @@ template <i32 ahead, typename Draws> FUNCTION i32 plackett_luce(
         part[lane] = 0.0;
         ROLLED for (i32 d = lane; d < count; d += 32) part[lane] += page.rates[d];
     }
-    const double total = sum_of(part);  // says only when to stop looking: the order in which it is added up is all the same
+    const double total = sum_of(part);  // only decides when to stop, so the order of summation is irrelevant
     if (!(spread < FAR_APART) || !(total > 0.0)) {
         plackett_luce_in_logarithms(
             page.scores, page.times, page.early, page.shown, count, temperature, first, chance);
@@ -298,7 +298,7 @@ template <i32 ahead, typename Draws> FUNCTION i32 plackett_luce(
         if (arrived >= size || candidates == count) break;
         deadline *= 2.5;
     }
-    EACH_LANE(lane) {  // a candidate's rank is the number of those that came before it
+    EACH_LANE(lane) {  // a candidate's rank is the number of earlier ones
         ROLLED for (i32 i = lane; i < candidates; i += 32) {
             const double own = page.times[i];
             i32 rank = 0;
@@ -315,7 +315,7 @@ FUNCTION i32 plackett_luce(Page& page, double spread, i32 count, double temperat
     return plackett_luce<1>(page, spread, count, temperature, first, chance, Keyed{chance});
 }
 
-// Bit i is set where place i was clicked. Every place is read as if nobody had left; then who leaves, leaves.
+// Bit i is set if position i was clicked. All positions are evaluated, and then those after leaving are removed.
 template <typename Draws> FUNCTION u32 read_and_click(
     const i8* grades, const Page& page, i32 size, const double* click, const double* stop, const double* attention,
     const Draws& from) {
@@ -344,7 +344,7 @@ FUNCTION double shown_ndcg(
     const i8* grades, const Page& page, i32 size, double ideal, const double* discount, double* terms) {
     if (ideal == 0.0) return 0.0;
     EACH_LANE(lane) {
-        if (lane < size)  // 2^grade from its bits
+        if (lane < size)  // 2^label from its bits
             terms[lane] = (from_bits((1023ll + grades[page.shown[lane]]) << 52) - 1.0) * discount[lane];
     }
     together();

@@ -1,7 +1,7 @@
-"""What people are shown, and what they do with it: lists drawn from scores, or sorted by them; clicks.
+"""Result lists and clicks of simulated users: lists sampled from scores, or sorted by them.
 
 Numbers of draws within an interaction's stream: 0 query, 1 user, 2 .. 21 clicks and stops, 22 + d document d, and far
-behind them whether the first place is kept.
+after them whether the best document stays first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SHOWN = 10
 FIRST_CLICK_DRAW = 2
 FIRST_DOCUMENT_DRAW = 22
 KEEP_DRAW = 1 << 40
-FAR_APART = 500.0  # beyond this spread of scores, e^(score - highest) comes near underflow: logarithms from then on
+FAR_APART = 500.0  # above this spread of scores, e^(score - highest) nears underflow, and logarithms are used
 
 
 @compiled(inline=True)
@@ -37,7 +37,7 @@ def rates(scores, count, temperature, scratch, out):
 
 @compiled()
 def insert(keys, shown, filled, key, document):
-    """Insert into the ascending list of the len(keys) smallest; returns how many it holds now."""
+    """Insert into the ascending list of the len(keys) smallest; returns its new length."""
     at = filled if filled < len(keys) else len(keys) - 1
     while at > 0 and keys[at - 1] > key:
         keys[at] = keys[at - 1]
@@ -50,7 +50,7 @@ def insert(keys, shown, filled, key, document):
 
 @compiled()
 def best_of(scores, count):
-    """The best document; of equal ones the first."""
+    """The best document; the first in a tie."""
     best = 0
     for d in range(1, count):
         if scores[d] > scores[best]:
@@ -60,7 +60,7 @@ def best_of(scores, count):
 
 @compiled(inline=True)
 def can_arrive(draws, exps, count, deadline):
-    """How many documents can arrive before a deadline: the time -log(u) / rate is at least (1 - u) / rate."""
+    """The number of documents that can arrive before a deadline: the time -log(u) / rate is at least (1 - u) / rate."""
     some = np.int64(0)
     for d in range(count):
         some += 1.0 - draws[d] < deadline * exps[d]
@@ -71,10 +71,10 @@ def can_arrive(draws, exps, count, deadline):
 def plackett_luce(page, spread, count, temperature, first, stream, race):
     """Draw the top of a Plackett-Luce ranking: documents race, and arrive at exponential times of rate e^score.
 
-    Exact: the same as sorting scores with Gumbel noise. Only documents that can arrive before a deadline need their
-    time, -log(u) / rate; since that is at least (1 - u) / rate, one multiplication rules the others out. The deadline
-    moves until enough have arrived. The document `first`, if it is one, arrives before all others. Returns the length
-    of the list, with the documents in page.shown.
+    Exact: equivalent to sorting scores with Gumbel noise. Only documents that can arrive before a deadline need their
+    time, -log(u) / rate; since that is at least (1 - u) / rate, one multiplication excludes the others. The deadline
+    moves until enough have arrived. The document `first`, if any, arrives before all others. Returns the length of the
+    list, with the documents in page.shown.
     """
     scores, exps, shown = page.scores, page.rates, page.shown
     draws, times, early, ranks = race.draws, race.times, race.early, race.ranks
@@ -84,7 +84,7 @@ def plackett_luce(page, spread, count, temperature, first, stream, race):
     total = 0.0
     for d in range(count):
         total += exps[d]
-    if not spread < FAR_APART or not total > 0.0:  # far apart, or no longer numbers
+    if not spread < FAR_APART or not total > 0.0:  # far apart, or NaN
         filled = 0
         for d in range(count):
             log_time = log(-log(draws[d])) - scores[d] / temperature if d != first else -np.inf
@@ -93,10 +93,10 @@ def plackett_luce(page, spread, count, temperature, first, stream, race):
         return size
 
     if first >= 0:
-        draws[first] = 1.0  # it is early whatever the deadline
-    deadline = 1.8 * SHOWN / total  # if rates were alike, about 1.8 times as many as needed would arrive by then
+        draws[first] = 1.0  # it arrives before any deadline
+    deadline = 1.8 * SHOWN / total  # with equal rates, about 1.8 times as many as needed arrive by then
     while True:
-        while can_arrive(draws, exps, count, deadline) < size:  # where scores are far apart, that takes many a time
+        while can_arrive(draws, exps, count, deadline) < size:  # takes several iterations if scores are far apart
             deadline *= 2.5
         candidates = 0
         for d in range(count):
@@ -112,7 +112,7 @@ def plackett_luce(page, spread, count, temperature, first, stream, race):
         if arrived >= size or candidates == count:
             break
         deadline *= 2.5
-    for i in range(candidates):  # a candidate's rank is the number of those that came before it
+    for i in range(candidates):  # a candidate's rank is the number of earlier ones
         rank = np.int64(0)
         for j in range(i):
             before = np.int64(times[j] <= times[i])
@@ -129,7 +129,7 @@ def plackett_luce(page, spread, count, temperature, first, stream, race):
 def show(weights, hidden, table, query, display, stream, page, race):
     """Score the documents of a query and draw a list; returns (its length, the spread of the scores).
 
-    The list is in page.shown. With display.logged it is all documents as they stand.
+    The list is in page.shown. With display.logged it is all documents in their order.
     """
     begin = table.offsets[query]
     count = table.offsets[query + 1] - begin
@@ -150,7 +150,7 @@ def best_first(bits, count, order, best, bounds, keys, ordered, shown):
     """The first 10 of `count` documents by score, ties as in evaluation.
 
     `bits` [longest, 1] are those of float32 scores. Returns the list's length with the documents in `shown`, or -1 if a
-    score is not a number. The rest is scratch.
+    score is NaN. The rest is scratch.
     """
     if as_integers(bits[:count].reshape(count), order[:count].reshape(count)) > 0:
         return -1
@@ -184,7 +184,7 @@ def read_and_click(grades, shown, count, click, stop, attention, stream, clicked
 
 @compiled()
 def click_what_has_a_grade(grades, count, clicked):
-    """The clicks of a search log: what has a grade was clicked."""
+    """The clicks of a search log: documents with a label above 0 were clicked."""
     for d in range(count):
         clicked[d] = grades[d] > 0
 

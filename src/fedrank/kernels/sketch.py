@@ -57,7 +57,7 @@ def rank_of(value, side):
 
 @compiled()
 def merge_block(sketches, first, keep, documents, values, sizes, lost):
-    """Put sketches [new, z, w] into the sorted ends of all cells; `keep`: 0 both ends, 1 largest, 2 magnitudes."""
+    """Merge sketches [new, z, w] into the sorted ends of all cells; `keep`: 0 both ends, 1 largest, 2 magnitudes."""
     new = sketches.shape[0]
     ends, depth, width, slots = documents.shape
     order = np.empty(new, dtype=np.int64)
@@ -88,7 +88,7 @@ def merge_block(sketches, first, keep, documents, values, sizes, lost):
                 if many:
                     chosen = order[:many]
                     chosen.sort()
-                    # From the back: the worst of both go first, old ones before new ones where they are equal.
+                    # From the back: the worst of both are removed first, old ones before new ones in a tie.
                     i, j = size - 1, many - 1
                     while j >= 0:
                         take_new = i < 0 or -(chosen[j] // _ROW) <= rank_of(vals[i], side)
@@ -112,7 +112,7 @@ def merge_block(sketches, first, keep, documents, values, sizes, lost):
 
 @compiled()
 def remove_rows(documents, values, sizes, present):
-    """Close the gaps of documents that are no longer there, and of row numbers that cannot be."""
+    """Remove documents that no longer exist, and invalid row numbers."""
     ends, depth, width, slots = documents.shape
     for end in range(ends):
         for row in range(depth):
@@ -130,7 +130,7 @@ def remove_rows(documents, values, sizes, present):
 
 @compiled()
 def twice_median(values, n):
-    """Sum of the two middle ones of values[:n], which are sorted; n = 1 or more."""
+    """Sum of the two middle values of values[:n], which is sorted in place; n >= 1."""
     for i in range(1, n):
         value = values[i]
         j = i
@@ -143,13 +143,13 @@ def twice_median(values, n):
 
 @compiled()
 def twice_estimate(values, n, smallest, bar):
-    """Twice the median or the minimum of values[:n], or `bar` where it is not above; values may be reordered."""
+    """Twice the median or the minimum of values[:n], or `bar` if it is not above; values may be reordered."""
     if smallest:
         least = values[0]
         for i in range(1, n):
             least = min(least, values[i])
         return max(2 * np.int64(least), bar)
-    half = bar // 2  # a median above the bar needs half of its values above half of it: most fail, and none is sorted
+    half = bar // 2  # a median above the bar needs half of its values above half the bar: most fail without sorting
     above = 0
     for i in range(n):
         above += values[i] > half
@@ -160,9 +160,9 @@ def twice_estimate(values, n, smallest, bar):
 
 @compiled()
 def keep_best(keys, k):
-    """Cut full keys to the k best; returns how many are left and what a later document has to exceed.
+    """Cut a full array of keys to the k best; returns their number and the value that a later document must exceed.
 
-    A key is -(twice the estimate) in the upper half and the document in the lower, so that small ones are best.
+    A key is -(twice the estimate) in the upper half and the document in the lower, so small keys are best.
     """
     keys.sort()
     return k, -(keys[k - 1] // _ROW)
@@ -186,7 +186,7 @@ def best_first(keys, found, k):
 def query_top(documents, values, sizes, signs, fill, rows, fewest, k, absent, smallest):
     """The k best documents by their entries in the cells of a term [z, slots]; see `ReverseTopK.query`.
 
-    Row numbers may come from elsewhere: those that cannot be are left out.
+    Row numbers may come from other parties: invalid ones are left out.
     """
     depth = documents.shape[0]
     slots = np.zeros(rows, dtype=np.int32)

@@ -1,18 +1,18 @@
-// Twin of sums.py: `add_rows`, row by row, of all or of some. A block adds up 32 columns.
+// CUDA version of sums.py: `add_rows`, row by row, of all or of some. A block sums 32 columns.
 
 #define ROWS_AT_ONCE 256
 
 struct RowSum {
-    const i64* weights;  // [rows], or none: each counts once
+    const i64* weights;  // [rows], or none: all weights are 1
     const float* rows;   // [rows, columns]
     double* totals;      // [columns]
     i64 count, columns;  // rows, values of a row
-    i64 fresh;           // whether totals begin at 0, or go on
-    const i64* which;    // [rows]: where they are, or none: one after the other
+    i64 fresh;           // whether totals start at 0 or continue
+    const i64* which;    // [rows]: their indices, or none: consecutive
 };
 
 #ifdef __CUDACC__
-// The first warp adds, each lane its own column, in order; all others fetch what comes next.
+// The first warp adds in order, one column per lane; all others load the next rows.
 extern "C" __global__ void __launch_bounds__(288) add_rows(const RowSum task) {
     extern __shared__ __align__(16) char memory[];
     float(*fetched)[ROWS_AT_ONCE][32] = (float(*)[ROWS_AT_ONCE][32])memory;
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(288) add_rows(const RowSum task) {
             const double weight = own < end && task.weights != nullptr ? double(task.weights[own]) : 1.0;
 #pragma unroll
             for (i32 k = 0; k < ROWS_AT_ONCE / 8; k++) fetched[side][8 * k + warp - 1][lane] = x[k];
-            counted[side][threadIdx.x - 32] = weight;  // there are as many threads as rows
+            counted[side][threadIdx.x - 32] = weight;  // one thread per row
         } else if (row > 0) {
             const i64 before = row - ROWS_AT_ONCE;
             const i32 some = i32(end - before < ROWS_AT_ONCE ? end - before : ROWS_AT_ONCE);

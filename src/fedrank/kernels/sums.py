@@ -1,4 +1,4 @@
-"""Products of vectors and matrices in a fixed order: the same bits on every processor, which a library's are not."""
+"""Products of vectors and matrices in a fixed order, with the same bits on every CPU, unlike those of libraries."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def inner(a, b) -> float:
 
 @compiled()
 def length(vector) -> float:
-    """Euclidean, in double precision."""
+    """Euclidean norm, in double precision."""
     return math.sqrt(wide_dot(vector, vector))
 
 
 @compiled()
 def lengths(rows) -> NDArray[np.float64]:
-    """Of each row."""
+    """Euclidean norm of each row."""
     out = np.empty(len(rows))
     for i in range(len(rows)):
         out[i] = math.sqrt(wide_dot(rows[i], rows[i]))
@@ -44,9 +44,9 @@ def add_rows(weights, rows, out):
 
 @compiled()
 def fill_products(a, b, lower, out):
-    """out[i, j] = a[i] . b[j], added up in the order of their elements; `b` has a multiple of 16 rows.
+    """out[i, j] = a[i] . b[j], summed in the order of their elements; `b` has a multiple of 16 rows.
 
-    With `lower`, values above the diagonal are left out, or not, as it comes.
+    With `lower`, values above the diagonal are unspecified.
     """
     packed = np.empty((a.shape[1], COLUMNS), dtype=a.dtype)
     whole = len(a) - len(a) % ROWS

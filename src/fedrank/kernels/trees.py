@@ -1,4 +1,4 @@
-"""Regression trees on many documents, and the choice of the best-scored documents among the irrelevant ones."""
+"""Evaluate regression trees on many documents, and select the best-scored irrelevant documents."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from fedrank.kernels.compile import compiled
 from fedrank.kernels.measures import as_integers, key_of
 
-BLOCK = 256  # documents that walk down a tree together: while one waits for memory, the others go on
+BLOCK = 256  # documents that traverse a tree together, to overlap memory accesses
 ZERO = float(np.float32(1e-35))  # values from -ZERO to ZERO are zero to LightGBM
 
 
@@ -16,12 +16,12 @@ def add_trees(
     features, first, last, scores, plain, roots, feature, threshold, missing_left, kind, child, value,
     set_start, set_bits, is_linear, base, slope_start, slope_feature, slope,
 ):  # fmt: skip
-    """Add what trees say about documents first .. last - 1 to their scores, tree after tree.
+    """Add the predictions of trees for documents first .. last - 1 to their scores, tree after tree.
 
     The arrays are those of `trees/arrays.py: Trees`, which has checked them. A split sends a document to
     child[split, 0] if its value is at most the threshold, otherwise to child[split, 1]; a child below 0 is the leaf
-    ~child. A value that is not a number goes to the left where `missing_left` says so. Where trees are `plain`, no
-    other kind of split or leaf needs a look.
+    ~child. NaN goes to the left if `missing_left` is set. If trees are `plain`, all splits and leaves are of this
+    kind.
     """
     node = np.empty(BLOCK, np.int32)
     for begin in range(first, last, BLOCK):
@@ -57,7 +57,7 @@ def add_trees(
 
 @compiled()
 def in_set(seen, number, set_start, set_bits):
-    """Whether a value, cut to a whole number, is in a set of categories."""
+    """Whether a value, truncated to an integer, is in a set of categories."""
     if not -1 < seen < 2147483648:
         return False
     category = int(seen)
@@ -67,7 +67,7 @@ def in_set(seen, number, set_start, set_bits):
 
 @compiled()
 def on_line(row, leaf, value, base, slope_start, slope_feature, slope):
-    """What the linear model of a leaf says; its plain value where a feature that it reads is missing."""
+    """The prediction of a leaf's linear model, or its constant value if a feature of the model is missing."""
     total = base[leaf]
     for i in range(slope_start[leaf], slope_start[leaf + 1]):
         seen = row[slope_feature[i]]
@@ -80,7 +80,7 @@ def on_line(row, leaf, value, base, slope_start, slope_feature, slope):
 
 @compiled()
 def smallest(keys, count, k):
-    """The k-th smallest (from 1) of the first `count` keys, which are put into another order (Hoare's selection)."""
+    """The k-th smallest (from 1) of the first `count` keys, which are reordered (Hoare's selection)."""
     low, high, wanted = 0, count - 1, k - 1
     while low < high:
         pivot = keys[(low + high) // 2]
@@ -105,10 +105,10 @@ def smallest(keys, count, k):
 
 @compiled()
 def best_negatives(bits, grades, offsets, share, least, kept):
-    """Mark all relevant documents, and of each query the best-scored share of the others, but at least so many.
+    """Mark all relevant documents, and of each query the best-scored share of the others, at least `least`.
 
-    bits of float32 scores, int32 [documents]; the result goes to kept, bool [documents]. Returns how many irrelevant
-    documents are kept. Equal scores are ordered as in every measure.
+    bits of float32 scores, int32 [documents]; the result goes to kept, bool [documents]. Returns the number of kept
+    irrelevant documents. Equal scores are ordered as in every measure.
     """
     order = np.empty_like(bits)
     as_integers(bits, order)

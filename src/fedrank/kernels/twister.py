@@ -1,8 +1,7 @@
-"""The generator of NumPy's `RandomState`: what published code drew from, one number after the other.
+"""The generator of NumPy's `RandomState`, which published code used.
 
-Needed only where a published result depends on which draws shared their bits. Everything else uses `chance`. The state
-is an array of 625 integers: 624 words of the Mersenne Twister (Matsumoto and Nishimura, 1998), and the place of the
-next one.
+Needed only if a published result depends on shared random bits. Everything else uses `chance`. The state is an array of
+625 integers: 624 words of the Mersenne Twister (Matsumoto and Nishimura, 1998), and the index of the next one.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from fedrank.kernels.elementary import log
 
 WORDS = 624
 STATE = WORDS + 1
-SEEDS = 1 << 32  # seeds are below
+SEEDS = 1 << 32  # upper bound of seeds
 _LOW32 = (1 << 32) - 1
 _UPPER, _LOWER = 1 << 31, (1 << 31) - 1
-_FAR = 397  # a word is made of those 0, 1 and 397 places ahead
+_FAR = 397  # a word depends on those 0, 1 and 397 positions ahead
 
 
 @compiled()
 def reseed(state, seed):
-    """Begin anew, as `RandomState(seed)` does."""
+    """Initialise the state like `RandomState(seed)`."""
     word = np.int64(seed)
     for i in range(WORDS):
         state[i] = word
@@ -34,7 +33,7 @@ def reseed(state, seed):
 
 @compiled(inline=True)
 def twisted(word, following):
-    """The first bit of a word and the others of the next one, mixed."""
+    """Mix the first bit of a word with the other bits of the next."""
     both = (word & _UPPER) | (following & _LOWER)
     return (both >> 1) ^ (0x9908B0DF * (both & 1))
 
@@ -59,7 +58,7 @@ def next_word(state):
 
 @compiled()
 def next_uniform(state):
-    """`uniform()`: two words, of which the first decides nearly all."""
+    """`uniform()`: two words, of which the first has the leading bits."""
     high = next_word(state) >> 5
     low = next_word(state) >> 6
     return (high * 67108864.0 + low) / 9007199254740992.0
@@ -67,7 +66,7 @@ def next_uniform(state):
 
 @compiled()
 def next_below(state, count):
-    """`randint(0, count)`: the last bits of a word, drawn again where they are too large; none if count is 1."""
+    """`randint(0, count)`: the last bits of a word, drawn again if they are too large; no draw if count is 1."""
     if count == 1:
         return np.int64(0)
     mask = count - 1
@@ -81,7 +80,7 @@ def next_below(state, count):
 
 @compiled()
 def next_normals(state, out):
-    """`normal(size=len(out))`: the polar method of Marsaglia, of each pair the second first."""
+    """`normal(size=len(out))`: the polar method of Marsaglia, with the second of each pair first."""
     for i in range(0, len(out), 2):
         square = 0.0
         x = y = 0.0

@@ -1,8 +1,8 @@
-// A warp: 32 lanes that work on one client. The only file that knows whether this is a GPU.
+// A warp: 32 lanes that work on one client. The only file that depends on whether this is a GPU.
 //
-// Loops are written as phases. In a phase, EACH_LANE (lane) { ... } does the same for all lanes, which share nothing but
-// memory that no other lane writes in that phase; what stands outside is the same for all of them. `together` ends a
-// phase. Without a GPU a phase is a loop, so that the same text is compiled and tested on every machine.
+// Loops are written as phases. In a phase, EACH_LANE (lane) { ... } runs for all lanes, which share only memory that no
+// other lane writes in that phase; code outside is the same for all lanes. `together` ends a phase. Without a GPU a phase
+// is a loop, so the same source is compiled and tested on every machine.
 
 typedef signed char i8;
 typedef int i32;
@@ -16,14 +16,14 @@ struct Half {
 };
 
 #ifndef TEAM
-#define TEAM 8  // warps that work on one client where there are few
+#define TEAM 8  // warps per client if there are few clients
 #endif
 
 #ifdef __CUDACC__
 
 #define FUNCTION __device__ __forceinline__
 #define SLOW __device__ __noinline__
-#define ROLLED _Pragma("unroll 1")  // unrolled, a loop would need registers that more warps can use better
+#define ROLLED _Pragma("unroll 1")  // unrolled loops would need registers that reduce the number of warps
 #define EACH_LANE(lane) for (i32 lane = threadIdx.x & 31, once_ = 1; once_; once_ = 0)
 
 template <typename T> struct PerLane {
@@ -33,15 +33,15 @@ template <typename T> struct PerLane {
 
 FUNCTION void together() { __syncwarp(); }
 
-// A team: TEAM warps of a block that work on one client. Every warp does what stands outside of a phase; a phase is
-// EACH_THREAD, or the leader's (the first warp), at the same time as that of its helpers (all others).
+// A team: TEAM warps of a block that work on one client. Code outside of a phase runs in every warp; a phase is
+// EACH_THREAD, or that of the leader (the first warp), concurrently with that of its helpers (all others).
 #define EACH_THREAD(thread) for (i32 thread = threadIdx.x, once_ = 1; once_; once_ = 0)
 #define LEADER if (threadIdx.x < 32)
 #define EACH_HELPER(thread) for (i32 thread = threadIdx.x - 32; thread >= 0; thread = -1)
 #define LAST_WARP if (threadIdx.x >= 32 * (TEAM - 1))
 FUNCTION void all_together() { __syncthreads(); }
 
-// Until all blocks have come so far: `gate` counts how often one did.
+// A barrier for all blocks: `gate` counts arrivals.
 FUNCTION void wait_for_blocks(u32* gate, u32 arrivals) {
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -60,24 +60,24 @@ FUNCTION float wide(Half x) {
     return value;
 }
 
-// What another block wrote.
+// A value that another block wrote.
 FUNCTION float fresh(const float* place) { return __ldcg(place); }
 
-// Let what lies there come nearer.
+// Prefetch.
 FUNCTION void call_up(const void* place) { asm volatile("prefetch.global.L2 [%0];" ::"l"(place)); }
 
-// One float into fast memory, later; 0 where there is none. `all_are_here` waits for those that this thread sent for.
+// Asynchronous copy of one float into shared memory; 0 if there is none. `all_are_here` waits for this thread's copies.
 FUNCTION void send_for(float* to, const float* from, bool there) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(u32(__cvta_generic_to_shared(to))), "l"(from),
                  "r"(there ? 4 : 0));
 }
 FUNCTION void all_are_here() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// a / b of numbers of usual size, and of 0 / b: what a division does first, without looking for special cases.
+// a / b of normal numbers, and of 0 / b: the first steps of a division, without special cases.
 FUNCTION double quotient(double a, double b) {
     double r;
     asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(r) : "d"(b));
-    r = __hiloint2double(__double2hiint(r), 1);  // as the compiler has it
+    r = __hiloint2double(__double2hiint(r), 1);  // as the compiler does
     double e = __fma_rn(-b, r, 1.0);
     e = __fma_rn(e, e, e);
     r = __fma_rn(r, e, r);
@@ -87,7 +87,7 @@ FUNCTION double quotient(double a, double b) {
     return __fma_rn(r, __fma_rn(-b, q, a), q);
 }
 
-// Bit i is what lane i says.
+// Bit i is the value of lane i.
 FUNCTION u32 ballot(PerLane<bool>& said) { return __ballot_sync(0xffffffffu, said.value); }
 
 FUNCTION float highest_of(PerLane<float>& own) {
@@ -105,7 +105,7 @@ FUNCTION double sum_of(PerLane<double>& own) {
 FUNCTION i32 bits_in(u32 mask) { return __popc(mask); }
 FUNCTION i32 lowest_bit(u32 mask) { return __ffs(mask) - 1; }
 FUNCTION i32 highest_bit(u32 mask) { return 31 - __clz(mask); }
-// What the lane has that `rank` others come before; ranks from 0. By a bitonic sort.
+// The value of the lane that `rank` others precede; ranks from 0. By a bitonic sort.
 FUNCTION i32 highest_but(i32 rank, PerLane<i32>& own) {
     const i32 lane = threadIdx.x & 31;
     i32 value = own.value;
@@ -114,7 +114,7 @@ FUNCTION i32 highest_but(i32 rank, PerLane<i32>& own) {
 #pragma unroll
         for (i32 step = size / 2; step > 0; step /= 2) {
             const i32 other = __shfl_xor_sync(0xffffffffu, value, step);
-            const bool higher = ((lane & size) == 0) == ((lane & step) == 0);  // who keeps the higher one
+            const bool higher = ((lane & size) == 0) == ((lane & step) == 0);  // whether this lane keeps the higher value
             value = higher ? max(value, other) : min(value, other);
         }
     }
@@ -174,7 +174,7 @@ FUNCTION float highest_of(PerLane<float>& own) {
     return best;
 }
 
-FUNCTION double sum_of(PerLane<double>& own) {  // in the order in which lanes of a GPU do it
+FUNCTION double sum_of(PerLane<double>& own) {  // in the order of a GPU
     double total[32], other[32];
     EACH_LANE(lane) total[lane] = own[lane];
     for (i32 step = 16; step > 0; step /= 2) {

@@ -399,6 +399,19 @@ class Population:
         """Hold the lock of these people; other processes wait, because accounting takes time."""
         return deciding(self.folder, f"population {self.name!r}")
 
+    def ledger(self, run: str) -> Path:
+        """The folder of the ledger of one run."""
+        return (self.folder / run / LEDGER).absolute()
+
+    def ledger_sizes(self, but: Path) -> tuple[tuple[str, int | None], ...]:
+        """Size of the log of every ledger except one; it changes with every charge."""
+        logs = [(one, one / PARTICIPANTS) for one in ledger_folders(self.folder) if one != but]
+        return tuple((str(one), log.stat().st_size if log.exists() else None) for one, log in logs)
+
+    def spent(self) -> dict[str, float]:
+        """ε that all runs have spent by now, against each observer."""
+        return spent_together(self.accounts(), self.delta)
+
     def accounts(self, but: Path | None = None) -> list[Account]:
         """The accounts of all runs except one."""
         found = (Account.read(ledger) for ledger in ledger_folders(self.folder) if ledger != but)
@@ -456,12 +469,6 @@ def ledger_folders(folder: Path) -> list[Path]:
     """Every folder at or below this one that has a file of a ledger, even if other files of it are missing."""
     files = {TERMS, PARTICIPANTS, CHANGED, CHARGED}
     return sorted({file.parent for file in Path(folder).rglob(f"{LEDGER}*/*") if file.name in files})
-
-
-def ledger_sizes(folder: Path, but: Path) -> tuple[tuple[str, int | None], ...]:
-    """The log size of every ledger at or below a folder except one: it changes whenever a charge is added."""
-    logs = [(one, one / PARTICIPANTS) for one in ledger_folders(folder) if one != but]
-    return tuple((str(one), log.stat().st_size if log.exists() else None) for one, log in logs)
 
 
 def ledgers_below(folder: Path) -> list[Path]:

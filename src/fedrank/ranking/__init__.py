@@ -1,1 +1,1 @@
-"""How one machine learns to rank: measures, rankers, users who click, learners."""
+"""Learning to rank on one machine: measures, rankers, click models and learners."""

@@ -1,8 +1,8 @@
-"""What users have without learning: the order in which documents are given, and how good it is.
+"""The baseline ranking: the order that users see without learning, and its quality.
 
-Every run is compared with it. Which order that is, is the first of these that there is: the one that was asked for; the
-one that the data know of (the logged order of a search log, a feature that the catalog names); BM25, where a feature is
-called so; and chance, whose value is the mean over shuffles that are always the same.
+Every run is compared with it. It is the first available of: the requested order; the order recorded in the data (the
+logged order of a search log, or a feature named in the catalog); BM25, if a feature has this name; and a random order,
+whose value is the mean over fixed shuffles.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from fedrank.types import Weights
 
 FILE, RANDOM = "file", "random"
 LOGGED = "logged order"  # name of the order of a search log, as runs store it
-GIVEN = "given"  # as a start: the model that gives the order that users have
-SHUFFLES = 100  # whose mean is the value of chance
-MAX_SCORES = 20_000_000  # of all shuffles together: many documents need fewer shuffles
-BM25 = ("BM25 of whole document", "BM25 of body")  # which of several, if it is there; otherwise the first
+GIVEN = "given"  # as a start: the model that reproduces the baseline ranking
+SHUFFLES = 100  # their mean is the value of a random order
+MAX_SCORES = 20_000_000  # in all shuffles; with many documents, fewer shuffles are used
+BM25 = ("BM25 of whole document", "BM25 of body")  # preferred; otherwise the first feature with BM25 in its name
 
 _FEATURE = re.compile(r"feature (\d+)( \(.*\))?")
 
 
 @dataclass(frozen=True, eq=False)
 class BaselineRanking:
-    """How good the given order is on every query."""
+    """The quality of the baseline ranking on every query."""
 
     name: str  # "BM25 of whole document", "logged order", "random"
-    values: NDArray[np.float64]  # [measures, queries]; NaN where the measure skips a query
-    about: str = ""  # how the values came about, if that needs to be said
+    values: NDArray[np.float64]  # [measures, queries]; NaN if the measure skips the query
+    about: str = ""  # an explanation of the values, if necessary
 
 
 def baseline_order(evaluator: Evaluator, asked: str | None = None) -> BaselineRanking:
-    """The order that users have, measured: the one asked for, or the one that the data give.
+    """Evaluate the baseline ranking: the requested order, or that of the data.
 
-    `asked` is "file" (as documents stand), "random", "feature 7" or the name of a feature, highest value first.
+    `asked` is "file" (the order of the file), "random", "feature 7" or the name of a feature, highest value first.
     """
     data = evaluator.data
     order = asked or data.given or _bm25(data.feature_names)
@@ -56,12 +56,12 @@ def baseline_order(evaluator: Evaluator, asked: str | None = None) -> BaselineRa
 
 
 def baseline_weights(data: RankingData, asked: str | None = None) -> Weights:
-    """A linear model that ranks as users have it now; only where that is by one feature."""
+    """Return a linear model that reproduces the baseline ranking, which must be the order of one feature."""
     order = asked or data.given or _bm25(data.feature_names)
     if order in (RANDOM, FILE):
         raise ValueError(
-            f'start = "{GIVEN}": {data.name or "the data"} are given in the order {order!r}, which no feature has; '
-            "name one as data.given, or start otherwise"
+            f'start = "{GIVEN}": the baseline ranking of {data.name or "the data"} is {order!r}, which is not '
+            "the order of a feature; name a feature as data.given, or choose another start"
         )
     weights = np.zeros(data.features.shape[1])
     weights[_feature(order, data)[0]] = 1.0
@@ -69,20 +69,20 @@ def baseline_weights(data: RankingData, asked: str | None = None) -> Weights:
 
 
 def _bm25(names: tuple[str, ...]) -> str:
-    """The name of a feature that is BM25; chance where there is none."""
+    """Return the name of a BM25 feature, or "random" if there is none."""
     found = [name for name in names if name.startswith("BM25")]
     return next((name for name in (*BM25, *found) if name in found), RANDOM)
 
 
 def _feature(order: str, data: RankingData) -> tuple[int, str]:
-    """Column and name of a feature."""
+    """Return the column and name of a feature."""
     names, width = data.feature_names, data.features.shape[1]
     if order in names:
         return names.index(order), order
     numbered = _FEATURE.fullmatch(order)
     if numbered is None:
         raise ValueError(
-            f"data.given: no order {order!r}, so nothing could be compared with it{did_you_mean(order, names)}; use "
+            f"data.given: unknown order {order!r}{did_you_mean(order, names)}; use "
             f"'file', 'random', 'feature 1' to 'feature {width}', or the name of a feature"
         )
     number = int(numbered[1])
@@ -98,4 +98,4 @@ def _random(evaluator: Evaluator) -> BaselineRanking:
     for _ in range(shuffles):
         total = total + evaluator.per_query_of_scores(rng.random(documents, dtype=np.float32))
     shown = f"{shuffles} shuffle{'s' if shuffles > 1 else ''}"
-    return BaselineRanking(RANDOM, total / shuffles, f"the mean over {shown} that are always the same")
+    return BaselineRanking(RANDOM, total / shuffles, f"the mean over {shown} with a fixed seed")

@@ -1,7 +1,7 @@
-"""Users: how somebody reads and clicks a result list.
+"""Click models: how a simulated user reads and clicks a result list.
 
-A user reads from the top over at most ten results, looks at rank i with probability `attention[i]`, clicks with
-P(click | grade), and after a click leaves with P(stop | grade). Results that are not clicked never stop the reader.
+A user reads at most ten results from the top, examines rank i with probability `attention[i]`, clicks with
+P(click | label), and leaves after a click with P(stop | label). Results that are not clicked never stop the user.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-SHOWN = 10  # results on a page
+SHOWN = 10  # results per page
 
 
 @dataclass(frozen=True)
 class ClickModel:
-    """A click model describes how a simulated user reads and clicks a result list.
+    """How a simulated user reads and clicks a result list.
 
-    `click` and `stop` hold one probability per relevance grade: to click a document that was read, and to leave after
-    that click. The user reads rank i with probability (1 / i)^attention_decay. With a decay of 0 this is the cascade
+    `click` and `stop` have one probability per relevance label: to click an examined document, and to leave after
+    that click. The user examines rank i with probability (1 / i)^attention_decay. With a decay of 0 this is the cascade
     model (Guo et al., WSDM 2009); with `stop` all 0 it is a position-based model. `make_clients` takes click
     models as `click_model`.
 
@@ -34,43 +34,41 @@ class ClickModel:
     'nDCG@10 of the lists that users saw: 0.216'
     """
 
-    click: tuple[float, ...]  # [grades]: P(click | read)
-    stop: tuple[float, ...]  # [grades]: P(leave | clicked)
-    attention_decay: float = 0.0  # η of (1 / rank)^η; 0: every rank is read
+    click: tuple[float, ...]  # [labels]: P(click | examined)
+    stop: tuple[float, ...]  # [labels]: P(leave | clicked)
+    attention_decay: float = 0.0  # η of (1 / rank)^η; 0: every rank is examined
 
     def __post_init__(self) -> None:
         if len(self.click) != len(self.stop):
             raise ValueError(
-                f"{len(self.click)} click and {len(self.stop)} stop probabilities; give one of each per grade"
+                f"{len(self.click)} click and {len(self.stop)} stop probabilities; give one of each per relevance label"
             )
         for name, table in (("click", self.click), ("stop", self.stop)):
             if any(not 0 <= p <= 1 for p in table):
-                raise ValueError(f"{name} = {table}: probabilities lie between 0 and 1")
+                raise ValueError(f"{name} must contain probabilities between 0 and 1 (got {table})")
         if self.attention_decay < 0:
-            raise ValueError(
-                f"attention_decay = {self.attention_decay} would raise attention with the rank; use 0 or more"
-            )
+            raise ValueError(f"attention_decay must be at least 0 (got {self.attention_decay})")
 
     @property
     def attention(self) -> NDArray[np.float64]:
-        """[10]: P(read | rank)."""
+        """[10]: P(examined | rank)."""
         return (1.0 / np.arange(1, SHOWN + 1)) ** self.attention_decay
 
 
 class OwnClickModel(Protocol):
-    """A click model from outside: what a user clicks of a list whose relevance labels are known."""
+    """A user-defined click model: which results of a list are clicked, given their relevance labels."""
 
     def __call__(self, labels: NDArray[np.int8], draws: NDArray[np.float64]) -> Any:
         """[n]: whether each of n results is clicked, from the top; `draws` are 2 n uniform random numbers in [0, 1)."""
 
 
 def checked_clicks(model: object, clicks: Any, count: int) -> NDArray[np.bool_]:
-    """What a click model from outside returned, if it is one truth value for each result."""
+    """Validate the result of a user-defined click model: one Boolean per result."""
     found = np.asarray(clicks)
     if found.shape != (count,) or found.dtype.kind not in "biu":
         raise ValueError(
             f"the click model {type(model).__name__} returned {found.dtype} values of shape {found.shape} for {count} "
-            f"results; return {count} truth values"
+            f"results; return {count} Booleans"
         )
     return found.astype(np.bool_)
 
@@ -86,7 +84,7 @@ def _position_based(decay: float) -> dict[int, ClickModel]:
     return {levels: ClickModel(click, _never(levels), decay) for levels, click in PERFECT.items()}
 
 
-CLICK_MODELS: dict[str, dict[int, ClickModel]] = {  # name -> number of grades -> tables
+CLICK_MODELS: dict[str, dict[int, ClickModel]] = {  # name -> number of relevance labels -> tables
     "perfect": {levels: ClickModel(click, _never(levels)) for levels, click in PERFECT.items()},
     "navigational": {
         2: ClickModel((0.05, 0.95), (0.2, 0.9)),
@@ -107,26 +105,26 @@ CLICK_MODELS: dict[str, dict[int, ClickModel]] = {  # name -> number of grades -
 }
 
 CLICK_MODEL_MEANINGS = {
-    "perfect": "clicks by relevance alone and reads to the end",
-    "navigational": "looks for one good result, then leaves",
-    "informational": "clicks much, also what is not relevant, and reads on",
-    "poison": "lies: clicks what is not relevant and never what is",
-    "position-0": "perfect clicks, reads every rank",
-    "position-0.5": "perfect clicks, reads rank i with probability (1/i)^0.5",
-    "position-1": "perfect clicks, reads rank i with probability 1/i",
-    "position-1.5": "perfect clicks, reads rank i with probability (1/i)^1.5",
-    "position-2": "perfect clicks, reads rank i with probability (1/i)^2",
+    "perfect": "clicks by relevance only and reads to the end",
+    "navigational": "looks for one relevant result, then leaves",
+    "informational": "clicks often, also on irrelevant results, and continues to read",
+    "poison": "malicious: clicks irrelevant results and never relevant ones",
+    "position-0": "perfect clicks, examines every rank",
+    "position-0.5": "perfect clicks, examines rank i with probability (1/i)^0.5",
+    "position-1": "perfect clicks, examines rank i with probability 1/i",
+    "position-1.5": "perfect clicks, examines rank i with probability (1/i)^1.5",
+    "position-2": "perfect clicks, examines rank i with probability (1/i)^2",
 }
 
 
 def click_model_for(name: str, top_grade: int) -> ClickModel:
-    """The named user's tables for a scale of grades 0 .. top_grade."""
+    """Return the named click model for relevance labels 0 .. top_grade."""
     if name not in CLICK_MODELS:
-        raise ValueError(f"no click model {name!r}; there are {', '.join(CLICK_MODELS)}")
+        raise ValueError(f"unknown click model {name!r}; use one of {', '.join(CLICK_MODELS)}")
     tables = CLICK_MODELS[name]
     if (levels := top_grade + 1) not in tables:
         raise ValueError(
-            f"user {name!r} has tables for {', '.join(map(str, sorted(tables)))} grades, the data have {levels}; "
-            "give `click` and `stop` probabilities for every grade instead of a name"
+            f"the click model {name!r} is defined for {', '.join(map(str, sorted(tables)))} relevance labels, but the "
+            f"data have {levels}; give `click` and `stop` probabilities for every label instead of a name"
         )
     return tables[top_grade + 1]

@@ -1,18 +1,18 @@
-"""What would people have clicked, had another model ordered the lists of a log? With an interval, or why not.
+"""Estimate offline how often users would have clicked if another model had ranked the lists of a log.
 
-A document that the model moves from position 5 to position 1 is seen more often. By how much is what propensities say,
-so that its clicks can be counted as if it had stood there all the time (the estimator for position-based clicks of Li
-et al., KDD 2018). Three estimates:
+A document that the model moves from position 5 to position 1 is examined more often. Propensities determine by how
+much, so its clicks can be reweighted accordingly (the estimator for position-based clicks of Li et al., KDD 2018).
+Three estimates:
 
-- *self-normalised IPS*: the clicks of a document, divided by how much its positions were looked at in all, times how
-  much they would be. Weights are cut at MAX_RATIO; what is lost by that, and by documents that were never seen, is
-  taken to be like the rest.
-- *doubly robust*: what a regression on features expects, plus the weighted difference between that and the clicks. The
-  two differ where weights were cut, or where a document was never seen.
-- *plain replay*: the logged clicks, moved to their new positions. Clicks follow the order that was shown, so that it
-  favours whatever resembles it. It is here because everybody computes it first.
+- *self-normalised IPS*: the clicks of a document, divided by the total propensity of its logged positions, times that
+  of its new positions. Weights are clipped at MAX_RATIO; clipped weight and documents that were never examined are
+  assumed to be like the rest.
+- *doubly robust*: the prediction of a regression on features, plus the weighted residuals of the clicks. The two
+  estimates differ where weights were clipped, or where a document was never examined.
+- *plain replay*: the logged clicks, moved to their new positions. Clicks follow the order shown, so it favours models
+  that resemble it. It is included as a common reference.
 
-Intervals are over queries: whole queries are drawn again, and everything, also the propensities, is computed anew.
+Confidence intervals are over queries: a bootstrap resamples queries and recomputes everything, including propensities.
 """
 
 from __future__ import annotations
@@ -40,30 +40,28 @@ from fedrank.ranking.propensity import (
 )
 from fedrank.types import Features
 
-MAX_RATIO = 10.0  # by which more a document can be counted as seen than it was
-FEWEST = 30.0  # queries that must be worth as much as those of the log, since they weigh differently
-UNSEEN = (
-    0.1  # share of what the model would show in positions of which nothing was ever seen, beyond which nothing is said
-)
+MAX_RATIO = 10.0  # maximum importance weight
+FEWEST = 30.0  # minimum effective number of queries
+UNSEEN = 0.1  # maximum share of new impressions without any logged exposure; above it, no estimate is made
 
-MAX_SPREAD = 0.7  # standard error of the logarithm of a propensity, beyond which its position does not count
+MAX_SPREAD = 0.7  # maximum standard error of the logarithm of a usable propensity
 _AT_A_TIME = 20  # repeats
 _RIDGE = 1.0
 
 IPS, DOUBLY_ROBUST, REPLAY = "self-normalised IPS", "doubly robust", "plain replay"
-BIASED = "biased: clicks follow the order that was shown, and so favour whatever resembles it"
+BIASED = "biased: clicks follow the order shown and favour models that resemble it"
 
 
 class CannotTell(ValueError):
-    """The log does not say what people would have clicked."""
+    """The log does not determine what users would have clicked."""
 
     def __init__(self, because: str) -> None:
-        super().__init__(f"cannot be told from this log, because {because}")
+        super().__init__(f"cannot be estimated from this log: {because}")
         self.because = because
 
 
 class Interval(NamedTuple):
-    """A value with its 95 % interval over queries."""
+    """A value with its 95 % confidence interval over queries."""
 
     value: float
     low: float
@@ -75,11 +73,11 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class EstimateRow:
-    """One way to estimate: for the model, and by how much it differs from the lists that were shown."""
+    """The result of one estimator: for the model, and its difference from the lists shown."""
 
     name: str
     unit: str
-    logged: float  # of the lists that were shown
+    logged: float  # value of the lists shown
     model: Interval
     difference: Interval
     note: str = ""
@@ -87,30 +85,30 @@ class EstimateRow:
 
 @dataclass(frozen=True, eq=False)
 class ClickEstimate:
-    """What people would have clicked."""
+    """An estimate of the clicks that users would have made."""
 
     rows: tuple[EstimateRow, ...]
     searches: int
     queries: int
     clicks: int  # in the positions that count
-    positions: int  # from the top, of which propensities are known; clicks below are not counted
-    moved: float  # share of results that the model puts elsewhere
-    clipped: float  # share of clicks whose weight was cut
-    unseen: float  # share of what the model would show in positions of which nothing was ever seen
-    effective: float  # queries that would be worth as much, if all weighed alike
+    positions: int  # positions from the top with known propensities; clicks below are not counted
+    moved: float  # share of results whose position changes
+    clipped: float  # share of clicks with a clipped weight
+    unseen: float  # share of new impressions without any logged exposure
+    effective: float  # effective number of queries
     propensities: Propensities
     notes: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
-        """In a sentence, by the doubly robust estimate."""
+        """One sentence, based on the doubly robust estimate."""
         row = next(row for row in self.rows if row.name == DOUBLY_ROBUST)
         low, high = row.difference.low, row.difference.high
         if low > 0:
-            return f"people would click more: {row.difference.value:+.4f} a list ({low:+.4f} to {high:+.4f})"
+            return f"users would click more: {row.difference.value:+.4f} per list ({low:+.4f} to {high:+.4f})"
         if high < 0:
-            return f"people would click less: {row.difference.value:+.4f} a list ({low:+.4f} to {high:+.4f})"
-        return f"no difference that this log could show: {row.difference.value:+.4f} a list ({low:+.4f} to {high:+.4f})"
+            return f"users would click less: {row.difference.value:+.4f} per list ({low:+.4f} to {high:+.4f})"
+        return f"the difference is not significant: {row.difference.value:+.4f} per list ({low:+.4f} to {high:+.4f})"
 
     def as_json(self) -> dict[str, Any]:
         found = {name: value for name, value in vars(self).items() if name not in ("rows", "propensities")}
@@ -129,15 +127,15 @@ def estimate_clicks(
     counted: NDArray[np.bool_] | None = None,
     seed: int = 1,
 ) -> ClickEstimate:
-    """What people would have clicked if `scores` [results] had ordered every list; `CannotTell` where that is unknown.
+    """Estimate the clicks if `scores` [results] had ranked every list; raises `CannotTell` if that is unknown.
 
-    `features` are [pairs, features]; `by` are propensities that are known from elsewhere. Where only some searches are
-    `counted` [results], such as those from which the model did not learn, the others still tell propensities.
+    `features` are [pairs, features]; `by` are known propensities. If only some searches are `counted` [results], such
+    as those that the model was not trained on, the others still contribute to propensities.
     """
     if len(scores) != len(shown):
-        raise ValueError(f"{len(scores)} scores for {len(shown)} results; give one for each")
+        raise ValueError(f"{len(scores)} scores for {len(shown)} results; give one per result")
     if not np.isfinite(scores).all():
-        raise ValueError("the model gives scores that are not finite, by which nothing can be ordered")
+        raise ValueError("the model's scores must be finite; check its weights and features")
     position = new_places(shown, scores)
     inside = shown.position < MAX_POSITIONS
     asked = shown.query[inside]
@@ -150,7 +148,7 @@ def estimate_clicks(
     if counted is not None:
         kept = counted[inside]
         if not kept.any():
-            raise ValueError("no search is counted, so that nothing can be estimated; count some")
+            raise ValueError("no search is counted; count at least one")
         shown, position = ShownResults(*(column[kept] for column in vars(shown).values())), position[kept]
         asked = asked[kept]
     counts = _count(shown, position, positions, repeated.multiples.shape[1])
@@ -163,20 +161,20 @@ def estimate_clicks(
     unseen = float(would[~seen[:, 0]].sum() / would.sum())
     if unseen > UNSEEN:
         raise CannotTell(
-            f"{unseen:.0%} of what the model would show was never shown in a position of which anything is known, more "
+            f"{unseen:.0%} of what the model would show was never shown in a position with a known propensity, more "
             f"than {UNSEEN:.0%}"
         )
     worth = np.bincount(counts.query, weights=ratio[:, 0] * counts.clicks, minlength=counts.queries)
     effective = float(worth.sum() ** 2 / np.maximum(worth @ worth, 1e-12))
     if effective < FEWEST:
         raise CannotTell(
-            f"its {int(counts.clicks.sum()):,} clicks are worth those of {effective:.0f} queries that weigh alike, and "
-            f"fewer than {FEWEST:.0f} tell nothing"
+            f"its {int(counts.clicks.sum()):,} clicks have the weight of {effective:.0f} queries, but at least "
+            f"{FEWEST:.0f} are needed"
         )
     logged = _logged(counts, repeated.multiples)
     both = _estimates(counts, expected, slope, extra, repeated.multiples)
     rows = [
-        _row(name, "clicks a list", logged, values) for name, values in zip((IPS, DOUBLY_ROBUST), both, strict=True)
+        _row(name, "clicks per list", logged, values) for name, values in zip((IPS, DOUBLY_ROBUST), both, strict=True)
     ]
     rows.append(_replayed(shown, position, positions, repeated.multiples))
     cut = counts.clicks @ (_ratios(counts, slope[:1], cut=False)[0][:, 0] > MAX_RATIO) / counts.clicks.sum()
@@ -196,7 +194,7 @@ def estimate_clicks(
 
 
 def new_places(shown: ShownResults, scores: NDArray[np.floating]) -> NDArray[np.int64]:
-    """[results]: where the model puts each, among the documents of its list; ties stay in the order shown."""
+    """[results]: the model's position of each among the documents of its list; ties keep the order shown."""
     order = np.lexsort((shown.position, -np.asarray(scores, np.float64), shown.search))
     before = np.lexsort((shown.position, shown.search))
     position = np.empty(len(shown), np.int64)
@@ -205,12 +203,12 @@ def new_places(shown: ShownResults, scores: NDArray[np.floating]) -> NDArray[np.
 
 
 class _Counts(NamedTuple):
-    """Documents: how often they were, and would be, in each position."""
+    """Documents with their logged and new numbers of impressions per position."""
 
     pair: NDArray[np.int64]  # [documents]
     query: NDArray[np.int64]  # [documents], from 0 to queries - 1
     here: NDArray[np.float64]  # [documents, positions]: times shown
-    there: NDArray[np.float64]  # [documents, positions]: times the model would show it
+    there: NDArray[np.float64]  # [documents, positions]: times shown by the model
     clicks: NDArray[np.float64]  # [documents], in these positions
     searches: NDArray[np.float64]  # [queries]
 
@@ -245,7 +243,7 @@ def _count(shown: ShownResults, position: NDArray[np.int64], positions: int, que
 def _ratios(
     counts: _Counts, slope: NDArray[np.float64], cut: bool = True
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """How much more each document would be seen [documents, repeats], and whether it was seen at all."""
+    """Importance weights [documents, repeats], and whether each document was examined."""
     seen, would = counts.here @ slope.T, counts.there @ slope.T
     there = seen > 0
     return np.minimum(np.divide(would, seen, out=np.zeros_like(seen), where=there), MAX_RATIO if cut else np.inf), there
@@ -258,7 +256,7 @@ def _estimates(
     extra: NDArray[np.float64],
     multiples: NDArray[np.int64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Clicks a list by (self-normalised IPS, doubly robust) [1 + repeats], the estimate first."""
+    """Clicks per list by (self-normalised IPS, doubly robust) [1 + repeats], the estimate first."""
     from scipy import sparse
 
     documents = np.arange(len(counts.query))
@@ -272,7 +270,7 @@ def _estimates(
         alpha, beta, counted = slope[some].T, extra[some].T, often[some]
 
         def total(each: NDArray[np.float64], counted: NDArray[np.float64] = counted) -> NDArray[np.float64]:
-            """Sums over documents [documents, repeats], each as often as its query counts."""
+            """Sums over documents [documents, repeats], weighted by the multiplicity of their queries."""
             summed: NDArray[np.float64] = np.einsum("qr,rq->r", by_query @ each, counted)
             return summed
 
@@ -280,16 +278,16 @@ def _estimates(
         seen, would, unread = counts.here @ alpha, counts.there @ alpha, total(counts.there @ beta)
         clicks = counts.clicks[:, None] - counts.here @ beta
         lists = counted @ counts.searches
-        # Weighted clicks, divided by how much of what the model would show they stand for.
+        # Weighted clicks, divided by the share of new impressions that they represent.
         ips[some] = (total(ratio * clicks) / total(ratio * seen) * total(would) + unread) / lists
-        # What is expected, and the weighted clicks beyond it.
+        # The prediction plus the weighted residuals.
         beyond = ratio * (clicks - seen * expected[:, None])
         robust[some] = (total(would * expected[:, None] + beyond) + unread) / lists
     return ips, robust
 
 
 def _usable(repeated: Repeated) -> int:
-    """Positions from the top whose propensities are told at all; how unsure they are is in the intervals."""
+    """Positions from the top whose propensities are identified; their uncertainty is in the intervals."""
     with np.errstate(divide="ignore", invalid="ignore"):
         spread = spread_of(np.log(repeated.slope[1:]))
     told = np.isfinite(repeated.slope[0]) & np.isfinite(repeated.extra[0]) & (spread < MAX_SPREAD)
@@ -297,7 +295,7 @@ def _usable(repeated: Repeated) -> int:
 
 
 def _logged(counts: _Counts, multiples: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Clicks a list that were logged, and in all repeats."""
+    """Logged clicks per list, in the log and in all repeats."""
     clicks = np.bincount(counts.query, weights=counts.clicks, minlength=counts.queries)
     return np.concatenate([[clicks.sum() / counts.searches.sum()], multiples @ clicks / (multiples @ counts.searches)])
 
@@ -314,7 +312,7 @@ def _interval(values: NDArray[np.float64]) -> Interval:
 def _regression(
     counts: _Counts, slope: NDArray[np.float64], extra: NDArray[np.float64], features: Features
 ) -> NDArray[np.float64]:
-    """[documents]: relevance as features tell it, each half of the queries by a regression on the other half."""
+    """[documents]: relevance predicted from features, by regressions on the other half of the queries."""
     seen = counts.here @ slope
     rate = np.divide(counts.clicks - counts.here @ extra, seen, out=np.zeros_like(seen), where=seen > 0)
     table = np.asarray(features[counts.pair], np.float64)
@@ -333,7 +331,7 @@ def _regression(
 def _replayed(
     shown: ShownResults, position: NDArray[np.int64], positions: int, multiples: NDArray[np.int64]
 ) -> EstimateRow:
-    """The clicks, discounted by where they would be and by where they were."""
+    """The clicks, discounted by their new and by their logged positions."""
     _, first = np.unique(shown.search, return_index=True)
     queries = multiples.shape[1]
     searches = np.bincount(shown.query[first], minlength=queries).astype(np.float64)
@@ -342,11 +340,11 @@ def _replayed(
         gains = np.where(where < positions, shown.clicked / np.log2(where + 2.0), 0.0)
         total = np.bincount(shown.query, weights=gains, minlength=queries)
         found.append(np.concatenate([[total.sum() / searches.sum()], multiples @ total / (multiples @ searches)]))
-    return _row(REPLAY, "discounted clicks a list", found[0], found[1], BIASED)
+    return _row(REPLAY, "discounted clicks per list", found[0], found[1], BIASED)
 
 
 def _given(shown: ShownResults, by: Propensities, seed: int) -> Repeated:
-    """Propensities from elsewhere are the same in all repeats."""
+    """Known propensities are the same in all repeats."""
     assert by.how == GIVEN
     multiples = drawn_queries(int(shown.query.max()) + 1, REPEATS, seed)
     slope, extra = (np.tile(values, (REPEATS + 1, 1)) for values in (by.slope, by.extra))

@@ -1,4 +1,4 @@
-"""FOLtR-ES: learning from nothing but how good result lists felt (Kharitonov, WSDM 2019)."""
+"""FOLtR-ES: evolution strategies that learn from the rewards of result lists (Kharitonov, WSDM 2019)."""
 
 from __future__ import annotations
 
@@ -34,51 +34,51 @@ if TYPE_CHECKING:
     from fedrank.kernels.devices import Device
     from fedrank.ranking.cuda.evolution import EvolutionOnDevice
 
-REWARD_VALUES = 11  # of max-rr: no click, or a first click at one of ten ranks
-# All that a client sends, 16 bytes: where its noise comes from, and how well either sign of it did. Only the noise is
-# drawn from the seed, never a query or a click.
+REWARD_VALUES = 11  # possible values of max-rr: no click, or a first click at one of ten ranks
+# The message of a client, 16 bytes: the seed of its noise, and the mean reward of either sign. Only the noise is
+# derived from this seed, never a query or a click.
 MESSAGE = np.dtype([("seed", "<u8"), ("plus", "<f4"), ("minus", "<f4")])
 
 
 @dataclass(frozen=True)
 class Evolution:
-    """Learns from rewards alone: clients try the ranker shifted by noise, both ways (FOLtR-ES; Kharitonov, WSDM 2019).
+    """Learns from rewards of rankers perturbed by noise in both directions (FOLtR-ES; Kharitonov, WSDM 2019).
 
     Half of a client's searches, rounded up, are ranked with weights + e and the others with weights - e, where e is
-    N(0, deviation^2) noise. It sends the seed of e and two mean rewards, from which the server makes the update
-    (f+ - f-) e / (2 deviation^2). The mean of updates estimates a gradient: combine it with the server step "adam".
+    N(0, deviation^2) noise. The client sends the seed of e and two mean rewards, from which the server computes the
+    update (f+ - f-) e / (2 deviation^2). The mean of updates estimates a gradient; use it with the server step "adam".
 
-    chance = "shared" repeats a fault of the published code (github.com/facebookresearch/foltr-es): there a client
-    reseeds its generator with the seed of its noise, so that queries and clicks are made of the same random bits as the
-    noise. Clicks then seem to follow from the noise, the gradient is biased, and who has the seed can compute them.
-    It exists for comparison with published rewards, in simulation only.
+    chance = "shared" reproduces a bug of the published code (github.com/facebookresearch/foltr-es), in which a client
+    reseeds its generator with the seed of its noise, so queries and clicks use the same random bits as the noise. The
+    gradient is then biased, and the server can compute the clicks from the seed. Use it only in simulations, to compare
+    with published rewards.
 
-    `truth` below 1 is randomised response: each reward is replaced by another one with probability 1 - truth. In
-    simulation it is drawn from the run's seed; a deployment draws it from the operating system's secure source.
+    `truth` below 1 is randomised response: each reward is replaced by another value with probability 1 - truth. In
+    simulation it is drawn from the run's seed; a deployment uses the operating system's secure source.
     """
 
     ranker: Ranker = field(default_factory=Linear)
-    deviation: float = 0.01  # σ of the noise, in units of a weight
-    reward: Literal["max-rr", "dcg"] = "max-rr"  # 1 / rank of the first click, or DCG of all clicks; top 10
-    truth: float = 1.0  # p: probability that a reward is reported truly; 1: always, no privacy
-    chance: Literal["independent", "shared"] = (
-        "independent"  # noise, queries and clicks: own streams, or one (published)
-    )
+    deviation: float = 0.01  # σ of the noise, in the unit of weights
+    reward: Literal["max-rr", "dcg"] = "max-rr"  # 1 / rank of the first click, or DCG of all clicks, in the top 10
+    truth: float = 1.0  # p: probability of reporting the true reward; 1: no privacy
+    chance: Literal["independent", "shared"] = "independent"  # one random stream each, or one for all (published code)
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"rewards"})
-    message: ClassVar[np.dtype[Any]] = MESSAGE  # what travels
+    message: ClassVar[np.dtype[Any]] = MESSAGE  # what a client sends
 
     def __post_init__(self) -> None:
         if not 0 < self.deviation < np.inf:
-            raise ValueError(f"deviation = {self.deviation} explores nothing; use a positive number such as 0.01")
+            raise ValueError(f"deviation must be positive, such as 0.01 (got {self.deviation})")
         if self.reward not in ("max-rr", "dcg"):
-            raise ValueError(f'no reward {self.reward!r}; use "max-rr" or "dcg"')
+            raise ValueError(f'reward must be "max-rr" or "dcg" (got {self.reward!r})')
         if self.chance not in ("independent", "shared"):
-            raise ValueError(f'no chance {self.chance!r}; use "independent", or "shared" as in the published code')
+            raise ValueError(
+                f'chance must be "independent", or "shared" as in the published code (got {self.chance!r})'
+            )
         _check_truth(self.truth)
         if self.truth < 1 and self.reward != "max-rr":
             raise ValueError(
-                f"truth = {self.truth} chooses among {REWARD_VALUES} rewards, and {self.reward!r} has many more; "
+                f"truth = {self.truth} needs a reward with {REWARD_VALUES} values, but {self.reward!r} has more; "
                 'use reward = "max-rr", or truth = 1'
             )
 
@@ -115,11 +115,11 @@ class Evolution:
         return Learned(updates, Observed(online, rewards), sent=sent)
 
     def check(self, clients: SimulatedClients) -> None:
-        """Refuse clients that cannot try both signs."""
+        """Raise an error for clients that cannot try both signs."""
         if len(clients.at):
             raise ValueError(
-                "evolution draws its noise once a round, and clients that take their queries in order have none; "
-                "use another learner, such as pdgd"
+                "evolution does not support clients that take their queries in order, because it draws its noise once "
+                "per round; use another learner, such as pdgd"
             )
         if (clients.interactions == 1).any():
             raise ValueError(_searches_once(int(clients.ids[np.argmax(clients.interactions == 1)])))
@@ -133,8 +133,8 @@ class Evolution:
     ) -> Learned:
         if self.chance == "shared":
             raise ValueError(
-                'chance = "shared" draws the searches and clicks of a simulation from the seed that is sent, and here '
-                'people search; use chance = "independent"'
+                'chance = "shared" is for simulations only, because searches and clicks follow from the sent seed; '
+                'use chance = "independent"'
             )
         count = len(impressions)
         if count == 1:
@@ -162,7 +162,7 @@ class Evolution:
         return float(kernels.evolution.reward_of(clicked, len(clicked), discount, self.reward == "dcg"))
 
     def _reported(self, impression: Impression, chance: Any, own: OwnChance) -> float:
-        """The reward of a list as it is reported."""
+        """The reward of a list with randomised response."""
         evolution, clicked = kernels.evolution, impression.clicked
         if own.source is not None and self.truth < 1:
             chance = own.source.words(1)[0]
@@ -174,19 +174,19 @@ class Evolution:
         )
 
     def on_device(self, device: Device, clients: SimulatedClients, features: str = "float32") -> EvolutionOnDevice:
-        """The learner and its clients on a graphics card."""
+        """Return the learner with its clients on a GPU."""
         from fedrank.ranking.cuda.evolution import CrewsPlay, EvolutionOnDevice
 
         return (CrewsPlay if self.ranker.hidden else EvolutionOnDevice)(device, self, clients)
 
     @property
     def not_on_device(self) -> str:
-        """Why it cannot run on a graphics card; empty if it can."""
-        problem = 'chance = "shared" is not available on a graphics card; chance = "independent" is'
+        """Why it cannot run on a GPU; empty if it can."""
+        problem = 'chance = "shared" is not available on a GPU; use chance = "independent"'
         return problem * (self.chance == "shared")
 
     def read(self, sent: NDArray[Any], parameters: int) -> Updates:
-        """[messages, parameters]: the updates that messages stand for, made from them alone; what a server does."""
+        """Compute the updates [messages, parameters] from messages alone, as a server does."""
         updates = np.empty((len(sent), parameters), dtype=np.float32)
         noise = np.empty(parameters)
         shared, twister = self.chance == "shared", np.empty(kernels.twister.STATE, dtype=np.int64)
@@ -197,22 +197,22 @@ class Evolution:
 
 
 def keys_of(chance: Chance) -> tuple[np.uint64, np.uint64, np.uint64]:
-    """Of searches, noise and answers: who learns the seed of the noise learns nothing about the others."""
+    """Keys of searches, noise and answers; the seed of the noise reveals nothing about the others."""
     return chance.key("learn"), chance.key("noise"), chance.key("answer")
 
 
 def _searches_once(client: int) -> str:
     return (
-        f"client {client} searches once a round, so only one sign of its noise is ever tried; "
-        "give every client 2 interactions or more"
+        f"client {client} has one search per round, so only one sign of its noise is ever tried; "
+        "give every client at least 2 interactions"
     )
 
 
 def epsilon_per_reward(truth: float) -> float:
     """ε of local differential privacy of one reported reward: log(10 p / (1 - p)).
 
-    Local: it holds against the server, who sees the message. Per reward: it says nothing about a whole message or about
-    many rounds; see the two functions below.
+    Local: it holds against the server, which sees the message. Per reward: it does not cover a whole message or many
+    rounds; see the two functions below.
 
     >>> round(epsilon_per_reward(0.5), 1)
     2.3
@@ -224,18 +224,17 @@ def epsilon_per_reward(truth: float) -> float:
 
 
 def epsilon_per_message(truth: float, interactions: int) -> float:
-    """ε of all rewards behind one message: they add up, since one person made all of the clicks."""
+    """ε of all rewards in one message; they add up, since one person made all of the clicks."""
     return interactions * epsilon_per_reward(truth)
 
 
 def epsilon_in_total(truth: float, interactions: int, rounds: int) -> float:
-    """ε of all messages of a client that takes part in so many rounds (pure, δ = 0)."""
+    """ε of all messages of a client that participates in `rounds` rounds (pure, δ = 0)."""
     return rounds * epsilon_per_message(truth, interactions)
 
 
 def _check_truth(truth: float) -> None:
     if not 1 / REWARD_VALUES < truth <= 1:
         raise ValueError(
-            f"truth = {truth}: at 1/{REWARD_VALUES} or less, lies outnumber the truth and the ranker learns nothing; "
-            "use more, up to 1"
+            f"truth must be above 1/{REWARD_VALUES}, the probability of a random reward, and at most 1 (got {truth})"
         )

@@ -1,18 +1,15 @@
-"""The gate between a new model and the person: it keeps a worse one out, and lets a better one in.
+"""The adoption gate: it rejects a new model that is worse and admits one that is better.
 
-First a replay of recorded searches, from which neither model learned: how often would people have clicked at the top?
-The probabilities of the lists that were shown are known, so that nothing has to be guessed. It may only refuse. Then
-lists of both models are mixed (team draft), and clicks decide. The test may be looked at after every search, stops
-early where the new model does harm, and needs no more than two counts.
+Lists of both models are interleaved (team draft), and clicks decide. The test may be checked after every search, stops
+early if the new model does harm, and needs only two counts.
 
-Counts of several people add up, and noise could protect them. Nobody does that: `benchmarks/live_gate.py` finds that it
-takes hundreds of people, and whoever adds up could say what he likes.
+Counts of several users could be pooled and protected by noise, but fedrank does not do so: `benchmarks/live_gate.py`
+finds that it takes hundreds of users, and the party that adds up could report any result.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal
@@ -20,131 +17,37 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.types import Impression
-
 Ruling = Literal["adopt", "refuse", "undecided"]
 
-POSITIONS = 3  # from the top that a replay looks at; weights of longer prefixes vary too much
-CLIP = 10.0  # largest weight of a recorded search
-FEWEST = 30  # recorded searches below which a replay says nothing
-CERTAIN = 1.96  # standard errors on either side of a replay's interval
-SURE_OF_NOISE = 3.0  # standard deviations by which protected counts are taken at their worst
+SURE_OF_NOISE = 3.0  # standard deviations of the noise that are assumed against the new model
 
 
 class Team(IntEnum):
-    """Whose choice a position of a mixed list is."""
+    """Which model chose a position of an interleaved list."""
 
     NEITHER = -1
     OLD = 0
     NEW = 1
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """A recorded search, and how its list was drawn."""
-
-    impression: Impression
-    temperature: float
-    keep: float  # probability with which the best document stayed first
-
-
-@dataclass(frozen=True)
-class Replay:
-    """How the new model would have done on recorded searches: discounted clicks in the first positions of a list."""
-
-    searches: int
-    effective: float  # searches that are worth as much as these, since weights differ
-    old: float  # mean of what was clicked
-    new: float  # what the new model is estimated to get
-    low: float  # interval of new - old
-    high: float
-
-    @property
-    def refused(self) -> bool:
-        """Whether the new model is worse beyond doubt."""
-        return self.searches >= FEWEST and self.high < 0
-
-
-def replay(recorded: Sequence[Replayed], scores: Sequence[NDArray[np.floating]]) -> Replay:
-    """Estimate the new model's clicks from searches that another one answered; `scores` are the new model's.
-
-    Clipped and self-normalised: position i counts with the probability of the list down to it under the new model,
-    divided by that under the old. Clipping pulls towards what was shown, and so away from refusing.
-    """
-    if len(recorded) != len(scores):
-        raise ValueError(
-            f"{len(scores)} lists of scores for {len(recorded)} recorded searches: give the new model's scores for "
-            "each search"
-        )
-    weights = np.zeros((len(recorded), POSITIONS))
-    clicks = np.zeros((len(recorded), POSITIONS))
-    for row, (one, new) in enumerate(zip(recorded, scores, strict=True)):
-        shown, clicked = one.impression.shown[:POSITIONS], one.impression.clicked[:POSITIONS]
-        before = prefix_probabilities(one.impression.scores, shown, one.temperature, one.keep)
-        after = prefix_probabilities(new, shown, one.temperature, one.keep)
-        if before[-1] <= 0:
-            continue  # cannot have been drawn so: what was recorded is of no use
-        weights[row, : len(shown)] = np.minimum(after / before, CLIP)
-        clicks[row, : len(shown)] = clicked
-    discounts = 1 / np.log2(np.arange(POSITIONS) + 2)
-    totals = weights.sum(axis=0)
-    there = totals > 0
-    estimate = np.divide((weights * clicks).sum(axis=0), totals, out=np.zeros(POSITIONS), where=there)
-    mean = np.divide(totals, max(len(recorded), 1), out=np.ones(POSITIONS), where=there)
-    new_gain, old_gain = float(estimate @ discounts), float(clicks.mean(axis=0) @ discounts) if len(recorded) else 0.0
-    # How much each search moved the difference, to first order.
-    moved = (weights / mean * (clicks - estimate)) @ discounts - (clicks @ discounts - old_gain)
-    error = float(np.std(moved, ddof=1) / math.sqrt(len(moved))) if len(moved) > 1 else math.inf
-    first = weights[:, 0]
-    effective = float(first.sum() ** 2 / (first @ first)) if first.any() else 0.0
-    difference = new_gain - old_gain
-    margin = CERTAIN * error
-    return Replay(len(recorded), effective, old_gain, new_gain, difference - margin, difference + margin)
-
-
-def prefix_probabilities(
-    scores: NDArray[np.floating], shown: NDArray[np.integer], temperature: float, keep: float
-) -> NDArray[np.float64]:
-    """[positions]: probability that a drawn list begins with the first 1, 2, ... of the shown documents.
-
-    The best document stays first with probability `keep`; otherwise, and behind it, documents are drawn one after the
-    other with probabilities in proportion to e^(score / temperature).
-    """
-    scaled = np.asarray(scores, np.float64) / temperature
-    best = int(np.argmax(scaled))
-    rates = np.exp(scaled - scaled[best])
-    left = rates.copy()
-    found = np.empty(len(shown))
-    so_far = 1.0
-    for position, document in enumerate(shown):
-        total = left.sum()
-        chance = left[document] / total if total > 0 else 0.0
-        if position == 0:
-            chance = keep * (document == best) + (1 - keep) * chance
-        so_far *= chance
-        found[position] = so_far
-        left[document] = 0.0
-    return found
-
-
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """A list of two models' documents, and whose choice each position was."""
+    """An interleaved list, and which model chose each position."""
 
     shown: NDArray[np.int64]
-    team: NDArray[np.int8]  # [positions] of Team; NEITHER where both chose the same
+    team: NDArray[np.int8]  # [positions] of Team; NEITHER if both chose the same
 
     def winner(self, clicked: NDArray[np.bool_]) -> int:
-        """Whose documents got more clicks; NEITHER if nobody's did."""
+        """The model whose documents got more clicks; NEITHER for a tie."""
         new, old = (int(np.sum(clicked & (self.team == team))) for team in (Team.NEW, Team.OLD))
         return Team.NEITHER if new == old else Team.NEW if new > old else Team.OLD
 
 
 def team_draft(old: NDArray[np.integer], new: NDArray[np.integer], positions: int, rng: np.random.Generator) -> Draft:
-    """Mix two rankings of the same documents: they choose in turn, and a coin says who goes first in each turn.
+    """Interleave two rankings of the same documents (team draft): they choose in turn, and a coin decides who is first.
 
-    Where both would choose the same document it is nobody's, and a click on it says nothing. Two equal rankings give
-    that ranking.
+    A document that both would choose belongs to neither, and clicks on it do not count. Two equal rankings give that
+    ranking.
     """
     orders = (list(map(int, old)), list(map(int, new)))
     shown: list[int] = []
@@ -180,38 +83,38 @@ def team_draft(old: NDArray[np.integer], new: NDArray[np.integer], positions: in
 
 @dataclass(frozen=True)
 class Gate:
-    """When a new model has won often enough, or lost too often. Counts are of searches that one of the two won.
+    """Decides when a new model has won or lost often enough. Counts are of searches that one of the two won.
 
-    Two bets on these: one that the new model wins more than half, one that it wins less. Whatever happens, and however
-    often somebody looks, a model that is not better wins the first bet with probability `level` at most, and one that
-    is not worse the second with probability `harm` at most. Stakes do not change, so that nothing but the counts
-    matters, and counts of several clients may be added up.
+    Two bets: that the new model wins more than half of these searches, and that it wins less. At any number of
+    interim analyses, a model that is not better wins the first bet with probability at most `level`, and a model that
+    is not worse wins the second with probability at most `harm`. Stakes are constant, so only the counts matter, and
+    counts of several clients can be added up.
     """
 
-    level: float = 0.05  # largest probability that a model is adopted that is no better
-    stake: float = 0.2  # of the bet that it wins more than half: nearly the best one where it wins 60 %
-    harm: float = 0.05  # largest probability that a model is refused early that is no worse
-    harm_stake: float = 0.4  # of the other bet: a broken model is to go soon
-    most: int = 400  # decided searches of one client after which it is refused; more where counts are added up
+    level: float = 0.05  # maximum probability of adopting a model that is not better
+    stake: float = 0.2  # stake of the bet that it wins more than half; nearly optimal if it wins 60 %
+    harm: float = 0.05  # maximum probability of rejecting early a model that is not worse
+    harm_stake: float = 0.4  # stake of the other bet; large, to reject broken models soon
+    most: int = 400  # decided searches of one client after which the model is rejected
 
     def __post_init__(self) -> None:
         for name in ("level", "stake", "harm", "harm_stake"):
             if not 0 < getattr(self, name) < 1:
-                raise ValueError(f"{name} = {getattr(self, name)} decides nothing; use a number between 0 and 1")
+                raise ValueError(f"{name} must be between 0 and 1 (got {getattr(self, name)})")
         if self.most < 1:
-            raise ValueError(f"most = {self.most} refuses everything unseen; use 1 or more")
+            raise ValueError(f"most must be at least 1 (got {self.most})")
 
     def evidence(self, wins: float, losses: float) -> tuple[float, float]:
-        """(for the new model, against it), as logarithms of what a stake of 1 has become in each bet."""
+        """Evidence (for the new model, against it): logarithms of the wealth of each bet, starting at 1."""
         return (
             wins * math.log1p(self.stake) + losses * math.log1p(-self.stake),
             losses * math.log1p(self.harm_stake) + wins * math.log1p(-self.harm_stake),
         )
 
     def verdict(self, wins: float, losses: float, noise: float = 0.0) -> Ruling:
-        """What the counts say so far; to be asked after every decided search, or after every round of a federation.
+        """Decide by the counts so far; call it after every decided search, or after every round of a federation.
 
-        `noise` is the standard deviation of what protects each of two pooled counts, which are then taken at their
+        `noise` is the standard deviation of the noise on each of two pooled counts, which then count at their
         worst.
         """
         slack = SURE_OF_NOISE * noise

@@ -1,4 +1,4 @@
-"""Impressions of simulated clients, one client after the other: for tests, attacks, and methods from outside."""
+"""Impressions of simulated clients, one client at a time: for tests, attacks and user-defined methods."""
 
 from __future__ import annotations
 
@@ -24,19 +24,47 @@ from fedrank.types import (
     Observed,
     OwnChance,
     Ranker,
+    Scores,
     SimulatedClients,
     Weights,
 )
 
 
+def search_stream(key: Any, *numbers: int) -> np.uint64:
+    """The random stream of a client's search, by the numbers of both; a further number gives a stream within it."""
+    for number in numbers:
+        key = np.uint64(kernels.chance.stream(key, number))
+    return np.uint64(key)
+
+
+def draw_list(
+    weights: NDArray[np.float32],
+    ranker: Ranker,
+    features: NDArray[np.float32],
+    offsets: NDArray[np.int64],
+    query: int,
+    display: tuple[bool, float, float],
+    stream: np.uint64,
+) -> tuple[Scores, NDArray[np.int64]]:
+    """Scores of the candidates of a query, and the positions of those that are shown, as a simulation draws them."""
+    records, show, count = kernels.records, kernels.show, int(offsets[query + 1] - offsets[query])
+    page = records.Page(
+        np.empty(count, np.float32), np.empty(count), np.empty(max(count, show.SHOWN), np.int64), np.empty(0, bool)
+    )
+    race = records.Race(*(np.empty(count) for _ in range(3)), *(np.empty(count, np.int64) for _ in range(2)))
+    table = records.Candidates(features, offsets)
+    size, _ = show.show(weights, ranker.hidden, table, query, records.Display(*display), stream, page, race)
+    return page.scores, page.shown[:size].copy()
+
+
 @dataclass(frozen=True)
 class SimulatedImpressions:
-    """The impressions of one simulated client, drawn as the compiled loop of a simulation draws them."""
+    """The impressions of one simulated clientwith the same random draws as in the compiled simulation."""
 
     clients: SimulatedClients  # of one client
     own: OwnChance
     learner: Learner
-    qualities: list[float] = field(default_factory=list)  # nDCG@10 of every list that was shown
+    qualities: list[float] = field(default_factory=list)  # nDCG@10 of every list shown
 
     def __len__(self) -> int:
         return int(self.clients.interactions[0])
@@ -44,21 +72,17 @@ class SimulatedImpressions:
     def drawn(self, weights: NDArray[np.float32], number: int) -> Impression:
         clients, (query, chance) = self.clients, self._stream(number)
         features, grades = self._documents(query)
-        records, show, count = kernels.records, kernels.show, len(grades)
-        display = records.Display(*getattr(self.learner, "display", (False, 1.0, 0.0)))
-        page = records.Page(
-            np.empty(count, np.float32), np.empty(count), np.empty(max(count, show.SHOWN), np.int64), np.empty(0, bool)
+        display = getattr(self.learner, "display", (False, 1.0, 0.0))
+        scores, shown = draw_list(
+            weights, self.learner.ranker, clients.data.features, clients.data.offsets, query, display, chance
         )
-        race = records.Race(*(np.empty(count) for _ in range(3)), *(np.empty(count, np.int64) for _ in range(2)))
-        table = records.Candidates(clients.data.features, clients.data.offsets)
-        size, _ = show.show(weights, self.learner.ranker.hidden, table, query, display, chance, page, race)
-        shown, clicked = page.shown[:size].copy(), np.empty(size, dtype=np.bool_)
-        if display.logged:
-            show.click_what_has_a_grade(grades, size, clicked)
+        clicked = np.empty(len(shown), dtype=np.bool_)
+        if display[0]:  # logged
+            kernels.show.click_what_has_a_grade(grades, len(shown), clicked)
         else:
             self._click(grades, shown, chance, clicked)
         self._note_quality(query, grades, shown)
-        return Impression(features, page.scores, shown, clicked)
+        return Impression(features, scores, shown, clicked)
 
     def best(self, weights: NDArray[np.float32], number: int) -> Impression:
         query, chance = self._stream(number)
@@ -87,18 +111,17 @@ class SimulatedImpressions:
         return Logged(data.features[rows], data.labels[rows], drawn)
 
     def search(self, number: int) -> tuple[int, int]:
-        """The query of search number `number`, and the user who asks it (a row of the click tables)."""
+        """The query of search number `number`and its user (a row of the click tables)."""
         query, stream = self._stream(number)
         return query, self._user(stream)
 
     def _stream(self, number: int) -> tuple[int, np.uint64]:
         """The query of search number `number`, and its stream."""
-        clients, chance = self.clients, kernels.chance
+        clients = self.clients
         place = int(clients.at[0]) + number if len(clients.at) else number
-        own = np.uint64(chance.stream(self.own.chance.key("learn"), self.own.id))
-        stream = np.uint64(chance.stream(own, place))
+        stream = search_stream(self.own.chance.key("learn"), self.own.id, place)
         first, last = clients.pools[clients.pool[0]], clients.pools[clients.pool[0] + 1]
-        at = place if len(clients.at) else int(chance.uniform(stream, 0) * (last - first))
+        at = place if len(clients.at) else int(kernels.chance.uniform(stream, 0) * (last - first))
         return int(clients.queries[first + at]), stream
 
     def _documents(self, query: int) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
@@ -135,9 +158,9 @@ def learn_one_by_one(
     chance: Chance,
     correction: LocalCorrection = NO_CORRECTION,
 ) -> Learned:
-    """What simulated clients learn with `from_impressions`, one client after the other.
+    """Return what simulated clients learn with `from_impressions`, one client at a time.
 
-    Slow, but it needs nothing compiled, and it is the function that a deployed client uses.
+    Slow, but it needs no compiled code, and it is the function that a deployed client uses.
     """
     starts = np.broadcast_to(start, (len(clients), start.shape[-1])).astype(np.float32)
     found: list[Learned] = []
@@ -164,9 +187,9 @@ def learn_one_by_one(
 
 @dataclass(frozen=True)
 class ImpressionLearner:
-    """Base class for learners of your own that learn from one result list at a time; define `step`.
+    """Base class for user-defined learners that learn from one result list at a time; define `step`.
 
-    A simulation calls it for one client after the other, so it is slower than the compiled learners.
+    A simulation calls it for one client at a time, so it is slower than the compiled learners.
 
     >>> from dataclasses import dataclass
     >>> import fedrank as fr
@@ -188,7 +211,7 @@ class ImpressionLearner:
     ranker: Ranker = field(default_factory=Linear)
 
     def step(self, weights: Weights, impression: Impression) -> Weights:
-        """The model after one more result list with its clicks; `weights` are in double precision."""
+        """Return the model after one more result list with its clicks; `weights` are in double precision."""
         raise NotImplementedError(f"{type(self).__name__} must define step(self, weights, impression)")
 
     def from_impressions(
@@ -203,7 +226,7 @@ class ImpressionLearner:
             weights = self.step(weights, impressions.drawn(weights.astype(np.float32), number))
             if np.shape(weights) != start.shape:
                 raise ValueError(
-                    f"{type(self).__name__}.step returned weights of shape {np.shape(weights)}; the model has "
+                    f"{type(self).__name__}.step returned weights of shape {np.shape(weights)}, but the model has "
                     f"{start.shape}"
                 )
         return Learned((weights - start).astype(np.float32)[None], Observed(np.full(1, np.nan)))

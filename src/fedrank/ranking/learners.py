@@ -1,4 +1,4 @@
-"""Learners: what clients do in a round with what they are shown."""
+"""Learners: how clients learn from result lists in a round."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from numpy.typing import NDArray
 
 from fedrank import kernels
 from fedrank.ranking.evolution import Evolution
-from fedrank.ranking.impressions import learn_one_by_one
+from fedrank.ranking.impressions import draw_list, learn_one_by_one
 from fedrank.ranking.loops import as_sent, by_threads, corrections_of, loops_of
 from fedrank.ranking.own_clicks import loop_for
 from fedrank.ranking.rankers import Linear
 from fedrank.seeds import Chance, key_for
 from fedrank.types import (
     NO_CORRECTION,
+    Features,
+    Impression,
     Impressions,
     Learned,
     Learner,
@@ -25,6 +27,7 @@ from fedrank.types import (
     Observed,
     OwnChance,
     Ranker,
+    Scores,
     SimulatedClients,
     Trait,
     Updates,
@@ -44,26 +47,25 @@ class Pdgd:
     """Learns from clicks by comparing clicked with unclicked results (PDGD; Oosterhuis and de Rijke, CIKM 2018).
 
     With several clients and the mean this is FPDGD (Wang et al., ICTIR 2021); with one client it is PDGD itself. The
-    two clips bound what noise must hide.
+    two clips bound the sensitivity for differential privacy.
 
-    A list is drawn around the model's order, since nobody learns without trying something new. A lower `temperature`
-    stays nearer to that order, and `keep` spares people surprises in the first place; the weights of pairs are exact
-    for both.
+    Lists are sampled around the model's order for exploration. A lower `temperature` stays closer to that order, and
+    `keep` keeps the best document first; the weights of pairs are exact for both.
 
-    With lists = "logged" it learns from what somebody was shown and clicked in a search log: all of a query's documents
-    in their order. Where the log says how lists were drawn, pairs have the weights of that draw, exact for lists of all
-    candidates. Otherwise pairs are weighed as if the model had shown that list. Another ranker did, so that what makes
-    PDGD unbiased by positions does not hold; "logged-clicks" corrects for it.
+    With lists = "logged" it learns from the lists and clicks of a search log: all of a query's documents in their
+    order. If the log records how lists were sampled, pairs have the weights of that sampling, exact for lists of all
+    candidates. Otherwise pairs are weighted as if the model had shown the list. Since another ranker did, PDGD is not
+    unbiased by positions then; "logged-clicks" corrects for position bias.
     """
 
     ranker: Ranker = field(default_factory=Linear)
-    rate: float = 0.1  # η; constant, gradients are not normalised
-    batch: bool = False  # one step with the summed gradients of all interactions, instead of one step after each
-    lists: Literal["drawn", "logged"] = "drawn"  # what is shown: ten that the model draws, or the list of a search log
-    temperature: float = 1.0  # of the draw: scores are divided by it
-    keep: float = 0.0  # probability that the best document stays in the first place
-    clip_weights: float = 0.0  # largest L2 norm of the local model, kept after every step; 0: any (for fpdgd-paper)
-    clip_gradients: float = 0.0  # largest L2 norm of what one interaction adds to the gradient; 0: any; needs batch
+    rate: float = 0.1  # learning rate η, constant; gradients are not normalised
+    batch: bool = False  # one step with the summed gradients of all interactions instead of one per interaction
+    lists: Literal["drawn", "logged"] = "drawn"  # ten documents sampled by the model, or the list of a search log
+    temperature: float = 1.0  # of the sampling: scores are divided by it
+    keep: float = 0.0  # probability that the best document stays first
+    clip_weights: float = 0.0  # maximum L2 norm of the local model after every step; 0: no limit (for fpdgd-paper)
+    clip_gradients: float = 0.0  # maximum L2 norm of one interaction's gradient; 0: no limit; needs batch
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"steps"})
 
@@ -71,13 +73,13 @@ class Pdgd:
         _check_rate(self.rate)
         _check_start(self.ranker)
         if self.lists not in ("drawn", "logged"):
-            raise ValueError(f'no lists {self.lists!r}; use "drawn" or "logged"')
+            raise ValueError(f'lists must be "drawn" or "logged" (got {self.lists!r})')
         if not 0 < self.temperature < np.inf:
-            raise ValueError(f"temperature = {self.temperature} draws nothing; use a positive number, 1 as published")
+            raise ValueError(f"temperature must be positive, 1 as published (got {self.temperature})")
         if not 0 <= self.keep <= 1:
-            raise ValueError(f"keep = {self.keep} is no probability; use 0 to 1")
+            raise ValueError(f"keep must be between 0 and 1 (got {self.keep})")
         if self.lists == "logged" and (self.keep or self.temperature != 1):
-            raise ValueError('lists = "logged" are not drawn; leave keep and temperature as they are')
+            raise ValueError('lists = "logged" cannot be combined with keep or temperature; remove these settings')
         _check_clips(self.clip_weights, self.clip_gradients, self.batch)
 
     def __call__(
@@ -104,11 +106,11 @@ class Pdgd:
     def compiled_settings(
         self, clients: SimulatedClients, correction: LocalCorrection = NO_CORRECTION
     ) -> tuple[Any, ...]:
-        """What compiled loops take besides a model and its chance: steps, display, bends, and so on up to draws."""
+        """The arguments of compiled loops besides the model and the random key: steps, display, corrections, ...."""
         data, loops = clients.data, loops_of(clients)
         if self.lists == "logged" and not len(data.who):
             raise ValueError(
-                f"{data.name or 'this data set'} is no search log, so that nobody was shown its lists; use data.log, "
+                f'lists = "logged" needs a search log, and {data.name or "this data set"} is not one; use data.log, '
                 'or lists = "drawn"'
             )
         draws = (data.drawn, *data.draw) if self.lists == "logged" and data.draw is not None else _NO_DRAWS
@@ -134,8 +136,27 @@ class Pdgd:
 
         return _one_by_one(self, start, len(impressions), learn, correction)
 
+    # One list at a time, for applications that show lists themselves.
+
+    def scores(self, weights: NDArray[np.float32], features: Features) -> Scores:
+        scores = np.empty(len(features), np.float32)
+        kernels.rankers.score(weights, self.ranker.hidden, features, 0, len(features), scores)
+        return scores
+
+    def draw(
+        self, weights: NDArray[np.float32], features: Features, stream: np.uint64
+    ) -> tuple[Scores, NDArray[np.int64]]:
+        """Scores of all candidates, and the positions of the list that is shown."""
+        return draw_list(weights, self.ranker, features, np.array([0, len(features)]), 0, self.display, stream)
+
+    def learn(self, master: NDArray[np.float64], one: Impression) -> bool:
+        """Add the step of an impression to the weights `master`; return whether there was one."""
+        weights, hidden = master.astype(np.float32), self.ranker.hidden
+        learn: Any = kernels.pdgd.learn_impression
+        return bool(learn(master, weights, hidden, *one, self.display, self.steps, np.empty(0)))
+
     def on_device(self, device: Device, clients: SimulatedClients, features: str = "float32") -> PdgdOnDevice:
-        """The learner and its clients on a graphics card."""
+        """Return the learner with its clients on a GPU."""
         from fedrank.ranking.cuda.neural import NeuralOnDevice
         from fedrank.ranking.cuda.pdgd import PdgdOnDevice
 
@@ -145,30 +166,30 @@ class Pdgd:
 
     @property
     def not_on_device(self) -> str:
-        """Why it cannot run on a graphics card; empty if it can."""
-        return 'lists = "logged" is not available on a graphics card; lists = "drawn" is' * (self.lists == "logged")
+        """Why it cannot run on a GPU; empty if it can."""
+        return 'lists = "logged" is not available on a GPU; use lists = "drawn"' * (self.lists == "logged")
 
     @property
     def steps(self) -> tuple[float, bool, float, float]:
-        """How it steps, as `kernels.records.Steps`."""
+        """The settings of its steps, as `kernels.records.Steps`."""
         return float(self.rate), bool(self.batch), float(self.clip_weights), float(self.clip_gradients)
 
     @property
     def display(self) -> tuple[bool, float, float]:
-        """How it shows a list, as `kernels.records.Display`."""
+        """The settings of shown lists, as `kernels.records.Display`."""
         return self.lists == "logged", float(self.temperature), float(self.keep)
 
 
 @dataclass(frozen=True)
 class LambdaRank:
-    """Learns from the true grades, which no server ever sees: the skyline for rankers that learn from clicks.
+    """Learns from true relevance labels, as an upper bound for learners from clicks (LambdaRank; Burges, 2010).
 
-    LambdaRank (Burges, 2010) on nDCG@10; every interaction is a query with all its grades: no list is shown,
-    no click is drawn, and there is no online quality.
+    It optimises nDCG@10. Every interaction is a query with all its labels: no list is shown, no click is drawn, and
+    online quality is undefined.
     """
 
     ranker: Ranker = field(default_factory=Linear)
-    rate: float = 0.01  # smaller than PDGD's: every query pulls on all its documents
+    rate: float = 0.01  # learning rate; smaller than PDGD's because every query uses all its documents
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"grades"})
 
@@ -191,7 +212,7 @@ class LambdaRank:
                 starts, key, self.rate, self.ranker.hidden, loops.table, clients.data.longest, loops.held, loops.seen,
                 first, last, updates,
             )  # fmt: skip
-            online[first:last] = np.nan  # nobody is shown a list
+            online[first:last] = np.nan  # no list is shown
 
         updates, online = by_threads(some, start.shape[-1], clients, threads)
         return Learned(updates, Observed(online))
@@ -220,18 +241,18 @@ class LambdaRank:
 
 @dataclass(frozen=True)
 class LoggedClicks:
-    """Learns from lists that a search log shows, and clicks that are weighed by what their places hid (IPS).
+    """Learns from lists and clicks of a search log, weighted by inverse propensity (IPS; Joachims et al., WSDM 2017).
 
-    The softmax loss of a list, in which a click counts as often as others like it were not seen (Joachims et al., WSDM
-    2017). data.propensities says where the weights come from; without it every click counts 1, and what stood high is
-    learned to be good. The two clips bound what noise must hide.
+    It uses the softmax loss of a list, in which a click has the inverse of its propensity as weight. data.propensities
+    sets the source of the weights; without it every click has weight 1, and position bias is learned. The two clips
+    bound the sensitivity for differential privacy.
     """
 
     ranker: Ranker = field(default_factory=Linear)
-    rate: float = 0.01  # η; smaller than PDGD's, since a click far down counts many times
-    batch: bool = False  # one step with the summed gradients of all lists, instead of one step after each
-    clip_weights: float = 0.0  # largest L2 norm of the local model, kept after every step; 0: any
-    clip_gradients: float = 0.0  # largest L2 norm of what one list adds to the gradient; 0: any; needs batch
+    rate: float = 0.01  # learning rate η; smaller than PDGD's because clicks at low positions have large weights
+    batch: bool = False  # one step with the summed gradients of all lists instead of one per list
+    clip_weights: float = 0.0  # maximum L2 norm of the local model, applied after every step; 0: no limit
+    clip_gradients: float = 0.0  # maximum L2 norm of one list's gradient; 0: no limit; needs batch
 
     traits: ClassVar[frozenset[Trait]] = frozenset({"steps", "logged"})
 
@@ -257,7 +278,7 @@ class LoggedClicks:
                 starts, key, self.steps, corrections, self.ranker.hidden, loops.table, relevance, data.longest,
                 loops.held, first, last, updates,
             )  # fmt: skip
-            online[first:last] = np.nan  # nobody is shown another list
+            online[first:last] = np.nan  # no new list is shown
 
         updates, online = by_threads(some, start.shape[-1], clients, threads)
         return Learned(updates, Observed(online), None if correction.personal is None else corrections[2])
@@ -279,7 +300,7 @@ class LoggedClicks:
 
     @property
     def steps(self) -> tuple[float, bool, float, float]:
-        """How it steps, as `kernels.records.Steps`."""
+        """The settings of its steps, as `kernels.records.Steps`."""
         return float(self.rate), bool(self.batch), float(self.clip_weights), float(self.clip_gradients)
 
 
@@ -290,7 +311,7 @@ def _one_by_one(
     learn: Callable[[NDArray[np.float64], NDArray[np.float32], int, NDArray[np.float64]], bool],
     correction: LocalCorrection,
 ) -> Learned:
-    """One client's steps from `count` lists; `learn` adds the gradient of one, and says whether there was one."""
+    """One client's steps from `count` lists; `learn` adds the gradient of a list and returns whether it has one."""
     pdgd, corrections = kernels.pdgd, kernels.records.Corrections(*corrections_of(correction, learner.rate))
     shared = len(start) - (corrections.personal.shape[1] if len(corrections.personal) else 0)
     weights, master = start.copy(), start.astype(np.float64)
@@ -330,7 +351,7 @@ def fine_tune(
     """Continue training for each client separately, and return the models as [clients, parameters].
 
     `weights` is the global model, or a model for each client. Each client takes `interactions` plain steps on its own
-    queries. This is the baseline for methods that personalise models; no round of a simulation uses its random numbers.
+    queries. This is the baseline for personalisation methods. Its random numbers differ from those of all rounds.
 
     >>> import fedrank as fr
     >>> clients = fr.make_clients(fr.synthetic("mq2007", queries=40), count=4, partition=fr.partitions.Own())
@@ -342,18 +363,18 @@ def fine_tune(
     [[0.44 0.69 0.44 0.7 ]]
     """
     if interactions < 1:
-        raise ValueError(f"interactions = {interactions} tunes nothing; use 1 or more")
+        raise ValueError(f"interactions must be at least 1 (got {interactions})")
     longer = replace(clients, interactions=np.full_like(clients.interactions, interactions))
     return weights + _plainly(learner, weights, longer, seed, "fine-tune", threads)
 
 
 def warm_up(learner: Learner, weights: Weights, clients: SimulatedClients, seed: int, interactions: int) -> Weights:
-    """The model that one client, with the shared queries alone, makes of `weights` before the federation begins.
+    """Train `weights` on the shared queries as one client, before the federation begins.
 
-    It clicks as the first client does.
+    Its click model is that of the first client.
     """
     if not len(clients.shared):
-        raise ValueError('there are no shared queries to warm up on; use partition = { name = "shared", ... }')
+        raise ValueError('a warm-up needs shared queries; use partition = { name = "shared", ... }')
     one = replace(
         clients.rows(slice(0, 1)),
         pool=np.zeros(1, dtype=np.int32),
@@ -368,9 +389,11 @@ def warm_up(learner: Learner, weights: Weights, clients: SimulatedClients, seed:
 def _plainly(
     learner: Learner, weights: Weights, clients: SimulatedClients, seed: int, purpose: str, threads: int
 ) -> Updates:
-    """Updates of plain steps outside any round; their chance is none that a round ever used."""
+    """Return updates of plain steps outside any round, with random keys that no round uses."""
     if has_trait(learner, "rewards"):
-        raise ValueError("evolution estimates a gradient from many clients; one alone cannot go on with it; use pdgd")
+        raise ValueError(
+            "evolution needs many clients to estimate a gradient, so one client cannot continue with it; use pdgd"
+        )
     if isinstance(learner, Pdgd | LoggedClicks):
         learner = replace(learner, clip_weights=0.0, clip_gradients=0.0)
     return learner(weights, clients, Chance(int(key_for(seed, purpose)), 0), threads=threads).updates
@@ -379,19 +402,19 @@ def _plainly(
 def _check_clips(clip_weights: float, clip_gradients: float, batch: bool) -> None:
     for name, value in (("clip_weights", clip_weights), ("clip_gradients", clip_gradients)):
         if not 0 <= value < np.inf:
-            raise ValueError(f"{name} = {value} is no length; use a positive number, or 0 to clip nothing")
+            raise ValueError(f"{name} must be positive, or 0 for no clipping (got {value})")
     if clip_gradients and not batch:
         raise ValueError(
-            f"clip_gradients = {clip_gradients} bounds no interaction with batch = false, where each also "
-            "moves all later steps of its client; use batch = true, or clip_gradients = 0"
+            f"clip_gradients = {clip_gradients} needs batch = true, because otherwise each interaction also changes "
+            "all later steps of its client; use batch = true, or clip_gradients = 0"
         )
 
 
 def _check_start(ranker: Ranker) -> None:
     if getattr(ranker, "start", "") == "zero":
-        raise ValueError('a ranker with start = "zero" has no gradient and never learns here; use start = "normal"')
+        raise ValueError('a ranker with start = "zero" has no gradient for this learner; use start = "normal"')
 
 
 def _check_rate(rate: float) -> None:
     if not 0 < rate < np.inf:
-        raise ValueError(f"rate = {rate} learns nothing; use a positive number such as 0.1")
+        raise ValueError(f"rate must be positive, such as 0.1 (got {rate})")

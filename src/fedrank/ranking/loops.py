@@ -1,4 +1,4 @@
-"""Crowds as compiled loops take them, and loops shared out among threads."""
+"""Simulated clients in the form that compiled loops take, and the division of loops among threads."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from numpy.typing import NDArray
 
 from fedrank.types import LocalCorrection, SimulatedClients, Updates, Weights
 
-MIN_SHARE = 500  # interactions; a thread with less to do costs more than it saves
+MIN_SHARE = 500  # interactions; with less work, a thread costs more than it saves
 _NOTHING = np.empty((0, 0))
 
 
 def as_sent(start: Weights) -> NDArray[np.float32]:
-    """[1 or clients, parameters]: the model as clients receive it, four bytes a parameter."""
+    """[1 or clients, parameters]: the model as clients receive it, four bytes per parameter."""
     return np.ascontiguousarray(np.atleast_2d(start), dtype=np.float32)
 
 
 class Loops(NamedTuple):
-    """Clients as compiled loops take it: tuples without names, which are passed in a third of the time."""
+    """Clients as plain tuples, which are passed to compiled loops in a third of the time."""
 
     table: tuple[Any, ...]
     held: tuple[Any, ...]
@@ -31,7 +31,7 @@ class Loops(NamedTuple):
 
 
 def loops_of(clients: SimulatedClients) -> Loops:
-    """Made once for these clients, and kept with them."""
+    """Return the loop arguments of these clients, cached with them."""
     made = clients.__dict__.get("_loops")
     if made is None:
         made = Loops(
@@ -45,7 +45,7 @@ def loops_of(clients: SimulatedClients) -> Loops:
 
 
 def corrections_of(correction: LocalCorrection, rate: float) -> tuple[float, NDArray[np.float64], NDArray[np.float64]]:
-    """As `kernels.records.Bends`; `personal` is copied, since it is learned in place."""
+    """Return `kernels.records.Corrections`; `personal` is copied, since it is updated in place."""
     drifts = _NOTHING if correction.drifts is None else correction.drifts
     return rate * correction.pull, drifts, _NOTHING if correction.personal is None else correction.personal.copy()
 
@@ -56,9 +56,9 @@ def by_threads(
     clients: SimulatedClients,
     threads: int,
 ) -> tuple[Updates, NDArray[np.float64]]:
-    """Let a compiled loop fill its rows of (updates, online) for ranges of clients, in threads if that pays.
+    """Let a compiled loop fill its rows of (updates, online) for ranges of clients, in threads if that is faster.
 
-    Rows do not depend on each other, so neither does the result on how they are shared out.
+    Rows are independent, so the result does not depend on the division.
     """
     count, sizes = len(clients), clients.interactions
     updates = np.empty((count, parameters), dtype=np.float32)

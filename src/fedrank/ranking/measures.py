@@ -1,4 +1,4 @@
-"""How good a ranking is: measures by name, per query and on average, for many models at once.
+"""Measures of ranking quality by name, per query and on average, for many models at once.
 
     >>> import numpy as np
     >>> from fedrank.data.ranking import RankingData
@@ -8,9 +8,9 @@
     >>> evaluate(["ndcg@10", "mrr"], np.array([0.1, 0.7, 0.3], np.float32), data).round(3).tolist()
     [0.587, 0.5]
 
-Ties: documents with equal scores are ordered by a fixed shuffle of their positions in the query. It depends on nothing
-but the number of documents, so a model that cannot tell documents apart is neither flattered nor punished by a file
-that is sorted by grade. Scores are compared as float32.
+Ties: documents with equal scores are ordered by a fixed shuffle of their positions in the query. It depends only on the
+number of documents, so a file that is sorted by relevance label does not favour a model with tied scores. Scores are
+compared as float32.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from fedrank.types import Grades, Offsets, Ranker, Scores, Weights
 Values = NDArray[np.float64]
 
 MEASURES = {
-    "ndcg": "normalised DCG: gain 2^grade - 1, discount 1 / log2(rank + 1), ideal over all candidates",
-    "ndcg-linear": "normalised DCG with gain = grade, as several other tools compute it",
-    "map": "mean average precision over all relevant documents, grade 1 or more, whatever the cutoff",
+    "ndcg": "normalised DCG: gain 2^label - 1, discount 1 / log2(rank + 1), ideal over all candidates",
+    "ndcg-linear": "normalised DCG with gain = label, as in several other tools",
+    "map": "mean average precision over all relevant documents (label 1 or more), at any cutoff",
     "mrr": "reciprocal rank of the first relevant document",
-    "err": "expected reciprocal rank of the document that satisfies: P = (2^grade - 1) / 2^top grade",
+    "err": "expected reciprocal rank of the satisfying document: P = (2^label - 1) / 2^highest label",
     "p": "precision: share of relevant documents among the first k",
 }
 
@@ -47,35 +47,37 @@ EMPTY = {
 
 LABELS = {
     "": "",
-    "intents": "by the grades of each intent of a query, then the mean over its intents",
-    "union": "by the union of the intents: relevant is what is so for any of them",
+    "intents": "by the relevance labels of each intent of a query, averaged over its intents",
+    "union": "by the union of the intents: a document is relevant if it is for any of them",
 }
 
-MODELS = 16  # in one matrix product
-DOCUMENTS = 4096  # in one matrix product, about: their scores stay in the cache
-EVERY_RANK = 2**62  # a cutoff that cuts nothing
+MODELS = 16  # per matrix product
+DOCUMENTS = 4096  # per matrix product, approximately; their scores fit into the cache
+EVERY_RANK = 2**62  # a cutoff without effect
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One measure, as text `name@cutoff/empty by labels`: "ndcg@10", "map", "mrr@10/zero", "ndcg@10 by union"."""
+    """A measure, written as `name@cutoff/empty by labels`: "ndcg@10", "map", "mrr@10/zero", "ndcg@10 by union"."""
 
     name: str  # one of MEASURES
-    cutoff: int | None = None  # only the first so many ranks; None: all
-    empty: str = "skip"  # what queries without a relevant document count as: one of EMPTY
-    by: str = ""  # whose labels, where queries have several intents: one of LABELS; empty: the grades of the data
+    cutoff: int | None = None  # number of top ranks; None: all
+    empty: str = "skip"  # value of queries without a relevant document: one of EMPTY
+    by: str = ""  # which labels, if queries have several intents: one of LABELS; "": those of the data
 
     def __post_init__(self) -> None:
         if self.name not in MEASURES:
-            raise ValueError(f"no measure '{self.name}'{did_you_mean(self.name, MEASURES)}; {_SYNTAX}")
+            raise ValueError(f"unknown measure '{self.name}'{did_you_mean(self.name, MEASURES)}; {_SYNTAX}")
         if self.empty not in EMPTY:
-            raise ValueError(f"no choice '{self.empty}'{did_you_mean(self.empty, EMPTY)}; {_SYNTAX}")
+            raise ValueError(f"unknown choice '{self.empty}'{did_you_mean(self.empty, EMPTY)}; {_SYNTAX}")
         if self.by not in LABELS:
-            raise ValueError(f"no labels '{self.by}'{did_you_mean(self.by, LABELS)}; {_SYNTAX}")
+            raise ValueError(f"unknown labels '{self.by}'{did_you_mean(self.by, LABELS)}; {_SYNTAX}")
         if self.cutoff is not None and self.cutoff < 1:
-            raise ValueError(f"{self.name}@{self.cutoff} looks at no rank; use a cutoff of 1 or more")
+            raise ValueError(f"the cutoff of {self.name}@{self.cutoff} must be at least 1")
         if self.name == "p" and self.cutoff is None:
-            raise ValueError('p needs a cutoff: a full ranking has the same precision in every order; write "p@10"')
+            raise ValueError(
+                'p needs a cutoff, because the precision of a full ranking is the same in every order; write "p@10"'
+            )
 
     def __str__(self) -> str:
         cutoff = "" if self.cutoff is None else f"@{self.cutoff}"
@@ -84,20 +86,20 @@ class Measure:
 
     @property
     def about(self) -> str:
-        """What it means, in words."""
+        """An explanation of the measure."""
         return "; ".join(part for part in (MEASURES[self.name], EMPTY[self.empty], LABELS[self.by]) if part)
 
 
 _SYNTAX = (
     f'write name[@cutoff][/{"|".join(EMPTY)}], such as "ndcg@10" or "mrr@10/zero", with one of {", ".join(MEASURES)}; '
-    'where queries have intents, also " by intents" or " by union"'
+    'for queries with intents, optionally " by intents" or " by union"'
 )
 
 
 def measure(text: str | Measure) -> Measure:
     """Return the measure that a text names, such as "ndcg@10", "map", "mrr@10/zero" or "ndcg@10 by union".
 
-    The part after the slash says what queries without a relevant document count as: "skip", "zero" or "one".
+    The part after the slash is the value of queries without a relevant document: "skip", "zero" or "one".
 
     >>> import fedrank as fr
     >>> fr.measure("ndcg@10")
@@ -109,17 +111,17 @@ def measure(text: str | Measure) -> Measure:
         return text
     parts = re.fullmatch(r"([^@/ ]*)(?:@([0-9]+))?(?:/([^@/ ]*))?(?: by ([^@/ ]*))?", text.strip().lower())
     if parts is None:
-        raise ValueError(f"cannot read the measure '{text}'; {_SYNTAX}")
+        raise ValueError(f"'{text}' is not a measure; {_SYNTAX}")
     name, cutoff, empty, by = parts.groups()
     return Measure(name, None if cutoff is None else int(cutoff), "skip" if empty is None else empty, by or "")
 
 
 class MeasureSettings(NamedTuple):
-    """Measures on one set of queries, as loops take them."""
+    """Measures on one set of queries, in the form that loops take."""
 
     offsets: Offsets
     grades: Grades
-    relevant: NDArray[np.int64]  # [queries]: documents of grade 1 or more
+    relevant: NDArray[np.int64]  # [queries]: number of relevant documents
     kinds: NDArray[np.int64]  # [measures]
     cutoffs: NDArray[np.int64]
     scales: Values  # [measures, queries]
@@ -128,12 +130,12 @@ class MeasureSettings(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Evaluator:
-    """An evaluator measures rankers on the queries of one data set.
+    """Evaluates rankers on the queries of one data set.
 
-    Create it once and call it often: it computes everything that does not depend on a model only once. `grades`
+    Create it once and call it often: it precomputes everything that does not depend on a model. The third argument
     replaces the relevance labels of the data, for example with those that one client sees. A call with one weight
     vector returns the mean of each measure over queries; a call with several vectors returns [measures, models]. The
-    value of a model is the same to the last bit, whichever models are measured with it.
+    value of a model does not depend on the other models, to the last bit.
 
     >>> import fedrank as fr
     >>> train, test = (fr.synthetic("mq2007", queries=40, seed=seed) for seed in (1, 2))
@@ -147,7 +149,7 @@ class Evaluator:
 
     data: RankingData
     measures: Sequence[str | Measure]
-    grades: Grades | None = None  # [documents]: instead of those in the data, such as one client's view
+    grades: Grades | None = None  # [documents]: replaces the relevance labels of the data
 
     _parsed: tuple[Measure, ...] = field(init=False, repr=False)
     _grades: Grades = field(init=False, repr=False)
@@ -156,39 +158,47 @@ class Evaluator:
     def __post_init__(self) -> None:
         parsed = tuple(measure(each) for each in self.measures)
         if not parsed:
-            raise ValueError('no measure to evaluate; name at least one, such as "ndcg@10"')
+            raise ValueError('measures must name at least one measure, such as "ndcg@10"')
         grades = np.asarray(self.data.grades if self.grades is None else self.grades)
         if grades.shape != (self.data.documents,):
-            raise ValueError(f"grades are {list(grades.shape)} for {self.data.documents} documents; give one for each")
+            raise ValueError(
+                f"relevance labels of shape {list(grades.shape)} "  # prose: ok
+                f"for {self.data.documents} documents; give one per document"
+            )
         if grades.min() < 0 or grades.max() > 127:
-            raise ValueError(f"grades run from {grades.min()} to {grades.max()}; measures need 0 (not relevant) to 127")
+            raise ValueError(
+                f"relevance labels must be from 0 (not relevant) to 127 "
+                f"(got {grades.min()} to {grades.max()})"  # prose: ok
+            )
         if any(each.by for each in parsed) and not len(self.data.intents):
             [by, *_] = [str(each) for each in parsed if each.by]
             raise ValueError(
-                f"{self.data.name or 'this data set'} has no judgements by intent for '{by}'; leave it out, or use "
-                "data that have some, such as synthetic-intents"
+                f"{self.data.name or 'this data set'} has no judgements by intent for '{by}'; remove it, or use "
+                "data with judgements by intent, such as synthetic-intents"
             )
         object.__setattr__(self, "_parsed", parsed)
-        # Own arrays: compiled code is made once for writable ones and once more for read-only (memory-mapped) ones.
+        # Copies, because code would be compiled again for read-only (memory-mapped) arrays.
         object.__setattr__(self, "_grades", np.array(grades, dtype=np.int8))
         object.__setattr__(self, "_offsets", np.array(self.data.offsets, dtype=np.int64))
 
     def __call__(self, weights: Weights, ranker: Ranker) -> Values:
-        """Averages over queries: [measures, models], or [measures] for one weight vector."""
+        """Return averages over queries: [measures, models], or [measures] for one weight vector."""
         return average(self.per_query(weights, ranker))
 
     def per_query(self, weights: Weights, ranker: Ranker) -> Values:
-        """[measures, models, queries], or [measures, queries] for one weight vector; NaN where a query is skipped."""
+        """Return [measures, models, queries], or [measures, queries] for one weight vector; NaN for skipped queries."""
         models = np.atleast_2d(weights)
         values = self._values(lambda some, rows: ranker.score(models[some], self.data.features[rows]), len(models))
         return values if np.ndim(weights) == 2 else values[:, 0]
 
     def per_query_of_scores(self, scores: ArrayLike) -> Values:
-        """[measures, models, queries] for scores [models, documents], [measures, queries] for scores [documents]."""
+        """Return [measures, models, queries] for scores [models, documents]; without models for scores [documents]."""
         given = np.asarray(scores, dtype=np.float32)
         table = np.atleast_2d(given)
         if table.ndim != 2 or table.shape[1] != self.data.documents:
-            raise ValueError(f"scores are {list(given.shape)} for {self.data.documents} documents; give one for each")
+            raise ValueError(
+                f"scores of shape {list(given.shape)} for {self.data.documents} documents; give one per document"
+            )
         values = self._values(lambda some, rows: table[some, rows], len(table))
         return values if given.ndim == 2 else values[:, 0]
 
@@ -211,7 +221,7 @@ class Evaluator:
 
     @cached_property
     def _by_labels(self) -> list[tuple[list[int], list[Evaluator]]]:
-        """Places of the measures that share their labels, and an evaluator for each of these labels."""
+        """Indices of the measures with the same labels, and an evaluator for each of these labels."""
         intents = self.data.intents
         rows = {"": [self._grades], "intents": list(intents), "union": [intents.max(axis=0)]}
         found = []
@@ -222,14 +232,14 @@ class Evaluator:
         return found
 
     def _by_own_grades(self, score: Callable[[slice, slice], Scores], models: int) -> Values:
-        """Measure some models at a time, chunk by chunk; `score` gives [models, documents] for some and their rows."""
+        """Evaluate batches of models in chunks of queries; `score` returns [models, documents] for both."""
         from fedrank.kernels.measures import measure_lists
 
         values = np.empty((len(self._parsed), models, self.data.queries))
         for first, last in self._chunks:
             rows = slice(int(self._offsets[first]), int(self._offsets[last]))
             for some in (slice(begin, min(begin + MODELS, models)) for begin in range(0, models, MODELS)):
-                # Diverged models overflow; the error below says so more clearly than a warning.
+                # Diverged models overflow; the error below is clearer than a warning.
                 with np.errstate(over="ignore", invalid="ignore"):
                     scores = np.require(score(some, rows).T, np.float32, ["C", "W"])
                 bad = measure_lists(
@@ -255,8 +265,8 @@ class Evaluator:
         row, model = np.argwhere(np.isnan(scores))[0]
         query = np.searchsorted(self._offsets, self._offsets[first] + row, side="right") - 1
         raise ValueError(
-            f"model {shift + model} scores a document of query {self.data.query_ids[query]} as NaN, which has "
-            "no place in a ranking; look for NaN or infinity in features and weights, and for a rate that is too high"
+            f"model {shift + model} scores a document of query {self.data.query_ids[query]} as NaN; look for NaN or "
+            "infinity in features and weights, and for a learning rate that is too high"
         )
 
     @property
@@ -264,7 +274,7 @@ class Evaluator:
         return self._parsed
 
     def compiled_settings(self) -> MeasureSettings:
-        """What compiled loops and their twins take."""
+        """Return the arguments of compiled loops and GPU kernels."""
         return MeasureSettings(
             self._offsets, self._grades, self._relevant, self._kinds, self._cutoffs, self._scales, self._top_grade
         )
@@ -275,7 +285,7 @@ class Evaluator:
 
     @cached_property
     def _relevant(self) -> NDArray[np.int64]:
-        """[queries]: documents of grade 1 or more."""
+        """[queries]: number of documents with label 1 or more."""
         return np.add.reduceat(self._grades >= 1, self._offsets[:-1], dtype=np.int64)
 
     @cached_property
@@ -295,7 +305,7 @@ class Evaluator:
 
     @cached_property
     def _scales(self) -> Values:
-        """[measures, queries]: what the kernel divides by; 1 where there is no relevant document."""
+        """[measures, queries]: normalisation constants; 1 without relevant documents."""
         from fedrank.kernels.measures import GAIN, best_dcg
 
         scales = np.ones((len(self._parsed), self.data.queries))
@@ -312,7 +322,7 @@ class Evaluator:
 
 
 def _chunks(offsets: Offsets) -> Iterator[tuple[int, int]]:
-    """Whole queries of about DOCUMENTS documents: (first, one after the last)."""
+    """Ranges of queries with about DOCUMENTS documents: (first, one after the last)."""
     first, queries = 0, len(offsets) - 1
     while first < queries:
         last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + DOCUMENTS, side="right")) - 1)
@@ -326,7 +336,7 @@ def per_query(
     """Return the value of each measure for each query.
 
     The result is [measures, queries] for scores [documents], and [measures, models, queries] for scores [models,
-    documents]. It is NaN if the measure skips the query. `grades` replaces the relevance labels of the data.
+    documents]. It is NaN if the measure skips the query. The last argument replaces the relevance labels of the data.
 
     >>> import fedrank as fr
     >>> data = fr.synthetic("mq2007", queries=6, seed=3)
@@ -342,8 +352,8 @@ def evaluate(
 ) -> Values:
     """Return the mean of each measure over the queries of `data`.
 
-    The result is [measures] for scores [documents], and [measures, models] for scores [models, documents]. `grades`
-    replaces the relevance labels of the data.
+    The result is [measures] for scores [documents], and [measures, models] for scores [models, documents]. The last
+    argument replaces the relevance labels of the data.
 
     >>> import numpy as np
     >>> import fedrank as fr
@@ -357,7 +367,7 @@ def evaluate(
 
 
 def average(values: Values) -> Values:
-    """Mean over the last axis, the queries, without those that were skipped; NaN when all were.
+    """Mean over the last axis, the queries, without skipped ones; NaN if all are skipped.
 
     >>> average(np.array([[0.5, np.nan, 1.0], [np.nan, np.nan, np.nan]])).tolist()
     [0.75, nan]
@@ -369,7 +379,7 @@ def average(values: Values) -> Values:
 
 
 def ranking(scores: ArrayLike, offsets: Offsets) -> NDArray[np.int64]:
-    """Document rows of every query, best first: scores [documents] -> rows [documents], queries one after the other.
+    """Rank documents: scores [documents] -> row indices [documents], best first within each query.
 
     >>> ranking(np.array([1.0, 3.0, 2.0, 0.5, 0.6]), np.array([0, 3, 5])).tolist()
     [1, 2, 0, 4, 3]
@@ -379,16 +389,14 @@ def ranking(scores: ArrayLike, offsets: Offsets) -> NDArray[np.int64]:
     column = np.array(scores, dtype=np.float32).reshape(-1, 1)
     if np.isnan(column).any():
         row = int(np.isnan(column).argmax())
-        raise ValueError(
-            f"the score of document row {row} is NaN, which has no place in a ranking; look where it came from"
-        )
+        raise ValueError(f"the score of document row {row} is NaN; look for NaN or infinity in features and weights")
     if len(column) != offsets[-1]:
-        raise ValueError(f"{len(column)} scores for {offsets[-1]} documents; give one for each")
+        raise ValueError(f"{len(column)} scores for {offsets[-1]} documents; give one per document")
     return ranked_rows(column.view(np.int32), np.array(offsets, dtype=np.int64))
 
 
 def max_rr(clicks: ArrayLike) -> Values:
-    """Reciprocal rank of the first click in the top 10, 0 without: clicks [..., ranks] -> [...].
+    """Reciprocal rank of the first click in the top 10, 0 without clicks: clicks [..., ranks] -> [...].
 
     >>> max_rr([[False, True, True], [False, False, False]]).tolist()
     [0.5, 0.0]

@@ -1,7 +1,7 @@
-"""A trained ranker as a file that any language can read: `model.json`.
+"""Model files: a trained ranker as `model.json`, which any language can read.
 
-It carries a checksum of what it says, which finds damage, not forgery. A file may come from anybody: whatever does not
-fit is refused in one line.
+The file has a checksum of its contents, which detects damage, not forgery. Files may come from untrusted sources:
+invalid content raises an error.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from fedrank.ranking.rankers import RANKERS
 from fedrank.types import Ranker, Scores, Weights
 
 FORMAT, VERSION = "fedrank-model", 1
-FOREST = "forest"  # the ranker of model.json that is no vector of weights but trees
-CHECKSUM = "checksum"  # of everything else in the file
+FOREST = "forest"  # the ranker of a model.json that contains trees instead of weights
+CHECKSUM = "checksum"  # of all other content
 _KEYS = ("format", "version", "ranker", "features", "normalised", "feature_names", "notes", "ranges", "weights")
-Tell = Callable[[str], None]  # who hears what is worth knowing of a file
+Tell = Callable[[str], None]  # receives warnings about a file
 
 S = TypeVar("S")
 
 
 class Scorer(Protocol):
-    """Whatever a model file holds: it scores documents, and says what it expects of the data."""
+    """The contents of a model file: a function that scores documents, and what it expects of the data."""
 
     @property
     def features(self) -> int: ...
@@ -48,17 +48,17 @@ class Scorer(Protocol):
 
 
 def check_features(data: RankingData, features: int) -> None:
-    """Refuse data with more or fewer features than a model reads."""
+    """Raise an error if the data do not have the model's number of features."""
     if data.features.shape[1] != features:
         raise ValueError(
-            f"the model reads {features} features, the data have {data.features.shape[1]}; use data with the features "
-            "that it was trained on; a sparse file that only leaves out its last ones is read with features = "
+            f"the model has {features} features, but the data have {data.features.shape[1]}; use data with the "
+            "features that it was trained on; read a sparse file that only omits its last features with features = "
             f"{features}"
         )
 
 
 def read_for(file: str | Path, features: int, how: str) -> RankingData:
-    """A LETOR file for a model that reads so many features; a sparse one may leave out its last ones."""
+    """Read a LETOR file for a model with this number of features; a sparse file may omit its last ones."""
     read = read_judged(file, normalise=how)
     if read.features.shape[1] >= features:
         return read
@@ -71,10 +71,10 @@ def read_for(file: str | Path, features: int, how: str) -> RankingData:
 
 @dataclass(frozen=True, repr=False)
 class Model(DisplayMixin):
-    """A model is a ranker with its weights and a description of the data that it expects.
+    """A ranker with its weights and a description of the data that it expects.
 
-    `score(data)` returns a score for each document. `weights` is one vector, or a row for each client if clients
-    trained models of their own; `score` then needs the number of a client.
+    `score(data)` returns a score for each document. `weights` is one vector, or a row per client for personalised
+    models; `score` then needs the number of a client.
 
     >>> import numpy as np
     >>> import fedrank as fr
@@ -87,15 +87,15 @@ class Model(DisplayMixin):
     """
 
     ranker: Ranker
-    weights: Weights  # [parameters], or [clients, parameters] where every client trained its own
+    weights: Weights  # [parameters], or [clients, parameters] for personalised models
     features: int
-    normalised: str = "none"  # how the features were normalised that it was trained on
+    normalised: str = "none"  # normalisation of the training features
     feature_names: tuple[str, ...] = ()
-    notes: dict[str, Any] = field(default_factory=dict)  # where it comes from
-    ranges: NDArray[np.float32] | None = None  # [2, features] of "global" normalisation; None: other, or not known
+    notes: dict[str, Any] = field(default_factory=dict)  # its origin
+    ranges: NDArray[np.float32] | None = None  # [2, features] of "global" normalisation; None: another, or unknown
 
     def _display(self) -> tuple[str, dict[str, str]]:
-        models = "" if self.weights.ndim == 1 else f"{len(self.weights):,}, one for each client"
+        models = "" if self.weights.ndim == 1 else f"{len(self.weights):,}, one per client"
         return type(self.ranker).__name__, {
             "features": f"{self.features:,}",
             "weights": f"{self.weights.shape[-1]:,}",
@@ -105,17 +105,17 @@ class Model(DisplayMixin):
         }
 
     def score(self, data: RankingData, client: int | None = None) -> Scores:
-        """[documents]: higher is better."""
+        """Return scores [documents]; higher is better."""
         check_features(data, self.features)
         return self.ranker.score(self.chosen(client), np.asarray(data.features, dtype=np.float32))
 
     def chosen(self, client: int | None = None) -> Weights:
-        """[parameters]: the weights, or those of one client where every client has its own."""
+        """Return the weights [parameters], or those of one client of a personalised model."""
         if self.weights.ndim == 1:
             return self.weights
         if client is None or not 0 <= client < len(self.weights):
             raise ValueError(
-                f"this file holds {len(self.weights)} models, one for each client; choose one from 0 to "
+                f"this file contains {len(self.weights)} models, one per client; choose a client from 0 to "
                 f"{len(self.weights) - 1} (on the command line with --client)"
             )
         own: Weights = self.weights[client]
@@ -123,7 +123,7 @@ class Model(DisplayMixin):
 
 
 def origin(notes: Mapping[str, Any]) -> str:
-    """Which run a model comes from, as far as it says so."""
+    """The run that a model comes from, as far as its notes state it."""
     return ", ".join(f"{key} {notes[key]}" for key in ("experiment", "variant", "fold", "seed", "data") if key in notes)
 
 
@@ -143,7 +143,7 @@ def save_model(model: Model, path: str | Path) -> None:
 
 
 def write_content(path: str | Path, ranker: Mapping[str, Any], model: Scorer, **more: Any) -> None:
-    """Write `model.json`: what scores (`ranker`), what the model expects of data, and a checksum of it all."""
+    """Write `model.json`: the ranker, what the model expects of data, and a checksum."""
     ranges: NDArray[np.float32] | None = getattr(model, "ranges", None)
     content = {
         "format": FORMAT,
@@ -161,60 +161,64 @@ def write_content(path: str | Path, ranker: Mapping[str, Any], model: Scorer, **
 
 
 def checksum_of(content: str | Mapping[str, Any]) -> str:
-    """Of a text, or of what a JSON file says however it is laid out."""
+    """Checksum of a text, or of JSON content independent of its formatting."""
     text = content if isinstance(content, str) else json.dumps(content, sort_keys=True)
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
 def check_sum(given: Any, content: str | Mapping[str, Any], name: str, tell: Tell) -> None:
-    """Refuse what was changed since its checksum was taken; say so where there is none."""
+    """Raise an error if the checksum is wrong; warn if there is none."""
     if given is None:
-        tell(f"{name} carries no checksum, so that damage to it may go unnoticed")
+        tell(f"{name} has no checksum, so damage to the file may go unnoticed")
     elif given != checksum_of(content):
-        raise ValueError(f"the checksum of {name} is wrong: the file is damaged; copy or train it again")
+        raise ValueError(f"the checksum of {name} is wrong, so the file is damaged; copy it or train the model again")
 
 
 def unheard(note: str) -> None:
-    """For those who only want the model."""
+    """Ignore a warning."""
 
 
 def load_weights(path: str | Path, tell: Tell = unheard) -> Model:
-    """Read a model that is a vector of weights, as only such a one can be trained on, attacked or forgotten."""
+    """Read a model that is a vector of weights, which training, attacks and unlearning need."""
     return read_model(path, _only_weights, tell)
 
 
 def read_model(
     path: str | Path, otherwise: Callable[[Path, dict[str, Any] | None], S], tell: Tell = unheard
 ) -> Model | S:
-    """Read `model.json`, or the model of a run folder; who reads one that is no vector of weights is `otherwise`.
+    """Read `model.json`, or the model of a run folder; `otherwise` reads models that are not vectors of weights.
 
-    It is told the file and what `model.json` says; None for a text model of LightGBM.
+    It is called with the file and the contents of `model.json`, or None for a text model of LightGBM.
     """
     path = Path(path)
     if path.is_dir():
         path = _of_folder(path)
     if not path.exists():
-        raise FileNotFoundError(f"no model at {path}; a finished run has one in its folder, as model.json")
+        raise FileNotFoundError(f"{path} contains no model; a finished run has a model.json in its folder")
     try:
         if path.suffix == ".txt":
             return otherwise(path, None)
         content = _read_content(path, tell)
         return _from_weights(content) if content["ranker"]["name"] in RANKERS else otherwise(path, content)
     except KeyError as missing:
-        raise ValueError(f"{path} cannot be read as a model: it lacks {missing}") from None
+        raise ValueError(f"{path} is not a valid model: {missing} is missing") from None
     except (ValueError, TypeError, AttributeError, OverflowError) as problem:
-        raise ValueError(f"{path} cannot be read as a model: {problem}") from None
+        raise ValueError(f"{path} is not a valid model: {problem}") from None
 
 
 def _read_content(path: Path, tell: Tell) -> dict[str, Any]:
-    """What `model.json` says, each of a type that can be used."""
+    """Read `model.json` and check the types of its values."""
     content = parse_json(read_text(path), _each_once)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise ValueError("it is not a model of fedrank")
+        raise ValueError("it is not a model file of fedrank")
     if not _is_whole(content["version"]) or content["version"] > VERSION:
-        raise ValueError(f"it has version {content['version']}, newer than this fedrank; update fedrank")
+        raise ValueError(
+            f"it has version {content['version']}, which is newer than this version of fedrank; update fedrank"
+        )
     if unknown := [key for key in content if key not in (*_KEYS, CHECKSUM)]:
-        raise ValueError(f"it has a key {unknown[0]!r}, which no model has; the file is damaged, or of a newer fedrank")
+        raise ValueError(
+            f"it has an unknown key {unknown[0]!r}; the file is damaged, or from a newer version of fedrank"
+        )
     names = content.get("feature_names", [])
     kinds = (("ranker", dict), ("notes", dict), ("normalised", str), ("feature_names", list))
     wrong = [key for key, kind in kinds if not isinstance(content.get(key, kind()), kind)]
@@ -227,22 +231,22 @@ def _read_content(path: Path, tell: Tell) -> dict[str, Any]:
     if not wrong and not isinstance(content["ranker"]["name"], str):
         wrong.append("ranker.name")
     if wrong:
-        raise ValueError(f"its {wrong[0]} is not what it should be; the file is damaged")
+        raise ValueError(f"its {wrong[0]} has the wrong type; the file is damaged")
     check_content(content, path.name, tell)
     return {"normalised": "none", "feature_names": [], "notes": {}} | content
 
 
 def check_content(content: Mapping[str, Any], name: str, tell: Tell = unheard) -> None:
-    """Refuse what was read from a `model.json` that is not as it was written."""
+    """Check the contents of a `model.json` against its checksum."""
     rest = {key: value for key, value in content.items() if key != CHECKSUM}
     check_sum(content.get(CHECKSUM), rest, name, tell)
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A key that stands there twice would hide what the first one says."""
+    """Reject duplicate keys, since the second would hide the first."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key stands in it twice; the file is damaged")
+        raise ValueError("it has a duplicate key; the file is damaged")
     return found
 
 
@@ -252,18 +256,18 @@ def _is_whole(value: Any) -> bool:
 
 def _only_weights(path: Path, content: dict[str, Any] | None) -> Model:
     name = FOREST if content is None else content["ranker"]["name"]
-    raise ValueError(f"it holds no weights but a {name}; name a linear or neural model")
+    raise ValueError(f"it contains a {name}, not weights; use a linear or neural model")
 
 
 def _of_folder(folder: Path) -> Path:
-    """The model of a run, or of an experiment that has only one."""
+    """The model of a run, or of an experiment with only one run."""
     own = folder / "model.json"
     runs = [] if own.exists() else sorted(folder.glob("*/*/run.json"))
     if len(runs) == 1:
         return runs[0].with_name("model.json")
     if runs:
         raise FileNotFoundError(
-            f"{folder} holds {len(runs)} runs; name the folder of one of them, such as {runs[0].parent}"
+            f"{folder} contains {len(runs)} runs; name the folder of one of them, such as {runs[0].parent}"
         )
     return own
 
@@ -275,7 +279,9 @@ def ranges_of(content: Mapping[str, Any]) -> NDArray[np.float32] | None:
     with np.errstate(over="ignore"):
         ranges = np.array(content["ranges"], dtype=np.float32)
     if ranges.shape != (2, content["features"]):
-        raise ValueError(f"its ranges are {ranges.shape} for {content['features']} features; the file is damaged")
+        raise ValueError(
+            f"its ranges have shape {ranges.shape} for {content['features']} features; the file is damaged"
+        )
     return ranges
 
 
@@ -286,7 +292,7 @@ def _from_weights(content: dict[str, Any]) -> Model:
         value = settings.get(each.name, each.default)
         whole = isinstance(each.default, float) and _is_whole(value)
         if type(value) is not type(each.default) and not whole:
-            raise ValueError(f"its ranker has {each.name} = {value!r}; the file is damaged")
+            raise ValueError(f"its ranker has an invalid {each.name} = {value!r}; the file is damaged")
     model = Model(
         ranker=kind(**settings),
         weights=np.array(content["weights"], dtype=np.float64),
@@ -297,10 +303,10 @@ def _from_weights(content: dict[str, Any]) -> Model:
         ranges=ranges_of(content),
     )
     if model.weights.ndim not in (1, 2) or not len(model.weights):
-        raise ValueError("its weights are neither a list of numbers nor one list for each client; the file is damaged")
+        raise ValueError("its weights must be a list of numbers, or one list per client; the file is damaged")
     if model.weights.shape[-1] != model.ranker.size(model.features) or not np.isfinite(model.weights).all():
         raise ValueError(
-            f"it holds {model.weights.shape[-1]} weights where {type(model.ranker).__name__} on {model.features} "
-            f"features has {model.ranker.size(model.features)}, or some that are not finite; the file is damaged"
+            f"it has {model.weights.shape[-1]} weights, or some that are not finite, but {type(model.ranker).__name__} "
+            f"on {model.features} features has {model.ranker.size(model.features)}; the file is damaged"
         )
     return model

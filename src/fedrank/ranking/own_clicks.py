@@ -1,4 +1,4 @@
-"""Compiled loops that call a click model from outside, if that is compiled with Numba, too."""
+"""Compiled loops that call a user-defined click model, if it is compiled with Numba."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from fedrank.types import SimulatedClients
 
-IN_TABLE = -1.0  # stands in the table of click probabilities for each row whose click model is from outside
+IN_TABLE = -1.0  # marks rows of the click table that have a user-defined click model
 
 
 def compiled_function(model: Any) -> Any:
-    """The Numba function of a click model: the model itself, or what its method `compiled` returns; else None."""
+    """Return the Numba function of a click model: itself or the result of `compiled`; else None."""
     from numba.core.dispatcher import Dispatcher
 
     found = model.compiled() if hasattr(model, "compiled") else model
@@ -21,9 +21,9 @@ def compiled_function(model: Any) -> Any:
 
 
 def loop_for(loop: Any, clients: SimulatedClients) -> Any:
-    """A compiled loop that calls the click model of these clients; None where it must be called from Python.
+    """Return a compiled loop that calls the click model of these clients; None if it must be called from Python.
 
-    Clients may have one compiled model from outside, beside others that are tables.
+    Clients may have one compiled user-defined model in addition to tables.
     """
     outside = {id(model): model for model in clients.own_click_models if model is not None}
     [model, *more] = outside.values()
@@ -34,7 +34,7 @@ def loop_for(loop: Any, clients: SimulatedClients) -> Any:
 
 @cache
 def _with_clicks(loop: Any, model: Any) -> Any:
-    """The source of a loop, compiled again with another function for clicks."""
+    """Compile the source of a loop again with another click function."""
     import numba
     import numpy as np
 
@@ -57,7 +57,7 @@ def _with_clicks(loop: Any, model: Any) -> Any:
             draws[2 * i + 1] = uniform(stream, FIRST_CLICK_DRAW + 2 * i + 1)
         found = function(labels, draws)
         if len(found) != count:
-            raise ValueError("the click model must return a truth value for each result")
+            raise ValueError("the click model must return a Boolean for each result")
         for i in range(count):
             clicked[i] = found[i]
 

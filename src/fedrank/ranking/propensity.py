@@ -1,15 +1,15 @@
-"""How much a position hides: what clicks of a log say about looking, apart from what they say about documents.
+"""Estimate examination propensities by position from the clicks of a log, separately from relevance.
 
-People look at the first position more often than at the tenth, so that clicks tell where a document stood as much as
-how good it is. Where documents changed positions, both can be told apart: the same document for the same query, clicked
-less further down, is looked at less (intervention harvesting; Agarwal et al., WSDM 2019). Two positions that shared
-documents are like two players, a click is a win, and the strengths of all positions are those of Bradley and Terry; the
-likelihood of all pairs of positions has the same solution. Where documents moved too little for that, the features say
-which documents are alike (regression EM; Wang et al., WSDM 2018). Where they never moved, nobody can tell.
+Users examine the first position more often than the tenth, so clicks depend on the position as well as on relevance.
+If documents changed positions, both can be separated: the same document for the same query that is clicked less at a
+lower position is examined less (intervention harvesting; Agarwal et al., WSDM 2019). Positions that shared documents
+are compared as in a Bradley-Terry model, in which a click is a win; the likelihood of all pairs of positions has the
+same solution. If documents moved too little, features identify similar documents (regression EM; Wang et al., WSDM
+2018). If they never moved, propensities are not identifiable.
 
-People may also trust what stands high and click it unread. Clicks of a position are then an affine function of
-relevance (Agarwal et al., WWW 2019), whose slope and intercept come from documents that moved, up to those of the first
-position.
+Users may also trust high positions and click without reading. The click rate of a position is then an affine function
+of relevance (Agarwal et al., WWW 2019), whose slope and intercept are estimated from documents that moved, relative to
+the first position.
 """
 
 from __future__ import annotations
@@ -26,45 +26,43 @@ from fedrank.types import Features
 
 Bias = Literal["position", "trust"]
 BIASES: tuple[Bias, ...] = ("position", "trust")
-SHARED, OWN = "shared", "own"  # whose clicks tell: those of all clients together, or each client's
-IN_THE_CLEAR = "shared propensities come from the clicks of all clients, as they are: no mechanism and no ε covers them"
+SHARED, OWN = "shared", "own"  # source of clicks: all clients together, or each client alone
+IN_THE_CLEAR = "shared propensities are estimated from the raw clicks of all clients; no mechanism and no ε covers them"
 INTERVENTIONS, REGRESSION, GIVEN = "documents that changed positions", "regression EM", "given"
 
 REPEATS = 200  # of the bootstrap over queries
-MAX_GROUPS = 20_000  # of queries that it draws, so that millions of queries fit into memory
-CERTAIN = 1.96  # standard errors on either side of an interval
-WIDEST = 4.0  # an interval over a larger factor tells nothing of its position
-MAX_POSITIONS = 50  # from the top of which something is said
-ENOUGH = 0.5  # share of the clicks below the first position that must be in positions of which something is known
-MAX_WEIGHT = (
-    20.0  # of a corrected click: positions that are looked at less often count as if they were looked at so often
-)
-PRECISION = 0.2  # that swaps are priced for: standard error of a propensity, as a part of it
-NEARLY_ALL = 0.95  # of the clicks are in the positions that swaps are priced for
-DIGITS = 6  # of propensities and their intervals: solvers differ between processors by 1e-11, results may not
+MAX_GROUPS = 20_000  # maximum number of resampled groups of queries, to bound memory
+CERTAIN = 1.96  # standard errors on either side of a confidence interval
+WIDEST = 4.0  # maximum ratio of the ends of a usable confidence interval
+MAX_POSITIONS = 50  # positions from the top that are estimated
+ENOUGH = 0.5  # minimum share of clicks below position 1 in positions with known propensities
+MAX_WEIGHT = 20.0  # maximum weight of a corrected click; smaller propensities are clipped
+PRECISION = 0.2  # target of swaps: relative standard error of a propensity
+NEARLY_ALL = 0.95  # share of clicks in the positions that swaps cover
+DIGITS = 6  # of propensities and intervals: solvers differ between CPUs by 1e-11, results must not
 
 TRUST_NOTE = (
-    "what the first position adds by itself cannot be told from relevance; it is in the relevance of all documents "
-    "alike, which changes no order"
+    "the intercept of the first position cannot be separated from relevance; it is part of the relevance of all "
+    "documents, which does not change their order"
 )
 _EM_STEPS, _EM_REPEATS, _EM_CELLS = 500, 30, 20_000
-_EM_APART = 0.1  # by which two solutions from different beginnings may differ in any position
-_EXPLAINED = 0.5  # share of the differences between documents of one position that features must explain
-_CONTRADICTS = 3.0  # standard errors between what features and what documents that moved say of a position
-_LOOKED_AT_FOR_TRUST = 5  # positions from the top
-_FARTHEST = 12.0  # logarithm of a strength, beyond which it is no number
+_EM_APART = 0.1  # maximum difference of two solutions from different starts in any position
+_EXPLAINED = 0.5  # minimum share of the variance between documents of one position that features explain
+_CONTRADICTS = 3.0  # maximum standard errors between both methods for a position
+_LOOKED_AT_FOR_TRUST = 5  # positions from the top that are tested for trust bias
+_FARTHEST = 12.0  # maximum absolute logarithm of a strength
 _RIDGE = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class ShownResults:
-    """Results that were shown, one row for each; a pair is a query with one of its documents."""
+    """Shown results, one per row; a pair is a query with one of its documents."""
 
     pair: NDArray[np.int64]
     query: NDArray[np.int64]
     position: NDArray[np.int64]  # from 0
     clicked: NDArray[np.bool_]
-    search: NDArray[np.int64]  # which list it is of
+    search: NDArray[np.int64]  # the list it belongs to
 
     def __len__(self) -> int:
         return len(self.pair)
@@ -76,10 +74,10 @@ class ShownResults:
         first: NDArray[np.integer],
         query: NDArray[np.integer],
     ) -> ShownResults:
-        """From lists [searches, longest] of pairs, -1 behind the end of a shorter one; `first`: positions before it."""
+        """Build from lists [searches, longest] of pairs, padded with -1; `first` is the offset of a list."""
         if lists.shape != clicks.shape or len(first) != len(lists) or len(query) != len(lists):
             raise ValueError(
-                f"lists {lists.shape}, clicks {clicks.shape}, {len(first)} first positions, {len(query)} queries: all "
+                f"lists {lists.shape}, clicks {clicks.shape}, {len(first)} first positions and {len(query)} queries "
                 "must describe the same searches"
             )
         search, column = np.nonzero(lists >= 0)
@@ -92,38 +90,38 @@ class ShownResults:
         )
 
     def of_searches(self, which: NDArray[np.bool_]) -> ShownResults:
-        """Some of the searches: [searches] says which."""
+        """Return some of the searches, selected by a mask [searches]."""
         kept = which[self.search]
         return ShownResults(*(getattr(self, name)[kept] for name in ("pair", "query", "position", "clicked", "search")))
 
 
 @dataclass(frozen=True, eq=False)
 class SwapOffer:
-    """What random swaps of neighbours would cost people, and what they would tell.
+    """The cost and the benefit of swapping random adjacent results.
 
-    In every search one pair of neighbours is drawn, and swapped in half of the cases.
+    In every search one pair of adjacent positions is drawn, and swapped with probability 1/2.
     """
 
-    searches: int  # that are needed
-    clicks_lost: float  # of all of them together, at most
-    share_lost: float  # of their clicks, at most
-    precision: float  # standard error of the last position's propensity, as a part of it
-    positions: int  # that would be known
+    searches: int  # number of searches needed
+    clicks_lost: float  # maximum number of clicks lost in all of them
+    share_lost: float  # maximum share of their clicks lost
+    precision: float  # relative standard error of the last position's propensity
+    positions: int  # number of positions with known propensities
 
     def __str__(self) -> str:
         return (
-            f"random swaps of two neighbours in {self.searches:,} searches of repeated queries would tell how often "
-            f"each of {self.positions} positions is looked at, the last to {self.precision:.0%}, and cost people at "
-            f"most {self.clicks_lost:,.0f} clicks ({self.share_lost:.2%} of those searches' clicks)"
+            f"random swaps of two adjacent results in {self.searches:,} searches of repeated queries would determine "
+            f"the propensities of {self.positions} positions, the last to {self.precision:.0%}, at a cost of at most "
+            f"{self.clicks_lost:,.0f} clicks ({self.share_lost:.2%} of the clicks of those searches)"
         )
 
 
 class NotIdentifiable(ValueError):
-    """Clicks of this log do not tell documents from positions."""
+    """The clicks of this log do not identify propensities."""
 
     def __init__(self, because: str, offer: SwapOffer | None = None) -> None:
         super().__init__(
-            f"positions cannot be told from documents: {because}; nothing is corrected"
+            f"propensities are not identifiable: {because}; no clicks are corrected"
             + (f". {str(offer)[0].upper()}{str(offer)[1:]}" if offer is not None else "")
         )
         self.because, self.offer = because, offer
@@ -131,38 +129,36 @@ class NotIdentifiable(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Propensities:
-    """Click rates of a position compared with the first: slope x (rate in the first position) + extra."""
+    """Click rates by position relative to the first: slope x (rate in the first position) + extra."""
 
-    slope: NDArray[np.float64]  # [positions], 1 in the first; NaN: not known
-    extra: NDArray[np.float64]  # [positions], 0 in the first; clicks that come from trust, 0 where only positions count
-    low: NDArray[np.float64]  # [positions]: interval of the slope
+    slope: NDArray[np.float64]  # [positions], 1 in the first; NaN: unknown
+    extra: NDArray[np.float64]  # [positions], 0 in the first; clicks due to trust, 0 in a position-only model
+    low: NDArray[np.float64]  # [positions]: confidence interval of the slope
     high: NDArray[np.float64]
-    how: str  # where they come from
-    moved: int = 0  # pairs of a query and a document that changed positions
+    how: str  # method of estimation
+    moved: int = 0  # number of pairs of query and document that changed positions
     queries: int = 0
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.slope) or {len(self.extra), len(self.low), len(self.high)} != {len(self.slope)}:
-            raise ValueError("propensities need a slope, an extra and an interval for every position")
+            raise ValueError("propensities must have a slope, an extra and an interval for every position")
         known = self.slope[self.known]
         if not len(known) or not np.all(known > 0) or not np.all(np.isfinite(self.extra[self.known])):
-            raise ValueError(
-                f"slopes {self.slope.tolist()} divide nothing; use positive numbers, 1 in the first position"
-            )
+            raise ValueError(f"slopes must be positive, and 1 in the first position (got {self.slope.tolist()})")
 
     @property
     def known(self) -> NDArray[np.bool_]:
         return np.isfinite(self.slope)
 
     def at(self, position: NDArray[np.integer]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """(slope, extra) of positions; NaN where nothing is known."""
+        """Return (slope, extra) of positions; NaN if unknown."""
         inside = np.minimum(position, len(self.slope) - 1)
         beyond = position >= len(self.slope)
         return np.where(beyond, np.nan, self.slope[inside]), np.where(beyond, np.nan, self.extra[inside])
 
     def as_json(self) -> dict[str, Any]:
-        """As a file holds it; None where nothing is known."""
+        """Return JSON content; None for unknown values."""
         found = asdict(self)
         for name in ("slope", "extra", "low", "high"):
             found[name] = [None if not math.isfinite(value) else value for value in getattr(self, name).tolist()]
@@ -170,7 +166,7 @@ class Propensities:
 
 
 def given_propensities(slope: Any, extra: Any = None) -> Propensities:
-    """Propensities that are known from elsewhere, such as an experiment; relative to the first position."""
+    """Return known propensities, for example from an experiment, relative to the first position."""
     values = np.array(slope, dtype=np.float64)
     more = np.zeros_like(values) if extra is None else np.array(extra, dtype=np.float64)
     return Propensities(values, more, values, values, GIVEN)
@@ -178,15 +174,15 @@ def given_propensities(slope: Any, extra: Any = None) -> Propensities:
 
 @dataclass(frozen=True)
 class CorrectedClicks:
-    """What would have been clicked in the first position, on average."""
+    """Clicks corrected for position bias: expected clicks in the first position."""
 
-    relevance: NDArray[np.float32]  # [results]; NaN where the position is not known
-    clipped: float  # share of clicks whose weight was cut
-    unknown: float  # share of clicks in positions of which nothing is known
+    relevance: NDArray[np.float32]  # [results]; NaN if the propensity is unknown
+    clipped: float  # share of clicks with a clipped weight
+    unknown: float  # share of clicks in positions with unknown propensity
 
 
 def correct(clicked: NDArray[np.bool_], position: NDArray[np.integer], by: Propensities) -> CorrectedClicks:
-    """Clicks as if everything had stood in the first position; weights are MAX_WEIGHT at most."""
+    """Correct clicks as if all results had been in the first position; weights are at most MAX_WEIGHT."""
     slope, extra = by.at(position)
     values = (clicked - extra) / np.maximum(slope, 1 / MAX_WEIGHT)
     clicks = max(int(clicked.sum()), 1)
@@ -198,20 +194,20 @@ def correct(clicked: NDArray[np.bool_], position: NDArray[np.integer], by: Prope
 
 
 class Repeated(NamedTuple):
-    """Propensities, and what they would be with other queries of the same kind."""
+    """Propensities with their bootstrap repeats over queries."""
 
     found: Propensities
-    multiples: NDArray[np.int64]  # [repeats, queries]: how often each query counts, in the order of their numbers
-    slope: NDArray[np.float64]  # [1 + repeats, positions]: as found, however unsure, then in all repeats
+    multiples: NDArray[np.int64]  # [repeats, queries]: multiplicity of each query
+    slope: NDArray[np.float64]  # [1 + repeats, positions]: the estimate, even if uncertain, then all repeats
     extra: NDArray[np.float64]
 
 
 def propensities_of(
     shown: ShownResults, features: Features | None = None, bias: Bias = "position", seed: int = 1
 ) -> Propensities:
-    """Propensities by position from a log, by the first way that works; `NotIdentifiable` says why none does.
+    """Estimate propensities by position from a log with the first method that works, or raise `NotIdentifiable`.
 
-    `features` [pairs, features] are for regression EM. Intervals are over queries.
+    `features` [pairs, features] are for regression EM. Confidence intervals are over queries.
     """
     return repeated_propensities(shown, features, bias, seed).found
 
@@ -219,13 +215,13 @@ def propensities_of(
 def repeated_propensities(
     shown: ShownResults, features: Features | None = None, bias: Bias = "position", seed: int = 1
 ) -> Repeated:
-    """The same with all repeats of the bootstrap over queries."""
+    """Like `propensities_of`, with all repeats of the bootstrap over queries."""
     if bias not in BIASES:
-        raise ValueError(f"no bias {bias!r} is known; use one of {', '.join(BIASES)}")
+        raise ValueError(f"bias must be one of {', '.join(BIASES)} (got {bias!r})")
     meetings = meetings_of(shown)
     clicks = int(shown.clicked.sum())
     if not clicks:
-        raise NotIdentifiable("nothing was clicked")
+        raise NotIdentifiable("the log has no clicks")
     if not meetings.moved:
         raise NotIdentifiable("no document changed its position for the same query", offer_swaps(shown))
     multiples = drawn_queries(meetings.queries, REPEATS, seed)
@@ -249,15 +245,17 @@ def repeated_propensities(
 
 @dataclass(frozen=True, eq=False)
 class Meetings:
-    """Pairs of positions that shared a document: one row for each query and pair of positions, a < b."""
+    """Pairs of positions that shared a document: one row per query and pair of positions, a < b."""
 
     a: NDArray[np.int64]
     b: NDArray[np.int64]
     query: NDArray[np.int64]  # [rows], from 0 to queries - 1
-    sums: NDArray[np.float64]  # [rows, 7]: weight; x, y, xy of click rates in a and b; the last three see `_trusting`
+    sums: NDArray[
+        np.float64
+    ]  # [rows, 7]: weight; x, y, xy of click rates in a and b; for the last three see `_trusting`
     positions: int
     queries: int
-    moved: int  # documents
+    moved: int  # number of documents that moved
 
     def clicks(self, multiples: NDArray[np.int64] | None) -> NDArray[np.float64]:
         """[repeats, positions, positions]: entry (a, b) are the weighted clicks in a of documents also in b."""
@@ -269,7 +267,7 @@ class Meetings:
         return clicks
 
     def summed(self, multiples: NDArray[np.int64] | None) -> NDArray[np.float64]:
-        """[repeats, positions x positions, 7]: sums over queries, each counted `multiples` [repeats, queries] times."""
+        """[repeats, positions x positions, 7]: sums over queries, weighted by `multiples` [repeats, queries]."""
         from scipy import sparse
 
         cell = self.a * self.positions + self.b
@@ -284,10 +282,10 @@ class Meetings:
 
 
 def meetings_of(shown: ShownResults) -> Meetings:
-    """For every document that was in two positions: click rates in both, weighed by how much the two tell together.
+    """Compute the click rates of every document that was in two positions, weighted by their joint information.
 
-    The weight n m / (n + m) of n times in one and m times in the other position does not depend on clicks, so that any
-    two positions are compared by the same documents (the paper weighs all alike, which tells less).
+    The weight n m / (n + m) of n impressions in one and m in the other position does not depend on clicks, so any two
+    positions are compared by the same documents (the paper uses equal weights, which is less efficient).
     """
     cells = _cells(shown)
     pair, position, times, clicks, query, positions = (*cells.columns, cells.positions)
@@ -310,11 +308,11 @@ def meetings_of(shown: ShownResults) -> Meetings:
 
 
 class _Cells(NamedTuple):
-    """Documents in a position, one row for each, sorted by document."""
+    """Documents in a position, one per row, sorted by document."""
 
     pair: NDArray[np.int64]
     position: NDArray[np.int64]
-    times: NDArray[np.float64]  # shown
+    times: NDArray[np.float64]  # number of impressions
     clicks: NDArray[np.float64]
     query: NDArray[np.int64]  # from 0 to queries - 1
     positions: int
@@ -346,13 +344,13 @@ def _cells(shown: ShownResults) -> _Cells:
 
 
 def numbered(query: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Queries by number from 0, and how many; of very many, groups, which vary together as much as they do apart."""
+    """Number queries from 0, and return their count; very many queries are combined into groups."""
     names, number = np.unique(query, return_inverse=True)
     return number.ravel() % MAX_GROUPS, min(len(names), MAX_GROUPS)
 
 
 def _within(pair: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """All two positions of one pair; `pair` is sorted."""
+    """All combinations of two positions of one pair; `pair` is sorted."""
     left, right, step = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 1
     while True:
         first = np.flatnonzero(pair[:-step] == pair[step:])
@@ -364,14 +362,14 @@ def _within(pair: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 
 def drawn_queries(queries: int, repeats: int, seed: int) -> NDArray[np.int64]:
-    """[repeats, queries]: how often each query is in a sample of as many, drawn with replacement."""
+    """[repeats, queries]: multiplicities of queries in bootstrap samples."""
     return rng_for(seed, "bootstrap over queries").multinomial(queries, np.full(queries, 1 / queries), size=repeats)
 
 
 def strengths(clicks: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[repeats, positions]: logarithms of propensities, 0 in the first position; NaN where no clicks tell.
+    """[repeats, positions]: logarithms of propensities, 0 in the first position; NaN if clicks do not identify them.
 
-    Newton's method on the likelihood of Bradley and Terry: of the clicks in a and b of documents that were in both,
+    Newton's method on the Bradley-Terry likelihood: of the clicks in a and b on documents that were in both positions,
     the share in a is p_a / (p_a + p_b).
     """
     repeats, positions = clicks.shape[:2]
@@ -394,7 +392,7 @@ def strengths(clicks: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _reached(weight: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """[repeats, positions]: which positions met the first one, directly or through others."""
+    """[repeats, positions]: which positions are connected to the first one by shared documents."""
     reached = np.zeros(weight.shape[:2], bool)
     reached[:, 0] = True
     for _ in range(weight.shape[1]):
@@ -420,13 +418,13 @@ def _with_intervals(logs: NDArray[np.float64], meetings: Meetings, how: str) -> 
 
 
 def spread_of(repeats: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Standard deviation; infinite where a repeat has no value."""
+    """Standard deviation; infinite if a repeat has no value."""
     lost = np.isnan(repeats).any(axis=0)
     return np.where(lost, np.inf, np.std(np.where(np.isnan(repeats), 0, repeats), axis=0, ddof=1))
 
 
 def _enough(found: Propensities, shown: ShownResults) -> bool:
-    """Whether most clicks below the first position are in positions that are known."""
+    """Whether most clicks below the first position are in positions with known propensities."""
     slope, _ = found.at(shown.position)
     below = slope[shown.clicked & (shown.position > 0)]
     return bool(found.known[0] and len(below) and np.isfinite(below).mean() >= ENOUGH)
@@ -436,7 +434,7 @@ def _enough(found: Propensities, shown: ShownResults) -> bool:
 
 
 def _trusting(shown: ShownResults, meetings: Meetings, multiples: NDArray[np.int64]) -> Repeated:
-    """Slopes and extras of all positions from how click rates of the same documents in two positions go together."""
+    """Estimate slopes and extras of all positions from the joint click rates of documents in two positions."""
     slopes, extras = affine(meetings.summed(None), meetings.positions)
     more, extra = affine(meetings.summed(multiples), meetings.positions)
     logs = np.vstack([np.log(slopes), np.log(more)])
@@ -455,16 +453,16 @@ def _trusting(shown: ShownResults, meetings: Meetings, multiples: NDArray[np.int
     )
     if not _enough(made, shown):
         raise NotIdentifiable(
-            "trust needs documents that were shown at least twice in each of two positions, and whose click rates "
-            f"there differ clearly; {meetings.moved:,} documents that moved do not tell slopes within a factor of "
-            f'{WIDEST:g}; use bias = "position", which is wrong where people trust the top',
+            "trust bias needs documents that were shown at least twice in each of two positions with clearly different "
+            f"click rates; {meetings.moved:,} documents that moved do not identify slopes within a factor of "
+            f'{WIDEST:g}; use bias = "position", which is wrong if users trust top positions',
             offer_swaps(shown),
         )
     return Repeated(made, multiples, np.exp(logs), np.vstack([extras, extra]))
 
 
 def _signs_of_trust(meetings: Meetings, multiples: NDArray[np.int64]) -> tuple[str, ...]:
-    """A warning where clicks of the same documents in two positions are not in proportion."""
+    """Warn if click rates of the same documents in two positions are not proportional."""
     with np.errstate(all="ignore"):
         _, extras = affine(meetings.summed(None), meetings.positions)
         _, repeats = affine(meetings.summed(multiples), meetings.positions)
@@ -472,10 +470,9 @@ def _signs_of_trust(meetings: Meetings, multiples: NDArray[np.int64]) -> tuple[s
     for position in range(1, min(meetings.positions, _LOOKED_AT_FOR_TRUST)):
         if errors[position] < -_CONTRADICTS:
             return (
-                f"documents get fewer clicks in position {position + 1} than in proportion to the first "
-                f"({extras[0][position]:+.3f}, {-errors[position]:.0f} standard errors), as where people trust the "
-                "top; "
-                'position-only propensities are wrong then: use bias = "trust"',
+                f"documents get fewer clicks in position {position + 1} than proportional to the first "
+                f"({extras[0][position]:+.3f}, {-errors[position]:.0f} standard errors), which indicates trust bias; "
+                'position-only propensities are then wrong: use bias = "trust"',
             )
     return ()
 
@@ -483,8 +480,8 @@ def _signs_of_trust(meetings: Meetings, multiples: NDArray[np.int64]) -> tuple[s
 def affine(summed: NDArray[np.float64], positions: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """(slopes, extras) [repeats, positions] from sums over documents that were in two positions, the upper one twice.
 
-    Rates x above and y below are noisy, so that least squares would be too flat; the noise is in the square of x
-    alone, and c (c - 1) / (n (n - 1)) is a square without it.
+    Rates x above and y below are noisy, so the slopes of least squares would be too small. The noise affects only the
+    square of x, and c (c - 1) / (n (n - 1)) is an unbiased estimate of it.
     """
     repeats = len(summed)
     table = summed.reshape(repeats, positions, positions, -1)
@@ -504,7 +501,7 @@ def affine(summed: NDArray[np.float64], positions: int) -> tuple[NDArray[np.floa
 
 
 def _levels(weight: NDArray[np.float64], difference: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[repeats, positions]: levels, 0 for the first, whose differences (b above a) come nearest to the given ones."""
+    """[repeats, positions]: levels, 0 for the first, whose differences (b minus a) fit the given ones best."""
     repeats, positions = weight.shape[:2]
     both = weight + weight.transpose(0, 2, 1)
     matrix = -both
@@ -522,9 +519,9 @@ def _levels(weight: NDArray[np.float64], difference: NDArray[np.float64]) -> NDA
 def _by_regression(
     shown: ShownResults, features: Features, meetings: Meetings, harvested: NDArray[np.float64], seed: int
 ) -> Repeated:
-    """Regression EM from two beginnings, which must end in one place, and agree with the documents that did move."""
+    """Regression EM from two starts, which must agree with each other and with the documents that moved."""
     cells = _cells(shown)
-    if len(cells.pair) > _EM_CELLS:  # some of the queries are enough
+    if len(cells.pair) > _EM_CELLS:  # a sample of queries is enough
         order = rng_for(seed, "regression EM").permutation(cells.queries)
         cells = cells.of_queries(order[: cells.queries * _EM_CELLS // len(cells.pair)])
     pair, position, times, clicks, query, positions = (*cells.columns, cells.positions)
@@ -537,37 +534,37 @@ def _by_regression(
     seen = np.bincount(position, weights=clicks, minlength=positions) > 0
     if np.abs(np.log(one / other))[seen].max(initial=0) > _EM_APART:
         raise NotIdentifiable(
-            f"only {meetings.moved:,} documents changed positions, and their features explain clicks as well with "
-            "positions that are all looked at as with positions that are not",
+            f"only {meetings.moved:,} documents changed positions, and features explain clicks equally well with and "
+            "without position bias",
             offer_swaps(shown),
         )
     if (share := explained(position, times, clicks, rates)) < _EXPLAINED:
         raise NotIdentifiable(
-            f"only {meetings.moved:,} documents changed positions, and features explain {max(share, 0):.0%} of how "
-            f"documents of one position differ, less than {_EXPLAINED:.0%}; relevance is no function of them",
+            f"only {meetings.moved:,} documents changed positions, and features explain {max(share, 0):.0%} of the "
+            f"variance between documents of one position, less than {_EXPLAINED:.0%}",
             offer_swaps(shown),
         )
     multiples = drawn_queries(cells.queries, _EM_REPEATS, seed)
     repeats = [regression_em(position, times * more, clicks * more, table, one)[0] for more in multiples[:, query]]
     logs = np.log(np.vstack([one, *repeats]))
-    logs[:, ~seen] = np.nan  # of a position that was never clicked every repeat says the same, and knows nothing
+    logs[:, ~seen] = np.nan  # all repeats agree on a position without clicks, but without evidence
     error = np.hypot(spread_of(logs[1:]), spread_of(harvested[1:]))
     with np.errstate(invalid="ignore"):
         apart = np.abs(logs[0] - harvested[0]) > _CONTRADICTS * error
     if np.any(apart & seen):
         raise NotIdentifiable(
-            f"{meetings.moved:,} documents that changed positions contradict what features say of position "
-            f"{np.flatnonzero(apart & seen)[0] + 1}, so that relevance is no function of these features",
+            f"{meetings.moved:,} documents that changed positions contradict the features in position "
+            f"{np.flatnonzero(apart & seen)[0] + 1}, so relevance is not a function of these features",
             offer_swaps(shown),
         )
     found = _with_intervals(logs, meetings, REGRESSION)
     if not _enough(found, shown):
         raise NotIdentifiable(
-            f"only {meetings.moved:,} documents changed positions, and features do not tell propensities within a "
+            f"only {meetings.moved:,} documents changed positions, and features do not identify propensities within a "
             f"factor of {WIDEST:g}",
             offer_swaps(shown),
         )
-    note = "relevance is taken to be a function of the features; where it is not, these propensities are wrong"
+    note = "these propensities assume that relevance is a function of the features; otherwise they are wrong"
     return Repeated(replace(found, notes=(note,)), multiples, np.exp(logs), np.zeros_like(logs))
 
 
@@ -578,12 +575,12 @@ def regression_em(
     table: NDArray[np.float64],
     begin: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Propensities [positions], 1 in the first position, and click rates of the rows that follow from them.
+    """Return propensities [positions], 1 in the first position, and the resulting click rates of the rows.
 
-    Rows are documents in a position, with how often they were shown and clicked.
+    Rows are documents in a position, with their numbers of impressions and clicks.
 
-    A click was looked at and found relevant, with a probability that is logistic in the features. Regression EM climbs
-    this likelihood step by step; here it is climbed along its slope, which ends in the same place, and far sooner.
+    A click means that a document was examined and found relevant, with a probability that is logistic in the features.
+    Regression EM maximises this likelihood iteratively; gradient ascent has the same solution and is far faster.
     """
     from scipy.optimize import minimize
 
@@ -615,11 +612,10 @@ def regression_em(
 def explained(
     position: NDArray[np.int64], times: NDArray[np.float64], clicks: NDArray[np.float64], rates: NDArray[np.float64]
 ) -> float:
-    """Share of the differences between documents of one position, in how often they are clicked, that `rates` have,
-    too.
+    """Share of the variance in click rates between documents of one position that `rates` explain.
 
-    From documents that were there at least twice: c (c - 1) / (n (n - 1)) is a squared rate without noise. 0 where no
-    document was.
+    It uses documents with at least two impressions: c (c - 1) / (n (n - 1)) is an unbiased squared rate. 0 without
+    such documents.
     """
     twice = times > 1
     where, n, c, own = position[twice], times[twice], clicks[twice], rates[twice]
@@ -630,16 +626,15 @@ def explained(
     return together / all_of_it if all_of_it > 0 else 0.0
 
 
-# What it would cost to find out
+# The cost of an experiment
 
 
 def offer_swaps(shown: ShownResults, precision: float = PRECISION) -> SwapOffer | None:
-    """How many searches with random swaps of neighbours tell the last position's propensity so precisely; None: no
-    clicks.
+    """Return how many searches with random swaps determine the last position's propensity; None without clicks.
 
-    The last position is the one down to which nearly all clicks are.
-    Swapping positions with click rates c > d costs at most (√c - √d)^2 clicks, whatever part of the difference is due
-    to positions. Counts are independent, and no larger than they would be: the offer promises too little.
+    The last position is that down to which nearly all clicks are. Swapping positions with click rates c > d costs at
+    most (√c - √d)^2 clicks, for any part of the difference that is due to positions. Counts are assumed to be
+    independent, so the estimate is conservative.
     """
     lists = np.bincount(shown.position)
     clicked = np.bincount(shown.position, weights=shown.clicked)
@@ -652,7 +647,7 @@ def offer_swaps(shown: ShownResults, precision: float = PRECISION) -> SwapOffer 
     above, below = rates[:-1], rates[1:]
     neighbours = known - 1
     least = np.minimum(above, below)
-    # Of n searches, n / neighbours have these two positions, and half of them are swapped.
+    # Of n searches, n / (pairs of adjacent positions) draw these two, and half of them are swapped.
     variance = neighbours * np.sum(2 / (above + below) + 1 / least)
     needed = math.ceil(variance / precision**2)
     lost = needed / 2 * np.mean((np.sqrt(above) - np.sqrt(below)) ** 2)

@@ -13,13 +13,13 @@ from fedrank.types import Features, Ranker, Scores, Weights
 
 @dataclass(frozen=True)
 class Linear:
-    """One weight per feature, no bias."""
+    """A linear ranker: one weight per feature, no bias."""
 
-    start_norm: float = 0.0  # length of the random first vector; 0 starts from zero (published code: 0.01)
+    start_norm: float = 0.0  # L2 norm of the random initial vector; 0: start from zero (published code: 0.01)
 
     def __post_init__(self) -> None:
         if self.start_norm < 0:
-            raise ValueError(f"start_norm = {self.start_norm} is not a length; use 0 or more")
+            raise ValueError(f"start_norm must be at least 0 (got {self.start_norm})")
 
     @property
     def hidden(self) -> int:
@@ -41,22 +41,24 @@ class Linear:
 
 @dataclass(frozen=True)
 class Mlp:
-    """One hidden layer of sigmoid units with bias, and a linear output without.
+    """A neural ranker: one hidden layer of sigmoid units with bias, and a linear output without bias.
 
-    The vector holds the hidden weights feature by feature, then the hidden biases, then the output weights.
+    The vector contains the hidden weights feature by feature, then the hidden biases, then the output weights.
     """
 
-    hidden: int = 64  # units
+    hidden: int = 64  # number of hidden units
 
     def __post_init__(self) -> None:
         if self.hidden < 1:
-            raise ValueError(f"hidden = {self.hidden} leaves no unit; use 1 or more, or the linear ranker")
+            raise ValueError(
+                f"hidden must be at least 1 (got {self.hidden}); without hidden units, use the linear ranker"
+            )
 
     def size(self, features: int) -> int:
         return self.hidden * (features + 2)
 
     def first(self, features: int, rng: np.random.Generator) -> Weights:
-        """Normal with deviation 1 / fan-in, biases too."""
+        """Return normal weights and biases with standard deviation 1 / fan-in."""
         inner = kernels.chance.normals(rng, self.hidden * (features + 1)) / features
         return np.concatenate([inner, kernels.chance.normals(rng, self.hidden) / self.hidden])
 
@@ -66,23 +68,25 @@ class Mlp:
 
 @dataclass(frozen=True)
 class Relu:
-    """One hidden layer of rectified units with bias, and a linear output without: the neural ranker of FOLtR-ES.
+    """The neural ranker of FOLtR-ES: one hidden layer of rectified linear units with bias, and a linear output without.
 
-    The vector is laid out as that of `Mlp`.
+    The vector has the layout of `Mlp`.
     """
 
-    units: int = 10  # hidden units
-    start: Literal["zero", "normal"] = "zero"  # zero has no gradient: only evolution leaves it; normal is that of `mlp`
+    units: int = 10  # number of hidden units
+    start: Literal["zero", "normal"] = "zero"  # zero has no gradient and needs evolution; normal is as in `mlp`
 
     def __post_init__(self) -> None:
         if self.units < 1:
-            raise ValueError(f"units = {self.units} leaves no unit; use 1 or more, or the linear ranker")
+            raise ValueError(
+                f"units must be at least 1 (got {self.units}); without hidden units, use the linear ranker"
+            )
         if self.start not in ("zero", "normal"):
-            raise ValueError(f'no start {self.start!r}; use "zero" or "normal"')
+            raise ValueError(f'start must be "zero" or "normal" (got {self.start!r})')
 
     @property
     def hidden(self) -> int:
-        """Negative, by which kernels know rectified units."""
+        """Negative, which marks rectified units for kernels."""
         return -self.units
 
     def size(self, features: int) -> int:

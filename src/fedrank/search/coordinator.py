@@ -1,4 +1,4 @@
-"""The coordinator's side of a federation of search clients: `fedrank search aggregate`, on what `deploy folder` does.
+"""The coordinator of a federation of search clients: `fedrank search aggregate`, built on `fedrank deploy run`.
 
 A coordinator has no searches of anybody. What it measures by is a small collection that is built in and made up: its
 figures say that a model is not broken, and nothing about how well it serves anybody.

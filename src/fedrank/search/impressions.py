@@ -19,8 +19,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank import kernels
 from fedrank.data.live_features import FeatureSet, ForwardRows, Usage, WordStatistics
+from fedrank.ranking.impressions import search_stream
 from fedrank.ranking.learners import Pdgd
 from fedrank.search.results import NotFound
 from fedrank.search.store import Store, marks
@@ -100,23 +100,7 @@ def stream_of(key: int, number: int, page: int = 1) -> np.uint64:
 
     The same as that of simulated client 0 with this key.
     """
-    chance = kernels.chance
-    search = np.uint64(chance.stream(np.uint64(chance.stream(np.uint64(key), 0)), number))
-    return search if page == 1 else np.uint64(chance.stream(search, page))
-
-
-def draw(
-    weights: NDArray[np.float32], features: Features, learner: Pdgd, stream: np.uint64
-) -> tuple[Scores, NDArray[np.int64]]:
-    """Scores of all candidates, and the places of the first list."""
-    records, show, count = kernels.records, kernels.show, len(features)
-    page = records.Page(
-        np.empty(count, np.float32), np.empty(count), np.empty(max(count, show.SHOWN), np.int64), np.empty(0, bool)
-    )
-    race = records.Race(*(np.empty(count) for _ in range(3)), *(np.empty(count, np.int64) for _ in range(2)))
-    table = records.Candidates(features, np.array([0, count]))
-    size, _ = show.show(weights, 0, table, 0, records.Display(*learner.display), stream, page, race)
-    return page.scores, page.shown[:size].copy()
+    return search_stream(np.uint64(key), 0, number, *([page] if page > 1 else []))
 
 
 def draw_more(scores: Scores, shown: NDArray[np.int64], learner: Pdgd, stream: np.uint64) -> NDArray[np.int64]:
@@ -128,27 +112,16 @@ def draw_more(scores: Scores, shown: NDArray[np.int64], learner: Pdgd, stream: n
     rest = np.setdiff1d(np.arange(len(scores)), shown)
     if not len(rest):
         return rest
-    return rest[draw(np.ones(1, np.float32), scores[rest, None].copy(), replace(learner, keep=0.0), stream)[1]]
+    return rest[replace(learner, keep=0.0).draw(np.ones(1, np.float32), scores[rest, None].copy(), stream)[1]]
 
 
 def scores_of(weights: NDArray[np.float32], features: Features) -> Scores:
-    scores = np.empty(len(features), np.float32)
-    kernels.rankers.score(weights, 0, features, 0, len(features), scores)
-    return scores
+    return LEARNER.scores(weights, features)
 
 
 def best_order(scores: Scores) -> NDArray[np.int64]:
     """All candidates, the best first; of equal ones the engine's better."""
     return np.argsort(-scores, kind="stable").astype(np.int64)
-
-
-def learn(master: NDArray[np.float64], one: Impression, learner: Pdgd) -> bool:
-    """Add what an impression teaches to the weights `master`; returns whether it taught anything."""
-    return bool(
-        kernels.pdgd.learn_impression(
-            master, master.astype(np.float32), 0, *one, learner.display, learner.steps, np.empty(0)
-        )
-    )
 
 
 def warm_up(rows: ImpressionRows) -> None:
@@ -157,9 +130,9 @@ def warm_up(rows: ImpressionRows) -> None:
     some = ForwardRows.join([features.row("one title", f"some text {n}") for n in range(12)])
     raw = features.raw(features.query("some text"), some, np.ones(12), WordStatistics.of(some), [Usage()] * 12)
     scaled, weights = rows.scaled(raw.astype(np.float16)), features.start()
-    scores, shown = draw(weights.astype(np.float32), scaled, LEARNER, stream_of(1, 0))
+    scores, shown = LEARNER.draw(weights.astype(np.float32), scaled, stream_of(1, 0))
     draw_more(scores, shown, LEARNER, stream_of(1, 0, 2))
-    learn(weights, Impression(scaled, scores, shown, shown == shown[1]), LEARNER)
+    LEARNER.learn(weights, Impression(scaled, scores, shown, shown == shown[1]))
 
 
 class ImpressionRows:
@@ -302,7 +275,7 @@ class ImpressionRows:
         for id in waiting:
             recorded = self.get(id)
             if (one := self.as_impression(recorded)) is not None:
-                taught += learn(master, one, replace(LEARNER, temperature=recorded.temperature, keep=recorded.keep))
+                taught += replace(LEARNER, temperature=recorded.temperature, keep=recorded.keep).learn(master, one)
         self._move("closed", "learned", waiting)
         self.store.db.execute(
             "UPDATE models SET weights = ?, learned = learned + ? WHERE id = ?",

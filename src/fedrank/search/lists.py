@@ -19,7 +19,6 @@ from fedrank.search.impressions import (
     ListKind,
     Recorded,
     best_order,
-    draw,
     draw_more,
     scores_of,
     stream_of,
@@ -118,7 +117,7 @@ class ResultLists:
             mixed = self.trials.mixed(on_trial, features, scores, number, PAGE_SIZE)
             shown, teams = mixed.shown, mixed.team
         elif kind == "pdgd" and len(raw):
-            scores, shown = draw(weights, features, LEARNER, stream_of(self.store.setting("chance"), number))
+            scores, shown = LEARNER.draw(weights, features, stream_of(self.store.setting("chance"), number))
         else:
             scores = scores_of(weights, features)
             in_order = np.arange(len(raw)) if query.sort == "date" or order == "engine" else best_order(scores)

@@ -16,12 +16,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.ranking import gate
+from fedrank.ranking.gate import Draft, Gate, Team, team_draft
 from fedrank.search.impressions import ImpressionRows, best_order, scores_of
+from fedrank.search.replay import FEWEST, Replay, Replayed, replay
 from fedrank.search.results import SearchError, TrialNews
 from fedrank.seeds import rng_for
 
-GATE = gate.Gate()
+GATE = Gate()
 EFFECTIVE = 10.0  # searches that a replay must be worth to refuse: with fewer its interval is too narrow
 Phase = Literal["", "replay", "draft"]
 
@@ -83,11 +84,11 @@ class Trials:
 
     def mixed(
         self, model: OnTrial, features: NDArray[np.float32], scores: NDArray[np.float32], number: int, most: int
-    ) -> gate.Draft:
+    ) -> Draft:
         """A list of both models' choices."""
         new = best_order(scores_of(model.weights.astype(np.float32), features))
         rng = rng_for(int(self.store.setting("chance")), "draft", number)
-        return gate.team_draft(best_order(scores), new, most, rng)
+        return team_draft(best_order(scores), new, most, rng)
 
     def judge(self) -> None:
         """Go on to the next step, adopt or refuse, if what is recorded by now says so."""
@@ -96,7 +97,7 @@ class Trials:
             return
         if model.phase == "replay":
             ids = self._withheld_from_learning()
-            if len(ids) < gate.FEWEST:
+            if len(ids) < FEWEST:
                 return
             replay = self._replay(ids, model)
             refused = replay.refused and replay.effective >= EFFECTIVE
@@ -129,16 +130,16 @@ class Trials:
             losses,
         )
 
-    def _replay(self, ids: list[int], model: OnTrial) -> gate.Replay:
+    def _replay(self, ids: list[int], model: OnTrial) -> Replay:
         recorded, scores = [], []
         for id in ids:
             one = self.rows.get(id)
             impression = self.rows.as_impression(one)
             if impression is not None and len(one.shown):
                 first = impression._replace(shown=one.shown[:10], clicked=impression.clicked[:10])
-                recorded.append(gate.Replayed(first, one.temperature, one.keep))
+                recorded.append(Replayed(first, one.temperature, one.keep))
                 scores.append(scores_of(model.weights.astype(np.float32), impression.features))
-        return gate.replay(recorded, scores)
+        return replay(recorded, scores)
 
     def _withheld_from_learning(self) -> list[int]:
         rows = self.store.rows(
@@ -156,8 +157,8 @@ class Trials:
             assert one.teams is not None
             clicked = np.zeros(len(one.teams), bool)
             clicked[[c.position for c in self.rows.clicks(id) if not c.bounced and c.position < len(clicked)]] = True
-            winner = gate.Draft(one.shown, one.teams).winner(clicked)
-            wins, losses = wins + (winner == gate.Team.NEW), losses + (winner == gate.Team.OLD)
+            winner = Draft(one.shown, one.teams).winner(clicked)
+            wins, losses = wins + (winner == Team.NEW), losses + (winner == Team.OLD)
         return wins, losses
 
     def end(self, fate: str) -> None:

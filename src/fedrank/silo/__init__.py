@@ -1,1 +1,1 @@
-"""WHOSE DOCUMENTS: sketches of texts, reverse top-K, and how organisations use them together."""
+"""Sketches of documents, reverse top-K, and training across the document collections of organisations."""

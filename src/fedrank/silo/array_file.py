@@ -1,16 +1,17 @@
-"""Files of arrays with a header, mapped when they are read, and refused when a single bit is wrong.
+"""Files of arrays with a header: memory-mapped for reading, and verified by checksums.
 
-A file is `BEGIN` (format, version, bytes of the header and its checksum), the header (JSON) and the parts: arrays in
-the order of the header's list "parts", which has name, shape, place and checksum (BLAKE2b, 16 bytes) of each. The first
-part begins at the next multiple of 64 bytes behind the header, and places count from there. Types are not in the file:
-a reader knows them by the part's name, behind the last dot. A header may end in a "proof" of all that stands before it.
+A file consists of `BEGIN` (format, version, size of the header and its checksum), the header (JSON) and the parts:
+arrays in the order of the header's list "parts", which has name, shape, offset and checksum (BLAKE2b, 16 bytes) of
+each. The first part begins at the next multiple of 64 bytes after the header, and offsets count from there. The file
+does not contain types: a reader derives them from the name of a part, after the last dot.
 
-A part may be packed: first bytes of all numbers, then second ones and so on, each such plane by zlib; "packed" has the
-bytes of every plane, and the checksum is of these. Small numbers leave all planes but the first empty, and noise is
-coded by how often each number occurs. Such files have version 4; one in which nothing is packed has version 3.
+A part may be packed: the first bytes of all numbers, then the second bytes and so on, each such plane compressed by
+zlib; "packed" has the size of every plane, and the checksum covers the compressed bytes. Small numbers leave all planes
+but the first empty, and noise is coded by the frequency of each number. Files with packed parts have version 4, others
+version 3.
 
-A packed file grows in memory, and may come from somebody who means harm: whoever sends n bytes gets no more than
-`GROWTH` n of ours. The writer keeps to that, too, and packs nothing where it cannot.
+A packed file grows in memory, and its sender may be malicious: a file of n bytes takes at most `GROWTH` n bytes of
+memory. The writer does not pack a file that would exceed this.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -36,18 +37,18 @@ FORMAT = b"fedrank sketch\n\0"
 BEGIN = struct.Struct("<16sII16s")  # format, version, bytes of the header, its checksum
 MAX_HEADER_LENGTH = 1 << 20  # bytes
 ALIGN = 64  # bytes
-GROWTH = 64  # times the size of its file that anything may take in memory
-MIDDLE = 128  # is added to packed numbers: those around 0 fit into a byte
+GROWTH = 64  # maximum ratio of the size in memory to the size of the file
+MIDDLE = 128  # added to packed numbers, so numbers near 0 fit into a byte
 
 Part = NDArray[Any]
 
 
-# What parsing raises where checksums are right: they do not make the sender honest.
+# What parsing raises where checksums are right: a malicious sender can compute them, too.
 UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
 class SketchFileError(ValueError):
-    """The file is no sketch that this fedrank can trust."""
+    """The file is not a valid sketch file of this version."""
 
 
 def write_arrays(
@@ -55,11 +56,9 @@ def write_arrays(
     settings: Mapping[str, Any],
     parts: Mapping[str, Part],
     types: Mapping[str, str],
-    private: bool,  # only its owner can read it
-    prove: Callable[[bytes], bytes] | None = None,  # of the header, and so of every part
     planes: Mapping[str, Sequence[bytes]] | None = None,  # of parts that are packed, as `pack` made them
 ) -> None:
-    """Write a file whole or not at all."""
+    """Write a file that only its owner can read, completely or not at all."""
     planes = planes or {}
     entries, written, at = [], [], 0
     for name, array in parts.items():
@@ -70,10 +69,8 @@ def write_arrays(
         written.append(found)
         at += -(-len(found) // ALIGN) * ALIGN
     content = {**settings, "parts": entries}
-    if prove is not None:
-        content["proof"] = prove(json.dumps(content).encode()).hex()
     header = json.dumps(content).encode()
-    with writing(path, private) as out:
+    with writing(path, private=True) as out:
         out.write(BEGIN.pack(FORMAT, PACKED if planes else PLAIN, len(header), _digest(header)))
         out.write(header)
         for found in written:
@@ -91,29 +88,29 @@ def pack(name: str, array: Part, types: Mapping[str, str]) -> list[bytes]:
 
 
 def _deflated(data: memoryview) -> bytes:
-    # Noise has no words that come again: runs, and how often each byte occurs, are all there is to find.
+    # Noise has no repeated sequences, so only run lengths and byte frequencies can be coded.
     deflate = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, 9, zlib.Z_RLE)
     return deflate.compress(data) + deflate.flush()
 
 
 def read_arrays(path: Path, types: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Part]]:
-    """Header and mapped parts of a file; one that is damaged, cut short or of another version is refused."""
+    """Header and mapped parts of a file; a damaged or truncated file, or another version, raises an error."""
     with opened(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size < BEGIN.size:
-            raise SketchFileError(f"{path}: {size} bytes are no sketch file; was it cut short?")
+            raise SketchFileError(f"{path} has {size} bytes, too few for a sketch file; it may be truncated")
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     form, version, length, checksum = BEGIN.unpack_from(data)
     if form != FORMAT:
-        raise SketchFileError(f"{path} is no sketch file; make one by `fedrank silo sketch`")
+        raise SketchFileError(f"{path} is not a sketch file; create one with `fedrank silo sketch`")
     if version not in (PLAIN, PACKED):
-        mend = "update fedrank" if version > PACKED else _ANEW
+        remedy = "update fedrank" if version > PACKED else _ANEW
         raise SketchFileError(
-            f"{path} has version {version}, and this fedrank reads versions {PLAIN} and {PACKED}; {mend}"
+            f"{path} has version {version}, and this fedrank reads versions {PLAIN} and {PACKED}; {remedy}"
         )
     raw = data[BEGIN.size : BEGIN.size + length] if length <= MAX_HEADER_LENGTH else b""
     if _digest(raw) != checksum:
-        raise SketchFileError(f"{path}: the header is damaged or cut short; {_AGAIN}")
+        raise SketchFileError(f"{path}: the header is damaged or truncated; {_AGAIN}")
     start = -(-(BEGIN.size + length) // ALIGN) * ALIGN
     try:
         header = parse_json(raw)
@@ -124,12 +121,12 @@ def read_arrays(path: Path, types: Mapping[str, str]) -> tuple[dict[str, Any], d
     except SketchFileError:
         raise
     except UNREADABLE as error:
-        raise SketchFileError(f"{path}: a header that makes no sense ({error!r}); {_AGAIN}") from None
+        raise SketchFileError(f"{path}: the header cannot be read ({error!r}); {_AGAIN}") from None
     return header, parts
 
 
-_AGAIN = "copy it again, or make it anew"
-_ANEW = "sketch the documents anew by `fedrank silo sketch`, or ask whoever sent it for a new copy"
+_AGAIN = "copy it again, or create it again"
+_ANEW = "sketch the documents again with `fedrank silo sketch`"
 
 
 def _read(
@@ -141,7 +138,7 @@ def _read(
     planes = entry.get("packed")
     sizes = (count * dtype.itemsize,) if planes is None else tuple(planes)
     if min((*shape, *sizes), default=0) < 0 or at < start or at + sum(sizes) > len(data):
-        raise SketchFileError(f"{path} ends within the part {entry['name']!r}: it was cut short; {_AGAIN}")
+        raise SketchFileError(f"{path} ends within the part {entry['name']!r}: it is truncated; {_AGAIN}")
     raw = memoryview(data)[at : at + sum(sizes)]
     mapped: Part = np.empty(0)
     if planes is None:
@@ -153,7 +150,7 @@ def _read(
     if count * dtype.itemsize > most:
         raise SketchFileError(
             f"{path}: the part {entry['name']!r} would take {count * dtype.itemsize:,} bytes, more than a file of this "
-            "size may; it was made to harm, so do not use it"
+            "size may; do not use this file, it may be malicious"
         )
     if len(sizes) != dtype.itemsize:
         raise ValueError(f"{len(sizes)} planes for numbers of {dtype.itemsize} bytes")
@@ -168,7 +165,7 @@ def _read(
 
 
 def _inflated(data: memoryview, count: int) -> bytes:
-    """What was packed, if it is exactly so many bytes; never more are made."""
+    """The unpacked bytes, which must be exactly `count`; more are never allocated."""
     inflate = zlib.decompressobj()
     try:
         found = inflate.decompress(data, count + 1)

@@ -1,4 +1,4 @@
-"""Documents for a query of one silo among those of its partners, with their features."""
+"""Documents of partners for the queries of a silo, with their features."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Matches:
 
     features: Features  # [documents, 16]
     partners: NDArray[np.int64]  # [documents]: which of them holds it
-    answers: int = 0  # pairs of document and count that partners told for it
+    answers: int = 0  # pairs of document and count that partners sent for it
 
 
 def backgrounds(silo: Silo, partners: Sequence[Partner], terms: Sequence[str]) -> dict[str, Background]:
-    """What a silo knows of all documents, by field: its own exactly, those of its partners as they tell."""
+    """Statistics of all documents, by field: exact for own documents, as reported for those of partners."""
     own = {name: silo.fields[name].background(terms) for name in FIELDS}
     if not partners:
         return own
@@ -40,7 +40,7 @@ def backgrounds(silo: Silo, partners: Sequence[Partner], terms: Sequence[str]) -
 
 
 def _estimate(rows: Sequence[Real], kind: str) -> Real:
-    """[terms]: from rows of several sketches, which are added up first."""
+    """[terms]: from rows of several sketches, which are summed first."""
     total = sum(rows[1:], rows[0])
     found: Real = total.min(axis=-1) if kind == "count-min" else np.median(total, axis=-1)
     return found
@@ -49,7 +49,7 @@ def _estimate(rows: Sequence[Real], kind: str) -> Real:
 def matches(
     partners: Sequence[Partner], terms: Sequence[str], about: Mapping[str, Background], most: int
 ) -> Matches:  # fmt: skip
-    """The best documents of partners for a query, at most so many: by BM25 of body and title from what is known.
+    """The best documents of partners for a query, at most `most`, by BM25 of body and title.
 
     A document that a term did not find counts as not holding it.
     """

@@ -1,4 +1,4 @@
-"""Whoever carries letters between organisations: it cannot open them, and checks and follows their addresses."""
+"""Delivery of sealed letters between organisations: only their addresses are read and checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedrank.wire import Refused
 
 @dataclass
 class LetterCarrier:
-    """Knows organisations by name and public key, in their order."""
+    """Delivers letters between organisations, which it knows by name and public key."""
 
     publics: Mapping[str, bytes]
     name_of: dict[str, str] = field(init=False)  # by the fingerprint that letters are addressed to
@@ -21,17 +21,17 @@ class LetterCarrier:
         self.name_of = {fingerprint(key): name for name, key in self.publics.items()}
 
     def check(self, kind: str, sent: Sequence[bytes], name: str) -> None:
-        """Refuse letters that do not come from whom they say, or go to nobody else who takes part."""
+        """Refuse letters with a wrong kind or sender, or whose addressee does not participate."""
         me = fingerprint(self.publics[name])
         for letter in sent:
             address = read_address(letter)
             if address.kind != kind or address.sender != me or address.addressee not in self.name_of.keys() - {me}:
-                raise Refused(f"a letter of kind {address.kind} from or to somebody else")
+                raise Refused(f"a letter of kind {address.kind} has another sender or addressee than expected")
         if kind == "model" and len(sent) != 1:
-            raise Refused(f"{len(sent)} models came, and one was expected")
+            raise Refused(f"expected one model (got {len(sent)})")
 
     def deliver(self, sent: Mapping[str, Sequence[bytes]]) -> dict[str, list[bytes]]:
-        """Letters by whom they are for, in the order of senders."""
+        """Letters by addressee, in the order of senders."""
         boxes: dict[str, list[bytes]] = {name: [] for name in self.publics}
         for name in self.publics:
             for letter in sent[name]:

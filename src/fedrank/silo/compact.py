@@ -1,10 +1,11 @@
-"""The best documents of every cell in fewer bytes: exactly the same arrays when they are read back.
+"""A smaller encoding of the best documents of every cell; decoding gives exactly the same arrays.
 
 A document of a small collection is among the best at both ends of most cells, with the same value. So each cell lists
 its documents once, in the order of rows, with one value each; the order by value comes back by sorting. Which documents
-an end holds follows from how many it holds. Only where some of equal value are in and others are not, a bit says which.
+an end holds follows from their number; only where some documents of equal value are in and others are not, a bit says
+which.
 
-What is left is noise, which no code makes smaller: about 5.5 bits a document and cell where σ1 = 1 and depth = 30.
+The remaining noise cannot be compressed: about 5.5 bits per document and cell for σ1 = 1 and depth = 30.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Mask = NDArray[np.bool_]
 
 
 def compact(top: ReverseTopK) -> dict[str, Part] | None:
-    """`documents` and `values` as `PARTS`; None where they would not come back exactly."""
+    """`documents` and `values` as `PARTS`; None where decoding would not be exact."""
     ends, cells = top.rule.ends, top.depth * top.width
     if top.rule.keep not in SORTED or not _small(top.documents) or not _small(top.values):
         return None
@@ -74,7 +75,7 @@ def compact(top: ReverseTopK) -> dict[str, Part] | None:
 
 
 def expand(parts: Mapping[str, Part], sizes: NDArray[np.int32], rule: TopKRule, most: int) -> tuple[Rows, Rows]:
-    """`documents` and `values` of a file that may come from anybody: at most so many bytes of both."""
+    """`documents` and `values` of an untrusted file: at most `most` bytes of both."""
     held, gaps, counts = (parts[name] for name in PARTS[:3])
     ends, depth, width = sizes.shape
     if rule.keep not in SORTED or ends != rule.ends or held.shape != (depth, width):
@@ -84,7 +85,7 @@ def expand(parts: Mapping[str, Part], sizes: NDArray[np.int32], rule: TopKRule, 
         raise ValueError("packed cells that hold another number of documents than they say")
     if in_ends.min(initial=0) < 0 or np.any(in_ends > held):
         raise ValueError("a cell with more documents at an end than it holds")
-    if np.any(held > in_ends.sum(axis=0, dtype=np.int64)):  # a crowded cell makes room in all that are read with it
+    if np.any(held > in_ends.sum(axis=0, dtype=np.int64)):  # a full cell needs space in all cells that are read with it
         raise ValueError("a cell that holds documents which are at none of its ends")
     slots = int(in_ends.max(initial=0))
     if 8 * in_ends.size * slots > most:
@@ -105,7 +106,7 @@ def expand(parts: Mapping[str, Part], sizes: NDArray[np.int32], rule: TopKRule, 
             rows[filled], value[filled] = gaps[flat], best
             rows = np.cumsum(rows, axis=1) - 1
             if rows.max(initial=0) >= LARGEST:
-                raise ValueError("a cell that names documents which are not there")
+                raise ValueError("a cell that names documents that do not exist")
             order = _order(value)  # stable: equal values stay in the order of rows
             value, rows = np.take_along_axis(value, order, axis=1), np.take_along_axis(rows, order, axis=1)
             better, tied = _edge(value, size)
@@ -125,7 +126,7 @@ def expand(parts: Mapping[str, Part], sizes: NDArray[np.int32], rule: TopKRule, 
 
 
 def _edge(value: Part, size: Part) -> tuple[Mask, Mask]:
-    """Of ascending values: those that are certainly among the first `size`, and those of whom a bit must tell."""
+    """Of ascending values: those that are certainly among the first `size`, and those that need a bit."""
     if not value.shape[1]:
         return np.zeros(value.shape, np.bool_), np.zeros(value.shape, np.bool_)
     last = np.take_along_axis(value, np.maximum(size - 1, 0), axis=1)
@@ -141,7 +142,7 @@ def _blocks(cells: int) -> Iterator[slice]:
 
 
 def _order(keys: Part) -> Part:
-    """[cells, ...]: a stable order of each row; of small numbers by radix, which is thirty times as fast."""
+    """[cells, ...]: a stable order of each row; small numbers are sorted by radix, which is thirty times as fast."""
     keys = keys - keys.min(initial=0)
     if keys.max(initial=0) < 1 << 16:
         keys = keys.astype(np.uint16)
@@ -153,7 +154,7 @@ def _small(values: Part) -> bool:
 
 
 def _steps(rows: Part, held: Part) -> Part:
-    """Of ascending rows in each cell: how far each is behind the one before, the first behind -1."""
+    """Differences of ascending rows in each cell; the first row is compared with -1."""
     before = np.empty_like(rows)
     before[1:] = rows[:-1]
     before[(np.cumsum(held) - held)[held > 0]] = -1

@@ -1,4 +1,4 @@
-"""What a question to sketches finds, and what it costs: figure 4 of CS-F-LTR."""
+"""Recall and cost of queries to sketches: figure 4 of CS-F-LTR."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def measure_sketches(
     key: bytes,
     source: Source | None = None,
 ) -> SketchCosts:
-    """Ask for terms that some document holds, at most `MAX_TERMS`; others have nothing to be found."""
+    """Query terms that some document contains, at most `MAX_TERMS`."""
     terms = [term for term in dict.fromkeys(queried) if term in counts.columns and counts.holders[counts.columns[term]]]
     terms = terms[:MAX_TERMS]
     if not terms:
-        raise ValueError("no document holds any of these terms, so that there is nothing to find; ask for others")
+        raise ValueError("no document contains any of these terms; give others")
     hashing = sketcher.hashing(key)
     sketches = sketcher.sketch(counts, hashing, source)
     build(_blocks(sketches[:2]), rule, sketcher.kind, sketcher.depth, sketcher.width)  # compiled before it is timed

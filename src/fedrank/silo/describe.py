@@ -1,22 +1,20 @@
-"""In words: what a sketch file is, for its owner and for a querier who got it; and what a turn of training was."""
+"""A sketch file described for its owner."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from math import isinf
 
 from fedrank.silo.files import SketchFile, open_sketch
 from fedrank.silo.spending import SUFFIX, SiloLedger, is_ledger
-from fedrank.silo.turns import KnownPartner, TakenTurn
 
-DELTA = 1e-5  # where no ledger says another
-OCCURRENCES = (1, 2, 5, 10)  # of a word: what they cost is told
-CHANCE = 0.05  # of an error that is larger than the one told
+DELTA = 1e-5  # unless the ledger has another
+OCCURRENCES = (1, 2, 5, 10)  # of a word whose cost is shown
+CHANCE = 0.05  # probability that an error exceeds the stated bound
 
 
 def describe_sketch(path: str | os.PathLike[str]) -> dict[str, str]:
-    """A sketch in words: what it holds, how far off its counts may be, what it gives away, what may still be spent."""
+    """A sketch described: contents, error of counts, privacy, and remaining budget."""
 
     file = open_sketch(path)
     sketcher, rule = file.sketcher, file.fields["body"].rule
@@ -28,7 +26,7 @@ def describe_sketch(path: str | os.PathLike[str]) -> dict[str, str]:
     description = {
         "kind": f"{sketcher.kind}, {sketcher.depth} rows of {sketcher.width} cells",
         "noise": _noise(file),
-        "held by": _holder(file),
+        "held by": "its owner, with ids",
         "documents": f"{len(file):,}",
         "fields": ", ".join(file.fields),
         "document frequencies": f"{sketcher.depth} rows of {sketcher.wide.width:,} cells{alike}",
@@ -38,103 +36,51 @@ def describe_sketch(path: str | os.PathLike[str]) -> dict[str, str]:
         "size": f"{size / 1e6:,.1f} MB; the sketches of all documents would take {_full_size(file) / 1e6:,.1f} MB",
     }
     if file.removed:
-        description["document frequencies"] += f"; {file.removed:,} removed documents are counted still"
+        description["document frequencies"] += f"; {file.removed:,} removed documents are still counted"
     for name, top in file.fields.items():
         description[f"error in {name}"] = _error(file, name)
         if top.holes:
-            due = f"; {top.short_cells:,} ends keep fewer than K, make it anew" if top.short_cells else ""
-            description[f"holes in {name}"] = f"{top.holes:,} places left by removed documents{due}"
+            due = f"; {top.short_cells:,} ends have fewer than K; sketch the documents again" if top.short_cells else ""
+            description[f"holes in {name}"] = f"{top.holes:,} positions left by removed documents{due}"
     description |= _privacy(file, delta)
     if ledger is not None:
         description |= _spent(ledger, file.noised)
-    elif file.ids is not None:
-        description["spent so far"] = f"unknown: {file.path.with_suffix(SUFFIX)}, the ledger of this file, is not there"
+    else:
+        description["spent so far"] = f"unknown: {file.path.with_suffix(SUFFIX)}, the ledger of this file, is missing"
     return description
-
-
-def describe_turn(taken: TakenTurn, partners: Sequence[KnownPartner], sketch: str | os.PathLike[str]) -> dict[str, str]:
-    """What a turn was worth, what stands next to it, and all that left the organisation; `sketch` is its own."""
-    model, lists = taken.model, taken.lists
-    turn = model.turns[-1]
-    description = {
-        "turn": f"{len(model.turns)}, of {turn.party}: {_count(turn.passes, 'pass')} over {lists.train.queries:,} "
-        f"lists; {_count(model.passes(), 'pass')} of all parties so far",
-        "lists": f"{lists.train.documents - lists.added:,} documents of yours, {lists.added:,} of partners",
-        "judged by": f"nDCG@10 on {lists.test.queries:,} queries that you kept aside",
-        "the model now": f"{taken.quality:.4f}",
-    }
-    for other in taken.next_to:
-        description[other.name] = f"{other.quality:.4f}; the model is better on {other.better}, worse on {other.worse}"
-    for one in partners:
-        description[f"from {one.owner}"] = _came(one)
-    own = describe_sketch(sketch)
-    description["you told"] = f"what copies and answers from {sketch} tell: {own['privacy']}"
-    description["covers"] = own.get("covers", "nothing")
-    description["spent so far"] = own["spent so far"]
-    asked = sum(one.letters for one in partners)
-    words = f"; the words of your queries, which {_count(asked, 'letter')} asked about" if asked else ""
-    unsaid = f"; {own['not covered']}" if "not covered" in own else ""
-    description["not covered"] = f"the weights, which tell of your queries, judgements and documents{words}{unsaid}"
-    return description
-
-
-def _came(one: KnownPartner) -> str:
-    from fedrank.privacy.guarantees import up
-
-    documents = _count(one.partner.documents, "document")
-    if one.letters:
-        return f"{documents}, by {_count(one.letters, 'letter')}; what that costs, its owner's ledger knows"
-    return f"{documents}, by a copy; ε = {up(one.sketcher.privacy(DELTA))} at δ = {DELTA:g} for an occurrence of a word"
-
-
-def _count(many: int, one: str) -> str:
-    """A number of things.
-
-    >>> _count(1, "pass"), _count(2, "pass"), _count(1200, "letter")
-    ('1 pass', '2 passes', '1,200 letters')
-    """
-    return f"{many:,} {one}" + ("" if many == 1 else "es" if one.endswith("s") else "s")
 
 
 def _privacy(file: SketchFile, delta: float) -> dict[str, str]:
-    """What is promised for all that a copy holds, and what is not."""
+    """What is guaranteed for all that queriers can learn, and what is not."""
     from fedrank.privacy.guarantees import up
 
     sketcher = file.sketcher
     if not file.noised:
-        return {"privacy": "none: whoever has this file and the key reads all counts"}
+        return {"privacy": "none: with this file and the key, all counts can be read"}
     costs = [f"{k} times: {up(sketcher.privacy(delta, k))}" for k in OCCURRENCES[1:]]
     length = ", its length" if not sketcher.exact_lengths else ""
     change = "is replaced by another word" if sketcher.exact_lengths else "is there or not"
     return {
         "privacy": f"ε = {up(sketcher.privacy(delta))} at δ = {delta:g} for one occurrence of a word in one field of "
         f"one document, which {change}",
-        "covers": f"all of a copy, and of answers by letter: the sketch of the document{length}, and how many "
-        "documents hold a word",
+        "covers": f"all answers: the sketch of the document{length}, and the number of documents that contain a word",
         "for more": ", ".join(costs),
-        "holds for": "all queries of all queriers to this file together; another sketch of the same documents costs on "
-        "top",
+        "holds for": "all queries of all queriers to this file together; another sketch of the same documents costs "
+        "in addition",
         "not covered": "that a document exists" + (", and how many words it has" if sketcher.exact_lengths else ""),
     }
 
 
 def _ledger(file: SketchFile) -> SiloLedger | None:
-    """The ledger beside the owner's file; a copy has none, and looking for one must not make it."""
+    """The ledger beside the file; looking for one must not create it."""
     path = file.path.with_suffix(SUFFIX)
-    return SiloLedger(path) if file.ids is not None and is_ledger(path) else None
-
-
-def _holder(file: SketchFile) -> str:
-    if file.ids is None:
-        assert file.origin is not None
-        return f"{file.origin.querier}, under pseudonyms; it says that it comes from {file.origin.owner}"
-    return "its owner, with ids: send a copy only" if file.noised else "its owner, with ids"
+    return SiloLedger(path) if is_ledger(path) else None
 
 
 def _noise(file: SketchFile) -> str:
     sketcher = file.sketcher
     if not file.noised:
-        return "SECRET, no noise: as secret as the documents, never send it"
+        return "SECRET, no noise: as secret as the documents; do not send it"
     lengths = "exact lengths" if sketcher.exact_lengths else "noised lengths"
     return f"noised: σ1 = {sketcher.noise:g}, a deviation of {sketcher.deviation:.3g} in every cell, {lengths}"
 
@@ -145,7 +91,7 @@ def _full_size(file: SketchFile) -> int:
 
 
 def _error(file: SketchFile, field: str) -> str:
-    """The error of a count in a document of usual length; without the secret squares, as if no word were repeated."""
+    """The error of a count in a document of average length; without the secret squares, as if no word were repeated."""
     if not len(file):
         return "no documents"
     length = max(0.0, float(file.lengths[field].mean()))
@@ -160,11 +106,11 @@ def _spent(ledger: SiloLedger, noised: bool) -> dict[str, str]:
 
     spent, left = ledger.spent(), ledger.left()
     if isinf(spent):
-        words = "none can be claimed"
+        words = "no guarantee"
     elif spent:
         words = f"ε = {up(spent)} towards all queriers together"
     else:
-        words = "nothing was answered" + ("" if noised else ", and nothing can be claimed once this file leaves you")
+        words = "no answers were given" + ("" if noised else ", and nothing is guaranteed if this file is given away")
     description = {"spent so far": words}
     limits = []
     if left is not None:

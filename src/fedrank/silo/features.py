@@ -1,7 +1,7 @@
-"""The sixteen features of CS-F-LTR: how well the title and the body of a document fit a query.
+"""The sixteen features of CS-F-LTR: the match of title and body of a document with a query.
 
-They need three things about each term of the query: how often the document holds it, how many documents do, and how
-long documents are. Where the numbers come from (counted, or estimated from a sketch) makes no difference here.
+They need three statistics of each query term: its count in the document, its document frequency, and the lengths of
+documents. These may be exact or estimated from a sketch.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ LAMBDA = 0.1  # of LMIR.JM: the collection's share
 KINDS = ("length", "TF", "IDF", "TF-IDF", "BM25", "LMIR.ABS", "LMIR.DIR", "LMIR.JM")
 FIELDS = ("body", "title")
 FEATURE_NAMES = tuple(f"{kind} of {field}" for field in FIELDS for kind in KINDS)
-# What counts as 1 for features from 0 on, and as 0 for those up to 0, in body and title: about where the values of
-# usual queries end. Constants of fedrank, so that agreeing on them tells nothing of anybody; values beyond go on along
-# the same line.
+# What is scaled to 1 for features from 0 on, and to 0 for those up to 0, in body and title: about where the values of
+# usual queries end. They are constants of fedrank, so agreeing on them reveals nothing; values beyond are extrapolated.
 _REACH = {
     "length": (500.0, 25.0),
     "TF": (0.25, 0.5),
@@ -48,20 +47,20 @@ RANGES.setflags(write=False)
 BM25_OF = {field: FEATURE_NAMES.index(f"BM25 of {field}") for field in FIELDS}
 
 Real = NDArray[np.float64]
-Normalisation = Literal["query", "fixed"]  # each list by itself, which no engine can do; or by `RANGES`
-_RAREST = 0.5  # documents that hold a term which no document was seen to hold
+Normalisation = Literal["query", "fixed"]  # by list, which search engines cannot do; or by `RANGES`
+_RAREST = 0.5  # document frequency of a term that no document was seen to contain
 
 
 @dataclass(frozen=True)
 class Background:
-    """What is known of one field of all documents: of a silo, or of the federation.
+    """Statistics of one field of all documents of a silo, or of the federation.
 
-    A noised document frequency may be negative or larger than the collection; it is brought back into range.
+    A noised document frequency may be negative or larger than the collection; it is clipped.
     """
 
     documents: int
     words: float  # in all of them together
-    frequencies: Real  # [terms of the query]: documents that hold the term
+    frequencies: Real  # [terms of the query]: documents that contain the term
 
     @property
     def mean_length(self) -> float:
@@ -76,9 +75,9 @@ class Background:
 
     @property
     def chance(self) -> Real:
-        """[terms]: how likely a word of the collection is this term.
+        """[terms]: probability that a word of the collection is this term.
 
-        Documents with the term stand for its occurrences, whose number would be one more thing to publish.
+        The document frequency stands for the number of occurrences, which would have to be published as well.
         """
         most = max(self.documents, 1)
         chance: Real = np.clip(self.frequencies, _RAREST, most) / max(self.words, 1.0)
@@ -88,13 +87,13 @@ class Background:
 def field_features(counts: Real, lengths: NDArray[Any], background: Background) -> Real:
     """[documents, 8] for one field of the documents of one query: counts [documents, terms], lengths [documents].
 
-    Estimated counts are brought into 0 .. length first. LMIR values are sums of logarithms. LMIR.ABS takes every word
-    of a document as a different one: how many are is not published.
+    Estimated counts are clipped to 0 .. length first. LMIR values are sums of logarithms. LMIR.ABS treats every word
+    of a document as distinct, because the number of distinct words is not published.
     """
     if counts.shape != (len(lengths), len(background.frequencies)):
         raise ValueError(
             f"counts are {list(counts.shape)} for {len(lengths)} documents and {len(background.frequencies)} terms; "
-            "give one for each pair"
+            "give one for each pair of document and term"
         )
     length = np.maximum(np.asarray(lengths, np.float64), 0.0)[:, None]
     clipped = np.clip(counts, 0.0, length)
@@ -134,15 +133,15 @@ def scaled(lists: RankingData, how: Normalisation) -> RankingData:
 
 
 def ranges_of(how: Normalisation) -> NDArray[np.float32] | None:
-    """What a model file says of the ranges."""
+    """The ranges that a model file contains."""
     return RANGES if how == "fixed" else None
 
 
 def scaled_like(rows: Features, own: Features) -> Features:
-    """Rows on the scale on which the own documents of a list lie between 0 and 1, as in a list that has no others.
+    """Rows on the scale on which the own documents of a list range from 0 to 1.
 
-    What lies beyond them is brought to the edge: no list that is ever ranked has such values. A feature that is the
-    same for all own documents is 0.
+    Values beyond are clipped: lists that are ranked have no such values. A feature that is the same for all own
+    documents is 0.
     """
     scaled = np.empty(rows.shape, np.float32)
     ranges = np.stack([own.min(axis=0), own.max(axis=0)]).astype(np.float32)

@@ -1,30 +1,26 @@
-"""Sketch files: what a silo keeps of its documents, and the copy that it gives to another.
+"""Sketch files: what a silo stores of its documents.
 
-`array_file` says how bytes lie. The header holds the settings and a fingerprint of the key. For every field ("body",
+`array_file` defines the bytes. The header contains the settings and a fingerprint of the key. For every field ("body",
 and "title" where there is one) the parts are the arrays of `ReverseTopK`, `lengths` with a row for each document, and
-`frequencies`, the sketch that counts documents: all that training asks for.
+`frequencies`, the sketch that counts documents: all that training needs. Other parts are secret: `ids`, `squares` (of
+counts, from which errors are predicted) and `pseudonym-key`.
 
-The owner's file has secret parts besides: `ids`, `squares` (of counts, from which errors are foretold) and
-`pseudonym-key`. A copy for sending has `pseudonyms` in their place, other ones for every querier, and its rows stand in
-their order, so that neither name nor place of a document tells what it was. It says from whom and for whom it is, with
-a proof that only these two can make. Two queriers who put their copies together still find the same numbers in both,
-and ε is towards all together. A file without noise is as secret as the documents: no copy is made of it.
+A querier learns what `copy_for` contains: other pseudonyms for every querier, and rows in their order, so neither the
+name nor the position of a document identifies it. Two queriers who combine their answers still find equal numbers in
+both, so ε holds towards all queriers together. A file without noise is as secret as the documents.
 
-Cells with noise are packed (`compact`, `array_file`). How small they get depends on what they hold, so that the size of
-a file tells of it: of noised numbers only, which ε covers whoever computes what from them. Lengths, ids and squares are
-never packed, nor is anything of a file without noise: its size tells how many documents there are and how long ids are.
+Cells with noise are packed (`compact`, `array_file`). The size of the packed cells depends on noised numbers only,
+which ε covers. Lengths, ids and squares are never packed, nor is anything of a file without noise: its size reveals
+only the number of documents and the lengths of ids.
 """
 
 from __future__ import annotations
 
 import hashlib
-import hmac
-import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +34,6 @@ from fedrank.files import locked
 from fedrank.silo.array_file import GROWTH, UNREADABLE, Part, SketchFileError, pack, read_arrays, write_arrays
 from fedrank.silo.compact import PARTS, compact, expand
 from fedrank.silo.hashing import Hashing
-from fedrank.silo.letters import Party, check_name
 from fedrank.silo.partners import Progress, SiloSketch, sketch_fields
 from fedrank.silo.rtk import COUNT_MIN, ReverseTopK, TopKRule
 from fedrank.silo.sketch import Sketcher
@@ -46,7 +41,7 @@ from fedrank.silo.spending import SUFFIX, Limits, SiloLedger, is_ledger
 from fedrank.silo.terms import TermCounts
 from fedrank.types import Source
 
-LOCK = ".lock"  # how the name of the file ends that is held while a sketch is changed
+LOCK = ".lock"  # suffix of the file that is locked while a sketch is changed
 TYPES = {
     "documents": "<i4",
     "values": "<i4",
@@ -55,7 +50,7 @@ TYPES = {
     "frequencies": "<i4",
     "lengths": "<i8",  # words
     "squares": "<i8",
-    "ids": "|u1",  # UTF-8, one a line
+    "ids": "|u1",  # UTF-8, one per line
     "pseudonym-key": "|u1",
     "pseudonyms": "<u8",
     "held": "<i4",  # instead of documents and values, in a packed file: `compact`
@@ -67,32 +62,17 @@ NOISED_PARTS = ("sizes", "lost", "frequencies", *PARTS)  # what may be packed
 TOP_PARTS = ("documents", "values", "sizes", "lost")  # arrays of `ReverseTopK`
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Whose copy it is, and for whom."""
-
-    owner: str
-    querier: str
-    proved: bytes  # the header, as the owner wrote it
-    proof: bytes
-
-    def __post_init__(self) -> None:
-        for name in (self.owner, self.querier):
-            check_name(name)
-
-
 @dataclass(frozen=True, eq=False)
 class SketchFile(SiloSketch):
     """A sketch of a silo's documents, read from its file."""
 
     path: Path
     fingerprint: bytes  # of key, width and depth
-    ids: Sequence[str] | None = None  # [rows]; None: a copy that was made for a querier
+    ids: Sequence[str] | None = None  # [rows]; None: as a querier sees it
     squares: Mapping[str, NDArray[np.int64]] | None = None  # by field, [rows]: sum of squared counts, secret
     pseudonym_key: bytes | None = None
-    removed: int = 0  # documents that were taken out, and are counted in the frequencies still
+    removed: int = 0  # documents that were removed, but are still counted in the frequencies
     pseudonyms: NDArray[np.uint64] | None = None  # [rows], in a copy
-    origin: Origin | None = None  # of a copy
 
     @property
     def noised(self) -> bool:
@@ -102,31 +82,31 @@ class SketchFile(SiloSketch):
     def rows(self) -> dict[str, int]:
         """The row of every document, by its id."""
         if self.ids is None:
-            raise ValueError(f"{self.path} is a copy for a querier and knows no ids; ask its owner")
+            raise ValueError(f"{self.path} is a copy for a querier, without ids; use the owner's file")
         return {name: row for row, name in enumerate(self.ids)}
 
     def hashing(self, key: bytes) -> Hashing:
-        """The hashes of this sketch; another key than the one that it was made with is refused."""
+        """The hashes of this sketch; a different key raises an error."""
         made = self.sketcher.hashing(key)
         if made.fingerprint != self.fingerprint:
             raise ValueError(
                 f"{self.path} was made with another key (fingerprint {self.fingerprint.hex()}, yours gives "
-                f"{made.fingerprint.hex()}), so that every word would be looked up in wrong cells; give that key"
+                f"{made.fingerprint.hex()}), so words would be looked up in wrong cells; give that key"
             )
         return made
 
     def copy_for(self, querier: str) -> SketchFile:
-        """What one querier may see: without ids, under pseudonyms that nobody else gets, in their order.
+        """What one querier may see: no ids, pseudonyms for this querier alone, rows in their order.
 
-        No name for another can be matched with one of these. Documents can: queriers who put their copies together find
-        the same cells and lengths in both.
+        Pseudonyms for different queriers cannot be matched. Documents can: queriers who combine their copies find the
+        same cells and lengths in both.
         """
         if self.ids is None or self.pseudonym_key is None:
             raise ValueError(f"{self.path} is a copy for a querier; only the owner's file can name documents")
         if not self.noised:
             raise ValueError(
-                f"{self.path} has no noise: it is as secret as the documents and must not be sent; make it with noise, "
-                "such as --noise 1"
+                f"{self.path} has no noise: it is as secret as the documents and must not be sent; sketch with "
+                "noise, such as --noise 1"
             )
         names = self.pseudonyms_for(querier)
         order = np.argsort(names)
@@ -134,7 +114,7 @@ class SketchFile(SiloSketch):
         return replace(copy, pseudonyms=names[order])
 
     def pseudonyms_for(self, querier: str) -> NDArray[np.uint64]:
-        """[rows]: what documents are called towards one querier."""
+        """[rows]: pseudonyms of documents for one querier."""
         start = hashlib.blake2b(querier.encode(), key=self.pseudonym_key or b"", digest_size=8, person=b"fedrank alias")
         made = np.empty(len(self), dtype=np.uint64)
         for row, name in enumerate(self.ids or ()):
@@ -150,23 +130,23 @@ def sketch_collection(
     sketcher: Sketcher,
     out: str | os.PathLike[str],
     *,
-    rule: TopKRule | None = None,  # None: the usual one of the sketcher's kind
+    rule: TopKRule | None = None,  # None: the default of the sketcher's kind
     owner: str = "",
-    limits: Limits | None = None,  # kept in the ledger beside the file
+    limits: Limits | None = None,  # stored in the ledger beside the file
     progress: Progress | None = None,
-    source: Source | None = None,  # of noise; another than the system's is for tests
+    source: Source | None = None,  # of noise; for tests only
 ) -> SketchFile:
-    """Sketch a collection into a file, and note in the ledger beside it what its noise costs."""
+    """Sketch a collection into a file, and charge its privacy cost to the ledger beside it."""
     out = Path(out)
     if out.suffix == SUFFIX:
-        raise ValueError(f"{out}: the ledger of the sketch would get this name; call the sketch otherwise")
+        raise ValueError(f"{out}: the ledger of the sketch would have this name; choose another name")
     if rule is None:
         rule = COUNT_MIN if sketcher.kind == "count-min" else TopKRule()
     with _held(out):
         if out.exists():
             raise FileExistsError(
-                f"{out} exists; a second sketch of the same documents draws new noise and costs as much again: add to "
-                "it, or remove it first"
+                f"{out} exists; a second sketch of the same documents draws new noise and costs as much again; "
+                "update it, or remove it first"
             )
         _check_ids(documents.ids, {}, out)
         SiloLedger(out.with_suffix(SUFFIX), owner, limits).charge_sketches(documents.ids, sketcher.multiplier)
@@ -190,15 +170,15 @@ def sketch_collection(
 def add_documents(
     path: str | os.PathLike[str], documents: Documents, key: bytes, source: Source | None = None
 ) -> SketchFile:
-    """Put more documents into a sketch, as if they had been there from the beginning."""
+    """Add documents to a sketch, as if they had been there from the beginning."""
     with _held(path):
-        file = open_owned(path)
+        file = open_sketch(path)
         file.hashing(key)
         _check_ids(documents.ids, file.rows, file.path)
         counted = _counted(documents, file.sketcher)
         if set(counted) - set(file.fields):
             raise ValueError(
-                f"{file.path} was made without titles and cannot take some now; leave them out, or make it anew"
+                f"{file.path} has no titles, and titles cannot be added; leave them out, or sketch all documents again"
             )
         ledger_of(file).charge_sketches(documents.ids, file.sketcher.multiplier)
         nothing = TermCounts.of([""] * len(documents), file.sketcher.tokeniser)
@@ -211,18 +191,18 @@ def add_documents(
 
 
 def remove_documents(path: str | os.PathLike[str], ids: Sequence[str]) -> SketchFile:
-    """Take documents out of a sketch; what was answered about them, and copies that were sent, stay known.
+    """Remove documents from a sketch; earlier answers about them remain known.
 
-    The frequencies count them still: who had both could else subtract, and read a document without noise.
+    The frequencies still count them: otherwise the difference before and after would reveal a document without noise.
     """
     with _held(path):
-        file = open_owned(path)
+        file = open_sketch(path)
         known = file.rows
         absent = [name for name in ids if name not in known]
         if absent:
             raise ValueError(
-                f"{file.path} has no document {absent[0]!r} ({len(absent)} of {len(ids)} are not there); nothing was "
-                "removed: check the ids"
+                f"{file.path} has no document {absent[0]!r} ({len(absent)} of {len(ids)} are unknown); nothing was "
+                "removed; check the ids"
             )
         gone = np.unique([known[name] for name in ids])
         fields = {name: top.delete(gone) for name, top in file.fields.items()}
@@ -231,53 +211,16 @@ def remove_documents(path: str | os.PathLike[str], ids: Sequence[str]) -> Sketch
     return open_sketch(path)
 
 
-def export_sketch(path: str | os.PathLike[str], me: Party, querier: str, out: str | os.PathLike[str]) -> SketchFile:
-    """Write the copy for one querier."""
-    file, out = open_owned(path), Path(out)
-    if out.exists():
-        raise FileExistsError(f"{out} exists; choose another name for the copy")
-    copy = replace(file.copy_for(querier), path=out)
-    write_sketch(replace(copy, origin=Origin(me.name, querier, b"", b"")), me)
-    return open_sketch(out)
-
-
-def open_copy(path: str | os.PathLike[str], me: Party) -> SketchFile:
-    """The copy that somebody whom we know made for us; every other file is refused."""
-    file = open_sketch(path)
-    if file.origin is None:
-        raise ValueError(f"{file.path} is an owner's own file; ask for a copy, as `fedrank silo export` makes it")
-    owner, querier = file.origin.owner, file.origin.querier
-    if querier != me.name:
-        raise ValueError(f"{file.path} was made for {querier}, and you are {me.name}; ask {owner} for a copy of yours")
-    if owner not in me.others:
-        raise ValueError(
-            f"{file.path} says that it comes from {owner}, whose public key you did not give; give it, or do not use it"
-        )
-    if not hmac.compare_digest(_proof(file.origin.proved, me, owner, querier), file.origin.proof):
-        raise ValueError(f"{file.path} does not come from {owner} as it is: it was changed or forged; ask for it again")
-    return file
-
-
-def _proof(header: bytes, me: Party, owner: str, querier: str) -> bytes:
-    return hashlib.blake2b(header, key=me.key("copy", owner, querier), digest_size=32, person=b"fedrank copy").digest()
-
-
-def write_sketch(file: SketchFile, me: Party | None = None) -> None:
-    """Write a file whole or not at all; `me` proves whose copy it is."""
+def write_sketch(file: SketchFile) -> None:
+    """Write a file completely or not at all."""
     settings: dict[str, Any] = {
         "secret": not file.noised,
         "sketcher": asdict(file.sketcher) | {"tokeniser": file.sketcher.tokeniser.name},
         "rule": asdict(file.fields["body"].rule),
         "fingerprint": file.fingerprint.hex(),
         "fields": list(file.fields),
+        "removed": file.removed,
     }
-    prove = None
-    if file.origin is not None and me is not None:
-        owner, querier = file.origin.owner, file.origin.querier
-        settings |= {"from": owner, "for": querier}
-        prove = partial(_proof, me=me, owner=owner, querier=querier)
-    else:
-        settings["removed"] = file.removed
     parts = _parts(file)
     planes = None
     if file.noised and (fewer := _compacted(file, parts)) is not None:
@@ -285,11 +228,11 @@ def write_sketch(file: SketchFile, me: Party | None = None) -> None:
         grown = sum(part.nbytes for part in parts.values()) + sum(part.nbytes for part in fewer.values())
         if grown <= GROWTH * sum(len(plane) for each in made.values() for plane in each):
             parts, planes = fewer, made
-    write_arrays(file.path, settings, parts, TYPES, file.ids is not None, prove, planes)
+    write_arrays(file.path, settings, parts, TYPES, planes)
 
 
 def open_sketch(path: str | os.PathLike[str]) -> SketchFile:
-    """Map a sketch; a file that is damaged, cut short or of another version is refused."""
+    """Open a sketch; a damaged or truncated file, or another version, raises an error."""
     path = Path(path)
     header, parts = read_arrays(path, TYPES)
     try:
@@ -299,24 +242,14 @@ def open_sketch(path: str | os.PathLike[str]) -> SketchFile:
 
 
 def ledger_of(file: SketchFile) -> SiloLedger:
-    """The ledger beside an owner's file; that of a file with noise must be there."""
+    """The ledger beside a file; a file with noise must have one."""
     path = file.path.with_suffix(SUFFIX)
     if file.noised and not is_ledger(path):
         raise FileNotFoundError(
-            f"{path}, the ledger of this sketch, is not there, so that nobody knows what was spent; restore it from a "
-            "copy, or make the sketch anew"
+            f"{path}, the ledger of this sketch, is missing, so the spent budget is unknown; restore it from a copy, "
+            "or sketch the documents again"
         )
     return SiloLedger(path)
-
-
-def open_owned(path: str | os.PathLike[str]) -> SketchFile:
-    """The owner's own file; a copy is refused."""
-    file = open_sketch(path)
-    if file.ids is None:
-        raise ValueError(
-            f"{file.path} is a copy for a querier and cannot be changed or passed on; use the owner's file"
-        )
-    return file
 
 
 def _held(path: str | os.PathLike[str]) -> AbstractContextManager[None]:
@@ -329,10 +262,10 @@ def _check_ids(ids: Sequence[str], known: Mapping[str, int], path: Path) -> None
     seen = set(known)
     for name in ids:
         if not is_name(name):
-            raise ValueError(f"the id {name!r} cannot name a document; give it one of one line")
+            raise ValueError(f"the id {name!r} is not valid; ids must be one line of text")
         if name in seen:
             raise ValueError(
-                f"{path}: the document {name!r} is there already, or given twice, and nothing was added; remove the "
+                f"{path}: the document {name!r} exists already or is given twice; nothing was added; remove the "
                 "old one first"
             )
         seen.add(name)
@@ -357,11 +290,11 @@ def _reordered(file: SketchFile, order: NDArray[np.int64]) -> SketchFile:
 
 
 def _renumbered(top: ReverseTopK, new: NDArray[np.int32], rows: int) -> ReverseTopK:
-    """The same documents under other row numbers; equal values stand in the order of the new ones."""
+    """The same documents with other row numbers; equal values are in the order of the new ones."""
     present = top.documents >= 0
     documents = np.where(present, new[top.documents], np.int32(-1)) if len(new) else top.documents
     moved = replace(top, documents=documents, present=np.ones(rows, dtype=np.bool_))
-    if np.all(np.diff(new[new >= 0]) > 0):  # nobody overtakes anybody
+    if np.all(np.diff(new[new >= 0]) > 0):  # the order does not change
         return moved
     best = np.array(top.values, dtype=np.int64)
     if top.rule.keep == "magnitude":
@@ -386,13 +319,11 @@ def _parts(file: SketchFile) -> dict[str, Part]:
     if file.ids is not None and file.pseudonym_key is not None:
         parts["ids"] = np.frombuffer("\n".join(file.ids).encode(), dtype=np.uint8)
         parts["pseudonym-key"] = np.frombuffer(file.pseudonym_key, dtype=np.uint8)
-    if file.pseudonyms is not None:
-        parts["pseudonyms"] = file.pseudonyms
     return parts
 
 
 def _compacted(file: SketchFile, parts: Mapping[str, Part]) -> dict[str, Part] | None:
-    """The same parts with cells in fewer numbers; None where they would not come back exactly."""
+    """The same parts with compacted cells; None where decoding would not be exact."""
     made = dict(parts)
     for name, top in file.fields.items():
         fewer = compact(top)
@@ -404,11 +335,13 @@ def _compacted(file: SketchFile, parts: Mapping[str, Part]) -> dict[str, Part] |
 
 
 def _kind(name: str) -> str:
-    """Of a part, without its field."""
+    """The name of a part without its field."""
     return name.rpartition(".")[2]
 
 
 def _from_parts(path: Path, header: Mapping[str, Any], parts: Mapping[str, Part]) -> SketchFile:
+    if "ids" not in parts:
+        raise ValueError("a copy that version 0.1 exported for a querier; use the owner's file")
     settings = header["sketcher"]
     sketcher = Sketcher(**{**settings, "tokeniser": Tokeniser.named(settings["tokeniser"])})
     rule = TopKRule(**header["rule"])
@@ -426,12 +359,12 @@ def _from_parts(path: Path, header: Mapping[str, Any], parts: Mapping[str, Part]
         else:
             documents, values, sizes, lost = (parts[f"{name}.{each}"] for each in TOP_PARTS)
         lengths[name], frequencies[name] = parts[f"{name}.lengths"], parts[f"{name}.frequencies"]
-        # Compiled loops trust these numbers, and a file may come from somebody else.
+        # Compiled loops do not check these numbers, and the file may be malicious.
         shapes = documents.shape[1:-1], lengths[name].shape, frequencies[name].shape
         if shapes != ((sketcher.depth, sketcher.width), (rows,), (sketcher.depth, sketcher.wide.width)):
             raise ValueError("parts of other shapes than the settings say")
         if documents.size and not -1 <= documents.min() <= documents.max() < rows:
-            raise ValueError("a cell that names documents which are not there")
+            raise ValueError("a cell that names documents that do not exist")
         if not 0 <= sizes.min() <= sizes.max() <= documents.shape[3]:
             raise ValueError("a cell with more documents than it can hold")
         top = ReverseTopK(rule, sketcher.kind, documents, values, sizes, lost, np.ones(rows, dtype=np.bool_))
@@ -439,19 +372,12 @@ def _from_parts(path: Path, header: Mapping[str, Any], parts: Mapping[str, Part]
             raise ValueError("a cell that holds another number of documents than it says")
         fields[name] = top
     file = SketchFile(sketcher, fields, lengths, frequencies, path, bytes.fromhex(header["fingerprint"]))
-    if "ids" not in parts:
-        signed = {name: value for name, value in header.items() if name != "proof"}
-        proved, proof = json.dumps(signed).encode(), bytes.fromhex(header["proof"])
-        names = parts["pseudonyms"]
-        file = replace(file, pseudonyms=names, origin=Origin(header["from"], header["for"], proved, proof))
-    else:
-        names = np.array(_split(parts["ids"]), dtype=object)
-        squares = {name: parts[f"{name}.squares"] for name in fields}
-        secret = parts["pseudonym-key"].tobytes()
-        file = replace(file, ids=names.tolist(), squares=squares, pseudonym_key=secret, removed=int(header["removed"]))
-    if names.shape != (rows,):
-        raise ValueError(f"names for other documents than the {rows} that are there")
-    return file
+    ids = _split(parts["ids"])
+    if len(ids) != rows:
+        raise ValueError(f"{len(ids)} ids for {rows} documents")
+    squares = {name: parts[f"{name}.squares"] for name in fields}
+    secret = parts["pseudonym-key"].tobytes()
+    return replace(file, ids=ids, squares=squares, pseudonym_key=secret, removed=int(header["removed"]))
 
 
 def _split(ids: Part) -> list[str]:

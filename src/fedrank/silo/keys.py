@@ -1,9 +1,10 @@
-"""Keys of silos: the one that all silos share and hash words with, and those by which two of them talk in private.
+"""Keys of silos: the shared key that words are hashed with, and key pairs for encrypted letters.
 
-The shared key decides into which cells a word falls. Whoever holds it can look words up in a sketch, so that the relay
-must not. One silo makes it and sends it to every other, wrapped under a key that only the two can compute (X25519).
+The shared key determines the cells of a word. With it, words can be looked up in a sketch, so the coordinator must not
+have it. One silo makes it and sends it to every other silo, encrypted under a key that only the two can compute
+(X25519).
 
-Public keys must reach the others unchanged: read their fingerprints to each other over the telephone.
+Public keys must be authentic: compare their fingerprints by telephone.
 """
 
 from __future__ import annotations
@@ -32,26 +33,26 @@ _HEAD = struct.Struct(f"<16s{NONCE}s")
 
 
 def new_key(path: str | os.PathLike[str]) -> bytes:
-    """Make the key that all silos will share and write it where only its owner can read it."""
+    """Create the shared key of all silos, in a file that only its owner can read."""
     key = os.urandom(SIZE)
     _write(Path(path), KEY, key, private=True)
     return key
 
 
 def read_key(path: str | os.PathLike[str]) -> bytes:
-    """The shared key of a file."""
+    """Read the shared key."""
     return _read(Path(path), KEY, private=True)
 
 
 def new_identity(path: str | os.PathLike[str]) -> Path:
-    """Make a silo's own pair of keys: the secret one into `path`, the public one beside it, to be given to others."""
+    """Create the key pair of a silo: the secret key in `path`, the public key beside it."""
     x25519 = _x25519()
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     path = Path(path)
     public = path.with_suffix(".public")
     if public == path:
-        raise ValueError(f"{path}: the public key would get this name; call the secret one otherwise, as a.secret")
+        raise ValueError(f"{path}: the public key would have this name; choose another, such as a.secret")
     secret = x25519.generate().private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
     _refuse_existing(public)
     _write(path, SECRET, secret, private=True)
@@ -60,12 +61,12 @@ def new_identity(path: str | os.PathLike[str]) -> Path:
 
 
 def read_secret(path: str | os.PathLike[str]) -> bytes:
-    """The secret key of a silo."""
+    """Read the secret key of a silo."""
     return _read(Path(path), SECRET, private=True)
 
 
 def read_public(path: str | os.PathLike[str]) -> bytes:
-    """The public key of a silo."""
+    """Read the public key of a silo."""
     return _read(Path(path), PUBLIC, private=False)
 
 
@@ -78,7 +79,7 @@ def public_of(secret: bytes) -> bytes:
 
 
 def fingerprint(key: bytes) -> str:
-    """What two people compare to see that they hold the same key; it does not give the key away.
+    """A short text by which two people compare keys; it does not reveal the key.
 
     >>> fingerprint(bytes(32))
     '5992-63b1-7e29-80dd-9593-d66b-0986-5722'
@@ -88,46 +89,39 @@ def fingerprint(key: bytes) -> str:
 
 
 def pair_key(secret: bytes, public: bytes) -> bytes:
-    """The key that a silo shares with one other, the same at either end (X25519, then HKDF-SHA256)."""
+    """The key that two silos share, equal on both sides (X25519, then HKDF-SHA256)."""
     return _derive(secret, public, b"pair")
 
 
-def agree_key(secret: str | os.PathLike[str], public: str | os.PathLike[str], out: str | os.PathLike[str]) -> bytes:
-    """The shared key of exactly two silos, without sending it: both call this and write the same file."""
-    key = _derive(read_secret(secret), read_public(public), b"shared key of two silos")
-    _write(Path(out), KEY, key, private=True)
-    return key
-
-
 def wrap_key(key: bytes, secret: bytes, public: bytes) -> bytes:
-    """The shared key, so that only the holder of the other secret key can open it and knows from whom it came."""
-    outer = _derive(secret, public, b"wrap")  # the same in both directions: the sender's public key tells them apart
+    """The shared key, encrypted and authenticated for the holder of one other secret key."""
+    outer = _derive(secret, public, b"wrap")  # the same in both directions; the sender's public key distinguishes them
     nonce = os.urandom(NONCE)
     closed = aead(outer).encrypt(nonce, _checked(key, "the shared key"), WRAPPED + public_of(secret))
     return _HEAD.pack(WRAPPED, nonce) + closed
 
 
 def open_key(wrapped: bytes, secret: bytes, public: bytes, out: str | os.PathLike[str]) -> bytes:
-    """Open a key that another silo wrapped for this one, and write it to a file of its own."""
+    """Decrypt a key that another silo wrapped for this one, and write it to a file."""
     _x25519()
     from cryptography.exceptions import InvalidTag
 
     if len(wrapped) != _HEAD.size + SIZE + 16 or not wrapped.startswith(WRAPPED):
-        raise ValueError(f"{len(wrapped)} bytes that are no wrapped key of this version; ask for the file again")
+        raise ValueError(f"{len(wrapped)} bytes are not a wrapped key of this version; ask for it again")
     _, nonce = _HEAD.unpack_from(wrapped)
     try:
         key = aead(_derive(secret, public, b"wrap")).decrypt(nonce, wrapped[_HEAD.size :], WRAPPED + public)
     except InvalidTag:
         raise ValueError(
-            "the wrapped key does not open: it was damaged, is for another silo, or comes from another one than the "
-            "public key says; compare fingerprints"
+            "the wrapped key cannot be decrypted: it is damaged, for another silo, or from another one than the public "
+            "key; compare fingerprints"
         ) from None
     _write(Path(out), KEY, key, private=True)
     return key
 
 
 def aead(key: bytes) -> ChaCha20Poly1305:
-    """The cipher that keeps contents secret and tells whether they were changed."""
+    """The authenticated cipher for contents."""
     _x25519()
     from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
@@ -142,12 +136,12 @@ def _derive(secret: bytes, public: bytes, purpose: bytes) -> bytes:
 
     mine = public_of(secret)
     if mine == public:
-        raise ValueError("both keys are of the same silo, so that nobody else could read; give the other's public key")
+        raise ValueError("both keys are of the same silo; give the public key of the other silo")
     try:
         common = made.exchange(X25519PublicKey.from_public_bytes(_checked(public, "the public key")))
     except ValueError as error:
-        raise ValueError(f"no key can be agreed on with this public key ({error}); ask for it again") from None
-    # Both public keys go in, in one order for both ends, so that a key belongs to this pair and no other.
+        raise ValueError(f"the public key is not valid ({error}); ask for it again") from None
+    # Both public keys are included, in one order for both sides, so a key belongs to this pair only.
     info = b"fedrank silo 1 " + purpose + b"".join(sorted((mine, public)))
     return HKDF(algorithm=SHA256(), length=SIZE, salt=None, info=info).derive(common)
 
@@ -162,15 +156,13 @@ def _x25519() -> type[X25519PrivateKey]:
 
 def _checked(key: bytes, what: str) -> bytes:
     if len(key) != SIZE:
-        raise ValueError(f"{what} has {len(key)} bytes and should have {SIZE}; make or ask for a new one")
+        raise ValueError(f"{what} has {len(key)} bytes and must have {SIZE}; create or ask for a new one")
     return key
 
 
 def _refuse_existing(path: Path) -> None:
     if path.exists():
-        raise FileExistsError(
-            f"{path} exists, and a key that is overwritten is lost with all that was made with it; choose another name"
-        )
+        raise FileExistsError(f"{path} exists, and overwriting a key loses it; choose another name")
 
 
 def _write(path: Path, kind: str, key: bytes, private: bool) -> None:
@@ -181,9 +173,9 @@ def _write(path: Path, kind: str, key: bytes, private: bool) -> None:
 
 def _read(path: Path, kind: str, private: bool) -> bytes:
     if private and os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
-        raise PermissionError(f"{path} can be read by others, so the key may be known; chmod 600 it, or make a new one")
+        raise PermissionError(f"{path} can be read by other users; run chmod 600, or create a new key")
     words: list[Any] = read_bytes(path)[:200].decode("ascii", errors="replace").split()
     if len(words) != 2 or words[0] != kind or len(words[1]) != 2 * SIZE or set(words[1]) - set("0123456789abcdef"):
         started = words[0] if words and words[0] in (KEY, SECRET, PUBLIC) else "something else"
-        raise ValueError(f"{path} should hold {kind!r} and a key, and holds {started}; give the right file")
+        raise ValueError(f"{path} must contain {kind!r} and a key (got {started}); give the right file")
     return bytes.fromhex(words[1])

@@ -1,8 +1,8 @@
-"""One organisation in a training across document collections: the steps that it takes, whatever carries its letters.
+"""The steps of one organisation in training across document collections, for any transport of letters.
 
     public key -> shared key -> sketch, charged -> questions -> answers -> turns
 
-All keep to one order of public keys; `index` is that of the own one. Letters are bytes. What does not fit is `Refused`.
+All organisations use one order of public keys; `index` is the position of the own one. Invalid input raises `Refused`.
 """
 
 from __future__ import annotations
@@ -11,20 +11,30 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from fedrank.data.collection import Collection
 from fedrank.files import private_folder, write_atomic
-from fedrank.silo.files import SketchFile, ledger_of, open_owned, sketch_collection
+from fedrank.ranking.model import Model
+from fedrank.silo.files import SketchFile, ledger_of, open_sketch, sketch_collection
 from fedrank.silo.keys import fingerprint, new_identity, new_key, open_key, read_key, read_public, read_secret, wrap_key
 from fedrank.silo.letters import Party, party
 from fedrank.silo.protocol import Owner, answer, ask_all
 from fedrank.silo.spending import Limits
 from fedrank.silo.training import CrossSilo
-from fedrank.silo.turns import KnownPartner, Turn, load_partners, read_turn, save_turn, seal_turn, take_turn
+from fedrank.silo.turns import (
+    KnownPartner,
+    Turn,
+    as_model,
+    known_partners,
+    open_turn,
+    read_open_turn,
+    read_turn,
+    seal_turn,
+    take_turn,
+)
 from fedrank.wire import Refused
 
 SKETCH, ABOUT, SECRET, SHARED = "own.sketch", "own.json", "silo.secret", "shared.key"
@@ -32,7 +42,7 @@ WRAPPED_KEY = 256  # bytes, at most
 
 
 def turn_order(names: Sequence[str], rounds: int) -> list[Turn]:
-    """Who trains when, in the order of the simulation: last in one round and first in the next is one turn of two.
+    """Turns in the order of the simulation; the last in one round and first in the next has one turn of two passes.
 
     >>> [(turn.party, turn.passes) for turn in turn_order(["a", "b"], 2)]
     [('b', 1), ('a', 2), ('b', 1)]
@@ -47,9 +57,22 @@ def turn_order(names: Sequence[str], rounds: int) -> list[Turn]:
     return order
 
 
+def read_final_model(content: bytes, turns: Sequence[Turn], normalised: str) -> Model:
+    """The open model after the last turn; refused if it differs from the plan."""
+    try:
+        found = read_open_turn(content)
+    except ValueError as problem:
+        raise Refused(f"the model cannot be read: {problem}") from None
+    if list(found.turns) != list(turns):
+        raise Refused("the turns of the model differ from those of the plan")
+    if ("query" if found.agreement.normalise == "query" else "global") != normalised:
+        raise Refused(f"the model has features normalised by {found.agreement.normalise!r}, unlike the plan")
+    return as_model(found)
+
+
 @dataclass(frozen=True)
 class SiloMember:
-    """An organisation with documents, and where it keeps its keys and its sketch."""
+    """An organisation with documents, its keys and its sketch."""
 
     collection: Collection
     data: bytes  # digest of documents, queries and judgements
@@ -63,7 +86,7 @@ class SiloMember:
     # Keys
 
     def own_public(self) -> bytes:
-        """The public key for letters of this run, made if there is none."""
+        """The public key for letters of this run; it is created if it does not exist."""
         path = self.folder / SECRET
         if not path.exists():
             path.with_suffix(".public").unlink(missing_ok=True)
@@ -71,9 +94,9 @@ class SiloMember:
         return read_public(path.with_suffix(".public"))
 
     def wrapped_keys(self, keys: Sequence[bytes]) -> list[bytes]:
-        """From the first organisation the key of all sketches, wrapped for each of the others."""
+        """At the first organisation: the shared key, wrapped for each of the others."""
         if keys[self.index] != read_public(self.folder / Path(SECRET).with_suffix(".public")):
-            raise Refused("it brings another key than this site's own")
+            raise Refused("it has another key than this site's own")
         if self.index != 0:
             return []
         path = private_folder(self.home) / SHARED
@@ -82,12 +105,12 @@ class SiloMember:
         return [wrap_key(shared, secret, public) for public in keys[1:]]
 
     def open_shared(self, came: Sequence[bytes], keys: Sequence[bytes]) -> None:
-        """Take the key of all sketches from the first organisation.
+        """Store the shared key of the first organisation.
 
-        What was sketched under another key is sketched anew, and charged.
+        Documents that were sketched with another key are sketched again, and charged.
         """
         if len(came) != 1 or len(came[0]) > WRAPPED_KEY:
-            raise Refused("it brings no wrapped key")
+            raise Refused("it does not contain a wrapped key")
         path, apart = private_folder(self.home) / SHARED, self.folder / SHARED
         apart.unlink(missing_ok=True)
         open_key(came[0], self._party(keys).secret, keys[0], apart)
@@ -96,7 +119,7 @@ class SiloMember:
     # Letters
 
     def questions(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Letters to all others about the words of own queries, after the own documents were sketched and charged."""
+        """Questions to all others about the words of own queries, after own documents are sketched and charged."""
         self.sketch()
         me = self._party(keys)
         sketcher, queries = self.method.sketcher, self.collection.queries
@@ -104,32 +127,32 @@ class SiloMember:
         return [asked.letter for one in others for asked in ask_all(queries, one, me, sketcher, self._shared())]
 
     def answers(self, letters: Sequence[bytes], keys: Sequence[bytes]) -> list[bytes]:
-        """What the own sketch tells about the words that others ask about."""
+        """Answers from the own sketch to the questions of others."""
         file = self.sketch()
-        owner = Owner(self._party(keys), file, ledger_of(file))
+        ledger_of(file)  # raises where the ledger of a sketch is missing
+        owner = Owner(self._party(keys), file)
         return [answer(letter, owner) for letter in letters]
 
     def check_answers(self, questions: Sequence[bytes], answers: Sequence[bytes], keys: Sequence[bytes]) -> None:
-        """Refuse answers that cannot be read, or that answer no question of ours."""
-        with TemporaryDirectory(dir=self.folder) as apart:
-            self._partners(Path(apart), questions, answers, keys)
+        """Refuse answers that cannot be read or belong to other questions."""
+        self._partners(questions, answers, keys)
 
     # Training
 
     def check_turn(self, number: int, came: Sequence[bytes], rounds: int, keys: Sequence[bytes]) -> list[Turn]:
-        """All turns, of which this one is ours."""
+        """All turns, after checking that this one is of this site."""
         turns = turn_order(party_names(keys), rounds)
         if not 0 <= number < len(turns) or turns[number].party != self._party(keys).name:
-            raise Refused(f"turn {number + 1} is not that of this site")
+            raise Refused(f"turn {number + 1} is not of this site")
         if len(came) != min(number, 1):
-            raise Refused(f"{len(came)} models came with turn {number + 1}")
+            raise Refused(f"turn {number + 1} came with {len(came)} models")
         return turns
 
     def take_turn(
         self,
         number: int,
         turns: Sequence[Turn],
-        came: Sequence[bytes],  # the model of the turn before; none begins one
+        came: Sequence[bytes],  # the model of the previous turn; none begins a model
         questions: Sequence[bytes],
         answers: Sequence[bytes],
         keys: Sequence[bytes],
@@ -137,30 +160,26 @@ class SiloMember:
         seed: int,
         top_grade: int,
     ) -> bytes:
-        """Train, and pass the model on: sealed for whose turn is next, and open after the last one."""
+        """Train, and return the model: encrypted for the next organisation, or open after the last turn."""
         chosen: dict[str, Any] = {name: getattr(self.method, name) for name in ("k", "rate", "batch", "normalise")}
         chosen |= {"seed": seed, "top_grade": top_grade}
-        me = self._party(keys)
-        with TemporaryDirectory(dir=self.folder) as apart:
-            partners = self._partners(Path(apart), questions, answers, keys)
-            path, model = Path(apart) / "turn", None
-            if came:
-                path.write_bytes(came[0])
-                model = read_turn(path, me)
-                if list(model.turns) != list(turns[:number]):
-                    raise Refused(f"the model that came has other turns behind it than the {number} of the plan")
-            taken = take_turn(self.collection, me, partners, model, chosen, turns[number].passes)
-            rivals = ", ".join(f"{one.name} {one.quality:.4f}" for one in taken.next_to)
-            self.log(f"turn {number + 1}: nDCG@10 {taken.quality:.4f} on own queries that were kept aside; {rivals}")
-            save_turn(taken.model, path)
-            if number + 1 == len(turns):
-                return path.read_bytes()  # the last one is everybody's, and the coordinator's
-            return seal_turn(path, me, turns[number + 1].party)
+        me, model = self._party(keys), None
+        if came:
+            model = read_turn(came[0], me)
+            if list(model.turns) != list(turns[:number]):
+                raise Refused(f"the turns of the model that came differ from the {number} of the plan")
+        partners = self._partners(questions, answers, keys)
+        taken = take_turn(self.collection, me, partners, model, chosen, turns[number].passes)
+        baselines = ", ".join(f"{name} {quality:.4f}" for name, quality in taken.baselines.items())
+        self.log(f"turn {number + 1}: nDCG@10 {taken.quality:.4f} on held-out own queries; {baselines}")
+        if number + 1 == len(turns):
+            return open_turn(taken.model)  # every site and the coordinator get the last one
+        return seal_turn(taken.model, me, turns[number + 1].party)
 
-    # What they need
+    # Parts
 
     def sketch(self) -> SketchFile:
-        """The own sketch: one for all runs with this key, these settings and documents, since noise is paid once."""
+        """The own sketch: one for all runs with equal key, settings and documents, since it is charged once."""
         path = private_folder(self.home) / SKETCH
         sketcher, about = self.method.sketcher, path.with_name(ABOUT)
         made = {
@@ -169,7 +188,7 @@ class SiloMember:
             "settings": repr((sketcher, self.method.rule)),
         }
         if path.exists() and about.exists() and json.loads(about.read_bytes()) == made:
-            return open_owned(path)
+            return open_sketch(path)
         about.unlink(missing_ok=True)
         path.unlink(missing_ok=True)
         documents, rule = self.collection.documents, self.method.rule
@@ -177,9 +196,11 @@ class SiloMember:
             sketch_collection(documents, self._shared(), sketcher, path, rule=rule, limits=self.limits)
         except ValueError as problem:
             self.log(f"the documents cannot be sketched: {problem}")
-            raise Refused("the documents of this site cannot be sketched, or its budget does not pay for it") from None
+            raise Refused(
+                "the documents of this site cannot be sketched, or its privacy budget does not allow it"
+            ) from None
         write_atomic(about, json.dumps(made) + "\n", private=True)
-        return open_owned(path)
+        return open_sketch(path)
 
     def _party(self, keys: Sequence[bytes]) -> Party:
         others = [key for at, key in enumerate(keys) if at != self.index]
@@ -188,22 +209,16 @@ class SiloMember:
     def _shared(self) -> bytes:
         path = self.home / SHARED
         if not path.exists():
-            raise Refused("the key of all sketches has not come yet")
+            raise Refused("the shared key has not arrived yet")
         return read_key(path)
 
     def _partners(
-        self, apart: Path, questions: Sequence[bytes], answers: Sequence[bytes], keys: Sequence[bytes]
+        self, questions: Sequence[bytes], answers: Sequence[bytes], keys: Sequence[bytes]
     ) -> list[KnownPartner]:
-        """What others answered to our questions."""
-        files: dict[str, list[Path]] = {"question": [], "answer": []}
-        for kind, pieces in (("question", questions), ("answer", answers)):
-            for number, piece in enumerate(pieces):
-                files[kind].append(apart / f"{kind}-{number}")
-                files[kind][-1].write_bytes(piece)
-        queries = self.collection.queries
-        return load_partners(files["answer"], files["question"], self._party(keys), self._shared(), queries)
+        """Partners, by their answers to own questions."""
+        return known_partners(answers, questions, self._party(keys), self._shared(), self.collection.queries)
 
 
 def party_names(keys: Sequence[bytes]) -> list[str]:
-    """By which parties know each other in letters, in the order in which they take turns."""
+    """Names of organisations in letters, in the order of their turns."""
     return sorted(map(fingerprint, keys))

@@ -1,7 +1,7 @@
-"""Other silos, as training asks them: one interface, whether counts, sketches or letters stand behind it.
+"""Other silos as training queries them: one interface for exact counts, sketches and letters.
 
-A querier never sees a text. It gets documents, under numbers that mean nothing to it, with estimated counts and
-lengths; and how many documents of a silo hold a term, from one more sketch that is noised alike.
+A querier never sees a text. It gets documents under pseudonyms, with estimated counts and lengths, and the document
+frequency of a term, from one more sketch with the same noise.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from fedrank.silo.sketch import Sketcher
 from fedrank.silo.terms import TermCounts
 from fedrank.types import Source
 
-Found = tuple[NDArray[Any], Real]  # documents and how often each holds a term, best first
-Progress = Callable[[str, int, int], None]  # field, documents that are done, documents
+Found = tuple[NDArray[Any], Real]  # documents and their counts of a term, best first
+Progress = Callable[[str, int, int], None]  # field, documents done, documents in total
 
 
 @dataclass(frozen=True)
 class Counts:
-    """The documents of one silo that hold the terms of a query most often."""
+    """The documents of one silo with the highest counts of the terms of a query."""
 
     documents: NDArray[Any]  # [found]: rows or pseudonyms, ascending
     lengths: Mapping[str, NDArray[Any]]  # by field, [found]: words
     counts: Mapping[str, Real]  # by field, [found, terms]: how often; 0 where a term did not find the document
-    answers: int  # pairs of document and count that were told
+    answers: int  # pairs of document and count that were sent
 
     @staticmethod
     def of(
@@ -51,30 +51,30 @@ class Counts:
 
 
 class Partner(Protocol):
-    """Another silo: what training asks, and all that it is told."""
+    """Another silo, with all that training can ask it."""
 
     @property
     def kind(self) -> str:
-        """How rows of frequencies become a number: the smallest ("count-min"), or the median."""
+        """How rows of frequencies are combined: their minimum ("count-min"), or their median."""
 
     @property
     def documents(self) -> int:
-        """How many it holds."""
+        """Number of documents."""
 
     @property
     def words(self) -> Mapping[str, float]:
-        """By field: in all documents together."""
+        """Total number of words by field."""
 
     def frequencies(self, terms: Sequence[str]) -> Mapping[str, Real]:
-        """By field, [terms, rows]: documents that hold the term, once in every row of a sketch, or in one row."""
+        """By field, [terms, rows]: document frequency of the term, in every row of a sketch or in one row."""
 
     def counts(self, terms: Sequence[str]) -> Counts:
-        """The documents that hold these terms most often."""
+        """The documents with the highest counts of these terms."""
 
 
 @dataclass(frozen=True)
 class Exact:
-    """True counts, as if one could look into every document: what sketches are compared with."""
+    """Exact counts, for comparison with sketches."""
 
     silo: Silo
     k: int  # documents that a term finds
@@ -104,7 +104,7 @@ class Exact:
 
 
 class TermCells(NamedTuple):
-    """Where some terms are counted."""
+    """Cells of terms."""
 
     cells: Cells  # [terms, z], in the sketch of a document
     signs: Signs  # [terms, z]
@@ -113,7 +113,7 @@ class TermCells(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SiloSketch:
-    """All that a silo tells about its documents, by field: "body", and "title" where there is one."""
+    """The sketch of a silo's documents, by field: "body", and "title" where there is one."""
 
     sketcher: Sketcher
     fields: Mapping[str, ReverseTopK]  # rows are the same in all
@@ -128,14 +128,14 @@ class SiloSketch:
         return {name: float(self.lengths[name].sum()) if name in self.lengths else 0.0 for name in FIELDS}
 
     def look_up(self, at: TermCells, k: int | None = None) -> dict[str, list[Found]]:
-        """By field, for each term: rows of the documents that hold it most often, and how often."""
+        """By field, for each term: rows of the documents with the highest counts, and these counts."""
         return {
             name: [top.query(cells, signs, k) for cells, signs in zip(at.cells, at.signs, strict=True)]
             for name, top in self.fields.items()
         }
 
     def frequency_rows(self, at: TermCells) -> dict[str, Real]:
-        """By field, [terms, z]: what every row of the sketch of document frequencies says."""
+        """By field, [terms, z]: the values of every row of the sketch of document frequencies."""
         rows = np.arange(self.sketcher.depth)
         return {name: (wide[rows, at.wide] * at.signs).astype(np.float64) for name, wide in self.frequencies.items()}
 
@@ -148,14 +148,14 @@ def sketch_fields(
     sketcher: Sketcher,
     rule: TopKRule,
     key: bytes,
-    source: Source | None = None,  # of noise; another than the system's is for tests
+    source: Source | None = None,  # of noise; for tests only
     progress: Progress | None = None,
     onto: SiloSketch | None = None,  # to which these documents are added
 ) -> SiloSketch:
-    """Sketch documents, and how many of them hold each term.
+    """Sketch documents and document frequencies.
 
-    An occurrence of a term is in two sketches, that of its document and that of the frequencies: it pays twice. Where
-    documents are added, the frequencies get their noise on top of that which is there: the sum tells no more than both.
+    An occurrence of a term is in two sketches, that of its document and that of the frequencies, so it is charged
+    twice. Where documents are added, the frequencies get additional noise: the sum reveals no more than both parts.
     """
     tops, lengths, frequencies = {}, {}, {}
     for name, counts in fields.items():
@@ -185,7 +185,7 @@ def _with_progress(blocks: Any, name: str, documents: int, progress: Progress) -
 
 @dataclass(frozen=True, eq=False)
 class Sketched:
-    """A silo whose sketch is here: its own, or a copy that it sent."""
+    """A silo whose sketch is available."""
 
     sketch: SiloSketch
     key: bytes = field(repr=False)
@@ -218,5 +218,5 @@ class Sketched:
 
 
 def locate(terms: Sequence[str], sketcher: Sketcher, hashing: Hashing, wide: Hashing) -> TermCells:
-    """Where terms are counted in both kinds of sketches."""
+    """Cells of terms in both kinds of sketches."""
     return TermCells(*sketcher.locate(terms, hashing), sketcher.wide.locate(terms, wide)[0])

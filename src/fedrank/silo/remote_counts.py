@@ -1,8 +1,8 @@
-"""Answers that get their noise when a silo is asked, not when its documents are sketched: as published, and mended.
+"""Answers whose noise is drawn per query, not when documents are sketched: as published, and corrected.
 
 The paper's querier sends z cells for a term, of which z1 are true (algorithm 1), and its owner adds one draw to all z
-answers about a document (algorithm 2). Neither hides anything (`fedrank.attacks.dictionary`); they are here so that the
-published numbers can be made again.
+answers about a document (algorithm 2). Neither protects anything (`fedrank.attacks.dictionary`); they are included to
+reproduce the published numbers.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from fedrank.types import Source
 
 
 def noised_counts(counts: Real, epsilon: float, exact_lengths: bool, source: Source) -> Real:
-    """Counts of one term in all documents, each with Laplace noise that costs ε for one occurrence."""
+    """Counts of one term in all documents, with Laplace noise that costs ε per occurrence."""
     return counts + _laplace((2 if exact_lengths else 1) / epsilon, len(counts), source)
 
 
 def published_answers(values: NDArray[Any], epsilon: float, source: Source) -> Real:
-    """Algorithm 2 of the paper: one draw for all z answers [documents, z] about a document, which hides nothing."""
+    """Algorithm 2 of the paper: one draw for all z answers [documents, z] about a document, which protects nothing."""
     return values + _laplace(1 / epsilon, len(values), source)[:, None]
 
 
 def _laplace(scale: float, many: int, source: Source) -> Real:
-    """Laplace noise on a grid that halves fit, so that all that is told lies on the grid, too."""
+    """Laplace noise on a grid of halves, so all answers are on the grid, too."""
     from fedrank.privacy.noise import rounded_laplace
 
     step = min(0.5, 2.0 ** floor(log2(scale / 64)))
-    # A sampler is not exactly its law; a millionth more noise pays for that.
+    # A sampler does not match its distribution exactly; a millionth more noise covers the difference.
     return rounded_laplace(scale * (1 + 1e-6) / step).draw(many, source).astype(np.float64) * step
 
 
@@ -62,9 +62,9 @@ def _middle(signed: Real, kind: str) -> Real:
 
 
 def true_rows(term: str, rows: int, depth: int, seed: int) -> NDArray[np.int64]:
-    """Which z1 of z rows ask for the term itself, ascending; the others ask for words that nobody wants to know of.
+    """Which z1 of z rows ask for the term itself, ascending; the others ask for random words.
 
-    A term keeps its rows: drawn anew for every question, those that come again would be the true ones.
+    The rows of a term are fixed: if they were drawn for every question, repeated rows would be the true ones.
     """
     if rows == depth:
         return np.arange(depth)
@@ -73,21 +73,21 @@ def true_rows(term: str, rows: int, depth: int, seed: int) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, eq=False)
 class CountQuery(Sketched):
-    """A silo that answers about the documents it kept in the cells of a term, row by row, as the paper has it.
+    """A silo that answers with the documents in the cells of a term, row by row, as in the paper.
 
     Its cells may be noised already; with `epsilon` every document gets one draw more, in all rows the same.
     """
 
-    rows: int  # z1: rows that ask for the term itself; what others say is dropped
+    rows: int  # z1: rows that ask for the term itself; the others are ignored
     epsilon: float | None = None  # of the published noise; None: none
     seed: int = 1  # of the rows
-    source: Source | None = field(default=None, repr=False)  # of noise; another than the system's is for tests
+    source: Source | None = field(default=None, repr=False)  # of noise; for tests only
 
     def frequencies(self, terms: Sequence[str]) -> Mapping[str, Real]:
         frequencies = self.sketch.frequency_rows(self._locate(terms))
         rows = np.array([self._rows(term) for term in terms], np.int64).reshape(len(terms), self.rows)
         nothing = {name: np.zeros((len(terms), self.rows)) for name in FIELDS}
-        # The same rows for all silos, so that sums over them are sums of one row.
+        # The same rows for all silos, so rows can be summed over silos.
         return nothing | {name: np.take_along_axis(every, rows, axis=1) for name, every in frequencies.items()}
 
     def counts(self, terms: Sequence[str]) -> Counts:
@@ -136,10 +136,10 @@ class CountQuery(Sketched):
 
 @dataclass(frozen=True, eq=False)
 class RemoteCounts:
-    """A silo that tells, for each term, the median of its rows with Laplace noise, of the documents that lead by it.
+    """A silo that answers with the highest counts of each term: medians of rows with Laplace noise.
 
-    All documents are asked, and the best are chosen by what is told, so that their choice costs nothing more. A term
-    costs ε for its counts, and again for the number of documents that hold it.
+    Noise is added for all documents and the best are chosen by noised counts, so the choice costs nothing more. A term
+    costs ε for its counts, and again for its document frequency.
     """
 
     fields: Mapping[str, TermCounts]
@@ -175,7 +175,7 @@ class RemoteCounts:
         return Counts.of(found, len(terms), self._lengths_of)
 
     def values(self, name: str, cells: NDArray[Any]) -> NDArray[np.int64]:
-        """[documents, z]: what the sketches of all documents hold in these cells, without making the sketches."""
+        """[documents, z]: values of these cells in the sketches of all documents, without making the sketches."""
         from scipy.sparse import csr_matrix
 
         of_terms, signs, matrix = self._counted[name]

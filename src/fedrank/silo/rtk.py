@@ -1,6 +1,6 @@
-"""Reverse top-K: which documents hold a term most often, from the few best documents of every cell of a sketch.
+"""Reverse top-K: the documents with the highest counts of a term, from the best documents of every cell of a sketch.
 
-The paper's rule (CS-F-LTR, algorithms 4 and 5) is kept as `PUBLISHED`; it finds little, because half of the signs make
+The paper's rule (CS-F-LTR, algorithms 4 and 5) is `PUBLISHED`; its recall is low, because half of the signs make
 the largest values of a cell the worst ones, and because it takes the median over the rows in which a document survived.
 """
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 KEEP = ("ends", "largest", "magnitude")
 MISSING = ("zero", "threshold", "absent")
-NONE = np.iinfo(np.int32).min  # in `lost`: every document that was ever put into this cell is still there, or deleted
+NONE = np.iinfo(np.int32).min  # in `lost`: no document of this cell was displaced
 
 Rows = NDArray[np.int32]  # documents by their row numbers
 Estimates = NDArray[np.float64]
@@ -24,7 +24,7 @@ Estimates = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class TopKRule:
-    """What is kept of every cell, and how a query reads it."""
+    """What is stored of every cell, and how a query reads it."""
 
     alpha: float = 5.0  # α k documents are kept at each end of a cell
     beta: float = 0.1  # an answer is found in this share of the rows; below 1/2 no limit where what is missing is 0
@@ -34,20 +34,20 @@ class TopKRule:
 
     def __post_init__(self) -> None:
         if not self.alpha >= 1:
-            raise ValueError(f"alpha = {self.alpha} keeps fewer documents than are asked for; use 1 or more")
+            raise ValueError(f"alpha must be at least 1 (got {self.alpha})")
         if not 0 <= self.beta <= 1:
-            raise ValueError(f"beta = {self.beta} is no share of the rows; use 0 .. 1, such as 0.1")
+            raise ValueError(f"beta must be between 0 and 1 (got {self.beta}), such as 0.1")
         if self.k < 1:
-            raise ValueError(f"k = {self.k} asks for no document; use 1 or more")
+            raise ValueError(f"k must be at least 1 (got {self.k})")
         for name, value, known in (("keep", self.keep, KEEP), ("missing", self.missing, MISSING)):
             if value not in known:
                 raise ValueError(f"{name} = {value!r}; choose {' or '.join(map(repr, known))}")
         if self.keep == "magnitude" and self.missing == "threshold":
-            raise ValueError("a magnitude says nothing about the sign of what is missing; choose missing = 'zero'")
+            raise ValueError("the sign of a missing value cannot be derived from a magnitude; choose missing = 'zero'")
 
     @property
     def capacity(self) -> int:
-        """Documents that one end of a cell keeps."""
+        """Maximum number of documents at one end of a cell."""
         return ceil(self.alpha * self.k)
 
     @property
@@ -56,16 +56,18 @@ class TopKRule:
 
 
 PUBLISHED = TopKRule(keep="largest", missing="absent")  # algorithms 4 and 5 as printed
-COUNT_MIN = TopKRule(keep="largest", missing="threshold")  # no signs: one end is enough, and a missing row is no 0
+COUNT_MIN = TopKRule(
+    keep="largest", missing="threshold"
+)  # no signs: one end is enough, and a missing row does not count as 0
 
 
 @dataclass(frozen=True, eq=False)
 class ReverseTopK:
-    """The best documents of every cell: what takes the place of the sketches of all documents.
+    """The best documents of every cell, instead of the sketches of all documents.
 
     An end of a cell holds its `sizes` best documents in order, equal values by their rows; no document that is missing
-    is better than `lost`. A deletion leaves a hole: who had been pushed out before cannot come back, and a new document
-    enters only if it is better than all who were lost.
+    is better than `lost`. A deletion leaves a hole: displaced documents cannot return, and a new document enters
+    only if it is better than all displaced ones.
     """
 
     rule: TopKRule
@@ -73,7 +75,7 @@ class ReverseTopK:
     documents: Rows  # [ends, z, w, slots]: rows, best first; -1 where nothing is kept; slots: what the fullest needs
     values: NDArray[np.int32]  # [ends, z, w, slots]: what the cell of that document's sketch holds
     sizes: NDArray[np.int32]  # [ends, z, w]: documents that are kept
-    lost: NDArray[np.int32]  # [ends, z, w]: best value that was pushed out; `NONE`: none was
+    lost: NDArray[np.int32]  # [ends, z, w]: best displaced value; `NONE`: none
     present: NDArray[np.bool_]  # [rows]: False where a document was deleted; rows are never used again
 
     def __post_init__(self) -> None:
@@ -100,22 +102,22 @@ class ReverseTopK:
 
     @property
     def bytes(self) -> int:
-        """Of all arrays together."""
+        """Total size of all arrays."""
         return sum(array.nbytes for array in (self.documents, self.values, self.sizes, self.lost, self.present))
 
     @property
     def fullest(self) -> int:
-        """Documents that the fullest end of a cell keeps."""
+        """Largest number of documents at one end of a cell."""
         return int(self.sizes.max())
 
     @property
     def holes(self) -> int:
-        """Places that deletions left and that lost documents might have taken, over all cells."""
+        """Positions left by deletions that displaced documents might have taken, over all cells."""
         return int(np.sum((self.rule.capacity - self.sizes) * (self.lost != NONE), dtype=np.int64))
 
     @property
     def short_cells(self) -> int:
-        """Ends of cells that lost documents and keep fewer than k: from 1 on a rebuild is due."""
+        """Ends of cells with displaced documents and fewer than k left; from 1 on, rebuild the sketch."""
         return int(np.count_nonzero((self.sizes < self.rule.k) & (self.lost != NONE)))
 
     def insert(self, sketches: NDArray[np.int32]) -> ReverseTopK:
@@ -128,14 +130,14 @@ class ReverseTopK:
         return _trimmed(grown)
 
     def delete(self, rows: Sequence[int] | NDArray[Any]) -> ReverseTopK:
-        """Without these documents; one that is not there is refused."""
+        """Without these documents, which must exist."""
         from fedrank.kernels.sketch import remove_rows
 
         gone = np.unique(np.asarray(rows, dtype=np.int64))
         inside = (gone >= 0) & (gone < len(self.present))
         inside[inside] = self.present[gone[inside]]
         if not inside.all():
-            raise ValueError(f"document {gone[~inside][0]} is not there, so that nothing was deleted; check its row")
+            raise ValueError(f"document {gone[~inside][0]} does not exist; nothing was deleted; check its row")
         present = np.array(self.present)
         present[gone] = False
         left = replace(_with_slots(self, self.documents.shape[3]), present=present)
@@ -143,16 +145,16 @@ class ReverseTopK:
         return _trimmed(left)
 
     def query(self, cells: NDArray[Any], signs: NDArray[Any], k: int | None = None) -> tuple[Rows, Estimates]:
-        """The documents that hold a term most often, and how often, best first; equal counts in the order of rows.
+        """The documents with the highest counts of a term and these counts, best first; ties in the order of rows.
 
         `cells` and `signs` [z] are those of the term (`Sketcher.locate`). At most k, and only those with an estimate
-        above 0: for a term that nobody holds there is nothing to find.
+        above 0.
         """
         from fedrank.kernels.sketch import query_top
 
         k = self.rule.k if k is None else k
         if not 1 <= k <= self.rule.k:
-            raise ValueError(f"k = {k}, and cells are kept for 1 .. {self.rule.k}; build with a larger k")
+            raise ValueError(f"k = {k}, and cells are stored for 1 .. {self.rule.k}; build with a larger k")
         cells, signs = _place(cells, signs, self.depth, self.width)
         end = np.where(signs < 0, self.rule.ends - 1, 0)
         row = np.arange(self.depth)
@@ -175,16 +177,16 @@ class ReverseTopK:
         return answer
 
     def fewest(self, rows: int) -> int:
-        """In how many of so many rows a document must be found."""
+        """Minimum number of rows in which a document must be found."""
         fewest = max(1, ceil(self.rule.beta * rows))
         if self.rule.missing != "zero":
             return fewest
-        # Where more than half of the rows count 0, so does the median, and the minimum where a single one does.
+        # The median is 0 where more than half of the rows are 0, and the minimum where one row is 0.
         return rows if self.kind == "count-min" else max(fewest, ceil(rows / 2))
 
 
 def build(blocks: Iterable[NDArray[np.int32]], rule: TopKRule, kind: str, depth: int, width: int) -> ReverseTopK:
-    """Keep the best documents of every cell; `blocks` are sketches [some, z, w] (`Sketcher.blocks`), in order of rows.
+    """The best documents of every cell; `blocks` are sketches [some, z, w] (`Sketcher.blocks`), in order of rows.
 
     Memory is that of the result, of the smaller one that it grows from, and of one block.
     """
@@ -220,10 +222,10 @@ def naive(
 
 
 def cover_rate(found: NDArray[Any], counts: NDArray[Any], k: int) -> float:
-    """Share of the k best places that were found; `counts` [documents] are the true ones.
+    """Share of the k best positions that were found; `counts` [documents] are the true ones.
 
-    Documents that tie with the last place are as good as it. Where fewer than k hold the term, there are as many
-    places as hold it, and 1 is returned where none does.
+    Documents that tie with the last position count as found. Where fewer than k documents contain the term, there are
+    as many positions, and 1 is returned where none does.
     """
     best = min(k, int(np.count_nonzero(counts > 0)))
     if best == 0:
@@ -242,7 +244,7 @@ def _place(cells: NDArray[Any], signs: NDArray[Any], depth: int, width: int) -> 
 
 
 def _with_slots(top: ReverseTopK, slots: int) -> ReverseTopK:
-    """A copy with so many places in every end of a cell."""
+    """A copy with so many positions at every end of a cell."""
     filled = min(slots, top.documents.shape[3])
     documents = np.full((*top.sizes.shape, slots), -1, dtype=np.int32)
     documents[..., :filled] = top.documents[..., :filled]
@@ -252,12 +254,12 @@ def _with_slots(top: ReverseTopK, slots: int) -> ReverseTopK:
 
 
 def _trimmed(top: ReverseTopK) -> ReverseTopK:
-    """Without places that no cell needs: a few documents make a small file."""
+    """Without positions that no cell needs, to keep small files small."""
     return top if top.documents.shape[3] == top.fullest else _with_slots(top, top.fullest)
 
 
 def _merge(into: ReverseTopK, sketches: NDArray[np.int32], first: int) -> None:
-    """Put sketches into the cells, which have places enough: `fullest` and the new ones, or those of the rule."""
+    """Insert sketches into the cells, which have enough positions: `fullest` and the new ones, or those of the rule."""
     from fedrank.kernels.sketch import merge_block
 
     if sketches.shape[1:] != (into.depth, into.width):

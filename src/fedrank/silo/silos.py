@@ -1,4 +1,4 @@
-"""Organisations made from one text collection: each has documents and queries of its own, and sees nobody else's."""
+"""Simulated organisations from one text collection, each with its own documents and queries."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from fedrank.silo.features import FIELDS, MU, Real
 from fedrank.silo.terms import Rows, TermCounts
 from fedrank.types import Grades
 
-BEST, GOOD = 10, 100  # ranks up to which a document has grade 2, and grade 1
-TEST_EVERY = 4  # one query in four of a silo is for the test, however many it trains on
+BEST, GOOD = 10, 100  # ranks up to which a document has relevance label 2, and 1
+TEST_EVERY = 4  # one query in four of a silo is a test query, however many it trains on
 OTHERS = 40  # candidates of a query beyond the first GOOD, drawn at random: what a query should not find
 _DIMENSIONS, _STEPS = 16, 20  # of the topics that documents are grouped by
 
@@ -26,18 +26,20 @@ _DIMENSIONS, _STEPS = 16, 20  # of the topics that documents are grouped by
 class SilosRule:
     """How a collection is spread over organisations."""
 
-    count: int = 4  # organisations that take part
-    split: Literal["random", "topics"] = "random"  # topics: similar documents, and the queries about them, lie together
+    count: int = 4  # organisations that participate
+    split: Literal["random", "topics"] = (
+        "random"  # topics: similar documents, and the queries about them, are in the same silo
+    )
     queries: int | None = None  # a silo trains on at most as many; None: all but the quarter that it is tested on
     labels: Literal["judgements", "ranks"] = "judgements"  # ranks: as the paper; a search engine's first 10 and 100
-    of: int | None = None  # into how many parts documents are cut; all are tested on, and the first `count` take part
+    of: int | None = None  # into how many parts documents are cut; all are tested on, and the first `count` participate
 
     def __post_init__(self) -> None:
         for name, value in (("count", self.count), ("queries", self.queries)):
             if value is not None and value < 1:
-                raise ValueError(f"{name} = {value} leaves nothing to learn; use 1 or more")
+                raise ValueError(f"{name} must be at least 1 (got {value})")
         if self.of is not None and self.of < self.count:
-            raise ValueError(f"{self.count} silos of {self.of} cannot take part; use of = {self.count}, or more")
+            raise ValueError(f"of must be at least count = {self.count} (got {self.of})")
 
     @property
     def parts(self) -> int:
@@ -76,7 +78,7 @@ def make_silos(collection: Collection, rule: SilosRule, tokeniser: Tokeniser, se
     The candidates of a query are the first 100 documents of its silo by query likelihood (on titles and bodies, with
     the statistics of the whole collection) and 40 other documents, drawn at random. With labels = "ranks", this order
     is the truth, as in the paper, which used the order of MS MARCO's engine. Queries without a relevant candidate are
-    left out. Silos that do not take part have no training queries.
+    left out. Silos that do not participate have no training queries.
 
     >>> import fedrank as fr
     >>> from fedrank.data.text import Tokeniser
@@ -115,7 +117,7 @@ def make_silos(collection: Collection, rule: SilosRule, tokeniser: Tokeniser, se
         if not (train or outside) or not test:
             raise ValueError(
                 f"silo {number} of {rule.parts} has {len(rows)} documents, which answer {len(train)} queries to train "
-                f"on and {len(test)} to be tested on, and needs one of each; make fewer silos, or give more queries"
+                f"on and {len(test)} to be tested on, and needs one of each; use fewer silos or more queries"
             )
         fields = {field: whole[field].rows(rows) for field in FIELDS}
         silos.append(Silo(number, fields, tuple(train), tuple(test)))
@@ -130,7 +132,7 @@ class _Engine:
     chances: Real  # [terms]: share of each among all words of the collection
 
     def ranked(self, terms: tuple[str, ...]) -> Rows:
-        """The documents that hold a term, best first; equal ones in the order of the collection."""
+        """The documents that contain a term, best first; equal ones in the order of the collection."""
         known = tuple(term for term in terms if term in self.own.columns)
         counts = self.own.count_matrix(known)
         expected = MU * self.chances[[self.own.columns[term] for term in known]]
@@ -143,7 +145,7 @@ class _Engine:
 def _candidates(order: Rows, documents: int, rng: np.random.Generator) -> Rows:
     first = order[:GOOD]
     rest = np.setdiff1d(np.arange(documents), first)
-    # Sorted, so that a place in the list says nothing about a rank.
+    # Sorted, so the position in the list does not reveal the rank.
     return np.sort(np.concatenate([first, rng.choice(rest, min(OTHERS, len(rest)), replace=False)]))
 
 
@@ -161,7 +163,7 @@ def _grades(collection: Collection, query: int, rows: Rows, order: Rows, labels:
 
 
 def _owners(collection: Collection, home: NDArray[np.int64], rule: SilosRule, seed: int) -> list[list[int]]:
-    """Queries of every silo in random order: dealt at random, or where most of the relevant documents lie."""
+    """Queries of every silo in random order: assigned at random, or to the silo with most of the relevant documents."""
     order = rng_for(seed, "queries of silos").permutation(len(collection.queries))
     owners: list[list[int]] = [[] for _ in range(rule.parts)]
     for position, query in enumerate(order.tolist()):
@@ -178,7 +180,7 @@ def _homes(body: TermCounts, rule: SilosRule, seed: int) -> NDArray[np.int64]:
     """[documents]: the silo of each."""
     documents = len(body)
     if documents < rule.parts:
-        raise ValueError(f"{documents} documents cannot fill {rule.parts} silos; make fewer")
+        raise ValueError(f"{documents} documents are too few for {rule.parts} silos; use fewer silos")
     rng = rng_for(seed, "documents of silos")
     if rule.split == "random" or rule.parts == 1:
         return rng.permutation(np.arange(documents) % rule.parts)
@@ -198,7 +200,7 @@ def _topics(body: TermCounts, rng: np.random.Generator) -> Real:
     counts.data = kernels.elementary.log1p_each(counts.data) * np.repeat(idf, holders)
     size = min(_DIMENSIONS, min(documents, terms) - 1)
     left, strength, _ = svds(counts, k=size, v0=rng.standard_normal(min(documents, terms)))
-    # The last bits of a decomposition depend on the processor: they must not decide between documents that are alike.
+    # The last bits of a decomposition depend on the processor; they must not decide between similar documents.
     return np.round(_unit(left * strength), 9)
 
 
@@ -208,8 +210,7 @@ def _unit(rows: Real) -> Real:
 
 
 def _grouped(vectors: Real, groups: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Groups of similar rows, none larger than twice its share: k-means whose full groups send on who is nearest
-    elsewhere."""
+    """Groups of similar rows by k-means; none is larger than twice its share."""
     most = -(-2 * len(vectors) // groups)
     middles = vectors[rng.choice(len(vectors), groups, replace=False)]
     found = np.zeros(len(vectors), np.int64)
@@ -221,7 +222,7 @@ def _grouped(vectors: Real, groups: int, rng: np.random.Generator) -> NDArray[np
 
 
 def _placed(near: Real, most: int) -> NDArray[np.int64]:
-    """The nearest group of each row that is not full; rows that are surest go first, and no group stays empty."""
+    """The nearest group that is not full, for each row; the clearest choices go first, and no group stays empty."""
     groups = near.shape[1]
     found = np.full(len(near), -1)
     for group in range(groups):

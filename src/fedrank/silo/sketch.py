@@ -1,4 +1,4 @@
-"""Sketches of documents: term counts that are folded into a small table, with noise where others shall see it."""
+"""Sketches of documents: term counts in a small hash table, with noise where others can query it."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from fedrank.types import Source
 KINDS = ("count-sketch", "count-min")
 LONGEST = 1 << 29  # terms of a document
 LOUDEST = float(1 << 20)  # deviation of the noise of a cell
-WIDE = 4096  # columns of a sketch that counts documents: one for a whole collection, so that it may be wide
-LENGTH_NOISE = 15  # lengths that are not exact get so many times the noise of a count: a long document hardly minds
-SLACK = 1e-8  # added to ε: a sampler is not exactly its law, and errs by less (`GridNoise.log_error`)
+WIDE = 4096  # columns of the sketch of document frequencies: one per collection, so it can be wide
+LENGTH_NOISE = 15  # ratio of the noise of lengths, where they are not exact, to the noise of a count
+SLACK = 1e-8  # added to ε: a sampler does not match its distribution exactly, and errs by less (`GridNoise.log_error`)
 BLOCK = 1 << 22  # cells that are made at a time, 16 MiB of counts and 32 MiB of noise
 
 Sketches = NDArray[np.int32]  # [documents, z, w]
@@ -33,9 +33,9 @@ Sketches = NDArray[np.int32]  # [documents, z, w]
 class Sketcher:
     """How documents are sketched; silos that work together use the same settings.
 
-    Noise is drawn once, when a document is sketched, and every later answer about it costs nothing more (Pagh and
-    Thorup 2022). It lies on whole numbers: rounding follows the noise, so the promise of the Gaussian mechanism holds.
-    A sketch without noise is as secret as its documents.
+    Noise is drawn once, when a document is sketched, and later answers about it cost nothing more (Pagh and Thorup
+    2022). It is rounded to integers after sampling, so the guarantee of the Gaussian mechanism holds. A sketch without
+    noise is as secret as its documents.
     """
 
     kind: str = "count-sketch"  # or "count-min", which has no signs and never estimates too little, unless noised
@@ -50,11 +50,11 @@ class Sketcher:
             raise ValueError(f"kind = {self.kind!r}; choose {' or '.join(map(repr, KINDS))}")
         Hashing(bytes(32), self.width, self.depth)
         if not (isfinite(self.noise) and self.noise >= 0):
-            raise ValueError(f"noise = {self.noise} is no deviation; use 0 for none or a number above, such as 1")
+            raise ValueError(f"noise must be a finite number of at least 0 (got {self.noise}), such as 1")
         if self.noise and not 0.5 <= self.deviation <= LOUDEST:
             raise ValueError(
-                f"noise = {self.noise} is a deviation of {self.deviation:.3g} in every cell, and cells are whole "
-                f"numbers; use one between {self.noise * 0.5 / self.deviation:.2g} and "
+                f"noise = {self.noise} is a standard deviation of {self.deviation:.3g} in every cell, which holds an "
+                f"integer; use one between {self.noise * 0.5 / self.deviation:.2g} and "
                 f"{self.noise * LOUDEST / self.deviation:.3g}, or 0 for none"
             )
 
@@ -65,15 +65,15 @@ class Sketcher:
 
     @property
     def sensitivity(self) -> float:
-        """How far, at most, one occurrence of one term moves a sketch (L2)."""
+        """L2 sensitivity of a sketch to one occurrence of one term."""
         return sqrt(self.depth) * (2 if self.exact_lengths else 1)
 
     @property
     def multiplier(self) -> float | None:
-        """Deviation / sensitivity of all that is told about one occurrence of a term; None without noise.
+        """Noise multiplier (deviation / sensitivity) for one occurrence of a term; None without noise.
 
-        It is in the sketch of its document and in that of the document frequencies, both noised alike, and in the
-        length, if that is noised. Gaussian releases of one thing add the squares of their shifts.
+        The occurrence is in the sketch of its document and in that of the document frequencies, both with the same
+        noise, and in the length, if that is noised. Gaussian releases compose by the squares of their shifts.
         """
         if not self.noise:
             return None
@@ -97,7 +97,7 @@ class Sketcher:
         return TermCounts.of(texts, self.tokeniser)
 
     def sketch(self, counts: TermCounts, hashing: Hashing, source: Source | None = None) -> Sketches:
-        """Sketches of all documents at once: four bytes a cell, 24 kB a document at the usual size."""
+        """Sketches of all documents at once: four bytes per cell, 24 kB per document at the default size."""
         out = np.empty((len(counts), self.depth, self.width), dtype=np.int32)
         first = 0
         for block in self.blocks(counts, hashing, source):
@@ -106,7 +106,7 @@ class Sketcher:
         return out
 
     def blocks(self, counts: TermCounts, hashing: Hashing, source: Source | None = None) -> Iterator[Sketches]:
-        """Sketches of the documents in their order, some at a time, so that memory stays bounded.
+        """Sketches of the documents in their order, in blocks of bounded memory.
 
         `source` gives the noise and is the operating system's, except in tests.
         """
@@ -134,7 +134,7 @@ class Sketcher:
         return found
 
     def published_lengths(self, counts: TermCounts, source: Source | None = None) -> NDArray[np.int64]:
-        """[documents]: lengths as others shall see them, exact or noised."""
+        """[documents]: published lengths, exact or noised."""
         if self.exact_lengths or not self.noise:
             return counts.lengths
         from fedrank.privacy.noise import SecureSource, rounded_gaussian
@@ -142,9 +142,9 @@ class Sketcher:
         return counts.lengths + rounded_gaussian(LENGTH_NOISE * self.noise).draw(len(counts), source or SecureSource())
 
     def privacy(self, delta: float, occurrences: int = 1) -> float:
-        """ε of all that is told about so many occurrences of a term in one field of one document; inf without noise."""
+        """ε for so many occurrences of a term in one field of one document; infinite without noise."""
         if occurrences < 1:
-            raise ValueError(f"occurrences = {occurrences} protects nothing; use 1 or more")
+            raise ValueError(f"occurrences must be at least 1 (got {occurrences})")
         if self.multiplier is None:
             return inf
         return epsilon(GaussianEvent(self.multiplier / occurrences), 1, delta) + SLACK
@@ -152,12 +152,12 @@ class Sketcher:
     def guarantee(
         self, against: str, because: str, paid: Literal["participation", "round", "once"] = "participation"
     ) -> Guarantee:
-        """What is claimed for one occurrence of a term that was sketched; nothing without noise."""
+        """The guarantee for one occurrence of a term in a sketch; none without noise."""
         event = None if self.multiplier is None else GaussianEvent(self.multiplier)
         return Guarantee(against, event, because, paid, "occurrence", slack=SLACK)
 
     def error_chance(self, error: float, length: float, squares: float) -> float:
-        """How likely an estimate is off by more than `error`, at most.
+        """Upper bound on the probability that an estimate is off by more than `error`.
 
         `length` is the number of terms of the document, `squares` the sum of its squared counts. It is a bound over
         keys for any document: by Cantelli (Count Sketch) or Markov (Count-Min) for the terms that share a cell, exact
@@ -177,9 +177,9 @@ class Sketcher:
         return min(1.0, above**self.depth + float(below))
 
     def error_bound(self, chance: float, length: float, squares: float) -> float:
-        """The error that an estimate exceeds with at most this chance."""
+        """The error that an estimate exceeds with at most this probability."""
         if not 0 < chance < 1:
-            raise ValueError(f"chance = {chance} is no chance of a larger error; use one between 0 and 1, such as 0.05")
+            raise ValueError(f"chance must be between 0 and 1 (got {chance}), such as 0.05")
         low, high = 0.0, 1.0
         exceeds = partial(self.error_chance, length=length, squares=squares)
         while exceeds(high) > chance:
@@ -190,14 +190,14 @@ class Sketcher:
         return high
 
     def _row_chance(self, error: float, shared: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> float:
-        """Chance that one row exceeds `error`: other terms give t or more, or the noise gives the rest."""
+        """Probability that one row exceeds `error`: other terms contribute t or more, or the noise the rest."""
         if not self.noise:
             return float(shared(np.array([error]))[0])
         t = error * np.linspace(0.001, 1, 1000)
         return min(1.0, float((shared(t) + self._tail(error - t)).min()))
 
     def _tail(self, error: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Chance that the noise of a cell is this large, on one side; the 1/2 is its rounding."""
+        """Probability that the noise of a cell is this large, on one side; the 1/2 is its rounding."""
         from scipy.special import ndtr
 
         if not self.noise:
@@ -209,5 +209,5 @@ class Sketcher:
         if (hashing.width, hashing.depth) != (self.width, self.depth):
             raise ValueError(
                 f"hashes for {hashing.depth} x {hashing.width} cells and sketches of {self.depth} x {self.width}: "
-                "counts would land elsewhere; make the hashing by `Sketcher.hashing`"
+                "use `Sketcher.hashing`"
             )

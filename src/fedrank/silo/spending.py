@@ -1,13 +1,12 @@
-"""Spending of a silo: what its answers have told about its documents, and the refusal of the one that tells too much.
+"""The privacy ledger of a silo's sketches.
 
 The unit is one occurrence of one term in one field of one document; documents are disjoint, so the largest cost over
-documents counts. Noise that is added when a document is sketched is paid then, once for all answers to everybody; a
-changed document draws new noise and pays again, if it keeps its id: only by that are two sketchings known to be of one
-document, and only within one ledger. Noise that is added to answers is paid per answered term, by the pair
-of owner and querier and by the owner towards all queriers together, who may put their answers into one pot.
+documents counts. A document is charged when it is sketched, once for all answers to all queriers. A changed document
+draws new noise and is charged again; it is recognised by its id, within one ledger. Ledgers of version 0.1 may also
+have charges per answered term, towards one querier and towards all queriers together.
 
-The ledger is that of a population (`fedrank.privacy.population`) whose people are documents, known by their ids. Its
-folder, beside the sketch, holds `limits.json` and the charges; a charge is on the disk before anything is answered.
+The ledger is that of a population (`fedrank.privacy.population`) whose members are documents, identified by their ids.
+Its folder, beside the sketch, contains `limits.json` and the charges; a charge is on disk before a sketch is made.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from math import inf
 from pathlib import Path
 
 from fedrank.files import opened, parse_json, private_folder, write_atomic
-from fedrank.privacy.accounting import GaussianEvent, PureEvent
+from fedrank.privacy.accounting import GaussianEvent
 from fedrank.privacy.guarantees import Guarantee, up
 from fedrank.privacy.ledger import LedgerError, is_charged
 from fedrank.privacy.population import (
@@ -36,7 +35,7 @@ from fedrank.privacy.population import (
 )
 from fedrank.silo.sketch import SLACK
 
-SUFFIX = ".spending"  # of the ledger that lies beside a sketch
+SUFFIX = ".spending"  # of the ledger beside a sketch
 LIMITS = "limits.json"
 MAX_BUDGET = 1e9  # ε
 TOGETHER = "all queriers together"
@@ -45,7 +44,7 @@ QUERIER = "querier "  # and its name
 
 @dataclass(frozen=True)
 class Limits:
-    """What an owner is ready to spend on one occurrence of one term; None: no limit."""
+    """Maximum privacy cost of one occurrence of one term; None: no limit."""
 
     querier: float | None = None  # ε towards one querier
     total: float | None = None  # ε towards all queriers together
@@ -54,28 +53,27 @@ class Limits:
     def __post_init__(self) -> None:
         for name, value in (("querier", self.querier), ("total", self.total)):
             if value is not None and not value > 0:
-                raise ValueError(f"a budget of ε = {value} ({name}) allows no answer at all; use a number above 0")
+                raise ValueError(f"the budget {name} must be above 0 (got ε = {value})")
             if value is not None and value > MAX_BUDGET:
                 raise ValueError(
-                    f"a budget of ε = {value} ({name}) limits nothing; use at most {MAX_BUDGET:g}, or none"
+                    f"the budget {name} must be at most {MAX_BUDGET:g} (got ε = {value}); leave it out for no limit"
                 )
         if not 0 < self.delta < 1:
-            raise ValueError(f"delta = {self.delta} is no chance of failure; use a small number, such as 1e-5")
+            raise ValueError(f"delta must be between 0 and 1 (got {self.delta}), such as 1e-5")
 
 
 class SiloLedger:
     """The ledger of one owner; safe to use from several processes."""
 
     def __init__(self, path: str | os.PathLike[str], owner: str = "", limits: Limits | None = None) -> None:
-        """Open a ledger, or begin one; `limits` replace those that it has."""
+        """Open or create a ledger; `limits` replace those that it has."""
         self.path = Path(path)
         self.owner, self.limits = owner, Limits()
         self._charges: list[Charge] = []
         if self.path.is_file():
             raise LedgerError(
-                f"{self.path} is the ledger of an older fedrank, which kept it in one file, and cannot be read here; "
-                "use that fedrank, or make the sketch anew under another name, with budgets that are smaller by what "
-                "its `silo describe` says was spent"
+                f"{self.path} is a ledger of an older version, which cannot be read; use that version, or sketch the "
+                "documents again under another name, with budgets reduced by what its `silo describe` says was spent"
             )
         self.path.parent.mkdir(parents=True, exist_ok=True)
         private_folder(self.path)
@@ -84,29 +82,28 @@ class SiloLedger:
                 self._read_limits()
                 if not ledger_folders(self.path):
                     raise LedgerError(
-                        f"{self._ledger} is missing, and with it what was spent; restore it from a copy, and answer "
-                        "nothing until then"
+                        f"{self._ledger} is missing, so the spent budget is unknown; restore it from a copy"
                     )
             elif is_charged(self._ledger):
-                raise LedgerError(f"{self.path / LIMITS} is gone, and nobody knows the limits; restore it from a copy")
+                raise LedgerError(f"{self.path / LIMITS} is missing, so the limits are unknown; restore it from a copy")
             if owner and self.owner and owner != self.owner:
                 raise LedgerError(
-                    f"{self.path} is the ledger of {self.owner!r}, not of {owner!r}: two owners in one would pay for "
-                    "each other; give each its own"
+                    f"{self.path} is the ledger of {self.owner!r}, not of {owner!r}: use a "
+                    "separate ledger for each owner"
                 )
             self.limits = self.limits if limits is None else limits
             self._write_limits()
             self._catch_up()
 
     def charge_sketches(self, ids: Sequence[str], multiplier: float | None) -> None:
-        """Pay for documents that are about to be sketched with this noise (deviation / sensitivity; None: without).
+        """Charge documents before they are sketched with this noise multiplier; None: no noise.
 
-        Sketches without noise stay with their owner and cost nothing, as long as they do.
+        Sketches without noise cost nothing as long as they stay with their owner.
         """
         if multiplier is None:
             return
         if not multiplier > 0:
-            raise ValueError(f"multiplier = {multiplier} is no noise; use a number above 0, or None for none")
+            raise ValueError(f"multiplier must be above 0 (got {multiplier}), or None for no noise")
         promises = [
             Guarantee(each, GaussianEvent(multiplier), "", unit="occurrence", slack=SLACK)
             for each in (ANYBODY, TOGETHER)
@@ -118,31 +115,14 @@ class SiloLedger:
                 raise ValueError(f"sketching these documents {refusal}")
             self._write(charge)
 
-    def charge_terms(self, querier: str, terms: int, epsilon: float | None, question: str = "") -> str | None:
-        """Pay for an answer before it is given: ε for each of its terms (None: nothing can be claimed).
-
-        Returns None when it is paid, else why the owner refuses.
-        """
-        if terms < 0 or (epsilon is not None and not epsilon > 0):
-            raise ValueError(
-                f"{terms} terms at ε = {epsilon} cannot be charged; use numbers above 0, or None: no claim"
-            )
-        event, against = None if epsilon is None else PureEvent(epsilon), _against(querier)
-        promises = [Guarantee(each, event, "", unit="occurrence") for each in (against, TOGETHER)]
-        with deciding(self.path, str(self.path)):
-            self._catch_up()
-            key = f"question {question}" if question else f"answer {len(self._charges) + 1}"
-            if any(charge.key == key for charge in self._charges):
-                return "this question was answered before, and a second answer would tell more; ask it as a new one"
-            charge = Charge(key, tuple(promises), times=terms)
-            if refusal := self._refusal(charge, [against]):
-                return f"the answer {refusal}"
-            self._write(charge)
-        return None
-
     def spent(self, querier: str | None = None) -> float:
-        """ε towards one querier, or towards all together; inf: nothing can be claimed."""
+        """ε towards one querier, or towards all together; inf: no guarantee."""
         return self._price(TOGETHER if querier is None else _against(querier), self._charges)
+
+    @classmethod
+    def spent_at(cls, path: Path) -> float:
+        """ε that the ledger at a path has spent in total; 0 without a ledger."""
+        return cls(path).spent() if is_ledger(path) else 0.0
 
     def left(self, querier: str | None = None) -> float | None:
         """ε that may still be spent towards one querier, or towards all together; None: no limit."""
@@ -153,7 +133,7 @@ class SiloLedger:
         return min((value for value in (own, total) if value is not None), default=None)
 
     def totals(self) -> list[dict[str, str | int]]:
-        """Rows for a report: every querier, then all together; "none" where nothing can be claimed."""
+        """Rows for a report: every querier, then all together; "none" where nothing is guaranteed."""
 
         def row(name: str, against: str, limit: float | None) -> dict[str, str | int]:
             spent = self._price(against, self._charges)
@@ -188,8 +168,8 @@ class SiloLedger:
             if limit is None:
                 continue
             after = self._price(against, [*self._charges, charge])
-            if after > limit * (1 + 1e-12):  # ten times 0.1 is 1
-                cost = "nothing could be claimed any more" if after == inf else f"ε would come to {up(after)}"
+            if after > limit * (1 + 1e-12):  # tolerance for rounding: ten times 0.1 is 1
+                cost = "nothing would be guaranteed" if after == inf else f"ε would come to {up(after)}"
                 whom = "one querier" if against == ANYBODY else against
                 if against.startswith(QUERIER):
                     whom = f"querier {against.removeprefix(QUERIER)!r}"
@@ -201,10 +181,10 @@ class SiloLedger:
         self._charges.append(charge)
 
     def _catch_up(self) -> None:
-        """Read what others have charged."""
+        """Read what other processes have charged."""
         found = Charge.read_all(self._ledger)
         if len(found) < len(self._charges):
-            raise LedgerError(f"{self.path} is shorter than it was: charges are missing; restore it from a copy")
+            raise LedgerError(f"{self.path} has fewer charges than before; restore it from a copy")
         self._charges = found
 
     def _read_limits(self) -> None:
@@ -216,12 +196,11 @@ class SiloLedger:
             self.limits = Limits(**found)
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise LedgerError(
-                f"{path} cannot be read ({problem!r}), so that nobody knows what may be spent; restore it from a copy, "
-                "and answer nothing until then"
+                f"{path} cannot be read ({problem!r}), so the limits are unknown; restore it from a copy"
             ) from None
 
     def _write_limits(self) -> None:
-        begin_ledger(self._ledger, 0, self.limits.delta)  # first: where limits are, the ledger has been
+        begin_ledger(self._ledger, 0, self.limits.delta)  # first: where limits exist, the ledger existed
         text = json.dumps({"owner": self.owner} | asdict(self.limits), ensure_ascii=False) + "\n"
         path = self.path / LIMITS
         if not path.exists() or path.read_bytes() != text.encode():
@@ -229,7 +208,7 @@ class SiloLedger:
 
 
 def is_ledger(path: Path) -> bool:
-    """Whether a ledger, also one of an older fedrank, lies here."""
+    """Whether there is a ledger at a path, including one of an older version."""
     return path.is_file() or (path / LIMITS).exists() or bool(ledger_folders(path))
 
 

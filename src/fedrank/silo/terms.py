@@ -1,4 +1,4 @@
-"""How often each document holds each term: what sketches are made from, and what a silo counts in its own documents."""
+"""Term counts of documents: the input of sketches, and the statistics of a silo's own documents."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Rows = NDArray[np.int64]  # of documents
 
 @dataclass(frozen=True, eq=False)
 class TermCounts:
-    """The terms of one field of some documents. Document d holds entries offsets[d] .. offsets[d + 1] - 1."""
+    """The terms of one field of some documents. Document d has entries offsets[d] .. offsets[d + 1] - 1."""
 
     offsets: NDArray[np.int64]  # [documents + 1]
-    terms: NDArray[np.int32]  # [entries]: places in the vocabulary, each once a document
+    terms: NDArray[np.int32]  # [entries]: positions in the vocabulary, each once per document
     counts: NDArray[np.int32]  # [entries], 1 or more
     vocabulary: list[str]
 
@@ -57,12 +57,12 @@ class TermCounts:
 
     @cached_property
     def columns(self) -> dict[str, int]:
-        """Where a term stands in the vocabulary."""
+        """Position of a term in the vocabulary."""
         return {term: column for column, term in enumerate(self.vocabulary)}
 
     @cached_property
     def holders(self) -> NDArray[np.int64]:
-        """[vocabulary]: documents that hold each term."""
+        """[vocabulary]: document frequency of each term."""
         return np.bincount(self.terms, minlength=len(self.vocabulary))
 
     @cached_property
@@ -73,7 +73,7 @@ class TermCounts:
         return np.concatenate([[0], np.cumsum(self.holders)]), documents[order], self.counts[order]
 
     def count_matrix(self, terms: Sequence[str]) -> Real:
-        """[documents, terms]: how often each document holds each of these terms."""
+        """[documents, terms]: counts of these terms in each document."""
         begins, documents, counts = self._by_term
         out = np.zeros((len(self), len(terms)))
         for column, term in enumerate(terms):
@@ -83,7 +83,7 @@ class TermCounts:
         return out
 
     def background(self, terms: Sequence[str]) -> Background:
-        """What all documents say about these terms."""
+        """Statistics of these terms over all documents."""
         known = [self.holders[self.columns[term]] if term in self.columns else 0 for term in terms]
         return Background(len(self), float(self.lengths.sum()), np.array(known, dtype=np.float64))
 
@@ -95,7 +95,7 @@ class TermCounts:
         return TermCounts(offsets, self.terms[entries], self.counts[entries], self.vocabulary)
 
     def as_document(self) -> TermCounts:
-        """One document that holds every term as often as documents do."""
+        """One document in which the count of every term is its document frequency."""
         terms = np.flatnonzero(self.holders).astype(np.int32)
         counts = self.holders[terms].astype(np.int32)
         return TermCounts(np.array([0, len(terms)], np.int64), terms, counts, self.vocabulary)

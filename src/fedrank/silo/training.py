@@ -29,25 +29,25 @@ from fedrank.silo.silos import Silo, SiloQuery, SilosRule, make_silos
 from fedrank.silo.sketch import Sketcher
 from fedrank.types import Features, Grades, Messages, Source, Weights
 
-Guess = Literal["like-own", "one"]  # how documents that nobody judged are graded
-Scaling = Literal["own", "together"]  # by what a list is brought to 0 .. 1: its own documents, or found ones, too
-PARAMETERS = len(FEATURE_NAMES) + 1  # and a bias, which moves no document in a list
+Guess = Literal["like-own", "one"]  # relevance labels of documents without judgements
+Scaling = Literal["own", "together"]  # what a list is scaled by: its own documents, or found ones, too
+PARAMETERS = len(FEATURE_NAMES) + 1  # and a bias, which does not change the order of a list
 _PLACE_BYTES, _ROW_BYTES, _COUNT_BYTES = 5, 4, 4  # a cell with its sign; a document; a number about it
 
 
 @dataclass(frozen=True)
 class Lists:
-    """What a method trains on and is judged by: one set of lists for each silo, with scaled features."""
+    """Training and test lists of each silo, with scaled features."""
 
-    train: tuple[RankingData, ...]  # [silos that take part]
+    train: tuple[RankingData, ...]  # [participating silos]
     test: tuple[RankingData, ...]  # [silos]: own queries and own documents, with the features that the method computes
-    added: NDArray[np.int64]  # [silos that take part]: documents of others in the training lists
+    added: NDArray[np.int64]  # [participating silos]: documents of others in the training lists
     bytes: int = 0  # that silos sent each other to make them
-    looked_up: int = 0  # terms that silos asked each other for, once a field
-    answers: int = 0  # pairs of document and count that they told each other
+    looked_up: int = 0  # terms that silos asked each other for, once per field
+    answers: int = 0  # pairs of document and count that they sent each other
 
     def joined(self) -> RankingData:
-        """All training lists as one set that says whose each is, for other learners of fedrank.
+        """All training lists as one data set with the silo of each list, for other learners of fedrank.
 
         `make_clients(lists.joined(), silos, partition=Users())` makes every silo a client.
         """
@@ -61,37 +61,37 @@ class Lists:
 
 
 class SiloMethod(Protocol):
-    """How silos come to a ranker."""
+    """A way for silos to train a ranker."""
 
     def lists(self, silos: Sequence[Silo], seed: int, source: Source | None = None) -> Lists:
-        """What every silo trains on."""
+        """The lists of all silos."""
 
     def first(self, silos: int) -> Weights:
-        """[parameters] for one model of all, [silos, parameters] where each has its own."""
+        """The first weights: [parameters] for one shared model, [silos, parameters] for separate models."""
 
     def step(self, weights: Weights, lists: Lists, round: int, seed: int) -> Weights:
         """One pass of every silo over its lists, or as many steps as the method says."""
 
     def trained_on(self, lists: Lists) -> int:
-        """Documents of a round, each as often as it is used."""
+        """Documents used in a round, with repetitions."""
 
 
 @dataclass(frozen=True)
 class Local:
-    """Every silo trains a model of its own on its own documents."""
+    """Every silo trains its own model on its own documents."""
 
-    rate: float = 0.5  # of the SGD on the logistic loss; the target of a document is its grade / the highest grade
+    rate: float = (
+        0.5  # of the SGD on the logistic loss; the target of a document is its relevance label / the highest label
+    )
     batch: int = 32  # documents of a step
-    steps: int | None = None  # that a model takes in a round, whatever lists hold; None: as many as one pass over them
-    normalise: Normalisation = "query"  # each list by itself, as in the paper; or "fixed", which an engine can do, too
+    steps: int | None = None  # of a model in a round; None: as many as one pass over the lists
+    normalise: Normalisation = "query"  # by list, as in the paper; or "fixed", which search engines can do, too
 
     def __post_init__(self) -> None:
         if self.steps is not None and self.steps < 1:
-            raise ValueError(f"steps = {self.steps} learn nothing; use 1 or more, or leave it out for one pass")
+            raise ValueError(f"steps must be at least 1 (got {self.steps}); leave it out for one pass")
         if not self.rate > 0 or self.batch < 1:
-            raise ValueError(
-                f"rate = {self.rate}, batch = {self.batch} learn nothing; use a rate above 0 and 1 document or more"
-            )
+            raise ValueError(f"rate must be above 0 and batch at least 1 (got {self.rate} and {self.batch})")
 
     def lists(self, silos: Sequence[Silo], seed: int, source: Source | None = None) -> Lists:
         top = _top_grade(silos)
@@ -115,16 +115,16 @@ class Local:
     def train(
         self, weights: Weights, data: RankingData, silo: int, round: int, seed: int, steps: int | None = None
     ) -> Weights:  # fmt: skip
-        """One pass of one silo over its lists, in random order, or so many steps."""
+        """One pass of one silo over its lists in random order, or `steps` steps."""
         rng = rng_for(seed, "silo", round, silo)
         return sgd(weights, data.features, data.grades / max(data.top_grade, 1), self.rate, self.batch, rng, steps)
 
 
 @dataclass(frozen=True)
 class LocalPlus(Local):
-    """Every silo trains a model of its own, on its own documents and on those that it found in other silos."""
+    """Every silo trains its own model, on its own documents and on those that it found in other silos."""
 
-    counts: Literal["sketch", "exact"] = "sketch"  # exact: as if everybody could look into every document
+    counts: Literal["sketch", "exact"] = "sketch"  # exact: without sketches, for comparison
     kind: Literal["count-sketch", "count-min"] = "count-sketch"  # count-min has no signs
     width: int = 200  # columns of a sketch, w
     depth: int = 30  # rows of a sketch, z
@@ -132,30 +132,32 @@ class LocalPlus(Local):
     alpha: float = 5.0  # α k documents are kept at each end of a cell
     beta: float = 0.1  # a document must be found in this share of the rows
     k: int = 150  # documents that a term finds in a silo, and a query in all others together
-    grades: Guess = "like-own"  # of found documents: in the shares of a silo's own best ones; or all 1, as the paper
+    grades: Guess = "like-own"  # of found documents: in the shares of a silo's own best ones; or all 1, as in the paper
     k_share: float | None = None  # instead of k: a share of all others' documents; .00137 in the paper; 0: their words
     scaling: Scaling = "own"  # found documents are measured by a list's own, as test lists are; or all "together"
-    noise_in: Literal["sketch", "lookup", "paper"] = "sketch"  # drawn once; for each answer; as published (no privacy)
+    noise_in: Literal["sketch", "lookup", "paper"] = (
+        "sketch"  # where noise is added: once; to each answer; as published (no privacy)
+    )
     epsilon: float = 0.5  # of an answer, where noise is not in the sketch
     true_rows: int | None = None  # z1: rows of a question that ask for its term, as published; None: all
     find: Literal["both-ends", "published"] = "both-ends"  # what cells keep; "published": algorithms 4 and 5 as printed
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.sketcher, self.rule  # which refuse settings that make no sense
+        _ = self.sketcher, self.rule  # which validate settings
         if self.k_share is not None and not 0 <= self.k_share <= 1:
-            raise ValueError(f"k_share = {self.k_share} is no share of documents; use 0 .. 1, such as 0.00137")
+            raise ValueError(f"k_share must be between 0 and 1 (got {self.k_share}), such as 0.00137")
         if not (isfinite(self.epsilon) and self.epsilon > 0):
-            raise ValueError(f"epsilon = {self.epsilon} allows no answer; use a number above 0, such as 0.5")
+            raise ValueError(f"epsilon must be above 0 (got {self.epsilon}), such as 0.5")
         if self.true_rows is not None and not 1 <= self.true_rows <= self.depth:
-            raise ValueError(f"true_rows = {self.true_rows} of {self.depth} rows; use 1 .. {self.depth}")
+            raise ValueError(f"true_rows must be between 1 and {self.depth} (got {self.true_rows})")
         if self.true_rows is not None and self.noise_in == "lookup":
             raise ValueError(
-                "true_rows hides a term from who answers row by row, and noise_in = 'lookup' tells one number for all "
-                "rows, which would be wrong; leave true_rows out, or use noise_in = 'paper' or 'sketch'"
+                "true_rows needs answers for each row, and noise_in = 'lookup' gives one number for all rows; leave "
+                "true_rows out, or use noise_in = 'paper' or 'sketch'"
             )
         if self.counts == "exact" and (self.noise_in != "sketch" or self.true_rows is not None):
-            raise ValueError("counts = 'exact' asks nobody, so that noise_in and true_rows do nothing; leave them out")
+            raise ValueError("counts = 'exact' does not use noise_in and true_rows; leave them out")
 
     @property
     def sketcher(self) -> Sketcher:
@@ -172,7 +174,7 @@ class LocalPlus(Local):
     def most(self, silos: Sequence[Silo]) -> list[int]:
         """[silos]: documents that a query of each finds in all others together.
 
-        None of a share of 0: then silos tell each other only how many documents hold a word.
+        None for a share of 0: then silos exchange document frequencies only.
         """
         if not self.k_share:
             return [self.k if self.k_share is None else 0] * len(silos)
@@ -180,7 +182,7 @@ class LocalPlus(Local):
         return [max(1, round(self.k_share * (everybody - silo.documents))) for silo in silos]
 
     def partner(self, silo: Silo, key: bytes, k: int, seed: int, source: Source | None = None) -> Partner:
-        """A silo as others see it, where a term finds k documents."""
+        """A silo as other silos see it; a term finds k documents."""
         if self.counts == "exact":
             return Exact(silo, k)
         if self.noise_in == "lookup":
@@ -199,14 +201,14 @@ class LocalPlus(Local):
         if self.counts == "exact":
             return lists
         row_by_row = self.noise_in == "paper" or self.true_rows is not None
-        numbers = self.depth if row_by_row else 1  # that are told about a document and a term
+        numbers = self.depth if row_by_row else 1  # numbers sent for a document and a term
         asked = lists.looked_up * self.depth * _PLACE_BYTES + lists.answers * (_ROW_BYTES + numbers * _COUNT_BYTES)
         fields = sum(len(silo.fields) for silo in members)
         counted = 0 if self.noise_in == "lookup" else fields * self.depth * self.sketcher.wide.width * _COUNT_BYTES
         return replace(lists, bytes=asked + counted)
 
     def lists_with(self, silos: Sequence[Silo], partners: Sequence[Partner]) -> Lists:
-        """What every silo trains on, if the others answer it so: partner s stands for the s-th that takes part."""
+        """The lists of all silos with these partners: partner s is the s-th participating silo."""
         top, members = _top_grade(silos), _taking_part(silos)
         parts = []
         for place, (silo, most) in enumerate(zip(members, self.most(members), strict=True)):
@@ -219,7 +221,7 @@ class LocalPlus(Local):
 class _Together(Local):
     """One model for all silos."""
 
-    combine: Literal["round-robin", "mean"] = "round-robin"  # the model goes from silo to silo; or FedAvg of all
+    combine: Literal["round-robin", "mean"] = "round-robin"  # silos train in turns; or FedAvg
 
     def first(self, silos: int) -> Weights:
         return np.zeros(PARAMETERS)
@@ -227,7 +229,7 @@ class _Together(Local):
     def step(self, weights: Weights, lists: Lists, round: int, seed: int) -> Weights:
         silos = np.arange(len(lists.train))
         if self.combine == "round-robin":
-            # Nobody is always the last, whose lists the model remembers best, or the one with a step more.
+            # The order changes every round, because the last silo has the strongest influence on the model.
             for turn, silo in enumerate(np.roll(silos, -round)):
                 steps = None if self.steps is None else (self.steps + turn) // len(silos)
                 weights = self.train(weights, lists.train[silo], int(silo), round, seed, steps)
@@ -246,7 +248,7 @@ class _Together(Local):
 
 @dataclass(frozen=True)
 class Global(_Together):
-    """All silos train one model, each on its own documents: federated learning as usual."""
+    """All silos train one model, each on its own documents: standard federated learning."""
 
 
 @dataclass(frozen=True)
@@ -271,7 +273,7 @@ def sgd(
     rng: np.random.Generator,
     steps: int | None = None,
 ) -> Weights:
-    """One pass of logistic regression over all rows in random order, or so many steps; the last weight is the bias.
+    """One pass of logistic regression over all rows in random order, or `steps` steps; the last weight is the bias.
 
     Steps beyond a pass begin another one, in another order; 0 steps change nothing.
     """
@@ -293,18 +295,18 @@ def sgd(
 
 @dataclass(frozen=True)
 class SiloLists:
-    """What one silo trains on and is judged by."""
+    """Training and test lists of one silo."""
 
     train: RankingData
     test: RankingData  # own queries and own documents
-    bm25: Features  # [test documents]: what ranks them without learning
+    bm25: Features  # [test documents]: the baseline ranking
     added: int  # documents of partners in the training lists
     looked_up: int
     answers: int
 
 
 def own_lists(collection: Collection, seed: int, top: int, how: Normalisation) -> SiloLists:
-    """Lists of one organisation by itself, with all documents and queries of a collection."""
+    """Lists of one organisation alone, with all documents and queries of a collection."""
     (silo,) = make_silos(collection, SilosRule(1), Tokeniser(), seed)
     return silo_lists(silo, (), 0, top, how=how)
 
@@ -318,9 +320,9 @@ def silo_lists(
     scaling: Scaling = "own",
     how: Normalisation = "query",
 ) -> SiloLists:
-    """Lists of one silo, with statistics of its partners and at most so many of their documents a query.
+    """Lists of one silo, with statistics of its partners and at most `most` of their documents per query.
 
-    Fixed ranges ask no other document, so that `scaling` makes no difference to them.
+    With fixed ranges, `scaling` makes no difference.
     """
     asked: list[tuple[SiloQuery, Features, Features]] = []  # own candidates, and what was found, best first
     looked_up = answers = 0
@@ -353,11 +355,11 @@ def _raw_test(silo: Silo, partners: Sequence[Partner], top: int) -> RankingData:
 
 
 def _grades_of_the_best(asked: Sequence[tuple[SiloQuery, Features, Features]], first: int) -> Grades:
-    """Grades of a silo's own documents that are among the first of their list by BM25, all lists together, best first.
+    """Relevance labels of a silo's own documents among the first of their list by BM25, all lists together, best first.
 
-    They stand for documents that partners hold and nobody judged. The paper gives these grade 1, which fits its labels:
-    most of an engine's first hundred have it. Where people judged, one document in twenty may be relevant, and 150 of
-    grade 1 teach what tells found documents from own ones, not good documents from bad ones.
+    They stand for documents of partners, which have no judgements. The paper gives these label 1, which suits its data:
+    most of an engine's first hundred have it. With human judgements, one document in twenty may be relevant, and 150
+    documents of label 1 teach the difference between found and own documents, not between good and bad ones.
     """
     best = [query.grades[np.argsort(-bm25(own), kind="stable")[:first]] for query, own, _ in asked]
     grades: Grades = -np.sort(-np.concatenate(best))
@@ -365,27 +367,27 @@ def _grades_of_the_best(asked: Sequence[tuple[SiloQuery, Features, Features]], f
 
 
 def _in_shares(grades: Grades, documents: int) -> Grades:
-    """[documents], best first: every grade for the same share of them as among the given ones."""
+    """[documents], best first: every label for the same share of them as among the given ones."""
     middles = (np.arange(documents) + 0.5) / max(documents, 1)
     return grades[(middles * len(grades)).astype(np.int64)]
 
 
 def own_bm25(silos: Sequence[Silo]) -> Features:
-    """[test documents of all silos]: what ranks them without learning, by what every silo knows of its own documents.
+    """[test documents of all silos]: the baseline ranking, by the statistics of every silo's own documents.
 
-    Whatever a method tells silos of each other, this stays the same.
+    It does not depend on the method.
     """
     queries = [(silo, query) for silo in silos for query in silo.test]
     return np.concatenate([bm25(_own(silo, query, backgrounds(silo, (), query.terms))) for silo, query in queries])
 
 
 def _taking_part(silos: Sequence[Silo]) -> list[Silo]:
-    """Those that train; the others are there to be judged by."""
+    """Silos that train; the others have test queries only."""
     return [silo for silo in silos if silo.train]
 
 
 def _joined(parts: Sequence[SiloLists], silos: Sequence[Silo], top: int, how: Normalisation) -> Lists:
-    """Lists of those that take part, and test lists of the others, who know nothing but their own documents."""
+    """Lists of the participating silos, and test lists of the others from their own documents."""
     outside = [scaled(_raw_test(silo, (), top), how) for silo in silos if not silo.train]
     return Lists(
         tuple(part.train for part in parts),

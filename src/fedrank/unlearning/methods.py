@@ -177,8 +177,34 @@ class Unlearned:
         return self.state.server
 
 
+@dataclass(frozen=True)
+class RemoteRounds:
+    """How an unlearner works in ordinary rounds with clients that are not simulated here."""
+
+    count: int
+    steps: int | None = None  # maximum number of local interactions of a client in a round
+    continues: bool = False  # starts from the final model instead of the first one
+    recorded: tuple[tuple[NDArray[np.int64], NDArray[np.float64]], ...] = ()  # of each round: ids, lengths of updates
+
+    def reshape(self, messages: Messages, clients: SimulatedClients) -> Messages:
+        """Give updates the lengths of the recorded ones, where the method asks for it."""
+        if not self.recorded:
+            return messages
+        ids, lengths = self.recorded[messages.round - 1]
+        known = dict(zip(ids.tolist(), lengths.tolist(), strict=True))
+        own = np.array([known.get(int(id), 0.0) for id in messages.ids])
+        sizes = clients.interactions[_rows_of(clients.ids, messages.ids)]
+        return replace(messages, updates=rescaled(messages.updates, own), sizes=sizes)
+
+    def outcome(self, state: State, interactions: int) -> Unlearned:
+        return Unlearned(state, None, state.round, interactions, ((state.round, state.weights),))
+
+
 class Unlearner(Protocol):
-    """A method to forget clients."""
+    """A way to forget clients.
+
+    A method that also works between organisations has `remote(case) -> RemoteRounds`, or needs no client at all.
+    """
 
     def __call__(self, case: Case, progress: Went | None = None) -> Unlearned: ...
 
@@ -196,6 +222,9 @@ class Retrain:
         case.asked_again("retrain")
         state, memory = first_state(case.without, case.remaining, case.seed, case.first)
         return _train(case, state, memory, case.rounds, progress)
+
+    def remote(self, case: Case) -> RemoteRounds:
+        return RemoteRounds(case.rounds)
 
 
 @dataclass(frozen=True)
@@ -235,6 +264,10 @@ class FedEraser:
                 way.interactions += outcome.interactions
             way.went(state.weights)
         return way.end(replace(state, round=case.rounds), None)
+
+    def remote(self, case: Case) -> RemoteRounds:
+        recorded = tuple((ids.copy(), lengths.copy()) for _, ids, lengths in case.recorded("fed-eraser").lengths())
+        return RemoteRounds(len(recorded), steps=self.steps, recorded=recorded)
 
 
 @dataclass(frozen=True)
@@ -287,6 +320,9 @@ class FineTune:
         case.check_leaving("fine-tune")
         case.asked_again("fine-tune")
         return _train(case, *_final_state(case), self.rounds, progress)
+
+    def remote(self, case: Case) -> RemoteRounds:
+        return RemoteRounds(self.rounds, continues=True)
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def test_the_command_never_replaces_what_somebody_wrote(spec, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["fedrank", "impact", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["fedrank", "privacy", "impact", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             main()
         return end.value.code or 0, capsys.readouterr()
@@ -109,10 +109,10 @@ def test_the_command_never_replaces_what_somebody_wrote(spec, tmp_path, monkeypa
     path = spec()
     code, said = call(path, "--out", "dpia.md")
     assert code == 0
-    assert "places marked TO FILL IN" in said.out
+    assert "entries to complete are marked TO FILL IN" in said.out
     before = Path("dpia.md").read_text()
     for wrong, says in (
-        ((path, "--out", "dpia.md"), "somebody may have filled it in"),
+        ((path, "--out", "dpia.md"), "exists and is not replaced"),
         ((path, "--out", "dpia.pdf"), "is Markdown"),
         (("nowhere.toml", "--out", "other.md"), "spec nowhere.toml does not exist"),
         ((tmp_path / "log", "--out", "other.md"), "no finished run"),

@@ -45,7 +45,7 @@ from fedrank.ranking.model import Model, save_model
 from fedrank.ranking.rankers import Linear
 from tests.made_up import made_up_data
 
-ROOM = "make room, then run the same command again"
+ROOM = "free disk space, then run the same command again"
 CHANGES = {"os.rename", "os.remove", "os.link", "os.mkdir", "os.rmdir", "os.truncate"}
 # A checkpoint stays where a run was killed after it had finished, and before it removed it.
 NOT_COMPARED = {"timing.csv", "lock", "lock.unfinished", "traceback.txt", "checkpoint.npz"}
@@ -64,6 +64,12 @@ PRIVATE = """
 population = "town"
 mechanism = { name = "gaussian", clip = 1.0, noise = 30.0, placement = "server" }
 privacy = { budget = 8.0 }
+"""
+FOREST = """
+kind = "trees"
+seeds = [1]
+data = { train = "train.txt", validation = "vali.txt", test = "vali.txt" }
+booster = { name = "lambdamart", trees = 5 }
 """
 SILO = """
 kind = "silo"
@@ -96,6 +102,7 @@ def specs() -> None:
     letor_files()
     Path("plain.toml").write_text(SPEC)
     Path("private.toml").write_text(PRIVATE + SPEC)
+    Path("forest.toml").write_text(FOREST)
 
 
 def collection() -> None:
@@ -156,31 +163,27 @@ CASES = {
     "sketch": Case(
         "silo sketch --docs pets/corpus.jsonl --key shared.key --noise 1.0 --budget 1e9 --out OUT/a.sketch",
         collection,
-        ("silo key new shared.key",),
+        ("silo sketch --docs pets/corpus.jsonl --key shared.key --out first.sketch",),
         there,
     ),
-    "synth": Case("logs synth --users 20 --documents 60 --topics 3 --out OUT", nothing),
-    "synth-ubi": Case("logs synth --ubi --users 20 --documents 60 --topics 3 --out OUT", nothing),
+    "synth": Case("data synth --users 20 --documents 60 --topics 3 --out OUT", nothing),
+    "synth-ubi": Case("data synth --ubi --users 20 --documents 60 --topics 3 --out OUT", nothing),
     "build": Case(
-        "logs build --log toy/log.tsv --docs toy/corpus.jsonl --threads 1 --out OUT/log",
+        "data build --log toy/log.tsv --docs toy/corpus.jsonl --threads 1 --out OUT/log",
         nothing,
-        ("logs synth --users 20 --documents 60 --topics 3 --out toy",),
+        ("data synth --users 20 --documents 60 --topics 3 --out toy",),
     ),
     "build-shown": Case(
-        "logs build --ubi-queries toy/ubi_queries.ndjson --ubi-events toy/ubi_events.ndjson --docs toy/corpus.jsonl "
+        "data build --ubi-queries toy/ubi_queries.ndjson --ubi-events toy/ubi_events.ndjson --docs toy/corpus.jsonl "
         "--threads 1 --out OUT/log",
         nothing,
-        ("logs synth --ubi --users 20 --documents 60 --topics 3 --out toy",),
+        ("data synth --ubi --users 20 --documents 60 --topics 3 --out toy",),
     ),
-    "estimate": Case("estimate model.json --log shown --out OUT/estimate.png", shown_log),
+    "estimate": Case("model estimate model.json --log shown --out OUT/estimate.png", shown_log),
     "grow": Case(GROW, letor_files),
     "grow-secure": Case(GROW + " --secure", letor_files),
-    "train": Case(
-        "trees train --data train.txt --validation vali.txt --trees 5 --workers 1 --out OUT/model", letor_files
-    ),
-    "train-tune": Case(
-        "trees train --data train.txt --validation vali.txt --trees 5 --tune 2 --workers 1 --out OUT/model", letor_files
-    ),
+    "train": Case("run forest.toml --workers 1 --out OUT", specs),
+    "train-tune": Case("run forest.toml --set tune=2 --workers 1 --out OUT", specs),
     "split": Case("trees split --data train.txt --by chance --out OUT/split", letor_files),
     "report": Case(
         "report runs/plain --out OUT/report.html --figures OUT/figures", specs, ("run plain.toml --workers 1",)
@@ -364,7 +367,7 @@ def disturbed(case: Case, found: Found, name: str, every: int, at_random: int, s
     """Disturb a command everywhere; how often each way was tried."""
     tried: Counter[str] = Counter()
     clear()
-    if not case.words.startswith("trees train"):
+    if not case.words.startswith("run forest"):
         warm(case.words)
         clear()
     began = time.monotonic()

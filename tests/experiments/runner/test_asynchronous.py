@@ -137,7 +137,7 @@ def test_what_calms_it_runs(log, tmp_path):
 
 def test_a_log_that_is_not_there_is_told_before_anything_runs(tmp_path):
     asked = read_tables(tables(tmp_path / "nowhere"))
-    with pytest.raises(FileNotFoundError, match="nowhere is no data set of a search log"):
+    with pytest.raises(FileNotFoundError, match="nowhere is not a data set of a search log"):
         run_experiment(asked, "lost", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -98,7 +98,7 @@ def history_bytes(folder):
             "clients.count: 0 cannot be used; give 1 or more",
         ),
         ({"attack": None}, "clients.malicious: is 2, but no attack is set"),
-        ({"aggregator": "none"}, 'with the aggregator "none" nobody listens to malicious clients'),
+        ({"aggregator": "none"}, 'malicious clients have no effect with the aggregator "none"'),
         ({"aggregator": "bulyan", "attack": "fang"}, "attack: Fang's attack has no formula against Bulyan"),
         ({"local": "scaffold"}, "local: Scaffold reads every client's gradient"),
         (
@@ -134,7 +134,7 @@ def history_bytes(folder):
                     "placement": {"name": "secure-aggregation"},
                 },
             },
-            "Krum must see single updates, and this mechanism protects nothing but their sum",
+            "Krum needs single updates, but this mechanism reveals only their sum",
         ),
         (
             {"attack": None, "clients": {"count": 6}, "record_every": 2, "aggregator": "none"},
@@ -286,7 +286,9 @@ def test_updates_of_a_wrong_size_end_the_run_with_a_message(tmp_path, broken):
     assert perform(task) == "failed"
     error = json.loads((task.folder / "run.json").read_text())["error"]
     assert error["round"] == 1
-    assert "updates of shape (6, 7) came from 6 clients; one row each is needed, of 46 parameters" in error["message"]
+    assert (
+        "6 clients sent updates of shape (6, 7); one row per client is needed, with 46 parameters" in error["message"]
+    )
 
 
 def test_a_rule_with_too_few_clients_ends_the_run_with_its_round(tmp_path):

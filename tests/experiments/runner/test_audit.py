@@ -1,4 +1,4 @@
-"""What `fedrank audit` does: which attacks it makes, what it says, and what it leaves."""
+"""What `fedrank privacy audit` does: which attacks it makes, what it says, and what it leaves."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def test_the_card_of_a_production_log_says_what_a_user_is_and_what_was_not_kept(
 def test_the_command_writes_the_card_of_a_log(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     clicks, documents = synthetic_log(tmp_path, 30, 1, documents=150, topics=4, days=20)
-    words = ["fedrank", "logs", "build", "--log", clicks, "--docs", documents, "--out", "data"]
+    words = ["fedrank", "data", "build", "--log", clicks, "--docs", documents, "--out", "data"]
     monkeypatch.setattr(sys, "argv", list(map(str, words)))
     with pytest.raises(SystemExit) as end:
         main()

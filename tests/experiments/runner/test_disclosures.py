@@ -1,4 +1,4 @@
-"""What `fedrank privacy` says of silos and forests, and what both commands take and write."""
+"""What `fedrank privacy show` says of silos and forests, and what both commands take and write."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def fedrank(monkeypatch, capsys, tmp_path):
     (tmp_path / "silos.toml").write_text(spec, encoding="utf-8")
 
     def call(command, *arguments):
-        monkeypatch.setattr(sys, "argv", ["fedrank", command, "silos.toml", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["fedrank", "privacy", command, "silos.toml", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             main()
         out, err = capsys.readouterr()
@@ -143,18 +143,18 @@ def fedrank(monkeypatch, capsys, tmp_path):
     return call
 
 
-@pytest.mark.parametrize("command", ["privacy", "audit"])
-def test_one_variant_in_two_files(fedrank, tmp_path, command):
+@pytest.mark.parametrize(("command", "name"), [("show", "privacy"), ("audit", "audit")])
+def test_one_variant_in_two_files(fedrank, tmp_path, command, name):
     code, out, _ = fedrank(command, "--variant", "quiet", "--out", "found")
     assert code == 0
     assert "each learns alone" in out
     assert "exact" not in out
-    facts = json.loads((tmp_path / "found" / f"{command}.json").read_text(encoding="utf-8"))
+    facts = json.loads((tmp_path / "found" / f"{name}.json").read_text(encoding="utf-8"))
     assert (facts["kind"], "exact" in json.dumps(facts)) == ("silo", False)
-    assert "each learns alone" in (tmp_path / "found" / f"{command}.md").read_text(encoding="utf-8")
+    assert "each learns alone" in (tmp_path / "found" / f"{name}.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("command", ["privacy", "audit"])
+@pytest.mark.parametrize("command", ["show", "audit"])
 def test_what_cannot_be_meant_is_refused_before_anything_is_done(fedrank, command):
     code, out, err = fedrank(command, "--out", "found.txt")
     assert code != 0

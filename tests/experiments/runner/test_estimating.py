@@ -1,4 +1,4 @@
-"""`fedrank estimate` and `fedrank logs propensities`: from files to an answer, or to why there is none."""
+"""`fedrank model estimate` and `fedrank data propensities`: from files to an answer, or to why there is none."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(*arguments):
 
 @pytest.mark.long
 def test_an_answer_with_a_picture(files, tmp_path):
-    done = run("estimate", files / "model.json", "--log", files / "log", "--out", tmp_path / "estimate.png")
+    done = run("model", "estimate", files / "model.json", "--log", files / "log", "--out", tmp_path / "estimate.png")
     assert done.exit_code == 0, done.output
     said = " ".join(done.output.split())
     assert "People would click more: +0." in said
@@ -47,7 +47,7 @@ def test_an_answer_with_a_picture(files, tmp_path):
 
 
 def test_all_numbers_as_json(files):
-    done = run("estimate", files / "model.json", "--log", files / "log", "--json")
+    done = run("model", "estimate", files / "model.json", "--log", files / "log", "--json")
     found = json.loads(done.stdout)
     rows = {row["name"]: row for row in found["rows"]}
     truth = simulate_shown(TRUTH, 8000, popularity=0.2)
@@ -74,12 +74,12 @@ def test_entries_that_a_model_learned_from_do_not_count(files):
 
 @pytest.mark.long
 def test_why_it_cannot_be_told(files, tmp_path):
-    done = run("estimate", files / "model.json", "--log", files / "static")
+    done = run("model", "estimate", files / "model.json", "--log", files / "static")
     assert done.exit_code == 1
     said = " ".join(done.output.split())
-    assert "What users would have clicked cannot be told from this log, because positions cannot be told" in said
-    assert "Random swaps of two neighbours in" in said
-    done = run("estimate", files / "model.json", "--log", files / "static", "--json")
+    assert "The clicks cannot be estimated from this log: propensities are not identifiable" in said
+    assert "Random swaps of two adjacent results in" in said
+    done = run("model", "estimate", files / "model.json", "--log", files / "static", "--json")
     assert (done.exit_code, list(json.loads(done.stdout))) == (1, ["cannot"])
     save_model(Model(Linear(), np.ones(3), 3), tmp_path / "three.json")
     with pytest.raises(CannotTell, match="features differ: the model reads 3, the log has 10"):
@@ -95,21 +95,21 @@ def test_why_it_cannot_be_told(files, tmp_path):
     with pytest.raises(ValueError, match="holds one model for all clients; remove client = 1"):
         estimate_model(files / "model.json", files / "log", client=1)
     assert isinstance(
-        run("estimate", files / "model.json", "--log", files / "log", "--bias", "x").exception, ValueError
+        run("model", "estimate", files / "model.json", "--log", files / "log", "--bias", "x").exception, ValueError
     )
 
 
 @pytest.mark.long
 def test_places_and_their_file(files, tmp_path):
-    done = run("logs", "propensities", files / "log", "--out", tmp_path / "positions.json")
+    done = run("data", "propensities", files / "log", "--out", tmp_path / "positions.json")
     assert done.exit_code == 0, done.output
     assert "compared with position 1" in " ".join(done.output.split())
     by = read_propensities(tmp_path / "positions.json")
     assert by.slope[1] == pytest.approx(0.5, rel=0.2)
     given = estimate_model(files / "model.json", files / "log", propensities=tmp_path / "positions.json")
     assert given.propensities.how == "given"
-    done = run("logs", "propensities", files / "static")
+    done = run("data", "propensities", files / "static")
     assert done.exit_code == 1
-    assert "Positions cannot be told from documents: no document changed its position" in " ".join(done.output.split())
-    done = run("logs", "propensities", files / "log", "--bias", "trust")
+    assert "Propensities are not identifiable: no document changed its position" in " ".join(done.output.split())
+    done = run("data", "propensities", files / "log", "--bias", "trust")
     assert "clicks by trust" in " ".join(done.output.split()) or done.exit_code == 1

@@ -86,10 +86,10 @@ RUN = "runs/their/only/fold-1-seed-1"
 LOOKING = [
     ("report", "runs", "--out", "report.html"),
     ("report", "runs", "--out", "report.md"),
-    ("runs", "runs"),
-    ("evaluate", RUN, "synthetic-mq2007"),
-    ("score", RUN, "synthetic-mq2007", "--out", "scores.txt"),
-    ("export", RUN, "--to", "solr", "--out", "solr.json"),
+    ("watch", "runs", "--list"),
+    ("model", "evaluate", RUN, "synthetic-mq2007"),
+    ("model", "score", RUN, "synthetic-mq2007", "--out", "scores.txt"),
+    ("model", "export", RUN, "--to", "solr", "--out", "solr.json"),
 ]
 
 
@@ -104,7 +104,11 @@ def test_who_only_looks_imports_nothing(theirs, monkeypatch, capsys, arguments):
 @pytest.mark.long
 @pytest.mark.parametrize(
     "arguments",
-    [("unlearn", "runs", "--client", "1", "--out", "new"), ("privacy", "spec.toml"), ("privacy", f"{RUN}/spec.toml")],
+    [
+        ("forget", "client", "runs", "--client", "1", "--out", "new"),
+        ("privacy", "show", "spec.toml"),
+        ("privacy", "show", f"{RUN}/spec.toml"),
+    ],
     ids=" ".join,
 )
 def test_who_needs_the_code_asks_for_trust(theirs, monkeypatch, capsys, arguments):
@@ -137,7 +141,7 @@ def test_wherever_it_is_named(theirs, change):
 
 @pytest.mark.long
 def test_a_model_without_a_checksum_is_used_with_a_note(theirs, monkeypatch, capsys):
-    evaluate = ("evaluate", RUN, "synthetic-mq2007")
+    evaluate = ("model", "evaluate", RUN, "synthetic-mq2007")
     assert call(monkeypatch, *evaluate) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -147,7 +151,7 @@ def test_a_model_without_a_checksum_is_used_with_a_note(theirs, monkeypatch, cap
     assert call(monkeypatch, *evaluate) == 0
     assert capsys.readouterr() == (
         out,
-        "note: model.json carries no checksum, so that damage to it may go unnoticed\n",
+        "note: model.json has no checksum, so damage to the file may go unnoticed\n",
     )
 
 
@@ -195,13 +199,13 @@ def a_ledger(folder):
         ),
         (f"{RUN}/spec.toml", ("report", "runs", "--out", "report.csv"), 0),
         (f"{RUN}/lock", ("report", "runs", "--out", "report.csv"), 0),
-        (f"{RUN}/checkpoint.npz", ("runs", "runs"), 0),
+        (f"{RUN}/checkpoint.npz", ("watch", "runs", "--list"), 0),
         ("runs/their/experiment.toml", ("report", "runs", "--out", "report.csv"), 0),
-        (f"{RUN}/ledger/terms.json", ("ledger", "show", "runs"), 2),
-        (f"{RUN}/ledger/participants.log", ("ledger", "show", "runs"), 2),
-        (f"{RUN}/forgotten.jsonl", ("ledger", "show", RUN), 2),
-        (f"{RUN}/model.json", ("score", RUN, "synthetic-mq2007", "--out", "scores.txt"), 2),
-        (f"{RUN}/history/index.json", ("unlearn", RUN, "--client", "1", "--out", "new", "--trust"), 2),
+        (f"{RUN}/ledger/terms.json", ("privacy", "ledger", "show", "runs"), 2),
+        (f"{RUN}/ledger/participants.log", ("privacy", "ledger", "show", "runs"), 2),
+        (f"{RUN}/forgotten.jsonl", ("privacy", "ledger", "show", RUN), 2),
+        (f"{RUN}/model.json", ("model", "score", RUN, "synthetic-mq2007", "--out", "scores.txt"), 2),
+        (f"{RUN}/history/index.json", ("forget", "client", RUN, "--client", "1", "--out", "new", "--trust"), 2),
         ("spec.toml", ("run", "spec.toml"), 2),
         ("train.txt", ("data", "check", "train.txt"), 2),
     ],
@@ -216,7 +220,7 @@ def test_what_is_no_file_is_told_in_a_line(theirs, monkeypatch, capsys, what, na
     found, err = told_in_time(monkeypatch, capsys, *arguments)
     assert (found, "Traceback" in err) == (code, False), err
     if code:
-        assert f"{Path(name).name} is a {'pipe' if what == 'pipe' else 'device'}, where a file was expected" in err
+        assert f"{Path(name).name} is a {'pipe' if what == 'pipe' else 'device'}; name a file" in err
 
 
 PAID = Paid("server", 2.0, 1.0, 4, "participation", 1e-5, "client", "zero-out", "a test")
@@ -307,7 +311,7 @@ def test_a_card_that_makes_no_sense_is_refused(tmp_path, change, message):
 def test_a_damaged_ledger_is_told_in_a_line(theirs, monkeypatch, capsys):
     a_ledger(Path(RUN) / "ledger")
     (Path(RUN) / "ledger" / "terms.json").write_text('{"people": Infinity}', encoding="utf-8")
-    code, err = told_in_time(monkeypatch, capsys, "ledger", "show", "runs")
+    code, err = told_in_time(monkeypatch, capsys, "privacy", "ledger", "show", "runs")
     assert code == 2
     assert err.startswith("fedrank: ")
     assert "terms.json cannot be read" in err

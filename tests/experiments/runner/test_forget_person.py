@@ -196,13 +196,13 @@ def test_what_a_command_that_was_killed_left_goes_when_it_is_given_again(log, fe
     kept = cache_folder() / "logs" / "x.npy"
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_bytes(b"features")
-    code, out, err = fedrank("forget-person", "user1", "--data", named, "--plan")
+    code, out, err = fedrank("forget", "person", "user1", "--data", named, "--plan")
     assert code == 2
     assert old.exists(), "whoever only looks changes nothing"
-    code, out, err = fedrank("forget-person", "user1", "--data", named, "--yes")
+    code, out, err = fedrank("forget", "person", "user1", "--data", named, "--yes")
     assert code == 2
-    assert "What a command that was stopped had left" in out
-    assert "1 were forgotten there before, see forgotten-*.json there" in err
+    assert "Deleted temporary files beside" in out
+    assert "1 users were removed earlier, see forgotten-*.json in the folder" in err
     assert not old.exists()
     assert not kept.exists()
 
@@ -247,18 +247,18 @@ def fedrank(monkeypatch, capsys, tmp_path):
 @pytest.mark.long
 def test_the_command(log, fedrank):
     run(log, "all", more="record_every = 1")
-    code, out, _ = fedrank("forget-person", "user1", "--data", log, "--plan")
+    code, out, _ = fedrank("forget", "person", "user1", "--data", log, "--plan")
     assert code == 0
     assert "fedrank unlearn" in out
     assert "Nothing was changed." in out
     assert "user1" in load_log(log).users
-    code, out, _ = fedrank("forget-person", "user1", "--data", log, "--out", "receipt.json", "--yes")
+    code, out, _ = fedrank("forget", "person", "user1", "--data", log, "--out", "receipt.json", "--yes")
     assert code == 0
     assert "are no longer in the data set log" in out
     assert "fedrank run" in out
     assert Path("receipt.json").exists()
     assert "user1" not in load_log(log).users
-    code, out, err = fedrank("forget-person", "user1", "--data", log, "--yes")
+    code, out, err = fedrank("forget", "person", "user1", "--data", log, "--yes")
     assert (code, out) == (2, "")
     assert "no user of" in err
     assert "Traceback" not in err

@@ -105,7 +105,7 @@ def test_the_true_round_is_shown_while_running_and_after_kill_9(running):
     with np.load(folder / "checkpoint.npz") as kept:
         assert (run.status, run.round) == ("interrupted", int(kept["round"]))
     assert run.reason == f"stopped after round {run.round} of 2000000"
-    assert f"{run.round:,} / 2,000,000" in ended(command("runs", folder))[1]
+    assert f"{run.round:,} / 2,000,000" in ended(command("watch", folder, "--list"))[1]
     (folder / "checkpoint.npz").write_bytes(b"PK damaged")
     rows = (folder / "rounds.csv").read_text().splitlines()
     assert load_runs(folder)[0].round == int(rows[-1].split(",")[0])
@@ -151,7 +151,7 @@ def test_a_full_disk_names_the_file_and_the_run_resumes_byte_for_byte(tmp_path, 
     folder = tmp_path / "runs" / "hard" / "only" / "fold-1-seed-1"
     code, said = ended(command("run", spec, "--out", tmp_path / "runs", "--workers", 1, limit=room))
     assert code == 1
-    line = f"{folder / 'rounds.csv'}: File too large; make room, then run the same command again"
+    line = f"{folder / 'rounds.csv'}: File too large; free disk space, then run the same command again"
     assert f"failed only, fold 1, seed 1: {line}" in said
     [run] = load_runs(folder)
     assert (run.status, run.reason) == ("failed", line)
@@ -186,7 +186,7 @@ def test_a_failure_that_cannot_be_written_is_told_by_its_first_cause(tmp_path, s
     monkeypatch.setattr("fedrank.experiments.runner.federated.perform_federated", fails)
     results = run_experiment(grid, "full", tmp_path)
     [(task, reason)] = results.failed
-    assert reason == f"{task.folder}: No space left on device; make room, then run the same command again"
+    assert reason == f"{task.folder}: No space left on device; free disk space, then run the same command again"
 
 
 def test_a_clock_that_jumps_back_changes_nothing(tmp_path, spec, monkeypatch):
@@ -258,7 +258,7 @@ def reachable() -> Iterator[Path]:
 def test_permission_denied_is_one_clear_line(reachable):
     folder = write_run(reachable / "runs")
     write_experiment(reachable / "runs")
-    shown = fedrank("runs", reachable / "runs")
+    shown = fedrank("watch", reachable / "runs", "--list")
     assert "finished" in as_nobody(shown)
     (folder / "run.json").chmod(0)
     assert f"only fold 1 seed 1: {folder / 'run.json'}: Permission denied" in as_nobody(shown)
@@ -297,7 +297,7 @@ def test_a_run_of_another_user_is_seen_to_run(reachable):
     folder = write_run(reachable, status="running", pid=os.getpid())
     (folder / LOCK).touch()
     (folder / LOCK).chmod(0)
-    assert "running" in as_nobody(fedrank("runs", reachable))
+    assert "running" in as_nobody(fedrank("watch", reachable, "--list"))
 
 
 def test_a_cache_that_cannot_be_written_is_done_without(reachable, monkeypatch):

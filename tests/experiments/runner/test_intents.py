@@ -31,7 +31,7 @@ def test_each_model_is_judged_by_the_intents_the_union_and_the_collection(tmp_pa
     data = load("synthetic-intents").test
     for run in by_variant.values():
         assert list(run.measures) == ["ndcg@10 by intents", "ndcg@10 by union", "ndcg@10"]
-        assert run.conventions["ndcg@10 by union"].endswith("relevant is what is so for any of them")
+        assert run.conventions["ndcg@10 by union"].endswith("a document is relevant if it is for any of them")
         weights, ranker = (model := load_weights(run.path)).weights, model.ranker
         with (run.path / "rounds.csv").open(encoding="utf-8") as file:
             *_, last = csv.DictReader(file)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedrank.data.catalog import Fold
-from fedrank.experiments.runner.merge import ForestDisclosure, merge_organisations, merge_sent, shared_forest
+from fedrank.experiments.runner.merge import ForestDisclosure, MergeRun
 from fedrank.trees.arrays import checked_trees
 from fedrank.trees.histograms import Histograms
 from fedrank.trees.mergers import WeightedSum
@@ -31,28 +31,29 @@ def trees():
 
 
 @pytest.fixture
-def experiment():
-    return SimpleNamespace(merge=WeightedSum(), booster=SMALL, measures=MEASURES)
+def run(fold):
+    experiment = SimpleNamespace(merge=WeightedSum(), booster=SMALL, measures=MEASURES)
+    return MergeRun(experiment, SimpleNamespace(task=SimpleNamespace(seed=1), threads=1), fold, None)
 
 
-def test_trees_that_clients_sent_are_merged_as_those_that_they_trained(fold, trees, experiment):
-    found = merge_sent(experiment, fold, parts(), trees, seed=1)
+def test_trees_that_clients_sent_are_merged_as_those_that_they_trained(fold, trees, run):
+    found = run.merge_sent(parts(), trees)
     assert found.queries == {"half 0": 30, "half 1": 30}
     assert [model.trees for model in found.local] == trees
     assert found.after.shape == (1, 2, fold.test.queries)
 
 
-def test_organisations_share_the_model_that_is_merged_on_other_queries(fold, trees, experiment):
+def test_organisations_share_the_model_that_is_merged_on_other_queries(fold, trees, run):
     sent = {"clinic-a": (trees[0], 30), "clinic-b": (trees[1], 31)}
-    found = merge_organisations(experiment, fold, sent, seed=1)
+    found = run.merge_organisations(sent)
     assert found.queries == {"clinic-a": 30, "clinic-b": 31}
     assert found.merged[0] is found.merged[1]
     assert not found.own.any()
 
 
-def test_a_forest_that_all_grew_ends_with_its_best_tree(fold, trees):
+def test_a_forest_that_all_grew_ends_with_its_best_tree(trees, run):
     curve = [0.3, 0.5, 0.4, *[0.1] * (len(trees[0]) - 3)]
-    found = shared_forest(trees[0], curve, fold, {"clinic-a": 10, "clinic-b": 0}, 2, MEASURES)
+    found = run.shared_forest(trees[0], curve, {"clinic-a": 10, "clinic-b": 0}, 2)
     assert found.merged[0].trees == trees[0][:2]
     assert found.merged[0].notes == {"grown by": "histograms", "clients": 2}
     np.testing.assert_array_equal(found.before, found.after)

@@ -68,10 +68,10 @@ def test_a_card_says_that_it_is_for_each_person(tmp_path, mechanism):
             {"mechanism": {"name": "gaussian", "clip": 1.0, "noise": 1.0, "people": 20}},
             'people = 20 applies only to unit = "person"',
         ),
-        ({"local": {"name": "scaffold"}}, "local: Scaffold keeps something with a client"),
+        ({"local": {"name": "scaffold"}}, "local: Scaffold stores state at a client"),
         (
             {"clients": tables()["clients"] | {"malicious": 1}, "attack": {"name": "sign-flip"}},
-            "attack: people who attack within an organisation",
+            "attack: malicious persons within an organisation",
         ),
         ({"kind": "async"}, 'clients.people: kind = "async" does not simulate organisations'),
     ],

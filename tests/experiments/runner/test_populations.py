@@ -120,10 +120,10 @@ def test_cleaning_keeps_the_ledger_and_says_so(tmp_path, monkeypatch, fedrank):
     with Ledger.open(task.folder / "ledger", 6) as ledger:
         charged = ledger.participations()
     assert charged.max() >= 6
-    code, said = fedrank("runs", tmp_path, "--clean", "--yes")
+    code, said = fedrank("watch", tmp_path, "--list", "--clean", "--yes")
     assert code == 0
-    assert f"{charged.sum():,} participations of 6 people stay on record" in said
-    assert "fedrank ledger forget" in said
+    assert f"{charged.sum():,} participations of 6 people stay recorded" in said
+    assert "fedrank privacy ledger forget" in said
     assert [path.name for path in task.folder.iterdir()] == ["ledger"]
     assert len(load_runs(tmp_path)) == 0
     # Run again, everybody pays on top of what they had paid.
@@ -180,24 +180,24 @@ def test_a_run_that_was_killed_and_resumed_has_the_same_card_byte_for_byte(tmp_p
 def test_forgetting_is_its_own_command_with_its_own_words(tmp_path, monkeypatch, fedrank):
     [task] = plan(grid(), "test", tmp_path)
     killed_after(monkeypatch, task, 2)
-    fedrank("runs", tmp_path, "--clean", "--yes")
-    code, said = fedrank("ledger", "show", tmp_path)
+    fedrank("watch", tmp_path, "--list", "--clean", "--yes")
+    code, said = fedrank("privacy", "ledger", "show", tmp_path)
     assert code == 0
     assert "6" in said
     for words in (("show", "nowhere"), ("forget", tmp_path / "test" / "nowhere", "--because", "a typo")):
-        code, said = fedrank("ledger", *words)
+        code, said = fedrank("privacy", "ledger", *words)
         assert code == 2
         assert "nowhere" in said
-    code, said = fedrank("ledger", "forget", task.folder, "--because", "made-up people", "--words", "yes")
+    code, said = fedrank("privacy", "ledger", "forget", task.folder, "--because", "made-up people", "--words", "yes")
     assert code == 2
-    assert "nothing was forgotten" in said
+    assert "nothing was deleted" in said
     assert (task.folder / "ledger").exists()
     words = "forget what 6 people spent"
-    code, said = fedrank("ledger", "forget", task.folder, "--because", "made-up people", "--words", words)
+    code, said = fedrank("privacy", "ledger", "forget", task.folder, "--because", "made-up people", "--words", words)
     assert code == 0
     assert not (task.folder / "ledger").exists()
     assert forgotten(task.folder)[0]["because"] == "made-up people"
-    assert "made-up people" in fedrank("ledger", "show", task.folder)[1]
+    assert "made-up people" in fedrank("privacy", "ledger", "show", task.folder)[1]
     clean(load_runs(tmp_path))
     assert forgotten(task.folder)
 
@@ -333,7 +333,7 @@ def cut(ledger, rounds):
 
 def refused(tmp_path, fedrank, spec, message):
     """Everybody who asks what the town has spent is told what is wrong."""
-    code, said = fedrank("ledger", "show", tmp_path)
+    code, said = fedrank("privacy", "ledger", "show", tmp_path)
     assert (code, message in said) == (2, True), said
     with pytest.raises(LedgerError, match=message):
         budget_forecast(spec.base, tmp_path)
@@ -344,10 +344,10 @@ def refused(tmp_path, fedrank, spec, message):
 def test_a_mistyped_folder_of_runs_does_not_read_like_nothing_spent(tmp_path, fedrank):
     """It is no error: before the first run there is none."""
     (tmp_path / "spec.toml").write_text(to_toml(grid(population="town", privacy={"budget": 50.0}).base))
-    code, said = fedrank("privacy", "spec.toml", "--runs", "nowhere")
+    code, said = fedrank("privacy", "show", "spec.toml", "--runs", "nowhere")
     assert (code, "There is no folder nowhere, so that no run is counted" in said) == (0, True), said
     (tmp_path / "nowhere").mkdir()
-    assert "There is no folder" not in fedrank("privacy", "spec.toml", "--runs", "nowhere")[1]
+    assert "There is no folder" not in fedrank("privacy", "show", "spec.toml", "--runs", "nowhere")[1]
 
 
 def test_a_ledger_that_was_cut_at_the_end_of_a_record_is_noticed_by_the_run_folder(tmp_path, fedrank):
@@ -390,19 +390,19 @@ def test_an_interrupted_run_is_a_record_too(tmp_path, monkeypatch):
 def test_a_run_folder_that_was_moved_is_known_by_its_spec(tmp_path, fedrank):
     spec, _, ledger = spent_run(tmp_path)
     (tmp_path / "test").rename(tmp_path / "moved")
-    assert fedrank("ledger", "show", tmp_path)[0] == 0
+    assert fedrank("privacy", "ledger", "show", tmp_path)[0] == 0
     assert budget_forecast(spec.base, tmp_path).runs == 1
     cut(ledger, 5)
-    assert fedrank("ledger", "show", tmp_path)[0] == 2
+    assert fedrank("privacy", "ledger", "show", tmp_path)[0] == 2
 
 
 def test_unlearned_runs_count_what_they_were_unlearned_from(tmp_path, fedrank):
     task, town = trained(tmp_path, 3 * ROUNDS)
     [done] = unlearn_runs([task.folder], [2], FineTune(rounds=3), tmp_path / "runs")
-    assert fedrank("ledger", "show", town.folder)[0] == 0
+    assert fedrank("privacy", "ledger", "show", town.folder)[0] == 0
     place = town.folder / done.folder.relative_to(tmp_path / "runs") / "ledger"
     shutil.rmtree(place)
-    code, said = fedrank("ledger", "show", town.folder)
+    code, said = fedrank("privacy", "ledger", "show", town.folder)
     assert (code, f"records {ROUNDS + 3} rounds" in said) == (2, True), said
 
 
@@ -410,7 +410,7 @@ def test_the_ledger_of_a_forest_is_named_without_a_price(tmp_path, fedrank):
     """It has no terms.json: what its charges cost is on the card of the run."""
     with Ledger.open(tmp_path / "forest" / "ledger", 2) as ledger:
         ledger.reserve({1: np.arange(2)})
-    code, said = fedrank("ledger", "show", tmp_path)
+    code, said = fedrank("privacy", "ledger", "show", tmp_path)
     assert (code, "forest/ledger has no terms.json" in said.replace("\n", "")) == (0, True), said
 
 
@@ -574,7 +574,7 @@ def test_a_request_that_fails_gives_back_what_nobody_was_asked_for(tmp_path, mon
 
 def asked(fedrank, tmp_path, spec, *more):
     (tmp_path / "spec.toml").write_text(to_toml(spec.base))
-    return fedrank("privacy", "spec.toml", "--runs", "runs", *more)
+    return fedrank("privacy", "show", "spec.toml", "--runs", "runs", *more)
 
 
 @pytest.mark.long

@@ -142,7 +142,9 @@ def test_clients_that_share_queries_or_know_too_little_are_told(log):
 
 
 def test_where_nothing_moved_no_model_is_made(static, tmp_path):
-    with pytest.raises(ValueError, match="no document changed its position for the same query; nothing is corrected"):
+    with pytest.raises(
+        ValueError, match="no document changed its position for the same query; no clicks are corrected"
+    ):
         run_experiment(read_tables(tables(static, {"propensities": "shared"})), "x", tmp_path)
     assert not list(tmp_path.rglob("model.json"))
 
@@ -237,6 +239,9 @@ def test_shared_propensities_are_named_as_not_covered(log):
     noise = {"name": "gaussian", "clip": 1.0, "noise": 5.0}
     shared, own = (read_tables(tables(log, {"propensities": source}, mechanism=noise)) for source in ("shared", "own"))
     said = [" ".join(card(grid.base, planned(grid.base), 1, 1).not_covered) for grid in (shared, own)]
-    assert ["shared propensities come from the clicks of all clients" in text for text in said] == [True, False]
+    assert ["shared propensities are estimated from the raw clicks of all clients" in text for text in said] == [
+        True,
+        False,
+    ]
     told = [str(about_privacy(grid)) for grid in (shared, own)]
     assert ["Not covered: shared propensities" in text for text in told] == [True, False]

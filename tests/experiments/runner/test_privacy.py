@@ -334,7 +334,7 @@ def fedrank(monkeypatch, capsys, tmp_path):
 
     def call(*arguments, **changes):
         (tmp_path / "small.toml").write_text(to_toml(experiment(**changes)), encoding="utf-8")
-        monkeypatch.setattr(sys, "argv", ["fedrank", "privacy", "small.toml", *map(str, arguments)])
+        monkeypatch.setattr(sys, "argv", ["fedrank", "privacy", "show", "small.toml", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             main()
         out, err = capsys.readouterr()

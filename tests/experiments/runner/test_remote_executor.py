@@ -277,7 +277,7 @@ def test_a_worker_that_cannot_is_told_with_its_reason(tmp_path, monkeypatch):
 
 
 def test_an_unknown_device_is_refused_here_and_a_missing_card_there(tmp_path):
-    with pytest.raises(ValueError, match="no device 'cdua'"):
+    with pytest.raises(ValueError, match="unknown device 'cdua'"):
         run_experiment(asked(), "test", tmp_path, device="cdua", executor=Here())
     for device in ("cuda", "cuda-float16"):
         made = one_remote_task(tmp_path / device, device=device)

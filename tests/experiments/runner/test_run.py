@@ -238,7 +238,7 @@ def test_a_failing_run_says_where_and_takes_nobody_with_it(tmp_path):
     assert [task.variant for task in results.finished] == ["learner.rate=0.1"]
     [(task, reason)] = results.failed
     assert task.variant == "learner.rate=1e+300"
-    assert "the update is not finite; take smaller steps" in reason
+    assert "the update is not finite; reduce learner.rate" in reason
     assert "round 2" in reason  # in round 1 nobody clicked
     assert "client" in reason
     [run] = load_runs(task.folder)

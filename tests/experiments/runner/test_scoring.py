@@ -60,9 +60,9 @@ def test_features_are_normalised_as_the_model_expects(tmp_path, data):
 def test_data_with_fewer_features_than_the_model_reads_are_refused(tmp_path):
     save_model(Model(Linear(), np.array([2.0, -0.5, 1.0]), 3), tmp_path / "three.json")
     (tmp_path / "dense.txt").write_text("0 qid:1 1:1 2:1\n1 qid:1 1:2 2:0\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="the model reads 3 features, the data have 2; use data with the features"):
+    with pytest.raises(ValueError, match="the model has 3 features, but the data have 2; use data with the features"):
         list(score_lines(tmp_path / "three.json", str(tmp_path / "dense.txt")))
-    with pytest.raises(ValueError, match="the model reads 3 features, the data have 46; use data with the features"):
+    with pytest.raises(ValueError, match="the model has 3 features, but the data have 46; use data with the features"):
         evaluate_model(tmp_path / "three.json", "synthetic-mq2007", ["ndcg@10"])
     # A sparse file may leave out its last feature in some lines, not in all.
     (tmp_path / "sparse.txt").write_text("0 qid:1 1:1 3:1\n1 qid:1 1:2\n", encoding="utf-8")
@@ -84,7 +84,7 @@ def test_a_search_log_is_scored_and_measured_by_its_latest_entries(tmp_path):
     assert len(quality.query_ids) == len(entries)
     line = next(iter(score_lines(tmp_path / "ones.json", str(folder), trec="mine")))
     assert line.split()[2] in log.documents
-    with pytest.raises(FileNotFoundError, match="is no data set of a search log"):
+    with pytest.raises(FileNotFoundError, match="is not a data set of a search log"):
         evaluate_model(tmp_path / "ones.json", str(tmp_path), ["mrr@10"])
 
 
@@ -144,7 +144,7 @@ def test_ranges_of_the_training_data_travel_with_the_model(tmp_path, data):
     scaled = [(a / 4, (b - 1) / 4) for a, b in ((1, 4), (2, 0), (0, 2), (3, 0), (0, 1), (1, 1))]
     expected = [2 * a - 0.5 * b for a, b in scaled]
     assert [float(line) for line in score_lines(tmp_path / "model.json", data)] == pytest.approx(expected)
-    with pytest.raises(ValueError, match="the model reads 2 features, the data have 46; use data with the features"):
+    with pytest.raises(ValueError, match="the model has 2 features, but the data have 46; use data with the features"):
         score_lines(tmp_path / "model.json", "synthetic-mq2007")
 
 
@@ -152,7 +152,7 @@ def test_what_cannot_be_used(tmp_path, data):
     model = model_file(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"'mq2009' is not a file or a data set; did you mean .mq2008.\?"):
         evaluate_model(model, "mq2009", ["map"])
-    with pytest.raises(FileNotFoundError, match="is no data set of a search log"):
+    with pytest.raises(FileNotFoundError, match="is not a data set of a search log"):
         evaluate_model(model, str(tmp_path), ["map"])
     with pytest.raises(ValueError, match="no measure 'mpa'"):
         evaluate_model(model, data, ["mpa"])

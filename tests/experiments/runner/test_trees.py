@@ -245,7 +245,7 @@ def test_clients_merge_their_forests(tmp_path, files):
     test = load_fold(task.experiment.data, 1).test
     for number, value in enumerate(after, start=1):
         model = load_model(task.folder / "clients" / str(number) / "merged")
-        # By these, `fedrank evaluate` knows the test queries of its fold.
+        # By these, `fedrank model evaluate` knows the test queries of its fold.
         assert (model.notes["data"], model.notes["fold"]) == ("train", 1)
         assert model.notes["merged by"] == "linear"
         assert evaluate(["ndcg@10"], model.score(test), test)[0] == pytest.approx(value)

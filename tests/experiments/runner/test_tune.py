@@ -91,7 +91,7 @@ def test_a_setting_that_fails_is_never_chosen(tmp_path):
     results, tried, _ = tune(read_tables(SPEC), "test", {"learner.rate": [1e300, 0.1]}, tmp_path)
     assert len(results.failed) == 1
     assert [(row.settings["learner.rate"], row.chosen) for row in tried] == [(1e300, False), (0.1, True)]
-    with pytest.raises(ValueError, match="no tried setting of only finished: the update is not finite; take"):
+    with pytest.raises(ValueError, match="no tried setting of only finished: the update is not finite; reduce"):
         tune(read_tables(SPEC), "other", {"learner.rate": [1e300]}, tmp_path)
 
 

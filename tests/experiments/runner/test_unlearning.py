@@ -402,13 +402,13 @@ def test_methods_are_built_like_all_others():
 
 @pytest.mark.long
 def test_the_command(parent, fedrank):
-    code, out, err = fedrank("unlearn", "runs", "--client", 0, "--set", "steps=2", "--verify")
+    code, out, err = fedrank("forget", "client", "runs", "--client", 0, "--set", "steps=2", "--verify")
     assert (code, err) == (0, "")
     assert "160 local interactions in 20 rounds, 25.0 % of retraining" in out
     assert "retrained" in out
     assert "New run: runs/small-unlearned/fed-eraser,steps=2/fold-1-seed-1" in out
     assert "fedrank report runs runs/small-unlearned" in out
-    code, out, err = fedrank("unlearn", "runs", "--client", 0, "--set", "steps=2")
+    code, out, err = fedrank("forget", "client", "runs", "--client", 0, "--set", "steps=2")
     assert (code, err) == (0, "")
     assert "(done before)" in out
     assert (parent / "model.json").exists()
@@ -427,7 +427,7 @@ def test_the_command(parent, fedrank):
 )
 def test_mistakes_cost_one_line(parent, fedrank, arguments, message):
     before = content(Path())
-    code, out, err = fedrank("unlearn", "runs", *arguments)
+    code, out, err = fedrank("forget", "client", "runs", *arguments)
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
@@ -438,10 +438,10 @@ def test_mistakes_cost_one_line(parent, fedrank, arguments, message):
 def test_purging_asks_first(parent, fedrank, monkeypatch):
     monkeypatch.setattr("typer.confirm", _refuse)
     before = content(Path())
-    code, _, _ = fedrank("unlearn", "runs", "--client", 0, "--purge-parent")
+    code, _, _ = fedrank("forget", "client", "runs", "--client", 0, "--purge-parent")
     assert code == 1
     assert content(Path()) == before
-    code, out, _ = fedrank("unlearn", "runs", "--client", 0, "--purge-parent", "--yes")
+    code, out, _ = fedrank("forget", "client", "runs", "--client", 0, "--purge-parent", "--yes")
     assert code == 0
     assert "purged model.json" in out
     assert not (parent / "model.json").exists()

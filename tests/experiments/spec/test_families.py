@@ -134,8 +134,8 @@ def test_names_without_settings_have_a_meaning():
         (Ranker, {"name": 3}, f"x.name: 3 is not a name; write one of {RANKER_NAMES}"),
         (Ranker, 3, 'x: 3 is not a method; write a table such as { name = "linear" }'),
         (Ranker, {"name": "mlp", "hiden": 3}, 'x.hiden: no such setting of mlp; did you mean "hidden"?'),
-        (Ranker, {"name": "mlp", "hidden": 2.5}, "x.hidden: 2.5 cannot be used; give a whole number"),
-        (Ranker, {"name": "mlp", "hidden": True}, "x.hidden: true cannot be used; give a whole number"),
+        (Ranker, {"name": "mlp", "hidden": 2.5}, "x.hidden: 2.5 cannot be used; give an integer"),
+        (Ranker, {"name": "mlp", "hidden": True}, "x.hidden: true cannot be used; give an integer"),
         (Aggregator, {"name": "mean", "weighted": 1}, "x.weighted: 1 cannot be used; give true or false"),
         (Aggregator, {"name": "none", "weighted": True}, "x.weighted: no such setting of none; it has no settings"),
         (Learner, {"name": "pdgd", "rate": True}, "x.rate: true cannot be used; give a number"),
@@ -176,8 +176,8 @@ def test_describe_names_every_setting():
 @pytest.mark.parametrize(
     ("hint", "value", "message"),
     [
-        (int | list[int], ["a"], 'x[0]: "a" cannot be used; give a whole number'),
-        (int | list[int], "a", 'x: "a" cannot be used; give a whole number or give a list in brackets'),
+        (int | list[int], ["a"], 'x[0]: "a" cannot be used; give an integer'),
+        (int | list[int], "a", 'x: "a" cannot be used; give an integer or give a list in brackets'),
         (tuple[float, ...], [1.0, "a"], 'x[1]: "a" cannot be used; give a number'),
     ],
 )

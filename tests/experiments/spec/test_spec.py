@@ -60,9 +60,9 @@ MISTAKES = [
     ("rond=3", 'rond: no such key; did you mean "rounds"?'),
     ("clients.cuont=3", 'clients.cuont: no such key; did you mean "count"?'),
     ("learner.rat=3", 'learner.rat: no such setting of pdgd; did you mean "rate"?'),
-    ('rounds="3"', 'rounds: "3" cannot be used; give a whole number'),
-    ("rounds=true", "rounds: true cannot be used; give a whole number"),
-    ("rounds=2.5", "rounds: 2.5 cannot be used; give a whole number"),
+    ('rounds="3"', 'rounds: "3" cannot be used; give an integer'),
+    ("rounds=true", "rounds: true cannot be used; give an integer"),
+    ("rounds=2.5", "rounds: 2.5 cannot be used; give an integer"),
     ("rounds=0", "rounds: 0 cannot be used; give 1 or more"),
     ("kind=tree", 'kind: "tree" cannot be used; did you mean "trees"?'),
     ("title=3", "title: 3 cannot be used; give text in quotes"),
@@ -81,7 +81,7 @@ MISTAKES = [
     ),
     ("seeds=[1, 1]", "seeds: 1 is listed twice; list each value once"),
     ("seeds=7", "seeds: 7 cannot be used; give a list in brackets"),
-    ("seeds=[1.5]", "seeds[0]: 1.5 cannot be used; give a whole number"),
+    ("seeds=[1.5]", "seeds[0]: 1.5 cannot be used; give an integer"),
     ("measures=[]", "measures: [] cannot be used; list at least 1"),
     ('measures=["ndcg@10", "ndcg@10"]', 'measures: "ndcg@10" is listed twice; list each value once'),
     (
@@ -104,7 +104,7 @@ MISTAKES = [
     ),
     (
         "clients.click_model={click=[0.0, 1.0], stop=[0.0]}",
-        "clients.click_model: 2 click and 1 stop probabilities; give one of each per grade",
+        "clients.click_model: 2 click and 1 stop probabilities; give one of each per relevance label",
     ),
     (
         "clients.click_model={click=[0.0, 'a'], stop=[0.0, 0.0]}",
@@ -409,10 +409,9 @@ def test_overrides_of_what_is_varied_need_no_quotes(tmp_path):
 
 
 def test_files_that_cannot_be_read(tmp_path):
-    names = ", ".join(builtin_specs())
     missing = tmp_path / "no.toml"
-    assert said(missing) == f"spec {missing} does not exist; give a TOML file, or one of {names}"
-    assert said(tmp_path) == f"{tmp_path} is a folder; give a TOML file, or one of {names}"
+    assert said(missing) == f"spec {missing} does not exist; write one with `fedrank new {missing}`"
+    assert said(tmp_path) == f"{tmp_path} is a folder; give a TOML file, or a built-in experiment such as quickstart"
     empty = write(tmp_path / "empty.toml", "# nothing\n")
     assert said(empty) == f"{empty}: is empty; create one with `fedrank new FILE`"
     broken = write(tmp_path / "broken.toml", "rounds = 3\nseeds = [1,\n")
@@ -429,7 +428,7 @@ def test_mistakes_name_the_file_and_what_was_set(tmp_path):
     file = write(tmp_path / "my.toml", SPEC + "clients.click_model = 'bob'\n")
     first = said(file, "rounds=0").splitlines()
     assert [line.partition(": ")[0] for line in first] == [str(file)] * 2
-    assert said(file, "rounds") == "'rounds' sets nothing; write key=value, such as rounds=100"
+    assert said(file, "rounds") == "'rounds' is not a setting; write key=value, such as rounds=100"
     settled = write(tmp_path / "batch.toml", SPEC.replace('"pdgd"', '{ name = "pdgd", batch = true }'))
     assert said(settled, "learner.name=lambdarank").endswith(
         'replace the whole table: learner = { name = "lambdarank" }'
@@ -541,8 +540,8 @@ def test_named_variants_that_vary_keep_their_names(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (['aggregator={name="none"}', "local=scaffold"], "needs a model that clients share"),
-        (['aggregator={name="none"}', 'server={name="adam"}'], "move a model that clients share"),
+        (['aggregator={name="none"}', "local=scaffold"], "needs a shared model"),
+        (['aggregator={name="none"}', 'server={name="adam"}'], "clients share no model"),
         (
             ['learner={name="evolution"}', "fine_tune=5", 'server={name="adam"}'],
             "fine_tune: evolution needs many clients",

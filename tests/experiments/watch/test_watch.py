@@ -221,7 +221,7 @@ def test_the_command_prints_a_link_and_ends_in_order(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert re.match(r"Open http://127\.0\.0\.1:\d+/enter/[\w-]{43}$", process.stdout.readline().strip())
         process.send_signal(signal.SIGTERM)
-        assert "the runs go on" in process.stdout.read()
+        assert "the runs continue" in process.stdout.read()
         assert process.wait(20) == 0
     done = subprocess.run([*command[:-2], str(tmp_path / "none")], capture_output=True, text=True)
     assert done.returncode != 0

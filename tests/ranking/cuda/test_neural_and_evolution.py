@@ -183,7 +183,7 @@ def test_what_has_no_twin_is_named(machine: Processor) -> None:
 
 def test_who_searches_once_is_refused_there_too(machine: Processor) -> None:
     clients = fr.make_clients(problem(1, 12, 40), count=3, click_model="informational", interactions=1)
-    with pytest.raises(ValueError, match="searches once a round"):
+    with pytest.raises(ValueError, match="has one search per round"):
         find_device_learner(machine, fr.learners.Evolution(), clients)
 
 

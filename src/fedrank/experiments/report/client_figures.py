@@ -38,7 +38,7 @@ def _draw_group(part: Any, group: Group) -> None:
     bars, left, right = part.subplots(1, 3, width_ratios=(1.7, 1, 1))
     _bars(bars, differences)
     names = differences.compared
-    grades = next(one for one in differences.distances if one.name == "grades, from all")
+    grades = next(one for one in differences.distances if one.name == "grades, from all")  # prose: ok
     _heat(left, differences.grade_pairs, names, "Difference in relevance labels", f"from all: {_against(grades)}")
     judged = differences.judgement_pairs.any()
     wanted = "judged differently" if judged else "queries in common"

@@ -261,8 +261,8 @@ def _of_sketches(spec: SiloExperiment, targets: Sequence[float]) -> Iterable[Par
         yield paragraph(f"Noise of sketches for a target ε of one occurrence of a word (this spec has {have:g}):")
         yield Table(["noise", *(f"ε = {target:g}" for target in targets)], [["σ1", *needed]])
         yield paragraph(
-            'Answers from a noised sketch cost nothing more. With noise = "lookup", which is drawn for '
-            "every answer, each term that is answered costs again, and the owner's ledger counts it.",
+            'Answers from a noised sketch cost nothing more. With noise_in = "lookup", noise is drawn for every answer '
+            "and each answered term costs again.",
             tone="quiet",
         )
     if line := budget_line(spec):
@@ -328,7 +328,9 @@ def _epsilon(cost: float) -> str:
 
 
 def about_prices(prices: Sequence[Price]) -> list[Part]:
-    """What is claimed, and why."""
+    """What is claimed, and why; without prices, that nothing is."""
+    if not prices:
+        return [paragraph(UNPROTECTED, tone="warn")]
     rows, reasons = [], []
     for against, price in prices_by_observer(prices).items():
         guarantee, nothing = price.guarantee, math.isinf(price.total)

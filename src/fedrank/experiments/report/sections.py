@@ -5,8 +5,8 @@ A command or report makes a list of sections; `terminal`, `markdown` and `html` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 Tone = str  # "", "better", "worse", "warn", "quiet", "note", "name" or "lead"
@@ -147,6 +147,24 @@ class Section:
     @property
     def tables(self) -> list[Table]:
         return [part for part in self.parts if isinstance(part, Table)]
+
+    # Each of these returns the section with one more part at its end.
+
+    def add(self, *parts: Part) -> Section:
+        return replace(self, parts=(*self.parts, *parts))
+
+    def paragraph(self, *parts: str | Span, tone: Tone = "") -> Section:
+        return self.add(paragraph(*parts, tone=tone))
+
+    def points(self, points: Iterable[str]) -> Section:
+        return self.add(Points(tuple(points)))
+
+    def pairs(self, pairs: Iterable[tuple[str, str]]) -> Section:
+        return self.add(Pairs(tuple(pairs)))
+
+    def table(self, header: Sequence[str], rows: Sequence[Sequence[Any]], words: int = 1, **options: Any) -> Section:
+        """Add a table of texts and cells; `options` are the other fields of `Table`."""
+        return self.add(Table(header, rows, words, **options))
 
 
 Part = Paragraph | Points | Pairs | Table | Drawing | Interactive | Listing | Section

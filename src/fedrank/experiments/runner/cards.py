@@ -195,7 +195,7 @@ def _not_stored_of_shown(log: SearchLog) -> str:
 
 
 def sketch_card(path: Path) -> Card:
-    """The card of a sketch file: the owner's, or a copy for a querier."""
+    """The privacy card of a sketch file."""
     from fedrank.silo.describe import DELTA, describe_sketch
     from fedrank.silo.files import open_sketch
 
@@ -219,24 +219,6 @@ def sketch_card(path: Path) -> Card:
         summary=_sentences(about),
     )
     return issued(made, path.parent, description["documents"] + " documents", [path.name])
-
-
-def turn_card(path: Path, description: Mapping[str, str]) -> Card:
-    """The card of a model that passes between organisations, after one turn."""
-    from fedrank.silo.describe import DELTA
-
-    disclosed = description["you told"]  # prose: ok
-    about = ["No mechanism protects the weights", f"Also disclosed: {disclosed}"]
-    made = Card(
-        what=DEPLOYED_RUN,
-        mechanism=None,
-        who_sees_what="every organisation sees the model that the previous one sent",
-        delta=DELTA,
-        budget=None,
-        not_covered=(description["not covered"],),
-        summary=_sentences(about),
-    )
-    return issued(made, path.parent, description["lists"], [path.name])
 
 
 def write_card_for(card: Card, path: Path) -> Path:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedrank.data.catalog import Fold
 from fedrank.data.ranking import RankingData
@@ -24,6 +23,7 @@ from fedrank.experiments.runner.cards import (
     forest_card,
 )
 from fedrank.experiments.runner.folder import Card, Paid
+from fedrank.experiments.runner.tree_data import begin_trees
 from fedrank.experiments.runner.writer import RunWriter
 from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.files import private_folder
@@ -32,8 +32,9 @@ from fedrank.privacy.ledger import Ledger
 from fedrank.privacy.population import LEDGER
 from fedrank.ranking.baseline_ranking import BaselineRanking
 from fedrank.ranking.measures import average
+from fedrank.ranking.model import Scorer
 from fedrank.seeds import rng_for
-from fedrank.trees.boosters import Grower, best_size
+from fedrank.trees.boosters import Booster, Grower, best_size
 from fedrank.trees.forest import make_forest
 from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown
 from fedrank.trees.histograms import Histograms, edges_round
@@ -75,11 +76,110 @@ class ForestDisclosure:
         return cls(NOISED_IN_SUM if merge.secure else NOISED_FOREST, NOISED_TREES)
 
 
-def perform_merge(experiment: TreesExperiment, writer: RunWriter, fold: Fold, baseline: BaselineRanking) -> None:
+@dataclass(frozen=True)
+class MergeRun:
+    """A run that makes one model from the forests of several clients, in a simulation or between organisations."""
+
+    experiment: TreesExperiment
+    writer: RunWriter
+    fold: Fold
+    baseline: BaselineRanking
+
+    @classmethod
+    def begin(cls, experiment: TreesExperiment, writer: RunWriter) -> MergeRun:
+        fold, _, baseline = begin_trees(experiment, writer)
+        return cls(experiment, writer, fold, baseline)
+
+    def describe(self, more: Mapping[str, str] | None = None) -> None:
+        """Write the conventions of merging to the run folder."""
+        self.writer.update_facts(conventions=CONVENTIONS | dict(more or {}))
+
+    def merge_sent(self, portions: Sequence[Portion], trees: Sequence[Sequence[str]]) -> Merging:
+        """Merge the trees that clients sent, each client by its own merge set, as in a simulation."""
+        local = [
+            make_forest(sent, portion.train, {"client": portion.name, "queries": portion.train.queries})
+            for sent, portion in zip(trees, portions, strict=True)
+        ]
+        return self.merge_local(portions, local, self.experiment.booster)
+
+    def merge_local(
+        self,
+        portions: Sequence[Portion],
+        local: Sequence[Scorer],
+        booster: Booster,
+        tell: Callable[[str], None] = lambda news: None,
+    ) -> Merging:
+        """Merge the forests of clients, each by its own merge set."""
+        spec, seed, threads = self.experiment, self.writer.task.seed, self.writer.threads
+        assert spec.merge is not None
+        return merge_grown(self.fold, portions, local, booster, spec.merge, spec.measures, seed, threads, tell)
+
+    def merge_organisations(self, sent: Mapping[str, tuple[Sequence[str], int]]) -> Merging:
+        """Merge the trees of organisations by the training data of this fold, because they have no merge set.
+
+        `sent` has the trees of each organisation and the number of queries that they were grown on.
+        """
+        spec, train = self.experiment, self.fold.train
+        assert isinstance(spec.merge, WeightedSum | Stacking)
+        queries = {name: count for name, (_, count) in sent.items()}
+        local = [
+            make_forest(trees, train, {"client": name, "queries": count}, with_ranges=False)
+            for name, (trees, count) in sent.items()
+        ]
+        model = spec.merge.merge(local, train, self.writer.task.seed, self.writer.threads)
+        return self._measured(queries, local, [model] * len(local))
+
+    def shared_forest(
+        self, trees: Sequence[str], curve: Sequence[float], rows: Mapping[str, int], clients: int
+    ) -> Merging:
+        """The forest that organisations grew from histograms, up to its best tree by the validation `curve`.
+
+        `rows` has the known number of rows of each organisation.
+        """
+        notes = {"grown by": "histograms", "clients": clients}
+        forest = make_forest(trees[: best_size(list(curve))], self.fold.train, notes, with_ranges=False)
+        each = [forest] * len(rows)
+        return self._measured(rows, each, each)
+
+    def noised_card(self, bare: Card, releases: int, clients: int) -> Card:
+        """The privacy card of a forest that was grown from so many releases under noise."""
+        merge = self.experiment.merge
+        assert isinstance(merge, Histograms)
+        return noised_card(bare, merge, Histograms.rules(self.experiment.booster), releases, clients)
+
+    def save(self, outcome: Merging) -> None:
+        """`model.json` where all clients have the same model; otherwise one folder for each, and every local model."""
+        writer = self.writer
+        origin = writer.origin(self.fold.name)
+        if len({id(model) for model in outcome.merged}) == 1:
+            save_any(with_notes(outcome.merged[0], origin), writer.folder / "model.json")
+        for number, (local, merged) in enumerate(zip(outcome.local, outcome.merged, strict=True), start=1):
+            for kind, model in (("local", local), ("merged", merged)):
+                folder = private_folder(writer.folder / "clients") / str(number) / kind
+                folder.mkdir(parents=True, exist_ok=True)
+                save_any(with_notes(model, origin), folder / "model.json")
+
+    def finish(self, outcome: Merging, **facts: Any) -> None:
+        """Write the values of the merged models, and mark the run as finished."""
+        writer = self.writer
+        per_query = average(np.moveaxis(outcome.after, 1, -1))  # [measures, queries]: mean over clients
+        writer.add(1, values=average(per_query).tolist())
+        writer.report_progress(1, 1)
+        found = (self.fold.test.query_ids.tolist(), per_query)
+        writer.finish(1, queries=found, baseline=self.baseline, clients=_by_client(outcome), **facts)
+
+    def _measured(self, queries: Mapping[str, int], local: Sequence[Any], merged: Sequence[Any]) -> Merging:
+        """Quality of the models of organisations; the test queries belong to none of them."""
+        own = np.zeros((len(merged), self.fold.test.queries), np.bool_)
+        return measured(queries, local, merged, self.fold, self.experiment.measures, own)
+
+
+def perform_merge(run: MergeRun) -> None:
     """Split, train, merge, measure and save."""
+    experiment, writer, fold = run.experiment, run.writer, run.fold
     assert experiment.split is not None
     assert experiment.merge is not None
-    writer.update_facts(conventions=CONVENTIONS)
+    run.describe()
     checkpoint = writer.begin()
 
     def turn(step: str = "") -> None:
@@ -100,15 +200,15 @@ def perform_merge(experiment: TreesExperiment, writer: RunWriter, fold: Fold, ba
     account = TreeAccount(writer.folder / LEDGER)
     forestry.charge = account.charge
     local = train_locally(portions, forestry, seed, threads, turn)
-    outcome = merge_grown(fold, portions, local, forestry, experiment.merge, experiment.measures, seed, threads, turn)
-    save_merged(outcome, writer, fold)
+    outcome = run.merge_local(portions, local, forestry, turn)
+    run.save(outcome)
     tuned = [{"trials": experiment.tune, "trees": best.trees, **best.settings} for best in studies.best] or None
     untuned = sum(best.trees == 0 for best in studies.best)
     notes = [f"{untuned} stacked models use the settings of the spec: no tried setting could split the merge set"]
     card = forest_card(len(outcome.local))
     if isinstance(experiment.merge, Histograms):
         card = account.card(card, experiment.merge, Histograms.rules(experiment.booster), len(portions), fold)
-    finish_merge(outcome, writer, fold, baseline, card=card, tuned=tuned, notes=notes if untuned else [])
+    run.finish(outcome, card=card, tuned=tuned, notes=notes if untuned else [])
 
 
 def _part_sizes(fold: Fold, portions: Sequence[Portion]) -> list[dict[str, Any]]:
@@ -210,70 +310,6 @@ def paid_for_trees(merge: Histograms, rules: Grower, releases: int, clients: int
     )
 
 
-def merge_sent(
-    experiment: TreesExperiment,
-    fold: Fold,
-    portions: Sequence[Portion],
-    trees: Sequence[Sequence[str]],
-    seed: int,
-    threads: int = 1,
-) -> Merging:
-    """Merge the trees of clients, each with its own merge set, as in a simulation."""
-    assert experiment.merge is not None
-    local = [
-        make_forest(sent, portion.train, {"client": portion.name, "queries": portion.train.queries})
-        for sent, portion in zip(trees, portions, strict=True)
-    ]
-    return merge_grown(fold, portions, local, experiment.booster, experiment.merge, experiment.measures, seed, threads)
-
-
-def merge_organisations(
-    experiment: TreesExperiment,
-    fold: Fold,
-    sent: Mapping[str, tuple[Sequence[str], int]],  # trees and number of queries of each organisation
-    seed: int,
-    threads: int = 1,
-) -> Merging:
-    """Merge the trees of organisations with the training data of this fold: they have no merge sets."""
-    assert isinstance(experiment.merge, WeightedSum | Stacking)
-    queries = {name: count for name, (_, count) in sent.items()}
-    local = [
-        make_forest(trees, fold.train, {"client": name, "queries": count}, with_ranges=False)
-        for name, (trees, count) in sent.items()
-    ]
-    model = experiment.merge.merge(local, fold.train, seed, threads)
-    return measured(queries, local, [model] * len(local), fold, experiment.measures, _no_own_queries(local, fold))
-
-
-def shared_forest(
-    trees: Sequence[str],
-    curve: Sequence[float],  # quality on validation queries after each tree
-    fold: Fold,
-    rows: Mapping[str, int],  # rows of each organisation, if known
-    clients: int,
-    measures: Sequence[str],
-) -> Merging:
-    """The forest that organisations grew together from histograms, truncated to its best tree."""
-    notes = {"grown by": "histograms", "clients": clients}
-    forest = make_forest(trees[: best_size(list(curve))], fold.train, notes, with_ranges=False)
-    each = [forest] * len(rows)
-    return measured(rows, each, each, fold, measures, _no_own_queries(each, fold))
-
-
-def _no_own_queries(models: Sequence[Any], fold: Fold) -> NDArray[np.bool_]:
-    """[models, queries]: no test query belongs to a client."""
-    return np.zeros((len(models), fold.test.queries), np.bool_)
-
-
-def finish_merge(outcome: Merging, writer: RunWriter, fold: Fold, baseline: BaselineRanking, **facts: Any) -> None:
-    """Write the files of a run of merged models, and mark it as finished."""
-    per_query = average(np.moveaxis(outcome.after, 1, -1))  # [measures, queries]: mean over clients
-    writer.add(1, values=average(per_query).tolist())
-    writer.report_progress(1, 1)
-    found = (fold.test.query_ids.tolist(), per_query)
-    writer.finish(1, queries=found, baseline=baseline, clients=_by_client(outcome), **facts)
-
-
 def _by_client(outcome: Merging) -> dict[str, Any]:
     columns = {
         "client": list(outcome.queries),
@@ -281,15 +317,3 @@ def _by_client(outcome: Merging) -> dict[str, Any]:
         "interactions": [0] * len(outcome.queries),
     }
     return columns | outcome.by_client()
-
-
-def save_merged(outcome: Merging, writer: RunWriter, fold: Fold) -> None:
-    """Write `model.json` if all clients have the same model; otherwise one folder per client, and every local model."""
-    origin = writer.origin(fold.name)
-    if len({id(model) for model in outcome.merged}) == 1:
-        save_any(with_notes(outcome.merged[0], origin), writer.folder / "model.json")
-    for number, (local, merged) in enumerate(zip(outcome.local, outcome.merged, strict=True), start=1):
-        for kind, model in (("local", local), ("merged", merged)):
-            folder = private_folder(writer.folder / "clients") / str(number) / kind
-            folder.mkdir(parents=True, exist_ok=True)
-            save_any(with_notes(model, origin), folder / "model.json")

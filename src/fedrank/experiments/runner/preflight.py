@@ -16,7 +16,6 @@ from fedrank.experiments.runner.failures import own_line
 from fedrank.experiments.runner.federated import start_model
 from fedrank.experiments.runner.privacy import guarantees_of
 from fedrank.experiments.runner.silo import silo_card
-from fedrank.experiments.runner.trees import data_of
 from fedrank.experiments.runner.writer import Task
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.silo import SiloExperiment
@@ -127,7 +126,7 @@ def _check_trees(experiment: TreesExperiment, task: Task, begins: bool) -> None:
     lightgbm()
     if experiment.tune:
         optuna()
-    asked = data_of(experiment)
+    asked = experiment.unscaled
     fold = load_fold(asked, task.fold)
     evaluation_queries(fold, asked)
     if begins and experiment.split is not None:

@@ -21,7 +21,7 @@ from fedrank.experiments.runner.runs import Run, ledgers_of_run
 from fedrank.experiments.runner.writer import Stopped, Task
 from fedrank.experiments.spec.experiment import to_toml
 from fedrank.experiments.spec.families import describe
-from fedrank.experiments.spec.federated import FederatedExperiment, promised_in
+from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.federated.asynchronous import schedule
 from fedrank.federated.round import Outcome
 from fedrank.federated.server import method_name
@@ -52,7 +52,6 @@ UNPROTECTED = (
     "No mechanism: clients send exact updates, from which clicks can be reconstructed. Nothing can be claimed "
     "against an observer who sees an update."
 )
-UNLIKELY = 1e-3  # probability that a client participates more often than planned
 TARGETS = (1.0, 2.0, 4.0, 8.0)  # values of ε for which the required noise is shown
 NOT_COVERED = (
     "which clients participate, and when, is not hidden from the server",
@@ -72,6 +71,17 @@ class Price:
     each: float  # ε of one payment
     total: float  # ε of all payments
     delta: float
+
+    @classmethod
+    def of_each(
+        cls, promises: Sequence[Guarantee], participations: int, rounds: int, delta: float, lost: int = 0
+    ) -> list[Price]:
+        """What the client that participated most often has paid, against each observer; `lost` rounds were repeated."""
+        rows = []
+        for guarantee in promises:
+            times = guarantee.times(participations, rounds, lost)
+            rows.append(cls(guarantee, times, guarantee.epsilon(1, delta), guarantee.epsilon(times, delta), delta))
+        return rows
 
     @property
     def paid(self) -> Paid:
@@ -93,45 +103,27 @@ class Price:
 def setting_of(experiment: FederatedExperiment, features: int | None = None) -> Setting:
     """The settings on which the guarantees of an experiment depend."""
     features = _features(experiment) if features is None else features
-    return promised_in(experiment, experiment.learner.ranker.size(features))
+    return experiment.setting(features)
 
 
 def guarantees_of(experiment: FederatedExperiment, features: int | None = None) -> list[Guarantee]:
     """The guarantees of an experiment; none without a mechanism."""
-    mechanism = experiment.mechanism
-    return [] if mechanism is None else mechanism.guarantees(setting_of(experiment, features))
-
-
-def prices(promises: Sequence[Guarantee], participations: int, rounds: int, delta: float, lost: int = 0) -> list[Price]:
-    """The cost of the client that participated most often, against each observer; `lost` rounds were repeated."""
-    rows = []
-    for guarantee in promises:
-        times = guarantee.times(participations, rounds, lost)
-        rows.append(Price(guarantee, times, guarantee.epsilon(1, delta), guarantee.epsilon(times, delta), delta))
-    return rows
+    if experiment.mechanism is None:
+        return []
+    return experiment.guarantees(_features(experiment) if features is None else features)
 
 
 def planned(experiment: FederatedExperiment) -> list[Price]:
     """Before the run: the cost of the client that participates most often, with probability 99.9 %."""
     often, rounds = _most_often(experiment, experiment.rounds)
-    return prices(guarantees_of(experiment), often, rounds, experiment.privacy.delta)
+    return Price.of_each(guarantees_of(experiment), often, rounds, experiment.privacy.delta)
 
 
 def _most_often(experiment: FederatedExperiment, rounds: int) -> tuple[int, int]:
-    """The maximum participations of a client in these rounds (with probability 99.9 %), and the number of rounds."""
-    from scipy.stats import binom
-
-    clients = experiment.clients
+    """Upper bound (99.9 %) on the participations of one client in so many rounds, and the number of rounds."""
     if experiment.arrival is not None:
         return _arrivals(replace(experiment, rounds=rounds))
-    # Each round has an integer number of clients, at least one, so clients may participate more often than requested.
-    share = experiment.federation(attacked=False).cohort(clients.count) / clients.count
-    return rounds if share >= 1 else int(binom.isf(UNLIKELY / clients.count, rounds, share)), rounds
-
-
-def most_participations(experiment: FederatedExperiment) -> int:
-    """The participations in rounds of the client that participates most often, with probability 99.9 %."""
-    return _most_often(replace(experiment, arrival=None), experiment.rounds)[0]
+    return experiment.most_participations(rounds), rounds
 
 
 @dataclass(frozen=True)
@@ -279,7 +271,7 @@ class RunSpending:
         if self._ledger is not None:
             often, rounds = int(self._ledger.participations().max()), self._ledger.rounds()
         lost = max(0, rounds - self._done)
-        rows = prices(self._promises, often, rounds, self._experiment.privacy.delta, lost)
+        rows = Price.of_each(self._promises, often, rounds, self._experiment.privacy.delta, lost)
         return replace(card(self._experiment, rows, often, rounds), population=self._together())
 
     def _together(self) -> dict[str, Any] | None:

@@ -32,7 +32,7 @@ from fedrank.experiments.spec.families import with_new_names
 from fedrank.experiments.spec.grid import Grid
 from fedrank.experiments.spec.kinds import KINDS
 from fedrank.files import read_text, told, write_atomic
-from fedrank.progress import Progress, here
+from fedrank.progress import Progress, here, show_warnings_as_notes, shown_notes
 from fedrank.ranking.cuda.choice import DEVICES, check_device
 from fedrank.toml import parse_toml
 
@@ -245,7 +245,7 @@ def _side_by_side(waiting: list[Task], workers: int, threads: int, stop: Callabl
 
     def hire() -> _Worker:
         ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, stopped, threads), daemon=True)
+        process = context.Process(target=_work, args=(theirs, stopped, threads, shown_notes()), daemon=True)
         with _without_ctrl_c():
             process.start()
         theirs.close()
@@ -308,7 +308,9 @@ def _without_ctrl_c() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _work(pipe: Connection, stopped: Any, threads: int) -> None:
+def _work(pipe: Connection, stopped: Any, threads: int, notes: frozenset[str] | None = None) -> None:
+    if notes is not None:
+        show_warnings_as_notes(notes)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides; both receive Ctrl-C
     deserted = False
 

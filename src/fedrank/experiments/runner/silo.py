@@ -25,14 +25,14 @@ from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.files import write_atomic
 from fedrank.privacy.guarantees import up
 from fedrank.ranking.baseline_ranking import BaselineRanking
-from fedrank.ranking.measures import Evaluator
+from fedrank.ranking.measures import Evaluator, average
 from fedrank.ranking.model import Model, save_model
 from fedrank.ranking.rankers import Linear
 from fedrank.seeds import rng_for
 from fedrank.silo.costs import measure_sketches
 from fedrank.silo.features import FEATURE_NAMES, RANGES
 from fedrank.silo.silos import Silo, SilosRule, make_silos
-from fedrank.silo.training import PARAMETERS, SILO_METHODS, Lists, Local, LocalPlus, own_bm25
+from fedrank.silo.training import PARAMETERS, SILO_METHODS, CrossSilo, Lists, Local, LocalPlus, own_bm25, own_lists
 from fedrank.types import Weights
 
 CONVENTIONS = {
@@ -46,7 +46,8 @@ NOT_COVERED = (
     "that a document exists, and its length",
     "the queries: every silo has the key and can look up the query words of others",
 )
-SKETCHES = "sketches.json"  # recall and cost of sketch queries, if the spec asks for it
+BM25 = "BM25 of title and body"  # name of the baseline
+SKETCHES = "sketches.json"  # results and cost of questions, if requested
 _RANKER = Linear()
 _BYTES = 4  # of a transmitted weight
 
@@ -95,10 +96,57 @@ def perform_silo(experiment: SiloExperiment, writer: RunWriter) -> None:
     writer.finish(
         last,
         queries=(test.query_ids.tolist(), per_query(evaluator, ranking, _RANKER)),
-        baseline=BaselineRanking("BM25 of title and body", evaluator.per_query_of_scores(own_bm25(silos))),
+        baseline=BaselineRanking(BM25, evaluator.per_query_of_scores(own_bm25(silos))),
         clients=_by_silo(experiment.measures, ranking, lists, evaluator),
         card=card,
     )
+
+
+class SiloEvaluation:
+    """A run whose model was trained at the silos, evaluated on the test queries of a collection on this machine."""
+
+    def __init__(self, experiment: SiloExperiment, writer: RunWriter) -> None:
+        method = experiment.method
+        assert isinstance(method, CrossSilo)
+        self.experiment, self.writer = experiment, writer
+        self.collection = load_collection(experiment.data.source)
+        top = max(self.collection.top_grade, 1)
+        self._lists = own_lists(self.collection, writer.task.seed, top, method.normalise)
+        self._evaluator = Evaluator(self._lists.test, experiment.measures)
+
+    @property
+    def card(self) -> Card:
+        return silo_card(self.experiment)
+
+    def begin(self, conventions: Mapping[str, str]) -> None:
+        """Describe the run in its folder; `conventions` replace those of a simulation."""
+        test = self._lists.test
+        self.writer.update_facts(
+            conventions=CONVENTIONS | dict(conventions) | {"noise": NOISE},
+            data=described(self.collection.name, 0, test.queries, test),
+            behind_final=1,
+        )
+        self.writer.begin(online=False)
+
+    def add(self, model: Model) -> None:
+        """Evaluate and save the final model."""
+        writer, test, last = self.writer, self._lists.test, self.experiment.rounds
+        self._values = per_query(self._evaluator, model.weights, _RANKER)
+        for number in range(1, last + 1):
+            writer.add(number, values=average(self._values).tolist() if number == last else None)
+        notes = model.notes | writer.origin(self.collection.name)
+        shape = len(FEATURE_NAMES), test.normalised, FEATURE_NAMES, notes, test.ranges
+        save_model(Model(_RANKER, model.weights, *shape), writer.folder / "model.json")
+
+    def finish(self, notes: Sequence[str]) -> None:
+        last = self.experiment.rounds
+        self.writer.report_progress(last, last)
+        self.writer.finish(
+            last,
+            queries=(self._lists.test.query_ids.tolist(), self._values),
+            baseline=BaselineRanking(BM25, self._evaluator.per_query_of_scores(self._lists.bm25)),
+            notes=list(notes),
+        )
 
 
 def _packed(lists: Lists) -> dict[str, Any]:

@@ -18,58 +18,28 @@ from numpy.typing import NDArray
 from fedrank.data.catalog import Fold
 from fedrank.data.ranking import RankingData
 from fedrank.experiments.runner.cards import forest_card
-from fedrank.experiments.runner.data import described, evaluation_queries, load_fold
 from fedrank.experiments.runner.folder import table
-from fedrank.experiments.runner.merge import perform_merge
+from fedrank.experiments.runner.merge import MergeRun, perform_merge
+from fedrank.experiments.runner.tree_data import begin_trees
 from fedrank.experiments.runner.writer import RunWriter
 from fedrank.experiments.spec.experiment import of_sizes
-from fedrank.experiments.spec.sections import DataSpec
 from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.files import write_atomic
-from fedrank.ranking.baseline_ranking import BaselineRanking, baseline_order
+from fedrank.ranking.baseline_ranking import BaselineRanking
 from fedrank.ranking.measures import Evaluator, average
 from fedrank.trees.arrays import Trees
 from fedrank.trees.boosters import MEASURE, Booster, Lambdamart, Past, Step, best_size
-from fedrank.trees.forest import lightgbm, make_forest, save_forest
+from fedrank.trees.forest import make_forest, save_forest
 from fedrank.trees.selection import Selected
 from fedrank.trees.tuning import best_of, tune
 
-CONVENTIONS = {
-    "rounds": "row r is the forest of the first r trees; the last row is the model, of the size that ranks the "
-    "validation queries best",
-    "final": "the last evaluation, which is that of the model",
-    "stopping": f"by {MEASURE} of the validation queries under fedrank's convention: those without a relevant document "
-    "do not count, where LightGBM counts them as 1",
-}
-
 
 def perform_trees(experiment: TreesExperiment, writer: RunWriter) -> None:
-    """Grow the remaining trees, and evaluate the model."""
-    fold, evaluator, baseline = begin_trees(experiment, writer)
+    """Grow the remaining trees and evaluate the model."""
     if experiment.split is not None:
-        perform_merge(experiment, writer, fold, baseline)
+        perform_merge(MergeRun.begin(experiment, writer))
     else:
-        _perform_forest(experiment, writer, fold, evaluator, baseline)
-
-
-def begin_trees(experiment: TreesExperiment, writer: RunWriter) -> tuple[Fold, Evaluator, BaselineRanking]:
-    """Record the facts of the run; returns its data, the evaluator, and the baseline ranking."""
-    asked = data_of(experiment)
-    fold, engine = load_fold(asked, writer.task.fold), _engine()
-    writer.update_facts(
-        notes=fold.notes,
-        conventions=CONVENTIONS | {"engine": engine},
-        data=described(fold.name, fold.train.queries, fold.test.queries, fold.train),
-        engine=engine,
-        behind_final=1,
-    )
-    evaluator = Evaluator(evaluation_queries(fold, asked), experiment.measures)
-    return fold, evaluator, baseline_order(evaluator, asked.given)
-
-
-def data_of(experiment: TreesExperiment) -> DataSpec:
-    """The data, by default with raw features: trees do not need scaled ones, and search engines have raw ones."""
-    return replace(experiment.data, normalise=experiment.data.normalise or "none")
+        _perform_forest(experiment, writer, *begin_trees(experiment, writer))
 
 
 def _perform_forest(
@@ -216,11 +186,3 @@ def _of_sizes(experiment: TreesExperiment) -> dict[str, str]:
         for size in experiment.sizes
         for measure, name in zip(experiment.measures, of_sizes(experiment.measures, [size]), strict=True)
     }
-
-
-def _engine() -> str:
-    """The library that grows the trees: results of other libraries are not comparable."""
-    return (
-        f"LightGBM {lightgbm().__version__}, objective lambdarank: splits and leaf values by gradients and hessians; "
-        "another version or processor may grow slightly different trees"
-    )

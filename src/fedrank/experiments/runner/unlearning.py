@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,7 +42,7 @@ from fedrank.ranking.model import Model, load_weights, save_model
 from fedrank.toml import readable
 from fedrank.types import SimulatedClients, Weights, has_trait
 from fedrank.unlearning.cost import Forgetting, forget
-from fedrank.unlearning.methods import Case, Unlearner
+from fedrank.unlearning.methods import Case, Unlearned, Unlearner
 from fedrank.unlearning.verify import distance_to_retrained, quality_for_the_leaving, quality_of, receipt, retrain
 
 MAX_POINTS = 1000  # maximum points of a curve: models stay in memory until they are evaluated together
@@ -298,18 +298,76 @@ def _forgotten(
     threads: int,
     progress: Progress,
 ) -> Forgotten:
-    run, spec = request.run, request.spec
-    ranker, evaluator = (
-        spec.learner.ranker,
-        Evaluator(evaluation_queries(load_fold(spec.data, run.fold), spec.data), spec.measures),
-    )
+    evaluator = _evaluator(request.task)
     done = forget(case, request.unlearner, by_rounds(progress, request.task.label))
     paper = _receipt(request, case, model, done, evaluator, verify, progress)
-    with (
-        atomic_run_folder(request.task.folder) as part,
-        RunWriter(replace(request.task, folder=part), threads) as writer,
-    ):
-        writer.begin(lambda models: evaluator(models, ranker))
+    unlearned, weights = done.unlearned, done.unlearned.weights
+    if model.weights.ndim == 2:
+        weights = personal_models(case.without, unlearned.state, unlearned.memory, case.remaining)
+    notes = model.notes | {"unlearned": {"clients": request.gone, "method": describe(request.unlearner)}}
+    changed = replace(model, weights=weights, notes=notes)
+    facts = _facts(request, case, done) | {"card": _card(request, done, charges)}
+    paper = _write_run(request.task, request.run, done, changed, paper, evaluator, threads, **facts)
+    return Forgotten(request.run, request.task.folder, paper)
+
+
+def unlearn_recorded(
+    parent: Run, case: Case, unlearner: Unlearner, task: Task, asked: Mapping[str, Any], progress: Progress = quiet
+) -> None:
+    """Write the run of a model that recorded updates alone give; `asked` describes the request in its run.json."""
+    done = forget(case, unlearner, by_rounds(progress, task.label))
+    had = parent.card  # the new model tells at most what the coordinator could learn
+    _write_run(
+        task,
+        parent,
+        done,
+        replace(load_weights(parent.path), weights=done.unlearned.weights),
+        _plain_receipt(parent.path, case, unlearner, done.unlearned, task.folder),
+        _evaluator(task),
+        online=False,
+        card=None if had is None else replace(had, not_covered=(*had.not_covered, NOBODY_ASKED)),
+        asked=done.unlearned.rounds,
+        data=parent.data,
+        conventions=parent.conventions,
+        unlearned={**asked, "last_round": done.unlearned.rounds},
+    )
+
+
+def issue_receipt(parent: Path, case: Case, unlearner: Unlearner, unlearned: Unlearned, folder: Path) -> Receipt:
+    """Write the receipt of a run that unlearned in rounds with clients that are not simulated."""
+    paper = issued_receipt(_plain_receipt(parent, case, unlearner, unlearned, folder), folder, parent)
+    paper.write(folder)
+    return paper
+
+
+def _plain_receipt(parent: Path, case: Case, unlearner: Unlearner, unlearned: Unlearned, folder: Path) -> Receipt:
+    remains = tuple(what_remains(parent, case.leaving))
+    return Receipt(**receipt(case, unlearner, unlearned), parent=os.path.relpath(parent, folder), remains=remains)
+
+
+def _evaluator(task: Task) -> Evaluator:
+    spec = task.experiment
+    assert isinstance(spec, FederatedExperiment)
+    return Evaluator(evaluation_queries(load_fold(spec.data, task.fold), spec.data), spec.measures)
+
+
+def _write_run(
+    task: Task,
+    parent: Run,
+    done: Forgetting,
+    model: Model,
+    paper: Receipt,
+    evaluator: Evaluator,
+    threads: int = 1,
+    online: bool = True,
+    **facts: Any,
+) -> Receipt:
+    """Write a run folder, complete or not at all; return its receipt as issued."""
+    spec = task.experiment
+    assert isinstance(spec, FederatedExperiment)
+    ranker = spec.learner.ranker
+    with atomic_run_folder(task.folder) as part, RunWriter(replace(task, folder=part), threads) as writer:
+        writer.begin(lambda models: evaluator(models, ranker), online=online)
         writer.totals = Totals(seconds=done.seconds, cpu_seconds=done.cpu_seconds)
         for point in done.points:
             writer.add(
@@ -319,21 +377,16 @@ def _forgotten(
                 bytes_down=point.bytes_down,
                 model=point.weights,
             )
-        unlearned, weights = done.unlearned, done.unlearned.weights
-        if model.weights.ndim == 2:
-            weights = personal_models(case.without, unlearned.state, unlearned.memory, case.remaining)
-        notes = model.notes | {"unlearned": {"clients": request.gone, "method": describe(request.unlearner)}}
-        save_model(replace(model, weights=weights, notes=notes), part / "model.json")
+        save_model(model, part / "model.json")
         writer.finish(
-            unlearned.rounds,
-            queries=(evaluator.data.query_ids.tolist(), per_query(evaluator, unlearned.weights, ranker)),
+            done.unlearned.rounds,
+            queries=(evaluator.data.query_ids.tolist(), per_query(evaluator, done.unlearned.weights, ranker)),
             baseline=baseline_order(evaluator, spec.data.given),
-            card=_card(request, done, charges),
-            **_facts(request, case, done),
+            **facts,
         )
-        paper = issued_receipt(paper, part, run.path)
+        paper = issued_receipt(paper, part, parent.path)
         paper.write(part)
-    return Forgotten(run, request.task.folder, paper)
+    return paper
 
 
 def _receipt(

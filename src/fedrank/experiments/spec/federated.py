@@ -23,7 +23,7 @@ from fedrank.federated.federation import Federation, unweighted
 from fedrank.federated.partition import Iid, Intents, Partition, Shared, Users
 from fedrank.federated.server_optimizers import Add
 from fedrank.names import did_you_mean
-from fedrank.privacy.guarantees import Setting
+from fedrank.privacy.guarantees import Guarantee, Setting
 from fedrank.privacy.mechanisms import OnClient, PricedMechanism, SecureAggregation
 from fedrank.privacy.population import SIMULATED
 from fedrank.ranking.baseline_ranking import GIVEN
@@ -35,7 +35,8 @@ from fedrank.types import Aggregator, Attack, Learner, LocalStep, ServerOptimize
 from fedrank.value_checks import LARGEST, Filled, Positive, at_least, at_most, checked, more_than, noting
 
 Count = Annotated[int, at_least(0), at_most(LARGEST)]
-MAX_CLIENTS = 10_000_000  # a million clients need about 1 GB of memory
+UNLIKELY = 1e-3  # probability that any client participates more often than was planned for
+MAX_CLIENTS = 10_000_000  # a million of them take about 1 GB
 
 
 def _from_outside(given: str | TomlTable) -> bool:
@@ -158,6 +159,23 @@ class FederatedExperiment(Experiment):
     @property
     def rounds_asked(self) -> int:
         return self.rounds
+
+    def setting(self, features: int) -> Setting:
+        """What the guarantees of a mechanism depend on, for data with so many features."""
+        return promised_in(self, self.learner.ranker.size(features))
+
+    def guarantees(self, features: int) -> list[Guarantee]:
+        """The guarantees of the mechanism; none without a mechanism."""
+        return [] if self.mechanism is None else self.mechanism.guarantees(self.setting(features))
+
+    def most_participations(self, rounds: int | None = None) -> int:
+        """Upper bound (99.9 %) on the rounds in which any one client participates, where clients are drawn."""
+        from scipy.stats import binom
+
+        rounds, count = self.rounds if rounds is None else rounds, self.clients.count
+        # A round has at least one client, so each may participate more often than the share that was asked for.
+        share = self.federation(attacked=False).cohort(count) / count
+        return rounds if share >= 1 else int(binom.isf(UNLIKELY / count, rounds, share))
 
     def federation(self, attacked: bool) -> Federation:
         """The federation; without malicious clients it has no attack."""

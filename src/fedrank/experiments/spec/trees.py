@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 from fedrank.experiments.spec.experiment import Experiment, of_sizes
@@ -32,6 +32,11 @@ class TreesExperiment(Experiment):
     @property
     def extent(self) -> str:
         return f"at most {self.booster.trees:,} trees"
+
+    @property
+    def unscaled(self) -> DataSpec:
+        """The data with raw features unless the specification says otherwise: trees need no scaling."""
+        return replace(self.data, normalise=self.data.normalise or "none")
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -1,1 +1,1 @@
-"""A round on a graphics card: the compiled loops' twins in CUDA, which give the same bits."""
+"""Rounds on a GPU: CUDA versions of the compiled loops, with the same results bit for bit."""

@@ -1,4 +1,4 @@
-"""FOLtR-ES's twin: a warp for each client with a linear ranker, and a crew for each with a neural one."""
+"""FOLtR-ES on a GPU: one warp per client with a linear ranker, one crew of warps per client with a neural one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedrank.ranking.evolution import MESSAGE, Evolution, keys_of
 from fedrank.seeds import Chance
 from fedrank.types import Learned, LocalCorrection, Observed, SimulatedClients, Weights
 
-# As `struct EvolutionTask` in kernels/evolution.cu has it.
+# The layout of `struct EvolutionTask` in kernels/evolution.cu.
 EVOLUTION_TASK = np.dtype(
     [
         *TASK.descr,
@@ -26,14 +26,14 @@ EVOLUTION_TASK = np.dtype(
 
 
 def linear_room(features: int, longest: int) -> int:
-    """Bytes of one warp, as `furnish_player` in kernels/evolution.cu lays them out."""
+    """Bytes per warp, in the layout of `furnish_player` in kernels/evolution.cu."""
     at_least = max(longest, SHOWN)
     parts = (4 * (features + 8), 8 * features, 8 * at_least, 4 * longest, 4 * at_least, 12 * SHOWN)
     return sum(-(-part // 16) * 16 for part in parts)
 
 
 class EvolutionOnDevice(PdgdOnDevice):
-    """A learner with its clients and their data in a machine's memory; held there as those of PDGD are."""
+    """The learner with its clients and their data in device memory, laid out as for PDGD."""
 
     many_rounds = False
 
@@ -81,7 +81,7 @@ class EvolutionOnDevice(PdgdOnDevice):
 
 
 class CrewsPlay(EvolutionOnDevice):
-    """The same with a neural ranker."""
+    """The same for a neural ranker."""
 
     tight = False
 

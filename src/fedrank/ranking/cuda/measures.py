@@ -1,4 +1,4 @@
-"""Measures of many models in a machine's memory: the same values as on this processor, to the last bit."""
+"""Evaluate many models on a GPU, with the same values as on the CPU to the last bit."""
 
 from __future__ import annotations
 
@@ -14,30 +14,33 @@ from fedrank.ranking.measures import Evaluator, Values
 from fedrank.ranking.rankers import Linear
 from fedrank.types import Ranker, Weights
 
-MODELS = 128  # at once, as kernels/measures.cu has it
-DOCUMENTS = 1 << 17  # at once, about: their scores stay in the cache
+MODELS = 128  # per batch, as in kernels/measures.cu
+DOCUMENTS = 1 << 17  # per batch, approximately; their scores fit into the cache
 _TILE, _WARPS, _LEAF = 128, 4, 128
 
 _ADDRESSES = (
-    "columns weights scores offsets grades kinds cutoffs scales without relevant discount leaves values totals bad"
+    "columns weights scores offsets grades kinds cutoffs "  # prose: ok
+    "scales without relevant discount leaves values totals bad"
 )
 _COUNTS = "features documents queries models stride measures first last leaf_count top_grade"
-# As `struct Measures` in kernels/measures.cu has it.
+# The layout of `struct Measures` in kernels/measures.cu.
 MEASURES = np.dtype([(name, kind) for names, kind in ((_ADDRESSES, "<u8"), (_COUNTS, "<i8")) for name in names.split()])
 
 
 def why_not(evaluator: Evaluator, ranker: Ranker) -> str:
-    """Why these measures cannot be taken on a card; empty if they can."""
+    """Return why these measures cannot be computed on a GPU; empty if they can."""
     if type(ranker) is not Linear:
-        return f"{type(ranker).__name__} has no twin for evaluation; the linear ranker has"
+        return f"{type(ranker).__name__} cannot be evaluated on a GPU; the linear ranker can"
     for each in evaluator.parsed:
         if each.by or (each.cutoff or SHOWN + 1) > SHOWN:
-            return f"{each} has no twin; measures of the first {SHOWN} places by one set of labels have"
+            return (
+                f"{each} cannot be computed on a GPU; measures of the first {SHOWN} positions by one set of labels can"
+            )
     return ""
 
 
 def evaluator_on_device(device: Device, evaluator: Evaluator, ranker: Ranker) -> Evaluator | EvaluatorOnDevice:
-    """The evaluator itself, where it has no twin, or no room there."""
+    """Return the evaluator on the device, or the evaluator itself if it is not supported or does not fit."""
     data = evaluator.data
     scores = min(DOCUMENTS, data.documents) + int(data.longest)
     needed = data.features.nbytes + 8 * MODELS * (scores + len(evaluator.parsed) * data.queries)
@@ -47,7 +50,7 @@ def evaluator_on_device(device: Device, evaluator: Evaluator, ranker: Ranker) ->
 
 
 def leaves_of(count: int, first: int = 0) -> list[int]:
-    """Where NumPy's sum of so many values begins to add one by one."""
+    """The starts of the blocks that NumPy's pairwise sum adds sequentially."""
     if count <= _LEAF:
         return [first]
     half = count // 2 - count // 2 % 8
@@ -55,7 +58,7 @@ def leaves_of(count: int, first: int = 0) -> list[int]:
 
 
 class EvaluatorOnDevice:
-    """An evaluator with its data in a machine's memory, where they are put once."""
+    """An evaluator with its data in device memory."""
 
     def __init__(self, device: Device, evaluator: Evaluator) -> None:
         self.device, self.evaluator = device, evaluator
@@ -90,20 +93,20 @@ class EvaluatorOnDevice:
         self._room: tuple[int, Any, Any] | None = None
 
     def __call__(self, weights: Weights, ranker: Ranker) -> Values:
-        """Averages over queries, as `Evaluator` gives them: [measures, models], or [measures] for one weight vector."""
+        """Return averages over queries, as `Evaluator` does: [measures, models], or [measures] for one vector."""
         models = np.atleast_2d(weights)
         some = [self._measure(models[begin : begin + MODELS]) for begin in range(0, len(models), MODELS)]
         if any(each is None for each in some):
-            return self.evaluator(weights, ranker)  # says which score is not a number
+            return self.evaluator(weights, ranker)  # reports which score is NaN
         totals = np.concatenate([each for each in some if each is not None], axis=1)
         counted = self._counted[:, None]
         found: Values = np.where(counted > 0, totals / np.maximum(counted, 1), np.nan)
         return found if np.ndim(weights) == 2 else found[:, 0]
 
     def _measure(self, models: Weights) -> Values | None:
-        """[measures, models]: sums over queries; None if a score is not a number."""
+        """[measures, models]: sums over queries; None if a score is NaN."""
         device, count, measures = self.device, len(models), len(self._counted)
-        across = max(8, 2 * -(-count // 16))  # columns of threads, each of eight models
+        across = max(8, 2 * -(-count // 16))  # columns of threads, with eight models each
         if self._room is None or self._room[0] != count:
             longest = max(int(self._offsets[last] - self._offsets[first]) for first, last in self._chunks)
             self._room = (
@@ -132,14 +135,14 @@ class EvaluatorOnDevice:
 
 
 def _tie_keys(documents: int) -> NDArray[np.int64]:
-    """Equal scores are ordered by these, smallest first."""
+    """Sort keys for documents with equal scores, ascending."""
     from fedrank.kernels.measures import LOW, STEP, TURN
 
     return (np.arange(documents, dtype=np.int64) * STEP + documents * TURN) & LOW
 
 
 def _chunks(offsets: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Whole queries of about DOCUMENTS documents: (first, one after the last)."""
+    """Ranges of queries with about DOCUMENTS documents: (first, one after the last)."""
     first, queries, found = 0, len(offsets) - 1, []
     while first < queries:
         last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + DOCUMENTS, side="right")) - 1)

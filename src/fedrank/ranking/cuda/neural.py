@@ -1,4 +1,4 @@
-"""PDGD's twin for neural rankers: a crew of four warps for each client."""
+"""PDGD for neural rankers on a GPU: a crew of four warps per client."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from fedrank.ranking.cuda.pdgd import LANES, SHOWN, TASK, PdgdOnDevice
 from fedrank.seeds import Chance
 from fedrank.types import LocalCorrection, SimulatedClients
 
-CREW = 128  # threads, as kernels/crew.cu has it
-TILE = 16  # hidden units, as kernels/rankers.cu has it
-MAX_RATE = 1e6  # with larger steps, weights may leave the range of single precision, in which half of them lies
-CREWS = 4  # that a multiprocessor has registers for
+CREW = 128  # threads, as in kernels/crew.cu
+TILE = 16  # hidden units, as in kernels/rankers.cu
+MAX_RATE = 1e6  # with larger steps, weights may exceed the range of single precision, which half of them use
+CREWS = 4  # per multiprocessor, limited by registers
 
-# As `struct NeuralTask` in kernels/neural_pdgd.cu has it.
+# The layout of `struct NeuralTask` in kernels/neural_pdgd.cu.
 NEURAL_TASK = np.dtype([*TASK.descr, ("desks", "<u8"), ("hidden", "<i8"), ("desk", "<i8")])
 
 
 def widened(task: Any, kind: np.dtype[Any]) -> Any:
-    """A task with more fields."""
+    """Return the task with additional fields."""
     wider = np.zeros((), kind)
     for name in task.dtype.names:
         wider[name] = task[name]
@@ -29,7 +29,7 @@ def widened(task: Any, kind: np.dtype[Any]) -> Any:
 
 
 def crew_room(features: int, hidden: int, longest: int) -> int:
-    """Bytes of fast memory of one crew, as `furnish_crew` in kernels/neural_pdgd.cu lays them out."""
+    """Bytes of shared memory per crew, in the layout of `furnish_crew` in kernels/neural_pdgd.cu."""
     layer, at_least = 4 * (features + 2) * TILE * -(-abs(hidden) // TILE), max(longest, SHOWN)
     small = 8 * (2 * SHOWN * SHOWN + 3 * SHOWN + 1) + 4 * SHOWN + 4
     papers = sum(map(_rounded, (8 * longest, 8 * at_least, 4 * longest, 4 * at_least)))
@@ -41,18 +41,18 @@ def _rounded(size: int) -> int:
 
 
 def crew_desk(parameters: int, hidden: int, longest: int, clipped: bool) -> int:
-    """Bytes of slow memory of one crew."""
+    """Bytes of global memory per crew."""
     units = 4 * abs(hidden) * (-(-longest // LANES) * LANES)
     return sum(map(_rounded, (8 * parameters, 8 * parameters * clipped, units)))
 
 
 class Crews:
-    """Crews at work: their memory, and how a loop for them is begun."""
+    """The memory of all crews, and the launch of their kernels."""
 
     def __init__(self, device: Device, room: int, desk: int) -> None:
         self.device, self.room, self.desk = device, room, desk
         self.most = device.at_once * CREWS
-        self.wide = device.at_once > 1 and room > device.fast_memory  # a processor has but one kind of memory
+        self.wide = device.at_once > 1 and room > device.fast_memory  # a CPU has only one kind of memory
         self._desks = device.empty((self.most, desk), np.uint8)
         self._rooms = device.empty((self.most, room), np.uint8) if self.wide else None
 
@@ -68,7 +68,7 @@ class Crews:
 
 
 class NeuralOnDevice(PdgdOnDevice):
-    """A learner of a neural ranker, with its clients and their data in a machine's memory."""
+    """A learner of a neural rankerwith its clients and their data in device memory."""
 
     many_rounds = False
 

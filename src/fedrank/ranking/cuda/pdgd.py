@@ -1,4 +1,4 @@
-"""PDGD's twin: linear rankers on drawn lists, a warp for each client."""
+"""PDGD for linear rankers on a GPU: sampled lists, one warp per client."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fedrank.ranking.loops import as_sent
 from fedrank.seeds import Chance
 from fedrank.types import NO_CORRECTION, Clip, Learned, LocalCorrection, Observed, SimulatedClients, Weights
 
-SHOWN = 10  # as kernels/show.py has it, which is compiled and not wanted before somebody learns
+SHOWN = 10  # as in kernels/show.py, whose import would compile kernels too early
 LANES = 32
-SHORT = 64  # documents of a list; up to here, many warps are better than many fetches
-ROWS_AT_ONCE = 256  # as kernels/sums.cu has it
+SHORT = 64  # documents per list; up to this length, more warps are faster than more loads in flight
+ROWS_AT_ONCE = 256  # as in kernels/sums.cu
 
 _ADDRESSES = (
-    "rows blocks offsets places present ids pool interactions queries pools at view grades ideal user click stop "
-    "attention discount starts drifts updates online scratch key"
+    "rows blocks offsets places present ids pool interactions queries pools at view grades ideal "  # prose: ok
+    "user click stop attention discount starts drifts updates online scratch key"
 )
 _COUNTS = "documents query_count features longest users levels first taking_part many_starts batch room"
 _REALS = "rate pull clip_weights clip_gradients temperature keep"
-# As `struct Task` in kernels/pdgd.cu and `struct RowSum` in kernels/sums.cu have them.
+# The layouts of `struct Task` in kernels/pdgd.cu and `struct RowSum` in kernels/sums.cu.
 TASK = np.dtype(
     [(name, kind) for names, kind in ((_ADDRESSES, "<u8"), (_COUNTS, "<i8"), (_REALS, "<f8")) for name in names.split()]
 )
@@ -35,20 +35,20 @@ ROW_SUM = np.dtype(
     + [(name, "<i8") for name in ("count", "columns", "fresh")]
     + [("which", "<u8")]
 )
-CLIPPED_SUM = np.dtype(  # as `struct ClippedSum` in kernels/clip.cu has it
+CLIPPED_SUM = np.dtype(  # the layout of `struct ClippedSum` in kernels/clip.cu
     [(name, "<u8") for name in ("rows", "weights", "totals")]
     + [(name, "<i8") for name in ("count", "columns", "norm")]
     + [(name, "<f8") for name in ("clip", "step")]
 )
 FEATURES = ("float32", "float16")
 MAX_HALF = 65504.0
-PIECES, PIECE = 16, 4096  # of a round: while one is added up, the next learns; and the fewest clients of one
+PIECES, PIECE = 16, 4096  # pieces per round, so sums overlap with learning; and the minimum of clients per piece
 
 
 def in_blocks(
     features: NDArray[np.float32], offsets: NDArray[np.int64]
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Features by groups of 32 documents of a query, [group, feature, 32], and where each query begins."""
+    """Return features in groups of 32 documents of a query, [group, feature, 32], and the start of each query."""
     sizes, width = np.diff(offsets), features.shape[1]
     groups = -(-sizes // LANES)
     places = np.concatenate([[0], np.cumsum(groups)[:-1]]) * (width * LANES)
@@ -61,16 +61,16 @@ def in_blocks(
 def in_tight_blocks(
     features: NDArray[np.floating[Any]], offsets: NDArray[np.int64]
 ) -> tuple[NDArray[np.floating[Any]], NDArray[np.int64]]:
-    """The same with a last group of a query that is just large enough, as kernels/show.cu describes it.
+    """Like `in_blocks`, with a last group per query that is only as large as needed; see kernels/show.cu.
 
-    Features of two bytes lie in groups of 64, in pairs.
+    Features of two bytes are in groups of 64, in pairs.
     """
     width, half = features.shape[1], features.dtype == np.float16
     group, step = (2 * LANES, 8) if half else (LANES, 8)
     sizes = np.diff(offsets)
     rounded = sizes // group * group + -(-(sizes % group) // step) * step
     places = (np.concatenate([[0], np.cumsum(rounded)[:-1]]) * width).astype(np.int64)
-    blocks = np.zeros(int(rounded.sum()) * width + group, dtype=features.dtype)  # lanes without a document read on
+    blocks = np.zeros(int(rounded.sum()) * width + group, dtype=features.dtype)  # idle lanes read past the end
     for query, place in enumerate(places):
         for first in range(int(offsets[query]), int(offsets[query + 1]), group):
             some = features[first : min(first + group, int(offsets[query + 1]))]
@@ -87,21 +87,24 @@ def in_tight_blocks(
 
 
 def rounded_features(features: NDArray[np.float32], kind: str) -> NDArray[np.floating[Any]]:
-    """Features as they lie on a card: "float32", as they are, or "float16", rounded to two bytes."""
+    """Return features as stored on the device: "float32" unchanged, or "float16", rounded to two bytes."""
     if kind not in FEATURES:
-        raise ValueError(f"no features {kind!r}{did_you_mean(kind, FEATURES)}; use one of {', '.join(FEATURES)}")
+        raise ValueError(
+            f"unknown type of features {kind!r}{did_you_mean(kind, FEATURES)}; use one of {', '.join(FEATURES)}"
+        )
     if kind == "float32":
         return features
     largest = float(np.abs(features).max(initial=0.0))
     if not largest <= MAX_HALF:
         raise DeviceError(
-            f"a feature is {largest:g}, and float16 ends at {MAX_HALF:g}; normalise the features, or use float32"
+            f"a feature has the value {largest:g}, but the maximum of float16 is {MAX_HALF:g}; normalise the features, "
+            "or use float32"
         )
     return features.astype(np.float16)
 
 
 def room_of(features: int, longest: int, clipped: bool) -> int:
-    """Bytes of one warp, as `furnish` in kernels/pdgd.cu lays them out."""
+    """Bytes per warp, in the layout of `furnish` in kernels/pdgd.cu."""
     at_least = max(longest, SHOWN)
     parts = (4 * (features + 8), 8 * features, 8 * features * clipped, 8 * longest, 8 * at_least, 4 * longest)
     small = 8 * (2 * SHOWN * SHOWN + 3 * SHOWN + 1) + 4 * SHOWN + 40
@@ -109,7 +112,7 @@ def room_of(features: int, longest: int, clipped: bool) -> int:
 
 
 def check_room(device: Device, simulated: SimulatedClients, features: str) -> None:
-    """Refuse data that do not fit, before anything is copied."""
+    """Raise an error for data that do not fit into device memory, before anything is copied."""
     values, clients = simulated.data.features.size, len(simulated)
     rest = (
         40 * clients
@@ -121,21 +124,21 @@ def check_room(device: Device, simulated: SimulatedClients, features: str) -> No
     free, needed = device.free(), {kind: rest + 2 * values * size for kind, size in (("float32", 4), ("float16", 2))}
     if needed.get(features, 0) <= free:
         return
-    remedy = "use fewer queries or features, or the processor"
+    remedy = "use fewer queries or features, or the CPU"
     if features == "float32":
-        how = "fits: ask for them by name, or" if needed["float16"] <= free else "does not fit either;"
+        how = "fits: use device = 'cuda-float16', or" if needed["float16"] <= free else "does not fit either;"
         remedy = f"features as float16 would need {needed['float16'] / 2**30:.2f} GiB, which {how} {remedy}"
     raise DeviceError(
-        f"the data need {needed[features] / 2**30:.2f} GiB on {device.name}, of which {free / 2**30:.2f} are free; "
+        f"the data need {needed[features] / 2**30:.2f} GiB on {device.name}, but {free / 2**30:.2f} GiB are free; "
         f"{remedy}"
     )
 
 
 class PdgdOnDevice:
-    """A learner with its clients and their data in a machine's memory, where they are put once."""
+    """A learner with its clients and their data in device memory."""
 
-    many_rounds: ClassVar[bool] = True  # whether there are loops that do many rounds per call
-    tight: ClassVar[bool] = True  # features as linear loops read them; neural ones read whole groups
+    many_rounds: ClassVar[bool] = True  # whether a kernel can run many rounds per launch
+    tight: ClassVar[bool] = True  # layout of features for linear kernels; neural kernels need full groups
 
     def __init__(self, device: Device, learner: Any, clients: SimulatedClients, features: str = "float32") -> None:
         self.device, self.learner, self.clients, self.kind = device, learner, clients, features
@@ -184,24 +187,24 @@ class PdgdOnDevice:
         self._totals: Any = None
 
     def _room(self) -> int:
-        """Bytes of fast memory for each client at work."""
+        """Bytes of shared memory per active client."""
         return room_of(self.features, int(self.clients.data.longest), self.learner.clip_gradients > 0)
 
     def _settings(self) -> dict[str, float]:
-        """The learner's part of a task."""
+        """The learner's fields of a task."""
         names = ("batch", "rate", "clip_weights", "clip_gradients", "temperature", "keep")
         return {name: float(getattr(self.learner, name)) for name in names}
 
     @property
     def bare(self) -> bool:
-        """Whether nothing keeps or clips, at temperature 1."""
+        """Whether keep and clipping are off and the temperature is 1."""
         learner = self.learner
         return not (learner.keep or learner.clip_weights or learner.clip_gradients) and learner.temperature == 1
 
     def learned(
         self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, correction: LocalCorrection
     ) -> Learned:
-        """The same as from the learner itself, in this processor's memory."""
+        """Return the same as the learner itself, in host memory."""
         updates, online = self.learn(start, chance, present, correction)
         return Learned(self.device.get(updates), Observed(self.device.get(online)))
 
@@ -212,22 +215,22 @@ class PdgdOnDevice:
         present: NDArray[np.int64] | None = None,
         correction: LocalCorrection = NO_CORRECTION,
     ) -> tuple[Any, Any]:
-        """(updates, online) of those who take part, in the machine's memory: the next call uses it again."""
+        """Return (updates, online) of the participants in device memory, which the next call overwrites."""
         count = self._ready(start, chance, present, correction)
         self._learn(0, count)
         return self._updates[:count], self._online[:count]
 
     def stay(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None) -> tuple[Any, Observed]:
-        """Updates in the machine's memory, and what was seen."""
+        """Return updates in device memory, and observations."""
         updates, _ = self.learn(start, chance, present)
         return updates, self._observed(len(updates))
 
     def parts(
         self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, weighted: bool, rows: int
     ) -> tuple[NDArray[np.float64], Observed]:
-        """Sums of updates [parts, width], by interactions if `weighted`, and what was seen: updates stay there.
+        """Return sums of updates [parts, width], by interactions if `weighted`, and observations.
 
-        A part is so many rows.
+        Updates stay on the device. A part is a fixed number of rows.
         """
         count = self._ready(start, chance, present, NO_CORRECTION)
         weights = self._held["interactions"]
@@ -253,7 +256,7 @@ class PdgdOnDevice:
     def clipped(
         self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, clip: Clip
     ) -> tuple[NDArray[np.int64], Observed]:
-        """The sum of updates on a grid, each shortened and weighed by `clip`, and what was seen: updates stay there."""
+        """Return the sum of updates on a grid, clipped and weighted by `clip`, and observations; updates stay there."""
         device = self.device
         count = self._ready(start, chance, present, NO_CORRECTION)
         self._learn(0, count)
@@ -272,7 +275,7 @@ class PdgdOnDevice:
     def _ready(
         self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, correction: LocalCorrection
     ) -> int:
-        """Bring what a round needs into place; returns how many take part."""
+        """Copy the inputs of a round to the device; return the number of participants."""
         device, task = self.device, self.task
         count = len(self.clients) if present is None else len(present)
         if self._updates is None or len(self._updates) < count:
@@ -281,7 +284,7 @@ class PdgdOnDevice:
         starts = device.put(as_sent(start))
         on_device = None if present is None else device.put(present.astype(np.int64))
         drifts = None if correction.drifts is None else device.put(correction.drifts.astype(np.float64))
-        self._round = (starts, on_device, drifts)  # kept until the next one
+        self._round = (starts, on_device, drifts)  # keeps the arrays alive until the next round
         task["starts"], task["many_starts"] = device.address(starts), len(starts) > 1
         task["present"] = 0 if on_device is None else device.address(on_device)
         task["drifts"] = 0 if drifts is None else device.address(drifts)
@@ -291,14 +294,14 @@ class PdgdOnDevice:
         return count
 
     def _begin(self, chance: Chance, correction: LocalCorrection, count: int) -> None:
-        """Choose the loop, and fill in what changes from round to round."""
+        """Choose the kernel and set the fields that change every round."""
         self.task["pull"] = self.learner.rate * correction.pull
         self._loop = self.loop("clients")
         if self.bare and not correction.pull and correction.drifts is None:
             self._loop += "_short" if self.clients.data.longest <= SHORT else "_plain"
 
     def loop(self, name: str) -> str:
-        """A loop's name, of features in four bytes or in two."""
+        """The name of a kernel for features of four or two bytes."""
         return f"pdgd_{name}" if self.kind == "float32" else f"pdgd_half_{name}"
 
     def _learn(self, first: int, last: int) -> None:

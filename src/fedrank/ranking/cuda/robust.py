@@ -1,4 +1,4 @@
-"""Robust rules on updates that stay in a machine's memory: Krum's scores, columns in order, the mean of some rows."""
+"""Robust aggregation of updates in device memory: Krum scores, sorted columns, and the mean of selected rows."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from fedrank.kernels.devices import Device
 from fedrank.ranking.cuda.pdgd import LANES, ROW_SUM, ROWS_AT_ONCE
 from fedrank.ranking.cuda.rounds import TEAM
 
-# As `struct Robust` in kernels/robust.cu has it.
+# The layout of `struct Robust` in kernels/robust.cu.
 ROBUST = np.dtype(
     [(name, "<u8") for name in ("rows", "out", "scratch")]
     + [(name, "<i8") for name in ("count", "columns", "number", "squared")]
 )
-_SUMS = 8 * LANES * TEAM  # bytes, for what threads add up
+_SUMS = 8 * LANES * TEAM  # bytes, for partial sums of threads
 
 
 def most_clients(device: Device, bytes_each: int) -> int:
-    """How many values a team can put in order, each of so many bytes."""
+    """The maximum number of values of this size that a team can sort."""
     return 1 << ((device.fast_memory - _SUMS) // bytes_each).bit_length() - 1
 
 
 class RobustOnDevice:
-    """Updates [clients, parameters] in a machine's memory, and what rules make of them."""
+    """Updates [clients, parameters] in device memory, and the results of robust rules."""
 
     def __init__(self, device: Device, updates: Any) -> None:
         self.device, self.updates = device, updates
@@ -38,19 +38,19 @@ class RobustOnDevice:
         return bool(self.device.get(out)[0] == 0)
 
     def krum_scores(self, neighbours: int, squared: bool) -> NDArray[np.float64]:
-        """[clients]: sums of the distances to so many nearest others."""
+        """[clients]: sums of the distances to the nearest `neighbours`."""
         out = self.device.empty((self.clients,), np.float64)
         self._run("krum_scores", out, self.clients, neighbours, 8, squared)
         return self.device.get(out)
 
     def trimmed_mean(self, drop: int) -> NDArray[np.float64]:
-        """[parameters]: means without so many smallest and largest values."""
+        """[parameters]: means without the `drop` smallest and largest values."""
         out = self.device.empty((self.parameters,), np.float64)
         self._run("trimmed_means", out, self.parameters, drop, 4)
         return self.device.get(out)
 
     def mean_of(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        """[parameters]: the mean of these rows, added up in this order."""
+        """[parameters]: the mean of these rows, summed in this order."""
         device, columns = self.device, self.parameters
         which, totals = device.put(rows.astype(np.int64)), device.empty((columns,), np.float64)
         task = np.zeros((), ROW_SUM)

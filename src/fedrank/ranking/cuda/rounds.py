@@ -1,4 +1,4 @@
-"""Many small rounds in one call: a card that gets an order for each of them waits for most of the time."""
+"""Run many small rounds in one launch, since launch overhead would dominate single small rounds."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 from fedrank.ranking.cuda.pdgd import LANES, SHOWN, TASK, PdgdOnDevice
 from fedrank.types import Weights
 
-TEAM = 8  # warps that work on one client, as kernels/warp.cu has it
-MAX_CLIENTS = 1024  # of a round; with more, rounds fill a card one by one
-_SEARCH = 48  # bytes, as `struct Search` in kernels/rounds.cu has them
+TEAM = 8  # warps per client, as in kernels/warp.cu
+MAX_CLIENTS = 1024  # per round; with more, single rounds fill a GPU
+_SEARCH = 48  # bytes of `struct Search` in kernels/rounds.cu
 
 _BEFORE = "keys present counts bias model server"
 _AFTER = "updates online models servers gate done scratch"
-# As `struct Rounds` in kernels/rounds.cu has it.
+# The layout of `struct Rounds` in kernels/rounds.cu.
 ROUNDS = np.dtype(
     [("task", TASK)]
     + [(name, "<u8") for name in f"{_BEFORE} {_AFTER}".split()]
@@ -27,21 +27,21 @@ ROUNDS = np.dtype(
 
 
 class MoveOnDevice(NamedTuple):
-    """A server step as loops take it."""
+    """A server step in the form that kernels take."""
 
     kind: int  # ADD, MOMENTUM or ADAM
     rate: float
-    beta1: float = 0.0  # for momentum: the share that it keeps
+    beta1: float = 0.0  # for momentum: its decay
     beta2: float = 0.0
     epsilon: float = 0.0
 
     def remembered(self, size: int) -> int:
-        """Numbers that a loop keeps; how many steps Adam took is known outside."""
+        """The number of state values of the step; Adam's step count is tracked outside."""
         return (0, size, 2 * size)[self.kind]
 
 
 class RoundsDone(NamedTuple):
-    """What rounds left behind, one after the other."""
+    """The results of consecutive rounds."""
 
     models: NDArray[np.float64]  # [rounds, parameters]
     servers: NDArray[np.float64]  # [rounds, remembered]
@@ -49,7 +49,7 @@ class RoundsDone(NamedTuple):
 
 
 def team_room_of(features: int, longest: int, remembered: int) -> int:
-    """Bytes of a team behind those of a warp, as `furnish_team` in kernels/rounds.cu lays them out."""
+    """Bytes of a team after those of a warp, in the layout of `furnish_team` in kernels/rounds.cu."""
     parts = (
         8 * features,
         8 * remembered,
@@ -64,7 +64,7 @@ def team_room_of(features: int, longest: int, remembered: int) -> int:
 
 
 class RoundsOnDevice:
-    """Rounds of a learner and its clients in a device's memory; the rule is the mean."""
+    """Rounds of a learner and its clients in device memory, aggregated by the mean."""
 
     def __init__(self, on_device: PdgdOnDevice, step: MoveOnDevice, weighted: bool) -> None:
         self.on_device, self.step = on_device, step
@@ -85,7 +85,7 @@ class RoundsOnDevice:
 
     @property
     def fits(self) -> bool:
-        """Whether a team has room for its lists."""
+        """Whether the lists fit into the shared memory of a team."""
         return self._room <= self.on_device.device.fast_memory
 
     def begin(
@@ -97,16 +97,16 @@ class RoundsOnDevice:
         counts: NDArray[np.float64],
         bias: NDArray[np.float64],
     ) -> Callable[[], RoundsDone]:
-        """Begin as many rounds as there are keys; the answer waits for them.
+        """Start one round per key; the returned function waits for them.
 
-        `present` [rounds, taking part] are rows of the clients, `counts` the sums of their weights, `bias` [rounds, 2]
-        what Adam divides by. They end before a round in which an update is not finite.
+        `present` [rounds, participants] are rows of the clients, `counts` the sums of their weights, `bias` [rounds, 2]
+        Adam's bias corrections. Rounds stop before one in which an update is not finite.
         """
         device, rounds, size = self.on_device.device, len(keys), self.on_device.features
         taking_part = len(self.on_device.clients) if present is None else present.shape[1]
         if self._updates is None or self._updates.shape[1] < taking_part:
             self._updates = device.empty((2, taking_part, size), np.float32)
-        # One letter there and one back: each takes longer than a round.
+        # One transfer in each direction: a transfer takes longer than a round.
         letter = {
             "gate": np.zeros(1, np.int64), "keys": keys, "counts": counts, "bias": bias.ravel(), "model": model,
             "server": server[: self._remembered],
@@ -128,7 +128,7 @@ class RoundsOnDevice:
         task["updates"], task["rounds"], task["taking_part"] = device.address(self._updates), rounds, taking_part
         device.each_part(self._loop, task, min(taking_part, device.at_once), LANES * TEAM, self._room)
 
-        def collect(kept: Any = sent) -> RoundsDone:  # what was sent stays until then
+        def collect(kept: Any = sent) -> RoundsDone:  # keeps the sent arrays alive
             found = device.get(back)
             parts = dict(zip(answer, np.split(found, np.cumsum(list(answer.values()))[:-1]), strict=True))
             done = int(parts["done"][0])
