@@ -69,3 +69,11 @@ def test_every_command_is_on_the_page_of_commands():
     top = {name for name, one in root.commands.items() if not one.hidden}
     listed = set(re.findall(r"`(?:fedrank )?(\w+)`", _page("cli").partition("| Command |")[2].partition("## ")[0]))
     assert listed - {"papers"} == top - {"papers"}  # a plug-in
+
+
+def test_paths_on_the_page_about_the_architecture_exist():
+    page = (DOCS / "explanation" / "architecture.md").read_text(encoding="utf-8")
+    paths = {path for path in re.findall(r"`([\w./*-]+/[\w.*-]*)`", page) if "FOLDER" not in path}
+    assert len(paths) > 60
+    roots = (DOCS.parent, DOCS.parent / "src" / "fedrank")
+    assert [path for path in sorted(paths) if not any(any(root.glob(path)) for root in roots)] == []
