@@ -97,7 +97,7 @@ def still_pages(folder: Path) -> dict[str, Path]:
         "compared": folder / "compared.html",
         "site": site / "index.html",
         "site-tutorial": site / "tutorials" / "first-experiment.html",
-        "site-methods": site / "methods" / "index.html",
+        "site-methods": site / "reference" / "methods" / "index.html",
         "notebook": site / "files" / "examples" / "first_federation.ipynb.html",
     }
 

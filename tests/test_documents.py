@@ -24,6 +24,7 @@ import typer
 from typer.testing import CliRunner
 
 from fedrank.cli import app
+from fedrank.cli.renamed import RENAMED
 from fedrank.deploy.settings import read_federation, read_site
 from fedrank.experiments.spec.experiment import Experiment
 from fedrank.experiments.spec.grid import About
@@ -246,12 +247,21 @@ def test_a_click_log_can_be_used(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert {"propensities.json", "estimate.png"} <= {path.name for path in folder.iterdir()}
 
 
-def _follow(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From top to bottom, beginning in one folder: files are written, code runs, and commands say what is shown."""
+@pytest.mark.long
+def test_two_methods_can_be_compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _follow(ROOT / "docs" / "how-to" / "compare-methods.md", folder, monkeypatch, until="## Grids")
+    assert (folder / "report.html").is_file()
+
+
+def _follow(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, until: str | None = None) -> None:
+    """From top to bottom, or to a heading: files are written, code runs, and commands print what is shown."""
     monkeypatch.setenv("COLUMNS", "200")
     lines = page.read_text(encoding="utf-8").splitlines()
+    last = len(lines) if until is None else lines.index(until)
     printed = ""
     for block in _blocks(page):
+        if block.line > last:
+            break
         if block.kind == "python":
             with contextlib.redirect_stdout(io.StringIO()) as said:
                 exec(compile(block.text, str(block), "exec", dont_inherit=True), {"__name__": "document"})
@@ -310,7 +320,7 @@ def _other_commands() -> Iterator[tuple[str, str]]:
     for source in sources:
         text = source.read_text(encoding="utf-8").replace("\\\n", " ")
         for line in re.findall(r"^ *(?:later )?(fedrank [a-z].*)$", text, re.MULTILINE):
-            if line.split()[1] in _root().commands:
+            if line.split()[1] in (*_root().commands, *(words.split()[0] for words in RENAMED)):
                 yield source.name, re.split(r"\s+#\s", line)[0]
     yield from _epilogs(_root(), "fedrank")
 
