@@ -80,7 +80,7 @@ class Practice:
         return cls(made.queries, documents.ids, corpus, np.stack(found), described, relevance, Browsing(), seed)
 
     def write_log(self, folder: str | Path, searches: int = 6000, site: str | None = None) -> None:
-        """Write the documents, searches and clicks of one site, or of all four, in the format of User Behavior Insights.
+        """Write the documents, searches and clicks of one site, or of all four, as User Behavior Insights (UBI).
 
         The log contains a robot, clicks on results that were not displayed, and lines that are not JSON.
         """
