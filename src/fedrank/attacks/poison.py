@@ -304,10 +304,11 @@ class _PushedMean(ABC):
 
 @dataclass(frozen=True)
 class MinMax(_PushedMean):
-    """Perturb the mean while no distance to an honest update exceeds the largest one between two of them.
+    """Perturb the mean within the largest distance between honest updates (Shejwalkar and Houmansadr, NDSS 2021).
 
-    (Shejwalkar and Houmansadr, NDSS 2021.) The paper searches for the factor by bisection; here it is computed in
-    closed form, so it does not depend on the norm of updates. One attacker with partial knowledge has no room.
+    No distance to an honest update exceeds the largest one between two of them. The paper searches for the factor by
+    bisection; here it is computed in closed form, so it does not depend on the norm of updates. One attacker with
+    partial knowledge has no room.
     """
 
     def _reach(self, honest: Rows, mean: Vector, push: Vector) -> float | None:
@@ -324,10 +325,10 @@ class MinMax(_PushedMean):
 
 @dataclass(frozen=True)
 class MinSum(_PushedMean):
-    """Perturb the mean while the sum of its squared distances to honest updates is at most that of an honest update.
+    """Perturb the mean within the squared distances of an honest update (Shejwalkar and Houmansadr, NDSS 2021).
 
-    (Shejwalkar and Houmansadr, NDSS 2021.) Harder to detect than min-max. The factor is computed in closed form, and
-    one attacker with partial knowledge has no room.
+    The sum of its squared distances to honest updates is at most that of an honest update. Harder to detect than
+    min-max. The factor is computed in closed form, and one attacker with partial knowledge has no room.
     """
 
     def _reach(self, honest: Rows, mean: Vector, push: Vector) -> float | None:

@@ -68,9 +68,9 @@ class OnClient:
 
 @dataclass(frozen=True)
 class SecureAggregation:
-    """Distributed noise on every message, and a protocol that reveals only the sum to the server.
+    """Distributed noise, and a protocol that reveals only the sum to the server (Bonawitz et al., CCS 2017).
 
-    Protocol of Bonawitz et al. (CCS 2017); distributed discrete noise of Kairouz, Liu and Steinke (ICML 2021).
+    The distributed discrete noise is that of Kairouz, Liu and Steinke (ICML 2021).
     """
 
     honest: float = 0.5  # fraction of a round's clients that are honest and stay to the end, at least

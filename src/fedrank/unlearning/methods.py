@@ -229,11 +229,11 @@ class Retrain:
 
 @dataclass(frozen=True)
 class FedEraser:
-    """Repeat the stored rounds with little local work, and rescale the updates to the norms of the stored ones.
+    """Repeat the stored rounds with little local work, rescaled to the stored norms (FedEraser; Liu et al., 2021).
 
-    FedEraser (Liu et al., IWQoS 2021) as adapted to rankers by Wang et al. (ECIR 2024): starting from the initial
-    weights, each remaining client learns from a few interactions in every stored round, and sends an update with the
-    new direction and the norm of its stored update. These norms still carry a trace of the clients that left.
+    As adapted to rankers by Wang et al. (ECIR 2024): starting from the initial weights, each remaining client learns
+    from a few interactions in every stored round, and sends an update with the new direction and the norm of its stored
+    update. These norms still carry a trace of the clients that left.
     """
 
     steps: int = 3  # n': local interactions per client in every stored round, at most
@@ -272,9 +272,9 @@ class FedEraser:
 
 @dataclass(frozen=True)
 class FedRemove:
-    """Aggregate the stored updates again, without those of the leaving clients: no client does any work.
+    """Aggregate the stored updates again without those of the leaving clients (FedRemove; Tao et al., SIGIR 2025).
 
-    Our reading of FedRemove (Tao et al., SIGIR 2025): starting from the initial weights, every stored round is
+    No client does any work. Our reading of the paper: starting from the initial weights, every stored round is
     aggregated again from the updates of the remaining clients, followed by the server step; a stored round also stands
     for the rounds after it that were not stored. The updates of other clients started from models that the leaving
     clients had influenced, and are not changed.
@@ -327,12 +327,11 @@ class FineTune:
 
 @dataclass(frozen=True)
 class GradientAscent:
-    """The leaving clients reverse their updates, close to the others' models; then the others continue training.
+    """Leaving clients reverse their updates, then the others train (projected gradient ascent; Halimi et al., 2022).
 
-    Projected gradient ascent (Halimi et al., 2022): the reference is the mean of the remaining clients' models after
-    one local round from the final model. The leaving clients run separate rounds from the final model and step in the
-    opposite direction, each time projected into a ball around the reference. It needs no history, but it needs the
-    leaving clients, and assumes that they are honest.
+    The reference is the mean of the remaining clients' models after one local round from the final model. The leaving
+    clients run separate rounds from the final model and step in the opposite direction, each time projected into a ball
+    around the reference. It needs no history, but it needs the leaving clients, and assumes that they are honest.
     """
 
     steps: int = 10  # rounds of the leaving clients, with the same number of interactions as in the run
