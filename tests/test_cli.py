@@ -329,7 +329,7 @@ def test_models_of_single_clients(fedrank, results):
     assert first != second
     code, _, err = fedrank("evaluate", alone, "good.txt")
     assert code == 2
-    assert "3 models, one for each client" in err
+    assert "3 models, one per client" in err
 
 
 @pytest.mark.process

@@ -216,7 +216,7 @@ def test_a_log_with_live_features(files, tmp_path):
         build_log(*files, tmp_path / "live", LogBuild(ListRules(length=3, depth=5), stem="english"))
     for wrong, said in (
         ({"features": "live-9"}, "must be one of"),
-        ({"features": "live-1", "published": True}, "never published"),
+        ({"features": "live-1", "published": True}, "is not available"),
     ):
         with pytest.raises(ValueError, match=said):
             LogBuild(**wrong)

@@ -132,7 +132,7 @@ def test_a_table_of_quality(tmp_path, data):
 def test_models_of_single_clients(tmp_path, data):
     own = model_file(tmp_path, [[2.0, -0.5], [0.0, 1.0]])
     assert [float(line) for line in score_lines(own, data, client=1)] == [4, 0, 2, 0, 1, 1]
-    with pytest.raises(ValueError, match="2 models, one for each client"):
+    with pytest.raises(ValueError, match="2 models, one per client"):
         score_lines(own, data)
     with pytest.raises(ValueError, match="one model for all clients; leave out client = 1"):
         score_lines(model_file(tmp_path), data, client=1)

@@ -33,7 +33,7 @@ def perform(
         performer = getattr(import_module(f"fedrank.experiments.runner.{module}"), name)
     task.folder.mkdir(parents=True, exist_ok=True)
     with working_on(task.folder), RunWriter(task, threads, on_progress, stop) as writer, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".* promises nothing where ")  # it stands in the notes
+        warnings.filterwarnings("ignore", message=".* has no guarantee if ")  # it stands in the notes
         try:
             (task.folder / TRACEBACK).unlink(missing_ok=True)  # of an earlier attempt
             writer.check_checkpoint()
