@@ -182,5 +182,5 @@ def test_the_folder_of_an_experiment_stands_for_its_only_run(tmp_path):
         (place / "run.json").write_text("{}")
         if number == 1:
             assert load_model(tmp_path / "trained").weights.tolist() == [1.0]
-    with pytest.raises(FileNotFoundError, match=r"holds 2 runs; name the folder of one of them.*fold-1-seed-1"):
+    with pytest.raises(FileNotFoundError, match=r"contains 2 runs; name the folder of one of them.*fold-1-seed-1"):
         load_model(tmp_path / "trained")

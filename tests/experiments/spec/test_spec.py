@@ -67,7 +67,7 @@ MISTAKES = [
     ("kind=tree", 'kind: "tree" cannot be used; did you mean "trees"?'),
     ("title=3", "title: 3 cannot be used; give text in quotes"),
     ("data=3", "data: 3 is not a table; write [data]"),
-    ("data.name=mq2009", "data.name: no data set 'mq2009'; did you mean \"mq2008\"?"),
+    ("data.name=mq2009", "data.name: unknown data set 'mq2009'; did you mean \"mq2008\"?"),
     ("data.folds=[1, 9]", "data.folds: no fold 9; synthetic-mq2007 has folds 1 to 5"),
     ("data.folds=[0]", "data.folds[0]: 0 cannot be used; give 1 or more"),
     ("data.folds=[2, 2]", "data.folds: 2 stands there twice; list each once"),
@@ -614,7 +614,7 @@ def test_a_file_of_very_many_features_has_to_say_so(tmp_path):
     file = tmp_path / "wide.txt"
     file.write_text("1 qid:1 1:1 20000:1\n0 qid:1 1:2\n")
     tables = {"train": str(file), "test": str(file)}
-    with pytest.raises(ValueError, match=r"feature 20000 is more than 10,000.*data.features = 20000"):
+    with pytest.raises(ValueError, match=r"feature 20000 is above 10,000.*data.features = 20000"):
         load_fold(DataSpec(**tables), 1)
     assert load_fold(DataSpec(**tables, features=20_000), 1).train.features.shape == (2, 20_000)
     assert any("data.features" in line for line in DataSpec(name="mq2008", features=5).problems())
