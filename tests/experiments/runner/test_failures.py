@@ -53,7 +53,7 @@ def test_a_crash_in_an_own_method_leaves_its_traceback(tmp_path, name, said, las
         ("nan", "returned 46 of 46 values that are not finite, from finite updates"),
         ("complex", "returned values of type complex64, but a change must have real numbers"),
         ("words", "returned values of type <U32, where"),
-        ("objects", "returned values of type object, where"),
+        ("objects", "returned values of type object, but"),
     ],
 )
 def test_what_an_aggregator_cannot_return_is_refused_by_its_name(tmp_path, what, said):

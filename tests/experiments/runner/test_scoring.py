@@ -150,7 +150,7 @@ def test_ranges_of_the_training_data_travel_with_the_model(tmp_path, data):
 
 def test_what_cannot_be_used(tmp_path, data):
     model = model_file(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"no file and unknown data set 'mq2009'; did you mean .mq2008.\?"):
+    with pytest.raises(FileNotFoundError, match=r"no file and no data set 'mq2009'; did you mean .mq2008.\?"):
         evaluate_model(model, "mq2009", ["map"])
     with pytest.raises(FileNotFoundError, match="is not a data set of a search log"):
         evaluate_model(model, str(tmp_path), ["map"])
