@@ -134,7 +134,7 @@ WRONG = [
     (("score", MODEL, "nowhere", "--out", "s.txt"), "no file and no data set 'nowhere'"),
     (("score", MODEL, "good.txt", "--trec", "two words"), "the tag 'two words' of a TREC run must be one word"),
     (("score", MODEL, "good.txt", "--client", "1"), "holds one model for all clients; leave out client = 1"),
-    (("evaluate", MODEL, "good.txt", "--measure", "ndgc"), "no measure 'ndgc'; did you mean \"ndcg\"?"),
+    (("evaluate", MODEL, "good.txt", "--measure", "ndgc"), "unknown measure 'ndgc'; did you mean \"ndcg\"?"),
     (("evaluate", MODEL, "synthetic-mq2008"), "no file and no data set 'synthetic-mq2008'; did you mean"),
     (("evaluate", "empty.toml", "good.txt"), "empty.toml cannot be read as a model: "),
     (("methods", "lerner"), "no family or method 'lerner', and none mentions it; did you mean \"learner\"?"),

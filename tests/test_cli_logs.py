@@ -115,10 +115,10 @@ def test_old_rows_are_not_kept(logs):
         ([*UBI, "--cap", "list_hour=3"], "--cap 'list_hour=3': no such rule; did you mean \"lists_hour\"?"),
         ([*UBI, "--cap", "lists_hour=many"], "--cap 'lists_hour=many': write a number"),
         ([*UBI, "--cap", "least=none"], "--cap 'least=none': write a number"),
-        ([*UBI, "--cap", "share=2"], "share = 2.0 is no share of all clicks"),
+        ([*UBI, "--cap", "share=2"], "share must be greater than 0 and at most 1"),
         ([*UBI, "--object-field", "ean"], "object_field = 'ean': no document of docs.jsonl has this field"),
         ([*UBI, "--redact-words", "nowhere.txt"], "nowhere.txt"),
-        ([*UBI, "--features", "mine"], "features = 'mine'; choose one of"),
+        ([*UBI, "--features", "mine"], "features must be one of"),
     ],
 )
 def test_mistakes_cost_a_line(logs, arguments, problem):

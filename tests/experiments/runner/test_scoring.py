@@ -154,7 +154,7 @@ def test_what_cannot_be_used(tmp_path, data):
         evaluate_model(model, "mq2009", ["map"])
     with pytest.raises(FileNotFoundError, match="is not a data set of a search log"):
         evaluate_model(model, str(tmp_path), ["map"])
-    with pytest.raises(ValueError, match="no measure 'mpa'"):
+    with pytest.raises(ValueError, match="unknown measure 'mpa'"):
         evaluate_model(model, data, ["mpa"])
     with pytest.raises(ValueError, match='normalise = "global" and does not say within which ranges'):
         evaluate_model(model_file(tmp_path, normalised="global"), data, ["map"])
