@@ -301,7 +301,7 @@ def test_a_model_by_letter_proves_who_trained_it(three, first, tmp_path) -> None
     with pytest.raises(ValueError, match=rf"forged.letter: a letter of {c.me.name} about a model that {a.me.name}"):
         read_turn(forged, b.me)
     forged.write_bytes(seal(b"{", "model", a.me, b.me.name))
-    with pytest.raises(ValueError, match=r"forged.letter: .* cannot be read as a model"):
+    with pytest.raises(ValueError, match=r"forged.letter: .* is not a valid model"):
         read_turn(forged, b.me)
     broken = bytearray(letter.read_bytes())
     broken[-1] ^= 1
@@ -359,7 +359,7 @@ def changed(content: dict, where: str, value: object) -> None:
         ("notes.silo.more", 1, "of another version"),
         ("notes.silo.k", None, "of another version"),
         ("format", "theirs", "not a model file of fedrank"),
-        ("version", 99, "newer than this fedrank"),
+        ("version", 99, "newer than this version of fedrank"),
     ],
 )
 def test_a_model_that_was_changed_is_refused_by_name(three, first, tmp_path, where, value, told) -> None:

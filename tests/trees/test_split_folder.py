@@ -138,7 +138,7 @@ def test_what_cannot_be_merged_is_named(split, tmp_path):
 def test_a_truncated_model_or_split_is_named(split, tmp_path):
     whole, cut = (save_linear(tmp_path / f"{name}.json", *np.ones(29)) for name in ("whole", "cut"))
     cut.write_text(cut.read_text()[:30])
-    with pytest.raises(ValueError, match=r"cut\.json cannot be read as a model"):
+    with pytest.raises(ValueError, match=r"cut\.json is not a valid model"):
         merge_models([whole, cut], split.folder, "linear", tmp_path / "a")
     broken = tmp_path / "broken"
     broken.mkdir()
