@@ -42,7 +42,7 @@ def test_clients(fold):
     clients = fr.make_clients(fold.train, 7, click_model=["navigational", "perfect"], interactions=[3, 5], malicious=2)
     assert shown(clients) == (
         f"<SimulatedClients of synthetic-mq2007; clients: 7; queries each: {fold.train.queries:,}; "
-        "interactions a round: 3 to 5; users: navigational, perfect; malicious: 2>"
+        "interactions per round: 3 to 5; users: navigational, perfect; malicious: 2>"
     )
     assert "people: 14" in repr(fr.make_clients(fold.train, 7, people=2))
     assert "clients: 0" in repr(clients.rows(np.arange(0)))
@@ -64,7 +64,7 @@ def test_models():
         "<Model Linear; features: 46; weights: 46; normalised: query; "
         "origin: experiment robust, variant krum, fold 1, seed 2, data mq2007>"
     )
-    assert "models: 3, one for each client" in shown(fr.Model(fr.rankers.Linear(), np.zeros((3, 46)), 46))
+    assert "models: 3, one per client" in shown(fr.Model(fr.rankers.Linear(), np.zeros((3, 46)), 46))
 
 
 def test_questions_and_what_became_of_them(tmp_path):

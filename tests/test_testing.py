@@ -105,7 +105,7 @@ class Bad:
         ("click_model", "never", "never clicks"),
         ("partition", "empty", "none may be empty"),
         ("partition", "lucky", "different queries for the same seed"),
-        ("learner", "idle", "learned nothing"),
+        ("learner", "idle", "returned only zeros"),
         ("mechanism", "protect", "depend on other clients"),
     ],
 )

@@ -127,13 +127,13 @@ def test_what_is_nested_too_deeply_is_refused_in_a_line(text, tmp_path):
     with pytest.raises(ValueError, match="tables or lists are nested more than 50 levels deep"):
         parse_toml(text)
     (tmp_path / "deep.toml").write_text(text, encoding="utf-8")
-    with pytest.raises(ValueError, match=r"deep.toml: is not TOML: more than 50"):
+    with pytest.raises(ValueError, match=r"deep.toml: is not TOML: .*nested more than 50"):
         read_spec(tmp_path / "deep.toml")
 
 
 def test_long_keys_and_long_texts_are_refused_before_they_are_parsed():
     for text in ("a." * 300_000 + "a = 1", "x = { " + "a." * 300_000 + "a = 1 }", "[" + "a." * 300_000 + "a]"):
-        with pytest.raises(ValueError, match="more than 50 tables"):
+        with pytest.raises(ValueError, match="nested more than 50"):
             parse_toml(text)
     with pytest.raises(ValueError, match="has 1,000,005 characters, but at most 1,000,000 are allowed"):
         parse_toml('a = "' + "x" * 1_000_000)
@@ -142,5 +142,5 @@ def test_long_keys_and_long_texts_are_refused_before_they_are_parsed():
 
 @pytest.mark.parametrize("value", ["[" * 5000 + "]" * 5000, "{b=" * 60 + "1" + "}" * 60])
 def test_an_override_that_is_nested_too_deeply_is_refused(value):
-    with pytest.raises(ValueError, match="more than 50 tables or lists"):
+    with pytest.raises(ValueError, match="nested more than 50"):
         parse_override(f"vary={value}")

@@ -72,7 +72,7 @@ def test_the_same_message_has_the_same_bytes_everywhere():
     ("changes", "named"),
     [
         ({"kind": "message"}, "of kind letter, but kind message was expected"),
-        ({"run": b"another run, 16B"}, "of run .*, expected was run"),
+        ({"run": b"another run, 16B"}, "of run .*, but run .* was expected"),
         ({"round": 8}, "of round 7, but round 8 was expected"),
         ({"attempt": 3}, "of attempt 2, but attempt 3 was expected"),
         ({"sender": 30}, "comes from 31, which was not asked"),
@@ -100,7 +100,7 @@ def test_another_version_is_refused_by_name(monkeypatch):
         ("weights", Part(RECORD, 5), "of type <f4"),
         ("weights", Part("|S", 20), "weights has 5 bytes of type"),
         ("note", Part("|S", 3), "too many"),
-        ("note", Part("<f4", 10), r"note is .* values of type \|S"),
+        ("note", Part("<f4", 10), r"note has .* values of type \|S"),
     ],
 )
 def test_another_size_or_type_is_refused_by_name(name, part, named):
@@ -150,7 +150,7 @@ def test_no_more_is_read_than_was_expected():
     at = wire._HEAD.size + 20
     content[at : at + 8] = struct.pack("<Q", 2**63)
     body = bytes(content[:-16])
-    with pytest.raises(Refused, match=f"weights is {2**63} values"):
+    with pytest.raises(Refused, match=f"weights has {2**63} values"):
         unpack(resealed(body), LABEL, {"weights": Part("<f4", 2)})
     with pytest.raises(Refused, match=f"{2**63} bytes"):
         unpack(resealed(body.replace(b"<f4\0", b"|S\0\0")), LABEL, {"weights": Part("|S", 8)})

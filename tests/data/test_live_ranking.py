@@ -161,7 +161,7 @@ def test_engine_features_of_a_collection_are_those_of_its_index():
 def test_another_stemmer_is_another_set():
     live, other = (collection_fold(SYNTHETIC, 2, 1, features).test for features in ("live-1", "live-1-none"))
     assert live.feature_names == other.feature_names
-    with pytest.raises(ValueError, match=r'no features \'live-2\'; there is "live-1".* and "aol-103"'):
+    with pytest.raises(ValueError, match=r'unknown feature set \'live-2\'; use "live-1".* or "aol-103"'):
         collection_fold(SYNTHETIC, 2, 1, "live-2")
 
 
@@ -216,7 +216,7 @@ def test_a_log_with_live_features(files, tmp_path):
         build_log(*files, tmp_path / "live", LogBuild(ListRules(length=3, depth=5), stem="english"))
     for wrong, said in (
         ({"features": "live-9"}, "must be one of"),
-        ({"features": "live-1", "published": True}, "never published"),
+        ({"features": "live-1", "published": True}, "is not available"),
     ):
         with pytest.raises(ValueError, match=said):
             LogBuild(**wrong)

@@ -370,7 +370,7 @@ def test_pairs_that_cannot_be() -> None:
         features_of("a", [-1], statistics)
     with pytest.raises(IndexError, match="index 1 is out of range for 1 queries"):
         features_for(["a"], [1], [0], statistics)
-    with pytest.raises(ValueError, match="are no pairs"):
+    with pytest.raises(ValueError, match="do not form pairs"):
         features_for(["a"], [0, 0], [0], statistics)
 
 

@@ -342,10 +342,10 @@ class TestRefusals:
 
     def test_krum_and_bulyan_warn_where_they_promise_nothing(self):
         robust._warn.cache_clear()
-        with pytest.warns(UserWarning, match="Krum promises nothing where 4 of 10 .* at least 11 clients"):
+        with pytest.warns(UserWarning, match="Krum has no guarantee if 4 of 10 .* at least 11 clients"):
             change = Krum(0.4)(arrivals(near(10)))
         assert np.isfinite(change).all()
-        with pytest.warns(UserWarning, match="Bulyan promises nothing where 2 of 10 .* at least 11 clients"):
+        with pytest.warns(UserWarning, match="Bulyan has no guarantee if 2 of 10 .* at least 11 clients"):
             Bulyan()(arrivals(near(10)))
         Krum(0.4)(arrivals(near(10)))  # once is enough
 

@@ -304,7 +304,7 @@ def changed(content: dict, where: str, value: object) -> None:
         ("notes.silo.more", 1, "of another version"),
         ("notes.silo.k", None, "of another version"),
         ("format", "theirs", "not a model file of fedrank"),
-        ("version", 99, "newer than this fedrank"),
+        ("version", 99, "newer than this version of fedrank"),
     ],
 )
 def test_a_model_that_was_changed_is_refused(first, where, value, told) -> None:

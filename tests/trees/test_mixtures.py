@@ -119,7 +119,7 @@ def test_a_missing_or_truncated_part_is_named(tmp_path):
     save_any(LinearMix((linear(1, 0), linear(0, 1)), (0.5, 0.5)), tmp_path / "model.json")
     part = tmp_path / "model-2.json"
     part.write_text(part.read_text()[:40])
-    with pytest.raises(ValueError, match=r"model-2\.json cannot be read as a model"):
+    with pytest.raises(ValueError, match=r"model-2\.json is not a valid model"):
         load_model(tmp_path)
     part.unlink()
     with pytest.raises(ValueError, match=r"part model-2\.json is missing in the same folder; copy all files"):
@@ -147,7 +147,7 @@ def unsealed(path, change):
         ),
         ({"parts": ["model-1.json", "model-1.json"]}, "a part of it twice, or of itself"),
         ({"parts": []}, "not enough values"),
-        ({"parts": [["model-1.json"], 7]}, "cannot be read as a model"),
+        ({"parts": [["model-1.json"], 7]}, "is not a valid model"),
         ({"weights": [float("nan"), 1.0]}, "must be 0 or more"),
         ({"weights": 1}, "cannot be read as a model"),
         ({"scale": "loud"}, "scale must be one of none, fixed, query"),

@@ -138,7 +138,7 @@ def test_what_cannot_be_merged_is_named(split, tmp_path):
 def test_a_truncated_model_or_split_is_named(split, tmp_path):
     whole, cut = (save_linear(tmp_path / f"{name}.json", *np.ones(29)) for name in ("whole", "cut"))
     cut.write_text(cut.read_text()[:30])
-    with pytest.raises(ValueError, match=r"cut\.json cannot be read as a model"):
+    with pytest.raises(ValueError, match=r"cut\.json is not a valid model"):
         merge_models([whole, cut], split.folder, "linear", tmp_path / "a")
     broken = tmp_path / "broken"
     broken.mkdir()
@@ -182,5 +182,5 @@ def test_the_folder_of_an_experiment_stands_for_its_only_run(tmp_path):
         (place / "run.json").write_text("{}")
         if number == 1:
             assert load_model(tmp_path / "trained").weights.tolist() == [1.0]
-    with pytest.raises(FileNotFoundError, match=r"holds 2 runs; name the folder of one of them.*fold-1-seed-1"):
+    with pytest.raises(FileNotFoundError, match=r"contains 2 runs; name the folder of one of them.*fold-1-seed-1"):
         load_model(tmp_path / "trained")

@@ -16,7 +16,7 @@ def known_features(name: str) -> str:
         try:
             FeatureSet.named(name)
         except ValueError as problem:
-            raise ValueError(f'{problem}, "{ENGINE_1.version}" and "{LOG_103}"') from None
+            raise ValueError(f'{problem}, or "{ENGINE_1.version}" or "{LOG_103}"') from None
     return name
 
 

@@ -48,7 +48,7 @@ def make_clients(
     >>> import fedrank as fr
     >>> data = fr.synthetic("mq2007", queries=20)
     >>> fr.make_clients(data, count=4, partition=fr.partitions.Own(), click_model="navigational", interactions=[1, 10])
-    <SimulatedClients of synthetic-mq2007; clients: 4; queries each: 5; interactions a round: 1 to 10; users:
+    <SimulatedClients of synthetic-mq2007; clients: 4; queries each: 5; interactions per round: 1 to 10; users:
     navigational; malicious: 0>
     """
     from fedrank.kernels.measures import ideal_dcg

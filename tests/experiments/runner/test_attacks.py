@@ -577,7 +577,7 @@ def _attacked(one):
     return one.attack is not None and one.clients.malicious > 0
 
 
-@pytest.mark.filterwarnings("ignore:Krum promises nothing", "ignore:MultiKrum promises nothing")
+@pytest.mark.filterwarnings("ignore:Krum has no guarantee", "ignore:MultiKrum has no guarantee")
 @pytest.mark.parametrize("name", ATTACKED)
 def test_every_variant_of_built_in_attacks_works_for_two_rounds(name):
     """On data that are always there; the general test of built-in specs tries two variants, without attack."""
@@ -610,7 +610,7 @@ def test_a_rule_that_promises_nothing_says_so_in_the_notes_and_not_as_a_warning(
     task = one_task(tmp_path, aggregator={"name": "krum", "attackers": 0.4}, clients=clients, rounds=2)
     assert perform(task) == "finished"  # warnings are errors here
     notes = json.loads((task.folder / "run.json").read_text())["notes"]
-    assert any("Krum promises nothing where 4 of 10 clients are attackers; use at least 11" in note for note in notes)
+    assert any("Krum has no guarantee if 4 of 10 clients are attackers; use at least 11" in note for note in notes)
     quiet = one_task(tmp_path / "b", aggregator={"name": "krum", "attackers": 0.2}, clients=clients, rounds=2)
     assert perform(quiet) == "finished"
     assert not any("promises" in note for note in json.loads((quiet.folder / "run.json").read_text())["notes"])

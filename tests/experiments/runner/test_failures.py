@@ -47,13 +47,13 @@ def test_a_crash_in_an_own_method_leaves_its_traceback(tmp_path, name, said, las
     ("what", "said"),
     [
         ("number", "returned a single value (float32), but a change has one value per parameter (46)"),
-        ("nothing", "returned nothing, where"),
-        ("short", "returned 45 values, where"),
-        ("all", "returned an array of shape (4, 46), where"),
+        ("nothing", "returned nothing, but"),
+        ("short", "returned 45 values, but"),
+        ("all", "returned an array of shape (4, 46), but"),
         ("nan", "returned 46 of 46 values that are not finite, from finite updates"),
         ("complex", "returned values of type complex64, but a change must have real numbers"),
-        ("words", "returned values of type <U32, where"),
-        ("objects", "returned values of type object, where"),
+        ("words", "returned values of type <U32, but"),
+        ("objects", "returned values of type object, but"),
     ],
 )
 def test_what_an_aggregator_cannot_return_is_refused_by_its_name(tmp_path, what, said):

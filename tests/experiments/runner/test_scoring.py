@@ -132,7 +132,7 @@ def test_a_table_of_quality(tmp_path, data):
 def test_models_of_single_clients(tmp_path, data):
     own = model_file(tmp_path, [[2.0, -0.5], [0.0, 1.0]])
     assert [float(line) for line in score_lines(own, data, client=1)] == [4, 0, 2, 0, 1, 1]
-    with pytest.raises(ValueError, match="2 models, one for each client"):
+    with pytest.raises(ValueError, match="2 models, one per client"):
         score_lines(own, data)
     with pytest.raises(ValueError, match="one model for all clients; remove client = 1"):
         score_lines(model_file(tmp_path), data, client=1)
@@ -154,7 +154,7 @@ def test_what_cannot_be_used(tmp_path, data):
         evaluate_model(model, "mq2009", ["map"])
     with pytest.raises(FileNotFoundError, match="is not a data set of a search log"):
         evaluate_model(model, str(tmp_path), ["map"])
-    with pytest.raises(ValueError, match="no measure 'mpa'"):
+    with pytest.raises(ValueError, match="unknown measure 'mpa'"):
         evaluate_model(model, data, ["mpa"])
     with pytest.raises(ValueError, match='normalise = "global" but has no feature ranges'):
         evaluate_model(model_file(tmp_path, normalised="global"), data, ["map"])

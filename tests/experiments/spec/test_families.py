@@ -139,7 +139,7 @@ def test_names_without_settings_have_a_meaning():
         (Aggregator, {"name": "mean", "weighted": 1}, "x.weighted: 1 cannot be used; give true or false"),
         (Aggregator, {"name": "none", "weighted": True}, "x.weighted: no such setting of none; it has no settings"),
         (Learner, {"name": "pdgd", "rate": True}, "x.rate: true cannot be used; give a number"),
-        (Learner, {"name": "pdgd", "rate": 0}, "x: rate = 0.0 learns nothing; use a positive number such as 0.1"),
+        (Learner, {"name": "pdgd", "rate": 0}, "x: rate must be positive, such as 0.1 (got 0.0)"),
         (
             Learner,
             {"name": "pdgd", "rat": 1, "batch": "no", "ranker": {"name": "lin", "x": 1}},
@@ -286,7 +286,7 @@ def test_a_listing_names_everything():
     listing = shown_methods()
     for row in methods():
         assert row.name in listing
-    assert "rate: float = 0.1  # η; constant" in listing
+    assert "rate: float = 0.1  # learning rate η, constant" in listing
     assert "weighted: bool = true  # by interactions" in listing
 
 

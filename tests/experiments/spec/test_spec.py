@@ -627,7 +627,7 @@ def test_a_file_of_very_many_features_has_to_say_so(tmp_path):
     file = tmp_path / "wide.txt"
     file.write_text("1 qid:1 1:1 20000:1\n0 qid:1 1:2\n")
     tables = {"train": str(file), "test": str(file)}
-    with pytest.raises(ValueError, match=r"feature 20000 is more than 10,000.*data.features = 20000"):
+    with pytest.raises(ValueError, match=r"feature 20000 is above 10,000.*data.features = 20000"):
         load_fold(DataSpec(**tables), 1)
     assert load_fold(DataSpec(**tables, features=20_000), 1).train.features.shape == (2, 20_000)
     assert any("data.features" in line for line in DataSpec(name="mq2008", features=5).problems())

@@ -33,7 +33,7 @@ def perform(
         performer = getattr(import_module(f"fedrank.experiments.runner.{module}"), name)
     task.folder.mkdir(parents=True, exist_ok=True)
     with working_on(task.folder), RunWriter(task, threads, on_progress, stop) as writer, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".* promises nothing where ")  # the notes of the run say it
+        warnings.filterwarnings("ignore", message=".* has no guarantee if ")  # the notes of the run say it
         try:
             (task.folder / TRACEBACK).unlink(missing_ok=True)  # from an earlier attempt
             writer.check_checkpoint()
