@@ -3,7 +3,7 @@
     python examples/team_draft.py [OUT] [SEARCHES]
 
 Everything that the service needs is in src/fedrank/engine/team_draft.py, which uses the standard library only;
-`fedrank engine trial plan --to own` puts a copy beside the plan. Here people are invented, and like the new ranker better.
+`fedrank engine trial plan --to own` puts a copy beside the plan. Here users are simulated and prefer the new ranker.
 """
 
 import sys

@@ -144,7 +144,7 @@ step "A log as our engine writes it (here: made up), and what is in it"
 ask fedrank data synth --ubi --users 60 --out log
 ask fedrank data build --ubi-queries log/ubi_queries.ndjson --ubi-events log/ubi_events.ndjson --docs log/corpus.jsonl \
   --features engine-1 --out shop
-sees "are in the data set" "left out"
+sees "the data set contains"
 ask fedrank data check shop
 sees "clicked by position"
 

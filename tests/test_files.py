@@ -103,7 +103,7 @@ def test_one_at_a_time_and_the_lock_ends_with_its_holder(tmp_path):
     process = holder(path)
     assert is_locked(path) is True
     with (
-        pytest.raises(Locked, match=f"the folder is being worked on by process {process.pid}; wait"),
+        pytest.raises(Locked, match=f"the folder is in use by process {process.pid}; wait"),
         locked(path, "the folder"),
     ):
         pass

@@ -346,7 +346,7 @@ def test_one_process_at_a_time(tmp_path):
     files = write_files(tmp_path)
     with (
         log_folder.working_on(tmp_path / "new" / "out"),
-        pytest.raises(FileExistsError, match="is being worked on by process"),
+        pytest.raises(FileExistsError, match="is in use by process"),
     ):
         convert_aol4foltr(*files, tmp_path / "new" / "out")
     assert not (tmp_path / "new").exists(), "nothing was begun"

@@ -335,7 +335,7 @@ def test_a_second_process_is_refused(files, tmp_path):
 
     log = build(files, tmp_path / "out", progress=meanwhile)
     assert [end.returncode for end in ends] == [1]
-    assert "is being worked on by process" in ends[0].stderr
+    assert "is in use by process" in ends[0].stderr
     assert len(log) == 6
 
 

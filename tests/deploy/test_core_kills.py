@@ -375,7 +375,7 @@ def test_a_second_site_is_told_who_holds_the_lock(tmp_path):
     trial = RealTrial(tmp_path)
     with (
         Site.open(trial.folders["clinic-a"]),
-        pytest.raises(Locked, match=f"site 'clinic-a' is being worked on by process {os.getpid()}"),
+        pytest.raises(Locked, match=f"site 'clinic-a' is in use by process {os.getpid()}"),
     ):
         Site.open(trial.folders["clinic-a"])
 

@@ -424,5 +424,5 @@ def test_a_second_start_says_who_holds_the_lock(federation):
     from fedrank.deploy.flare_processes import serve
     from fedrank.files import Locked
 
-    with pytest.raises(Locked, match="is being worked on by process"):
+    with pytest.raises(Locked, match="is in use by process"):
         serve(federation.sites["clinic-a"])

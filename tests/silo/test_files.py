@@ -156,7 +156,7 @@ def test_two_processes_cannot_change_a_sketch_at_once(tmp_path):
             lambda: remove_documents(tmp_path / "a.sketch", ["d1"]),
             lambda: made(tmp_path, NOISED),
         ):
-            with pytest.raises(Locked, match=r"a\.sketch is being worked on by process"):
+            with pytest.raises(Locked, match=r"a\.sketch is in use by process"):
                 change()
     assert (tmp_path / "a.sketch").read_bytes() == before
     assert Account.read(tmp_path / "a.spending" / "ledger").rounds == 1, "nothing was charged"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib.metadata import EntryPoint
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.main import get_group
@@ -92,7 +92,8 @@ def _add_applications() -> None:
 
 def _list_examples(group: typer.Typer) -> None:
     """Put each example of a help text on its own line."""
-    for one in (group.info, *group.registered_commands):
+    texts: list[Any] = [group.info, *group.registered_commands]
+    for one in texts:
         if isinstance(one.epilog, str) and SEPARATOR in one.epilog:
             heading, _, examples = one.epilog.partition(":  ")
             one.epilog = "\n\n".join([f"{heading}:", *(f"· {line}" for line in examples.split(SEPARATOR))])
