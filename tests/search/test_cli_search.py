@@ -125,7 +125,7 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
     assert "3 searches" in said
     assert "3 clicks" in said
 
-    assert "3 searches, 3 clicks and 0 documents were deleted" in fedrank("forget", "--query", "river mills")[1]
+    assert "Deleted 3 searches, 3 clicks and 0 documents" in fedrank("forget", "--query", "river mills")[1]
     assert "0 searches" in fedrank("forget", "--since", "2020-01-31")[1]
     assert "1 documents" in fedrank("forget", "--document", "3")[1]
     assert "2 documents" in fedrank("forget", "--all", "--yes")[1]
@@ -144,8 +144,8 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
         (("index", "--encoder", "none.onnx"), "none.onnx"),
         (("status", "--folder", "notes/0.md"), "notes/0.md"),
         (("index", "notes", "--language", "klingon"), "klingon"),
-        (("leave",), "joined no federation, so that there is nothing to leave"),
-        (("export", "--ubi", "notes/0.md"), "notes/0.md is a file, so that nothing was written; name a folder"),
+        (("leave",), "has not joined a federation, so there is nothing to leave"),
+        (("export", "--ubi", "notes/0.md"), "notes/0.md is a file; nothing was written; give a folder"),
     ],
 )
 def test_a_mistake_is_one_line(fedrank: Command, words: tuple[str, ...], told: str) -> None:
@@ -163,7 +163,7 @@ def test_a_folder_keeps_its_language(fedrank: Command) -> None:
     assert json.loads(fedrank("status", "--json")[1])["feature_set"] == "live-1-german"
     code, _, said = fedrank("index", "--language", "english")
     assert code == 2
-    assert "began with the language german" in said
+    assert "created with the language german" in said
 
 
 @pytest.mark.long
@@ -395,7 +395,7 @@ def test_join_shows_what_leaves_and_asks_before_it_does(fedrank: Command) -> Non
     code, _, err = fedrank("join", f"file:{shared}-other")
     assert code != 0
     assert "leave it first" in err
-    assert "asked to join as anna" in fedrank("status")[1]
+    assert "request to join as anna" in fedrank("status")[1]
     assert fedrank("leave", "--yes")[0] == 0
     assert (shared / "left" / "anna").is_file()
 
