@@ -1,4 +1,4 @@
-"""Synthetic demo data: a mailbox, notes, bookmarks and six weeks of searches, to try the page without own documents.
+"""Synthetic documents and searches for `fedrank search serve --demo`: a mailbox, notes, bookmarks, six weeks of clicks.
 
 The same `now` gives the same files.
 """

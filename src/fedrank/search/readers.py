@@ -50,19 +50,7 @@ _CODE = frozenset(
     "nim pas php pl proto ps1 py r rb rkt rs scala sh sql swift tcl tf toml ts tsx v vb vim xml yaml yml zig".split()
 )
 _TEXT = {"txt", "text", "md", "markdown", "rst", "org", "tex", "csv", "tsv", "log", "adoc", "bib", "srt"}
-_PROSE = {
-    "txt",
-    "text",
-    "md",
-    "markdown",
-    "rst",
-    "org",
-    "adoc",
-    "docx",
-    "odt",
-    "pptx",
-    "odp",
-}  # first line may be a title
+_PROSE = {"txt", "text", "md", "markdown", "rst", "org", "adoc", "docx", "odt", "pptx", "odp"}  # may have a title line
 _MARKUP = {"html", "htm", "xhtml"}
 _OFFICE = {"docx": "word/document.xml", "odt": "content.xml", "odp": "content.xml", "ods": "content.xml"}
 _SLIDES = re.compile(r"ppt/slides/slide\d{1,4}\.xml")

@@ -83,7 +83,7 @@ class FoundFile:
             yield Unreadable("not allowed")
         except OSError:
             yield Unreadable("cannot be read")
-        except (ValueError, RecursionError, MemoryError):  # any effect of untrusted content
+        except (ValueError, RecursionError, MemoryError):  # untrusted content may cause any of these
             yield Unreadable("broken")
 
 

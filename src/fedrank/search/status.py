@@ -43,7 +43,7 @@ def status_of(
         learn=learns,
         order=store.setting("order", "drawn"),
         learned_from=learned,
-        model=f"number {model}: initialized from {origin}, updated by {learned:,} searches",
+        model=f"number {model} (initialized from {origin}, updated by {learned:,} searches)",
         feature_set=features.version,
         weights=tuple(Weight(name, float(begun[f]), float(weights[f])) for f, name in enumerate(features.names)),
         weeks=quality.weeks(store),

@@ -2,7 +2,7 @@
 
     replay: the next 30 searches of the current model are withheld from learning until they show whether the new model
             would have been significantly worse; then the model learns from them as usual
-    draft:  lists of both models are interleaved, and clicks decide
+    draft:  rankings of both models are interleaved, and clicks decide
 
 The decision uses only counts. They are computed from the database each time, so they are correct after a crash or a
 deletion.
