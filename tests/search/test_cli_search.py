@@ -109,7 +109,7 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
     assert code == 0
     for words in ("Documents", "3 (3 file)", "Clicks", "3, and 0 taken back", "0 bytes: nothing, ever", "order drawn"):
         assert words in said
-    assert "Nothing is encrypted" in warned
+    assert "Data is not encrypted" in warned
     status = json.loads(fedrank("status", "--json")[1])
     assert (status["documents"], status["searches"], status["clicks"], status["sent_bytes"]) == (3, 3, 3, 0)
 
@@ -332,7 +332,7 @@ def test_the_demo_opens_by_itself(tmp_path: Path) -> None:
         link = link_of(started)
         with httpx.Client(verify=False, trust_env=False, follow_redirects=True) as browser:
             home = browser.get(link).text
-    assert "Everything here is made up." in home
+    assert "All documents here are synthetic." in home
     assert "208 documents" in home
     assert {path.name for path in (tmp_path / "tried").iterdir()} == {"documents", "search"}
 
