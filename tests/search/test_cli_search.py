@@ -116,7 +116,7 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
         "order drawn",
     ):
         assert words in said
-    assert "Nothing is encrypted" in warned
+    assert "Data is not encrypted" in warned
     status = json.loads(fedrank("status", "--json")[1])
     assert (status["documents"], status["searches"], status["clicks"], status["sent_bytes"]) == (3, 3, 3, 0)
 
@@ -132,7 +132,7 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
     assert "3 queries" in said
     assert "3 clicks" in said
 
-    assert "3 searches, 3 clicks and 0 documents were deleted" in fedrank("forget", "--query", "river mills")[1]
+    assert "Deleted 3 searches, 3 clicks and 0 documents" in fedrank("forget", "--query", "river mills")[1]
     assert "0 searches" in fedrank("forget", "--since", "2020-01-31")[1]
     assert "1 documents" in fedrank("forget", "--document", "3")[1]
     assert "2 documents" in fedrank("forget", "--all", "--yes")[1]
@@ -154,8 +154,8 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
         (("index", "--encoder", "none.onnx"), "none.onnx"),
         (("status", "--folder", "notes/0.md"), "notes/0.md"),
         (("index", "notes", "--language", "klingon"), "klingon"),
-        (("leave",), "joined no federation, so that there is nothing to leave"),
-        (("export", "--ubi", "notes/0.md"), "notes/0.md is a file, so that nothing was written; name a folder"),
+        (("leave",), "has not joined a federation, so there is nothing to leave"),
+        (("export", "--ubi", "notes/0.md"), "notes/0.md is a file; nothing was written; give a folder"),
     ],
 )
 def test_a_mistake_is_one_line(fedrank: Command, words: tuple[str, ...], told: str) -> None:
@@ -173,7 +173,7 @@ def test_a_folder_keeps_its_language(fedrank: Command) -> None:
     assert json.loads(fedrank("status", "--json")[1])["feature_set"] == "live-1-german"
     code, _, said = fedrank("index", "--language", "english")
     assert code == 2
-    assert "began with the language german" in said
+    assert "created with the language german" in said
 
 
 @pytest.mark.long
@@ -342,7 +342,7 @@ def test_the_demo_opens_by_itself(tmp_path: Path) -> None:
         link = link_of(started)
         with httpx.Client(verify=False, trust_env=False, follow_redirects=True) as browser:
             home = browser.get(link).text
-    assert "Everything here is made up." in home
+    assert "All documents here are synthetic." in home
     assert "208 documents" in home
     assert {path.name for path in (tmp_path / "search-demo").iterdir()} == {"documents", "search"}
 
@@ -405,7 +405,7 @@ def test_join_shows_what_leaves_and_asks_before_it_does(fedrank: Command) -> Non
     code, _, err = fedrank("join", f"file:{shared}-other")
     assert code != 0
     assert "leave it first" in err
-    assert "asked to join as anna" in fedrank("status")[1]
+    assert "request to join as anna" in fedrank("status")[1]
     assert fedrank("leave", "--yes")[0] == 0
     assert (shared / "left" / "anna").is_file()
 

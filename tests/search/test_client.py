@@ -235,7 +235,7 @@ def test_another_language_has_its_own_stems_and_stays(tmp_path, clock):
     with SearchClient(tmp_path / "german", clock=clock) as client:
         assert client.status().feature_set == "live-1-german"
         assert client.search("häusern").found == 1
-    with pytest.raises(SearchError, match="began with the language german"):
+    with pytest.raises(SearchError, match="created with the language german"):
         SearchClient(tmp_path / "german", language="french")
     with pytest.raises(SearchError, match="klingon"):
         SearchClient(tmp_path / "new", language="klingon")

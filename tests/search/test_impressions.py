@@ -420,7 +420,7 @@ def test_scores_and_features_of_old_impressions_are_dropped(client, clock, monke
     kept = [client.rows.get(id).raw is not None for id in ids]
     assert kept == [False, False, True, True]
     assert client.shown(ids[0], 2).results
-    with pytest.raises(Gone, match="no longer kept"):
+    with pytest.raises(Gone, match="because it is old"):
         client.why(ids[0])
 
 

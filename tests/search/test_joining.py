@@ -108,7 +108,7 @@ def test_three_people_learn_together_and_the_model_goes_on_trial(group, monkeypa
         status = client.status()
         assert status.trial.state == "replay"  # on trial, not in use
         assert status.trial.origin.startswith("federation friends")
-        assert "begun with the engine's order" in status.model
+        assert "initialized from the engine's order" in status.model
         np.testing.assert_array_equal(client.trials.on_trial().weights, made.weights)
         used = used_searches(client.folder / "federation" / "outbox")
         assert len(used) == 60
@@ -119,7 +119,7 @@ def test_three_people_learn_together_and_the_model_goes_on_trial(group, monkeypa
         first = [one.what for one in status.sent if one.what.startswith("round 0: ")]
         assert set(first) <= {"round 0: answer to hello", "round 0: that it does not, and why"}
         assert len(set(first)) == len(first) > 0
-        assert status.sent[0].what.startswith("asked to join")
+        assert status.sent[0].what.startswith("request to join")
         joining.take_part(client)
         assert client.status().trial.origin == status.trial.origin  # once
 
@@ -135,7 +135,7 @@ def test_what_leaves_stands_in_sent_before_it_does(group, monkeypatch):
     monkeypatch.setattr(client.sent, "note", watched)
     before = len(group.files())
     joining.leave(client, "enough")
-    assert told == [("that you leave", before)]
+    assert told == [("notice of leaving", before)]
     assert len(group.files()) == before + 1
 
 
@@ -185,7 +185,7 @@ def test_leaving_removes_recorded_lists_and_nothing_is_answered_any_more(group):
     assert sharing.recorded(client.folder).numbers() == []
     assert joining.state_of(client) == ""
     assert joining.take_part(client) == []
-    with pytest.raises(SearchError, match="joined no federation"):
+    with pytest.raises(SearchError, match="not joined a federation"):
         joining.leave(client)
 
 
@@ -207,7 +207,7 @@ def test_the_built_in_question_keeps_its_epsilon(tmp_path):
         base = built_in(tmp_path, 10, epsilon).base
         totals = [row.total for row in planned(base) if row.guarantee.event is not None]
         assert 0.95 * epsilon < max(totals) <= epsilon
-    with pytest.raises(ValueError, match="no limit"):
+    with pytest.raises(ValueError, match="positive and finite"):
         built_in(tmp_path, 10, 0.0)
 
 

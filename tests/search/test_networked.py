@@ -63,7 +63,7 @@ def test_joining_shows_whom_it_would_connect_to_and_changes_one_line(tmp_path):
         assert added == {f'impressions = "{lists}"'}
         joining.join_network(client, site)  # the same again
         assert joining.state_of(client, joining.meeting_of(str(site))) == "joined"
-        assert "friends at fl.example.org:8002, at most ε = 8 in all" in " ".join(client.status().notes)
+        assert "friends at fl.example.org:8002, with at most ε = 8 in total" in " ".join(client.status().notes)
         assert client.status().sent == ()
         with pytest.raises(SearchError, match="leave it first"):
             joining.state_of(client, joining.meeting_of(f"file:{tmp_path}"))
@@ -73,15 +73,15 @@ def test_joining_shows_whom_it_would_connect_to_and_changes_one_line(tmp_path):
         assert (told.to, told.what, told.bytes) == ("friends at fl.example.org:8002", "round 3: answer to round", 700)
         site.rename(tmp_path / "elsewhere")
         [told] = client.status().sent
-        assert f"{site} is gone" in told.what
+        assert f"the record in {site} is missing" in told.what
 
 
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("[data]\n", '[data]\nletor = "train.txt"\n', "has data of its own"),
+        ("[data]\n", '[data]\nletor = "train.txt"\n', "has other data"),
         ("[data]\n", '[data]\nimpressions = "elsewhere"\n', "yours are in"),
-        ("[data]\n", "", "has no line"),
+        ("[data]\n", "", "has no table"),
         ("unprotected     = false", "unprotected = true", "without noise"),
         ('"client", "secure-aggregation"]', '"client", "server"]', "without noise"),
     ],

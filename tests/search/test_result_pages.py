@@ -79,7 +79,7 @@ def test_causes_of_a_list_add_up_to_differences_of_scores(rows, pages, one):
 
 
 def test_a_list_whose_features_were_dropped_cannot_be_explained(rows, one):
-    with pytest.raises(Gone, match="no longer kept"):
+    with pytest.raises(Gone, match="because it is old"):
         explain(rows, replace(one, raw=None), ())
     nothing = replace(one, candidates=one.candidates[:0], shown=one.shown[:0])
     assert explain(rows, nothing, ()) == ()

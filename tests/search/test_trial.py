@@ -125,6 +125,6 @@ def test_a_trial_goes_on_after_a_restart_and_ends_with_a_reset(client, clock):
 
 @pytest.mark.parametrize("weights", [np.zeros(3), np.full(34, np.nan), np.zeros((34, 1))])
 def test_what_is_no_model_is_refused(client, weights):
-    with pytest.raises(SearchError, match="no model"):
+    with pytest.raises(SearchError, match="finite weights"):
         client.trials.begin(weights, "nobody")
     assert client.status().trial is None

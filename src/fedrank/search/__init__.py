@@ -1,1 +1,1 @@
-"""Whose search: one person's documents on one device, the order learned from that person's clicks."""
+"""Search over one person's documents on one device; the ranking is learned from that person's clicks."""

@@ -1,4 +1,4 @@
-"""Candidates of a search: those that the store still has, and their features as they are recorded."""
+"""Candidates of a search: which of them are still in the store, and their features."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DAY = 86_400.0
 
 
 def still_there(store: Store, found: Candidacy) -> tuple[Candidacy, ForwardRows]:
-    """Candidates that the store has, with their forward rows; the engine may be a moment behind."""
+    """The candidates that are still in the store, with their forward rows; the index may lag behind the store."""
     ids = found.documents.tolist()
     blobs = dict(store.rows(f"SELECT document, words FROM forward WHERE document IN ({marks(ids)})", *ids))
     there = np.array([id in blobs for id in ids], bool)
@@ -36,7 +36,7 @@ def raw_features(
     rows: ForwardRows,
     now: float,
 ) -> NDArray[np.float16]:
-    """Features of all candidates as they are recorded."""
+    """Features of all candidates, in the precision in which they are recorded."""
     ids = found.documents.tolist()
     query_vector = vectors = None
     if encoder is not None and ids:
@@ -56,7 +56,7 @@ def raw_features(
 
 
 def _past(store: Store, terms: QueryTerms, ids: Sequence[int], now: float) -> list[Usage]:
-    """What is known of candidates besides their words."""
+    """Metadata and click history of the candidates."""
     for_query = dict(
         store.rows(
             "SELECT document, count(*) FROM clicks JOIN impressions ON id = impression WHERE terms = ? AND NOT "
@@ -81,7 +81,7 @@ def _past(store: Store, terms: QueryTerms, ids: Sequence[int], now: float) -> li
         )
     }
     past = []
-    for id in ids:  # the first click for a query may be an accident, and is not counted
+    for id in ids:  # the first click for a query may be accidental and is not counted
         kind, date, depth, answered = facts[id]
         times, last = clicks.get(id, (0, None))
         past.append(

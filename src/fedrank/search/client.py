@@ -1,4 +1,4 @@
-"""The search client: one object that a page and the command call. It never prints, and no byte leaves through it."""
+"""The search client: the object that the web page and the command line call. It never prints or sends data."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ from fedrank.search.store import Store
 from fedrank.search.trial import Trials
 from fedrank.search.vectors import DocumentVectors
 
-FOLLOW_EVERY = 5_000  # documents after which the engine follows, so that a first long run can be searched early
+FOLLOW_EVERY = 5_000  # documents between index updates; makes a long first run searchable early
 
 
 class SearchClient:
     """One person's documents, searches and clicks, in one private folder.
 
-    All methods may be called from several threads; each takes its turn at the store. Whatever was answered is on the
-    disk. Problems that one line can tell are `SearchError`s; `NotFound` is for 404, `Gone` for 410.
+    All methods are thread-safe. Data is on disk before a method returns. Problems that the user can solve raise
+    `SearchError`; `NotFound` corresponds to HTTP 404 and `Gone` to 410.
     """
 
     def __init__(
@@ -63,10 +63,11 @@ class SearchClient:
         clock: Callable[[], float] = time.time,
         language: str | None = None,
     ) -> None:
-        """Open a folder, made if need be (0700). With `serve` nobody else may serve it: `files.Locked` says who does.
+        """Open a search folder; it is created with mode 0700 if it does not exist.
 
-        `language` is that of the stemmer, english if none is given, or "none"; a folder keeps the one it began with.
-        What a crash left undone is done first. A context manager: `with SearchClient(folder) as client`.
+        With `serve` the folder is locked; `files.Locked` is raised if another process serves it. `language` selects
+        the stemmer ("none": no stemming; default: english) and cannot change later. Work that a crash interrupted is
+        finished first. Use it as a context manager: `with SearchClient(folder) as client`.
         """
         self.folder = Path(folder).expanduser()
         self._clock = clock
@@ -87,7 +88,7 @@ class SearchClient:
             self.lists = ResultLists(self.rows, self.trials)
             self.pages = ResultPages(self.store, self.features)
             self._closing = closing.pop_all()
-        if serve:  # so that the first search does not wait for all of it; it needs nothing of the store
+        if serve:  # compile in the background; the store is not used
             threading.Thread(target=warm_up, args=(self.rows,), daemon=True).start()
 
     def __enter__(self) -> Self:
@@ -109,10 +110,10 @@ class SearchClient:
         bookmarks: Sequence[str | os.PathLike[str]] = (),
         progress: Progress = quiet,
     ) -> Indexed:
-        """Read what changed below these paths, and below those of earlier times; documents that vanished go.
+        """Index new and changed files below these paths and all paths given earlier; deleted files are removed.
 
-        A path is a folder (a Maildir among them), or one file: text, mbox, .eml, JSONL. Nothing in them is trusted:
-        what cannot be read is counted with its reason. May be stopped at any moment and goes on where it was.
+        A path is a folder (including a Maildir) or one file: text, mbox, .eml, JSONL. File contents are not trusted:
+        files that cannot be read are counted by reason. Indexing can be interrupted; the next call continues.
         """
         began = time.monotonic()
         with self.sync.updating():
@@ -120,7 +121,7 @@ class SearchClient:
                 remember_roots(self.store, paths)
                 remember_roots(self.store, bookmarks, "bookmarks")
                 roots = roots_of(self.store)
-            progress("prepare", 0, 1, "compiled once on this machine, in half a minute")
+            progress("prepare", 0, 1, "compiling once on this machine, about 30 seconds")
             warm_up(self.rows)
             progress("prepare", 1, 1)
             with self.store.turn:
@@ -138,12 +139,12 @@ class SearchClient:
                 skipped_files(self.store), time.monotonic() - began,
             )  # fmt: skip
 
-    # searching
+    # search
 
     def search(self, query: str, filters: Filters | None = None, sort: Sort = "rank") -> Shown:
-        """A new impression and its first page. Any text is a query; one without words finds nothing.
+        """Create an impression and return its first page. Any text is a valid query.
 
-        The page answers 303 to /results/ID and shows `shown(ID)`, so that reload and back make no second impression.
+        The web page redirects (303) to /results/ID and shows `shown(ID)`, so reloading creates no second impression.
         """
         query = " ".join(clean(query[:MAX_QUERY_LENGTH]).split())
         with self.store.turn:
@@ -159,7 +160,7 @@ class SearchClient:
             return self.pages.page(one, 1, self.lists.clicks(one))
 
     def _settle(self, now: float, searching: bool) -> None:
-        """Let every list reach the state that it is in by now, learn, and judge a model on trial."""
+        """Update the state of all impressions, learn from closed ones, and evaluate the model on trial."""
         self.rows.settle(now, searching, self._learns_now)
         self.trials.judge()
 
@@ -168,10 +169,10 @@ class SearchClient:
         return self.settings.learns and self.trials.phase != "replay"
 
     def shown(self, impression: int, page: int = 1) -> Shown:
-        """A page of an impression, the same whenever it is asked for.
+        """A page of an impression; repeated calls return the same results.
 
-        A page that nobody asked for before is drawn now from the rest of the candidates, with all pages before it.
-        Coming back within five seconds of a click takes that click back (`bounced`).
+        A page that was not requested before is drawn from the remaining candidates, after all pages before it.
+        Returning within five seconds of a click marks that click as bounced.
         """
         with self.store.turn:
             one = self.lists.get(impression)
@@ -191,9 +192,9 @@ class SearchClient:
             self.rows.bounce(one.id, last.position)
 
     def open_document(self, impression: int, position: int, click: bool = True) -> Document:
-        """The document at a position (`Result.position`), and a click on it, once; with click = False none is recorded.
+        """The document at a position (`Result.position`); records one click per position unless `click` is False.
 
-        Give click = False for HEAD and for a prefetch (`Sec-Purpose`).
+        Use click = False for HEAD requests and prefetches (`Sec-Purpose`).
         """
         with self.store.turn:
             one = self._at(impression, position)
@@ -201,43 +202,43 @@ class SearchClient:
             try:
                 document = self.pages.document(id)
             except NotFound:
-                raise Gone("this document was there, and has been removed since") from None
+                raise Gone("this document has been removed since the search; search again") from None
             if click and self.lists.is_recorded(one) and self.settings.learns:
                 self.rows.click(one.id, position, id, self._clock())
             return document
 
     def bounced(self, impression: int, position: int) -> None:
-        """The person came back at once: this click is kept, and not learned from."""
+        """Mark a click as bounced: it stays recorded but is not learned from."""
         with self.store.turn:
             one = self._at(impression, position)
             if self.lists.is_recorded(one):
                 self.rows.bounce(one.id, position)
 
     def _at(self, impression: int, position: int) -> Recorded:
-        """A list that shows something at this place."""
+        """The impression, which must have a result at this position."""
         one = self.lists.get(impression)
         if not 0 <= position < len(one.shown):
-            raise NotFound(f"search {impression} shows nothing at place {position}")
+            raise NotFound(f"search {impression} has no result at position {position}")
         return one
 
     def close_impression(self, impression: int) -> None:
-        """The person is done with this list; what waits 30 minutes otherwise is learned from now."""
+        """Close an impression and learn from it now instead of after 30 minutes."""
         with self.store.turn:
             if self.lists.is_recorded(self.lists.get(impression)):
                 self.rows.close(impression, self._clock(), self._learns_now)
                 self.trials.judge()
 
     def why(self, impression: int) -> tuple[Explained, ...]:
-        """Why this order: every place of the list that was shown so far, from the top, by the model as it is now."""
+        """Explain the order of all results shown so far, from the top, with the current model."""
         with self.store.turn:
             one = self.lists.get(impression)
             clicked = {click.position for click in self.lists.clicks(one)}
             return explain(self.rows, one, self.pages.results(one, range(len(one.shown)), clicked))
 
-    # what there is
+    # status and settings
 
     def status(self) -> SearchStatus:
-        """What there is, what was learned, and every byte that ever left."""
+        """Documents, searches, the learned model, and all data that was ever sent."""
         with self.store.turn:
             self._settle(self._clock(), searching=False)
             learns = self.settings.learns
@@ -251,15 +252,15 @@ class SearchClient:
         since: int | None = None,
         everything: bool = False,
     ) -> ForgottenRows:
-        """Delete rows: searches with this text; a document and every click on it; all searches since a moment
-        (seconds since 1970); or everything, documents and model included. Exactly one of the four.
+        """Delete searches with this text, a document and its clicks, all searches since a time (seconds since 1970),
+        or everything including documents and model. Give exactly one of the four.
 
-        A document is not indexed again; the engine drops its hashed words when it merges its files next. What the model
-        learned stays in its weights, except with `everything`; `learn_setting("reset")` removes it. The list of what
-        left this device stays always.
+        A forgotten document is not indexed again; its hashed words leave the index at the next merge of segments.
+        The model keeps what it learned, except with `everything`; `learn_setting("reset")` resets it. The record of
+        sent data is never deleted.
         """
         if sum((query is not None, document is not None, since is not None, everything)) != 1:
-            raise SearchError("say what to forget: a query, a document, a moment, or everything; exactly one of them")
+            raise SearchError("give exactly one of query, document, since and everything; nothing was deleted")
         with self.store.turn:
             self.lists.forget_unrecorded()
             if everything:
@@ -270,20 +271,20 @@ class SearchClient:
                     self.vectors.load()
                     self.store.db.execute("VACUUM")
             elif document is not None:
-                self.pages.document(document)  # or NotFound
+                self.pages.document(document)  # raises NotFound
                 with self.sync.updating():
                     gone = forget_document(self.store, document)
                     self.sync.follow()
             else:
                 gone = forget_searches(self.store, self.features, query, since)
             self.store.sweep()
-            sharing.record(self.rows, self.folder, anew=True)
+            sharing.record(self.rows, self.folder, rewrite=True)
             return gone
 
     def learn_setting(self, setting: Literal["on", "off", "reset"]) -> None:
-        """Off: no search and no click is recorded, lists come in the model's order. Reset: the model as at first."""
+        """Turn learning on or off, or reset the model. With learning off, searches and clicks are not recorded."""
         if setting not in ("on", "off", "reset"):
-            raise SearchError(f"learn {setting}: there is on, off and reset")
+            raise SearchError(f"learn must be on, off or reset (got {setting!r})")
         with self.store.writing():
             if setting == "reset":
                 self.store.db.execute(
@@ -296,12 +297,12 @@ class SearchClient:
                 self.store.set(learn=int(setting == "on"))
 
     def record_for_sharing(self) -> None:
-        """Let what the federation's site learns from be what is here: nothing, for somebody who did not join."""
+        """Update the impressions that the federation's site learns from; without a federation there are none."""
         with self.store.turn:
             self._settle(self._clock(), searching=False)
             sharing.record(self.rows, self.folder)
 
     def export_ubi(self, folder: str | os.PathLike[str]) -> UbiFiles:
-        """Write all searches and clicks as User Behavior Insights 1.3: `ubi_queries.jsonl`, `ubi_events.jsonl`."""
+        """Write all searches and clicks in User Behavior Insights 1.3: `ubi_queries.jsonl`, `ubi_events.jsonl`."""
         with self.store.turn:
             return ubi.export(self.rows, folder)

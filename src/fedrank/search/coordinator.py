@@ -1,7 +1,7 @@
-"""The coordinator of a federation of search clients: `fedrank search aggregate`, built on `fedrank deploy run`.
+"""The coordinator of a federation of search clients: `fedrank search aggregate`, built on `fedrank deploy`.
 
-A coordinator has no searches of anybody. What it measures by is a small collection that is built in and made up: its
-figures say that a model is not broken, and nothing about how well it serves anybody.
+The coordinator has no access to searches. It evaluates models on a small built-in synthetic collection; the results
+show whether a model works at all, not how well it ranks the documents of its users.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from fedrank.ranking.model import Model, save_model
 from fedrank.ranking.rankers import Linear
 from fedrank.search.impressions import LEARNER, first_weights
 
-START = "start.json"  # in the coordinator's home: the model that everybody begins with
+START = "start.json"  # initial model of all clients, in the coordinator's home
 ROUNDS, CLIP = 10, 0.1
 ON_CLIENT: Mapping[str, Any] = {"name": "client"}
 SUMMED: Mapping[str, Any] = {"name": "secure-aggregation"}
-SEARCHES = 30  # of each person, in a round
-TITLE = "Searches of people, learned from together; measured on a made-up collection, which none of them searches"
+SEARCHES = 30  # per person and round
+TITLE = "Federated learning from personal searches, evaluated on a synthetic collection that no participant searches"
 
 
 def built_in(home: Path, people: int, epsilon: float, placement: Mapping[str, Any] = ON_CLIENT) -> Grid[Any]:
-    """The question to so many people, with as much noise as all rounds need to cost each at most this ε."""
+    """The experiment for this number of people, with the noise that limits the cost of all rounds to `epsilon`."""
     if not 0 < epsilon < math.inf:
-        raise ValueError(f"ε = {epsilon} is no limit; give a positive number, such as 8")
+        raise ValueError(f"epsilon must be positive and finite (got {epsilon}); give a number such as 8")
     save_model(
         Model(Linear(), first_weights(LIVE_1), len(LIVE_1.names), feature_names=LIVE_1.names), Path(home) / START
     )
@@ -54,7 +54,7 @@ def built_in(home: Path, people: int, epsilon: float, placement: Mapping[str, An
     }  # fmt: skip
     needed = max(noise for noises in noise_needed(read_tables(tables).base, [epsilon]).values() for noise in noises)
     if math.isinf(needed):
-        raise ValueError(f"no noise keeps ε = {epsilon:g} over {ROUNDS} rounds; give a larger one")
+        raise ValueError(f"ε = {epsilon:g} is too small for {ROUNDS} rounds: no noise is sufficient; give a larger ε")
     return read_tables(tables | {"mechanism": tables["mechanism"] | {"noise": needed}})
 
 
@@ -69,7 +69,7 @@ def aggregate(
     patience: float = A_DAY,
     say: Callable[[str], None] = lambda line: None,
 ) -> Results:
-    """Do the run with everybody who joined, or what is left of it."""
+    """Run, or resume, the experiment with all clients that joined through the shared folder."""
     federation = read_home(home)
     parties = federation.parties()
     grid = built_in(home, max(1, len(parties)), epsilon)
@@ -92,7 +92,7 @@ def aggregate_online(
     progress: Progress = quiet,
     say: Callable[[str], None] = lambda line: None,
 ) -> Results:
-    """The same over the federation's network, whose server sees nothing but the sum of a round's updates."""
+    """The same over the network, with secure aggregation: the server sees only the sum of a round's updates."""
     from fedrank.deploy.flare_jobs import run_deployed
 
     parties = parties_of(home)

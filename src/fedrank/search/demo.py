@@ -1,6 +1,6 @@
-"""A made-up person's mailbox, notes and bookmarks, and six weeks of their searches: to try the page at once.
+"""Synthetic documents and searches for `fedrank search serve --demo`: a mailbox, notes, bookmarks, six weeks of clicks.
 
-Nobody and nothing in it is real. The same moment gives the same files.
+The same `now` gives the same files.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fedrank.toml import parse_toml
 ME = "Robin Vale <robin@vale.example>"
 DAY = 86_400
 WEEKS = 6
-SEARCHES = 14  # a week
-HINT = "Everything here is made up. Try: roof invoice, Lisbon train, choir rehearsal, sourdough, Heron battery."
+SEARCHES = 14  # per week
+HINT = "All documents here are synthetic. Try: roof invoice, Lisbon train, choir rehearsal, sourdough, Heron battery."
 FILES = ("mail.mbox", "bookmarks.html", "snippets.jsonl")
 
 
 @dataclass(frozen=True)
 class Topic:
-    """Something in a person's life: what it is called, who writes about it, and what is said."""
+    """A topic of the documents: its name, its authors, titles and sentences."""
 
     name: str
     people: list[str]
@@ -43,12 +43,12 @@ class Topic:
 
 _CONTENT = parse_toml(files("fedrank.search").joinpath("demo.toml").read_text("utf-8"))
 TOPICS = [Topic(**topic) for topic in _CONTENT["topics"]]
-WISHES = [(query, title) for query, title in _CONTENT["wishes"]]  # what somebody looks for, and what they open
+WISHES = [(query, title) for query, title in _CONTENT["wishes"]]  # query, title of the clicked document
 
 
 def write_documents(folder: Path, now: float) -> None:
-    """Write the files below a folder."""
-    chance = random.Random("a made-up person")
+    """Write the demo documents into a folder."""
+    chance = random.Random("a made-up person")  # a seed; prose: ok
     notes = folder / "notes"
     notes.mkdir(parents=True, exist_ok=True)
     mails: list[bytes] = []
@@ -87,12 +87,12 @@ def _mail(sender: str, receiver: str, subject: str, sentences: Sequence[str], wh
     mail["Message-ID"] = f"<{number}@made-up.example>"
     greeting = "Hello," if receiver == ME else "Thank you!"
     mail.set_content(f"{greeting}\n\n{' '.join(sentences)}\n\n{sender.partition(' <')[0]}\n")
-    return f"From made-up {time.asctime(time.gmtime(when))}\n".encode() + mail.as_bytes() + b"\n"
+    return f"From made-up {time.asctime(time.gmtime(when))}\n".encode() + mail.as_bytes() + b"\n"  # prose: ok
 
 
 @dataclass
 class _Clock:
-    """A time of its own."""
+    """A clock that is set by assignment."""
 
     now: float
 
@@ -101,29 +101,29 @@ class _Clock:
 
 
 def make_demo(folder: Path, now: float, progress: Progress = quiet) -> Path:
-    """Documents, index and six weeks of searches below a folder; returns the folder to serve. Again: as it was."""
+    """Create documents, index and six weeks of searches, unless they exist; returns the search folder to serve."""
     store = folder / "search"
     documents = folder / "documents"
     mails, bookmarks, lines = (documents / name for name in FILES)
-    if not lines.exists():  # it is written last
+    if not lines.exists():  # written last
         write_documents(documents, now)
     clock = _Clock(now - WEEKS * 7 * DAY)
     with SearchClient(store, clock=clock) as client:
         client.index([documents / "notes", mails, lines], bookmarks=[bookmarks], progress=progress)
         if client.status().searches:
             return store
-        chance = random.Random("what somebody looks for")
+        chance = random.Random("what somebody looks for")  # a seed; prose: ok
         times = sorted(chance.uniform(clock.now, now - DAY) for _ in range(WEEKS * SEARCHES))
         for number, clock.now in enumerate(times):
             _search(client, *chance.choice(WISHES))
             progress("six weeks of searches", number + 1, len(times), f"{number + 1} of {len(times)} searches")
         clock.now = now
-        client.status()  # what is learned by now
+        client.status()  # learns from the last searches
     return store
 
 
 def _search(client: SearchClient, query: str, wanted: str) -> None:
-    """Somebody opens what they want, if they see it."""
+    """Search, and click the wanted document if it is on the first page."""
     shown = client.search(query)
     for result in shown.results:
         if result.title == wanted:

@@ -1,9 +1,8 @@
-"""A text encoder that the person brings as an ONNX file: likeness by meaning, as the features "latent".
+"""A text encoder from an ONNX file that the user provides: semantic similarity as the feature "latent".
 
-Nothing is downloaded, and vectors stay in the store. Two forms of models are taken: one with a single input of texts,
-and one with `input_ids` (and perhaps `attention_mask`, `token_type_ids`) whose vocabulary lies beside it as
-`vocab.txt`, as sentence encoders of the BERT family are exported. What comes out is a vector for each text, or one for
-each token, of which the mean is taken.
+Nothing is downloaded, and vectors stay in the store. A model has either one input of strings, or `input_ids` (and
+optionally `attention_mask`, `token_type_ids`) with a `vocab.txt` in the same folder, as sentence encoders of the BERT
+family are exported. Its output is one vector per text, or one per token; token vectors are averaged.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from fedrank.files import read_bytes, read_text
 from fedrank.search.results import SearchError
 
 LARGEST = 2 << 30  # bytes of a model
-TOKENS = 128  # of a text that are encoded
-CHARACTERS = 1_000  # of a document that are encoded, title first
+TOKENS = 128  # encoded per text
+CHARACTERS = 1_000  # encoded per document, title first
 BATCH = 32
 _PIECE = re.compile(r"\w+|[^\w\s]")
 
 
 class Encoder:
-    """Texts to unit vectors."""
+    """Maps texts to unit vectors."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         try:
             import onnxruntime  # type: ignore[import-untyped, import-not-found, unused-ignore]
         except ImportError:
-            raise ImportError("an encoder needs the package onnxruntime: pip install onnxruntime") from None
+            raise ImportError("an encoder requires the package onnxruntime: pip install onnxruntime") from None
         self.path = Path(path).expanduser().absolute()
         try:
             data = read_bytes(self.path, LARGEST)
@@ -46,8 +45,10 @@ class Encoder:
             self._session: Any = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         except OSError as problem:
             raise SearchError(f"{self.path}: {problem.strerror}; give the ONNX file of an encoder") from None
-        except Exception as problem:  # of the runtime, which has its own kinds
-            raise SearchError(f"{self.path} is no encoder that can be used: {problem}".splitlines()[0]) from None
+        except Exception as problem:  # the runtime defines its own exceptions
+            raise SearchError(
+                f"{self.path} cannot be loaded; give the ONNX file of an encoder: {problem}".splitlines()[0]
+            ) from None
         self.digest = hashlib.blake2b(data, digest_size=16).hexdigest()
         self._inputs = {one.name: one.type for one in self._session.get_inputs()}
         self._vocabulary: dict[str, int] = {}
@@ -56,13 +57,17 @@ class Encoder:
             try:
                 self._vocabulary = {word: number for number, word in enumerate(read_text(beside).split("\n"))}
             except (OSError, ValueError):
-                raise SearchError(f"{beside} is missing: an encoder with input_ids needs its words there") from None
+                raise SearchError(
+                    f"{beside} is missing or unreadable; an encoder with input_ids needs its vocabulary in this file"
+                ) from None
         elif [*self._inputs.values()] != ["tensor(string)"]:
-            raise SearchError(f"{self.path} takes {sorted(self._inputs)}; an encoder takes input_ids, or texts")
+            raise SearchError(
+                f"{self.path} has the inputs {sorted(self._inputs)}; an encoder has input_ids or one input of strings"
+            )
         self.dimensions = self(["test"]).shape[1]
 
     def __call__(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """[texts, dimensions], each of length 1; 0 where there is nothing to encode."""
+        """[texts, dimensions] unit vectors; zeros for a text that gives no vector."""
         found = [self._some(texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)]
         return np.concatenate(found) if found else np.zeros((0, self.dimensions), np.float32)
 
@@ -81,13 +86,14 @@ class Encoder:
         try:
             out = np.asarray(self._session.run(None, feed)[0], np.float32)
         except Exception as problem:
-            raise SearchError(f"{self.path} encodes nothing: {problem}".splitlines()[0]) from None
+            raise SearchError(f"{self.path} failed to encode a text: {problem}".splitlines()[0]) from None
         if out.ndim == 3:
             share = mask[:, :, None].astype(np.float32)
             out = (out * share).sum(axis=1) / np.maximum(share.sum(axis=1), 1.0)
         if out.ndim != 2 or len(out) != len(texts):
             raise SearchError(
-                f"{self.path} gives an array {out.shape} for {len(texts)} texts; give one vector for each"
+                f"{self.path} returned an array of shape {out.shape} for {len(texts)} texts; an encoder returns one "
+                "vector per text"
             )
         out = np.nan_to_num(out, nan=0.0, posinf=0.0, neginf=0.0)
         length = np.linalg.norm(out, axis=1, keepdims=True)
@@ -95,7 +101,7 @@ class Encoder:
         return unit
 
     def _pieces(self, text: str) -> list[int]:
-        """WordPiece: every word as the longest pieces that are in the vocabulary."""
+        """WordPiece tokens: every word is split into the longest pieces in the vocabulary."""
         known = self._vocabulary
         unknown = known.get("[UNK]", 0)
         plain = "".join(c for c in unicodedata.normalize("NFD", text.lower()) if unicodedata.category(c) != "Mn")

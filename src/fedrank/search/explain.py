@@ -1,4 +1,4 @@
-"""Why results stand in this order: what each feature adds to the score of a document, by the model as it is now."""
+"""Explanation of a ranking: the contribution of each feature to the score of a document, with the current model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fedrank.search.results import Cause, Explained, Gone, Result
 
 
 def explain(rows: ImpressionRows, one: Recorded, results: Sequence[Result]) -> tuple[Explained, ...]:
-    """For every result of a list, from the top: its score, its place by the model alone, and the causes."""
+    """For every result, from the top: its score, its position by score, and the contributions of the features."""
     if one.raw is None:
-        raise Gone("this search is so old that what it was scored by is no longer kept")
+        raise Gone("the scores of this search were deleted because it is old; search again")
     if not len(one.candidates):
         return ()
     _, weights = rows.model()

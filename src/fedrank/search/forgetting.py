@@ -1,4 +1,4 @@
-"""Forgetting: which rows go when a person forgets searches or a document. The model keeps what it learned."""
+"""Deletion of searches and documents from the store. The model keeps what it learned from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_QUERY_LENGTH = 2_000  # characters
 
 
 def forget_searches(store: Store, features: FeatureSet, query: str | None, since: int | None) -> ForgottenRows:
-    """Delete the searches with this text, or all since a moment, and their clicks."""
+    """Delete the searches with this text, or all searches since a time, and their clicks."""
     if query is not None:
         text = " ".join(clean(query[:MAX_QUERY_LENGTH]).split())
         key = terms_key(features.query(text))
@@ -26,13 +26,13 @@ def forget_searches(store: Store, features: FeatureSet, query: str | None, since
         for some in in_parts([id for (id,) in ids]):
             clicks += store.db.execute(f"DELETE FROM clicks WHERE impression IN ({marks(some)})", some).rowcount
             store.db.execute(f"DELETE FROM impressions WHERE id IN ({marks(some)})", some)
-        if since is not None:  # also clicks of then in older lists
+        if since is not None:  # recent clicks in older impressions
             clicks += store.db.execute("DELETE FROM clicks WHERE time >= ?", (since,)).rowcount
     return ForgottenRows(0, len(ids), clicks)
 
 
 def forget_everything(store: Store) -> ForgottenRows:
-    """Delete all rows but the list of what left this device; the count of changes goes on, for the engine's index."""
+    """Delete all rows except the record of sent data; the change counter continues, since the index depends on it."""
     counts = [store.count(f"SELECT count(*) FROM {table}") for table in ("documents", "impressions", "clicks")]
     seq, journals = store.seq, store.setting("journals", "{}")
     with store.writing():
@@ -42,7 +42,7 @@ def forget_everything(store: Store) -> ForgottenRows:
 
 
 def forget_document(store: Store, document: int) -> ForgottenRows:
-    """Delete a document and every click on it, and note that it is not to be indexed again."""
+    """Delete a document and its clicks, and exclude it from later indexing."""
     file, root, key, part = store.one(
         "SELECT file, roots.path, key, part FROM documents JOIN files ON files.id = file JOIN roots ON "
         "roots.id = root WHERE documents.id = ?",
@@ -52,7 +52,7 @@ def forget_document(store: Store, document: int) -> ForgottenRows:
     with store.writing():
         store.db.execute("INSERT OR IGNORE INTO left_out VALUES (?)", (forgotten_name(root, key, part),))
         store.remove([document])
-        if not part:  # the file is the document, and its name tells of it
+        if not part:  # the document is the whole file, so its name is deleted, too
             store.db.execute("DELETE FROM files WHERE id = ?", (file,))
             store.db.execute("DELETE FROM skipped WHERE file = ?", (file,))
         clicks = store.db.execute("DELETE FROM clicks WHERE document = ?", (document,)).rowcount
@@ -64,5 +64,5 @@ def forget_document(store: Store, document: int) -> ForgottenRows:
 
 
 def terms_key(terms: QueryTerms) -> bytes:
-    """The same for two searches for the same words."""
+    """A key that is equal for queries with the same stems."""
     return np.sort(terms.stems).astype("<i4").tobytes()

@@ -1,13 +1,14 @@
-"""Lists and clicks: how one is shown, what is recorded of it, and how the model learns from what was recorded.
+"""Impressions and clicks: how a ranking is drawn and recorded, and how the model learns from it.
 
     shown -> opened -> closed -> learned | discarded
     shown -> abandoned (no click within 30 minutes)        any -> forgotten (rows are deleted)
 
-Showing and learning are the compiled loops of simulation. A list teaches if the model drew it ("pdgd"); one that
-compares two models ("interleaved"), that was filtered, sorted or in a fixed order ("plain"), or that came among more
-than 30 searches a minute ("fast"), does not.
+Drawing and learning use the compiled loops of the simulation. The model learns only from rankings that it drew
+("pdgd"). It does not learn from a ranking that interleaves two models ("interleaved"), that was filtered, sorted or in
+a fixed order ("plain"), or that followed more than 30 searches within a minute ("fast").
 
-Features are kept as 16-bit numbers, and scores are computed from these: what is learned from is exactly what was shown.
+Features are stored as 16-bit floats, and scores are computed from the stored values, so learning uses exactly what
+was shown.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from fedrank.search.results import NotFound
 from fedrank.search.store import Store, marks
 from fedrank.types import Features, Impression, Scores
 
-KAPPA = 0.1  # probability that the first place is drawn like the others
+KAPPA = 0.1  # probability that the first position is drawn like the others
 LEARNER = Pdgd(rate=0.03, temperature=0.3, keep=1 - KAPPA)
 STATES = ("shown", "opened", "closed", "abandoned", "learned", "discarded")
 ListKind = Literal["pdgd", "interleaved", "plain", "fast"]
 
-# First weight of "clicked for this query". PDGD hardly learns from documents far below others, since it never sees them
-# swapped; somebody who opens the same one for the same words again and again expects it to come up all the same.
+# Initial weight of "clicked for this query". PDGD learns slowly about documents with low scores, because they rarely
+# swap positions; a person who repeatedly opens the same document for the same words expects it to rise.
 HABIT = 3.0
 
 MINUTE, DAY = 60.0, 86_400.0
-BOUNCE = 5.0  # seconds: who comes back earlier did not want it
-ABANDONED = 30 * MINUTE  # without a click; also how long an opened list waits for the next one
-TOO_OLD = 7 * DAY  # to be learned from
-FAST = 30  # searches a minute
-KEPT = 1_000  # latest impressions whose scores and features are kept, to try other models on
+BOUNCE = 5.0  # seconds: a click followed by an earlier return does not count
+ABANDONED = 30 * MINUTE  # without a click; also the time after its last click until an impression is closed
+TOO_OLD = 7 * DAY  # older impressions are not learned from
+FAST = 30  # searches per minute
+KEPT = 1_000  # latest impressions whose scores and features are stored, to evaluate other models
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +50,9 @@ class Recorded:
 
     id: int
     time: float
-    number: int  # counts searches; its chance is keyed by it
+    number: int  # counts searches; the key of its random stream
     query: str
-    terms: bytes  # stems of the query, sorted: two searches for the same thing have the same
+    terms: bytes  # sorted stems of the query: equal for searches for the same words
     filters: str  # as JSON
     sort: str
     kind: ListKind
@@ -61,11 +62,11 @@ class Recorded:
     keep: float
     found: int
     candidates: NDArray[np.int64]  # ids of documents, in the engine's order; 0: forgotten
-    scores: Scores | None  # [candidates]; None where it is so old that they were dropped
-    shown: NDArray[np.int64]  # [places]: candidates, of all pages drawn so far
+    scores: Scores | None  # [candidates]; None for an old impression
+    shown: NDArray[np.int64]  # [positions]: candidates, of all pages drawn so far
     raw: NDArray[np.float16] | None  # [candidates, features], 0 .. 1
-    teams: NDArray[np.int8] | None = None  # [places] of an interleaved list, as in `gate`: whose choice each was
-    trial: int | None = None  # the model on trial in such a list
+    teams: NDArray[np.int8] | None = None  # [positions] of an interleaved ranking: which model chose each (see `gate`)
+    trial: int | None = None  # the model on trial in an interleaved ranking
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,14 @@ class Clicked:
 
 
 def first_weights(features: FeatureSet) -> NDArray[np.float64]:
-    """The model that a person begins with: the engine's order, and what was opened twice for the same words."""
+    """The initial model: the engine's order, and documents that were opened twice for the same words first."""
     weights = features.start()
     weights[features.names.index("clicked for this query")] = HABIT
     return weights
 
 
 def pack_features(raw: NDArray[np.float16]) -> bytes:
-    """Columns one after the other: they repeat themselves more than rows do."""
+    """Compress features by column, since values within a column are similar."""
     return zlib.compress(np.ascontiguousarray(raw.T).astype("<f2").tobytes(), 6)
 
 
@@ -96,18 +97,15 @@ def unpack_features(blob: bytes, candidates: int) -> NDArray[np.float16]:
 
 
 def stream_of(key: int, number: int, page: int = 1) -> np.uint64:
-    """The chance of search `number`; pages after the first have their own.
-
-    The same as that of simulated client 0 with this key.
-    """
+    """The random stream of search `number`, equal to that of simulated client 0; each later page has its own."""
     return search_stream(np.uint64(key), 0, number, *([page] if page > 1 else []))
 
 
 def draw_more(scores: Scores, shown: NDArray[np.int64], learner: Pdgd, stream: np.uint64) -> NDArray[np.int64]:
-    """The next page, drawn from what is left. Behind one another both pages are one list, as if it had been drawn so.
+    """Draw the next page from the remaining candidates, as if all pages had been drawn as one ranking.
 
-    What keeps the best document first acts on the first page alone. Scores are those of the first page, whatever was
-    learned meanwhile: as the only feature of a model of weight 1.
+    The bias towards the best document at the first position applies to the first page only. The scores of the first
+    page are used again, as the only feature of a model with weight 1, even if the model has changed.
     """
     rest = np.setdiff1d(np.arange(len(scores)), shown)
     if not len(rest):
@@ -120,12 +118,12 @@ def scores_of(weights: NDArray[np.float32], features: Features) -> Scores:
 
 
 def best_order(scores: Scores) -> NDArray[np.int64]:
-    """All candidates, the best first; of equal ones the engine's better."""
+    """All candidates by descending score; ties are in the engine's order."""
     return np.argsort(-scores, kind="stable").astype(np.int64)
 
 
 def warm_up(rows: ImpressionRows) -> None:
-    """Compile what searching and learning need, so that the first search does not wait for it."""
+    """Compile what searching and learning need before the first search."""
     features = rows.features
     some = ForwardRows.join([features.row("one title", f"some text {n}") for n in range(12)])
     raw = features.raw(features.query("some text"), some, np.ones(12), WordStatistics.of(some), [Usage()] * 12)
@@ -144,12 +142,12 @@ class ImpressionRows:
     # models
 
     def model(self) -> tuple[int, NDArray[np.float64]]:
-        """The model in use: its id, and its weights in double precision."""
+        """The current model: its id, and its weights in double precision."""
         id, weights = self.store.one("SELECT id, weights FROM models WHERE id = ?", self.store.setting("model"))
         return int(id), np.frombuffer(weights, "<f8").copy()
 
     def new_model(self, now: float, origin: str, start: NDArray[np.float64]) -> int:
-        """Use these weights from now on, within a transaction."""
+        """Add a model with these weights and make it the current one; requires a transaction."""
         blob = start.astype("<f8").tobytes()
         id = self.store.db.execute(
             "INSERT INTO models (made, origin, features, start, weights) VALUES (?, ?, ?, ?, ?)",
@@ -158,10 +156,10 @@ class ImpressionRows:
         self.store.set(model=id)
         return int(id or 0)
 
-    # what was shown and clicked
+    # impressions and clicks
 
     def add(self, one: Recorded) -> int:
-        """Within a transaction; returns its id."""
+        """Add an impression and return its id; requires a transaction."""
         assert one.scores is not None
         blobs = {
             "candidates": one.candidates.astype("<i8").tobytes(),
@@ -189,18 +187,18 @@ class ImpressionRows:
         return [Clicked(position, document, time, bool(bounced)) for position, document, time, bounced in rows]
 
     def extend(self, id: int, shown: NDArray[np.int64]) -> None:
-        """Note that a list shows more places."""
+        """Record that an impression shows more results."""
         with self.store.writing():
             self.store.db.execute("UPDATE impressions SET shown = ? WHERE id = ?", (shown.astype("u1").tobytes(), id))
 
     @property
     def last_search(self) -> int:
-        """The number of the last search that was recorded; none that comes later has it, whatever is forgotten."""
+        """The id of the last recorded search; ids are not reused after deletions."""
         found = self.store.one("SELECT seq FROM sqlite_sequence WHERE name = 'impressions'")
         return 0 if found is None else int(found[0])
 
     def click(self, id: int, position: int, document: int, now: float) -> None:
-        """Once for each place; whoever took it back and comes again wants it after all."""
+        """Record one click per position; a second click cancels a bounce."""
         with self.store.writing():
             self.store.db.execute(
                 "INSERT INTO clicks (impression, place, document, time) VALUES (?, ?, ?, ?) "
@@ -210,7 +208,7 @@ class ImpressionRows:
             self.store.db.execute("UPDATE impressions SET state = 'opened' WHERE id = ? AND state = 'shown'", (id,))
 
     def bounce(self, id: int, position: int) -> None:
-        """Take a click back; a list without any other is as it was before."""
+        """Mark a click as bounced; an impression without other clicks returns to the state 'shown'."""
         with self.store.writing():
             self.store.db.execute("UPDATE clicks SET bounced = 1 WHERE impression = ? AND place = ?", (id, position))
             self.store.db.execute(
@@ -220,16 +218,16 @@ class ImpressionRows:
             )
 
     def fast(self, now: float) -> bool:
-        """Whether more than 30 searches, with the one to come, are of the last minute."""
+        """Whether the next search exceeds 30 searches within the last minute."""
         return self.store.count("SELECT count(*) FROM impressions WHERE time > ?", now - MINUTE) >= FAST
 
     # from shown to learned
 
     def settle(self, now: float, searching: bool, learning: bool) -> int:
-        """Let impressions reach the state that they are in by now, and learn; returns from how many.
+        """Update the states of impressions and learn from closed ones; returns how many were learned from.
 
-        An opened list is closed half an hour after its last click, or at the next search unless its click is so fresh
-        that the person may still come back. Each is learned from once: the weights and its state change together.
+        An opened impression is closed 30 minutes after its last click, or at the next search unless the click is so
+        recent that it may still bounce. Weights and state change in one transaction, so each is learned from once.
         """
         due = self.store.rows(
             "SELECT id, (SELECT max(time) FROM clicks WHERE impression = id AND NOT bounced) FROM impressions "
@@ -246,14 +244,14 @@ class ImpressionRows:
             return self._learn(now) if learning else self._discard(now)
 
     def close(self, id: int, now: float, learning: bool) -> None:
-        """The person is done with this list."""
+        """Close an opened impression."""
         with self.store.writing():
             self.store.db.execute("UPDATE impressions SET state = 'closed' WHERE id = ? AND state = 'opened'", (id,))
             if learning:
                 self._learn(now)
 
     def _move(self, before: str, after: str, ids: list[int]) -> None:
-        """Another process may have moved them already."""
+        """Change the state of impressions that another process has not changed already."""
         self.store.db.executemany(
             "UPDATE impressions SET state = ? WHERE id = ? AND state = ?", ((after, id, before) for id in ids)
         )
@@ -289,7 +287,7 @@ class ImpressionRows:
         return len(waiting)
 
     def as_impression(self, one: Recorded) -> Impression | None:
-        """What was recorded, as learners take it; None where it was dropped. Clicks that were taken back are none."""
+        """The impression for learners, without bounced clicks; None if its features were deleted."""
         if one.raw is None or one.scores is None:
             return None
         clicked = np.zeros(len(one.shown), bool)

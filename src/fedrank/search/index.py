@@ -1,7 +1,7 @@
-"""The engine that finds candidates: a tantivy index over the stems of forward rows. It is derived, and may be deleted.
+"""The engine that finds candidates: a tantivy index over the stems of forward rows. It can be rebuilt from the store.
 
-A term is a stem's 31-bit hash in eight hexadecimal digits, so that engine and features mean the same words. The id of
-a document is a signed integer, since tantivy finds no unsigned one to delete.
+A term is a stem's 31-bit hash in eight hexadecimal digits, so engine and features use the same terms. Document ids are
+signed integers because tantivy cannot delete by an unsigned field.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from fedrank.search.store import Store
 
 FOLDER = "engine"
 CANDIDATES = 100
-COMMON = 50_000  # documents: a term that more have is left out of a query that has rarer ones
-HEAP = 48 << 20  # bytes for what is being indexed
-BATCH = 2_000  # documents between two commits
+COMMON = 50_000  # a term in more documents is ignored if the query has rarer terms
+HEAP = 48 << 20  # bytes of the writer's buffer
+BATCH = 2_000  # documents per commit
 _DAMAGED = ("FileAlreadyExists", "FileDoesNotExist", "DataCorruption", "corrupt")
 
 
 class Candidacy(NamedTuple):
-    """What the engine found, its best first."""
+    """The candidates that the engine found, best first."""
 
     documents: NDArray[np.int64]
     scores: NDArray[np.float64]
@@ -41,27 +41,27 @@ class Candidacy(NamedTuple):
 
 
 class Engine:
-    """The index in a folder; opened, or made anew where it is missing, damaged or another version's."""
+    """The index in a folder; it is rebuilt if it is missing, damaged or from another version."""
 
     def __init__(self, folder: Path) -> None:
         try:
             import tantivy
         except ImportError:
-            raise missing_extra("searching needs the package tantivy", "search") from None
+            raise missing_extra("search requires the package tantivy", "search") from None
         self._tantivy: Any = tantivy
         self.folder = folder / FOLDER
         private_folder(self.folder)
         self.fresh = False
         try:
             if not (tantivy.Index.exists(str(self.folder)) and tantivy.Index.is_compatible(str(self.folder))):
-                raise ValueError("none that can be read")
+                raise ValueError("no readable index")
             self._index: Any = tantivy.Index.open(str(self.folder))
         except (ValueError, OSError):
             self.make_anew()
         self._prepare()
 
     def make_anew(self) -> None:
-        """Begin with nothing; whoever calls lets it follow from the first change on."""
+        """Replace the index by an empty one; the caller then adds all documents."""
         shutil.rmtree(self.folder, ignore_errors=True)
         private_folder(self.folder)
         builder = self._tantivy.SchemaBuilder()
@@ -72,7 +72,7 @@ class Engine:
         try:
             self._index = self._tantivy.Index(builder.build(), path=str(self.folder))
         except (ValueError, OSError) as problem:
-            raise SearchError(f"{self.folder}: no index can be made there: {problem}") from None
+            raise SearchError(f"cannot create an index in {self.folder}: {problem}") from None
         self.fresh = True
         self._prepare()
 
@@ -84,7 +84,7 @@ class Engine:
         self._searcher: Any = self._index.searcher()
 
     def reload(self) -> None:
-        """See what was committed since."""
+        """Make the latest commits visible."""
         self._index.reload()
         self._searcher = self._index.searcher()
 
@@ -93,10 +93,9 @@ class Engine:
         return int(self._searcher.num_docs)
 
     def follow(self, store: Store, features: FeatureSet, on_progress: Callable[[int], None] = lambda done: None) -> int:
-        """Do what the store has and the index has not: delete, add, commit, and only then note that it is done.
+        """Apply the store's changes to the index, and record progress after each commit; returns the number added.
 
-        Doing it twice does no harm, so that a crash in between costs nothing but time. An index that is damaged is made
-        anew. Returns how many documents.
+        Applying a change twice has no effect, so a crash in between is harmless. A damaged index is rebuilt.
         """
         if self.fresh:
             self._forget_what_is_done(store)
@@ -105,9 +104,10 @@ class Engine:
         except (ValueError, OSError) as problem:
             if isinstance(problem, SearchError):
                 raise
-            if not any(sign in str(problem) for sign in _DAMAGED):  # tantivy tells a full disk so
+            if not any(sign in str(problem) for sign in _DAMAGED):  # for example a full disk
                 raise SearchError(
-                    f"{self.folder}: the index cannot be written: {problem}; nothing is lost; make room, then try again"
+                    f"cannot write the index in {self.folder}: {problem}; no data was lost; free disk space and try "
+                    "again"
                 ) from None
         self.make_anew()
         self._forget_what_is_done(store)
@@ -124,7 +124,7 @@ class Engine:
             return done
         try:
             writer = self._index.writer(HEAP, 1)
-            writer.garbage_collect_files()  # a crash may have left files whose names would be used again
+            writer.garbage_collect_files()  # a crash may have left files whose names will be reused
             while (last := store.indexed) < store.seq:
                 done += self._follow_some(writer, store, features, last)
                 on_progress(done)
@@ -164,7 +164,7 @@ class Engine:
         return len(changed)
 
     def candidates_for(self, terms: QueryTerms, filters: Filters, by_date: bool, most: int = CANDIDATES) -> Candidacy:
-        """The best candidates for the terms of a query, or the latest."""
+        """The best candidates for the terms of a query, or the newest if `by_date`."""
         query = self._tantivy.Query
         schema, occur = self._index.schema, self._tantivy.Occur
         words = [(word, self._searcher.doc_freq("words", word)) for word in map(term, terms.stems.tolist())]
@@ -198,7 +198,7 @@ class Engine:
 
 
 def term(stem: int) -> str:
-    """A stem's hash as the engine knows it.
+    """A stem's hash as a term of the index.
 
     >>> term(255)
     '000000ff'
@@ -207,7 +207,7 @@ def term(stem: int) -> str:
 
 
 def terms_of(rows: ForwardRows, number: int, text: Callable[[], str], features: FeatureSet) -> str:
-    """All terms of a document, also those behind the words that its forward row keeps."""
+    """All terms of a document, including words beyond the length of its forward row."""
     words = rows.words[rows.offsets[number] : rows.offsets[number + 1]]
     pieces = [_as_terms(words)]
     if rows.lengths[number] > len(words):

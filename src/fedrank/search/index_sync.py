@@ -1,4 +1,4 @@
-"""The engine's index follows the store: one process at a time updates it, and others see what it has done."""
+"""Synchronization of the index with the store: one process updates the index, others reload it."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from fedrank.search.store import Store
 
 
 class IndexSync:
-    """Keeps an engine in step with a store."""
+    """Updates an engine's index from a store."""
 
     def __init__(self, store: Store, features: FeatureSet, engine: Engine) -> None:
         self.store, self.features, self.engine = store, features, engine
-        self._followed = -1  # change of the store up to which this process sees the index
-        with contextlib.suppress(Locked), self.updating():  # whoever indexes just now does it
+        self._followed = -1  # last change of the store in the index as loaded by this process
+        with contextlib.suppress(Locked), self.updating():  # if locked, the other process updates the index
             self.follow()
         self._followed = store.indexed
 
     def updating(self) -> contextlib.AbstractContextManager[None]:
-        """No other process may update the index meanwhile: `files.Locked` says who does."""
+        """Lock the index for updates; raises `files.Locked` if another process holds the lock."""
         return locked(self.store.folder / "index.lock", f"the index in {self.store.folder}")
 
     def follow(self, on_progress: Callable[[int], None] = lambda done: None) -> None:
-        """Let the engine have what the store has; should their numbers differ even then, it begins anew."""
+        """Apply all changes of the store; the index is rebuilt if the numbers of documents still differ."""
         with self.store.turn:
             self.engine.follow(self.store, self.features, on_progress)
             if self.engine.documents != self.store.count("SELECT count(*) FROM documents"):
@@ -35,19 +35,19 @@ class IndexSync:
             self._followed = self.store.indexed
 
     def follow_if_behind(self, changes: int) -> None:
-        """The same if the store is so many changes ahead, so that a first long run can be searched early."""
+        """Update the index if it is at least this many changes behind the store."""
         with self.store.turn:
             if self.store.seq - self.store.indexed >= changes:
                 self.follow()
 
     def catch_up(self) -> None:
-        """See what another process indexed meanwhile."""
+        """Load what another process has indexed."""
         if (indexed := self.store.indexed) != self._followed:
             self.engine.reload()
             self._followed = indexed
 
     def begin_anew(self) -> None:
-        """An empty index, for a store without documents."""
+        """Replace the index by an empty one, for a store without documents."""
         self.engine.make_anew()
         self.engine.fresh = False
         self._followed = self.store.indexed

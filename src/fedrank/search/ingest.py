@@ -1,4 +1,4 @@
-"""From files to the store: only what changed is read, and a stop at any moment loses nothing but the last batch."""
+"""Reading files into the store: only changed files are read; an interruption loses at most the last batch."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fedrank.search.results import SearchError
 from fedrank.search.sources import FoundFile, Left, is_passed_over, walk
 from fedrank.search.store import NewDocument, Store
 
-BATCH = 1_000  # documents in one transaction
+BATCH = 1_000  # documents per transaction
 BATCH_CHARACTERS = 8_000_000
-_SENT = re.compile(r"(?<![a-z])(sent|gesendet\w*|envoy[eé]s|enviados|inviata)(?![a-z])")  # folders of own mails
-UNFINISHED = -1  # the size of a file of which only the first documents are stored
+_SENT = re.compile(r"(?<![a-z])(sent|gesendet\w*|envoy[eé]s|enviados|inviata)(?![a-z])")  # folders of sent mail
+UNFINISHED = -1  # stored as the size of a file that is not completely read
 
 
 @dataclass
 class Collected:
-    """Counts, while files are read."""
+    """Counts of files and documents."""
 
     files: int = 0
     unchanged: int = 0
@@ -38,7 +38,7 @@ class Collected:
 
 @dataclass(frozen=True)
 class Root:
-    """A folder or file that the person gave."""
+    """A folder or file to index."""
 
     id: int
     path: Path
@@ -46,11 +46,11 @@ class Root:
 
 
 def remember_roots(store: Store, paths: Iterable[str | os.PathLike[str]], format: str = "") -> None:
-    """Note what is to be indexed; a path that is not there is refused before anything is read."""
+    """Add paths to those that are indexed; a path that does not exist is refused before anything is read."""
     resolved = [Path(os.path.abspath(os.path.expanduser(path))) for path in paths]
     for path in resolved:
         if not path.exists():
-            raise SearchError(f"{path} is not there, so nothing was indexed; check its name")
+            raise SearchError(f"{path} does not exist; nothing was indexed; check the path")
     folders = [] if format else [root.path for root in roots_of(store) if not root.format and root.path.is_dir()]
     with store.writing():
         for path in sorted(resolved):
@@ -62,7 +62,7 @@ def remember_roots(store: Store, paths: Iterable[str | os.PathLike[str]], format
 
 
 def _is_walked(path: Path, folder: Path) -> bool:
-    """Whether a walk of the folder comes by this path."""
+    """Whether a walk of the folder includes this path."""
     return path.is_relative_to(folder) and not any(map(is_passed_over, path.relative_to(folder).parts))
 
 
@@ -73,19 +73,19 @@ def roots_of(store: Store) -> list[Root]:
 
 @dataclass
 class _Work:
-    """A file that is being read: what of it is not yet stored."""
+    """A file that is being read, with the documents that are not stored yet."""
 
     root: Root
     found: FoundFile
     id: int  # 0: not in the store yet
     documents: dict[str, NewDocument] = field(default_factory=dict)  # by part
-    parts: set[str] = field(default_factory=set)  # all that were read
+    parts: set[str] = field(default_factory=set)  # all parts read
     reasons: Counter[str] = field(default_factory=Counter)
     finished: bool = False
 
 
 class Collector:
-    """Reads roots into a store. The turn at the store is held only while it is used: searches go on meanwhile."""
+    """Reads roots into a store. The store is locked only while it is written, so searches remain possible."""
 
     def __init__(
         self,
@@ -98,13 +98,13 @@ class Collector:
         self.after_batch = after_batch
         self.counts = Collected()
         self._works: list[_Work] = []
-        self._waiting = self._characters = 0  # documents in them
+        self._waiting = self._characters = 0  # documents and characters not stored yet
         self._reported = 0.0
         self._some_are_forgotten = store.count("SELECT count(*) FROM left_out") > 0
         self._avoid = {_identity(store.folder): "fedrank's own"}
 
     def collect(self, roots: Sequence[Root]) -> Collected:
-        for root in roots:  # one that lies below another is not read twice
+        for root in roots:  # a root below another root is not read twice
             with contextlib.suppress(OSError):
                 self._avoid.setdefault(_identity(root.path), "indexed by itself")
         for root in roots:
@@ -127,7 +127,7 @@ class Collector:
                 if isinstance(found, Left):
                     passed[found.reason] += 1
                     continue
-                if self._is_forgotten(root, found.key, ""):  # not even its name is kept
+                if self._is_forgotten(root, found.key, ""):  # its name must not be stored either
                     passed["forgotten"] += 1
                     continue
                 self.counts.files += 1
@@ -141,7 +141,7 @@ class Collector:
                 if path != found.path:
                     with self.store.writing():
                         self.store.db.execute("UPDATE files SET path = ? WHERE id = ?", (found.path, id))
-        except OSError as problem:  # of the root itself: its documents stay, since a drive may only be away
+        except OSError as problem:  # of the root: its documents stay, since a drive may be disconnected temporarily
             gone = isinstance(problem, FileNotFoundError)
             passed["root is not there" if gone else "root cannot be read"] += 1
             seen |= known.keys()
@@ -155,7 +155,7 @@ class Collector:
             )
 
     def _read(self, work: _Work) -> None:
-        """Read one file; what is read is stored with others, or bit by bit where it is much."""
+        """Read one file; its documents are stored in batches."""
         self._works.append(work)
         for piece in work.found.pieces(work.root.format):
             if isinstance(piece, Unreadable):
@@ -221,7 +221,7 @@ class Collector:
         return int(cursor.lastrowid or 0)
 
     def _finish(self, work: _Work) -> None:
-        """All documents of this file are stored: others that it had are no longer in it."""
+        """Remove documents that are no longer in this file, and mark it as completely read."""
         rows = self.store.rows("SELECT id, part FROM documents WHERE file = ?", work.id)
         if len(rows) > len(work.parts):
             self.counts.removed += self.store.remove(id for id, part in rows if part not in work.parts)
@@ -230,7 +230,7 @@ class Collector:
         db.executemany(
             "INSERT INTO skipped VALUES (?, ?, ?)", ((work.id, why, times) for why, times in work.reasons.items())
         )
-        # What could not be opened may be there the next time without any change of it.
+        # A file that could not be opened may become readable without a change of its size or time.
         passing = work.reasons.keys() & {"vanished", "not allowed", "cannot be read"}
         size, modified = (UNFINISHED, 0) if passing else (work.found.size, work.found.modified)
         db.execute(
@@ -264,5 +264,5 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def forgotten_name(root: bytes, key: bytes, part: str) -> bytes:
-    """What tells that a document was forgotten and must not come back, without naming it."""
+    """A hash that identifies a forgotten document without storing its name."""
     return hashlib.blake2b(b"\0".join((root, key, part.encode())), digest_size=16).digest()

@@ -1,10 +1,10 @@
-"""Taking part in a federation with one's own searches: `fedrank search join file:FOLDER`, or `join SITE_FOLDER`.
+"""Participation in a federation with one's own searches: `fedrank search join file:FOLDER`, or `join SITE_FOLDER`.
 
-    ask to join -> the coordinator approves -> look at a plan, and agree -> answer its rounds -> its model goes on trial
+    request to join -> approval -> review and accept a plan -> answer its rounds -> trial of the new model
 
-Through a shared folder this client asks, and answers; over a network (`search/networked.py`) people joined with
-`fedrank deploy join`, and the engine answers. `search` adds nothing but its lists and clicks: the site, its policy, its
-ledger and its outbox are those of `fedrank.deploy`. Before anything leaves it stands in the list of what was sent.
+Through a shared folder this client joins and answers itself. Over a network (`search/networked.py`) the user joins with
+`fedrank deploy join`, and NVFLARE answers. Search adds only the impressions and clicks: site, policy, ledger and outbox
+are those of `fedrank.deploy`. All data is added to the record of sent data before it is sent.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from fedrank.toml import shown
 PREFIX = "file:"
 SECONDS_BETWEEN_LOOKS = 20.0
 POLICY = """\
-# Written by `fedrank search join`: one person's searches, as a site of a federation. Make it stricter as you like.
+# Written by `fedrank search join`: one person's searches as a site of a federation. You may make the policy stricter.
 name       = {name}
 id         = {id}
 federation = {federation}
@@ -53,18 +53,18 @@ impressions = "searches"
 [policy]
 learners        = ["pdgd"]
 placements      = ["client"]
-unit            = "site"         # the site is one person, all of whose searches are protected together
+unit            = "site"         # the site is one person; all searches of this person are protected together
 largest_epsilon = {epsilon}
 delta           = 1e-5
 most_rounds     = 1000
 min_sites       = 3
-accept          = "listed"       # take part only in what was looked at with `fedrank search join`
+accept          = "listed"       # participate only in runs accepted with `fedrank search join`
 """
 
 
 @dataclass(frozen=True)
 class Invited:
-    """What somebody sees who thinks of joining."""
+    """The federation as shown to the user before joining."""
 
     shared: Path
     federation: str
@@ -74,21 +74,21 @@ class Invited:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where a federation is met: in a shared folder, or by the folder of a site over a network."""
+    """The transport of a federation: a shared folder, or the folder of a site that uses a network."""
 
     folder: Path
     network: bool
 
 
 def meeting_of(where: str) -> Meeting:
-    """What `file:FOLDER` or SITE_FOLDER names."""
+    """Parse `file:FOLDER` or SITE_FOLDER."""
     if where.startswith(PREFIX) and where != PREFIX:
         return Meeting(Path(where.removeprefix(PREFIX)).expanduser().absolute(), network=False)
     folder = Path(where).expanduser().absolute()
     if not (folder / SITE).is_file():
         raise SearchError(
-            f"{where!r} names no federation: write file:FOLDER for a shared folder, or give the folder of a site that "
-            "`fedrank deploy join` made; nothing was sent"
+            f"{where!r} is not a federation: write file:FOLDER for a shared folder, or give the folder of a site "
+            "created with `fedrank deploy join`; nothing was sent"
         )
     return Meeting(folder, network=True)
 
@@ -100,15 +100,15 @@ def invitation(shared: Path) -> Invited:
 
 
 def state_of(client: SearchClient, meeting: Meeting | None = None) -> str:
-    """ "": not joined; else "waiting", "joined", "expelled" or "left". One that meets elsewhere is told."""
+    """ "" (not joined), "waiting", "joined", "expelled" or "left"; raises if joined through another meeting."""
     sharing = Sharing.read(client.folder)
     if sharing is None:
         return ""
     there = Meeting(Path(sharing.site or sharing.shared), network=bool(sharing.site))
     if meeting is not None and meeting != there:
         raise SearchError(
-            f"this folder takes part in a federation through {there.folder}, not through {meeting.folder}; name that "
-            "one, or leave it first; nothing was sent"
+            f"this folder already participates in a federation through {there.folder}, not through {meeting.folder}; "
+            "give that folder, or leave it first with fedrank search leave; nothing was sent"
         )
     if there.network:
         return "joined" if networked.is_site(there.folder) else "left"
@@ -116,14 +116,14 @@ def state_of(client: SearchClient, meeting: Meeting | None = None) -> str:
 
 
 def server(client: SearchClient, site: Path) -> Server:
-    """Whom somebody would connect to who thinks of joining over a network; nothing changes, and nothing is sent."""
+    """The server that this site would connect to; nothing is changed or sent."""
     _check_features(client)
     private_folder(private_folder(client.folder / FEDERATION) / SEARCHES)
     return networked.server_of(site, recorded(client.folder).folder)
 
 
 def join_network(client: SearchClient, site: Path) -> None:
-    """Let a site have the searches from now on; nothing leaves before it runs, no update before a plan is agreed to."""
+    """Give a site access to future searches; it sends no update before the user accepts a plan."""
     there = server(client, site)
     receiver = f"{there.federation} at {there.address}"
     client.sent.add_journal(site, receiver)
@@ -132,17 +132,19 @@ def join_network(client: SearchClient, site: Path) -> None:
 
 
 def ask_to_join(client: SearchClient, shared: Path, name: str, expected_fingerprint: str, epsilon: float) -> str:
-    """Ask to take part; returns the own fingerprint, for the coordinator. A name and a public key leave, no more."""
+    """Request to join; sends only the name and a public key. Returns the fingerprint of that key."""
     _check_features(client)
     if not 0 < epsilon < float("inf"):
-        raise SearchError(f"ε = {epsilon} is no limit; give a positive number, such as 8; nothing was sent")
+        raise SearchError(
+            f"epsilon must be positive and finite (got {epsilon}); give a number such as 8; nothing was sent"
+        )
     folder = private_folder(client.folder / FEDERATION)
     private_folder(recorded(client.folder).folder)
     client.sent.add_journal(folder, str(shared))
-    noted = client.sent.note(str(shared), f"asked to join as {name}: this name and a public key", len(name) + 64)
+    noted = client.sent.note(str(shared), f"request to join as {name}: this name and a public key", len(name) + 64)
     try:
         own = join_folder(shared, folder, name, expected_fingerprint)
-    except (ValueError, FileExistsError, FileNotFoundError):  # before anything is written there
+    except (ValueError, FileExistsError, FileNotFoundError):  # raised before anything is written to the shared folder
         client.sent.take_back(noted)
         raise
     before = Sharing.read(client.folder)
@@ -152,7 +154,7 @@ def ask_to_join(client: SearchClient, shared: Path, name: str, expected_fingerpr
 
 
 def open_plans(client: SearchClient) -> list[tuple[Plan, PlanView]]:
-    """Runs that the coordinator announced, and about which nothing was decided here; with what each means."""
+    """Announced runs that were neither accepted nor declined, with their summaries."""
     sharing = Sharing.read(client.folder)
     if sharing is not None and sharing.site:
         folder = Path(sharing.site)
@@ -168,7 +170,7 @@ def open_plans(client: SearchClient) -> list[tuple[Plan, PlanView]]:
 
 
 def agree(client: SearchClient, plan: Plan) -> None:
-    """Take part in a run that somebody looked at."""
+    """Accept a run."""
     consent.accept(_site_of(client), plan)
 
 
@@ -177,11 +179,13 @@ def decline(client: SearchClient, plan: Plan) -> None:
 
 
 def take_part(client: SearchClient) -> list[FolderAnswer]:
-    """Record what was searched, answer what is asked in a folder once, and put a model that came back on trial."""
+    """Record searches, answer open requests in the shared folder, and start the trial of a received model."""
     sharing = Sharing.read(client.folder)
     if sharing is not None and sharing.site:
         if not networked.is_site(Path(sharing.site)):
-            raise SearchError(f"{sharing.site} has no kit any more, so that nothing is sent; fedrank search leave")
+            raise SearchError(
+                f"{sharing.site} no longer has a kit, so nothing is sent; run fedrank search leave to end participation"
+            )
         client.record_for_sharing()
         _try_models(client, Path(sharing.site))
         return []
@@ -196,9 +200,9 @@ def take_part(client: SearchClient) -> list[FolderAnswer]:
 
 
 def keep_taking_part(client: SearchClient, stop: threading.Event) -> None:
-    """The same now and then, until told to stop or somebody left; problems stand in the status.
+    """Participate until `stop` is set or the user leaves; problems appear in the status.
 
-    Over a network the site runs meanwhile.
+    Over a network this also runs the site.
     """
     with ExitStack() as running:
         engine: SiteRunner | None = None
@@ -220,20 +224,20 @@ def keep_taking_part(client: SearchClient, stop: threading.Event) -> None:
 
 
 def check_joined(client: SearchClient) -> Sharing:
-    """What was joined."""
+    """The joined federation; raises if there is none."""
     sharing = Sharing.read(client.folder)
     if sharing is None:
-        raise SearchError("this folder joined no federation, so that there is nothing to leave")
+        raise SearchError("this folder has not joined a federation, so there is nothing to leave")
     return sharing
 
 
 def leave(client: SearchClient, because: str = "") -> None:
-    """Take no further part. Recorded lists are removed; ledger and what was sent stay, since they cannot be undone."""
+    """Leave the federation. Recorded impressions are deleted; the ledger and the record of sent data stay."""
     sharing = check_joined(client)
     if sharing.site:
         networked.leave(Path(sharing.site), because)
     else:
-        client.sent.note(sharing.shared, "that you leave", len(because.encode()))
+        client.sent.note(sharing.shared, "notice of leaving", len(because.encode()))
         leave_folder(Path(sharing.shared), client.folder / FEDERATION, because)
     (client.folder / FEDERATION / MARK).unlink()
     client.record_for_sharing()
@@ -242,8 +246,8 @@ def leave(client: SearchClient, because: str = "") -> None:
 def _check_features(client: SearchClient) -> None:
     if client.features.version != "live-1":
         raise SearchError(
-            f"this folder has the features {client.features.version!r}, and federations share models of 'live-1'; use "
-            "a folder that was begun in english"
+            f"this folder has the features {client.features.version!r}, but federations share models of 'live-1'; use "
+            "a search folder with the language english"
         )
 
 
@@ -253,7 +257,7 @@ def _site_of(client: SearchClient) -> Path:
 
 
 def _ready(client: SearchClient) -> tuple[Path, Path | None]:
-    """The site's folder, and the shared one if it may take part; its `site.toml` is written once it has an id."""
+    """The site's folder, and the shared folder once the site may participate; writes `site.toml` at approval."""
     folder, sharing = client.folder / FEDERATION, Sharing.read(client.folder)
     if sharing is None or membership_state(Path(sharing.shared), folder) == "waiting":
         return folder, None
@@ -269,11 +273,14 @@ def _ready(client: SearchClient) -> tuple[Path, Path | None]:
 
 
 def _try_models(client: SearchClient, folder: Path) -> None:
-    """Put a model that came back on trial, unless it was, or another one is."""
+    """Start the trial of a received model, unless it was tried before or another trial is running."""
     for path in sorted((folder / MODELS).glob("*/model.json")):
         origin = f"federation {read_site(folder).federation}, run {path.parent.name}"
         if not client.trials.phase and not client.trials.knows(origin):
             model = load_weights(path)
             if model.feature_names != client.features.names or model.normalised != "none":
-                raise SearchError(f"{path} is no model of {client.features.version}; it is not tried")
+                raise SearchError(
+                    f"{path} is not a model for the features {client.features.version}; it was not used; report this "
+                    "to the coordinator"
+                )
             client.trials.begin(np.asarray(model.weights, np.float64), origin)

@@ -1,4 +1,4 @@
-"""Lists of results: how one is drawn or ordered, page by page, and where it is found again."""
+"""Result lists: how they are drawn or sorted, page by page, and stored."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from fedrank.search.results import PAGE_SIZE, Filters, Sort
 from fedrank.search.settings import SearchSettings
 from fedrank.search.trial import Trials
 
-UNRECORDED = 1 << 50  # ids from here on are lists that are nowhere but in memory
+UNRECORDED = 1 << 50  # larger ids are lists in memory only
 MAX_UNRECORDED = 200
 
 
 @dataclass(frozen=True)
 class Query:
-    """What a person searched for."""
+    """A search request."""
 
     text: str
     terms: QueryTerms
@@ -44,7 +44,7 @@ class Query:
 
 
 class ResultLists:
-    """The lists of a store, and those in memory, of searches that are not recorded."""
+    """The result lists in a store, and those in memory of searches that are not recorded."""
 
     def __init__(self, rows: ImpressionRows, trials: Trials) -> None:
         self.rows, self.store, self.trials = rows, rows.store, trials
@@ -52,7 +52,7 @@ class ResultLists:
         self._unrecorded: OrderedDict[int, Recorded] = OrderedDict()
 
     def add(self, query: Query, found: Candidacy, raw: NDArray[np.float16]) -> Recorded:
-        """A new list of these candidates; it is recorded unless learning is off."""
+        """Create a list of these candidates; it is recorded unless learning is off."""
         learns = self.settings.learns
         one = self._make(query, found, raw, learns)
         if learns:
@@ -79,7 +79,7 @@ class ResultLists:
         self._unrecorded.clear()
 
     def extend(self, one: Recorded, page: int) -> Recorded:
-        """The list with all pages up to this one, drawn from the rest of the candidates."""
+        """Extend a list to this page with the remaining candidates."""
         shown = one.shown
         for number in range(len(shown) // PAGE_SIZE + 1, page + 1):
             if one.kind == "pdgd" and one.scores is not None:
@@ -100,7 +100,7 @@ class ResultLists:
         return one
 
     def _make(self, query: Query, found: Candidacy, raw: NDArray[np.float16], learns: bool) -> Recorded:
-        """The list, drawn or in order."""
+        """Create a list: drawn, interleaved or sorted."""
         order = self.settings.order
         kind: ListKind = "pdgd"
         if query.filters or query.sort != "rank" or order != "drawn" or not learns:

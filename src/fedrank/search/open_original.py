@@ -1,4 +1,4 @@
-"""Opening the original of a document with the system's own program; only ever because somebody clicked."""
+"""Opening the original of a document with the system's default program, only after a click of the user."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-OpensOriginal = Callable[[str], str]  # from a path to what became of it, one of `web.NOTES`
+OpensOriginal = Callable[[str], str]  # from a path to an outcome, a key of `web.NOTES`
 
-# To open one of these is to run it, on some system.
+# Opening such a file runs it on some operating systems.
 RUNS = {
     *(".action", ".app", ".bat", ".cmd", ".com", ".command", ".cpl", ".desktop", ".exe", ".fileloc", ".hta"),
     *(".inetloc", ".jar", ".js", ".jse", ".lnk", ".msi", ".pif", ".ps1", ".reg", ".scpt", ".scr", ".service"),
     *(".terminal", ".tool", ".url", ".vbe", ".vbs", ".webloc", ".workflow", ".wsf", ".wsh"),
 }
-# Windows hands these to whatever program runs them, where one is installed.
+# On Windows these run if their interpreter is installed.
 RUNS_ON_WINDOWS = {
     *(".ahk", ".chm", ".gadget", ".jl", ".lua", ".msc", ".php", ".pl", ".py", ".pyw", ".pyz", ".r", ".rb", ".rkt"),
     *(".sct", ".sh", ".tcl", ".vb", ".ws", ".xll"),
@@ -27,7 +27,7 @@ RUNS_ON_WINDOWS = {
 
 
 def open_original(path: str) -> str:
-    """Hand a file to the system, unless that could run it as a program."""
+    """Open a file with the system's default program, unless that could execute it."""
     if not path or not os.path.isabs(path):
         return "no-original"
     try:
@@ -49,5 +49,5 @@ def open_original(path: str) -> str:
         return "no-opener"
     silent = subprocess.DEVNULL
     started = subprocess.Popen([opener, path], stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
-    threading.Thread(target=started.wait, daemon=True).start()  # it may stay as long as its window
+    threading.Thread(target=started.wait, daemon=True).start()  # it may run as long as its window is open
     return "opened"

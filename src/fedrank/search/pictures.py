@@ -1,6 +1,6 @@
-"""Pictures of the pages: bars (SVG) made here, one for each row of a table, so that a page needs no script.
+"""SVG bars for the rows of tables. They are drawn on the server, so the pages need no script.
 
-The row says in words and numbers what its bar shows. Colours come from the pages' style sheet.
+The row also contains the numbers as text. Colours come from the style sheet.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from fedrank.search.results import Week
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-WIDE, TALL = 100.0, 10.0  # units; a bar is stretched to its column
+WIDE, TALL = 100.0, 10.0  # SVG units; a bar is stretched to the width of its column
 
 
 @dataclass(frozen=True)
 class BarScale:
-    """Numbers as places across a picture; 0 is always on it."""
+    """A linear scale that always includes 0."""
 
     low: float
     high: float
@@ -34,7 +34,7 @@ class BarScale:
         return WIDE * (value - self.low) / (self.high - self.low)
 
     def bar(self, value: float, before: float | None = None) -> Markup:
-        """A bar from 0 to the value, and a mark where it was before."""
+        """A bar from 0 to the value, with a mark at the previous value."""
         left, right = sorted((self.at(0), self.at(value)))
         drawn = [_rect(left, 1.5, max(right - left, 0.4), TALL - 3, "up" if value >= 0 else "down")]
         drawn.append(_rect(self.at(0) - 0.15, 0, 0.3, TALL, "axis"))
@@ -44,12 +44,12 @@ class BarScale:
 
 
 def week_bar(week: Week) -> Markup:
-    """The searches of a week by their clicks: at the first place, among three, lower, none."""
+    """The searches of a week by their highest click: position 1, positions 2 and 3, lower, none."""
     return stack(split(week))
 
 
 def split(week: Week) -> list[tuple[str, int]]:
-    """Searches of a week from the best to none; they add up to all."""
+    """The number of searches of a week by the position of the highest click."""
     top_three = max(week.top_three - week.first, 0)
     return [
         ("first", week.first),
@@ -60,7 +60,7 @@ def split(week: Week) -> list[tuple[str, int]]:
 
 
 def stack(parts: Sequence[tuple[str, float]]) -> Markup:
-    """Parts of a whole, side by side."""
+    """A stacked bar."""
     drawn, at, whole = [], 0.0, sum(count for _, count in parts)
     for name, count in parts:
         if count > 0:

@@ -1,4 +1,4 @@
-"""How good lists are, as far as clicks tell: there are no grades, and clicks follow what was shown."""
+"""Ranking quality measured by clicks. Clicks are biased towards what was shown; there are no relevance labels."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fedrank.search.store import Store
 from fedrank.types import Scores
 
 WEEK = 7 * 86_400
-WEEKS = 26  # latest ones that are shown
+WEEKS = 26  # latest weeks shown
 REPLAYED = 100  # latest clicked impressions
-FUSION = 60  # of reciprocal ranks, as published (Cormack et al., SIGIR 2009)
+FUSION = 60  # constant of reciprocal rank fusion (Cormack et al., SIGIR 2009)
 
 
 def weeks(store: Store) -> tuple[Week, ...]:
-    """The latest weeks with a search in them; a search counts as abandoned once nobody clicked for half an hour."""
+    """The latest weeks with searches; a search without a click for 30 minutes counts as abandoned."""
     rows = store.rows(
         "SELECT CAST(time / ? AS INTEGER) AS week, state, (SELECT min(place) FROM clicks WHERE impression = id AND "
         "NOT bounced) FROM impressions WHERE length(shown) > 0 ORDER BY week",
@@ -46,10 +46,10 @@ def _week(begins: int, lists: list[tuple[str, int | None]]) -> Week:
 
 
 def replay(rows: ImpressionRows, weights: NDArray[np.float64]) -> dict[str, float]:
-    """Mean 1 / log2(place + 1) of what was clicked, from 1: in the lists as shown, by the engine, by the model.
+    """Mean 1 / log2(position + 1), from 1, of clicked documents in three orders: as shown, engine, model.
 
-    With an encoder also by the ranks of engine and encoder fused, which needs no learning. Clicks follow what was
-    shown, so that this favours the model that showed it: it may warn, and proves nothing.
+    With an encoder also in the reciprocal rank fusion of engine and encoder, which needs no learning. Clicks are biased
+    towards what was shown, so the measure favours the model that was in use: it can warn, but it is not evidence.
     """
     found = rows.store.rows(
         "SELECT DISTINCT impression FROM clicks JOIN impressions ON id = impression WHERE NOT bounced AND features IS "
@@ -80,12 +80,12 @@ def replay(rows: ImpressionRows, weights: NDArray[np.float64]) -> dict[str, floa
 
 
 def _positions(scores: Scores) -> NDArray[np.int64]:
-    """[candidates]: the place of each, from 0."""
+    """[candidates]: the position of each, from 0."""
     return np.argsort(best_order(scores))
 
 
 def interleaved(store: Store) -> dict[str, float]:
-    """Wins, losses and ties of models on trial, by clicks on the places that the two filled; with a 95 % interval."""
+    """Wins, losses and ties of models on trial in interleaved lists, and the share of wins with a 95 % interval."""
     wins = losses = ties = 0
     for teams, positions in store.rows(
         "SELECT teams, (SELECT group_concat(place) FROM clicks WHERE impression = id AND NOT bounced) FROM impressions "

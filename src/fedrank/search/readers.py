@@ -1,7 +1,7 @@
-"""From the bytes of a file to documents: text, markup, mail, lines of JSON, bookmarks, office files.
+"""Readers that turn the bytes of a file into documents: text, HTML, mail, JSON lines, bookmarks, office files, PDF.
 
-Nothing is trusted. Every reader takes time that grows with the bytes alone, takes no more memory than its limits allow,
-and says `Unreadable` with a reason that can be counted. Nothing is fetched, and nothing in a document is run.
+Input is not trusted. Every reader takes linear time and limited memory, and raises `Unreadable` with a reason that is
+counted. Nothing is fetched from a network, and nothing in a document is executed.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from xml.parsers import expat
 from fedrank.extras import missing_extra
 from fedrank.search.results import Kind
 
-MAX_TEXT = 1_000_000  # characters of a document that are kept
+MAX_TEXT = 1_000_000  # characters stored per document
 MAX_PART = 32 << 20  # bytes of one message, or of one line of JSON
-MAX_UNPACKED = 64 << 20  # bytes of one member of an office file
-MAX_PARTS = 500  # MIME parts of a message that are looked at
-MAX_BOUNDARIES = 200  # of a message: the standard parser looks for all that are open in every line
-MAX_HEADER_LENGTH = 20_000  # characters of a header that are looked at
-MAX_PARAMETERS_LENGTH = 2_000  # of one with parameters, for which the standard parser takes the square of its length
-DEEPEST_XML = 1_000  # elements in each other; each takes memory as long as it is open
-LONGEST_TITLE = 100  # characters of a first line that is shown as the title
+MAX_UNPACKED = 64 << 20  # bytes of an unpacked office file
+MAX_PARTS = 500  # MIME parts read per message
+MAX_BOUNDARIES = 200  # per message; the standard parser compares every line with all open boundaries
+MAX_HEADER_LENGTH = 20_000  # characters read of a header
+MAX_PARAMETERS_LENGTH = 2_000  # of a header with parameters; the standard parser takes quadratic time
+DEEPEST_XML = 1_000  # nested elements; each open element takes memory
+LONGEST_TITLE = 100  # characters of a first line used as the title
 MAX_PAGES = 2_000  # of a PDF
-MAX_SECONDS = 10.0  # of the processor for a PDF, whose small programs may call each other without end
-_BLANKS = re.compile(r"[ \t\f\v\r\x00]{2,}|[\t\f\v\r\x00]")  # a single one is fine, and most are
+MAX_SECONDS = 10.0  # CPU time for a PDF, whose content streams may recurse without end
+_BLANKS = re.compile(r"[ \t\f\v\r\x00]{2,}|[\t\f\v\r\x00]")  # a single space, the common case, is not replaced
 _LINES = re.compile(r"\n\s*\n+")
 _BOUNDARY = re.compile(rb"boundary\s*=", re.IGNORECASE)
 _CODE = frozenset(
@@ -50,33 +50,33 @@ _CODE = frozenset(
     "nim pas php pl proto ps1 py r rb rkt rs scala sh sql swift tcl tf toml ts tsx v vb vim xml yaml yml zig".split()
 )
 _TEXT = {"txt", "text", "md", "markdown", "rst", "org", "tex", "csv", "tsv", "log", "adoc", "bib", "srt"}
-_PROSE = {"txt", "text", "md", "markdown", "rst", "org", "adoc", "docx", "odt", "pptx", "odp"}  # may begin with a title
+_PROSE = {"txt", "text", "md", "markdown", "rst", "org", "adoc", "docx", "odt", "pptx", "odp"}  # may have a title line
 _MARKUP = {"html", "htm", "xhtml"}
 _OFFICE = {"docx": "word/document.xml", "odt": "content.xml", "odp": "content.xml", "ods": "content.xml"}
 _SLIDES = re.compile(r"ppt/slides/slide\d{1,4}\.xml")
 
 
 class Unreadable(ValueError):
-    """A file, or a part of one, that is no document; its text is the reason, as it is counted."""
+    """A file, or a part of a file, that cannot be indexed; its text is the reason, which is stored and counted."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """One document as it was read."""
+    """A document as read from a file."""
 
-    part: str  # which part of its file it is, the same whenever the file is read; "" where it is all of it
+    part: str  # stable key of the part of the file; "": the whole file
     kind: Kind
     title: str
     text: str
-    where: str = ""  # an address, or what its file does not say
+    where: str = ""  # a URL, or the author of a mail
     link: str = ""  # only http and https
-    date: int = 0  # seconds since 1970; 0: that of the file
-    sender: str = ""  # an address
+    date: int = 0  # seconds since 1970; 0: the date of the file
+    sender: str = ""  # mail address
     recipients: tuple[str, ...] = ()
 
 
 def format_of(name: str, first: bytes) -> str:
-    """What a file is, by its name and its first bytes: text, markup, eml, mbox, jsonl, bookmarks, pdf, office."""
+    """The format by name and first bytes: text, markup, eml, mbox, jsonl, bookmarks, pdf or office."""
     ending = name.rpartition(".")[2].lower() if "." in name.lstrip(".") else ""
     if ending in _OFFICE or ending == "pptx":
         return "office"
@@ -107,7 +107,7 @@ def format_of(name: str, first: bytes) -> str:
 
 
 def read_pieces(file: BinaryIO, size: int, name: str, format: str) -> Iterator[Piece | Unreadable]:
-    """The documents of a file, and the parts that are none."""
+    """The documents of a file, and the reasons for its unreadable parts."""
     if format == "mbox":
         yield from _mbox(file, size)
     elif format == "jsonl":
@@ -117,14 +117,14 @@ def read_pieces(file: BinaryIO, size: int, name: str, format: str) -> Iterator[P
 
 
 def clean(text: str) -> str:
-    """Without what no page and no database takes: NUL, halves of surrogates; blanks and empty lines only once."""
+    """Remove NUL and lone surrogates, collapse blanks and empty lines, and limit the length."""
     text = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
     text = _LINES.sub("\n\n", _BLANKS.sub(" ", text.replace("\r\n", "\n"))).strip()
     return text[:MAX_TEXT]
 
 
 def decoded(data: bytes) -> str:
-    """Bytes as text: by their mark, as UTF-8, or else as Windows-1252, which is what old files mostly are."""
+    """Decode by byte order mark, as UTF-8, or else as Windows-1252, the most common encoding of old files."""
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return data.decode("utf-16", "replace")
     try:
@@ -136,13 +136,13 @@ def decoded(data: bytes) -> str:
 def _unescaped(text: str) -> str:
     try:
         return html.unescape(text)
-    except ValueError:  # a number of more digits than Python reads
+    except ValueError:  # more digits than Python converts
         return text
 
 
 @contextmanager
 def _or_unreadable(reason: str) -> Iterator[None]:
-    """Turn every error of a parser into `Unreadable`: parsers were not made for the files of strangers."""
+    """Turn every error of a parser into `Unreadable`, since parsers may fail in any way on untrusted files."""
     try:
         yield
     except Unreadable:
@@ -168,14 +168,14 @@ def _text(data: bytes, name: str) -> Iterator[Piece]:
 
 
 def _first_line(text: str) -> str:
-    """The first line of a text if it can be its title: short, with a letter, and not all of the text."""
+    """The first line if it can be a title: short, with a letter, and followed by more text; else ""."""
     line, _, rest = text.partition("\n")
     line = _one_line(line.strip("#=*-_ \t"))
     return line if 3 <= len(line) <= LONGEST_TITLE and any(map(str.isalpha, line)) and rest.strip() else ""
 
 
 def _titled(title: str, text: str, name: str) -> Piece:
-    """A file as a document. Its name stays searchable where the content gives it another title."""
+    """A file as a document. If the title comes from the content, the file name is appended to stay searchable."""
     return Piece("", "file", title, f"{text}\n{name}") if title and title != name else Piece("", "file", name, text)
 
 
@@ -186,10 +186,10 @@ _INLINE = frozenset(
 
 
 def text_of_markup(source: str) -> tuple[str, str]:
-    """(title, text) of HTML, in one pass: a search that found no end is not begun again."""
+    """(title, text) of HTML, in one pass; a missing end tag or bracket ends the text, so time stays linear."""
     pieces: list[str] = []
     title, at, length = "", 0, 0
-    while at < len(source) and length < 4 * MAX_TEXT:  # more than is kept, since blanks go
+    while at < len(source) and length < 4 * MAX_TEXT:  # more than MAX_TEXT, since blanks are collapsed later
         tag = source.find("<", at)
         if tag < 0:
             pieces.append(source[at:])
@@ -266,13 +266,13 @@ def _bookmarks(data: bytes, name: str) -> Iterator[Piece]:
 
 
 def link_of(address: str) -> str:
-    """The address where it may become a link: http or https, with a host; else nothing."""
+    """The address if it is a safe link (http or https, with a host), else ""."""
     try:
         parts = urlsplit(address)
-        there = parts.scheme in ("http", "https") and bool(parts.hostname)
+        safe = parts.scheme in ("http", "https") and bool(parts.hostname)
     except ValueError:
         return ""
-    return address if there and not re.search(r"[\x00-\x20\x7f]", address) else ""
+    return address if safe and not re.search(r"[\x00-\x20\x7f]", address) else ""
 
 
 def _words_of_address(address: str) -> str:
@@ -330,7 +330,7 @@ def _date(text: str) -> int:
 
 
 def _moment(seconds: float) -> int:
-    """Seconds since 1970, also of milliseconds or microseconds; 0 where it is no time that a page can show."""
+    """Seconds since 1970, from seconds, milliseconds or microseconds; 0 if out of range."""
     for _ in range(2):
         if abs(seconds) > 1e11:
             seconds /= 1000.0
@@ -338,7 +338,7 @@ def _moment(seconds: float) -> int:
 
 
 def _lines(file: BinaryIO, size: int) -> Iterator[bytes | None]:
-    """Lines of the first `size` bytes; None for one that is too long."""
+    """Lines of the first `size` bytes; None for a line that is too long."""
     left = size
     while left > 0:
         line = file.readline(min(left, MAX_PART + 1))
@@ -369,7 +369,7 @@ def _mbox(file: BinaryIO, size: int) -> Iterator[Piece | Unreadable]:
 
 
 def _messages(file: BinaryIO, size: int) -> Iterator[bytes | None]:
-    """Messages between lines that begin with "From " behind an empty one; None for one that is too large."""
+    """Messages of an mbox file, separated by "From " after an empty line; None for a message that is too large."""
     lines: list[bytes] = []
     length, empty, begun = 0, True, False
     for line in _lines(file, size):
@@ -393,7 +393,7 @@ def _eml(data: bytes, name: str) -> Iterator[Piece]:
 
 
 class _ShortHeaders(email.policy.Compat32):
-    """As the standard parser has it, with headers cut: a mail of one megabyte of semicolons would take a minute."""
+    """Truncates headers: the standard parser takes a minute for one megabyte of semicolons."""
 
     def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
         name, value = super().header_source_parse(sourcelines)
@@ -401,7 +401,7 @@ class _ShortHeaders(email.policy.Compat32):
 
 
 def _message(data: bytes, part: str) -> Piece:
-    """A mail: its subject, who wrote it to whom, and the text of its parts."""
+    """A mail: subject, sender, recipients, and the text of its parts."""
     if len(_BOUNDARY.findall(data)) > MAX_BOUNDARIES:
         raise Unreadable("broken mail")
     with _or_unreadable("broken mail"):
@@ -431,12 +431,12 @@ def _header(message: email.message.Message, name: str) -> str:
     raw = str(value)
     try:
         return clean(str(email.header.make_header(email.header.decode_header(raw))))
-    except (ValueError, LookupError):  # an encoding that nobody knows, or bytes that are not in it
+    except (ValueError, LookupError):  # unknown encoding, or bytes that are invalid in it
         return clean(raw)
 
 
 def _parts_of(message: email.message.Message) -> tuple[list[str], list[str]]:
-    """(texts, names of what is attached); of a text that comes in two forms the plain one."""
+    """(texts, names of attachments); plain text is preferred to HTML."""
     texts: list[str] = []
     files: list[str] = []
     plain = False
@@ -462,16 +462,21 @@ def _parts_of(message: email.message.Message) -> tuple[list[str], list[str]]:
 
 
 def _in_charset(data: bytes, charset: str | None) -> str:
-    if charset and charset.lower() not in ("us-ascii", "utf-8", "unknown-8bit", "punycode"):  # its time is no line
+    if charset and charset.lower() not in (
+        "us-ascii",
+        "utf-8",
+        "unknown-8bit",
+        "punycode",
+    ):  # decoding punycode does not take linear time
         try:
             return data.decode(charset, "replace")
-        except (LookupError, ValueError):  # a codec that is none, or none of texts
+        except (LookupError, ValueError):  # an unknown codec, or one that is not a text encoding
             pass
     return decoded(data)
 
 
 def _office(data: bytes, name: str) -> Iterator[Piece]:
-    """Texts of Word, OpenDocument and PowerPoint files: XML in an archive, of which little is unpacked."""
+    """Texts of Word, OpenDocument and PowerPoint files, from the XML members that contain text."""
     with _or_unreadable("broken office file"), zipfile.ZipFile(io.BytesIO(data)) as archive:
         ending = name.rpartition(".")[2].lower()
         if ending == "pptx":
@@ -513,14 +518,14 @@ def _xml_text(archive: zipfile.ZipFile, member: str, most: int) -> tuple[str, in
         if name.rpartition(":")[2] in _BREAKS:
             pieces.append("\n")
 
-    parser.EntityDeclHandler = refuse  # entities of its own are how a small file becomes a large one
+    parser.EntityDeclHandler = refuse  # custom entities allow a small file to expand without limit
     parser.buffer_text = True
     parser.CharacterDataHandler = pieces.append
     parser.StartElementHandler = begin
     parser.EndElementHandler = end
     used = 0
     with archive.open(member) as file:
-        while block := file.read(1 << 22):  # the parser looks at a long comment again with every block
+        while block := file.read(1 << 22):  # large blocks, since the parser rescans a long comment with every block
             used += len(block)
             if used > most:
                 raise Unreadable("unpacks to too much")
@@ -534,7 +539,7 @@ def _pdf(data: bytes, name: str) -> Iterator[Piece]:
         from pypdf import PdfReader  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         raise Unreadable(str(missing_extra("PDF needs the package pypdf", "documents"))) from None
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what is wrong with a file is counted, not printed
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # problems of a file are counted, not printed
     began = time.thread_time()
 
     def in_time(*_: object) -> None:
@@ -558,7 +563,7 @@ def _pdf(data: bytes, name: str) -> Iterator[Piece]:
 
 
 def _part_keys() -> Callable[[bytes], str]:
-    """A function that names a part of a file by its content; equal parts are numbered in their order."""
+    """A function that returns a key for a part of a file by its content; equal parts are numbered."""
     seen: Counter[bytes] = Counter()
 
     def key(data: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The pages as text: templates with everything escaped, and how dates, sizes and marked words are written."""
+"""Rendering of pages: templates with escaping, and filters for dates, sizes, paths and snippets."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 KINDS = {"file": "file", "mail": "mail", "page": "bookmark", "note": "note"}
 ORDERS = {
-    "drawn": ("learned", "What was learned, with a little chance among close results; clicks teach."),
-    "fixed": ("fixed", "What was learned so far, always the same; clicks are noted and teach nothing."),
-    "engine": ("engine", "The search engine's own order; clicks are noted and teach nothing."),
+    "drawn": ("learned", "The learned order; close results sometimes swap. Clicks improve it."),
+    "fixed": ("fixed", "The learned order, always the same. Clicks are recorded but do not change it."),
+    "engine": ("engine", "The order of the search engine. Clicks are recorded but do not change it."),
 }
 
 
 def render(template: str, **values: Any) -> bytes:
-    """A page. Whatever half a character a document or a name holds, it can be sent."""
+    """Render a page; lone surrogates in documents or names are replaced."""
     return _environment().get_template(template).render(**values).encode("utf-8", "replace")
 
 
 @cache
 def part(name: str) -> bytes:
-    """A file that pages load: one of `style.css`, `dwell.js`, `icon.svg`."""
+    """A static file: `style.css`, `dwell.js` or `icon.svg`."""
     return files("fedrank.search").joinpath("pages", name).read_bytes()
 
 
@@ -49,7 +49,7 @@ def _environment() -> Environment:
 
 
 def day(seconds: float) -> str:
-    """A date; nothing where it is not known or no calendar has it."""
+    """A date; "" if it is unknown or out of range."""
     return _time("%Y-%m-%d", seconds)
 
 
@@ -65,7 +65,7 @@ def _time(form: str, seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes, as people read them."""
+    """A number of bytes with a unit."""
     for unit in ("bytes", "kB", "MB"):
         if count < 1000:
             return f"{count:,.0f} {unit}" if unit == "bytes" else f"{count:,.1f} {unit}"
@@ -74,12 +74,12 @@ def size(count: float) -> str:
 
 
 def short(text: str, most: int) -> str:
-    """A text that must not push everything else aside."""
+    """A text truncated to at most this length."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def location(where: str, most: int = 60) -> str:
-    """A place for people: `~` for the home folder, and of a long path its beginning and its last two parts."""
+    """A path with `~` for the home folder; a long path is shortened to its beginning and its last two parts."""
     before, separator, path = where.rpartition(" · ")
     home = str(Path.home())
     if path == home or path.startswith(home + os.sep):
@@ -91,7 +91,7 @@ def location(where: str, most: int = 60) -> str:
 
 
 def marked(snippet: Snippet) -> Markup:
-    """The snippet with its words marked, and everything escaped."""
+    """The snippet as escaped HTML with its words marked."""
     from markupsafe import Markup, escape
 
     pieces, at = [], 0

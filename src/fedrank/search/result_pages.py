@@ -1,4 +1,4 @@
-"""Pages of a list: documents with their snippets, as a person sees them. Nothing is changed by looking."""
+"""Pages of a result list: documents with their snippets. Reading a page changes nothing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fedrank.search.store import Store, marks
 
 
 class ResultPages:
-    """Reads documents of a store."""
+    """Reads documents and result pages from a store."""
 
     def __init__(self, store: Store, features: FeatureSet) -> None:
         self.store, self.features = store, features
 
     def page(self, one: Recorded, page: int, clicks: Sequence[Clicked]) -> Shown:
-        """A page of a list, with what was clicked."""
+        """A page of a list, with the clicks on it."""
         positions = range((page - 1) * PAGE_SIZE, min(page * PAGE_SIZE, len(one.shown)))
         results = self.results(one, positions, {click.position for click in clicks if not click.bounced})
         teaches = one.kind == "pdgd" and one.state in ("shown", "opened")
@@ -33,7 +33,7 @@ class ResultPages:
         )  # fmt: skip
 
     def results(self, one: Recorded, positions: Sequence[int], clicked: Collection[int]) -> tuple[Result, ...]:
-        """What stands at these places; a document that was removed since is marked so."""
+        """The results at these positions; a document that was removed since the search is marked as gone."""
         ids = one.candidates[one.shown[list(positions)]].tolist()
         terms = self.features.query(one.query)
         facts = {
@@ -55,7 +55,7 @@ class ResultPages:
         return tuple(results)
 
     def document(self, document: int) -> Document:
-        """A document by its id, without any click."""
+        """A document by its id; no click is recorded."""
         with self.store.turn:
             found = None
             if 0 < document < 1 << 62:
@@ -72,5 +72,5 @@ class ResultPages:
 
 
 def count_pages(one: Recorded) -> int:
-    """How many pages a list has, with those that nobody asked for yet."""
+    """The number of pages of a list, including pages that were not requested yet."""
     return -(-len(one.candidates) // PAGE_SIZE)

@@ -1,4 +1,4 @@
-"""What the search client answers: plain records that a page or a command shows. Texts in them are never escaped."""
+"""Result types of the search client. Texts in them are not escaped."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any, Literal
 
 Kind = Literal["file", "mail", "page", "note"]  # a file, a mail, a bookmark, a line of JSONL
 Sort = Literal["rank", "date"]
-Order = Literal["drawn", "fixed", "engine"]  # of results: with a little chance, the model's own, the engine's
+Order = Literal["drawn", "fixed", "engine"]  # sampled from the model, by the model's scores, the search engine's order
 PAGE_SIZE = 10  # results
 
 
 class SearchError(ValueError):
-    """Something that one line tells the person in front of the page, such as a folder that cannot be written to."""
+    """A problem that the user can solve, such as a folder that is not writable; the message is one line."""
 
 
 class NotFound(LookupError):
-    """No such impression, place or document: 404."""
+    """The impression, position or document does not exist (HTTP 404)."""
 
 
 class Gone(LookupError):
-    """Something that was there when the list was shown, and has been removed since: 410."""
+    """The document or data was removed after the list was shown (HTTP 410)."""
 
 
 @dataclass(frozen=True)
 class Filters:
-    """What a search is limited to; with any of these it teaches nothing."""
+    """Filters of a search; the model does not learn from a filtered search."""
 
     kind: Kind | None = None
     since: int | None = None  # seconds since 1970, inclusive
@@ -38,7 +38,7 @@ class Filters:
 
 @dataclass(frozen=True)
 class Snippet:
-    """A piece of a document's text; `marked` [start, end) are the characters to highlight."""
+    """An excerpt of a document's text; `marked` contains the [start, end) ranges to highlight."""
 
     text: str
     marked: tuple[tuple[int, int], ...] = ()
@@ -46,47 +46,47 @@ class Snippet:
 
 @dataclass(frozen=True)
 class Result:
-    """One place of a list."""
+    """One result of a list."""
 
     id: int  # of the document
     position: int  # from 0, over all pages: page 2 begins at 10
     kind: Kind
     title: str
-    where: str  # a path or an address, to be shown
-    link: str  # http(s) address of a bookmark, else empty: nothing else may become a link
-    date: int  # seconds since 1970; 0: not known
+    where: str  # a path or an address, for display
+    link: str  # http(s) address of a bookmark, else empty; only this may become a link
+    date: int  # seconds since 1970; 0: unknown
     snippet: Snippet
     clicked: bool  # in this impression
-    gone: bool = False  # removed since; title, where and snippet are empty
+    gone: bool = False  # removed since the search; title, where and snippet are empty
 
 
 @dataclass(frozen=True)
 class Shown:
-    """One page of a list, as it was drawn: asking for it again gives the same."""
+    """One page of a result list; requesting it again returns the same results."""
 
     impression: int
     query: str
     filters: Filters
     sort: Sort
     page: int  # from 1
-    pages: int  # how many there are to draw
-    found: int  # documents that match
-    candidates: int  # of those, how many were ranked
+    pages: int  # number of pages
+    found: int  # number of matching documents
+    candidates: int  # number of ranked documents
     results: tuple[Result, ...]
     state: str  # see `impressions.STATES`
-    teaches: bool  # whether clicks in this list are learned from
+    teaches: bool  # whether the model learns from clicks in this list
 
 
 @dataclass(frozen=True)
 class Document:
-    """A document, to be shown as text."""
+    """A document as plain text."""
 
     id: int
     kind: Kind
     title: str
     where: str
     link: str  # as in `Result`
-    original: str  # path of the file that it stands in; only for an explicit "open with the system"; may be empty
+    original: str  # path of its file, only for opening it on the user's request; may be empty
     date: int
     sender: str  # of a mail, else empty
     text: str
@@ -94,35 +94,35 @@ class Document:
 
 @dataclass(frozen=True)
 class Cause:
-    """One feature's part in a document's score."""
+    """The contribution of one feature to a document's score."""
 
     feature: str
-    value: float  # 0 .. 1, as it is defined
-    share: float  # what it adds to the score, less what it adds on average over the candidates
+    value: float  # 0 .. 1
+    share: float  # contribution to the score, minus the mean contribution over the candidates
 
 
 @dataclass(frozen=True)
 class Explained:
-    """Why a document stands where it does."""
+    """The explanation of a document's position."""
 
     result: Result
     score: float
-    model_position: int  # from 0, in the model's own order of all candidates
+    model_position: int  # from 0, among all candidates by score
     engine_position: int  # from 0, in the engine's order
-    causes: tuple[Cause, ...]  # largest share first, by its size
+    causes: tuple[Cause, ...]  # by descending absolute share
 
 
 @dataclass(frozen=True)
 class Indexed:
-    """What became of the files and documents that `index` looked at."""
+    """The outcome of `SearchClient.index`."""
 
-    files: int  # looked at
+    files: int  # found
     unchanged: int  # files not read again
     added: int  # documents
     changed: int
     removed: int
     documents: int  # in the store now
-    skipped: dict[str, int]  # files or parts of files by reason, with those of earlier times that still stand
+    skipped: dict[str, int]  # files or parts of files by reason, including earlier runs
     seconds: float
 
     def as_json(self) -> str:
@@ -131,20 +131,20 @@ class Indexed:
 
 @dataclass(frozen=True)
 class Week:
-    """What clicks say of the lists of one week, without any grades."""
+    """Click statistics of one week."""
 
     begins: int  # seconds since 1970
     searches: int
-    clicked: int  # searches with a click that was not taken back
-    first: int  # searches whose first place was clicked
-    top_three: int
+    clicked: int  # searches with a click that did not bounce
+    first: int  # searches with a click at the first position
+    top_three: int  # searches with a click at the first three positions
     abandoned: int
-    reciprocal: float  # mean of 1 / place of the first click, from 1; 0 without a click
+    reciprocal: float  # mean reciprocal rank of the highest click; 0 without a click
 
 
 @dataclass(frozen=True)
 class Weight:
-    """What was learned about one feature."""
+    """The weight of one feature, initially and now."""
 
     feature: str
     start: float
@@ -153,7 +153,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class SentBytes:
-    """Something that left this device."""
+    """A message that was sent from this device."""
 
     time: int
     to: str
@@ -163,45 +163,45 @@ class SentBytes:
 
 @dataclass(frozen=True)
 class TrialNews:
-    """How a new model does that is on trial, or how the last trial ended."""
+    """The progress of the current trial of a new model, or the outcome of the last one."""
 
     origin: str
     state: str  # replay, draft, adopted, refused by a replay, refused by clicks, stopped
-    kept: int  # searches kept from learning so far, for the replay
-    wins: int  # mixed lists that the new model won
+    kept: int  # searches withheld from learning so far, for the replay
+    wins: int  # interleaved lists that the new model won
     losses: int
 
 
 @dataclass(frozen=True)
 class SearchStatus:
-    """Everything that the status page and `status --json` show."""
+    """The content of the status page and of `fedrank search status --json`."""
 
     folder: str
     documents: int
     kinds: dict[str, int]  # documents by kind
     skipped: dict[str, int]  # files and parts by reason
-    roots: tuple[str, ...]  # what is indexed
+    roots: tuple[str, ...]  # indexed folders and files
     disk_bytes: int
     searches: int
-    clicks: int  # without those taken back
-    bounced: int  # clicks taken back within five seconds
+    clicks: int  # without bounced clicks
+    bounced: int  # clicks followed by a return within five seconds
     impressions: dict[str, int]  # by state
     kinds_of_lists: dict[str, int]  # pdgd, interleaved, plain, fast
     learn: bool
     order: Order
-    learned_from: int  # impressions that taught the model in use
-    model: str  # which one is in use, in words
+    learned_from: int  # impressions that changed the current model
+    model: str  # description of the current model
     feature_set: str
     weights: tuple[Weight, ...]
     weeks: tuple[Week, ...]  # oldest first
-    replay: dict[str, float]  # mean 1 / log2(place + 1) of what was clicked: shown, engine, model; empty without clicks
+    replay: dict[str, float]  # mean 1 / log2(position + 1) of clicks: shown, engine, model; empty without clicks
     interleaved: dict[str, float]  # wins, losses, ties of a model on trial, share of wins with its interval; or empty
-    sent: tuple[SentBytes, ...]  # every one that ever left
+    sent: tuple[SentBytes, ...]  # all messages ever sent
     sent_bytes: int
     encoder: str  # digest of the encoder in use, or empty
-    waiting: int = 0  # documents in the store that the index does not have yet
-    trial: TrialNews | None = None  # of a new model, the latest
-    notes: tuple[str, ...] = field(default=())  # sentences for the person, such as that nothing is encrypted at rest
+    waiting: int = 0  # documents in the store that are not indexed yet
+    trial: TrialNews | None = None  # the latest trial
+    notes: tuple[str, ...] = field(default=())  # notes for the user, such as that data is not encrypted
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -219,7 +219,7 @@ class ForgottenRows:
     clicks: int
 
     def __str__(self) -> str:
-        return f"{self.impressions:,} searches, {self.clicks:,} clicks and {self.documents:,} documents were deleted"
+        return f"Deleted {self.impressions:,} searches, {self.clicks:,} clicks and {self.documents:,} documents"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Serving the page of one person's documents, and taking part in a federation meanwhile."""
+"""Serving the search page, and participating in a federation while it is served."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedrank.search.web import make_app
 from fedrank.web.server import serve_page
 
 COMMAND = "fedrank search serve"
-SECONDS_BETWEEN_LOOKS = 5.0  # whether somebody joined a federation
+SECONDS_BETWEEN_LOOKS = 5.0  # checks whether the user joined a federation
 
 
 def serve(
@@ -21,10 +21,10 @@ def serve(
     hint: str = "",
     ready: Callable[[str], None] = lambda link: None,
 ) -> None:
-    """Serve until interrupted; `ready` is told the one-time link as soon as it can be opened."""
+    """Serve until interrupted; `ready` is called with the one-time link as soon as it works."""
     serve_page(
         COMMAND,
-        lambda door: make_app(client, door, hint),
+        lambda access: make_app(client, access, hint),
         port,
         ready,
         extra="search",
@@ -34,12 +34,12 @@ def serve(
 
 @contextlib.contextmanager
 def _taking_part(client: SearchClient) -> Iterator[None]:
-    """Answer the federation meanwhile, where this folder joined one; somebody may join while the page is served."""
+    """Participate in the federation of this folder; the user may also join while the page is served."""
 
     def take_part() -> None:
         while not stop.wait(SECONDS_BETWEEN_LOOKS):
             if Sharing.is_there(client.folder):
-                from fedrank.search.joining import keep_taking_part  # a whole site, which few need
+                from fedrank.search.joining import keep_taking_part  # imports a site, which most users do not need
 
                 keep_taking_part(client, stop)
 

@@ -14,7 +14,7 @@ from fedrank.search.store import Store
 
 
 class SearchSettings:
-    """What a person chose."""
+    """The user's settings."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -26,38 +26,43 @@ class SearchSettings:
 
     @property
     def order(self) -> Order:
-        """How results are ordered now."""
+        """How results are ordered."""
         return cast(Order, self.store.setting("order", "drawn"))
 
     def set_order(self, order: Order) -> None:
-        """How results are ordered from now on; only "drawn" lists teach."""
+        """Set how results are ordered; the model learns only from "drawn" lists."""
         if order not in ("drawn", "fixed", "engine"):
-            raise SearchError(f"order {order}: there is drawn, fixed and engine")
+            raise SearchError(f"order must be drawn, fixed or engine (got {order!r})")
         with self.store.writing():
             self.store.set(order=order)
 
 
 def features_of(store: Store, language: str | None) -> FeatureSet:
-    """The features that a folder has, or begins with; it keeps the language that it began with."""
+    """The features of a folder; its language is set at creation and cannot change."""
     known = store.setting("language")
     if known is None:
         known = language or LIVE_1.stemmer
     elif language not in (None, known):
-        raise SearchError(f"{store.folder} began with the language {known}, not {language}; use another folder")
+        raise SearchError(
+            f"{store.folder} was created with the language {known} (got {language}); use another folder for {language}"
+        )
     features = LIVE_1 if known == LIVE_1.stemmer else FeatureSet(known)
     try:
         features.query("words")
     except ImportError:
-        raise missing_extra("searching needs the package PyStemmer", "search") from None
+        raise missing_extra("search requires the package PyStemmer", "search") from None
     except (KeyError, ValueError) as problem:
-        raise SearchError(f"no stemmer for {known!r}: {problem}") from None
+        raise SearchError(f"there is no stemmer for the language {known!r}: {problem}") from None
     if (version := store.setting("features", features.version)) != features.version:
-        raise SearchError(f"{store.folder} has features {version!r}, and this is {features.version!r}; index anew")
+        raise SearchError(
+            f"{store.folder} has the features {version!r}, but this version of fedrank has {features.version!r}; index "
+            "the documents again in a new folder"
+        )
     return features
 
 
 def begin(rows: ImpressionRows, clock: Callable[[], float]) -> None:
-    """Give a new folder its first model and a key of its own chance."""
+    """Give a new folder its initial model and a random key."""
     store, features = rows.store, rows.features
     if store.setting("model") is None:
         with store.writing():

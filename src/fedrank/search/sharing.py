@@ -1,12 +1,12 @@
-"""Which searches may be learned from together: those of a person who joined a federation, from that moment on.
+"""The searches that a federation may learn from: those after the user joined it.
 
-    FOLDER/federation/             the folder of a site (`fedrank.deploy`): key, policy, ledger, what was sent; one that
-                                   takes part over a network has a folder of its own elsewhere
-    FOLDER/federation/search.json  where the federation meets, and after which search sharing began
-    FOLDER/federation/searches/    recorded lists (`deploy/recorded_lists.py`), from which the site answers
+    FOLDER/federation/             the folder of a site (`fedrank.deploy`): key, policy, ledger, record of sent data;
+                                   a site that uses a network has a separate folder
+    FOLDER/federation/search.json  the location of the federation, and the last search that is not shared
+    FOLDER/federation/searches/    recorded impressions (`deploy/recorded_lists.py`) that the site learns from
 
-The database stays the only truth: a list is recorded when it is closed, again when a click of it is forgotten, and gone
-when its search is.
+The database is authoritative: an impression is recorded when it is closed, recorded again when one of its clicks is
+forgotten, and deleted with its search.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ FEDERATION, MARK, SEARCHES = "federation", "search.json", "searches"
 
 @dataclass(frozen=True)
 class Sharing:
-    """What somebody who joined agreed to."""
+    """What the user agreed to when joining."""
 
-    shared: str  # where the federation meets: a folder, or the address of its server
+    shared: str  # the shared folder, or the address of the federation's server
     after: int  # the last search that is not shared
-    epsilon: float  # that all rounds together may cost
-    site: str = ""  # folder of a site that takes part over a network; "": the one in the search folder
+    epsilon: float  # limit for all rounds together
+    site: str = ""  # folder of a site that uses a network; "": the one in the search folder
 
     @staticmethod
     def is_there(folder: Path) -> bool:
-        """Whether somebody joined with a search folder."""
+        """Whether the user joined a federation with this search folder."""
         return (folder / FEDERATION / MARK).exists()
 
     @classmethod
     def read(cls, folder: Path) -> Sharing | None:
-        """That of a search folder; None: nothing is shared."""
+        """Read the agreement in a search folder; None if nothing is shared."""
         path = folder / FEDERATION / MARK
         try:
             found = parse_json(path.read_bytes())
@@ -47,10 +47,12 @@ class Sharing:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as problem:
-            raise SearchError(f"{path} cannot be read ({problem!r}), so that nothing is shared; restore it") from None
+            raise SearchError(
+                f"{path} cannot be read ({problem!r}), so nothing is shared; restore it from a backup"
+            ) from None
 
     def site_folder(self, folder: Path) -> Path:
-        """That of the site which answers for a search folder."""
+        """The folder of the site that participates for a search folder."""
         return Path(self.site) if self.site else folder / FEDERATION
 
     def write(self, folder: Path) -> None:
@@ -58,14 +60,14 @@ class Sharing:
 
 
 def recorded(folder: Path) -> RecordedFolder:
-    """The lists of a search folder that are shared."""
+    """The recorded impressions of a search folder."""
     return RecordedFolder(folder / FEDERATION / SEARCHES)
 
 
-def record(rows: ImpressionRows, folder: Path, anew: bool = False) -> None:
-    """Let the recorded lists be those of the database: closed, drawn by the model, and after joining.
+def record(rows: ImpressionRows, folder: Path, rewrite: bool = False) -> None:
+    """Update the recorded impressions from the database: closed, drawn by the model, and after joining.
 
-    With `anew` those that are there are compared, too: something was forgotten.
+    With `rewrite` those already recorded are written again, for use after a deletion.
     """
     lists, sharing = recorded(folder), Sharing.read(folder)
     if not lists.folder.is_dir():
@@ -82,7 +84,7 @@ def record(rows: ImpressionRows, folder: Path, anew: bool = False) -> None:
         "IS NOT NULL AND length(shown) > 0 ORDER BY id",
         sharing.after,
     )
-    done = set() if anew else set(there)
+    done = set() if rewrite else set(there)
     for (id,) in due:
         if id in done:
             continue

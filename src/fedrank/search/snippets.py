@@ -1,4 +1,4 @@
-"""The piece of a document's text that shows best why it was found."""
+"""Snippets: the excerpt of a document that best matches the query."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 from fedrank.data.live_features import FeatureSet, ForwardRow, QueryTerms
 from fedrank.search.results import Snippet
 
-WORDS = 32  # of a snippet, at most
-CHARACTERS = 400  # also of one, at most: a word may be as long as a text
-FARTHEST = 60_000  # characters into the text that are looked at
+WORDS = 32  # maximum length of a snippet
+CHARACTERS = 400  # maximum length of a snippet; a word may be arbitrarily long
+FARTHEST = 60_000  # characters of the text that are searched
 _WORD = re.compile(r"\w+")
 _CUT = "… "
 
 
 def snippet_of(text: str, row: ForwardRow, terms: QueryTerms, features: FeatureSet) -> Snippet:
-    """The stretch with the most different words of the query, the earliest of those, with these words marked."""
+    """The earliest excerpt with the most distinct query words, with these words marked."""
     body = row.words[row.title :]
     found = np.zeros(len(body), bool)
     for stem in terms.stems:
@@ -36,7 +36,7 @@ def snippet_of(text: str, row: ForwardRow, terms: QueryTerms, features: FeatureS
             break
         end = word.end()
         spans.append(word.span())
-    if number < first:  # the text was cut, or is counted differently
+    if number < first:  # the text was truncated, or its words are counted differently
         return Snippet(text[:200] + (_CUT[::-1] if len(text) > 200 else ""))
     wanted = set(terms.stems.tolist())
     end = min(end, start + CHARACTERS)

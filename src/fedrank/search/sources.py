@@ -1,7 +1,7 @@
-"""Where documents come from: folders are walked, and every file is opened without following anybody's links.
+"""Sources of documents: folders are walked, and files are opened without following symbolic links.
 
-A folder is held open while its files are read, so that what lies between the root and a file cannot be exchanged for
-a link meanwhile. What is skipped is counted with its reason.
+A folder stays open while its files are read, so a path between the root and a file cannot be replaced by a link during
+the walk. Skipped files are counted by reason.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from types import MappingProxyType
 from fedrank.search.readers import Piece, Unreadable, clean, format_of, read_pieces
 
 MAX_FILE = 32 << 20  # bytes of a file that is one document
-MAX_MANY = 1 << 30  # bytes of one with many documents, which is read bit by bit
+MAX_MANY = 1 << 30  # bytes of a file with many documents, which is read incrementally
 LATEST = 1 << 62  # nanoseconds since 1970
-DEEPEST = 60  # folders below the root; each is held open
+DEEPEST = 60  # levels of folders below the root; each folder stays open
 SKIPPED_FOLDERS = {"node_modules", "__pycache__", "site-packages", "venv"}
 _MAILDIR = {"cur", "new", "tmp"}
 _HAS_FOLDERS = os.open in os.supports_dir_fd and os.scandir in os.supports_fd
@@ -27,13 +27,13 @@ _FOLDER = _READ | getattr(os, "O_DIRECTORY", 0)
 
 
 def is_passed_over(name: str) -> bool:
-    """Whether a folder of this name is not looked into."""
+    """Whether folders of this name are skipped."""
     return name.startswith(".") or name in SKIPPED_FOLDERS
 
 
 @dataclass(frozen=True)
 class Left:
-    """A file or folder that is not read."""
+    """A file or folder that was skipped."""
 
     key: bytes
     reason: str
@@ -41,14 +41,14 @@ class Left:
 
 @dataclass(frozen=True)
 class FoundFile:
-    """A file below a root; it can be read while the walk stands at it."""
+    """A file below a root; it can be read only before the walk continues."""
 
-    key: bytes  # what it is known by: its path below the root, less what a mail program changes in it
-    path: bytes  # its path below the root, empty where the root is the file
+    key: bytes  # identifies the file: its path below the root, without the parts that a mail program changes
+    path: bytes  # below the root; empty if the root is the file
     size: int
     modified: int  # nanoseconds since 1970
-    mail: bool  # lies in a Maildir
-    folder: int | None  # handle of its folder, where the system has such
+    mail: bool  # in a Maildir
+    folder: int | None  # descriptor of its folder, if the system supports it
     full: str
 
     @property
@@ -56,7 +56,7 @@ class FoundFile:
         return self.path.count(b"/")
 
     def pieces(self, format: str = "") -> Iterator[Piece | Unreadable]:
-        """Its documents; a reason alone where it has none."""
+        """The documents of the file, and reasons for unreadable parts."""
         name = os.path.basename(self.full)
         try:
             handle = os.open(name, _READ, dir_fd=self.folder) if self.folder is not None else os.open(self.full, _READ)
@@ -66,7 +66,7 @@ class FoundFile:
                     raise Unreadable("no file")
                 if facts.st_size > MAX_MANY:
                     raise Unreadable("too large")
-                if facts.st_size == 0:  # also files of the system that have no size, and some of these no end
+                if facts.st_size == 0:  # also special files of the system, which may be endless
                     raise Unreadable("empty")
                 first = file.read(4096)
                 file.seek(0)
@@ -83,16 +83,16 @@ class FoundFile:
             yield Unreadable("not allowed")
         except OSError:
             yield Unreadable("cannot be read")
-        except (ValueError, RecursionError, MemoryError):  # whatever the text of a stranger leads to
+        except (ValueError, RecursionError, MemoryError):  # untrusted content may cause any of these
             yield Unreadable("broken")
 
 
-Avoided = Mapping[tuple[int, int], str]  # folders and files that are passed over by (device, inode), and why
+Avoided = Mapping[tuple[int, int], str]  # from (device, inode) of files and folders to skip to the reason
 
 
 def walk(root: Path, avoid: Avoided = MappingProxyType({})) -> Iterator[FoundFile | Left]:
-    """All files of a root that might be documents, in the order of their names. A root may be a single file."""
-    facts = os.stat(root)  # a root may be a link: it was given by the person
+    """All files of a root that may contain documents, sorted by name. A root may be a single file."""
+    facts = os.stat(root)  # follows a link, since the user chose the root
     if stat.S_ISREG(facts.st_mode):
         yield FoundFile(b"", b"", facts.st_size, _modified(facts), False, None, str(root.resolve()))
     elif stat.S_ISDIR(facts.st_mode):
@@ -107,7 +107,7 @@ def walk(root: Path, avoid: Avoided = MappingProxyType({})) -> Iterator[FoundFil
 
 
 def _modified(facts: os.stat_result) -> int:
-    """When a file was changed; some systems let anybody write a year that no database takes."""
+    """The modification time, limited to what the database can store."""
     return max(min(facts.st_mtime_ns, LATEST), -LATEST)
 
 

@@ -16,7 +16,7 @@ from fedrank.search.sent import SentRecord
 from fedrank.search.store import Store
 from fedrank.search.trial import Trials
 
-NOTES = ("Nothing is encrypted: whoever can read the folder can read your documents, searches and clicks.",)
+NOTES = ("Data is not encrypted: any program that can read the folder can read your documents, searches and clicks.",)
 
 
 def status_of(
@@ -43,7 +43,7 @@ def status_of(
         learn=learns,
         order=store.setting("order", "drawn"),
         learned_from=learned,
-        model=f"number {model}, begun with {origin}, and {learned:,} searches that taught it something",
+        model=f"number {model} (initialized from {origin}, updated by {learned:,} searches)",
         feature_set=features.version,
         weights=tuple(Weight(name, float(begun[f]), float(weights[f])) for f, name in enumerate(features.names)),
         weeks=quality.weeks(store),

@@ -1,8 +1,7 @@
-"""The only truth: one SQLite file with documents, forward rows, word counts, impressions, clicks, models, what left.
+"""The database: one SQLite file with documents, word counts, impressions, clicks, models and the record of sent data.
 
-Written in transactions: after a crash a change is there whole or not at all. `seq` counts changes of documents; the
-engine's index is derived from them, and `indexed` says up to which change it has followed. Nothing is encrypted: who
-can read the folder can read all of it, so nobody but its owner may.
+All writes are transactions. `seq` counts changes of documents; the engine's index is derived from them, and `indexed`
+is the last change that it contains. Data is not encrypted, so only the owner has access to the folder.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from fedrank.files import private_folder
 from fedrank.search.results import SearchError
 
 VERSION = 1
-APPLICATION = 0x6672_6E6B  # "frnk": that this is our file, and no other program's
+APPLICATION = 0x6672_6E6B  # "frnk": SQLite application id
 FILE = "search.db"
-_OURS = {FILE, "engine", "index.lock"}  # one of these tells that a folder is ours
-PAGE = 1024  # buckets of word counts in a row
+_OURS = {FILE, "engine", "index.lock"}  # one of these identifies a search folder
+PAGE = 1024  # buckets of word counts per row
 
 _SCHEMA = """
 CREATE TABLE settings (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -85,7 +84,7 @@ CREATE TABLE sent (
 
 @dataclass(frozen=True)
 class NewDocument:
-    """A document to be stored in place of the one with the same file and part."""
+    """A document to store; it replaces the one with the same file and part."""
 
     part: str
     digest: bytes
@@ -102,7 +101,7 @@ class NewDocument:
 
 
 class Store:
-    """One connection. Threads that share it take turns: hold `turn` where several steps belong together."""
+    """A database connection that threads share: hold `turn` for several steps that belong together."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
@@ -123,28 +122,28 @@ class Store:
         self._version = -1
 
     def _refuse_a_folder_of_others(self) -> None:
-        """Nobody else may look into ours: a folder full of other things would be closed to whoever uses them."""
+        """Refuse a folder with other files, since making it private would remove the access of other users."""
         names = {*os.listdir(self.folder)} if self.folder.is_dir() else set()
         if any(not name.startswith(".") for name in names) and not names & _OURS:
-            raise SearchError(f"{self.folder} holds other things; nothing was changed; choose a new or an empty folder")
+            raise SearchError(f"{self.folder} contains other files; nothing was changed; choose a new or empty folder")
 
     def _prepare(self) -> None:
         version, application = self._pragma("user_version"), self._pragma("application_id")
         if version > VERSION:
             raise SearchError(
-                f"{self.folder / FILE} was written by a newer fedrank (format {version}, this one reads {VERSION}); "
-                "nothing was changed; use that one"
+                f"{self.folder / FILE} was written by a newer fedrank (format {version}; this one reads {VERSION}); "
+                "nothing was changed; upgrade fedrank"
             )
         if version == 0 and (application or self._pragma("schema_version")):
-            raise SearchError(f"{self.folder / FILE} is another program's database; choose another folder")
+            raise SearchError(f"{self.folder / FILE} is a database of another program; choose another folder")
         self.db.execute("PRAGMA journal_mode = WAL")
-        self.db.execute("PRAGMA synchronous = NORMAL")  # a crash of ours loses nothing; a power cut the last moment
-        self.db.execute("PRAGMA secure_delete = ON")  # what is forgotten is overwritten
+        self.db.execute("PRAGMA synchronous = NORMAL")  # only a power failure can lose the last transactions
+        self.db.execute("PRAGMA secure_delete = ON")  # deleted rows are overwritten
         self.db.execute("PRAGMA cache_size = -16384")
         self.db.execute(f"PRAGMA journal_size_limit = {8 << 20}")
         if version == 0:
             with self.writing():
-                if self._pragma("user_version") == 0:  # nobody else made it meanwhile
+                if self._pragma("user_version") == 0:  # not created by another process meanwhile
                     for statement in _SCHEMA.split(";"):
                         self.db.execute(statement)
                     self.db.execute(f"PRAGMA application_id = {APPLICATION}")
@@ -158,14 +157,14 @@ class Store:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """One transaction: all of it or nothing."""
+        """A transaction; it is rolled back if an exception is raised."""
         with self.turn, plain_errors(self.folder):
             self.db.execute("BEGIN IMMEDIATE")
             try:
                 yield
                 self.db.execute("COMMIT")
             except BaseException:
-                self._statistics = None  # what was counted did not happen
+                self._statistics = None  # may include changes that are rolled back
                 if self.db.in_transaction:
                     self.db.execute("ROLLBACK")
                 raise
@@ -187,7 +186,7 @@ class Store:
         return otherwise if found is None else found[0]
 
     def set(self, **values: Any) -> None:
-        """Within a transaction."""
+        """Store settings; requires a transaction."""
         self.db.executemany("REPLACE INTO settings VALUES (?, ?)", values.items())
 
     @property
@@ -199,8 +198,8 @@ class Store:
         return int(self.setting("indexed", 0))
 
     def statistics(self) -> WordStatistics:
-        """Word counts of all documents, as of now."""
-        version = self._pragma("data_version")  # another value if another connection wrote
+        """Current word counts of all documents."""
+        version = self._pragma("data_version")  # changes when another connection writes
         if self._statistics is None or version != self._version:
             frequencies = WordStatistics.empty().frequencies
             for page, counts in self.rows("SELECT page, counts FROM frequencies"):
@@ -211,9 +210,9 @@ class Store:
         return self._statistics
 
     def save(self, documents: Sequence[tuple[int, NewDocument]], known_files: Container[int]) -> tuple[int, int]:
-        """Store documents with the ids of their files, within a transaction; returns how many are new and changed.
+        """Store documents with the ids of their files; returns the numbers of new and changed ones.
 
-        One that is the same as before is left as it is. Files that are not among the known ones have no documents yet.
+        Unchanged documents are not written. Files outside `known_files` have no documents yet. Requires a transaction.
         """
         known: dict[tuple[int, str], tuple[int, bytes]] = {}
         by_file: dict[int, list[str]] = {}
@@ -265,7 +264,7 @@ class Store:
             )
 
     def remove(self, documents: Iterable[int]) -> int:
-        """Remove documents, within a transaction; what was searched and clicked stays. Returns how many there were."""
+        """Remove documents but not their clicks; returns the number removed. Requires a transaction."""
         gone = 0
         for some in in_parts([*documents]):
             there = [row[0] for row in self.rows(f"SELECT id FROM documents WHERE id IN ({marks(some)})", *some)]
@@ -279,7 +278,7 @@ class Store:
         return gone
 
     def forward_rows(self, documents: Sequence[int]) -> list[ForwardRow]:
-        """In any order."""
+        """The forward rows of these documents, in any order."""
         return [
             ForwardRow.unpack(zlib.decompress(words))
             for some in in_parts(documents)
@@ -287,7 +286,7 @@ class Store:
         ]
 
     def _count(self, rows: Sequence[ForwardRow], times: int) -> None:
-        """Add documents to the word counts, or take them away."""
+        """Add documents to the word counts (times = 1), or subtract them (times = -1)."""
         if not rows:
             return
         before = self.statistics()
@@ -316,14 +315,14 @@ class Store:
         return "" if found is None else zlib.decompress(found[0]).decode()
 
     def empty(self, excepted: Container[str]) -> None:
-        """Delete all rows but those of the tables that are kept, within a transaction."""
+        """Delete all rows except those of the given tables; requires a transaction."""
         for (table,) in self.rows("SELECT name FROM sqlite_master WHERE type = 'table'"):
             if table not in excepted:
                 self.db.execute(f"DELETE FROM {table}")
-        self._statistics = None  # or words of documents that are gone would be counted on
+        self._statistics = None  # the cached counts include the deleted documents
 
     def sweep(self) -> None:
-        """Overwrite what was deleted also in the log of transactions."""
+        """Remove deleted data from the write-ahead log, too."""
         with plain_errors(self.folder):
             self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -334,7 +333,7 @@ _OF_DOCUMENTS = {"texts": "document", "forward": "document", "written_to": "docu
 
 
 def in_parts(values: Sequence[Any], most: int = 500) -> Iterator[Sequence[Any]]:
-    """A few at a time: SQLite takes only so many values."""
+    """Slices of at most `most` values, since SQLite limits the number of parameters."""
     for start in range(0, len(values), most):
         yield values[start : start + most]
 
@@ -345,28 +344,26 @@ def marks(values: Sequence[Any]) -> str:
 
 @contextlib.contextmanager
 def plain_errors(folder: Path) -> Iterator[None]:
-    """Let problems of the database and the disk be one line that says what to do."""
+    """Turn errors of the database and the disk into a `SearchError` that says what to do."""
     try:
         yield
     except sqlite3.Error as problem:
         text = str(problem)
         if "full" in text:
-            line = f"no room on the disk of {folder}; nothing was lost; make room, then try again"
+            line = f"the disk of {folder} is full; no data was lost; free disk space and try again"
         elif "readonly" in text or "unable to open" in text:
-            line = f"{folder} cannot be written to; give yourself the right to write there, or choose another folder"
+            line = f"{folder} is not writable; change its permissions, or choose another folder"
         elif "locked" in text or "busy" in text:
-            line = f"another process writes to {folder} for too long; wait for it, or stop it"
+            line = f"{folder} is locked by another process; wait until it ends, or stop it"
         elif "disk I/O error" in text:
-            line = f"the disk of {folder} fails ({text}); what was answered is kept; look after it, then try again"
+            line = f"the disk of {folder} failed ({text}); saved data is not affected; check the disk and try again"
         elif "not a database" in text or "malformed" in text:
-            line = f"{folder / FILE} is damaged ({text}); move it away and index again, or bring back a copy"
+            line = f"{folder / FILE} is damaged ({text}); restore it from a backup, or move it away and index again"
         else:
             raise
         raise SearchError(line) from problem
     except PermissionError as problem:
-        raise SearchError(
-            f"{folder} cannot be written to; give yourself the right to write there, or choose another folder"
-        ) from problem
+        raise SearchError(f"{folder} is not writable; change its permissions, or choose another folder") from problem
     except OSError as problem:
         if problem.filename is None:
             raise

@@ -1,11 +1,11 @@
-"""A new model on trial: the gate's two steps on one client, from what is recorded.
+"""The trial of a new model: the two steps of the adoption gate on one client.
 
-    replay: the next 30 searches that the model in use answers are kept from learning, and tell whether the new one
-            would have done clearly worse; then they are learned from as always
-    draft:  lists of both are mixed, and clicks decide
+    replay: the next 30 searches of the current model are withheld from learning until they show whether the new model
+            would have been significantly worse; then the model learns from them as usual
+    draft:  rankings of both models are interleaved, and clicks decide
 
-Nothing but counts is needed to decide, and these are counted anew from the rows each time, so that a crash or a
-forgotten search leaves them right.
+The decision uses only counts. They are computed from the database each time, so they are correct after a crash or a
+deletion.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fedrank.search.results import SearchError, TrialNews
 from fedrank.seeds import rng_for
 
 GATE = Gate()
-EFFECTIVE = 10.0  # searches that a replay must be worth to refuse: with fewer its interval is too narrow
+EFFECTIVE = 10.0  # effective sample size below which a replay cannot refuse a model: its interval is too narrow
 Phase = Literal["", "replay", "draft"]
 
 
@@ -36,42 +36,42 @@ class OnTrial(NamedTuple):
 
 
 class Trials:
-    """The trial in a store; there is one at a time."""
+    """The trials in a store, one at a time."""
 
     def __init__(self, rows: ImpressionRows, clock: Callable[[], float]) -> None:
         self.rows, self.store, self.clock = rows, rows.store, clock
 
     @property
     def phase(self) -> Phase:
-        """That of the model on trial; "": none is."""
+        """The phase of the current trial; "" if there is none."""
         found: Phase = self.store.setting("trial_phase", "")
         return found
 
     def begin(self, weights: NDArray[np.float64], origin: str) -> None:
-        """Put a new model on trial: it is used once recorded searches and the person's clicks have shown it better.
+        """Start the trial of a new model, which replaces the current one if replay and clicks show that it is better.
 
-        `SearchClient.status().trial` says how it does. With learning off, or in a fixed order, a trial waits. Weights
-        that are no model of these features are refused.
+        `SearchClient.status().trial` reports the progress. A trial pauses while learning is off or the order is fixed.
         """
         size = len(self.rows.features.names)
         with self.store.turn:
             if self.phase:
-                raise SearchError("a model is on trial already; wait for it, or stop the trial")
+                raise SearchError("a model is already on trial; wait until the trial ends, or stop it")
             used, _ = self.rows.model()
             if weights.shape != (size,) or not np.isfinite(weights).all():
                 raise SearchError(
-                    f"weights {weights.shape} are no model of {self.rows.features.version}: {size} numbers"
+                    f"a model for {self.rows.features.version} must have {size} finite weights (got an array of shape "
+                    f"{weights.shape})"
                 )
             with self.store.writing():
                 id = self.rows.new_model(self.clock(), origin, weights)
                 self.store.set(model=used, trial=id, trial_phase="replay", trial_from=self._last())
 
     def knows(self, origin: str) -> bool:
-        """Whether a model of this origin was here before."""
+        """Whether a model of this origin was added before."""
         return bool(self.store.count("SELECT count(*) FROM models WHERE origin = ?", origin))
 
     def stop(self, fate: str = "stopped") -> None:
-        """End a trial; the model in use stays."""
+        """End a trial without adopting the new model."""
         with self.store.writing():
             self.end(fate)
 
@@ -85,13 +85,13 @@ class Trials:
     def mixed(
         self, model: OnTrial, features: NDArray[np.float32], scores: NDArray[np.float32], number: int, most: int
     ) -> Draft:
-        """A list of both models' choices."""
+        """An interleaved list of both models."""
         new = best_order(scores_of(model.weights.astype(np.float32), features))
         rng = rng_for(int(self.store.setting("chance")), "draft", number)
         return team_draft(best_order(scores), new, most, rng)
 
     def judge(self) -> None:
-        """Go on to the next step, adopt or refuse, if what is recorded by now says so."""
+        """Continue with the next phase, adopt or refuse the new model, if the recorded data suffices."""
         model = self.on_trial()
         if model is None:
             return
@@ -116,7 +116,7 @@ class Trials:
             self.end("adopted" if ruling == "adopt" else "refused by clicks")
 
     def news(self) -> TrialNews | None:
-        """How the trial stands, or how the last one ended."""
+        """The progress of the current trial, or the outcome of the last one."""
         id = self.store.setting("trial")
         if id is None:
             return None
@@ -150,7 +150,7 @@ class Trials:
         return [id for (id,) in rows]
 
     def _counts(self, trial: int) -> tuple[int, int]:
-        """(wins, losses) of the new model in lists that are closed."""
+        """(wins, losses) of the new model in closed lists."""
         wins = losses = 0
         for (id,) in self.store.rows("SELECT id FROM impressions WHERE trial = ? AND state = 'closed'", trial):
             one = self.rows.get(id)
@@ -162,7 +162,7 @@ class Trials:
         return wins, losses
 
     def end(self, fate: str) -> None:
-        """Within a transaction."""
+        """End the trial with this outcome; requires a transaction."""
         self.store.db.execute("UPDATE models SET fate = ? WHERE id = ?", (fate, self.store.setting("trial")))
         self.store.set(trial_phase="")
 

@@ -1,4 +1,4 @@
-"""Searches and clicks as User Behavior Insights 1.3 writes them, so that other tools can read them."""
+"""Export of searches and clicks in User Behavior Insights 1.3, for other tools."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fedrank.search.results import SearchError, UbiFiles
 
 QUERIES, EVENTS = "ubi_queries.jsonl", "ubi_events.jsonl"
 APPLICATION = "fedrank-search"
-CLIENT = "me"  # there is one person
+CLIENT = "me"  # a search folder has one user
 
 
 def export(rows: ImpressionRows, folder: str | os.PathLike[str]) -> UbiFiles:
-    """Write both files, readable by their owner alone; each appears whole."""
+    """Write both files atomically, readable only by their owner."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
-        raise SearchError(f"{folder} is a file, so that nothing was written; name a folder")
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # one that was there before stays as open as it is
+        raise SearchError(f"{folder} is a file; nothing was written; give a folder")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # an existing folder keeps its permissions
     ids = [id for (id,) in rows.store.rows("SELECT id FROM impressions ORDER BY id")]
     write_atomic(folder / QUERIES, _queries(rows, ids), private=True)
     write_atomic(folder / EVENTS, _events(rows, ids), private=True)

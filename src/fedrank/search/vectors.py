@@ -1,4 +1,4 @@
-"""Vectors of documents by the encoder in use: the feature "latent" compares them with that of the query."""
+"""Document vectors of the current encoder; the feature "latent" compares them with the vector of the query."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from fedrank.search.results import SearchError
 from fedrank.search.store import Store
 
 _MISSING = "FROM documents WHERE NOT EXISTS (SELECT 1 FROM vectors WHERE document = id AND encoder = ?)"
-BATCH = 256  # documents that are encoded at a time
+BATCH = 256  # documents encoded at a time
 
 
 class DocumentVectors:
-    """The encoder of a store, if it has one, and the vectors made by it."""
+    """The encoder of a store, if any, and its vectors."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -23,7 +23,7 @@ class DocumentVectors:
         self.load()
 
     def load(self) -> None:
-        """Use the encoder that the store names; a file that was moved is as if there were none."""
+        """Load the store's encoder; without its file there is no encoder."""
         self.encoder = None
         if path := self.store.setting("encoder", ""):
             with contextlib.suppress(SearchError, ImportError):
@@ -34,9 +34,9 @@ class DocumentVectors:
         return self.encoder.digest if self.encoder else ""
 
     def use(self, path: str | os.PathLike[str] | None) -> None:
-        """Use the encoder in this ONNX file for the features "latent", which are 0 without; None: no longer.
+        """Use the encoder in this ONNX file for the feature "latent", or none (the feature is then 0).
 
-        `SearchClient.index` makes the vectors of documents.
+        `SearchClient.index` computes the vectors of documents.
         """
         encoder = None if path is None else Encoder(path)
         with self.store.writing():
@@ -46,7 +46,7 @@ class DocumentVectors:
             self.encoder = encoder
 
     def make_missing(self, progress: Progress) -> None:
-        """Encode documents that have no vector by the present encoder."""
+        """Encode documents that have no vector of the current encoder."""
         if self.encoder is None:
             return
         encoder, done = self.encoder, 0

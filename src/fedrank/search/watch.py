@@ -1,4 +1,4 @@
-"""Watching the folders that are indexed: what changes in them can be found a moment later."""
+"""Watching the indexed folders, and indexing changed files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from fedrank.search.results import Indexed
 if TYPE_CHECKING:
     from watchdog.events import FileSystemEvent
 
-REST = 2.0  # seconds without a change before files are read: whoever writes one writes it in pieces
-MAX_WAIT = 30.0  # seconds after which they are read all the same
-# Reading a file is an event, too: had it an effect, indexing would never end.
+REST = 2.0  # seconds without a change before files are read, since programs write files in pieces
+MAX_WAIT = 30.0  # seconds after which files are read in any case
+# Events of reading are ignored: otherwise indexing would trigger itself.
 CHANGES = {"created", "modified", "deleted", "moved", "closed"}
 
 
@@ -32,12 +32,12 @@ def watch(
     rest: float = REST,
     progress: Progress = quiet,
 ) -> None:
-    """Index again whenever something changed, until told to stop; a change during indexing is not missed."""
+    """Index again after every change until `stop` is set; changes during indexing are not missed."""
     try:
         from watchdog.events import FileSystemEventHandler
         from watchdog.observers import Observer
     except ImportError:
-        raise missing_extra("watching folders needs the package watchdog", "search") from None
+        raise missing_extra("watching folders requires the package watchdog", "search") from None
 
     changed = threading.Event()
     own = str(client.folder.resolve())
@@ -63,7 +63,7 @@ def watch(
             changed.clear()
             try:
                 done = client.index(progress=progress)
-            except Locked:  # somebody else indexes, and may have been there before the change
+            except Locked:  # another process is indexing, and may have missed this change
                 changed.set()
                 continue
             if done.added or done.changed or done.removed:
@@ -74,7 +74,7 @@ def watch(
 
 
 def _folders(roots: list[Path]) -> list[tuple[Path, bool]]:
-    """What to watch: folders with all that lies below them, files by the folder that they lie in."""
+    """(folder, recursive) to watch: folders recursively, and for a file its parent folder."""
     found: dict[Path, bool] = {}
     for root in roots:
         where = root if root.is_dir() else root.parent

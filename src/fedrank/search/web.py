@@ -1,4 +1,4 @@
-"""The page: what a browser may ask for, and what it gets. Plain forms and links; only dwell time needs a script."""
+"""The web application: routes and forms. Only the measurement of dwell time needs a script."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ PARTS = {"style.css": "text/css", "dwell.js": "text/javascript", "icon.svg": "im
 NOTES = {
     "forgotten": "Deleted: {} searches, {} clicks, {} documents.",
     "on": "Learning is on.",
-    "off": "Learning is off: no search and no click is recorded.",
-    "reset": "The model is as it was at first.",
-    "order": "The order is set.",
-    "opened": "The original was handed to your system.",
-    "no-original": "There is no original to open.",
-    "program": "This file could run as a program, so it was not opened. Its place is shown below.",
-    "no-opener": "Your system has no command to open files with. Its place is shown below.",
-    "vanished": "The original is no longer there.",
+    "off": "Learning is off: searches and clicks are not recorded.",
+    "reset": "The learned order was reset.",
+    "order": "The order was changed.",
+    "opened": "The original was opened with your default program.",
+    "no-original": "This document has no original file to open.",
+    "program": "This file could run as a program, so it was not opened. Its location is shown below.",
+    "no-opener": "Your system has no command to open files. The location of the file is shown below.",
+    "vanished": "The original file no longer exists.",
 }
 
 Form = Mapping[str, str]
 
 
 class Served(NamedTuple):
-    """What every page needs."""
+    """The context of every request."""
 
     client: SearchClient
     open: OpensOriginal
-    hint: str  # a sentence below the search box of the first page
+    hint: str  # shown below the search box of the home page
 
 
-def make_app(client: SearchClient, door: Access, hint: str = "", opens: OpensOriginal = open_original) -> ASGIApp:
-    """The whole page as an application that a server runs."""
-    app = LocalApp(door, Served(client, opens, hint), "search", _message)
+def make_app(client: SearchClient, access: Access, hint: str = "", opens: OpensOriginal = open_original) -> ASGIApp:
+    """The ASGI application of the search page."""
+    app = LocalApp(access, Served(client, opens, hint), "search", _message)
     for path, page in PAGES.items():
         app.get(path, page, head=page not in (_home, _results, _why, _status))
     for path, action in ACTIONS.items():
         app.post(path, action, _form)
     return app.build(
         {
-            NotFound: lambda problem: (404, "There is no such search, place or document."),
-            Gone: lambda problem: (410, f"Too late: {problem}."),
+            NotFound: lambda problem: (404, "This search, result or document does not exist."),
+            Gone: lambda problem: (410, f"No longer available: {problem}."),
             SearchError: lambda problem: (400, str(problem)),
         }
     )
@@ -81,12 +81,12 @@ def _search(served: Served, request: Request, form: Form) -> Response:
     if not query.strip():
         return see_other("/")
     if form.get("order"):
-        served.client.settings.set_order(_one_of(form["order"], Order, "an order"))
+        served.client.settings.set_order(_one_of(form["order"], Order, "order"))
     kind = form.get("kind") or None
     filters = Filters(
-        None if kind is None else _one_of(kind, Kind, "a kind"), _since(form.get("since", "")), _until(form)
+        None if kind is None else _one_of(kind, Kind, "kind"), _since(form.get("since", "")), _until(form)
     )
-    shown = served.client.search(query, filters, _one_of(form.get("sort") or "rank", Sort, "a way to sort"))
+    shown = served.client.search(query, filters, _one_of(form.get("sort") or "rank", Sort, "sort"))
     return see_other(f"/results/{shown.impression}")
 
 
@@ -106,11 +106,11 @@ def _document(served: Served, request: Request) -> Response:
 
 
 def _show(request: Request, document: Document, impression: int = 0, position: int = 0) -> Response:
-    """A document as text, however long: in parts."""
+    """A document as text; a long document is split into parts."""
     parts = max(-(-len(document.text) // PART), 1)
     at = _whole(request.query_params.get("part", "1"))
     if not 1 <= at <= parts:
-        raise NotFound(f"no part {at}")
+        raise NotFound(f"document {document.id} has no part {at}")
     text = document.text[(at - 1) * PART : at * PART]
     return _html(
         "document.html", document=document, text=text, part=at, parts=parts, impression=impression, position=position,
@@ -144,13 +144,13 @@ def _status(served: Served, request: Request) -> Response:
 
 
 def _learn(served: Served, request: Request, form: Form) -> Response:
-    setting = _one_of(form.get("setting", ""), Literal["on", "off", "reset"], "a setting")
+    setting = _one_of(form.get("setting", ""), Literal["on", "off", "reset"], "setting")
     served.client.learn_setting(setting)
     return see_other(f"/status?note={setting}")
 
 
 def _order(served: Served, request: Request, form: Form) -> Response:
-    served.client.settings.set_order(_one_of(form.get("order", ""), Order, "an order"))
+    served.client.settings.set_order(_one_of(form.get("order", ""), Order, "order"))
     return see_other("/status?note=order")
 
 
@@ -166,9 +166,9 @@ def _forget(served: Served, request: Request, form: Form) -> Response:
         case "everything" if form.get("sure", "").strip().lower() == "everything":
             what = {"everything": True}
         case _:
-            raise SearchError("nothing was deleted: type the word everything into the box if you mean it")
+            raise SearchError("Nothing was deleted. To delete everything, type the word everything into the box.")
     if what.get("since", 0) is None:
-        raise SearchError("nothing was deleted: choose a day")
+        raise SearchError("Nothing was deleted. Choose a day.")
     gone = served.client.forget(**what)
     return see_other(f"/status?note=forgotten&n={gone.impressions}&n={gone.clicks}&n={gone.documents}")
 
@@ -184,7 +184,7 @@ def _message(status_code: int, text: str) -> Response:
 
 
 def _note(request: Request) -> str:
-    """What was just done: one of our own sentences, with numbers at most."""
+    """The confirmation of the last action, from `NOTES`; only numbers come from the address."""
     form = NOTES.get(request.query_params.get("note", ""), "")
     numbers = [text for text in request.query_params.getlist("n") if re.fullmatch(r"[0-9]{1,12}", text)]
     return form.format(*(f"{int(text):,}" for text in numbers)) if form.count("{}") == len(numbers) else ""
@@ -195,7 +195,7 @@ def _number(request: Request, name: str) -> int:
 
 
 def _whole(text: str) -> int:
-    """A number that a row may have; whatever else stands in an address leads nowhere."""
+    """A number from an address; raises NotFound for any other text."""
     if not re.fullmatch(r"[0-9]{1,18}", text):
         raise NotFound(text)
     return int(text)
@@ -203,12 +203,12 @@ def _whole(text: str) -> int:
 
 def _one_of(text: str, kinds: Any, what: str) -> Any:
     if text not in get_args(kinds):
-        raise SearchError(f"{text!r} is not {what}; there are {', '.join(get_args(kinds))}")
+        raise SearchError(f"{what} must be one of {', '.join(get_args(kinds))} (got {text!r})")
     return text
 
 
 def _since(text: str) -> int | None:
-    """The beginning of a day, here; None without one."""
+    """The beginning of a day in local time; None for an empty text."""
     return None if not text else _seconds(_date(text))
 
 
@@ -221,9 +221,9 @@ def _date(text: str) -> date:
     try:
         day = date.fromisoformat(text)
     except ValueError:
-        raise SearchError(f"{text!r} is not a day; write it as 2024-12-31") from None
+        raise SearchError(f"the date must have the form 2024-12-31 (got {text!r})") from None
     if not 1900 <= day.year <= 9000:
-        raise SearchError(f"{text!r} is not a day that documents have; write it as 2024-12-31")
+        raise SearchError(f"the year must be between 1900 and 9000 (got {text!r})")
     return day
 
 
@@ -232,7 +232,7 @@ def _seconds(day: date) -> int:
 
 
 async def _form(request: Request) -> Form:
-    """The fields of a form, the first of each name; bytes that are no text become a replacement character."""
+    """The fields of a form; the first value of each name. Invalid bytes become replacement characters."""
     from starlette.exceptions import HTTPException
 
     body = b""

@@ -1,11 +1,11 @@
-// Who leaves a document within five seconds did not find what they looked for: that click is not learned from.
-// Going back is noticed without a script. What is not is a tab of its own that is closed: only this is told here.
+// A click is not learned from if the user leaves the document within five seconds.
+// The server detects going back. This script reports only the closing of a separate tab.
 "use strict";
 const where = document.currentScript.dataset.bounced;
-// A browser that keeps pages in memory would go back without asking: then nobody notices.
+// Reload a page that the browser restores from memory; otherwise the server would not see the return.
 addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
 if (where && history.length === 1) {
-  const ENOUGH = 5000; // milliseconds in sight
+  const ENOUGH = 5000; // milliseconds visible
   let seen = 0;
   let since = null;
   let stays = false;
@@ -14,12 +14,12 @@ if (where && history.length === 1) {
     if (since !== null) seen += now - since;
     since = document.visibilityState === "visible" ? now : null;
   };
-  const goesOn = () => { stays = true; };
+  const stay = () => { stays = true; };
   look();
   document.addEventListener("visibilitychange", look);
-  document.addEventListener("submit", goesOn);
-  document.addEventListener("copy", goesOn);
-  window.navigation?.addEventListener("navigate", goesOn); // a reload, or a link: the tab is still there
+  document.addEventListener("submit", stay);
+  document.addEventListener("copy", stay);
+  window.navigation?.addEventListener("navigate", stay); // after a reload or a link the tab stays open
   addEventListener("pagehide", () => {
     look();
     if (!stays && seen < ENOUGH) navigator.sendBeacon(where);
