@@ -70,7 +70,7 @@ def _head(kind: str, schema: str) -> Iterator[str]:
     if schema:
         yield f"#:schema {schema}"
     yield "# A fedrank experiment. Lines that start with # show defaults: remove the # to change a setting."
-    yield "# `fedrank run FILE` runs it, `fedrank methods` lists the methods, docs/spec.md is the reference."
+    yield "# `fedrank run FILE` runs it, `fedrank methods` lists the methods, docs/reference/spec.md is the reference."
     yield ""
     yield f'kind = "{kind}"'
 
