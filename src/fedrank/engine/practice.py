@@ -80,9 +80,9 @@ class Practice:
         return cls(made.queries, documents.ids, corpus, np.stack(found), described, relevance, Browsing(), seed)
 
     def write_log(self, folder: str | Path, searches: int = 6000, site: str | None = None) -> None:
-        """Write the documents, searches and clicks of one site, or of all four, as User Behavior Insights has them.
+        """Write the documents, searches and clicks of one site, or of all four, in the format of User Behavior Insights.
 
-        The log contains a robot, clicks on documents that were not shown, and lines that are not JSON.
+        The log contains a robot, clicks on results that were not displayed, and lines that are not JSON.
         """
         folder, rng = Path(folder), rng_for(self.seed, "practice", "log")
         queries: list[str] = []
