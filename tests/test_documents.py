@@ -146,6 +146,20 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_pages_that_are_named_elsewhere_exist() -> None:
+    """In messages, docstrings, specs and tests."""
+    sources = [path for name in ("src", "reproduction", "benchmarks", "examples", "tests") for path in _sources(name)]
+    named = {(path, page) for path in sources for page in re.findall(r"\bdocs/[\w/-]+\.md", path.read_text("utf-8"))}
+    assert len(named) >= 5
+    assert [(path, page) for path, page in named if not (ROOT / page).is_file()] == []
+
+
+def _sources(folder: str) -> Iterator[Path]:
+    for path in (ROOT / folder).rglob("*"):
+        if path.suffix in (".py", ".toml", ".md", ".sh"):
+            yield path
+
+
 def test_index_names_every_page() -> None:
     index = ROOT / "docs" / "index.md"
     text = index.read_text(encoding="utf-8")
