@@ -47,10 +47,11 @@ reproduce: $(READY)  ## about an hour and a half: every table and figure of the 
 	$(BIN)/fedrank papers run all --quick
 	$(BIN)/fedrank papers report --out papers.html
 
-check: $(READY)  ## style and types
+check: $(READY)  ## style, types and prose
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.prose
 
 docs: $(READY)  ## the documentation as a web site: site/index.html
 	$(BIN)/mkdocs build --strict

@@ -1,9 +1,9 @@
-"""From judged queries to a search log of invented users, who have topics and likings of their own and search in bursts.
+"""From judged queries to a search log of simulated users with their own topics and preferences, who search in bursts.
 
     python examples/log_from_judgements.py [OUT] [USERS] [LIKING] [FOLDER]
 
 FOLDER holds corpus.jsonl and queries.jsonl (_id, text) and qrels*.tsv (query-id, corpus-id, score), or as .xz, like
-BEIR's collections; without it a small one is made up. A topic is one query with all that share a judged document with
+BEIR's collections; without it a small one is generated. A topic is one query with all that share a judged document with
 it. LIKING is how much users differ in preferring long or short documents; 0: not at all.
 """
 
@@ -34,7 +34,7 @@ def main(out: Path, users: int, liking: float, folder: Path) -> None:
         topic = [query for query in queries if centre.keys() & judged[query].keys()]
         entries, now = int(25 * min(40, rng.pareto(1.1) + 1)), rng.uniform(0, 60)  # few do most; time in days
         for _ in range(entries):
-            now += rng.exponential(0.001 if rng.random() < 0.8 else 150 / entries)  # a burst goes on, or a pause
+            now += rng.exponential(0.001 if rng.random() < 0.8 else 150 / entries)  # a burst continues, or a pause
             pool = topic if rng.random() < 0.9 else queries
             query = pool[rng.integers(len(pool))]
             weights = np.array([score * np.exp(likes * length[one]) for one, score in judged[query].items()])

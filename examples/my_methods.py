@@ -1,4 +1,4 @@
-"""A method of your own for each of six families, each in at most twelve lines.
+"""Your own method for each of six families, each in at most twelve lines.
 
     python examples/my_methods.py                     checks them
     fedrank run examples/my_methods.toml              runs them: the specification beside this file names them

@@ -17,7 +17,7 @@ import fedrank
 
 @dataclass(frozen=True)
 class Median:
-    """Median of each parameter, so that a few clients cannot pull far."""
+    """Median of each parameter, which limits the influence of a few clients."""
 
     shrink: float = 1.0  # 0 .. 1: the change is multiplied by it
 

@@ -2,7 +2,7 @@
 
     python examples/own_files.py [FOLDER] [ROUNDS]
 
-The files are made up here; with your own, begin at `load_files`.
+The files are generated here; with your own, start at `load_files`.
 """
 
 import sys

@@ -186,7 +186,7 @@ def test_a_folder_that_is_being_worked_on_is_left_alone(tmp_path):
     from fedrank.data.log_folder import working_on
 
     folder = made_up_shown(tmp_path / "log", CLICK_MODELS).folder
-    with working_on(folder), pytest.raises(files.Locked, match="is being worked on"):
+    with working_on(folder), pytest.raises(files.Locked, match="is in use by process"):
         forget_user(folder, "user1")
 
 

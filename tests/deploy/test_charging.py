@@ -49,7 +49,7 @@ def test_prices_of_different_units_are_not_added_up(tmp_path):
     first.charge(1, ALL)
     first.close()
     second = charging(tmp_path, "b", 50.0, unit="person")
-    with pytest.raises(Refused, match="do not add up"):
+    with pytest.raises(Refused, match="cannot be added up"):
         second.charge(1, ALL)
     second.close()
 

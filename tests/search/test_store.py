@@ -135,7 +135,7 @@ def test_a_folder_of_other_things_is_left_as_it_is(tmp_path):
 @pytest.mark.usefixtures("impatient")
 def test_two_cannot_serve_one_folder(tmp_path):
     with SearchClient(tmp_path / "store", serve=True):
-        with pytest.raises(Locked, match="being worked on by process"):
+        with pytest.raises(Locked, match="is in use by process"):
             SearchClient(tmp_path / "store", serve=True)
         with SearchClient(tmp_path / "store") as other:  # to index meanwhile
             other.index([write_documents(tmp_path / "documents", 2)])

@@ -247,7 +247,7 @@ def test_a_model_by_letter_proves_who_trained_it(three, first) -> None:
         seal_turn(first, c.me, b.me.name)
     with pytest.raises(ValueError, match=rf"the letter is of {c.me.name}, and {a.me.name} trained"):
         read_turn(seal(open_turn(first), "model", c.me, b.me.name), b.me)
-    with pytest.raises(ValueError, match=r"cannot be read as a model"):
+    with pytest.raises(ValueError, match=r"is not a valid model"):
         read_turn(seal(b"{", "model", a.me, b.me.name), b.me)
     with pytest.raises(ValueError, match=r"cannot be decrypted"):
         read_turn(letter[:-1] + bytes([letter[-1] ^ 1]), b.me)
@@ -286,9 +286,9 @@ def changed(content: dict, where: str, value: object) -> None:
         ("notes.silo.bias", "much", "could not convert"),
         ("weights.0", float("inf"), "not finite"),
         ("weights.0", 1e300, "a weight exceeds"),
-        ("weights", [0.0] * 15, "holds 15 weights"),
+        ("weights", [0.0] * 15, "it has 15 weights"),
         ("weights", [[0.0] * 16] * 2, "a Linear model on 16 features"),
-        ("features", 15, "holds 16 weights"),
+        ("features", 15, "it has 16 weights"),
         ("feature_names.2", "colour", "has other features"),
         ("normalised", "none", "scaled by 'none'"),
         ("notes.silo", None, "do not describe turns"),
@@ -317,7 +317,7 @@ def test_a_model_that_was_changed_is_refused(first, where, value, told) -> None:
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "null", "[" * 100_000, "x" * (1 << 21)])
 def test_what_is_no_model_is_refused(content) -> None:
-    with pytest.raises(ValueError, match=r"cannot be read|more than such a model"):
+    with pytest.raises(ValueError, match=r"is not a valid model|more than such a model"):
         read_open_turn(content.encode())
 
 

@@ -180,7 +180,7 @@ def test_the_command(files):
     done = CliRunner().invoke(app, [*asked, "--vote", "1", "--test", str(files / "v0.txt")])
     assert done.exit_code == 0, done.output
     assert "3 trees" in done.output
-    assert "not private by itself" in done.output
+    assert "not private" in done.output
     assert len(load_model(files / "out" / "model.json")) == 3
     card = json.loads((files / "out" / "privacy.json").read_text())
     assert "Nothing can be claimed" in card["summary"]

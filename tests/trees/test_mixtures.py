@@ -149,7 +149,7 @@ def unsealed(path, change):
         ({"parts": []}, "not enough values"),
         ({"parts": [["model-1.json"], 7]}, "is not a valid model"),
         ({"weights": [float("nan"), 1.0]}, "must be 0 or more"),
-        ({"weights": 1}, "cannot be read as a model"),
+        ({"weights": 1}, "is not a valid model"),
         ({"scale": "loud"}, "scale must be one of none, fixed, query"),
         ({"name": "stacked", "final": "model-2.json", "inputs": "both"}, "model-2.json is a part of it twice"),
         ({"checksums": {"model-1.json": "sha256:0"}}, "the checksum of model-1.json is wrong"),

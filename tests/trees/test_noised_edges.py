@@ -162,7 +162,7 @@ def test_the_command_and_its_card(tmp_path, silos):
 
 def test_bounds_without_noise_are_refused_and_not_forgotten(tmp_path, silos):
     where = [f"--silo={silo}" for silo in silos]
-    with pytest.raises(ValueError, match="--bounds 0 1 are for estimated edges"):
+    with pytest.raises(ValueError, match="--bounds 0 1 needs --edge-noise"):
         app(["trees", "grow", *where, "--bounds", "0", "1", f"--out={tmp_path / 'out'}"], standalone_mode=False)
     assert not (tmp_path / "out").exists()
 

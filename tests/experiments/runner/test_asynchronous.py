@@ -328,7 +328,10 @@ def test_noise_that_was_sent_is_used_again(log, tmp_path, monkeypatch):
             "arrival.receive: with false, clients continue",
         ),
         ({"arrival": {"name": "fedasink"}}, "arrival.name: unknown arrival 'fedasink'; did you mean \"fedasync\"?"),
-        ({"arrival": {"name": "fedasync", "mixing": 2.0}}, "arrival: mixing = 2.0 is no share"),
+        (
+            {"arrival": {"name": "fedasync", "mixing": 2.0}},
+            "arrival: mixing must be greater than 0 and at most 1 (got 2.0)",
+        ),
         ({"data": {"name": "mq2007", "users": 3}}, "data.users: applies only to a click log"),
     ],
 )

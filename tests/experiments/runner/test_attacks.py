@@ -105,7 +105,10 @@ def history_bytes(folder):
             {"learner": {"name": "pdgd", "control": True}},
             'learner.control: is no longer a setting; remove it, and write local = "scaffold"',
         ),
-        ({"aggregator": {"name": "krum", "attackers": 0.5}}, "aggregator: attackers = 0.5"),
+        (
+            {"aggregator": {"name": "krum", "attackers": 0.5}},
+            "aggregator: attackers must be at least 0 and less than 0.5 (got 0.5)",
+        ),
         (
             {"attack": "poisoned-clicks", "clients": {"count": 6, "malicious": 1, "click_model_per": "interaction"}},
             'clients.click_model_per: with "interaction", honest clients would use',

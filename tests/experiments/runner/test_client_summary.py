@@ -143,7 +143,7 @@ def test_picture(who, tmp_path, ending):
     assert path.stat().st_size > 5_000
     if ending == "svg":
         text = path.read_text(encoding="utf-8")
-        for said in ("labels", "grade 2", "Difference in grades", "Queries in common", "by chance"):
+        for said in ("labels", "label 2", "Difference in grades", "Queries in common", "by chance"):
             assert said in text
 
 
@@ -153,7 +153,7 @@ def test_the_more_relevant_the_darker(who, monkeypatch):
     draw_clients(replace(who, groups=who.groups[:1]), "clients.svg")
     bars, *_ = drawn[0].subfigs[0].axes
     handles, labels = bars.get_legend_handles_labels()
-    assert labels == ["grade 0", "grade 1", "grade 2"]
+    assert labels == ["label 0", "label 1", "label 2"]
     light = [sum(bar[0].get_facecolor()[:3]) for bar in handles]
     assert light == sorted(light, reverse=True)
     assert len(set(light)) == 3

@@ -65,7 +65,7 @@ def test_a_budget_that_a_sketch_exceeds_is_announced():
     ("merge", "words"),
     [
         (None, ["the forest", "every recipient of the model"]),
-        ("alone", ["Nothing leaves anybody"]),
+        ("alone", ["No data leave the clients"]),
         ("linear", ["the forest of every client", "all other clients", "means of two feature values"]),
         ("stacking", ["the forest of every client", "all other clients"]),
         ("bagged", ["every tree: ", "nDCG@10 on the client's validation queries"]),

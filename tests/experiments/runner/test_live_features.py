@@ -74,7 +74,7 @@ def test_no_step_leaves_the_order_that_users_have(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ("data.features=live-2", "data.features: no features 'live-2'"),
+        ("data.features=live-2", "data.features: unknown feature set 'live-2'"),
         ("data.features=46", 'data.features: a number applies only to files; give a feature set such as "live-1"'),
         ("data.evaluate_on=validation", "data.evaluate_on: a collection has no validation queries"),
         ("data.normalise=global", "data.normalise: users do not know the feature ranges of others"),

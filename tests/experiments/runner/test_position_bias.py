@@ -165,7 +165,7 @@ def test_propensities_of_a_file(log, tmp_path):
         ("[]", 'the list "slope" is missing'),
         ('{"slope": [1, "x"]}', "'x' is not a number"),
         ('{"slope": [1, 0.5], "extra": [0]}', '"slope" has 2 positions, "extra" 1'),
-        ('{"slope": [1, -1]}', "divide nothing"),
+        ('{"slope": [1, -1]}', "slopes must be positive"),
         ("{", "cannot be read as propensities"),
     ):
         (tmp_path / "wrong.json").write_text(wrong)

@@ -401,7 +401,7 @@ def test_a_target_must_be_positive(fedrank):
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"aggregator": {"name": "none"}}, "protects nothing"),
+        ({"aggregator": {"name": "none"}}, "a mechanism has no effect"),
         ({"mechanism": SUM | {"placement": "secure-aggregation"}, "clients": {"count": 201}}, 'sum = "ideal"'),
         ({"mechanism": SUM, "clients": {"count": 1}}, "single client"),
         ({"mechanism": CENTRAL | {"unit": "interaction"}}, "clip_gradients"),

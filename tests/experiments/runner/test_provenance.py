@@ -264,8 +264,8 @@ def test_a_report_says_where_its_numbers_come_from(tmp_path, files):
     run_experiment(asked(files, seeds=[3]), "later", tmp_path / "runs")
     later = load_runs([tmp_path / "runs" / "more", tmp_path / "runs" / "later"])
     page = fr.write_report(later, tmp_path / "later.md").read_text()
-    assert f"Runs read 2 different versions of {files['train']}, so that they cannot be compared" in page
+    assert f"Runs read 2 different versions of {files['train']}, so their results are not comparable" in page
     other = facts(runs[0].path)
     (runs[0].path / "run.json").write_text(json.dumps(other | {"files": other["files"] | {files["test"]: "0" * 64}}))
     page = fr.write_report(load_runs(tmp_path / "runs" / "test"), tmp_path / "report.md").read_text()
-    assert f"Runs read 2 different versions of {files['test']}, so that they cannot be compared" in page
+    assert f"Runs read 2 different versions of {files['test']}, so their results are not comparable" in page

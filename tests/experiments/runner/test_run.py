@@ -427,7 +427,7 @@ def test_a_damaged_checkpoint_begins_again(tmp_path, monkeypatch):
 def test_a_folder_is_worked_on_by_one_process_at_a_time(tmp_path):
     task = one_task(tmp_path, rounds=3)
     task.folder.mkdir(parents=True)
-    with working_on(task.folder), pytest.raises(FileExistsError, match="worked on by process"):
+    with working_on(task.folder), pytest.raises(FileExistsError, match="in use by process"):
         perform(task)
     assert perform(task) == "finished"
     # What a killed process leaves: a lock that nobody holds, and a number that some other process has by now.

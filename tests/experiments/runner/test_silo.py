@@ -157,7 +157,7 @@ def test_a_model_on_fixed_ranges_can_leave_for_any_engine(name: str, collection:
 def test_a_model_on_lists_scaled_by_themselves_is_refused_with_the_remedy(collection: Path, tmp_path: Path) -> None:
     done = task(spec(collection, "global"), tmp_path / "run")
     assert perform(done) == "finished"
-    with pytest.raises(ValueError, match=r'Train with method\.normalise = "fixed" instead'):
+    with pytest.raises(ValueError, match=r'train with method\.normalise = "fixed" instead'):
         export(done.folder, "solr", tmp_path / "model.json")
     assert not (tmp_path / "model.json").exists()
 
