@@ -21,12 +21,13 @@ DEEPEST = 0.01  # evidence below this is cut off: it says no more
 def draw_trial(evidence: NDArray[np.float64], gate: Gate, title: str, path: str | Path) -> None:
     """Draw both bets over the decided searches, and where each decides; the suffix of the file is the format.
 
-    `evidence` [searches + 1, 3] holds logarithms: for the new model, the same without its best friends, against it.
+    `evidence` [searches + 1, 3] holds logarithms: that the new model is better; the same without the client with the
+    most wins for it; that it is worse.
     """
     figure = Figure(figsize=(7.6, 3.9), layout="constrained")
     axis = figure.subplots()
     at = np.arange(len(evidence))
-    lines = (("it is better", 0, "-"), ("the same without its best friend", 1, ":"), ("it does harm", 2, "-"))
+    lines = (("better", 0, "-"), ("better, without the client with the most wins", 1, ":"), ("worse", 2, "-"))
     for label, column, style in lines:
         colour = COLOURS[1] if column == 2 else COLOURS[0]
         axis.plot(at, np.exp(np.maximum(evidence[:, column], math.log(DEEPEST))), style, color=colour, label=label)
