@@ -42,7 +42,7 @@ def test_the_story_holds_the_numbers_of_its_runs(tmp_path):
     [forgotten] = runs.filter(experiment="demo-unlearned")
     assert forgotten.receipt.removed["clients"] == list(LIARS)
     assert f"{forgotten.final_value('ndcg@10'):.4f}" in page
-    assert re.search(r"as it is: \d+ of 10 messages", page)
+    assert re.search(r"no noise: \d+ of 10 messages", page)
     assert READING in page
     assert "`" not in page, "commands are marked up, not quoted"
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from fedrank.attacks.audits import READING, Finding
 from fedrank.experiments.report.analysis import Analysis, analyse
 from fedrank.experiments.report.command_output import findings_table
-from fedrank.experiments.report.compose import draw_curves
+from fedrank.experiments.report.compose import curve_data, draw_curves
 from fedrank.experiments.report.formatting import heading, spread
 from fedrank.experiments.report.html import page
 from fedrank.experiments.report.run_values import VariantRuns
-from fedrank.experiments.report.sections import Drawing, Section, Span, Table, paragraph
+from fedrank.experiments.report.sections import Drawing, Interactive, Points, Section, Span, Table, paragraph
 from fedrank.experiments.runner.audit import audit_experiment
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment
@@ -82,9 +82,10 @@ def story(learned: Analysis, column: str, forgotten: VariantRuns | None = None, 
     """The web page: one figure and one paragraph for each chapter that has been computed so far."""
     together, attacked = learning(learned, column)
     drawing = Drawing(lambda: draw_curves(learned, column), f"{heading(column)} by round, mean over seeds.")
+    chart = Interactive("curves", lambda: curve_data(learned, column), (drawing,))
     chapters = [
         Section("They learn", (paragraph(together),)),
-        Section("Three of them attack", (paragraph(f"They click on irrelevant documents. {attacked}"), drawing)),
+        Section("Three of them attack", (paragraph(f"They click on irrelevant documents. {attacked}"), chart)),
     ]
     if forgotten is None:
         chapters.append(
@@ -128,13 +129,13 @@ def last_chapters(learned: Analysis, column: str, forgotten: VariantRuns, attack
         f"{messages} The published noise protects only the sum of all messages; noise at the client protects each, at "
         "a cost in quality."
     )
-    following = paragraph(
-        Span("fedrank run quickstart", "code"),
-        ", then the tutorial in docs/. (After ",
-        Span("make demo", "code"),
-        " that is ",
-        Span(".venv/bin/fedrank", "code"),
-        ".)",
+    following = Points(
+        (
+            "Compare federated, separate and centralised training: fedrank run quickstart",
+            "Try a federation of a server and three sites on this machine: fedrank deploy run quickstart --local 3",
+            "Search generated documents with a ranker that learns from clicks: fedrank search serve --demo",
+            "Read docs/tutorials/first-experiment.md. After make demo, the command is .venv/bin/fedrank.",
+        )
     )
     return [
         Section("They leave", (forgetting, table)),
