@@ -16,7 +16,9 @@ from fedrank.deploy.flare_local import LocalFederation, local_federation
 from fedrank.deploy.forests import portions_of
 from fedrank.deploy.make_plans import do_runs, plan_task
 from fedrank.deploy.plan import Plan, PlannedSite, forest_problems
+from fedrank.deploy.records import last_line
 from fedrank.deploy.settings import SITE, TRIAL
+from fedrank.deploy.site_runtime import LOG
 from fedrank.deploy.warm_up import warm_up
 from fedrank.experiments.runner.perform import perform
 from fedrank.experiments.runner.schedule import Results, is_finished
@@ -66,7 +68,11 @@ def run_local(
     say(f"Starting a server and {sites} sites on this machine ...")
     learners = {name_of(task.experiment.learner) for task in tasks if isinstance(task.experiment, FederatedExperiment)}
     with local_federation(names, folder, prepare, FEDERATION, say, lambda: warm_up(sorted(learners))) as federation:
-        return do_runs(grid, runs, do, stop, progress)
+        results = do_runs(grid, runs, do, stop, progress)
+        for name, home in federation.sites.items() if results.failed else ():
+            if (reason := last_line(home / LOG)) is not None:
+                say(f"{name}: {reason}")
+        return results
 
 
 def site_name(number: int) -> str:

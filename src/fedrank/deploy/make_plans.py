@@ -42,7 +42,12 @@ def do_runs(
     grid: Grid[Any], runs: Sequence[tuple[Task, Plan]], do: Do, stop: Callable[[], bool], progress: Progress = quiet
 ) -> Results:
     """Perform all unfinished runs one after the other: a site participates in one run at a time."""
+    from fedrank.deploy.coordinate import PLAN
+
     results = Results()
+    for task, plan in runs:
+        if plan is not None and is_finished(task) and not (task.folder / PLAN).exists():
+            raise ValueError(f"{task.folder} has the results of a simulation; choose another name with --name")
     for task, plan in runs:
         if is_finished(task):
             results.skipped.append(task)

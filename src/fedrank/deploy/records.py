@@ -29,6 +29,14 @@ def log_line(path: Path, line: str) -> None:
         file.write(f"{stamp} {printable(line)}\n".encode())
 
 
+def last_line(path: Path) -> str | None:
+    """The last line of a log; None if there is no log."""
+    if not path.exists():
+        return None
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    return lines[-1] if lines else None
+
+
 def record(folder: Path, what: str, **more: Any) -> None:
     """Append a line to the records of a folder and flush it to disk."""
     path = Path(folder) / RECORDS

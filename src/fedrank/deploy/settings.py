@@ -26,6 +26,7 @@ from fedrank.trees.boosters import BOOSTERS
 from fedrank.trees.histograms import Histograms
 from fedrank.types import has_trait
 from fedrank.value_checks import (
+    LARGEST,
     Filled,
     Limit,
     Positive,
@@ -379,7 +380,7 @@ TRIAL = Policy(
     unit="person",
     unprotected=True,
     history=True,
-    most_rounds=MAX_ID,
+    most_rounds=LARGEST,
     min_sites=1,
     accept="within-policy",
 )
