@@ -89,6 +89,17 @@ def link_of(started: subprocess.Popen[str]) -> str:
     pytest.fail(f"no link: {started.stderr.read() if started.stderr else ''}")
 
 
+def test_a_folder_can_be_removed_from_the_index(fedrank: Command, tmp_path: Path) -> None:
+    assert fedrank("index", "notes")[0] == 0
+    code, _, err = fedrank("index", "notes", "--remove", "notes")
+    assert (code, "--remove must be used alone" in err) == (2, True)
+    code, _, err = fedrank("index", "--remove", "note")
+    assert (code, f"the indexed folders ({tmp_path / 'notes'}); nothing was removed" in err) == (2, True)
+    assert fedrank("index", "--remove", "notes")[1] == "notes: 4 documents removed from the index\n"
+    code, _, err = fedrank("index", "--bookmarks", "notes/1.md")
+    assert (code, "contains no bookmarks; nothing was indexed" in err) == (2, True)
+
+
 @pytest.mark.long
 def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> None:
     code, said, _ = fedrank("index", "notes")

@@ -65,11 +65,22 @@ def search_index(
         str | None, typer.Option(help="Language of a new index, for stemming: english, german, ..., or none.")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Continue to index changes until Ctrl-C.")] = False,
+    remove: Annotated[
+        list[Path] | None,
+        typer.Option(help="Indexed folder or file whose documents to remove from the index; may be repeated."),
+    ] = None,
     folder: Home = None,
     quiet: Quiet = False,
 ) -> None:
     """Index documents, or update the index. A stopped command continues where it stopped."""
     console = new_console()
+    if remove:
+        if paths or bookmarks or encoder or watch:
+            raise ValueError("--remove must be used alone; nothing was changed; remove first, then index")
+        with _client(folder) as client:
+            for path in remove:
+                print_line(console, f"{path}: {_number(client.remove_root(path), 'document')} removed from the index")
+        return
     with _client(folder, language=language, begin=True) as client:
         if encoder is not None:
             client.vectors.use(encoder)
@@ -472,6 +483,10 @@ def _print_status(status: SearchStatus, console: Console) -> None:
         print_line(console, f"{name:{wide}}{text}")
     for text in status.notes:
         print_note(text)
+
+
+def _number(count: int, thing: str) -> str:
+    return f"{count:,} {thing}{'s' if count != 1 else ''}"
 
 
 def _counts(counts: dict[str, int]) -> str:

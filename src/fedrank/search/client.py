@@ -19,7 +19,7 @@ from fedrank.search.forgetting import MAX_QUERY_LENGTH, forget_document, forget_
 from fedrank.search.impressions import BOUNCE, ImpressionRows, Recorded, first_weights, warm_up
 from fedrank.search.index import Engine
 from fedrank.search.index_sync import IndexSync
-from fedrank.search.ingest import Collector, remember_roots, roots_of
+from fedrank.search.ingest import Collector, remember_roots, remove_root, roots_of
 from fedrank.search.lists import Query, ResultLists
 from fedrank.search.readers import clean
 from fedrank.search.result_pages import ResultPages, count_pages
@@ -138,6 +138,17 @@ class SearchClient:
                 counts.files, counts.unchanged, counts.added, counts.changed, counts.removed, documents,
                 skipped_files(self.store), time.monotonic() - began,
             )  # fmt: skip
+
+    def remove_root(self, path: str | os.PathLike[str]) -> int:
+        """Stop indexing a folder or file given to `index`, and remove its documents; returns their number.
+
+        The path need not exist. If it is below another indexed folder, the next `index` reads it with that folder.
+        """
+        with self.store.turn, self.sync.updating():
+            removed = remove_root(self.store, path)
+            self.sync.follow()
+            self.store.sweep()
+        return removed
 
     # search
 
