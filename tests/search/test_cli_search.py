@@ -160,6 +160,7 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
             "must be a day, such as 2026-01-31 (got 'yesterday'); nothing was deleted",
         ),
         (("forget", "--document", "77"), "no such document; nothing was deleted"),
+        (("serve", "--demo", "--folder", "store"), "--demo uses the folder search-demo and cannot be combined"),
         (("learn", "maybe"), "must be on, off or reset (got 'maybe'); nothing was changed"),
         (("index", "nowhere"), "nowhere"),
         (("index", "--encoder", "none.onnx"), "none.onnx"),

@@ -402,10 +402,17 @@ def test_why_shows_every_place_with_its_shares(page: ServedPage, browser: httpx.
     text = browser.get(f"{where}/why").text
     explained = page.client.why(int(where.split("/")[-1]))
     assert text.count('<section class="why">') == len(explained) == 10
-    for one in explained:
+    sums = [sum(cause.share for cause in one.causes) for one in explained]
+    for one, relative in zip(explained, sums, strict=True):
         assert f"position {one.model_position + 1} by score, position {one.engine_position + 1} in the search" in text
         assert f"{one.causes[0].share:+.2f}" in text
-    assert text.count("<rect") >= 10 * len(explained[0].causes)
+        assert relative - sums[0] == pytest.approx(one.score - explained[0].score, abs=1e-4)
+        assert f"Score {one.score:.2f}, {relative:+.2f} relative to the mean" in text
+    visible = [cause for one in explained for cause in one.causes if abs(cause.share) >= 0.005]
+    assert 0 < text.count('<td class="picture">') == len(visible) < 10 * len(explained[0].causes)
+    assert not re.search(r">[+-]0\.00<", text)
+    assert "Why this order?" in browser.get(where).text
+    assert "Why this order?" not in browser.get(page.search(browser, "river sea", sort="date")).text
 
 
 def test_why_of_nothing_and_of_something_old_is_a_page(page: ServedPage, browser: httpx.Client) -> None:
@@ -431,6 +438,8 @@ def test_the_order_is_one_click_away(page: ServedPage, browser: httpx.Client) ->
     assert re.search(r'value="engine" class="plain chosen"', text)
     assert "do not change the order" in text
     assert [one.engine_position for one in page.client.why(int(where.split("/")[-1]))] == list(range(10))
+    assert "Clicks on results improve the order" not in browser.get("/").text
+    assert "The order is set to <em>engine</em>: clicks are recorded but do not change it" in browser.get("/").text
     assert browser.post("/order", data={"order": "drawn"}).headers["location"] == "/status?note=order"
     assert page.client.settings.order == "drawn"
 
@@ -446,7 +455,9 @@ def test_learning_off_records_nothing(page: ServedPage, browser: httpx.Client) -
     after = page.client.status()
     assert (after.searches, after.clicks) == (before.searches, before.clicks)
     assert "Learning is off" in browser.get("/").text
-    assert "Turn learning on" in browser.get("/status").text
+    text = browser.get("/status").text
+    assert "Turn learning on" in text
+    assert "Clicks are recorded" not in text + browser.get(where).text
 
 
 def test_forget_removes_rows(tmp_path: Path) -> None:
@@ -465,7 +476,9 @@ def test_forget_removes_rows(tmp_path: Path) -> None:
         assert page.client.status().searches == 0
         browser.post("/forget", data={"what": "everything", "sure": " Everything "})
         assert page.client.status().documents == 0
-        assert "nothing to search yet" in browser.get("/").text
+        home = browser.get("/").text
+        assert "nothing to search yet" in home
+        assert f"fedrank search index ~/Documents --folder {page.client.folder}</code>" in home
 
 
 # documents and originals
@@ -488,7 +501,25 @@ def test_the_original_is_opened_by_a_form_only(page: ServedPage, browser: httpx.
     assert page.opened == []
     answer = browser.post(target[1])
     assert page.opened == [str(page.folder / "documents" / "long.txt")]
-    assert "opened with your default program" in browser.get(answer.headers["location"]).text
+    text = browser.get(answer.headers["location"]).text
+    assert "Asked the system to open the original file." in text
+    assert f"<dt>Number</dt><dd>{target[1].split('/')[2]}</dd>" in text
+    assert "← Results" not in text
+    shown = dict(
+        re.findall(r'<input type="hidden" name="(impression|position)" value="(\d+)">', browser.get(where).text)
+    )
+    before = page.client.status()
+    text = browser.get(browser.post(target[1], data=shown).headers["location"]).text
+    assert f'<a href="{where.removesuffix("/open/0")}">← Results</a>' in text
+    assert 'href="?part=2&amp;impression=' in text
+    assert "<script" not in text
+    assert page.client.status() == before
+
+
+def test_one_mail_of_a_mailbox_has_no_original_to_open(page: ServedPage, browser: httpx.Client) -> None:
+    text = browser.get(page.search(browser, "kraken", kind="mail") + "/open/0").text
+    assert "<dt>Kind</dt><dd>mail</dd>" in text
+    assert "Open the original" not in text
 
 
 @pytest.mark.process

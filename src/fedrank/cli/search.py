@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import threading
 import time
 from datetime import datetime
@@ -26,6 +24,7 @@ from fedrank.cli.shared import (
     print_note,
     progress,
 )
+from fedrank.search.folders import default_folder, folder_option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -89,9 +88,12 @@ def search_index(
         _print_indexed(done, console)
         if done.skipped:
             print_line(console, f"Skipped: {_counts(done.skipped)}")
-        if not done.documents:
-            print_note("the index is empty; give a folder, such as fedrank search index ~/Documents")
-        print_line(console, f"Search: fedrank search serve{_same(folder)}")
+        if done.documents:
+            print_line(console, f"Search: fedrank search serve{folder_option(folder)}")
+        else:
+            print_note(
+                "the index is empty; give a folder, such as fedrank search index ~/Documents" + folder_option(folder)
+            )
         if watch:
             from fedrank.search.watch import watch as watch_folders
 
@@ -106,6 +108,7 @@ def search_index(
     "--demo",
 )
 def search_serve(
+    context: typer.Context,
     port: Port = 0,
     browser: Browser = True,
     demo: Annotated[
@@ -119,6 +122,9 @@ def search_serve(
     """Serve the search page to this machine until Ctrl-C. The link to the page works once."""
     console, hint = new_console(), ""
     if demo:
+        source = context.get_parameter_source("folder")
+        if source is not None and source.name == "COMMANDLINE":
+            raise ValueError("--demo uses the folder search-demo and cannot be combined with --folder")
         from fedrank.search.demo import HINT, make_demo
 
         made = DEMO_FOLDER
@@ -316,17 +322,6 @@ _NEVER_LEAVES = (
 _WHEN_ANSWERED = "Requests are answered while `fedrank search serve` or `fedrank deploy start --home {}` runs."
 
 
-def default_folder() -> Path:
-    """The folder for application data of the user on this system."""
-    if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Application Support"
-    elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    else:
-        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return base / "fedrank" / "search"
-
-
 def _client(folder: Path | None, serve: bool = False, language: str | None = None, begin: bool = False) -> SearchClient:
     """The search client of a folder. Only a command that may `begin` one creates a folder that was given."""
     from fedrank.search.client import SearchClient
@@ -498,7 +493,3 @@ def _moment(day: str) -> int:
         return int(datetime.fromisoformat(day).timestamp())
     except (ValueError, OverflowError, OSError):
         raise ValueError(f"--since must be a day, such as 2026-01-31 (got {day!r}); nothing was deleted") from None
-
-
-def _same(folder: Path | None) -> str:
-    return "" if folder is None else f" --folder {folder}"

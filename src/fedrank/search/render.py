@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 KINDS = {"file": "file", "mail": "mail", "page": "bookmark", "note": "note"}
-ORDERS = {
-    "drawn": ("learned", "The learned order; close results sometimes swap. Clicks improve it."),
-    "fixed": ("fixed", "The learned order, always the same. Clicks are recorded but do not change it."),
-    "engine": ("engine", "The order of the search engine. Clicks are recorded but do not change it."),
+ORDERS = {  # name, meaning, what clicks do while learning is on
+    "drawn": ("learned", "The learned order; close results sometimes swap.", "Clicks improve it."),
+    "fixed": ("fixed", "The learned order, always the same.", "Clicks are recorded but do not change it."),
+    "engine": ("engine", "The order of the search engine.", "Clicks are recorded but do not change it."),
 }
 
 
@@ -42,7 +42,7 @@ def _environment() -> Environment:
 
     environment = templates("fedrank.search", "pages")
     environment.filters |= {"day": day, "moment": moment, "size": size, "marked": marked, "short": short}
-    environment.filters["location"] = location
+    environment.filters |= {"location": location, "many": many}
     environment.globals |= {"kinds": KINDS, "orders": ORDERS, "scale": pictures.BarScale.over}
     environment.globals |= {"week_bar": pictures.week_bar, "stack": pictures.stack, "meanings": LIVE_1.meanings}
     return environment
@@ -71,6 +71,15 @@ def size(count: float) -> str:
             return f"{count:,.0f} {unit}" if unit == "bytes" else f"{count:,.1f} {unit}"
         count /= 1000
     return f"{count:,.1f} GB"
+
+
+def many(count: int, thing: str, things: str = "") -> str:
+    """A count with its noun.
+
+    >>> many(1, "search", "searches"), many(1200, "click")
+    ('1 search', '1,200 clicks')
+    """
+    return f"{count:,} {thing if count == 1 else things or thing + 's'}"
 
 
 def short(text: str, most: int) -> str:

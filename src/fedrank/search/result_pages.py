@@ -60,14 +60,15 @@ class ResultPages:
             found = None
             if 0 < document < 1 << 62:
                 found = self.store.one(
-                    "SELECT kind, title, place, link, date, sender, roots.path, files.path FROM documents JOIN files "
-                    "ON files.id = file JOIN roots ON roots.id = root WHERE documents.id = ?",
+                    "SELECT kind, title, place, link, date, sender, roots.path, files.path, part FROM documents "
+                    "JOIN files ON files.id = file JOIN roots ON roots.id = root WHERE documents.id = ?",
                     document,
                 )
             if found is None:
                 raise NotFound(f"no document {document}")
-            kind, title, where, link, date, sender, root, path = found
-            original = os.fsdecode(os.path.join(root, path) if path else root)
+            kind, title, where, link, date, sender, root, path, part = found
+            # A program would show the whole mailbox or list, so a part of a file has no original to open.
+            original = "" if part else os.fsdecode(os.path.join(root, path) if path else root)
             return Document(document, kind, title, where, link, original, date, sender, self.store.text(document))
 
 

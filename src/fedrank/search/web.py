@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from urllib.parse import parse_qsl
 
 from fedrank.search.client import SearchClient
+from fedrank.search.folders import folder_option
 from fedrank.search.open_original import OpensOriginal, open_original
 from fedrank.search.render import part, render
 from fedrank.search.results import Document, Filters, Gone, Kind, NotFound, Order, SearchError, Sort
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 MAX_FORM_LENGTH = 1 << 20  # bytes
 PART = 200_000  # characters of a document on one page
 DRAWN_CAUSES = 6
+LEAST_SHARE = 0.005  # smaller contributions would be shown as 0.00
 PARTS = {"style.css": "text/css", "dwell.js": "text/javascript", "icon.svg": "image/svg+xml"}
 NOTES = {
     "forgotten": "Deleted: {} searches, {} clicks, {} documents.",
@@ -31,7 +33,7 @@ NOTES = {
     "off": "Learning is off: searches and clicks are not recorded.",
     "reset": "The learned order was reset.",
     "order": "The order was changed.",
-    "opened": "The original was opened with your default program.",
+    "opened": "Asked the system to open the original file.",
     "no-original": "This document has no original file to open.",
     "program": "This file could run as a program, so it was not opened. Its location is shown below.",
     "no-opener": "Your system has no command to open files. The location of the file is shown below.",
@@ -66,7 +68,10 @@ def make_app(client: SearchClient, access: Access, hint: str = "", opens: OpensO
 
 
 def _home(served: Served, request: Request) -> Response:
-    return _html("home.html", status=served.client.status(), hint=served.hint, note=_note(request))
+    return _html(
+        "home.html", status=served.client.status(), hint=served.hint, option=folder_option(served.client.folder),
+        note=_note(request),
+    )  # fmt: skip
 
 
 def _part(served: Served, request: Request) -> Response:
@@ -92,20 +97,27 @@ def _search(served: Served, request: Request, form: Form) -> Response:
 
 def _results(served: Served, request: Request) -> Response:
     shown = served.client.shown(_number(request, "impression"), _whole(request.query_params.get("page", "1")))
-    return _html("results.html", shown=shown, order=served.client.settings.order, note=_note(request))
+    settings = served.client.settings
+    return _html("results.html", shown=shown, order=settings.order, learns=settings.learns, note=_note(request))
 
 
 def _open(served: Served, request: Request) -> Response:
     impression, position = _number(request, "impression"), _number(request, "place")
     document = served.client.open_document(impression, position, click=request.method == "GET")
-    return _show(request, document, impression, position)
+    return _show(request, document, impression, position, clicked=True)
 
 
 def _document(served: Served, request: Request) -> Response:
-    return _show(request, served.client.pages.document(_number(request, "document")))
+    document = served.client.pages.document(_number(request, "document"))
+    return _show(request, document, *_result(request.query_params))
 
 
-def _show(request: Request, document: Document, impression: int = 0, position: int = 0) -> Response:
+def _result(given: Mapping[str, str]) -> tuple[int, int]:
+    """(impression, position) of the result that a document page was opened from; (0, 0) if there is none."""
+    return _whole(given.get("impression", "0")), _whole(given.get("position", "0"))
+
+
+def _show(request: Request, document: Document, impression: int, position: int, clicked: bool = False) -> Response:
     """A document as text; a long document is split into parts."""
     parts = max(-(-len(document.text) // PART), 1)
     at = _whole(request.query_params.get("part", "1"))
@@ -114,7 +126,7 @@ def _show(request: Request, document: Document, impression: int = 0, position: i
     text = document.text[(at - 1) * PART : at * PART]
     return _html(
         "document.html", document=document, text=text, part=at, parts=parts, impression=impression, position=position,
-        note=_note(request),
+        clicked=clicked, note=_note(request),
     )  # fmt: skip
 
 
@@ -127,14 +139,19 @@ def _bounced(served: Served, request: Request, form: Form) -> Response:
 
 def _original(served: Served, request: Request, form: Form) -> Response:
     id = _number(request, "document")
-    return see_other(f"/documents/{id}?note={served.open(served.client.pages.document(id).original)}")
+    impression, position = _result(form)
+    back = f"&impression={impression}&position={position}" if impression else ""
+    return see_other(f"/documents/{id}?note={served.open(served.client.pages.document(id).original)}{back}")
 
 
 def _why(served: Served, request: Request) -> Response:
     impression = _number(request, "impression")
     explained = served.client.why(impression)
-    shares = [cause.share for one in explained for cause in one.causes]
-    return _html("why.html", impression=impression, explained=explained, shares=shares, most=DRAWN_CAUSES)
+    visible = [[cause for cause in one.causes if abs(cause.share) >= LEAST_SHARE] for one in explained]
+    shares = [cause.share for causes in visible for cause in causes]
+    sums = [sum(cause.share for cause in one.causes) for one in explained]
+    rows = list(zip(explained, visible, sums, strict=True))
+    return _html("why.html", impression=impression, explained=rows, shares=shares, most=DRAWN_CAUSES)
 
 
 def _status(served: Served, request: Request) -> Response:
