@@ -302,6 +302,7 @@ def test_forms_have_a_limit(browser: httpx.Client) -> None:
         ("/search", {"q": "river", "since": "yesterday"}),
         ("/search", {"q": "river", "until": "9999-12-31"}),
         ("/search", {"q": "river", "since": "0001-01-01"}),
+        ("/search", {"q": "river", "since": "2024-02-01", "until": "2024-01-31"}),
         ("/search", {"q": "river", "order": "best"}),
         ("/learn", {"setting": "maybe"}),
         ("/order", {}),
@@ -465,7 +466,9 @@ def test_forget_removes_rows(tmp_path: Path) -> None:
         for query in ("river", "kraken", "leviathan"):
             browser.get(page.search(browser, query) + "/open/0")
         answer = browser.post("/forget", data={"what": "query", "query": "river"})
-        assert "Deleted: 1 searches, 1 clicks, 0 documents." in browser.get(answer.headers["location"]).text
+        assert "Deleted: 1 search, 1 click, 0 documents." in browser.get(answer.headers["location"]).text
+        answer = browser.post("/forget", data={"what": "query", "query": "river"})
+        assert "No search with this text is recorded" in browser.get(answer.headers["location"]).text
         long = page.client.search("leviathan").results[0].id
         where = page.search(browser, "leviathan")
         assert browser.post("/forget", data={"what": "document", "document": str(long)}).status_code == 303

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -31,10 +33,11 @@ if TYPE_CHECKING:
 
     from fedrank.search.client import SearchClient
     from fedrank.search.joining import Meeting
-    from fedrank.search.results import Indexed, SearchStatus
+    from fedrank.search.results import Indexed, SearchStatus, SkippedFile
 
 search_app = typer.Typer(
-    help="Search your own documents on this machine. The ranker learns from your clicks; no data leave the device.",
+    help="Search your own documents on this machine with a ranker that learns from your clicks. No data leave the "
+    "device unless you join a federation.",
     no_args_is_help=True,
 )
 Home = Annotated[
@@ -72,6 +75,8 @@ def search_index(
     quiet: Quiet = False,
 ) -> None:
     """Index documents, or update the index. A stopped command continues where it stopped."""
+    from fedrank.search.render import skipped_counts
+
     console = new_console()
     if remove:
         if paths or bookmarks or encoder or watch:
@@ -86,8 +91,9 @@ def search_index(
         with progress(console, quiet) as tell:
             done = client.index(paths or [], bookmarks=bookmarks or [], progress=tell)
         _print_indexed(done, console)
-        if done.skipped:
-            print_line(console, f"Skipped: {_counts(done.skipped)}")
+        if said := skipped_counts(done.skipped):
+            print_line(console, f"Skipped: {said} (files: fedrank search status --skipped{folder_option(folder)})")
+        _note_unused(client, done, paths or [])
         if done.documents:
             print_line(console, f"Search: fedrank search serve{folder_option(folder)}")
         else:
@@ -136,11 +142,19 @@ def search_serve(
 
 
 @search_app.command("status", epilog="Examples:  fedrank search status  ·  fedrank search status --json")
-def search_status(as_json: AsJson = False, folder: Home = None) -> None:
+def search_status(
+    skipped: Annotated[
+        bool, typer.Option("--skipped", help="List the files that could not be indexed, with the reasons.")
+    ] = False,
+    as_json: AsJson = False,
+    folder: Home = None,
+) -> None:
     """Show documents, queries, clicks, the model, and all data that have left the device."""
     with _client(folder) as client:
-        status = client.status()
-    if as_json:
+        status, files = client.status(), client.skipped() if skipped else []
+    if skipped:
+        _print_skipped(files, status, as_json, new_console())
+    elif as_json:
         typer.echo(status.as_json())
     else:
         _print_status(status, new_console())
@@ -174,12 +188,16 @@ def search_forget(
             gone = client.forget(query=query, document=document, since=moment, everything=all)
         except NotFound:
             raise ValueError(f"--document {document}: no such document; nothing was deleted") from None
+    if query is not None and not gone.impressions:
+        raise ValueError(f"--query {query!r}: no search with this text; nothing was deleted")
     print_line(new_console(), f"{gone}")
 
 
 @search_app.command("learn", epilog="Examples:  fedrank search learn off  ·  fedrank search learn reset")
 def search_learn(
-    setting: Annotated[str, typer.Argument(help="on; off (nothing is recorded); or reset (the initial model).")],
+    setting: Annotated[
+        str, typer.Argument(metavar="on|off|reset", help="on; off (nothing is recorded); or reset (the initial model).")
+    ],
     folder: Home = None,
 ) -> None:
     """Turn learning from clicks on or off, or reset the model."""
@@ -437,17 +455,19 @@ def _print_indexed(done: Indexed, console: Console) -> None:
 
 
 def _print_status(status: SearchStatus, console: Console) -> None:
-    from fedrank.search.render import moment, size
+    from fedrank.search.render import ORDERS, kind_counts, moment, size, skipped_counts
 
     lines = [
-        ("Documents", f"{status.documents:,}" + (f" ({_counts(status.kinds)})" if status.kinds else "")),
+        ("Documents", f"{status.documents:,}" + (f" ({kind_counts(status.kinds)})" if status.kinds else "")),
         ("From", ", ".join(status.roots) or "nothing yet; use fedrank search index ~/Documents"),
-        ("Skipped", _counts(status.skipped) or "nothing"),
-        ("Queries", f"{status.searches:,}" + (f" ({_counts(status.impressions)})" if status.impressions else "")),
+        ("Skipped", skipped_counts(status.skipped) or "nothing"),
+        ("Queries", f"{status.searches:,}"),
         ("Clicks", f"{status.clicks:,}, and {status.bounced:,} left within five seconds"),
-        ("Learning", ("on" if status.learn else "off: nothing is recorded") + f"; order {status.order}"),
+        ("Learning", ("on" if status.learn else "off: nothing is recorded") + f"; order: {ORDERS[status.order][0]}"),
         ("Model", f"{status.model}; features {status.feature_set}"),
     ]
+    if status.missing:
+        lines.insert(2, ("Missing", ", ".join(status.missing)))
     changed = sorted(status.weights, key=lambda one: -abs(one.now - one.start))[:5]
     if status.learned_from:
         text = ", ".join(f"{one.feature} {one.start:+.2f} to {one.now:+.2f}" for one in changed)
@@ -461,7 +481,10 @@ def _print_status(status: SearchStatus, console: Console) -> None:
             )
         )
     if status.replay:
-        text = ", ".join(f"{name} {value:.3f}" for name, value in status.replay.items())
+        text = ", ".join(
+            f"{name} {value:.0f}" if name == "searches" else f"{name} {value:.3f}"
+            for name, value in status.replay.items()
+        )
         lines.append(("Clicked, 1/log2", text))
     if status.interleaved:
         lines.append(
@@ -484,8 +507,37 @@ def _number(count: int, thing: str) -> str:
     return f"{count:,} {thing}{'s' if count != 1 else ''}"
 
 
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in counts.items())
+def _note_unused(client: SearchClient, done: Indexed, paths: list[Path]) -> None:
+    """Print which of the indexed folders and of the given files gave no document."""
+    from fedrank.experiments.report.terminal import printable
+    from fedrank.search.render import SKIPPED
+
+    for path in done.empty:
+        print_note(f"{path} contains no files")
+    if done.missing:
+        print_note(
+            f"{_number(len(done.missing), 'folder')} {'is' if len(done.missing) == 1 else 'are'} missing: "
+            f"{', '.join(done.missing)}; the documents stay; to remove them: fedrank search index --remove PATH"
+        )
+    given = {str(path.expanduser().absolute()) for path in paths if path.is_file()}
+    for file in client.skipped() if given else []:
+        if file.path in given:
+            print_note(printable(f"{file.path} was skipped: {SKIPPED.get(file.reason, file.reason)}"))
+
+
+def _print_skipped(files: list[SkippedFile], status: SearchStatus, as_json: bool, console: Console) -> None:
+    from fedrank.search.render import SKIPPED, skipped_counts
+
+    if as_json:
+        typer.echo(json.dumps([asdict(file) for file in files], indent=2))
+        return
+    for file in files:
+        parts = f" ({file.times:,} parts)" if file.times > 1 else ""
+        print_line(console, f"{file.path}: {SKIPPED.get(file.reason, file.reason)}{parts}")
+    listed = {file.reason for file in files}
+    rest = {why: count for why, count in status.skipped.items() if why not in listed}
+    if said := skipped_counts(rest):
+        print_line(console, f"Only counted: {said}")
 
 
 def _moment(day: str) -> int:

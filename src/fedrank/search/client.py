@@ -35,12 +35,13 @@ from fedrank.search.results import (
     SearchError,
     SearchStatus,
     Shown,
+    SkippedFile,
     Sort,
     UbiFiles,
 )
 from fedrank.search.sent import SentRecord
-from fedrank.search.settings import SearchSettings, begin, features_of
-from fedrank.search.status import skipped_files, status_of
+from fedrank.search.settings import SearchSettings, begin, check_language, features_of
+from fedrank.search.status import empty_roots, list_skipped, missing_roots, skipped_files, status_of
 from fedrank.search.store import Store
 from fedrank.search.trial import Trials
 from fedrank.search.vectors import DocumentVectors
@@ -71,6 +72,8 @@ class SearchClient:
         """
         self.folder = Path(folder).expanduser()
         self._clock = clock
+        if language is not None:
+            check_language(language)
         with contextlib.ExitStack() as closing:
             self.store = Store(self.folder)
             closing.callback(self.store.close)
@@ -136,7 +139,7 @@ class SearchClient:
             progress("index", 1, 1, f"{documents:,} documents")
             return Indexed(
                 counts.files, counts.unchanged, counts.added, counts.changed, counts.removed, documents,
-                skipped_files(self.store), time.monotonic() - began,
+                skipped_files(self.store), time.monotonic() - began, empty_roots(self.store), missing_roots(self.store),
             )  # fmt: skip
 
     def remove_root(self, path: str | os.PathLike[str]) -> int:
@@ -254,6 +257,11 @@ class SearchClient:
             self._settle(self._clock(), searching=False)
             learns = self.settings.learns
             return status_of(self.folder, self.rows, self.trials, self.sent, learns, self.vectors.digest)
+
+    def skipped(self) -> list[SkippedFile]:
+        """Files that could not be indexed, at least in part."""
+        with self.store.turn:
+            return list_skipped(self.store)
 
     def forget(
         self,

@@ -22,6 +22,7 @@ from fedrank.search.store import NewDocument, Store
 BATCH = 1_000  # documents per transaction
 BATCH_CHARACTERS = 8_000_000
 _SENT = re.compile(r"(?<![a-z])(sent|gesendet\w*|envoy[eé]s|enviados|inviata)(?![a-z])")  # folders of sent mail
+MISSING = "root is not there"  # a stored reason
 UNFINISHED = -1  # stored as the size of a file that is not completely read
 
 
@@ -180,7 +181,7 @@ class Collector:
                         self.store.db.execute("UPDATE files SET path = ? WHERE id = ?", (found.path, id))
         except OSError as problem:  # of the root: its documents stay, since a drive may be disconnected temporarily
             gone = isinstance(problem, FileNotFoundError)
-            passed["root is not there" if gone else "root cannot be read"] += 1
+            passed[MISSING if gone else "root cannot be read"] += 1
             seen |= known.keys()
         self._flush()
         with self.store.writing():

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedrank.search import pictures
+from fedrank.search.ingest import MISSING
 from fedrank.search.results import Snippet
 from fedrank.web.templates import templates
 
@@ -23,6 +24,30 @@ ORDERS = {  # name, meaning, what clicks do while learning is on
     "fixed": ("fixed", "The learned order, always the same.", "Clicks are recorded but do not change it."),
     "engine": ("engine", "The order of the search engine.", "Clicks are recorded but do not change it."),
 }
+
+
+SKIPPED = {  # stored reasons; all others are shown as they are
+    "indexed by itself": "in a folder listed separately",
+    MISSING: "missing",
+    "root cannot be read": "unreadable",
+    "fedrank's own": "of fedrank's own index",
+    "no file": "not a regular file",
+    "not allowed": "without permission",
+    "vanished": "deleted while indexing",
+    "link": "reached by a symbolic link",
+    "forgotten": "forgotten by you",
+    "unpacks to too much": "too large when unpacked",
+}
+
+
+def skipped_counts(skipped: dict[str, int]) -> str:
+    """The counts of skipped files by reason; missing folders are listed by name elsewhere."""
+    return ", ".join(f"{count:,} {SKIPPED.get(why, why)}" for why, count in skipped.items() if why != MISSING)
+
+
+def kind_counts(kinds: dict[str, int]) -> str:
+    """The numbers of documents of each kind."""
+    return ", ".join(many(count, KINDS.get(kind, kind)) for kind, count in kinds.items() if count)
 
 
 def render(template: str, **values: Any) -> bytes:
@@ -42,7 +67,8 @@ def _environment() -> Environment:
 
     environment = templates("fedrank.search", "pages")
     environment.filters |= {"day": day, "moment": moment, "size": size, "marked": marked, "short": short}
-    environment.filters |= {"location": location, "many": many}
+    environment.filters |= {"location": location, "many": many, "skipped_counts": skipped_counts}
+    environment.filters["kind_counts"] = kind_counts
     environment.globals |= {"kinds": KINDS, "orders": ORDERS, "scale": pictures.BarScale.over}
     environment.globals |= {"week_bar": pictures.week_bar, "stack": pictures.stack, "meanings": LIVE_1.meanings}
     return environment

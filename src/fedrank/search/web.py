@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 from fedrank.search.client import SearchClient
 from fedrank.search.folders import folder_option
 from fedrank.search.open_original import OpensOriginal, open_original
-from fedrank.search.render import part, render
+from fedrank.search.render import many, part, render
 from fedrank.search.results import Document, Filters, Gone, Kind, NotFound, Order, SearchError, Sort
 from fedrank.web.access import Access
 from fedrank.web.local_app import LocalApp
@@ -28,7 +28,8 @@ DRAWN_CAUSES = 6
 LEAST_SHARE = 0.005  # smaller contributions would be shown as 0.00
 PARTS = {"style.css": "text/css", "dwell.js": "text/javascript", "icon.svg": "image/svg+xml"}
 NOTES = {
-    "forgotten": "Deleted: {} searches, {} clicks, {} documents.",
+    "forgotten": "Deleted: {}, {}, {}.",
+    "no-search": "No search with this text is recorded, so nothing was deleted.",
     "on": "Learning is on.",
     "off": "Learning is off: searches and clicks are not recorded.",
     "reset": "The learned order was reset.",
@@ -91,6 +92,8 @@ def _search(served: Served, request: Request, form: Form) -> Response:
     filters = Filters(
         None if kind is None else _one_of(kind, Kind, "kind"), _since(form.get("since", "")), _until(form)
     )
+    if filters.since is not None and filters.before is not None and filters.since >= filters.before:
+        raise SearchError(f"the date From ({form['since']}) must not be after To ({form['until']})")
     shown = served.client.search(query, filters, _one_of(form.get("sort") or "rank", Sort, "sort"))
     return see_other(f"/results/{shown.impression}")
 
@@ -157,7 +160,8 @@ def _why(served: Served, request: Request) -> Response:
 def _status(served: Served, request: Request) -> Response:
     status = served.client.status()
     changed = sorted(status.weights, key=lambda one: -abs(one.now - one.start))
-    return _html("status.html", status=status, changed=changed, note=_note(request))
+    option = folder_option(served.client.folder)
+    return _html("status.html", status=status, changed=changed, option=option, note=_note(request))
 
 
 def _learn(served: Served, request: Request, form: Form) -> Response:
@@ -187,6 +191,8 @@ def _forget(served: Served, request: Request, form: Form) -> Response:
     if what.get("since", 0) is None:
         raise SearchError("Nothing was deleted. Choose a day.")
     gone = served.client.forget(**what)
+    if "query" in what and not gone.impressions:
+        return see_other("/status?note=no-search")
     return see_other(f"/status?note=forgotten&n={gone.impressions}&n={gone.clicks}&n={gone.documents}")
 
 
@@ -204,7 +210,10 @@ def _note(request: Request) -> str:
     """The confirmation of the last action, from `NOTES`; only numbers come from the address."""
     form = NOTES.get(request.query_params.get("note", ""), "")
     numbers = [text for text in request.query_params.getlist("n") if re.fullmatch(r"[0-9]{1,12}", text)]
-    return form.format(*(f"{int(text):,}" for text in numbers)) if form.count("{}") == len(numbers) else ""
+    if form.count("{}") != len(numbers):
+        return ""
+    nouns = (("search", "searches"), ("click", "clicks"), ("document", "documents"))
+    return form.format(*(many(int(text), *noun) for text, noun in zip(numbers, nouns, strict=False)))
 
 
 def _number(request: Request, name: str) -> int:
