@@ -101,6 +101,7 @@ def test_the_file_name_is_searched_but_is_not_part_of_the_text(client, tmp_path)
     (result,) = client.search("quokka").results
     assert (result.title, result.snippet.text) == ("Dinner", "Dinner\n\nWombats eat grass".replace("\n", " "))
     assert client.pages.document(result.id).text == text
+    assert [word.heading.marked for word in client.search("dinners").results] == [((0, 6),)]
     assert [result.title for result in client.search("echidna").results] == ["Long"]
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,7 +18,8 @@ import pytest
 
 from fedrank.search.open_original import open_original
 from fedrank.search.pictures import BarScale, split, week_bar
-from fedrank.search.render import day, location, marked, moment, short, size
+from fedrank.search.quality import monday
+from fedrank.search.render import breakable, day, location, marked, moment, short, size
 from fedrank.search.results import SearchError, SentBytes, Snippet, TrialNews, Week
 from fedrank.search.serve import COMMAND
 from fedrank.search.web import MAX_FORM_LENGTH
@@ -146,6 +150,10 @@ def test_the_link_works_once(tmp_path: Path) -> None:
         again = second.get(link)
         assert again.status_code == 401
         assert "used before" in again.text
+        assert "press Ctrl-C in the terminal" in again.text
+        assert "Skip to the content" not in again.text
+        digest = base64.b64encode(hashlib.sha256(re.findall("<style>(.*)</style>", again.text)[0].encode()).digest())
+        assert f"style-src 'sha256-{digest.decode()}'" in again.headers["content-security-policy"]
         assert second.get(f"{page.origin}/").status_code == 401
 
 
@@ -316,6 +324,7 @@ def test_an_odd_form_changes_nothing(page: ServedPage, browser: httpx.Client, pa
     answer = browser.post(path, data=form)
     assert answer.status_code == 400
     assert '<p class="message">' in answer.text
+    assert "<h1>This is not possible</h1>" in answer.text
     after = page.client.status()
     assert (after.searches, after.documents, after.order) == (before.searches, before.documents, before.order)
 
@@ -622,8 +631,18 @@ def test_long_paths_are_short_by_hand(monkeypatch):
     assert location("/home/ann/notes/a.txt") == "~/notes/a.txt"
     assert location("/home/anna/a.txt") == "/home/anna/a.txt"
     deep = "/".join(["folder"] * 12)
-    assert location(f"/home/ann/{deep}/roof/a.txt") == "~/…/roof/a.txt"
-    assert location(f"/srv/{deep}/roof/a.txt") == "/srv/…/roof/a.txt"
-    assert location(f"ann@example.org · /home/ann/{deep}/roof/box") == "ann@example.org · ~/…/roof/box"
+    assert location(f"/home/ann/{deep}/roof/a.txt") == "~/…/folder/roof/a.txt"
+    assert location(f"/srv/{deep}/roof/a.txt") == "/…/folder/roof/a.txt"
+    assert location("/home/ann/one/two/a.txt") == "~/one/two/a.txt"
+    assert location("/srv/one/two/a.txt") == "/…/one/two/a.txt"
+    assert location(f"ann@example.org · /home/ann/{deep}/roof/box") == "ann@example.org · ~/…/folder/roof/box"
     assert location(f"https://example.org/{deep}") == f"https://example.org/{deep}"
     assert location("") == ""
+    assert breakable("/a<b>/c") == "/<wbr>a&lt;b&gt;/<wbr>c"
+
+
+def test_weeks_begin_on_monday() -> None:
+    for days in range(14):
+        begins = datetime.fromtimestamp(monday(1_790_000_000 + days * 86_400))
+        assert (begins.weekday(), begins.hour) == (0, 0)
+        assert 0 <= 1_790_000_000 + days * 86_400 - begins.timestamp() < 7 * 86_400 + 3_600

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from functools import cache
 from importlib.resources import files
@@ -68,7 +69,7 @@ def _environment() -> Environment:
     environment = templates("fedrank.search", "pages")
     environment.filters |= {"day": day, "moment": moment, "size": size, "marked": marked, "short": short}
     environment.filters |= {"location": location, "many": many, "skipped_counts": skipped_counts}
-    environment.filters["kind_counts"] = kind_counts
+    environment.filters |= {"kind_counts": kind_counts, "breakable": breakable}
     environment.globals |= {"kinds": KINDS, "orders": ORDERS, "scale": pictures.BarScale.over}
     environment.globals |= {"week_bar": pictures.week_bar, "stack": pictures.stack, "meanings": LIVE_1.meanings}
     return environment
@@ -113,16 +114,25 @@ def short(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def location(where: str, most: int = 60) -> str:
-    """A path with `~` for the home folder; a long path is shortened to its beginning and its last two parts."""
+def location(where: str) -> str:
+    """A path with `~` for the home folder, and at most the last two folders of it; an address is not changed."""
     before, separator, path = where.rpartition(" · ")
+    if "://" in path or not os.path.isabs(path):
+        return where
     home = str(Path.home())
     if path == home or path.startswith(home + os.sep):
         path = "~" + path[len(home) :]
-    parts = path.split(os.sep)
-    if len(path) > most and len(parts) > 4 and "://" not in path:
-        path = os.sep.join([*parts[: 1 if parts[0] else 2], "…", *parts[-2:]])
-    return before + separator + path
+    first, *rest = path.split(os.sep)
+    if len(rest) > 3:
+        rest = ["…", *rest[-3:]]
+    return before + separator + os.sep.join([first, *rest])
+
+
+def breakable(text: str) -> Markup:
+    """Escaped text that a browser may break after a slash."""
+    from markupsafe import Markup, escape
+
+    return Markup("<wbr>").join(escape(piece) for piece in re.split(r"(?<=[/\\])(?=[^/\\])", text))
 
 
 def marked(snippet: Snippet) -> Markup:

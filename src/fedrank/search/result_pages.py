@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from fedrank.data.live_features import FeatureSet, ForwardRow
 from fedrank.search.impressions import Clicked, Recorded
 from fedrank.search.results import PAGE_SIZE, Document, Filters, NotFound, Result, Shown, Snippet, Sort
-from fedrank.search.snippets import snippet_of
+from fedrank.search.snippets import marked_title, snippet_of
 from fedrank.search.store import Store, marks
 
 
@@ -51,7 +51,10 @@ class ResultPages:
                 continue
             kind, title, where, link, date, words = facts[id]
             snippet = snippet_of(self.store.text(id), ForwardRow.unpack(zlib.decompress(words)), terms, self.features)
-            results.append(Result(id, position, kind, title, where, link, date, snippet, position in clicked))
+            heading = marked_title(title, terms, self.features)
+            results.append(
+                Result(id, position, kind, title, where, link, date, snippet, position in clicked, heading=heading)
+            )
         return tuple(results)
 
     def document(self, document: int) -> Document:

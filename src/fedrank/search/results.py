@@ -58,6 +58,7 @@ class Result:
     snippet: Snippet
     clicked: bool  # in this impression
     gone: bool = False  # removed since the search; title, where and snippet are empty
+    heading: Snippet = Snippet("")  # the title, if necessary shortened, with the query's words marked
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def status_of(
     begun = np.frombuffer(start, "<f8")
     sent = record.everything()
     return SearchStatus(
-        folder=str(folder),
+        folder=str(folder.absolute()),
         documents=store.count("SELECT count(*) FROM documents"),
         kinds=dict(store.rows("SELECT kind, count(*) FROM documents GROUP BY kind ORDER BY kind")),
         skipped=skipped_files(store),

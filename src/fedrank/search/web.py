@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, timedelta
@@ -40,6 +42,18 @@ NOTES = {
     "no-opener": "Your system has no command to open files. The location of the file is shown below.",
     "vanished": "The original file no longer exists.",
 }
+HEADINGS = {
+    400: "This is not possible",
+    401: "This link does not work",
+    404: "Not found",
+    405: "Not allowed",
+    410: "No longer available",
+    413: "Too large",
+    503: "The data cannot be accessed",
+}
+NO_ENTRY_STYLE = (
+    "body { font: 1rem/1.5 system-ui, sans-serif; max-width: 40rem; margin: 15vh auto 0; padding: 0 1rem; }"
+)
 
 Form = Mapping[str, str]
 
@@ -62,17 +76,15 @@ def make_app(client: SearchClient, access: Access, hint: str = "", opens: OpensO
     return app.build(
         {
             NotFound: lambda problem: (404, "This search, result or document does not exist."),
-            Gone: lambda problem: (410, f"No longer available: {problem}."),
+            Gone: lambda problem: (410, f"{problem}."),
             SearchError: lambda problem: (400, str(problem)),
         }
     )
 
 
 def _home(served: Served, request: Request) -> Response:
-    return _html(
-        "home.html", status=served.client.status(), hint=served.hint, option=folder_option(served.client.folder),
-        note=_note(request),
-    )  # fmt: skip
+    option = folder_option(served.client.folder.absolute())
+    return _html("home.html", status=served.client.status(), hint=served.hint, option=option, note=_note(request))
 
 
 def _part(served: Served, request: Request) -> Response:
@@ -160,7 +172,7 @@ def _why(served: Served, request: Request) -> Response:
 def _status(served: Served, request: Request) -> Response:
     status = served.client.status()
     changed = sorted(status.weights, key=lambda one: -abs(one.now - one.start))
-    option = folder_option(served.client.folder)
+    option = folder_option(served.client.folder.absolute())
     return _html("status.html", status=status, changed=changed, option=option, note=_note(request))
 
 
@@ -203,7 +215,16 @@ def _html(template: str, status_code: int = 200, **values: Any) -> Response:
 
 
 def _message(status_code: int, text: str) -> Response:
-    return _html("message.html", status_code, text=text, code=status_code)
+    heading = HEADINGS.get(status_code, "Error")
+    if status_code != 401:
+        return _html("message.html", status_code, text=text, heading=heading)
+    # A browser that was not admitted gets no style sheet either, so this page contains its style.
+    response = _html("no-entry.html", status_code, text=text, heading=heading, style=NO_ENTRY_STYLE)
+    digest = base64.b64encode(hashlib.sha256(NO_ENTRY_STYLE.encode()).digest()).decode()
+    response.headers["content-security-policy"] = (
+        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; frame-ancestors 'none'"
+    )
+    return response
 
 
 def _note(request: Request) -> str:
