@@ -108,9 +108,11 @@ def test_the_file_name_is_searched_but_is_not_part_of_the_text(client, tmp_path)
 def test_a_file_without_bookmarks_is_refused_and_stays_searchable(client, tmp_path):
     recipes = tmp_path / "documents" / "recipes.md"
     recipes.write_text("# Soup\n\nWombats like soup.")
-    for path in (recipes, tmp_path / "documents"):
+    other = write_documents(tmp_path / "other", 3)
+    for path in (recipes, other):
         with pytest.raises(SearchError, match="contains no bookmarks; nothing was indexed"):
-            client.index([tmp_path / "documents"], bookmarks=[path])
+            client.index([other], bookmarks=[path])
+    assert client.status().roots == (str(tmp_path / "documents"),)
     client.index()
     assert [result.title for result in client.search("wombats").results] == ["Soup"]
     marks = tmp_path / "bookmarks.html"

@@ -121,8 +121,7 @@ class SearchClient:
         began = time.monotonic()
         with self.sync.updating():
             with self.store.turn:
-                remember_roots(self.store, paths)
-                remember_roots(self.store, bookmarks, "bookmarks")
+                remember_roots(self.store, paths, bookmarks)
                 roots = roots_of(self.store)
             progress("prepare", 0, 1, "compiling once on this machine, about 30 seconds")
             warm_up(self.rows)

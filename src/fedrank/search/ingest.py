@@ -46,25 +46,29 @@ class Root:
     format: str  # "" or "bookmarks"
 
 
-def remember_roots(store: Store, paths: Iterable[str | os.PathLike[str]], format: str = "") -> None:
-    """Add paths to those that are indexed; a path that cannot be used is refused before anything is read."""
-    resolved = [_resolved(path) for path in paths]
-    for path in resolved:
+def remember_roots(
+    store: Store, paths: Iterable[str | os.PathLike[str]], bookmarks: Iterable[str | os.PathLike[str]] = ()
+) -> None:
+    """Add paths to those that are indexed; if one of them cannot be used, none is added."""
+    given = {"": [_resolved(path) for path in paths], "bookmarks": [_resolved(path) for path in bookmarks]}
+    for path in (*given[""], *given["bookmarks"]):
         if not path.exists():
             raise SearchError(f"{path} does not exist; nothing was indexed; check the path")
-        if format == "bookmarks" and not _contains_bookmarks(path):
+    for path in given["bookmarks"]:
+        if not _contains_bookmarks(path):
             raise SearchError(
                 f"{path} contains no bookmarks; nothing was indexed; give the HTML file that your browser exports, and "
                 "other files and folders without --bookmarks"
             )
-    folders = [] if format else [root.path for root in roots_of(store) if not root.format and root.path.is_dir()]
+    folders = [root.path for root in roots_of(store) if not root.format and root.path.is_dir()]
     with store.writing():
-        for path in sorted(resolved):
-            if not any(_is_walked(path, folder) for folder in folders):
-                store.db.execute(
-                    "INSERT OR IGNORE INTO roots (path, format) VALUES (?, ?)", (os.fsencode(path), format)
-                )
-                folders += [path] * (not format and path.is_dir())
+        for format, resolved in given.items():
+            for path in sorted(resolved):
+                if format or not any(_is_walked(path, folder) for folder in folders):
+                    store.db.execute(
+                        "INSERT OR IGNORE INTO roots (path, format) VALUES (?, ?)", (os.fsencode(path), format)
+                    )
+                    folders += [path] * (not format and path.is_dir())
 
 
 def remove_root(store: Store, path: str | os.PathLike[str]) -> int:
