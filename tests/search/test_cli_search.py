@@ -89,6 +89,36 @@ def link_of(started: subprocess.Popen[str]) -> str:
     pytest.fail(f"no link: {started.stderr.read() if started.stderr else ''}")
 
 
+def test_a_folder_can_be_removed_from_the_index(fedrank: Command, tmp_path: Path) -> None:
+    assert fedrank("index", "notes")[0] == 0
+    code, _, err = fedrank("index", "notes", "--remove", "notes")
+    assert (code, "--remove must be used alone" in err) == (2, True)
+    code, _, err = fedrank("index", "--remove", "note")
+    assert (code, f"the indexed folders ({tmp_path / 'notes'}); nothing was removed" in err) == (2, True)
+    assert fedrank("index", "--remove", "notes")[1] == "notes: 4 documents removed from the index\n"
+    code, _, err = fedrank("index", "--bookmarks", "notes/1.md")
+    assert (code, "contains no bookmarks; nothing was indexed" in err) == (2, True)
+
+
+def test_what_gave_no_document_is_named(fedrank: Command, tmp_path: Path) -> None:
+    Path("empty").mkdir()
+    code, out, err = fedrank("index", "empty")
+    assert code == 0
+    assert f"note: {tmp_path / 'empty'} contains no files\n" in err
+    assert "Search:" not in out
+    _, out, err = fedrank("index", "notes", "notes/picture.bin")
+    assert f"note: {tmp_path / 'notes' / 'picture.bin'} was skipped: not text\n" in err
+    assert "Skipped: 1 not text (files: fedrank search status --skipped" in out
+    assert fedrank("status", "--skipped")[1] == f"{tmp_path / 'notes' / 'picture.bin'}: not text\n"
+    assert json.loads(fedrank("status", "--skipped", "--json")[1])[0]["reason"] == "not text"
+    Path("empty").rmdir()
+    _, out, err = fedrank("index")
+    assert f"note: 1 folder is missing: {tmp_path / 'empty'}; the documents stay" in err
+    assert "root is" not in out
+    assert re.search(rf"^Missing +{tmp_path / 'empty'}$", fedrank("status")[1], re.MULTILINE)
+    assert "on|off|reset" in fedrank("learn")[2]
+
+
 @pytest.mark.long
 def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> None:
     code, said, _ = fedrank("index", "notes")
@@ -109,11 +139,11 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
     assert code == 0
     for words in (
         "Documents",
-        "3 (3 file)",
+        "3 (3 files)",
         "Clicks",
         "3, and 0 left within",
         "0 bytes: nothing has left this device",
-        "order drawn",
+        "order: learned",
     ):
         assert words in said
     assert "Data is not encrypted" in warned
@@ -134,7 +164,7 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
 
     assert "Deleted 3 searches, 3 clicks and 0 documents" in fedrank("forget", "--query", "river mills")[1]
     assert "0 searches" in fedrank("forget", "--since", "2020-01-31")[1]
-    assert "1 documents" in fedrank("forget", "--document", "3")[1]
+    assert "and 1 document\n" in fedrank("forget", "--document", "3")[1]
     assert "2 documents" in fedrank("forget", "--all", "--yes")[1]
     assert json.loads(fedrank("status", "--json")[1])["documents"] == 0
 
@@ -149,11 +179,13 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
             "must be a day, such as 2026-01-31 (got 'yesterday'); nothing was deleted",
         ),
         (("forget", "--document", "77"), "no such document; nothing was deleted"),
+        (("serve", "--demo", "--folder", "store"), "--demo uses the folder search-demo and cannot be combined"),
         (("learn", "maybe"), "must be on, off or reset (got 'maybe'); nothing was changed"),
         (("index", "nowhere"), "nowhere"),
         (("index", "--encoder", "none.onnx"), "none.onnx"),
         (("status", "--folder", "notes/0.md"), "notes/0.md"),
-        (("index", "notes", "--language", "klingon"), "klingon"),
+        (("index", "notes", "--language", "germn"), "unknown stemmer 'germn'; did you mean \"german\"?; use"),
+        (("forget", "--query", "nonsense"), "--query 'nonsense': no search with this text; nothing was deleted"),
         (("leave",), "has not joined a federation, so there is nothing to leave"),
         (("export", "--ubi", "notes/0.md"), "notes/0.md is a file; nothing was written; give a folder"),
     ],

@@ -93,6 +93,53 @@ def test_markup_and_odd_names_come_through_as_they_are(client, tmp_path):
     assert client.pages.document(result.id).original == os.fsdecode(path)
 
 
+def test_the_file_name_is_searched_but_is_not_part_of_the_text(client, tmp_path):
+    text = "# Dinner\n\nWombats eat grass."
+    (tmp_path / "documents" / "quokka-recipes.md").write_text(text)
+    (tmp_path / "documents" / "echidna-long.md").write_text("# Long\n\n" + "grass " * 5_000)
+    client.index()
+    (result,) = client.search("quokka").results
+    assert (result.title, result.snippet.text) == ("Dinner", "Dinner\n\nWombats eat grass".replace("\n", " "))
+    assert client.pages.document(result.id).text == text
+    assert [word.heading.marked for word in client.search("dinners").results] == [((0, 6),)]
+    assert [result.title for result in client.search("echidna").results] == ["Long"]
+
+
+def test_a_file_without_bookmarks_is_refused_and_stays_searchable(client, tmp_path):
+    recipes = tmp_path / "documents" / "recipes.md"
+    recipes.write_text("# Soup\n\nWombats like soup.")
+    other = write_documents(tmp_path / "other", 3)
+    for path in (recipes, other):
+        with pytest.raises(SearchError, match="contains no bookmarks; nothing was indexed"):
+            client.index([other], bookmarks=[path])
+    assert client.status().roots == (str(tmp_path / "documents"),)
+    client.index()
+    assert [result.title for result in client.search("wombats").results] == ["Soup"]
+    marks = tmp_path / "bookmarks.html"
+    marks.write_text('<!DOCTYPE NETSCAPE-Bookmark-file-1>\n<DL><DT><A HREF="http://a.example/">Platypus</A></DL>')
+    client.index(bookmarks=[marks])
+    assert [result.kind for result in client.search("platypus").results] == ["page"]
+
+
+def test_a_removed_folder_takes_its_documents_along(client, tmp_path):
+    other = write_documents(tmp_path / "other", 3)
+    (other / "wombats.txt").write_text("wombats")
+    (other / "broken.bin").write_bytes(b"\0")
+    (other / "link").symlink_to(other / "wombats.txt")
+    assert client.index([other]).documents == 29
+    with pytest.raises(SearchError, match="is not one of the indexed folders"):
+        client.remove_root(other / "wombats.txt")
+    for path in other.iterdir():
+        path.unlink()
+    other.rmdir()
+    assert client.remove_root(other) == 4
+    assert not client.search("wombats").results
+    status = client.status()
+    assert (status.documents, status.skipped, status.roots) == (25, {}, (str(tmp_path / "documents"),))
+    assert client.index().documents == 25
+    check_agreement(client)
+
+
 def test_forgetting_a_query_deletes_its_rows_and_no_others(client, clock):
     search_and_click(client, clock, "orchard apple")
     search_and_click(client, clock, "Apple  ORCHARD")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -15,7 +18,8 @@ import pytest
 
 from fedrank.search.open_original import open_original
 from fedrank.search.pictures import BarScale, split, week_bar
-from fedrank.search.render import day, location, marked, moment, short, size
+from fedrank.search.quality import monday
+from fedrank.search.render import breakable, day, location, marked, moment, short, size
 from fedrank.search.results import SearchError, SentBytes, Snippet, TrialNews, Week
 from fedrank.search.serve import COMMAND
 from fedrank.search.web import MAX_FORM_LENGTH
@@ -146,6 +150,10 @@ def test_the_link_works_once(tmp_path: Path) -> None:
         again = second.get(link)
         assert again.status_code == 401
         assert "used before" in again.text
+        assert "press Ctrl-C in the terminal" in again.text
+        assert "Skip to the content" not in again.text
+        digest = base64.b64encode(hashlib.sha256(re.findall("<style>(.*)</style>", again.text)[0].encode()).digest())
+        assert f"style-src 'sha256-{digest.decode()}'" in again.headers["content-security-policy"]
         assert second.get(f"{page.origin}/").status_code == 401
 
 
@@ -302,6 +310,7 @@ def test_forms_have_a_limit(browser: httpx.Client) -> None:
         ("/search", {"q": "river", "since": "yesterday"}),
         ("/search", {"q": "river", "until": "9999-12-31"}),
         ("/search", {"q": "river", "since": "0001-01-01"}),
+        ("/search", {"q": "river", "since": "2024-02-01", "until": "2024-01-31"}),
         ("/search", {"q": "river", "order": "best"}),
         ("/learn", {"setting": "maybe"}),
         ("/order", {}),
@@ -315,6 +324,7 @@ def test_an_odd_form_changes_nothing(page: ServedPage, browser: httpx.Client, pa
     answer = browser.post(path, data=form)
     assert answer.status_code == 400
     assert '<p class="message">' in answer.text
+    assert "<h1>This is not possible</h1>" in answer.text
     after = page.client.status()
     assert (after.searches, after.documents, after.order) == (before.searches, before.documents, before.order)
 
@@ -402,10 +412,17 @@ def test_why_shows_every_place_with_its_shares(page: ServedPage, browser: httpx.
     text = browser.get(f"{where}/why").text
     explained = page.client.why(int(where.split("/")[-1]))
     assert text.count('<section class="why">') == len(explained) == 10
-    for one in explained:
+    sums = [sum(cause.share for cause in one.causes) for one in explained]
+    for one, relative in zip(explained, sums, strict=True):
         assert f"position {one.model_position + 1} by score, position {one.engine_position + 1} in the search" in text
         assert f"{one.causes[0].share:+.2f}" in text
-    assert text.count("<rect") >= 10 * len(explained[0].causes)
+        assert relative - sums[0] == pytest.approx(one.score - explained[0].score, abs=1e-4)
+        assert f"Score {one.score:.2f}, {relative:+.2f} relative to the mean" in text
+    visible = [cause for one in explained for cause in one.causes if abs(cause.share) >= 0.005]
+    assert 0 < text.count('<td class="picture">') == len(visible) < 10 * len(explained[0].causes)
+    assert not re.search(r">[+-]0\.00<", text)
+    assert "Why this order?" in browser.get(where).text
+    assert "Why this order?" not in browser.get(page.search(browser, "river sea", sort="date")).text
 
 
 def test_why_of_nothing_and_of_something_old_is_a_page(page: ServedPage, browser: httpx.Client) -> None:
@@ -431,6 +448,8 @@ def test_the_order_is_one_click_away(page: ServedPage, browser: httpx.Client) ->
     assert re.search(r'value="engine" class="plain chosen"', text)
     assert "do not change the order" in text
     assert [one.engine_position for one in page.client.why(int(where.split("/")[-1]))] == list(range(10))
+    assert "Clicks on results improve the order" not in browser.get("/").text
+    assert "The order is set to <em>engine</em>: clicks are recorded but do not change it" in browser.get("/").text
     assert browser.post("/order", data={"order": "drawn"}).headers["location"] == "/status?note=order"
     assert page.client.settings.order == "drawn"
 
@@ -446,7 +465,9 @@ def test_learning_off_records_nothing(page: ServedPage, browser: httpx.Client) -
     after = page.client.status()
     assert (after.searches, after.clicks) == (before.searches, before.clicks)
     assert "Learning is off" in browser.get("/").text
-    assert "Turn learning on" in browser.get("/status").text
+    text = browser.get("/status").text
+    assert "Turn learning on" in text
+    assert "Clicks are recorded" not in text + browser.get(where).text
 
 
 def test_forget_removes_rows(tmp_path: Path) -> None:
@@ -454,7 +475,9 @@ def test_forget_removes_rows(tmp_path: Path) -> None:
         for query in ("river", "kraken", "leviathan"):
             browser.get(page.search(browser, query) + "/open/0")
         answer = browser.post("/forget", data={"what": "query", "query": "river"})
-        assert "Deleted: 1 searches, 1 clicks, 0 documents." in browser.get(answer.headers["location"]).text
+        assert "Deleted: 1 search, 1 click, 0 documents." in browser.get(answer.headers["location"]).text
+        answer = browser.post("/forget", data={"what": "query", "query": "river"})
+        assert "No search with this text is recorded" in browser.get(answer.headers["location"]).text
         long = page.client.search("leviathan").results[0].id
         where = page.search(browser, "leviathan")
         assert browser.post("/forget", data={"what": "document", "document": str(long)}).status_code == 303
@@ -465,7 +488,9 @@ def test_forget_removes_rows(tmp_path: Path) -> None:
         assert page.client.status().searches == 0
         browser.post("/forget", data={"what": "everything", "sure": " Everything "})
         assert page.client.status().documents == 0
-        assert "nothing to search yet" in browser.get("/").text
+        home = browser.get("/").text
+        assert "nothing to search yet" in home
+        assert f"fedrank search index ~/Documents --folder {page.client.folder}</code>" in home
 
 
 # documents and originals
@@ -488,7 +513,25 @@ def test_the_original_is_opened_by_a_form_only(page: ServedPage, browser: httpx.
     assert page.opened == []
     answer = browser.post(target[1])
     assert page.opened == [str(page.folder / "documents" / "long.txt")]
-    assert "opened with your default program" in browser.get(answer.headers["location"]).text
+    text = browser.get(answer.headers["location"]).text
+    assert "Asked the system to open the original file." in text
+    assert f"<dt>Number</dt><dd>{target[1].split('/')[2]}</dd>" in text
+    assert "← Results" not in text
+    shown = dict(
+        re.findall(r'<input type="hidden" name="(impression|position)" value="(\d+)">', browser.get(where).text)
+    )
+    before = page.client.status()
+    text = browser.get(browser.post(target[1], data=shown).headers["location"]).text
+    assert f'<a href="{where.removesuffix("/open/0")}">← Results</a>' in text
+    assert 'href="?part=2&amp;impression=' in text
+    assert "<script" not in text
+    assert page.client.status() == before
+
+
+def test_one_mail_of_a_mailbox_has_no_original_to_open(page: ServedPage, browser: httpx.Client) -> None:
+    text = browser.get(page.search(browser, "kraken", kind="mail") + "/open/0").text
+    assert "<dt>Kind</dt><dd>mail</dd>" in text
+    assert "Open the original" not in text
 
 
 @pytest.mark.process
@@ -588,8 +631,18 @@ def test_long_paths_are_short_by_hand(monkeypatch):
     assert location("/home/ann/notes/a.txt") == "~/notes/a.txt"
     assert location("/home/anna/a.txt") == "/home/anna/a.txt"
     deep = "/".join(["folder"] * 12)
-    assert location(f"/home/ann/{deep}/roof/a.txt") == "~/…/roof/a.txt"
-    assert location(f"/srv/{deep}/roof/a.txt") == "/srv/…/roof/a.txt"
-    assert location(f"ann@example.org · /home/ann/{deep}/roof/box") == "ann@example.org · ~/…/roof/box"
+    assert location(f"/home/ann/{deep}/roof/a.txt") == "~/…/folder/roof/a.txt"
+    assert location(f"/srv/{deep}/roof/a.txt") == "/…/folder/roof/a.txt"
+    assert location("/home/ann/one/two/a.txt") == "~/one/two/a.txt"
+    assert location("/srv/one/two/a.txt") == "/…/one/two/a.txt"
+    assert location(f"ann@example.org · /home/ann/{deep}/roof/box") == "ann@example.org · ~/…/folder/roof/box"
     assert location(f"https://example.org/{deep}") == f"https://example.org/{deep}"
     assert location("") == ""
+    assert breakable("/a<b>/c") == "/<wbr>a&lt;b&gt;/<wbr>c"
+
+
+def test_weeks_begin_on_monday() -> None:
+    for days in range(14):
+        begins = datetime.fromtimestamp(monday(1_790_000_000 + days * 86_400))
+        assert (begins.weekday(), begins.hour) == (0, 0)
+        assert 0 <= 1_790_000_000 + days * 86_400 - begins.timestamp() < 7 * 86_400 + 3_600

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
+import json
 import threading
 import time
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -26,16 +26,18 @@ from fedrank.cli.shared import (
     print_note,
     progress,
 )
+from fedrank.search.folders import default_folder, folder_option
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fedrank.search.client import SearchClient
     from fedrank.search.joining import Meeting
-    from fedrank.search.results import Indexed, SearchStatus
+    from fedrank.search.results import Indexed, SearchStatus, SkippedFile
 
 search_app = typer.Typer(
-    help="Search your own documents on this machine. The ranker learns from your clicks; no data leave the device.",
+    help="Search your own documents on this machine with a ranker that learns from your clicks. No data leave the "
+    "device unless you join a federation.",
     no_args_is_help=True,
 )
 Home = Annotated[
@@ -65,22 +67,39 @@ def search_index(
         str | None, typer.Option(help="Language of a new index, for stemming: english, german, ..., or none.")
     ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Continue to index changes until Ctrl-C.")] = False,
+    remove: Annotated[
+        list[Path] | None,
+        typer.Option(help="Indexed folder or file whose documents to remove from the index; may be repeated."),
+    ] = None,
     folder: Home = None,
     quiet: Quiet = False,
 ) -> None:
     """Index documents, or update the index. A stopped command continues where it stopped."""
+    from fedrank.search.render import skipped_counts
+
     console = new_console()
+    if remove:
+        if paths or bookmarks or encoder or watch:
+            raise ValueError("--remove must be used alone; nothing was changed; remove first, then index")
+        with _client(folder) as client:
+            for path in remove:
+                print_line(console, f"{path}: {_number(client.remove_root(path), 'document')} removed from the index")
+        return
     with _client(folder, language=language, begin=True) as client:
         if encoder is not None:
             client.vectors.use(encoder)
         with progress(console, quiet) as tell:
             done = client.index(paths or [], bookmarks=bookmarks or [], progress=tell)
         _print_indexed(done, console)
-        if done.skipped:
-            print_line(console, f"Skipped: {_counts(done.skipped)}")
-        if not done.documents:
-            print_note("the index is empty; give a folder, such as fedrank search index ~/Documents")
-        print_line(console, f"Search: fedrank search serve{_same(folder)}")
+        if said := skipped_counts(done.skipped):
+            print_line(console, f"Skipped: {said} (files: fedrank search status --skipped{folder_option(folder)})")
+        _note_unused(client, done, paths or [])
+        if done.documents:
+            print_line(console, f"Search: fedrank search serve{folder_option(folder)}")
+        else:
+            print_note(
+                "the index is empty; give a folder, such as fedrank search index ~/Documents" + folder_option(folder)
+            )
         if watch:
             from fedrank.search.watch import watch as watch_folders
 
@@ -95,6 +114,7 @@ def search_index(
     "--demo",
 )
 def search_serve(
+    context: typer.Context,
     port: Port = 0,
     browser: Browser = True,
     demo: Annotated[
@@ -108,6 +128,9 @@ def search_serve(
     """Serve the search page to this machine until Ctrl-C. The link to the page works once."""
     console, hint = new_console(), ""
     if demo:
+        source = context.get_parameter_source("folder")
+        if source is not None and source.name == "COMMANDLINE":
+            raise ValueError("--demo uses the folder search-demo and cannot be combined with --folder")
         from fedrank.search.demo import HINT, make_demo
 
         made = DEMO_FOLDER
@@ -119,11 +142,19 @@ def search_serve(
 
 
 @search_app.command("status", epilog="Examples:  fedrank search status  ·  fedrank search status --json")
-def search_status(as_json: AsJson = False, folder: Home = None) -> None:
+def search_status(
+    skipped: Annotated[
+        bool, typer.Option("--skipped", help="List the files that could not be indexed, with the reasons.")
+    ] = False,
+    as_json: AsJson = False,
+    folder: Home = None,
+) -> None:
     """Show documents, queries, clicks, the model, and all data that have left the device."""
     with _client(folder) as client:
-        status = client.status()
-    if as_json:
+        status, files = client.status(), client.skipped() if skipped else []
+    if skipped:
+        _print_skipped(files, status, as_json, new_console())
+    elif as_json:
         typer.echo(status.as_json())
     else:
         _print_status(status, new_console())
@@ -157,12 +188,16 @@ def search_forget(
             gone = client.forget(query=query, document=document, since=moment, everything=all)
         except NotFound:
             raise ValueError(f"--document {document}: no such document; nothing was deleted") from None
+    if query is not None and not gone.impressions:
+        raise ValueError(f"--query {query!r}: no search with this text; nothing was deleted")
     print_line(new_console(), f"{gone}")
 
 
 @search_app.command("learn", epilog="Examples:  fedrank search learn off  ·  fedrank search learn reset")
 def search_learn(
-    setting: Annotated[str, typer.Argument(help="on; off (nothing is recorded); or reset (the initial model).")],
+    setting: Annotated[
+        str, typer.Argument(metavar="on|off|reset", help="on; off (nothing is recorded); or reset (the initial model).")
+    ],
     folder: Home = None,
 ) -> None:
     """Turn learning from clicks on or off, or reset the model."""
@@ -305,17 +340,6 @@ _NEVER_LEAVES = (
 _WHEN_ANSWERED = "Requests are answered while `fedrank search serve` or `fedrank deploy start --home {}` runs."
 
 
-def default_folder() -> Path:
-    """The folder for application data of the user on this system."""
-    if sys.platform == "darwin":
-        base = Path.home() / "Library" / "Application Support"
-    elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    else:
-        base = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share")
-    return base / "fedrank" / "search"
-
-
 def _client(folder: Path | None, serve: bool = False, language: str | None = None, begin: bool = False) -> SearchClient:
     """The search client of a folder. Only a command that may `begin` one creates a folder that was given."""
     from fedrank.search.client import SearchClient
@@ -431,17 +455,19 @@ def _print_indexed(done: Indexed, console: Console) -> None:
 
 
 def _print_status(status: SearchStatus, console: Console) -> None:
-    from fedrank.search.render import moment, size
+    from fedrank.search.render import ORDERS, kind_counts, moment, size, skipped_counts
 
     lines = [
-        ("Documents", f"{status.documents:,}" + (f" ({_counts(status.kinds)})" if status.kinds else "")),
+        ("Documents", f"{status.documents:,}" + (f" ({kind_counts(status.kinds)})" if status.kinds else "")),
         ("From", ", ".join(status.roots) or "nothing yet; use fedrank search index ~/Documents"),
-        ("Skipped", _counts(status.skipped) or "nothing"),
-        ("Queries", f"{status.searches:,}" + (f" ({_counts(status.impressions)})" if status.impressions else "")),
+        ("Skipped", skipped_counts(status.skipped) or "nothing"),
+        ("Queries", f"{status.searches:,}"),
         ("Clicks", f"{status.clicks:,}, and {status.bounced:,} left within five seconds"),
-        ("Learning", ("on" if status.learn else "off: nothing is recorded") + f"; order {status.order}"),
+        ("Learning", ("on" if status.learn else "off: nothing is recorded") + f"; order: {ORDERS[status.order][0]}"),
         ("Model", f"{status.model}; features {status.feature_set}"),
     ]
+    if status.missing:
+        lines.insert(2, ("Missing", ", ".join(status.missing)))
     changed = sorted(status.weights, key=lambda one: -abs(one.now - one.start))[:5]
     if status.learned_from:
         text = ", ".join(f"{one.feature} {one.start:+.2f} to {one.now:+.2f}" for one in changed)
@@ -455,7 +481,10 @@ def _print_status(status: SearchStatus, console: Console) -> None:
             )
         )
     if status.replay:
-        text = ", ".join(f"{name} {value:.3f}" for name, value in status.replay.items())
+        text = ", ".join(
+            f"{name} {value:.0f}" if name == "searches" else f"{name} {value:.3f}"
+            for name, value in status.replay.items()
+        )
         lines.append(("Clicked, 1/log2", text))
     if status.interleaved:
         lines.append(
@@ -474,8 +503,41 @@ def _print_status(status: SearchStatus, console: Console) -> None:
         print_note(text)
 
 
-def _counts(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in counts.items())
+def _number(count: int, thing: str) -> str:
+    return f"{count:,} {thing}{'s' if count != 1 else ''}"
+
+
+def _note_unused(client: SearchClient, done: Indexed, paths: list[Path]) -> None:
+    """Print which of the indexed folders and of the given files gave no document."""
+    from fedrank.experiments.report.terminal import printable
+    from fedrank.search.render import SKIPPED
+
+    for path in done.empty:
+        print_note(f"{path} contains no files")
+    if done.missing:
+        print_note(
+            f"{_number(len(done.missing), 'folder')} {'is' if len(done.missing) == 1 else 'are'} missing: "
+            f"{', '.join(done.missing)}; the documents stay; to remove them: fedrank search index --remove PATH"
+        )
+    given = {str(path.expanduser().absolute()) for path in paths if path.is_file()}
+    for file in client.skipped() if given else []:
+        if file.path in given:
+            print_note(printable(f"{file.path} was skipped: {SKIPPED.get(file.reason, file.reason)}"))
+
+
+def _print_skipped(files: list[SkippedFile], status: SearchStatus, as_json: bool, console: Console) -> None:
+    from fedrank.search.render import SKIPPED, skipped_counts
+
+    if as_json:
+        typer.echo(json.dumps([asdict(file) for file in files], indent=2))
+        return
+    for file in files:
+        parts = f" ({file.times:,} parts)" if file.times > 1 else ""
+        print_line(console, f"{file.path}: {SKIPPED.get(file.reason, file.reason)}{parts}")
+    listed = {file.reason for file in files}
+    rest = {why: count for why, count in status.skipped.items() if why not in listed}
+    if said := skipped_counts(rest):
+        print_line(console, f"Only counted: {said}")
 
 
 def _moment(day: str) -> int:
@@ -483,7 +545,3 @@ def _moment(day: str) -> int:
         return int(datetime.fromisoformat(day).timestamp())
     except (ValueError, OverflowError, OSError):
         raise ValueError(f"--since must be a day, such as 2026-01-31 (got {day!r}); nothing was deleted") from None
-
-
-def _same(folder: Path | None) -> str:
-    return "" if folder is None else f" --folder {folder}"

@@ -69,7 +69,7 @@ NAMED = (
     LiveFeature("expanded bm25", "bm25 with the 30 heaviest terms of these documents at half the query's weight"),
     LiveFeature("latent", "cosine of vectors of query and document, at least 0; 0 without vectors"),
     LiveFeature("latent feedback", "the same with the sum of the 5 best other documents"),
-    LiveFeature("clicked for this query", "c / (c + 1), c earlier clicks on it for this query"),
+    LiveFeature("clicked for this query", "c / (c + 1), c earlier clicks on it for this query after the first"),
     LiveFeature("clicked", "c / (c + 1), c earlier clicks on it for any query"),
     LiveFeature("opened lately", "e^(-d / 30), d days since it was opened; 0 if never"),
     LiveFeature("changed lately", "e^(-d / 7), d days since it changed; 0 if unknown"),

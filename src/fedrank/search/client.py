@@ -19,7 +19,7 @@ from fedrank.search.forgetting import MAX_QUERY_LENGTH, forget_document, forget_
 from fedrank.search.impressions import BOUNCE, ImpressionRows, Recorded, first_weights, warm_up
 from fedrank.search.index import Engine
 from fedrank.search.index_sync import IndexSync
-from fedrank.search.ingest import Collector, remember_roots, roots_of
+from fedrank.search.ingest import Collector, remember_roots, remove_root, roots_of
 from fedrank.search.lists import Query, ResultLists
 from fedrank.search.readers import clean
 from fedrank.search.result_pages import ResultPages, count_pages
@@ -35,12 +35,13 @@ from fedrank.search.results import (
     SearchError,
     SearchStatus,
     Shown,
+    SkippedFile,
     Sort,
     UbiFiles,
 )
 from fedrank.search.sent import SentRecord
-from fedrank.search.settings import SearchSettings, begin, features_of
-from fedrank.search.status import skipped_files, status_of
+from fedrank.search.settings import SearchSettings, begin, check_language, features_of
+from fedrank.search.status import empty_roots, list_skipped, missing_roots, skipped_files, status_of
 from fedrank.search.store import Store
 from fedrank.search.trial import Trials
 from fedrank.search.vectors import DocumentVectors
@@ -71,6 +72,8 @@ class SearchClient:
         """
         self.folder = Path(folder).expanduser()
         self._clock = clock
+        if language is not None:
+            check_language(language)
         with contextlib.ExitStack() as closing:
             self.store = Store(self.folder)
             closing.callback(self.store.close)
@@ -118,8 +121,7 @@ class SearchClient:
         began = time.monotonic()
         with self.sync.updating():
             with self.store.turn:
-                remember_roots(self.store, paths)
-                remember_roots(self.store, bookmarks, "bookmarks")
+                remember_roots(self.store, paths, bookmarks)
                 roots = roots_of(self.store)
             progress("prepare", 0, 1, "compiling once on this machine, about 30 seconds")
             warm_up(self.rows)
@@ -136,8 +138,19 @@ class SearchClient:
             progress("index", 1, 1, f"{documents:,} documents")
             return Indexed(
                 counts.files, counts.unchanged, counts.added, counts.changed, counts.removed, documents,
-                skipped_files(self.store), time.monotonic() - began,
+                skipped_files(self.store), time.monotonic() - began, empty_roots(self.store), missing_roots(self.store),
             )  # fmt: skip
+
+    def remove_root(self, path: str | os.PathLike[str]) -> int:
+        """Stop indexing a folder or file given to `index`, and remove its documents; returns their number.
+
+        The path need not exist. If it is below another indexed folder, the next `index` reads it with that folder.
+        """
+        with self.store.turn, self.sync.updating():
+            removed = remove_root(self.store, path)
+            self.sync.follow()
+            self.store.sweep()
+        return removed
 
     # search
 
@@ -243,6 +256,11 @@ class SearchClient:
             self._settle(self._clock(), searching=False)
             learns = self.settings.learns
             return status_of(self.folder, self.rows, self.trials, self.sent, learns, self.vectors.digest)
+
+    def skipped(self) -> list[SkippedFile]:
+        """Files that could not be indexed, at least in part."""
+        with self.store.turn:
+            return list_skipped(self.store)
 
     def forget(
         self,

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedrank.data.live_features import FeatureSet
 from fedrank.progress import Progress
-from fedrank.search.readers import Piece, Unreadable, clean
+from fedrank.search.readers import Piece, Unreadable, clean, has_bookmarks
 from fedrank.search.results import SearchError
 from fedrank.search.sources import FoundFile, Left, is_passed_over, walk
 from fedrank.search.store import NewDocument, Store
@@ -22,6 +22,7 @@ from fedrank.search.store import NewDocument, Store
 BATCH = 1_000  # documents per transaction
 BATCH_CHARACTERS = 8_000_000
 _SENT = re.compile(r"(?<![a-z])(sent|gesendet\w*|envoy[eé]s|enviados|inviata)(?![a-z])")  # folders of sent mail
+MISSING = "root is not there"  # a stored reason
 UNFINISHED = -1  # stored as the size of a file that is not completely read
 
 
@@ -45,20 +46,61 @@ class Root:
     format: str  # "" or "bookmarks"
 
 
-def remember_roots(store: Store, paths: Iterable[str | os.PathLike[str]], format: str = "") -> None:
-    """Add paths to those that are indexed; a path that does not exist is refused before anything is read."""
-    resolved = [Path(os.path.abspath(os.path.expanduser(path))) for path in paths]
-    for path in resolved:
+def remember_roots(
+    store: Store, paths: Iterable[str | os.PathLike[str]], bookmarks: Iterable[str | os.PathLike[str]] = ()
+) -> None:
+    """Add paths to those that are indexed; if one of them cannot be used, none is added."""
+    given = {"": [_resolved(path) for path in paths], "bookmarks": [_resolved(path) for path in bookmarks]}
+    for path in (*given[""], *given["bookmarks"]):
         if not path.exists():
             raise SearchError(f"{path} does not exist; nothing was indexed; check the path")
-    folders = [] if format else [root.path for root in roots_of(store) if not root.format and root.path.is_dir()]
+    for path in given["bookmarks"]:
+        if not _contains_bookmarks(path):
+            raise SearchError(
+                f"{path} contains no bookmarks; nothing was indexed; give the HTML file that your browser exports, and "
+                "other files and folders without --bookmarks"
+            )
+    folders = [root.path for root in roots_of(store) if not root.format and root.path.is_dir()]
     with store.writing():
-        for path in sorted(resolved):
-            if not any(_is_walked(path, folder) for folder in folders):
-                store.db.execute(
-                    "INSERT OR IGNORE INTO roots (path, format) VALUES (?, ?)", (os.fsencode(path), format)
-                )
-                folders += [path] * (not format and path.is_dir())
+        for format, resolved in given.items():
+            for path in sorted(resolved):
+                if format or not any(_is_walked(path, folder) for folder in folders):
+                    store.db.execute(
+                        "INSERT OR IGNORE INTO roots (path, format) VALUES (?, ?)", (os.fsencode(path), format)
+                    )
+                    folders += [path] * (not format and path.is_dir())
+
+
+def remove_root(store: Store, path: str | os.PathLike[str]) -> int:
+    """Remove a folder or file from those that are indexed, with its documents; returns the number of documents.
+
+    It need not exist. The clicks on its documents stay, as for deleted files.
+    """
+    resolved = _resolved(path)
+    roots = roots_of(store)
+    found = next((root for root in roots if root.path == resolved), None)
+    if found is None:
+        known = ", ".join(str(root.path) for root in roots) or "none"
+        raise SearchError(f"{resolved} is not one of the indexed folders ({known}); nothing was removed")
+    with store.writing():
+        below = "file IN (SELECT id FROM files WHERE root = ?)"
+        removed = store.remove(id for (id,) in store.rows(f"SELECT id FROM documents WHERE {below}", found.id))
+        store.db.execute(f"DELETE FROM skipped WHERE {below}", (found.id,))
+        store.db.execute("DELETE FROM files WHERE root = ?", (found.id,))
+        store.db.execute("DELETE FROM passed_over WHERE root = ?", (found.id,))
+        store.db.execute("DELETE FROM roots WHERE id = ?", (found.id,))
+    return removed
+
+
+def _resolved(path: str | os.PathLike[str]) -> Path:
+    return Path(os.path.abspath(os.path.expanduser(path)))
+
+
+def _contains_bookmarks(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return has_bookmarks(file)
 
 
 def _is_walked(path: Path, folder: Path) -> bool:
@@ -143,7 +185,7 @@ class Collector:
                         self.store.db.execute("UPDATE files SET path = ? WHERE id = ?", (found.path, id))
         except OSError as problem:  # of the root: its documents stay, since a drive may be disconnected temporarily
             gone = isinstance(problem, FileNotFoundError)
-            passed["root is not there" if gone else "root cannot be read"] += 1
+            passed[MISSING if gone else "root cannot be read"] += 1
             seen |= known.keys()
         self._flush()
         with self.store.writing():
@@ -187,7 +229,7 @@ class Collector:
         sent = piece.kind == "mail" and _SENT.search("/".join(shown.lower().split("/")[-3:])) is not None
         return NewDocument(
             piece.part, digest.digest(), piece.kind, piece.title, location, piece.link, date, depth, piece.sender,
-            piece.text, self.features.row(piece.title, piece.text), piece.recipients if sent else (),
+            piece.text, self.features.row(f"{piece.title} {piece.name}", piece.text), piece.recipients if sent else (),
         )  # fmt: skip
 
     def _flush(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from datetime import datetime, timedelta
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,6 @@ from fedrank.search.results import Week
 from fedrank.search.store import Store
 from fedrank.types import Scores
 
-WEEK = 7 * 86_400
 WEEKS = 26  # latest weeks shown
 REPLAYED = 100  # latest clicked impressions
 FUSION = 60  # constant of reciprocal rank fusion (Cormack et al., SIGIR 2009)
@@ -22,14 +22,19 @@ FUSION = 60  # constant of reciprocal rank fusion (Cormack et al., SIGIR 2009)
 def weeks(store: Store) -> tuple[Week, ...]:
     """The latest weeks with searches; a search without a click for 30 minutes counts as abandoned."""
     rows = store.rows(
-        "SELECT CAST(time / ? AS INTEGER) AS week, state, (SELECT min(place) FROM clicks WHERE impression = id AND "
-        "NOT bounced) FROM impressions WHERE length(shown) > 0 ORDER BY week",
-        WEEK,
+        "SELECT time, state, (SELECT min(place) FROM clicks WHERE impression = id AND NOT bounced) FROM impressions "
+        "WHERE length(shown) > 0 ORDER BY time"
     )
     by_week: dict[int, list[tuple[str, int | None]]] = defaultdict(list)
-    for week, state, position in rows:
-        by_week[week].append((state, position))
-    return tuple(_week(week * WEEK, by_week[week]) for week in sorted(by_week)[-WEEKS:])
+    for time, state, position in rows:
+        by_week[monday(time)].append((state, position))
+    return tuple(_week(week, by_week[week]) for week in sorted(by_week)[-WEEKS:])
+
+
+def monday(time: float) -> int:
+    """The beginning of the week of this time, in local time."""
+    day = datetime.fromtimestamp(time)
+    return int((datetime(day.year, day.month, day.day) - timedelta(days=day.weekday())).timestamp())
 
 
 def _week(begins: int, lists: list[tuple[str, int | None]]) -> Week:

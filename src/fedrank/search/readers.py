@@ -73,6 +73,7 @@ class Piece:
     date: int = 0  # seconds since 1970; 0: the date of the file
     sender: str = ""  # mail address
     recipients: tuple[str, ...] = ()
+    name: str = ""  # file name, which is searchable but not displayed; "" if it is the title
 
 
 def format_of(name: str, first: bytes) -> str:
@@ -114,6 +115,11 @@ def read_pieces(file: BinaryIO, size: int, name: str, format: str) -> Iterator[P
         yield from _json_lines(file, size)
     else:
         yield from READERS[format](file.read(size), name)
+
+
+def has_bookmarks(file: BinaryIO) -> bool:
+    """Whether a file contains bookmarks as browsers export them."""
+    return any(True for _ in _bookmarks(file.read(MAX_PART), ""))
 
 
 def clean(text: str) -> str:
@@ -175,8 +181,9 @@ def _first_line(text: str) -> str:
 
 
 def _titled(title: str, text: str, name: str) -> Piece:
-    """A file as a document. If the title comes from the content, the file name is appended to stay searchable."""
-    return Piece("", "file", title, f"{text}\n{name}") if title and title != name else Piece("", "file", name, text)
+    """A file as a document, with a title from its content or else its name."""
+    own = bool(title) and title != name
+    return Piece("", "file", title if own else name, text, name=name if own else "")
 
 
 _SKIPPED = {"script", "style", "template", "noscript", "svg", "math", "iframe", "object"}

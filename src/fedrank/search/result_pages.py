@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from fedrank.data.live_features import FeatureSet, ForwardRow
 from fedrank.search.impressions import Clicked, Recorded
 from fedrank.search.results import PAGE_SIZE, Document, Filters, NotFound, Result, Shown, Snippet, Sort
-from fedrank.search.snippets import snippet_of
+from fedrank.search.snippets import marked_title, snippet_of
 from fedrank.search.store import Store, marks
 
 
@@ -51,7 +51,10 @@ class ResultPages:
                 continue
             kind, title, where, link, date, words = facts[id]
             snippet = snippet_of(self.store.text(id), ForwardRow.unpack(zlib.decompress(words)), terms, self.features)
-            results.append(Result(id, position, kind, title, where, link, date, snippet, position in clicked))
+            heading = marked_title(title, terms, self.features)
+            results.append(
+                Result(id, position, kind, title, where, link, date, snippet, position in clicked, heading=heading)
+            )
         return tuple(results)
 
     def document(self, document: int) -> Document:
@@ -60,14 +63,15 @@ class ResultPages:
             found = None
             if 0 < document < 1 << 62:
                 found = self.store.one(
-                    "SELECT kind, title, place, link, date, sender, roots.path, files.path FROM documents JOIN files "
-                    "ON files.id = file JOIN roots ON roots.id = root WHERE documents.id = ?",
+                    "SELECT kind, title, place, link, date, sender, roots.path, files.path, part FROM documents "
+                    "JOIN files ON files.id = file JOIN roots ON roots.id = root WHERE documents.id = ?",
                     document,
                 )
             if found is None:
                 raise NotFound(f"no document {document}")
-            kind, title, where, link, date, sender, root, path = found
-            original = os.fsdecode(os.path.join(root, path) if path else root)
+            kind, title, where, link, date, sender, root, path, part = found
+            # A program would show the whole mailbox or list, so a part of a file has no original to open.
+            original = "" if part else os.fsdecode(os.path.join(root, path) if path else root)
             return Document(document, kind, title, where, link, original, date, sender, self.store.text(document))
 
 

@@ -58,6 +58,7 @@ class Result:
     snippet: Snippet
     clicked: bool  # in this impression
     gone: bool = False  # removed since the search; title, where and snippet are empty
+    heading: Snippet = Snippet("")  # the title, if necessary shortened, with the query's words marked
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,20 @@ class Indexed:
     documents: int  # in the store now
     skipped: dict[str, int]  # files or parts of files by reason, including earlier runs
     seconds: float
+    empty: tuple[str, ...] = ()  # indexed folders without files
+    missing: tuple[str, ...] = ()  # indexed folders that no longer exist; their documents stay
 
     def as_json(self) -> str:
         return json.dumps(asdict(self), indent=2)
+
+
+@dataclass(frozen=True)
+class SkippedFile:
+    """A file that was skipped, at least in part."""
+
+    path: str
+    reason: str
+    times: int  # number of its parts
 
 
 @dataclass(frozen=True)
@@ -181,6 +193,7 @@ class SearchStatus:
     kinds: dict[str, int]  # documents by kind
     skipped: dict[str, int]  # files and parts by reason
     roots: tuple[str, ...]  # indexed folders and files
+    missing: tuple[str, ...]  # those that did not exist at the last update
     disk_bytes: int
     searches: int
     clicks: int  # without bounced clicks
@@ -219,7 +232,9 @@ class ForgottenRows:
     clicks: int
 
     def __str__(self) -> str:
-        return f"Deleted {self.impressions:,} searches, {self.clicks:,} clicks and {self.documents:,} documents"
+        searches = f"{self.impressions:,} search{'' if self.impressions == 1 else 'es'}"
+        clicks = f"{self.clicks:,} click{'' if self.clicks == 1 else 's'}"
+        return f"Deleted {searches}, {clicks} and {self.documents:,} document{'' if self.documents == 1 else 's'}"
 
 
 @dataclass(frozen=True)

@@ -46,18 +46,24 @@ def features_of(store: Store, language: str | None) -> FeatureSet:
         raise SearchError(
             f"{store.folder} was created with the language {known} (got {language}); use another folder for {language}"
         )
-    features = LIVE_1 if known == LIVE_1.stemmer else FeatureSet(known)
-    try:
-        features.query("words")
-    except ImportError:
-        raise missing_extra("search requires the package PyStemmer", "search") from None
-    except (KeyError, ValueError) as problem:
-        raise SearchError(f"there is no stemmer for the language {known!r}: {problem}") from None
+    features = check_language(known)
     if (version := store.setting("features", features.version)) != features.version:
         raise SearchError(
             f"{store.folder} has the features {version!r}, but this version of fedrank has {features.version!r}; index "
             "the documents again in a new folder"
         )
+    return features
+
+
+def check_language(language: str) -> FeatureSet:
+    """The features with the stemmer of a language; an unknown language is refused."""
+    features = LIVE_1 if language == LIVE_1.stemmer else FeatureSet(language)
+    try:
+        features.query("words")
+    except ImportError:
+        raise missing_extra("search requires the package PyStemmer", "search") from None
+    except (KeyError, ValueError) as problem:
+        raise SearchError(str(problem)) from None
     return features
 
 

@@ -12,6 +12,7 @@ from fedrank.search.results import Snippet
 
 WORDS = 32  # maximum length of a snippet
 CHARACTERS = 400  # maximum length of a snippet; a word may be arbitrarily long
+MAX_TITLE = 200  # characters of a title
 FARTHEST = 60_000  # characters of the text that are searched
 _WORD = re.compile(r"\w+")
 _CUT = "… "
@@ -44,6 +45,14 @@ def snippet_of(text: str, row: ForwardRow, terms: QueryTerms, features: FeatureS
     shift = len(before) - start
     marked = tuple((a + shift, min(b, end) + shift) for a, b in spans if _stem(features, text[a:b]) in wanted)
     return Snippet(before + text[start:end].replace("\n", " ") + behind, marked)
+
+
+def marked_title(title: str, terms: QueryTerms, features: FeatureSet) -> Snippet:
+    """The beginning of a title, with the query's words marked."""
+    text = title if len(title) <= MAX_TITLE else title[: MAX_TITLE - 1] + "…"
+    wanted = set(terms.stems.tolist())
+    spans = (word.span() for word in _WORD.finditer(text))
+    return Snippet(text, tuple((a, b) for a, b in spans if _stem(features, text[a:b]) in wanted))
 
 
 def _best_start(where: np.ndarray, body: np.ndarray) -> int:

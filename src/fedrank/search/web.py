@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from datetime import date, datetime, timedelta
@@ -9,8 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from urllib.parse import parse_qsl
 
 from fedrank.search.client import SearchClient
+from fedrank.search.folders import folder_option
 from fedrank.search.open_original import OpensOriginal, open_original
-from fedrank.search.render import part, render
+from fedrank.search.render import many, part, render
 from fedrank.search.results import Document, Filters, Gone, Kind, NotFound, Order, SearchError, Sort
 from fedrank.web.access import Access
 from fedrank.web.local_app import LocalApp
@@ -24,19 +27,33 @@ if TYPE_CHECKING:
 MAX_FORM_LENGTH = 1 << 20  # bytes
 PART = 200_000  # characters of a document on one page
 DRAWN_CAUSES = 6
+LEAST_SHARE = 0.005  # smaller contributions would be shown as 0.00
 PARTS = {"style.css": "text/css", "dwell.js": "text/javascript", "icon.svg": "image/svg+xml"}
 NOTES = {
-    "forgotten": "Deleted: {} searches, {} clicks, {} documents.",
+    "forgotten": "Deleted: {}, {}, {}.",
+    "no-search": "No search with this text is recorded, so nothing was deleted.",
     "on": "Learning is on.",
     "off": "Learning is off: searches and clicks are not recorded.",
     "reset": "The learned order was reset.",
     "order": "The order was changed.",
-    "opened": "The original was opened with your default program.",
+    "opened": "Asked the system to open the original file.",
     "no-original": "This document has no original file to open.",
     "program": "This file could run as a program, so it was not opened. Its location is shown below.",
     "no-opener": "Your system has no command to open files. The location of the file is shown below.",
     "vanished": "The original file no longer exists.",
 }
+HEADINGS = {
+    400: "This is not possible",
+    401: "This link does not work",
+    404: "Not found",
+    405: "Not allowed",
+    410: "No longer available",
+    413: "Too large",
+    503: "The data cannot be accessed",
+}
+NO_ENTRY_STYLE = (
+    "body { font: 1rem/1.5 system-ui, sans-serif; max-width: 40rem; margin: 15vh auto 0; padding: 0 1rem; }"
+)
 
 Form = Mapping[str, str]
 
@@ -59,14 +76,15 @@ def make_app(client: SearchClient, access: Access, hint: str = "", opens: OpensO
     return app.build(
         {
             NotFound: lambda problem: (404, "This search, result or document does not exist."),
-            Gone: lambda problem: (410, f"No longer available: {problem}."),
+            Gone: lambda problem: (410, f"{problem}."),
             SearchError: lambda problem: (400, str(problem)),
         }
     )
 
 
 def _home(served: Served, request: Request) -> Response:
-    return _html("home.html", status=served.client.status(), hint=served.hint, note=_note(request))
+    option = folder_option(served.client.folder.absolute())
+    return _html("home.html", status=served.client.status(), hint=served.hint, option=option, note=_note(request))
 
 
 def _part(served: Served, request: Request) -> Response:
@@ -86,26 +104,35 @@ def _search(served: Served, request: Request, form: Form) -> Response:
     filters = Filters(
         None if kind is None else _one_of(kind, Kind, "kind"), _since(form.get("since", "")), _until(form)
     )
+    if filters.since is not None and filters.before is not None and filters.since >= filters.before:
+        raise SearchError(f"the date From ({form['since']}) must not be after To ({form['until']})")
     shown = served.client.search(query, filters, _one_of(form.get("sort") or "rank", Sort, "sort"))
     return see_other(f"/results/{shown.impression}")
 
 
 def _results(served: Served, request: Request) -> Response:
     shown = served.client.shown(_number(request, "impression"), _whole(request.query_params.get("page", "1")))
-    return _html("results.html", shown=shown, order=served.client.settings.order, note=_note(request))
+    settings = served.client.settings
+    return _html("results.html", shown=shown, order=settings.order, learns=settings.learns, note=_note(request))
 
 
 def _open(served: Served, request: Request) -> Response:
     impression, position = _number(request, "impression"), _number(request, "place")
     document = served.client.open_document(impression, position, click=request.method == "GET")
-    return _show(request, document, impression, position)
+    return _show(request, document, impression, position, clicked=True)
 
 
 def _document(served: Served, request: Request) -> Response:
-    return _show(request, served.client.pages.document(_number(request, "document")))
+    document = served.client.pages.document(_number(request, "document"))
+    return _show(request, document, *_result(request.query_params))
 
 
-def _show(request: Request, document: Document, impression: int = 0, position: int = 0) -> Response:
+def _result(given: Mapping[str, str]) -> tuple[int, int]:
+    """(impression, position) of the result that a document page was opened from; (0, 0) if there is none."""
+    return _whole(given.get("impression", "0")), _whole(given.get("position", "0"))
+
+
+def _show(request: Request, document: Document, impression: int, position: int, clicked: bool = False) -> Response:
     """A document as text; a long document is split into parts."""
     parts = max(-(-len(document.text) // PART), 1)
     at = _whole(request.query_params.get("part", "1"))
@@ -114,7 +141,7 @@ def _show(request: Request, document: Document, impression: int = 0, position: i
     text = document.text[(at - 1) * PART : at * PART]
     return _html(
         "document.html", document=document, text=text, part=at, parts=parts, impression=impression, position=position,
-        note=_note(request),
+        clicked=clicked, note=_note(request),
     )  # fmt: skip
 
 
@@ -127,20 +154,26 @@ def _bounced(served: Served, request: Request, form: Form) -> Response:
 
 def _original(served: Served, request: Request, form: Form) -> Response:
     id = _number(request, "document")
-    return see_other(f"/documents/{id}?note={served.open(served.client.pages.document(id).original)}")
+    impression, position = _result(form)
+    back = f"&impression={impression}&position={position}" if impression else ""
+    return see_other(f"/documents/{id}?note={served.open(served.client.pages.document(id).original)}{back}")
 
 
 def _why(served: Served, request: Request) -> Response:
     impression = _number(request, "impression")
     explained = served.client.why(impression)
-    shares = [cause.share for one in explained for cause in one.causes]
-    return _html("why.html", impression=impression, explained=explained, shares=shares, most=DRAWN_CAUSES)
+    visible = [[cause for cause in one.causes if abs(cause.share) >= LEAST_SHARE] for one in explained]
+    shares = [cause.share for causes in visible for cause in causes]
+    sums = [sum(cause.share for cause in one.causes) for one in explained]
+    rows = list(zip(explained, visible, sums, strict=True))
+    return _html("why.html", impression=impression, explained=rows, shares=shares, most=DRAWN_CAUSES)
 
 
 def _status(served: Served, request: Request) -> Response:
     status = served.client.status()
     changed = sorted(status.weights, key=lambda one: -abs(one.now - one.start))
-    return _html("status.html", status=status, changed=changed, note=_note(request))
+    option = folder_option(served.client.folder.absolute())
+    return _html("status.html", status=status, changed=changed, option=option, note=_note(request))
 
 
 def _learn(served: Served, request: Request, form: Form) -> Response:
@@ -170,6 +203,8 @@ def _forget(served: Served, request: Request, form: Form) -> Response:
     if what.get("since", 0) is None:
         raise SearchError("Nothing was deleted. Choose a day.")
     gone = served.client.forget(**what)
+    if "query" in what and not gone.impressions:
+        return see_other("/status?note=no-search")
     return see_other(f"/status?note=forgotten&n={gone.impressions}&n={gone.clicks}&n={gone.documents}")
 
 
@@ -180,14 +215,26 @@ def _html(template: str, status_code: int = 200, **values: Any) -> Response:
 
 
 def _message(status_code: int, text: str) -> Response:
-    return _html("message.html", status_code, text=text, code=status_code)
+    heading = HEADINGS.get(status_code, "Error")
+    if status_code != 401:
+        return _html("message.html", status_code, text=text, heading=heading)
+    # A browser that was not admitted gets no style sheet either, so this page contains its style.
+    response = _html("no-entry.html", status_code, text=text, heading=heading, style=NO_ENTRY_STYLE)
+    digest = base64.b64encode(hashlib.sha256(NO_ENTRY_STYLE.encode()).digest()).decode()
+    response.headers["content-security-policy"] = (
+        f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; frame-ancestors 'none'"
+    )
+    return response
 
 
 def _note(request: Request) -> str:
     """The confirmation of the last action, from `NOTES`; only numbers come from the address."""
     form = NOTES.get(request.query_params.get("note", ""), "")
     numbers = [text for text in request.query_params.getlist("n") if re.fullmatch(r"[0-9]{1,12}", text)]
-    return form.format(*(f"{int(text):,}" for text in numbers)) if form.count("{}") == len(numbers) else ""
+    if form.count("{}") != len(numbers):
+        return ""
+    nouns = (("search", "searches"), ("click", "clicks"), ("document", "documents"))
+    return form.format(*(many(int(text), *noun) for text, noun in zip(numbers, nouns, strict=False)))
 
 
 def _number(request: Request, name: str) -> int:
