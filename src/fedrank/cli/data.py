@@ -1,4 +1,4 @@
-"""`fedrank data`: list, check, clients, build, propensities, redact and synth."""
+"""`fedrank data`: data sets, clients and click logs."""
 
 from __future__ import annotations
 
@@ -73,19 +73,21 @@ def data_list(as_json: AsJson = False) -> None:
 def data_check(
     paths: Annotated[
         list[Path],
-        typer.Argument(help="LETOR files (plain, .gz or .xz), or one data set folder written by fedrank data build."),
+        typer.Argument(
+            help="Judged files (LETOR; also .gz, .xz), or one data set folder written by fedrank data build."
+        ),
     ],
     out: Picture = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check LETOR files, or describe a data set of click logs: users, times, clicks by position."""
+    """Check judged files, or describe a data set of click logs: users, times, clicks by position."""
     if any(path.is_dir() for path in paths):
         if len(paths) > 1:
-            raise ValueError(f"give one data set folder, or LETOR files (got {len(paths)} paths with a folder)")
+            raise ValueError(f"give one data set folder, or data files (got {len(paths)} paths with a folder)")
         _describe_log(paths[0], out, as_json)
         return
     if out is not None:
-        raise ValueError(f"--out {out} draws a data set folder; remove it to check LETOR files")
+        raise ValueError(f"--out {out} draws a data set folder; remove it to check files")
     from fedrank.data.check import check_files
     from fedrank.experiments.report.command_output import about_checks
 

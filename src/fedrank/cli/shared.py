@@ -84,7 +84,9 @@ ModelFile = Annotated[
 ]
 DataFile = Annotated[
     str,
-    typer.Argument(help="LETOR file (.txt, .gz, .xz), click log folder, or data set of the catalog (its test part)."),
+    typer.Argument(
+        help="Judged file (LETOR; also .gz, .xz), click log folder, or data set of the catalog (its test part)."
+    ),
 ]
 Client = Annotated[int | None, typer.Option(help="Client number, if each client has its own model.")]
 Trust = Annotated[
