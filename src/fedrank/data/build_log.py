@@ -82,7 +82,7 @@ def build_log(
     replaces the built-in features. A build that was interrupted continues if files and settings are the same.
 
     The candidates of a query include the documents that any user clicked for it, except excluded users. Users are
-    selected afterwards by their number of entries with a list, as in the paper.
+    selected afterwards by their number of entries with a list, as in AOL4FOLTR (CIKM 2025).
 
     >>> from pathlib import Path
     >>> import fedrank as fr
@@ -150,7 +150,7 @@ class _Steps:
         self.wanted = ~np.isin(clicks.user, [clicks.users.index(name) for name in how.exclude])  # [entries]
 
     def make_lists(self) -> None:
-        """Write the documents of every entry's listin blocks of queries."""
+        """Write the documents of every entry's list in blocks of queries."""
         clicks, how = self.clicks, self.how
         order, starts = _by_query(clicks, self.wanted)
         queries = len(starts) - 1
@@ -176,7 +176,7 @@ class _Steps:
         self.report("lists", queries, queries)
 
     def gather(self) -> None:
-        """Choose users, number the distinct pairs of query and documentand write everything except the features."""
+        """Choose users, number the distinct pairs of query and document, and write everything except the features."""
         clicks, out = self.clicks, self.out
         why: NDArray[np.int8] = np.load(out / _WHY)
         with_list = self.wanted & (why == 0)

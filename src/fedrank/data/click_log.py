@@ -133,7 +133,7 @@ def read_clicks(
 def rank_users(
     counts: NDArray[np.integer], least: int = 1, most: int | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Users with at least `least` entries, most active first; and [users]: the rank of each, -1 for the others."""
+    """Return the selected users, most active first, and the rank of every user (-1: not selected)."""
     ranking = np.argsort(-counts, kind="stable")
     ranking = ranking[counts[ranking] >= least][:most]
     rank = np.full(len(counts), -1, dtype=np.int32)

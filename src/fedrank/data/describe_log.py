@@ -16,7 +16,7 @@ from fedrank.data.logs import FACTS, SearchLog, lengths_of
 from fedrank.seeds import rng_for
 
 COMPARED = 10  # most active users whose clicks are compared
-DRAWN = 5  # users whose activity per day is plotted, as in the paper
+DRAWN = 5  # users whose activity per day is plotted, as in AOL4FOLTR (CIKM 2025)
 FEWEST = 10  # minimum number of entries to estimate a user's burstiness
 TAIL = 10  # minimum number of users in the fitted part of a power law
 SAMPLE = 2000  # maximum number of clicks compared per user

@@ -52,7 +52,7 @@ class ListRules:
     def list_for(
         self, target: int, natural: Rows, scores: Scores, rng: np.random.Generator, ranking: Rows | None = None
     ) -> Rows | str:
-        """Return the documents around one click, ordered by BM25, or the reason for the lack of a list.
+        """Return the documents around one click, ordered by BM25, or why there is none.
 
         `natural` are the distinct documents clicked for this query, including the target; `ranking` is the result of
         `ranked` if already known. Documents with equal scores keep the order of the collection. A shuffled window gives

@@ -64,11 +64,11 @@ def _rounding(value: float) -> float:
 def reproduced(row: Published, column: str, variant: VariantRuns) -> PublishedComparison:
     """Put a published value next to the final values of a variant.
 
-    Both were measured on the same queries, so they differ only by random variation in training. Published by fold: the
-    standard error of the mean paired difference. Otherwise our error is that of seeds within folds, and theirs is taken
-    to be as large for every run behind the published mean: as many as it says, or one per fold. One seed per fold
-    shows no
-    variation; then the spread between folds bounds it, which can refute a value but not confirm it.
+    Both were measured on the same queries, so they differ only by random variation in training. If values are published
+    by fold, the error is the standard error of the mean paired difference. Otherwise our error is that of seeds within
+    folds, and the same variation is assumed for each run behind the published mean (the stated number of runs, or one
+    per fold). With one seed per fold this variation is unknown; the spread between folds is an upper bound, which can
+    refute a value but not confirm it.
     """
     known = {repeat: value for repeat, value in variant.values(column).items() if not math.isnan(value)}
     summary = variant.summary(column)

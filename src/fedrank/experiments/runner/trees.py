@@ -61,7 +61,7 @@ def _perform_forest(
         writer.quality = forest.quality
         writer.after_round(len(forest.trees), last, forest.parts)
     size, values = forest.best, np.concatenate([forest.per_query(), *forest.cut()])
-    blank = [float("nan")] * (len(values) - len(experiment.measures))  # forests of fixed sizes are in the last row
+    blank = [float("nan")] * (len(values) - len(experiment.measures))  # only the last row has values for fixed sizes
     measured = {number: [*each, *blank] for number, each in forest.values.items()} | {size: average(values).tolist()}
     for number in range(1, size + 1):
         writer.add(number, values=measured.get(number))

@@ -35,7 +35,7 @@ class ListedMethod:
 
     family: str
     name: str
-    meaning: str  # the first sentence of its docstring
+    meaning: str  # the first paragraph of its docstring
     settings: tuple[ListedSetting, ...] = ()
     text: str = ""  # the whole docstring, with references
 

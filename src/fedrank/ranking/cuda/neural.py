@@ -68,7 +68,7 @@ class Crews:
 
 
 class NeuralOnDevice(PdgdOnDevice):
-    """A learner of a neural rankerwith its clients and their data in device memory."""
+    """A learner of a neural ranker with its clients and their data in device memory."""
 
     many_rounds = False
 
