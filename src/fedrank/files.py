@@ -66,7 +66,7 @@ def naming(path: str | Path) -> Iterator[None]:
         raise
 
 
-def told(problem: BaseException) -> str:
+def error_message(problem: BaseException) -> str:
     """Format an error in one line; errors of files begin with the name, and a full disk gets a remedy."""
     if not isinstance(problem, OSError) or not problem.strerror or problem.filename is None:
         return str(problem) or type(problem).__name__

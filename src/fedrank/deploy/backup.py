@@ -6,9 +6,9 @@ while a site is running: sent messages are listed before the ledgers are read, s
 A restored site has no record of what it sent after the backup, although its people were charged for it. The file
 `restored.json` marks this state. Until the coordinator has reported which rounds are complete, the site answers no
 request of a run. Rounds 1 to n + 1 are charged, n being the last completed round. Completed rounds are not answered
-again; round n + 1, for which a message may have been sent, is charged again when it is answered. In asynchronous runs the
-completed rounds are unknown, and the site waits for another run. (A coordinator that reports too low a round receives a
-second noise sample for a round it has seen. Only a backup made after the last round prevents that.)
+again; round n + 1, for which a message may have been sent, is charged again when it is answered. In asynchronous runs
+the completed rounds are unknown, and the site waits for another run. (A coordinator that reports too low a round
+receives a second noise sample for a round it has seen. Only a backup made after the last round prevents that.)
 
 If the folder already exists, no file in it is replaced: missing files are restored. Of two ledgers, the one with more
 charges stays; if each has charges that the other lacks, both are combined.

@@ -53,7 +53,7 @@ from fedrank.deploy.signed_files import (
 )
 from fedrank.deploy.site_calls import Silent
 from fedrank.experiments.spec.families import name_of
-from fedrank.files import locked, told
+from fedrank.files import error_message, locked
 from fedrank.privacy.mechanisms import AtServer
 from fedrank.types import has_trait
 from fedrank.wire import Part
@@ -299,7 +299,7 @@ class FolderSend:
                     self._look_once()
                     self._problem = ""
                 except OSError as problem:  # a network share may be unavailable temporarily
-                    self._problem = told(problem)
+                    self._problem = error_message(problem)
                 self._expire()
 
     def _pause(self) -> float:
@@ -398,8 +398,8 @@ def serve(
                     )
                 problem = ""
             except (OSError, ValueError) as found:
-                if told(found) != problem:  # do not repeat the same message every five seconds
-                    problem = told(found)
+                if error_message(found) != problem:  # do not repeat the same message every five seconds
+                    problem = error_message(found)
                     tell(problem)
             wake = time.monotonic() + every
             while not stop() and time.monotonic() < wake:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import wire
-from fedrank.files import private_folder, told, write_atomic
+from fedrank.files import error_message, private_folder, write_atomic
 from fedrank.wire import Label, Part
 
 OUTBOX = "outbox"  # folder of a site with one folder per run
@@ -80,7 +80,9 @@ class Outbox:
         try:
             content = path.read_bytes()
         except OSError as problem:
-            raise OutboxError(f"{told(problem)}; the record of sent messages cannot be read") from None  # prose: ok
+            raise OutboxError(
+                f"{error_message(problem)}; the record of sent messages cannot be read"
+            ) from None  # prose: ok
         size = len(content)
         parts = {"call": Part("|S", 32), **{name: Part("|S", size) for name in ("answer", "values", "memory")}}
         parts |= {"data": Part("|S", 32), "used": Part("|S", size)}

@@ -36,7 +36,7 @@ from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.federated.messages import Call, Message, payload_of
-from fedrank.files import told
+from fedrank.files import error_message
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.population import Account, LedgerTerms, Population, spent_together
@@ -250,7 +250,7 @@ def _searches(folder: Path, settings: SiteSettings, plan: Plan) -> str:
     try:
         facts = recorded_facts(folder, settings.data.impressions)
     except (ValueError, OSError, OutboxError) as problem:
-        return f"recorded searches that cannot be counted: {told(problem)}"  # prose: ok
+        return f"recorded searches that cannot be counted: {error_message(problem)}"  # prose: ok
     enough = facts.unused // searches_of(plan, settings.id)
     return f"{facts}: enough for {_count(enough, 'round')} of {searches_of(plan, settings.id)}"
 

@@ -21,7 +21,7 @@ from fedrank.experiments.runner.folder import LAST
 from fedrank.experiments.runner.runs import DISCOUNT, Run, Runs
 from fedrank.experiments.spec.grid import NOTHING, About, Grid, Published, read_tables
 from fedrank.experiments.spec.kinds import KINDS
-from fedrank.files import read_text, told
+from fedrank.files import error_message, read_text
 from fedrank.names import did_you_mean
 from fedrank.ranking.baseline_ranking import LOGGED
 from fedrank.ranking.measures import average
@@ -162,7 +162,7 @@ def analyse(runs: Runs, baseline: str | None = None) -> list[Analysis]:
             except KeyError as missing:
                 run = run.broken(f"one of its files lacks {missing}")
             except (OSError, ValueError, TypeError) as problem:  # damaged, or changed or deleted meanwhile
-                run = run.broken(told(problem))
+                run = run.broken(error_message(problem))
         each.append(run)
     checked = Runs(tuple(each))
     if not len(checked.finished):

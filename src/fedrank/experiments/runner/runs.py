@@ -30,7 +30,7 @@ from fedrank.experiments.runner.frames import framed
 from fedrank.experiments.spec.experiment import Experiment
 from fedrank.experiments.spec.families import with_new_names
 from fedrank.experiments.spec.grid import read_tables
-from fedrank.files import is_alive, is_locked, locked, opened, read_bytes, read_text, told
+from fedrank.files import error_message, is_alive, is_locked, locked, opened, read_bytes, read_text
 from fedrank.names import did_you_mean
 from fedrank.privacy.ledger import CHANGED, PARTICIPANTS
 from fedrank.privacy.population import FORGOTTEN, LEDGER
@@ -205,7 +205,7 @@ class Run(DisplayMixin, Facts):
                 self.queries  # noqa: B018
             self.nothing, self.model, self.seconds  # noqa: B018
         except (OSError, ValueError) as problem:
-            return self.broken(told(problem))
+            return self.broken(error_message(problem))
         return self
 
     def broken(self, reason: str) -> Run:
@@ -538,7 +538,7 @@ def _load(path: Path) -> Run:
     except KeyError as missing:
         return run.broken(f"run.json lacks {missing}")
     except (OSError, ValueError, TypeError, AttributeError) as problem:
-        return run.broken(told(problem))
+        return run.broken(error_message(problem))
     return run
 
 
