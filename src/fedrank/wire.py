@@ -108,7 +108,7 @@ def unpack(
     return sender, values
 
 
-def label_of(content: bytes) -> Label:
+def read_label(content: bytes) -> Label:
     """Return the unverified header of a message, by which its receiver decides what to expect."""
     if not isinstance(content, bytes) or len(content) < _HEAD.size + _SUM:
         raise Refused("it is too short for a message of fedrank")

@@ -70,7 +70,7 @@ def test_sites_grow_the_forest_of_their_pooled_rows(tmp_path, merge):
     kinds = set()
 
     def listen(name, content, answer):
-        kinds.add(wire.label_of(answer).kind)
+        kinds.add(wire.read_label(answer).kind)
         return answer
 
     assert made.run(listen) == "finished", made.reason()
@@ -91,7 +91,7 @@ def test_a_line_that_breaks_changes_nothing(tmp_path, merge):
     broken = []
 
     def once(name, content, answer):
-        asked = wire.label_of(content).kind
+        asked = wire.read_label(content).kind
         if name == "site-1" and asked == "grow" and len(broken) < 12:
             broken.append(name)
             if len(broken) in (4, 9):
@@ -108,7 +108,7 @@ def test_a_stopped_coordinator_goes_on_after_its_last_tree(tmp_path, monkeypatch
     asked: list[str] = []
 
     def listen(name, content, answer):
-        asked.append(wire.label_of(content).kind)
+        asked.append(wire.read_label(content).kind)
         return answer
 
     assert made.run(listen, stop=lambda: asked.count("grow") > 40) == "interrupted"
@@ -134,7 +134,7 @@ def test_a_site_sends_nothing_else_and_refuses_what_does_not_fit(tmp_path):
 
         def refused(content: bytes) -> str:
             answer = site.answer(content)
-            assert wire.label_of(answer).kind == "refused"
+            assert wire.read_label(answer).kind == "refused"
             return answer.decode("utf-8", "replace")
 
         assert "this run grows one forest and does not" in refused(protocol.request("forest", made.plan.run, 1))
@@ -240,7 +240,7 @@ def test_noise_is_written_and_paid_for_before_it_leaves(tmp_path, secure):
     seen = []
 
     def listen(name, content, answer):
-        if wire.label_of(answer).kind == "grown":  # what has left lies in the outbox, if it has noise
+        if wire.read_label(answer).kind == "grown":  # what has left lies in the outbox, if it has noise
             box = outbox_of(made, name)
             sent = [box.get(number) for number in range(1, box.last + 1)]
             seen.append(any(one.answer == answer for one in sent if one is not None))
@@ -281,7 +281,7 @@ def test_lines_that_break_and_restarts_cost_nobody_twice(tmp_path):
     asked = []
 
     def once(name, content, answer):
-        if wire.label_of(content).kind == "grow":
+        if wire.read_label(content).kind == "grow":
             asked.append(name)
             if len(asked) in (9, 23):
                 raise RuntimeError("the line broke, after the site had answered")
@@ -298,7 +298,7 @@ def test_under_a_secure_sum_a_new_attempt_is_paid_for(tmp_path):
     asked = []
 
     def once(name, content, answer):
-        if wire.label_of(content).kind == "grow" and name == "site-1":
+        if wire.read_label(content).kind == "grow" and name == "site-1":
             asked.append(name)
             if len(asked) == 6:
                 raise RuntimeError("the line broke, after the site had answered")
@@ -366,7 +366,7 @@ def test_a_restored_site_adds_no_noise_to_a_run_that_has_begun(tmp_path):
     asked = []
 
     def listen(name, content, answer):
-        asked.append(wire.label_of(content).kind)
+        asked.append(wire.read_label(content).kind)
         return answer
 
     assert again.run(listen, stop=lambda: asked.count("grow") > 12) == "interrupted"
@@ -388,7 +388,7 @@ def test_other_rows_in_the_middle_of_a_forest_are_refused(tmp_path):
     asked = []
 
     def listen(name, content, answer):
-        asked.append(wire.label_of(content).kind)
+        asked.append(wire.read_label(content).kind)
         return answer
 
     assert made.run(listen, stop=lambda: asked.count("grow") > 12) == "interrupted"

@@ -14,8 +14,8 @@ import typer
 from fedrank.cli.config import Config
 from fedrank.cli.model import BiasName, bias_named
 from fedrank.cli.shared import (
-    FAILED,
-    LARGEST,
+    EXIT_FAILURE,
+    MAX_COUNT,
     AsJson,
     Changes,
     Picture,
@@ -97,7 +97,7 @@ def data_check(
     else:
         print_sections(about_checks(checks), new_console())
     if not all(check.sound for check in checks):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILURE)
 
 
 def _describe_log(folder: Path, out: Path | None, as_json: bool) -> None:
@@ -186,11 +186,11 @@ def data_build(
     users: Annotated[
         int | None,
         typer.Option(
-            min=1, max=LARGEST, hidden=True, help="Number of users to keep, the most active ones. Default: all."
+            min=1, max=MAX_COUNT, hidden=True, help="Number of users to keep, the most active ones. Default: all."
         ),
     ] = None,
     min_interactions: Annotated[
-        int, typer.Option(min=1, max=LARGEST, hidden=True, help="Minimum number of entries per user.")
+        int, typer.Option(min=1, max=MAX_COUNT, hidden=True, help="Minimum number of entries per user.")
     ] = 1,
     exclude: Annotated[list[str] | None, typer.Option(hidden=True, help="User to exclude; may be repeated.")] = None,
     window: Annotated[
@@ -315,7 +315,7 @@ def data_build(
         int | None,
         typer.Option(
             min=1,
-            max=LARGEST,
+            max=MAX_COUNT,
             rich_help_panel=_SHOWN,
             hidden=True,
             help="Minimum number of users per query; the text of rarer queries is not stored.",
@@ -448,7 +448,7 @@ def data_propensities(
     except NotIdentifiable as problem:
         text = str(problem)
         print_line(console, f"{text[0].upper()}{text[1:]}.")
-        raise typer.Exit(FAILED) from None
+        raise typer.Exit(EXIT_FAILURE) from None
     if as_json:
         print_json(by.as_json())
     else:
@@ -468,7 +468,7 @@ def data_redact(
     rare: Annotated[
         int,
         typer.Option(
-            min=1, max=LARGEST, help="Minimum number of users per query; the text of rarer queries is deleted."
+            min=1, max=MAX_COUNT, help="Minimum number of users per query; the text of rarer queries is deleted."
         ),
     ] = 5,
     keep_patterns: Annotated[

@@ -13,11 +13,11 @@ from fedrank.cli.shared import (
     RunsFolders,
     Trust,
     Yes,
-    label_of,
     new_console,
     print_line,
     print_sections,
     progress,
+    results_name,
 )
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def client(
 
     changes = {".".join(keys): value for keys, value in map(parse_override, set_ or [])}
     unlearner = build(Unlearner, {"name": method} | changes, "method")
-    label = None if name is None else label_of(name, "")
+    label = None if name is None else results_name(name, "")
     if purge_parent and not yes:
         typer.confirm(
             "Delete the models of these runs and the updates of these clients? This cannot be undone.", abort=True

@@ -98,7 +98,7 @@ class RequestName(NamedTuple):
 
     @classmethod
     def of(cls, content: bytes, asked: int = 0) -> RequestName:
-        label = wire.label_of(content)
+        label = wire.read_label(content)
         return cls(label.run.hex(), label.round, label.attempt, hashlib.sha256(content).hexdigest()[:32], asked)
 
 
@@ -196,7 +196,7 @@ class FolderSend:
         if member is None or member.state != "joined":
             _fail(answer, f"site {site!r} does not participate in {self.federation.name!r}: {_state(member)}")
             return answer
-        label = wire.label_of(request)
+        label = wire.read_label(request)
         if label.kind in ONLINE:
             _fail(answer, f"secure aggregation needs all sites online at once, but {site!r} uses a shared folder")
             return answer
@@ -225,7 +225,7 @@ class FolderSend:
 
     def _announce(self, request: bytes) -> None:
         """Write the plan of a hello request for sites that are not running at the moment."""
-        label = wire.label_of(request)
+        label = wire.read_label(request)
         hello = wire.Label("hello", label.run, label.round)
         _, found = wire.unpack(request, hello, {"plan": Part("|S", MAX_PLAN)})
         plan = Plan.load(found["plan"])
@@ -367,7 +367,7 @@ def serve_once(
         with nullcontext(site) if site is not None else _opened_site(site_folder) as at_work:
             known = ""  # the run that the site has loaded
             for name, request in wanted:
-                if wire.label_of(request).kind != "hello" and name.run != known:
+                if wire.read_label(request).kind != "hello" and name.run != known:
                     _introduce(shared, me, name.run, _over(site_folder, name), at_work, ignoring)
                 known = name.run
                 answered.append(_answer_one(shared, me, key, name, request, at_work))
@@ -442,7 +442,7 @@ def _answer_one(
 ) -> FolderAnswer:
     answer = site.answer(request)
     write_signed(own_folder(shared, FROM, me.site) / str(name), key, _reply(me.federation, me.site, name), answer)
-    kind = wire.label_of(request).kind
+    kind = wire.read_label(request).kind
     return FolderAnswer(name.run, name.round, name.attempt, kind, _is_refusal(answer))
 
 
@@ -506,7 +506,7 @@ def _foreign(name: str) -> str:
 def _is_refusal(answer: bytes) -> bool:
     """Whether an answer is a refusal or cannot be read."""
     try:
-        return wire.label_of(answer).kind == "refused"
+        return wire.read_label(answer).kind == "refused"
     except wire.Refused:
         return True
 

@@ -121,7 +121,7 @@ def used_searches(folder: Path) -> set[int]:
         first = next((path for path in outbox.iterdir() if path.name.replace("-", "").isdigit()), None)
         if first is not None:
             try:
-                run = wire.label_of(first.read_bytes()).run
+                run = wire.read_label(first.read_bytes()).run
             except wire.Refused as problem:
                 raise OutboxError(f"{first} is damaged ({problem}); restore it from a backup") from None
             found.update(number for sent in Outbox(outbox, run).every() for number in sent.used)

@@ -54,7 +54,7 @@ from fedrank.trees.releases import (
 from fedrank.trees.row_store import PrivateRowStore, Voter, Votes
 from fedrank.trees.split_finder import LeafSplit, Packed, Reals, Wish
 from fedrank.types import Source
-from fedrank.wire import Label, Part, Refused, Value, label_of, pack, unpack
+from fedrank.wire import Label, Part, Refused, Value, pack, read_label, unpack
 
 MAX_TEXT = 2**31  # bytes of a forest
 ADVERTISEMENT, ROSTER = 1024, 2**26  # maximum bytes
@@ -78,7 +78,7 @@ class ReleaseRequest:
     @classmethod
     def read(cls, plan: GrowPlan, content: bytes) -> ReleaseRequest | None:
         """The request in a message; None if it is not for a release with noise."""
-        label, noise = label_of(content), plan.noise
+        label, noise = read_label(content), plan.noise
         if noise is None or label.kind != "noised-ask":
             return None
         most = 4 * NUMBERS_OF_A_SPLIT * (2**noise.depth - 1)
@@ -135,7 +135,7 @@ class TreeClient:
         """The answer to a message of the server."""
         if self._last is not None and content == self._last[0]:
             return self._last[1]
-        label = label_of(content)
+        label = read_label(content)
         if label.kind not in self._steps:
             raise Refused(f"unknown kind of message {label.kind!r}; known are {', '.join(self._steps)}")
         kind, parts = self._steps[label.kind](content, label)

@@ -82,7 +82,7 @@ class FailureCause:
     file: Path | None = None  # the file with that traceback
 
     @property
-    def error_message(self) -> str:
+    def message(self) -> str:
         """One line: the name of a single run, or the number of runs and the first of them."""
         if len(self.runs) == 1:
             return f"failed {self.runs[0]}: {self.reason}"
