@@ -681,7 +681,7 @@ def _named(rows: Sequence[tuple[str, str, Tone]]) -> Table:
 
 
 def _log_rows(log: LogDescription) -> list[tuple[str, str]]:
-    from fedrank.data.describe_log import FEWEST, date_of
+    from fedrank.data.describe_log import MIN_ENTRIES, date_of
 
     span = (log.last - log.first) / 86_400
     rows = [
@@ -706,7 +706,7 @@ def _log_rows(log: LogDescription) -> list[tuple[str, str]]:
             (
                 "burstiness",
                 f"median {middle:.2f}, half of the users {low:.2f} .. {high:.2f} (-1 like a clock, 0 at random, "
-                f"1 in bursts; {len(bursts):,} users with {FEWEST} entries or more)",
+                f"1 in bursts; {len(bursts):,} users with {MIN_ENTRIES} entries or more)",
             )
         )
     if len(log.compared) > 1:
@@ -734,7 +734,7 @@ def _shown_rows(shown: ShownDescription) -> list[tuple[str, str]]:
     ]
     if not np.isnan(shown.dwell):
         rows.append(("time on a document", f"median {shown.dwell:,.0f} s where it is known"))
-    if shown.drawn:
+    if shown.has_propensities:
         rows.append(("draws", "known: probabilities of these lists can be computed"))
     if shown.largest_before:
         after = f", {shown.largest_after[0]:.1%} after limits" if shown.largest_after else ""
