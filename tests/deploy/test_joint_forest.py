@@ -16,7 +16,7 @@ from fedrank import wire
 from fedrank.data.letor import read_letor
 from fedrank.data.ranking import RankingData
 from fedrank.deploy import protocol
-from fedrank.deploy.backup import Restored
+from fedrank.deploy.backup import RestoreMark
 from fedrank.deploy.identity import read_identity
 from fedrank.deploy.joint_forest import agreed
 from fedrank.deploy.make_plans import plan_runs
@@ -360,7 +360,7 @@ def test_persons_must_be_named(tmp_path):
 @pytest.mark.long
 def test_a_restored_site_adds_no_noise_to_a_run_that_has_begun(tmp_path):
     made = noised(tmp_path, secure=False)
-    Restored("2026-01-02", "2026-01-01", True).write(made.folders["site-2"])
+    RestoreMark("2026-01-02", "2026-01-01", True).write(made.folders["site-2"])
     assert made.run() == "finished", "nothing had left it before this run"
     again = noised(tmp_path / "again", secure=False)
     asked = []
@@ -371,7 +371,7 @@ def test_a_restored_site_adds_no_noise_to_a_run_that_has_begun(tmp_path):
 
     assert again.run(listen, stop=lambda: asked.count("grow") > 12) == "interrupted"
     where = again.folders["site-2"]
-    Restored("2026-01-02", "2026-01-01", True).write(where)
+    RestoreMark("2026-01-02", "2026-01-01", True).write(where)
     shutil.rmtree(where / "outbox")
     with Site.open(where) as site:
         site.answer(protocol.request("hello", again.plan.run, 1, plan=again.plan.dump()))

@@ -704,7 +704,7 @@ def restore(
     console = new_console()
     print_line(
         console,
-        f"Restored the backup of {done.made}: {len(done.brought):,} files restored, {len(done.kept):,} unchanged",
+        f"Restored the backup of {done.made}: {len(done.restored):,} files restored, {len(done.kept):,} unchanged",
     )
     for line in done.ledgers:
         print_line(console, line)

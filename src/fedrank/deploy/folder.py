@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fedrank import wire
 from fedrank.deploy import protocol
-from fedrank.deploy.backup import Restored
+from fedrank.deploy.backup import RestoreMark
 from fedrank.deploy.folder_members import (
     COORDINATOR,
     FolderMember,
@@ -458,8 +458,8 @@ def _over(site_folder: Path, name: RequestName) -> int:
 
     A coordinator that requests a round, with its signature, has completed all earlier rounds.
     """
-    mark = Restored.read(site_folder)
-    return 0 if mark is None or name.run in mark.told else max(0, name.round - 1)
+    mark = RestoreMark.read(site_folder)
+    return 0 if mark is None or name.run in mark.completed_rounds else max(0, name.round - 1)
 
 
 def _tidy(shared: Path, me: FolderMembership) -> None:
