@@ -14,7 +14,7 @@ import numpy as np
 from fedrank.experiments.report.claims import Stated, Verdict, judge_all
 from fedrank.experiments.report.contrast import Contrast, contrast
 from fedrank.experiments.report.formatting import heading
-from fedrank.experiments.report.published_values import PublishedComparison, reproduced
+from fedrank.experiments.report.published_values import PublishedComparison, compare_published
 from fedrank.experiments.report.run_values import Repeat, RunValues, Threat, VariantRuns, read_run
 from fedrank.experiments.report.statistics import LEVEL, holm
 from fedrank.experiments.runner.folder import LAST
@@ -482,7 +482,7 @@ def _published(analysis: Analysis, notes: list[str]) -> tuple[PublishedCompariso
             what = f"variant {row.variant!r}" if variant is None else f"measure {column!r}"
             notes.append(f"A published value of {row.value:g} has no counterpart: no finished run has the {what}.")
             continue
-        values.append(reproduced(row, column, variant))
+        values.append(compare_published(row, column, variant))
     return tuple(values)
 
 
