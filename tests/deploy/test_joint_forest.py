@@ -30,7 +30,7 @@ from fedrank.experiments.spec.experiment import SpecError
 from fedrank.privacy.ledger import Ledger
 from fedrank.privacy.population import Account, ledgers_below
 from fedrank.trees.binning import grid_edges
-from fedrank.trees.boosters import Past
+from fedrank.trees.boosters import BoosterState
 from fedrank.trees.growing import GrowPlan, LocalClients, grow_alone, grow_forest
 from fedrank.trees.histograms import Histograms
 from fedrank.trees.model_files import load_model
@@ -50,7 +50,9 @@ def pooled(made: Federation) -> tuple[str, ...]:
     rows = RankingData.join([share.train for share in shares])
     judged = RankingData.join([share.test for share in shares])
     rules = Histograms.rules(made.task.experiment.booster)
-    steps = list(grow_alone(rules, rows, judged, made.plan.seed, Past(), grid_edges(made.plan.features, rules.bins)))
+    steps = list(
+        grow_alone(rules, rows, judged, made.plan.seed, BoosterState(), grid_edges(made.plan.features, rules.bins))
+    )
     best = int(np.argmax([step.validation for step in steps])) + 1
     return tuple(step.tree for step in steps[:best])
 

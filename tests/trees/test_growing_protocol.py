@@ -16,7 +16,7 @@ from fedrank.data.ranking import RankingData
 from fedrank.privacy.secure_aggregation import new_identities
 from fedrank.privacy.secure_series import SeriesClient, SeriesServer
 from fedrank.trees.binning import bounded_edges
-from fedrank.trees.boosters import Grower, Past
+from fedrank.trees.boosters import BoosterState, Grower
 from fedrank.trees.growing import GrowPlan, LocalClients, grow_alone, grow_forest
 from fedrank.trees.growing_protocol import TreeClient, TreeServer, forest_from
 from fedrank.trees.releases import Layout, check_histogram, decode, encode
@@ -66,7 +66,7 @@ def answering(clients, meddle=lambda client, asked, answer: answer):
 
 
 def pooled(rules=RULES):
-    return [(step.tree, step.validation) for step in grow_alone(rules, POOL, JUDGED, 7, Past(), EDGES)]
+    return [(step.tree, step.validation) for step in grow_alone(rules, POOL, JUDGED, 7, BoosterState(), EDGES)]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_client_that_stays_away_is_left_out_from_the_tree_on_that_it_left():
     # The third tree is what the others grow from there on.
     rest = LocalClients(plan, [plan.store(TRAIN[client]) for client in (0, 2)])
     rest.add(tree for tree, _ in grown[:2])
-    again = list(grow_forest(rest, Past(tuple(tree for tree, _ in grown[:2]), (0.5, 0.5))))
+    again = list(grow_forest(rest, BoosterState(tuple(tree for tree, _ in grown[:2]), (0.5, 0.5))))
     assert [tree for tree, _ in again] == [tree for tree, _ in grown[2:]]
 
 

@@ -34,7 +34,7 @@ import numpy as np
 from fedrank.data.ranking import RankingData
 from fedrank.privacy.secure_messages import Identity
 from fedrank.trees.arrays import Trees
-from fedrank.trees.boosters import Past
+from fedrank.trees.boosters import BoosterState
 from fedrank.trees.forest import Forest, make_forest
 from fedrank.trees.growing import DroppedOut, GrowPlan, grow_forest
 from fedrank.trees.noise import Whole
@@ -391,7 +391,7 @@ class TreeServer:
         """Trees, each with nDCG@10 on the clients' validation queries; continues after the given trees."""
         self._join()
         self._texts, self._known = list(trees), {}
-        for text, quality in grow_forest(self, Past(tuple(trees), tuple(validation))):
+        for text, quality in grow_forest(self, BoosterState(tuple(trees), tuple(validation))):
             self._texts.append(text)
             yield text, quality
 
