@@ -117,7 +117,7 @@ class Plan:
     def question(self) -> Experiment:
         """The experiment with its methods. Building it imports no code and opens no file."""
         try:
-            found: Experiment = read_tables(parse_toml(self.spec), here=False).base
+            found: Experiment = read_tables(parse_toml(self.spec), full_check=False).base
         except ValueError as problem:
             raise Refused("its spec: " + "; ".join(str(problem).splitlines())) from None
         return found

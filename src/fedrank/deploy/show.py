@@ -411,7 +411,7 @@ def drafts(text: str, settings: SiteSettings, own: RankingData | None) -> list[P
     data = tables.get("data")
     given = data if isinstance(data, dict) else {}
     agreed = {key: given[key] for key in ("folds", "propensities", "bias") if key in given}
-    grid = read_tables(tables | {"data": {"name": ELSEWHERE, "folds": [1]} | agreed}, here=False)
+    grid = read_tables(tables | {"data": {"name": ELSEWHERE, "folds": [1]} | agreed}, full_check=False)
     found = []
     for variant in grid.variants:
         experiment = variant.experiment

@@ -285,7 +285,7 @@ def _read_grid(run: Run) -> tuple[Grid[Any] | None, str, list[str]]:
         if file.exists():
             try:
                 text = read_text(file)
-                return read_tables(parse_toml(text), here=False), text, []
+                return read_tables(parse_toml(text), full_check=False), text, []
             except ValueError as problem:
                 reason = "; ".join(str(problem).splitlines())
                 return None, "", [f"{file} cannot be read, so the settings are taken from the runs: {reason}"]

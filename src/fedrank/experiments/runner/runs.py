@@ -125,7 +125,7 @@ class Run(DisplayMixin, Facts):
     @property
     def spec(self) -> Experiment:
         """The spec of the run. Its data may be missing by now, and external code is not imported."""
-        grid = read_tables(with_new_names(read_toml(self.path / "spec.toml")), here=False)
+        grid = read_tables(with_new_names(read_toml(self.path / "spec.toml")), full_check=False)
         spec: Experiment = grid.base
         return spec
 

@@ -43,16 +43,16 @@ class WatchedRun:
     seconds: float  # wall-clock time; NaN before the first checkpoint
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Estimated remaining seconds of a running run; NaN if unknown."""
         if self.run.status != "running" or not self.run.round:
             return math.nan
         return self.seconds / self.run.round * (self.run.asked - self.run.round)
 
     @property
-    def whole(self) -> float:
+    def total_seconds(self) -> float:
         """Estimated seconds from the first round to the last; NaN if unknown."""
-        return self.seconds if self.run.status == "finished" else self.seconds + self.left
+        return self.seconds if self.run.status == "finished" else self.seconds + self.seconds_left
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ class WatchedExperiment:
         return sum(shares) / max(self.asked, len(self.runs), 1)
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Estimated seconds until all runs are finished, with as many in parallel as now; NaN if unknown."""
         running = [one for one in self.runs if one.run.status == "running"]
-        known = [one.whole for one in self.runs if not math.isnan(one.whole)]
+        known = [one.total_seconds for one in self.runs if not math.isnan(one.total_seconds)]
         if not running or not known:
             return math.nan
         usual = sum(known) / len(known)
-        now = sum(usual if math.isnan(one.left) else one.left for one in running)
+        now = sum(usual if math.isnan(one.seconds_left) else one.seconds_left for one in running)
         return (now + usual * self.counts["not begun"]) / len(running)
 
     @property
@@ -142,7 +142,7 @@ class Watched:
 def _experiment(runs: Runs) -> WatchedExperiment:
     first, grid = runs[0], None
     with suppress(OSError, ValueError):  # there may be none, or one of a newer fedrank
-        grid = read_tables(parse_toml(read_text(first.folder / "experiment.toml")), here=False)
+        grid = read_tables(parse_toml(read_text(first.folder / "experiment.toml")), full_check=False)
     asked = len(runs) if grid is None else max(len(runs), len(grid.variants) * len(grid.repeats()))
     return WatchedExperiment(
         _id(first.folder),
