@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.display import DisplayMixin, as_rows, number
+from fedrank.display import DisplayMixin, as_rows, count_of
 from fedrank.experiments.runner.cards import read_card
 from fedrank.experiments.runner.folder import FORMAT, STATES, Card, Facts, Receipt, checkpoint_round, read_json
 from fedrank.experiments.runner.frames import framed
@@ -290,7 +290,7 @@ class Runs:
                     if len({column for column, _ in columns}) == 1:
                         row[columns[0][0]] = f"{np.mean([value for _, value in columns]):.4f}"
             rows.append(row)
-        return as_rows(f"{number(len(self), 'run')}{': ' * bool(rows)}{self._tally}", rows)
+        return as_rows(f"{count_of(len(self), 'run')}{': ' * bool(rows)}{self._tally}", rows)
 
     @property
     def finished(self) -> Runs:
