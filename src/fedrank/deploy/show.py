@@ -457,7 +457,7 @@ def about_plan(view: PlanView) -> list[Section]:
         first = first.paragraph("A trial on one machine: people are simulated and not protected.", tone="warn")
     if view.partners:
         rows = [[Cell(one.name, tone="name"), one.fingerprint, _compared(one)] for one in view.partners]
-        first = first.table(["with", "key", "compared"], rows, 3, whole=1)
+        first = first.table(["with", "key", "compared"], rows, 3, unbroken_column=1)
     sections = [first, _refused(view), _leaving(view)]
     if view.sum is not None:
         sections.append(Section("Secure aggregation").points(view.sum.lines()))

@@ -135,7 +135,7 @@ def about_methods(methods: Sequence[ListedMethod]) -> list[Section]:
                 default = f" = {setting.default}" if setting.default else ""
                 comment = f"  # {setting.comment}" if setting.comment else ""
                 rows.append(["", Cell(f"{setting.name}: {setting.kind}{default}{comment}", tone="quiet")])
-        sections.append(Section(family, (Table(["name", "meaning"], rows, 2, whole=0, bare=True),)))
+        sections.append(Section(family, (Table(["name", "meaning"], rows, 2, unbroken_column=0, bare=True),)))
     return sections
 
 
@@ -622,7 +622,7 @@ def about_catalog(
             positions.append(
                 paragraph(Span(entry.name, "strong"), ": ", Span(position, "code"))
             )  # an address that can be copied
-    table = Table(["name", "queries", "documents", "features", "grades", "folds", "here"], rows, whole=0)
+    table = Table(["name", "queries", "documents", "features", "grades", "folds", "here"], rows, unbroken_column=0)
     where = paragraph("Location, or where to get them:", tone="quiet")
     named = [
         paragraph(Span(name, "strong"), ": ", "built in" if folder is None else Span(str(folder), "code"))
@@ -677,7 +677,7 @@ def about_log(log: LogDescription) -> list[Section]:
 def _named(rows: Sequence[tuple[str, str, Tone]]) -> Table:
     """Names, and what each is."""
     cells = [[Cell(name, tone="name"), Cell(text, tone=tone)] for name, text, tone in rows]
-    return Table(["what", "meaning"], cells, 2, whole=0, bare=True)
+    return Table(["what", "meaning"], cells, 2, unbroken_column=0, bare=True)
 
 
 def _log_rows(log: LogDescription) -> list[tuple[str, str]]:

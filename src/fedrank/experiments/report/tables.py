@@ -166,7 +166,7 @@ def nothing_table(analysis: Analysis, column: str) -> Table:
             ]
             rows.append((variant, cells))
     header = [*(["order"] if several else []), "difference", "95% interval", "tested over", "p, corrected", "verdict"]
-    return _variant_table(analysis, header, rows, words=int(several))
+    return _variant_table(analysis, header, rows, text_columns=int(several))
 
 
 def published_table(analysis: Analysis) -> Table:
@@ -642,12 +642,12 @@ def _verdicts(analysis: Analysis) -> str:
 
 
 def _variant_table(
-    analysis: Analysis, header: Sequence[str], rows: Rows, words: int = 0, notes: Sequence[str] = ()
+    analysis: Analysis, header: Sequence[str], rows: Rows, text_columns: int = 0, notes: Sequence[str] = ()
 ) -> Table:
-    """A table whose leading columns name the variant of each row; `words` more columns hold words."""
+    """A table whose leading columns name the variant of each row; `text_columns` more columns contain text."""
     names, keys = _variant_columns(analysis)
     cells = [[*_variant_cells(analysis, variant, keys), *row] for variant, row in rows]
-    return Table([*names, *header], cells, len(names) + words, notes)
+    return Table([*names, *header], cells, len(names) + text_columns, notes)
 
 
 def _variant_columns(analysis: Analysis) -> tuple[list[str], list[str]]:
