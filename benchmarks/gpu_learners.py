@@ -49,7 +49,7 @@ SPEEDS = (
     (NEURAL, (400, 120, 136), 20_000, 5),
     (NEURAL, (6000, 120, 136), 20_000, 5),
 )
-# Units per crew member, and crews that must fit on a multiprocessor.
+# Units per thread, and groups of warps that must fit on a multiprocessor.
 NEURAL_VARIANTS = ((16, 4), (8, 4), (8, 5))
 LEFT_OUT = {  # disabled stages of neural PDGD, as text replacements
     "no gradients": ("if (moved) add_mlp", "if (false) add_mlp"),
@@ -103,15 +103,15 @@ def tune() -> None:
     """Measure speeds with other sizes."""
     original, text = devices.source, devices.source()
     small, large = ((1000, 41, 46), (6000, 120, 136))
-    sizes = neural.TILE, neural.CREWS
+    sizes = neural.TILE, neural.GROUPS
     try:
         plain = with_only(text, ("neural_clients_plain", "add_rows"))
         for tile, blocks in NEURAL_VARIANTS:
             changed = plain.replace("#define TILE 16", f"#define TILE {tile}")
             changed = changed.replace("__launch_bounds__(CREW, 4)", f"__launch_bounds__(CREW, {blocks})")
-            neural.TILE, neural.CREWS = tile, blocks
-            report_variant(f"neural: tiles of {tile}, {blocks} crews", changed, NEURAL, (small, large), 10_000)
-        neural.TILE, neural.CREWS = sizes
+            neural.TILE, neural.GROUPS = tile, blocks
+            report_variant(f"neural: tiles of {tile}, {blocks} warp groups", changed, NEURAL, (small, large), 10_000)
+        neural.TILE, neural.GROUPS = sizes
         for name, (old, new) in LEFT_OUT.items():
             assert old in plain
             report_variant(f"neural: {name}", plain.replace(old, new), NEURAL, (small, large), 10_000)

@@ -406,7 +406,7 @@ def test_papers_go_on_after_a_failure_and_not_after_a_stop(fedrank, monkeypatch,
         if len(asked) == 1:
             raise typer.Exit(code)
 
-    monkeypatch.setattr("fedrank_papers.cli.do_experiment", ends)
+    monkeypatch.setattr("fedrank_papers.cli.run_and_print", ends)
     names = ["thesis/fig-4-6", "thesis/fig-4-8", "thesis/fig-4-9"]
     ended, out, err = fedrank("papers", "run", *names, "--quick")
     assert (ended, err) == (code, "")

@@ -46,9 +46,9 @@ def as_rows(caption: str, rows: Sequence[Mapping[str, Any]], most: int = 20) -> 
     return f"<div>{escape(caption)}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}</div>"
 
 
-def number(count: int, one: str, many: str = "") -> str:
+def count_of(count: int, one: str, many: str = "") -> str:
     """
-    >>> number(1, "query", "queries"), number(1200, "client")
+    >>> count_of(1, "query", "queries"), count_of(1200, "client")
     ('1 query', '1,200 clients')
     """
     return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -39,7 +39,7 @@ def writing(path: str | Path, private: bool = False, replace: bool = True) -> It
     part = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
     try:
-        with naming(path):
+        with add_path_to_errors(path):
             _sweep(path)  # remove leftovers of a crash
             with open(os.open(part, flags, 0o600 if private else 0o666), "wb") as file:
                 yield file
@@ -56,7 +56,7 @@ def writing(path: str | Path, private: bool = False, replace: bool = True) -> It
 
 
 @contextlib.contextmanager
-def naming(path: str | Path) -> Iterator[None]:
+def add_path_to_errors(path: str | Path) -> Iterator[None]:
     """Add the file name to errors without one, such as those of a full disk."""
     try:
         yield
@@ -66,7 +66,7 @@ def naming(path: str | Path) -> Iterator[None]:
         raise
 
 
-def told(problem: BaseException) -> str:
+def error_message(problem: BaseException) -> str:
     """Format an error in one line; errors of files begin with the name, and a full disk gets a remedy."""
     if not isinstance(problem, OSError) or not problem.strerror or problem.filename is None:
         return str(problem) or type(problem).__name__

@@ -1,6 +1,6 @@
 """One binary envelope for all messages: calls, updates and letters between silos.
 
-    magic, version, kind, run, round, attempt, sender | parts: name, type, shape, bytes | checksum
+    magic, version, kind, run, round, attempt, sender | parts: name, type, number of values, bytes | checksum
 
 A receiver states what it expects, and anything else is refused: no size in a message is trusted, nothing is unpickled,
 and no more memory is used than expected. The checksum detects damage, not forgery, which needs signatures or a secure
@@ -108,7 +108,7 @@ def unpack(
     return sender, values
 
 
-def label_of(content: bytes) -> Label:
+def read_label(content: bytes) -> Label:
     """Return the unverified header of a message, by which its receiver decides what to expect."""
     if not isinstance(content, bytes) or len(content) < _HEAD.size + _SUM:
         raise Refused("it is too short for a message of fedrank")

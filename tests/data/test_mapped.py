@@ -11,7 +11,7 @@ from numpy.lib.format import open_memmap
 
 from fedrank.data.logs import write_names
 from fedrank.data.mapped import new_mapped, open_mapped, save_array
-from fedrank.files import told
+from fedrank.files import error_message
 from tests import needs
 
 try:
@@ -93,4 +93,6 @@ def test_a_cut_write_names_the_file_and_the_reason(tmp_path, save):
             save(tmp_path / "a.npy", np.arange(5000.0))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert told(caught.value).endswith("a.npy: File too large; free disk space, then run the same command again")
+    assert error_message(caught.value).endswith(
+        "a.npy: File too large; free disk space, then run the same command again"
+    )

@@ -63,7 +63,7 @@ class ActiveServer:
         """One letter of a site; None where it refused."""
         answer = self.sites[self.names[id]].answer(protocol.request(kind, self.plan.run, 1, self.attempt, **parts))
         self.left.append(answer)
-        label = wire.label_of(answer)
+        label = wire.read_label(answer)
         if label.kind == "refused":
             self.refused += 1
             return None

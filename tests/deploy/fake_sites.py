@@ -20,7 +20,7 @@ def calls_to(plan: Plan, answer: Answer, **more) -> SiteCalls:
 
     def send(name: str, content: bytes, patience: float) -> Future[bytes]:
         future: Future[bytes] = Future()
-        found = answer(name, content, wire.label_of(content))
+        found = answer(name, content, wire.read_label(content))
         if found is None:
             future.set_exception(OSError("is away"))
         else:

@@ -53,7 +53,7 @@ def test_a_site_that_never_answers_blocks_nobody(plan):
     def send(name, content, patience):
         future = Future()
         if name != "clinic-b":
-            future.set_result(update(plan, name, wire.label_of(content)))
+            future.set_result(update(plan, name, wire.read_label(content)))
         return future
 
     notes = []

@@ -17,9 +17,9 @@ from fedrank import files
 from fedrank.deploy.archive import MANIFEST
 from fedrank.deploy.backup import (
     RESTORED,
-    Restored,
+    RestoreMark,
     backup,
-    hear_last_round,
+    record_completed_round,
     restore,
 )
 from fedrank.deploy.identity import new_identity, read_identity
@@ -96,7 +96,7 @@ def test_a_site_comes_back_as_it_was(site, tmp_path):
     done = restore(tmp_path / "b.tar", tmp_path / "new")
     assert contents(tmp_path / "new") == contents(site)
     assert done.kept == ()
-    assert len(done.brought) + 3 == made.files  # and one ledger of three files
+    assert len(done.restored) + 3 == made.files  # and one ledger of three files
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "new").rglob("*") if path.is_file()} == {0o600}
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "new").rglob("*") if path.is_dir()} == {0o700}
     assert read_identity(tmp_path / "new").public == read_identity(site).public
@@ -183,7 +183,7 @@ def test_a_ledger_that_says_more_than_the_backup_stays(site, tmp_path):
     done = restore(tmp_path / "b.tar", site)
     assert contents(site) == before
     assert charged(site) == 8
-    assert (done.brought, done.kept, done.ledgers) == ((), (), ())
+    assert (done.restored, done.kept, done.ledgers) == ((), (), ())
 
 
 def test_a_ledger_that_says_less_than_the_backup_grows(site, tmp_path):
@@ -195,7 +195,7 @@ def test_a_ledger_that_says_less_than_the_backup_grows(site, tmp_path):
     done = restore(tmp_path / "b.tar", site)
     assert charged(site) == 8
     assert done.ledgers == (f"{HERE}: recorded less than its copy, which was restored",)
-    assert done.brought == (f"outbox/{RUN.hex()}/00000006-0000",)
+    assert done.restored == (f"outbox/{RUN.hex()}/00000006-0000",)
 
 
 def test_two_histories_of_one_ledger_both_count(site, tmp_path):
@@ -255,7 +255,7 @@ def test_a_damaged_message_of_the_outbox_comes_back_and_a_sound_one_stays(site, 
     other = Sent(3, 0, bytes(32), b"another answer", b"", np.zeros(0))
     Outbox(folder, RUN).put(other)
     done = restore(tmp_path / "b.tar", site)
-    assert done.brought == (f"outbox/{RUN.hex()}/00000001-0000",)
+    assert done.restored == (f"outbox/{RUN.hex()}/00000001-0000",)
     assert done.kept == (f"outbox/{RUN.hex()}/00000003-0000",)
     assert [Outbox(folder, RUN).get(round).answer for round in (1, 3)] == [b"answer 1", b"another answer"]
 
@@ -266,7 +266,7 @@ def test_settings_that_are_there_stay_and_are_named(site, tmp_path):
     (site / "seed").unlink()
     done = restore(tmp_path / "b.tar", site)
     assert (site / "site.toml").read_text() == "name = 'changed'\n"
-    assert (done.kept, done.brought) == (("site.toml",), ("seed",))
+    assert (done.kept, done.restored) == (("site.toml",), ("seed",))
 
 
 def test_somebody_elses_backup_is_refused(site, tmp_path):
@@ -295,41 +295,41 @@ def test_a_folder_somebody_works_in_is_not_restored(site, tmp_path, name):
 
 
 def test_a_restored_site_answers_nothing_before_it_was_told_and_never_an_old_round_anew(site, tmp_path):
-    assert Restored.read(site) is None
-    assert hear_last_round(site, RUN.hex(), 9) is None
+    assert RestoreMark.read(site) is None
+    assert record_completed_round(site, RUN.hex(), 9) is None
     backup(site, tmp_path / "b.tar")
     work(site, range(4, 9))
     restore(tmp_path / "b.tar", tmp_path / "new")
     run = RUN.hex()
-    mark = Restored.read(tmp_path / "new")
+    mark = RestoreMark.read(tmp_path / "new")
     assert "number of completed rounds" in mark.objection(run, 4)
-    assert hear_last_round(tmp_path / "new", run, 8).told == {run: 8}
-    hear_last_round(tmp_path / "new", run, 5)  # nobody can lower it
-    mark = Restored.read(tmp_path / "new")
+    assert record_completed_round(tmp_path / "new", run, 8).completed_rounds == {run: 8}
+    record_completed_round(tmp_path / "new", run, 5)  # nobody can lower it
+    mark = RestoreMark.read(tmp_path / "new")
     assert "it participates again from round 9" in mark.objection(run, 8)
     assert mark.objection(run, 9) is None
     assert mark.repeats(run, 9)
     assert not mark.repeats(run, 10)
-    assert "asynchronous" in mark.objection(run, 9, in_step=False)
+    assert "asynchronous" in mark.objection(run, 9, synchronous=False)
     assert mark.objection("00" * 16, 1) is not None
 
 
 def test_a_site_restored_twice_has_to_be_told_twice(site, tmp_path):
     backup(site, tmp_path / "b.tar")
     restore(tmp_path / "b.tar", tmp_path / "new")
-    hear_last_round(tmp_path / "new", RUN.hex(), 8)
+    record_completed_round(tmp_path / "new", RUN.hex(), 8)
     backup(tmp_path / "new", tmp_path / "c.tar")
     restore(tmp_path / "c.tar", tmp_path / "third")
-    assert Restored.read(tmp_path / "third").told == {}
+    assert RestoreMark.read(tmp_path / "third").completed_rounds == {}
     restore(tmp_path / "b.tar", tmp_path / "new")
-    assert Restored.read(tmp_path / "new").told == {}
+    assert RestoreMark.read(tmp_path / "new").completed_rounds == {}
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"at": 1, "backup": 2, "complete": 3, "told": {"a": "b"}}'])
 def test_a_damaged_mark_is_no_permission(site, content):
     (site / RESTORED).write_bytes(content)
     with pytest.raises(ValueError, match="what was sent before the restoration is unknown"):
-        Restored.read(site)
+        RestoreMark.read(site)
 
 
 class Killed(BaseException):
@@ -367,7 +367,7 @@ def test_a_restore_killed_at_every_step_leaves_a_site_that_answers_nothing(site,
                 restore(tmp_path / "b.tar", root / "site")
                 finished = True
             except Killed:
-                mark = Restored.read(root / "site")
+                mark = RestoreMark.read(root / "site")
                 assert mark is None or not mark.complete
                 if mark is not None:
                     assert "restoring a backup was interrupted" in mark.objection(RUN.hex(), 100)
@@ -377,7 +377,7 @@ def test_a_restore_killed_at_every_step_leaves_a_site_that_answers_nothing(site,
                     assert contents(root / "site") == contents(site) or (root / "site" / ".restoring").exists()
         restore(tmp_path / "b.tar", root / "site")
         assert charged(root / "site") == 3
-        assert Restored.read(root / "site").complete
+        assert RestoreMark.read(root / "site").complete
         assert (root / "site" / "seed").read_text() == "7\n"
         assert not (root / "site" / ".restoring").exists()
         step += 1

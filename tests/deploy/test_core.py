@@ -146,7 +146,7 @@ def test_a_site_that_is_asked_again_sends_the_same_and_pays_once(folder):
             site.answer(protocol.request("hello", trial.plan.run, plan=trial.plan.dump()))
             before = site._runs[trial.plan.run].charging.ledger.participations().tolist()
             for (whose, request), answer in asked.items():
-                if whose == name and wire.label_of(request).kind == "round":
+                if whose == name and wire.read_label(request).kind == "round":
                     assert site.answer(request) == answer
             assert site._runs[trial.plan.run].charging.ledger.participations().tolist() == before == [3, 3]
 
@@ -155,7 +155,7 @@ def test_a_silent_site_is_left_out_of_its_round(folder):
     trial = Trial(folder, spec_of(folder, LINEAR, rounds=4))
 
     def silent(site, request, answer):
-        label = wire.label_of(request)
+        label = wire.read_label(request)
         if site == "site-1" and label.kind == "round" and label.round == 2:
             raise TimeoutError("nobody is there")
         return answer
@@ -170,7 +170,7 @@ def test_a_site_that_sends_nonsense_is_named_and_left_out(folder):
     trial = Trial(folder, spec_of(folder, LINEAR, rounds=6))
 
     def damaged(site, request, answer):
-        return answer[:-1] if site == "site-2" and wire.label_of(request).kind == "round" else answer
+        return answer[:-1] if site == "site-2" and wire.read_label(request).kind == "round" else answer
 
     assert trial.run(damaged) == "finished"
     text = (trial.task.folder / "sites.csv").read_text()
@@ -186,7 +186,7 @@ def test_a_limit_is_a_refusal_in_words(folder):
     seen = []
 
     def listen(site, request, answer):
-        if wire.label_of(answer).kind == "refused":
+        if wire.read_label(answer).kind == "refused":
             seen.append(answer)
         return answer
 

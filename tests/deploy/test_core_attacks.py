@@ -37,7 +37,7 @@ def trial(tmp_path_factory):
     made.asked = []
 
     def listen(name, request, answer):
-        if name == "clinic-a" and wire.label_of(request).kind == "round":
+        if name == "clinic-a" and wire.read_label(request).kind == "round":
             made.asked.append(request)
         return answer()
 
@@ -50,7 +50,7 @@ def trial(tmp_path_factory):
 def site(trial):
     fresh(trial.folders["clinic-a"])
     with Site.open(trial.folders["clinic-a"]) as opened:
-        assert wire.label_of(opened.answer(trial.hello())).kind == "facts"
+        assert wire.read_label(opened.answer(trial.hello())).kind == "facts"
         yield opened
 
 
@@ -191,9 +191,9 @@ def test_no_bad_request_is_met(trial, site):
     unnamed = {}
     for name, (request, word) in requests.items():
         answer = site.answer(request)
-        assert wire.label_of(answer).kind == "refused", name
+        assert wire.read_label(answer).kind == "refused", name
         reason = wire.unpack(
-            answer, replace(wire.label_of(answer), kind="refused"), {"reason": Part("|S", protocol.MAX_REASON_LENGTH)}
+            answer, replace(wire.read_label(answer), kind="refused"), {"reason": Part("|S", protocol.MAX_REASON_LENGTH)}
         )[1]["reason"].decode()
         if word not in reason or "something is wrong" in reason:
             unnamed[name] = reason
@@ -204,7 +204,7 @@ def test_no_bad_request_is_met(trial, site):
         (trial.folders["clinic-a"] / "models").rglob("*.json")
     )
     for number, request in enumerate(trial.asked, start=1):
-        assert wire.label_of(site.answer(request)).kind == "answers"
+        assert wire.read_label(site.answer(request)).kind == "answers"
         assert trial.paid("clinic-a") == number
 
 
@@ -240,10 +240,10 @@ def test_requests_at_random_crash_nothing_and_change_nothing(trial, site):
                 content[place : place + 8] = struct.pack("<Q", (0, 1, 2**31, 2**63, 2**64 - 1)[rng.integers(5)])
         request = sealed(bytes(content[:-16])) if number % 3 else bytes(content)
         answer = site.answer(request)
-        kind = wire.label_of(answer).kind
+        kind = wire.read_label(answer).kind
         assert kind in ("refused", "facts") or answer == answers.get(request), number
     for request, answer in answers.items():
-        if wire.label_of(site.answer(request)).kind == "refused":  # another plan was looked at meanwhile
+        if wire.read_label(site.answer(request)).kind == "refused":  # another plan was looked at meanwhile
             site.answer(trial.hello())
         assert site.answer(request) == answer
     assert trial.paid("clinic-a") == 3
@@ -260,7 +260,7 @@ class Lies:
         self.trial, self.earlier = trial, earlier
 
     def parts(self, answer: bytes) -> tuple[Label, Answers, Message]:
-        label = wire.label_of(answer)
+        label = wire.read_label(answer)
         found = Answers.unpack(answer, label, 1, 10_000, False)
         [message] = found.messages
         size = self.trial.plan.sent
@@ -296,7 +296,7 @@ class Lies:
 
         def observed(**more):
             return lambda answer: wire.pack(
-                wire.label_of(answer),
+                wire.read_label(answer),
                 {"messages": protocol.bundle(self.parts(answer)[1].messages), "observed": b"", "personal": b""} | more,
             )
 
@@ -315,14 +315,14 @@ class Lies:
             "another kind": (lambda answer: relabelled(answer, kind=b"facts"), "kind facts"),
             "a replay": (lambda answer: self.earlier["clinic-b", 1], "round 1"),
             "the answer of another site": (
-                lambda answer: self.earlier["clinic-a", wire.label_of(answer).round], "comes from 10"
+                lambda answer: self.earlier["clinic-a", wire.read_label(answer).round], "comes from 10"
             ),
             "oversized": (lambda answer: answer + bytes(100 << 20), "too many"),
             "no message": (bundled(), "no valid message"),
             "a message that is longer than it is": (bundled(2**31), "too long"),
             "two messages": (lambda answer: replace(
                 self.parts(answer)[1], messages=self.parts(answer)[1].messages * 2
-            ).pack(wire.label_of(answer)), "more than 1 pieces"),
+            ).pack(wire.read_label(answer)), "more than 1 pieces"),
             "a message of another site": (lambda answer: self.with_message(answer, sender=10), "was not asked"),
             "a message of another round": (lambda answer: self.with_message(answer, round=1), "round 1"),
             "a message of another run": (lambda answer: self.with_message(answer, run=b"\1" * 16), "run 0101"),
@@ -338,10 +338,10 @@ class Lies:
             "what only a simulation keeps": (observed(personal=bytes(8)), "at most 0"),
             "a part more": (observed(more=b""), "4 parts"),
             "a refusal without end": (
-                lambda answer: protocol.reply("refused", wire.label_of(answer), 20, reason=b"x" * 10_000), "too many"
+                lambda answer: protocol.reply("refused", wire.read_label(answer), 20, reason=b"x" * 10_000), "too many"
             ),
             "a refusal of another round": (
-                lambda answer: protocol.refusal(replace(wire.label_of(answer), round=1), 20, "no"), "round 1"
+                lambda answer: protocol.refusal(replace(wire.read_label(answer), round=1), 20, "no"), "round 1"
             ),
         }  # fmt: skip
 
@@ -356,7 +356,7 @@ def test_no_lie_of_a_site_changes_anything(tmp_path, monkeypatch):
     assert len(lies) > 30
 
     def lying(name, request, answer):
-        label = wire.label_of(request)
+        label = wire.read_label(request)
         found = answer()
         if label.kind != "round":
             return found
@@ -383,7 +383,7 @@ def test_no_lie_of_a_site_changes_anything(tmp_path, monkeypatch):
     weights = json.loads((made.task.folder / "model.json").read_text())["weights"]
 
     def silent(name, request, answer):
-        label = wire.label_of(request)
+        label = wire.read_label(request)
         if name == "clinic-b" and label.kind == "round" and not label.round % 2 and label.round // 2 <= len(lies):
             raise TimeoutError("nobody is there")
         return answer()
@@ -401,7 +401,7 @@ def test_a_site_longer_than_the_clip_is_refused_where_the_server_adds_the_noise(
 
     def long(name, request, answer):
         found = answer()
-        if name == "clinic-b" and wire.label_of(request).kind == "round":
+        if name == "clinic-b" and wire.read_label(request).kind == "round":
             return lies.with_message(found, payload=np.full(made.plan.sent, 5.0, np.float32))
         return found
 
@@ -431,7 +431,7 @@ GOOD = {"protocol": PROTOCOL, "last": 0, "feature_names": "", "normalised": "non
 def test_facts_that_are_none_are_refused(trial, facts, word):
     told = {}
     calls = SiteCalls(trial.plan, canned(lambda name, content: protocol.reply(
-        "facts", wire.label_of(content), trial.plan.party(name).clients[0], facts=facts
+        "facts", wire.read_label(content), trial.plan.party(name).clients[0], facts=facts
     )), waiting=lambda round, why: told.update(why), stop=lambda: bool(told))  # fmt: skip
     with pytest.raises(Stopped):
         Handshake(calls).hello()
@@ -460,7 +460,7 @@ def test_facts_that_lie_stop_before_the_first_round(trial, changes):
     if not changes:
         del facts["features"]
     calls = SiteCalls(trial.plan, canned(lambda name, content: protocol.reply(
-        "facts", wire.label_of(content), trial.plan.party(name).clients[0], facts=json.dumps(facts).encode()
+        "facts", wire.read_label(content), trial.plan.party(name).clients[0], facts=json.dumps(facts).encode()
     )))  # fmt: skip
     with pytest.raises(Differs, match="clinic-a"):
         Handshake(calls).hello()
@@ -473,7 +473,7 @@ def test_facts_that_lie_stop_before_the_first_round(trial, changes):
 )  # fmt: skip
 def test_measures_that_cannot_be_are_left_out(trial, table):
     def answers(name, content):
-        label, id = wire.label_of(content), trial.plan.party(name).clients[0]
+        label, id = wire.read_label(content), trial.plan.party(name).clients[0]
         facts = GOOD | {"version": trial.plan.version, "features": trial.plan.features}
         if label.kind == "measure":
             facts = {"measures": table if name == "clinic-a" else {"ndcg@10": [1.5, 1.0, 2]}}

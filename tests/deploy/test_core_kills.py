@@ -152,7 +152,7 @@ def test_a_site_killed_at_every_write_sends_the_same_bytes(tmp_path, fate, text)
     trial = Trial(tmp_path, spec_of(tmp_path, text, rounds=3))
     requests = recorded(trial, "site-1")
     folder = trial.folders["site-1"]
-    rounds = [request for request in requests if wire.label_of(request).kind == "round"]
+    rounds = [request for request in requests if wire.read_label(request).kind == "round"]
     fresh(folder)
     expected, _ = killed_at(fate, folder, requests, 0)
     at, killed = 1, True
@@ -169,14 +169,14 @@ def test_a_site_killed_at_every_write_is_charged_once_and_draws_one_noise(tmp_pa
     trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=3)
     requests = recorded(trial, "clinic-b")
     folder = trial.folders["clinic-b"]
-    rounds = [request for request in requests if wire.label_of(request).kind == "round"]
+    rounds = [request for request in requests if wire.read_label(request).kind == "round"]
     at, killed = 1, True
     while killed:
         fresh(folder)
         found, killed = killed_at(fate, folder, requests, at)
         for request in rounds:
             assert len(found[request]) == 1, at
-            assert wire.label_of(next(iter(found[request]))).kind == "answers"
+            assert wire.read_label(next(iter(found[request]))).kind == "answers"
         assert trial.paid("clinic-b") == 3, at
         at += 1
     assert at > 20
@@ -307,7 +307,7 @@ def test_a_disk_that_takes_nothing_lets_nothing_leave(tmp_path, fate, error, wor
         with Site.open(folder) as site, fate.from_now_on(at, error):
             for request in requests:
                 answer = site.answer(request)
-                if wire.label_of(answer).kind == "refused":
+                if wire.read_label(answer).kind == "refused":
                     assert word in answer, answer
                     refusals += 1
                     site.answer(requests[0])  # hello
@@ -315,8 +315,8 @@ def test_a_disk_that_takes_nothing_lets_nothing_leave(tmp_path, fate, error, wor
                 left[request] += [answer, site.answer(request)]
             reached = fate.steps >= at
         for request, answers in left.items():
-            if wire.label_of(request).kind == "round":
-                assert wire.label_of(answers[0]).kind == "answers", answers
+            if wire.read_label(request).kind == "round":
+                assert wire.read_label(answers[0]).kind == "answers", answers
                 assert answers[0] == answers[1]
         assert trial.paid("clinic-b") == 2, at
         at += 1
@@ -334,7 +334,7 @@ def test_a_damaged_ledger_lets_nothing_leave(tmp_path):
     with Site.open(trial.folders["clinic-b"]) as site:
         for request in requests:
             answer = site.answer(request)
-            assert wire.label_of(answer).kind == "refused"
+            assert wire.read_label(answer).kind == "refused"
             assert b"ledger of this site is damaged" in answer or b"say hello first" in answer
             assert str(tmp_path).encode() not in answer
     assert "participants.log" in (trial.folders["clinic-b"] / "site.log").read_text()
@@ -344,13 +344,13 @@ def test_a_damaged_ledger_lets_nothing_leave(tmp_path):
 def test_a_damaged_outbox_is_named_and_not_replaced(tmp_path):
     trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=2)
     requests = recorded(trial, "clinic-b")
-    [first, _] = [request for request in requests if wire.label_of(request).kind == "round"]
+    [first, _] = [request for request in requests if wire.read_label(request).kind == "round"]
     path = sorted(trial.outbox("clinic-b").folder.iterdir())[0]
     content = bytearray(path.read_bytes())
     content[-20] ^= 1
     path.write_bytes(content)
     with Site.open(trial.folders["clinic-b"]) as site:
-        assert wire.label_of(site.answer(trial.hello())).kind == "facts"
+        assert wire.read_label(site.answer(trial.hello())).kind == "facts"
         answer = site.answer(first)
     assert b"the outbox of this site cannot be read" in answer
     assert path.read_bytes() == bytes(content)
@@ -361,10 +361,10 @@ def test_a_damaged_outbox_is_named_and_not_replaced(tmp_path):
 def test_a_lost_outbox_is_no_way_to_a_second_noise(tmp_path):
     trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=3)
     requests = recorded(trial, "clinic-b")
-    rounds = [request for request in requests if wire.label_of(request).kind == "round"]
+    rounds = [request for request in requests if wire.read_label(request).kind == "round"]
     shutil.rmtree(trial.outbox("clinic-b").folder)
     with Site.open(trial.folders["clinic-b"]) as site:
-        assert wire.label_of(site.answer(trial.hello())).kind == "facts"
+        assert wire.read_label(site.answer(trial.hello())).kind == "facts"
         for request in rounds:
             assert b"its message is lost" in site.answer(request)
     assert trial.paid("clinic-b") == 3
@@ -432,7 +432,7 @@ def test_a_site_that_came_back_from_a_backup_answers_no_round_anew(tmp_path):
         over = []
 
         def listen(name, request, answer):
-            over.append(wire.label_of(request).round > last)
+            over.append(wire.read_label(request).round > last)
             if over[-1]:
                 raise TimeoutError("not yet")
             return answer()

@@ -91,7 +91,7 @@ def test_measures_are_reported_where_the_policy_lists_them_and_once(tmp_path):
 
     def listen(name, request, answer):
         found = answer()
-        if wire.label_of(request).kind == "measure":
+        if wire.read_label(request).kind == "measure":
             asked[name] = request, found
         return found
 
@@ -129,7 +129,7 @@ def test_a_site_with_more_people_than_planned_says_so_in_its_log_alone(tmp_path)
     trial = RealTrial(tmp_path, text, clients="interactions = 1\npeople = 5", data=people)
     with Site.open(trial.folders["clinic-a"]) as site:
         answer = site.answer(trial.hello())
-    assert wire.label_of(answer).kind == "refused"
+    assert wire.read_label(answer).kind == "refused"
     assert b"12" not in answer
     assert "12" in (trial.folders["clinic-a"] / "site.log").read_text()
 
@@ -141,7 +141,7 @@ def test_a_slow_site_never_blocks_the_others(tmp_path, rule, noise):
     over = threading.Event()
 
     def slow(name, request, answer):
-        if name == "clinic-c" and wire.label_of(request).kind == "round":
+        if name == "clinic-c" and wire.read_label(request).kind == "round":
             over.wait(20)
         return answer()
 
@@ -190,7 +190,7 @@ def test_another_version_stops_before_the_first_round(tmp_path):
     object.__setattr__(other, "version", "9.9.9")
 
     def newer(name, request, answer):
-        label = wire.label_of(request)
+        label = wire.read_label(request)
         if name != "clinic-b" or label.kind != "hello":
             return answer()
         with Site.open(trial.folders[name]) as site:
@@ -246,7 +246,7 @@ def test_changed_data_are_refused_in_the_middle_of_a_run(tmp_path):
     assert "data of this site have changed" in (trial.task.folder / "sites.csv").read_text()
     path.write_text(before)
     with Site.open(trial.folders["clinic-b"]) as site:
-        assert wire.label_of(site.answer(trial.hello())).kind == "facts"
+        assert wire.read_label(site.answer(trial.hello())).kind == "facts"
 
 
 def test_rounds_beyond_the_plan_and_before_it(tmp_path):
@@ -254,8 +254,8 @@ def test_rounds_beyond_the_plan_and_before_it(tmp_path):
     calls = {}
 
     def listen(name, request, answer):
-        if wire.label_of(request).kind == "round":
-            calls[wire.label_of(request).round] = request
+        if wire.read_label(request).kind == "round":
+            calls[wire.read_label(request).round] = request
         return answer()
 
     assert trial.run(listen) == "finished"
@@ -282,7 +282,7 @@ def test_a_refusal_at_a_site_holds_from_then_on(tmp_path):
     trial = RealTrial(tmp_path, rounds=6)
 
     def refuse(name, request, answer):
-        if wire.label_of(request).kind == "round" and wire.label_of(request).round == 3 and name == "clinic-a":
+        if wire.read_label(request).kind == "round" and wire.read_label(request).round == 3 and name == "clinic-a":
             consent.refuse(trial.folders[name], trial.plan.digest, "our committee says no")
         return answer()
 
@@ -298,7 +298,7 @@ def test_a_site_that_is_started_anew_is_greeted_anew(tmp_path, text):
     sites = {name: Site.open(where) for name, where in trial.folders.items()}
 
     def restart(name, request, answer):
-        label = wire.label_of(request)
+        label = wire.read_label(request)
         if name == "clinic-b" and label.kind in ("round", "advertise") and label.round == 3:
             sites[name].close()
             sites[name] = Site.open(trial.folders[name])
@@ -308,7 +308,7 @@ def test_a_site_that_is_started_anew_is_greeted_anew(tmp_path, text):
     restarted = []
 
     def once(name, request, answer):
-        label = wire.label_of(request)
+        label = wire.read_label(request)
         if (name, label.kind, label.round) not in restarted:
             restarted.append((name, label.kind, label.round))
             return restart(name, request, answer)
@@ -348,7 +348,7 @@ def test_a_site_counts_on_no_draw_of_the_coordinator(tmp_path):
     events = []
     for trial in (everybody, some):
         with Site.open(trial.folders["clinic-a"]) as site:
-            assert wire.label_of(site.answer(trial.hello())).kind == "facts"
+            assert wire.read_label(site.answer(trial.hello())).kind == "facts"
             charging = site._runs[trial.plan.run].charging
             events.append([guarantee.event for guarantee in charging.terms.promises])
     assert events[0] == events[1]

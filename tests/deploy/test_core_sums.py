@@ -29,7 +29,7 @@ def vanishing(phase: str, who: set[str], answered: bool):
     gone: set[str] = set()
 
     def between(name, request, answer):
-        label = wire.label_of(request)
+        label = wire.read_label(request)
         if name in who and label.attempt == 0 and label.kind in PHASES:
             if label.kind == phase:
                 gone.add(name)
@@ -134,7 +134,7 @@ def test_an_active_server_opens_no_single_update(tmp_path):
     with ExitStack() as opened:
         open_sites = {name: opened.enter_context(Site.open(where)) for name, where in trial.folders.items()}
         for site in open_sites.values():
-            assert wire.label_of(site.answer(trial.hello())).kind == "facts"
+            assert wire.read_label(site.answer(trial.hello())).kind == "facts"
         server = ActiveServer(trial, open_sites, np.random.default_rng(7))
         for number in range(3 * len(WAYS)):
             server.attack(WAYS[number % len(WAYS)])
@@ -203,13 +203,13 @@ def test_a_site_that_spoils_sums_is_left_out(tmp_path):
     trial = RealTrial(tmp_path, LINEAR + SUM, sites=4, rounds=1, min_sites=3)
 
     def spoil(name, request, answer):
-        found, label = answer(), wire.label_of(request)
+        found, label = answer(), wire.read_label(request)
         if name != "clinic-d" or label.kind != "share":
             return found
         agreed = trial.plan.sum_terms(label)
         agreed.pop("min_survivors")
         terms = secure_messages.Terms(**agreed, signed=True)
-        content = wire.unpack(found, wire.label_of(found), {"letters": wire.Part("|S", 1 << 20)})[1]["letters"]
+        content = wire.unpack(found, wire.read_label(found), {"letters": wire.Part("|S", 1 << 20)})[1]["letters"]
         [letter] = protocol.unbundle(content, 1, 1 << 20)
         _, body = terms.unpack("shares", letter)
         size = secure_messages.DEALER.size

@@ -10,6 +10,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from fedrank.data.engine_features import ENGINE_1
+from fedrank.data.judged_files import READERS
 from fedrank.data.logs import FACTS
 from fedrank.deploy.data_sources import describe, differences, load_share, open_data_source, simulated_clients_of
 from fedrank.deploy.plan import names_digest
@@ -91,6 +92,13 @@ def test_everybody_is_somebody(tmp_path):
         load_share(SiteData(letor=str(two), person="patient"))
     one = load_share(SiteData(letor=str(some), person="ward"))
     assert one.people == 1
+
+
+def test_a_format_without_comments_names_no_person(tmp_path, monkeypatch):
+    monkeypatch.setitem(READERS, ".judged-test", READERS[""])
+    file = letor_file(tmp_path / "some.judged-test", comment="ward = 3")
+    with pytest.raises(ValueError, match=r"data\.person: the format of .* has no comments"):
+        load_share(SiteData(letor=str(file), person="ward"))
 
 
 def test_a_log_with_features_of_engines_has_fixed_ranges(tmp_path):

@@ -50,7 +50,7 @@ class Echo:
         self.folder.mkdir(exist_ok=True)
 
     def answer(self, content: bytes) -> bytes:
-        label = wire.label_of(content)
+        label = wire.read_label(content)
         self.asked.append((label.kind, label.round, label.attempt))
         if self.refuses:
             self.refuses -= 1
@@ -290,7 +290,7 @@ def test_what_was_refused_is_asked_afresh(two):
     with two.send() as send:
         first = send("a", call(1), SOON)
         assert [one.refused for one in two.serve("a", site)] == [True]
-        assert wire.label_of(first.result(SOON)).kind == "refused"
+        assert wire.read_label(first.result(SOON)).kind == "refused"
         second = send("a", call(1), SOON)
         assert not second.done()
         two.serve("a", site)

@@ -199,7 +199,7 @@ def test_a_coordinator_that_asks_again_gets_the_same_bytes(tmp_path):
     sent: dict[str, set[bytes]] = {}
 
     def once(name, content, answer):
-        if wire.label_of(content).kind == "forest":
+        if wire.read_label(content).kind == "forest":
             sent.setdefault(name, set()).add(answer)
             if name == "site-1" and len(sent) < 3:
                 raise RuntimeError("the line broke")
@@ -219,7 +219,7 @@ def test_a_forest_that_takes_long_grows_on_when_it_is_asked_for_again(tmp_path, 
     refused = []
 
     def listen(name, content, answer):
-        if wire.label_of(answer).kind == "refused":
+        if wire.read_label(answer).kind == "refused":
             refused.append(answer)
         return answer
 
@@ -354,7 +354,7 @@ def test_whoever_sends_nonsense_is_left_out_and_named(tmp_path):
     made = Federation(tmp_path, spec_of(tmp_path, 'split = "sites"\n'), sites=3, simulated=False)
 
     def spoil(name, content, answer):
-        label = wire.label_of(content)
+        label = wire.read_label(content)
         if name == "site-2" and label.kind == "forest":
             forest = protocol.bundle([protocol.bundle([b"num_leaves=1\nleaf_value=1\n" + b"x" * 100])])
             told = Label("answers", label.run, 1, 0, 2)
@@ -375,7 +375,7 @@ def test_a_forest_that_is_too_large_is_refused_unread(tmp_path):
     largest = forests.largest_forest(made.plan.forests)
 
     def spoil(name, content, answer):
-        label = wire.label_of(content)
+        label = wire.read_label(content)
         if name == "site-2" and label.kind == "forest":
             parts = {"forests": b"x" * (largest + 100), "queries": np.array([5])}
             return wire.pack(Label("answers", label.run, 1, 0, 2), parts)

@@ -16,7 +16,7 @@ from fedrank import wire
 from fedrank.data.letor import read_letor
 from fedrank.data.ranking import RankingData
 from fedrank.deploy import protocol
-from fedrank.deploy.backup import Restored
+from fedrank.deploy.backup import RestoreMark
 from fedrank.deploy.identity import read_identity
 from fedrank.deploy.joint_forest import agreed
 from fedrank.deploy.make_plans import plan_runs
@@ -30,7 +30,7 @@ from fedrank.experiments.spec.experiment import SpecError
 from fedrank.privacy.ledger import Ledger
 from fedrank.privacy.population import Account, ledgers_below
 from fedrank.trees.binning import grid_edges
-from fedrank.trees.boosters import Past
+from fedrank.trees.boosters import BoosterState
 from fedrank.trees.growing import GrowPlan, LocalClients, grow_alone, grow_forest
 from fedrank.trees.histograms import Histograms
 from fedrank.trees.model_files import load_model
@@ -50,7 +50,9 @@ def pooled(made: Federation) -> tuple[str, ...]:
     rows = RankingData.join([share.train for share in shares])
     judged = RankingData.join([share.test for share in shares])
     rules = Histograms.rules(made.task.experiment.booster)
-    steps = list(grow_alone(rules, rows, judged, made.plan.seed, Past(), grid_edges(made.plan.features, rules.bins)))
+    steps = list(
+        grow_alone(rules, rows, judged, made.plan.seed, BoosterState(), grid_edges(made.plan.features, rules.bins))
+    )
     best = int(np.argmax([step.validation for step in steps])) + 1
     return tuple(step.tree for step in steps[:best])
 
@@ -70,7 +72,7 @@ def test_sites_grow_the_forest_of_their_pooled_rows(tmp_path, merge):
     kinds = set()
 
     def listen(name, content, answer):
-        kinds.add(wire.label_of(answer).kind)
+        kinds.add(wire.read_label(answer).kind)
         return answer
 
     assert made.run(listen) == "finished", made.reason()
@@ -91,7 +93,7 @@ def test_a_line_that_breaks_changes_nothing(tmp_path, merge):
     broken = []
 
     def once(name, content, answer):
-        asked = wire.label_of(content).kind
+        asked = wire.read_label(content).kind
         if name == "site-1" and asked == "grow" and len(broken) < 12:
             broken.append(name)
             if len(broken) in (4, 9):
@@ -108,7 +110,7 @@ def test_a_stopped_coordinator_goes_on_after_its_last_tree(tmp_path, monkeypatch
     asked: list[str] = []
 
     def listen(name, content, answer):
-        asked.append(wire.label_of(content).kind)
+        asked.append(wire.read_label(content).kind)
         return answer
 
     assert made.run(listen, stop=lambda: asked.count("grow") > 40) == "interrupted"
@@ -134,7 +136,7 @@ def test_a_site_sends_nothing_else_and_refuses_what_does_not_fit(tmp_path):
 
         def refused(content: bytes) -> str:
             answer = site.answer(content)
-            assert wire.label_of(answer).kind == "refused"
+            assert wire.read_label(answer).kind == "refused"
             return answer.decode("utf-8", "replace")
 
         assert "this run grows one forest and does not" in refused(protocol.request("forest", made.plan.run, 1))
@@ -240,7 +242,7 @@ def test_noise_is_written_and_paid_for_before_it_leaves(tmp_path, secure):
     seen = []
 
     def listen(name, content, answer):
-        if wire.label_of(answer).kind == "grown":  # what has left lies in the outbox, if it has noise
+        if wire.read_label(answer).kind == "grown":  # what has left lies in the outbox, if it has noise
             box = outbox_of(made, name)
             sent = [box.get(number) for number in range(1, box.last + 1)]
             seen.append(any(one.answer == answer for one in sent if one is not None))
@@ -281,7 +283,7 @@ def test_lines_that_break_and_restarts_cost_nobody_twice(tmp_path):
     asked = []
 
     def once(name, content, answer):
-        if wire.label_of(content).kind == "grow":
+        if wire.read_label(content).kind == "grow":
             asked.append(name)
             if len(asked) in (9, 23):
                 raise RuntimeError("the line broke, after the site had answered")
@@ -298,7 +300,7 @@ def test_under_a_secure_sum_a_new_attempt_is_paid_for(tmp_path):
     asked = []
 
     def once(name, content, answer):
-        if wire.label_of(content).kind == "grow" and name == "site-1":
+        if wire.read_label(content).kind == "grow" and name == "site-1":
             asked.append(name)
             if len(asked) == 6:
                 raise RuntimeError("the line broke, after the site had answered")
@@ -360,18 +362,18 @@ def test_persons_must_be_named(tmp_path):
 @pytest.mark.long
 def test_a_restored_site_adds_no_noise_to_a_run_that_has_begun(tmp_path):
     made = noised(tmp_path, secure=False)
-    Restored("2026-01-02", "2026-01-01", True).write(made.folders["site-2"])
+    RestoreMark("2026-01-02", "2026-01-01", True).write(made.folders["site-2"])
     assert made.run() == "finished", "nothing had left it before this run"
     again = noised(tmp_path / "again", secure=False)
     asked = []
 
     def listen(name, content, answer):
-        asked.append(wire.label_of(content).kind)
+        asked.append(wire.read_label(content).kind)
         return answer
 
     assert again.run(listen, stop=lambda: asked.count("grow") > 12) == "interrupted"
     where = again.folders["site-2"]
-    Restored("2026-01-02", "2026-01-01", True).write(where)
+    RestoreMark("2026-01-02", "2026-01-01", True).write(where)
     shutil.rmtree(where / "outbox")
     with Site.open(where) as site:
         site.answer(protocol.request("hello", again.plan.run, 1, plan=again.plan.dump()))
@@ -388,7 +390,7 @@ def test_other_rows_in_the_middle_of_a_forest_are_refused(tmp_path):
     asked = []
 
     def listen(name, content, answer):
-        asked.append(wire.label_of(content).kind)
+        asked.append(wire.read_label(content).kind)
         return answer
 
     assert made.run(listen, stop=lambda: asked.count("grow") > 12) == "interrupted"

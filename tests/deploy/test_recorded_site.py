@@ -81,7 +81,7 @@ def a_round(plan, round=1):
 
 
 def is_refused(content):
-    return wire.label_of(content).kind == "refused"
+    return wire.read_label(content).kind == "refused"
 
 
 def test_a_round_is_what_the_client_half_makes_of_the_recorded_lists(tmp_path):

@@ -204,17 +204,17 @@ def test_the_coordinator_cannot_open_what_it_carries(done):
     kinds = []
     for _, content, answer in passed:
         assert shared not in content + answer
-        if wire.label_of(content).kind in ("silo-ask", "silo-answer", "silo-hear"):
+        if wire.read_label(content).kind in ("silo-ask", "silo-answer", "silo-hear"):
             assert not any(word in content + answer for word in words)
-        if wire.label_of(answer).kind == "letters" and wire.label_of(content).kind in ("silo-ask", "silo-answer"):
+        if wire.read_label(answer).kind == "letters" and wire.read_label(content).kind in ("silo-ask", "silo-answer"):
             kinds += [read_address(letter).kind for letter in letters_of(answer)]
     assert set(kinds) == {"question", "answer"}
-    sealed = [answer for _, content, answer in passed if wire.label_of(content).kind == "silo-turn"]
+    sealed = [answer for _, content, answer in passed if wire.read_label(content).kind == "silo-turn"]
     assert [b'"weights"' in answer for answer in sealed] == [False] * (len(sealed) - 1) + [True]
 
 
 def letters_of(answer: bytes) -> list[bytes]:
-    _, found = wire.unpack(answer, wire.label_of(answer), {"letters": wire.Part("|S", 1 << 26)})
+    _, found = wire.unpack(answer, wire.read_label(answer), {"letters": wire.Part("|S", 1 << 26)})
     return protocol.unbundle(found["letters"], 4096, 1 << 26)
 
 
@@ -222,7 +222,7 @@ def test_letters_are_for_one_other_site_alone(done):
     made, passed = done
     parties = made.parties()
     [letter, *_] = letters_of(
-        next(answer for _, content, answer in passed if wire.label_of(content).kind == "silo-ask")
+        next(answer for _, content, answer in passed if wire.read_label(content).kind == "silo-ask")
     )
     address = read_address(letter)
     for one in parties.values():
@@ -240,9 +240,9 @@ def test_asked_again_a_site_sends_the_same_bytes_and_pays_once(done):
     for name, home in made.folders.items():
         with Site.open(home) as site:
             for other, content, answer in passed:
-                if other == name and wire.label_of(content).kind in ("hello", *STEPS, "silo-turn"):
+                if other == name and wire.read_label(content).kind in ("hello", *STEPS, "silo-turn"):
                     again = site.answer(content)
-                    assert again == answer or wire.label_of(content).kind == "hello"
+                    assert again == answer or wire.read_label(content).kind == "hello"
         assert ledger_of(open_sketch(home / "silo" / "own.sketch")).spent() == spent[name]
 
 
@@ -270,7 +270,7 @@ def test_a_coordinator_that_is_stopped_goes_on(tmp_path):
     made, asked = Hospitals(tmp_path, sites=2), []
 
     def count(name, content, answer):
-        asked.append(wire.label_of(content).kind)
+        asked.append(wire.read_label(content).kind)
         return answer
 
     assert made.run(count, stop=lambda: "silo-answer" in asked) == "interrupted"
@@ -302,7 +302,7 @@ def test_a_site_that_sends_what_is_no_letter_is_named(tmp_path, kind):
     made = Hospitals(tmp_path, sites=2)
 
     def spoil(name, content, answer):
-        label = wire.label_of(content)
+        label = wire.read_label(content)
         if name == "hospital-1" and label.kind == kind:
             return protocol.reply("letters", label, 1, letters=protocol.bundle([b"nonsense" * 40]))
         return answer

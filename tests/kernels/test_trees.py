@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from fedrank.kernels.trees import BLOCK, add_trees, best_negatives, smallest
+from fedrank.kernels.trees import BLOCK, add_trees, best_negatives, kth_smallest
 from fedrank.trees.arrays import BY_CATEGORY, ZERO_IS_MISSING, Trees
 
 
@@ -97,7 +97,7 @@ def test_a_part_of_the_documents():
     assert scores.tolist() == [0, 3, 3, 0]
 
 
-@pytest.mark.parametrize("function", [smallest, smallest.py_func])
+@pytest.mark.parametrize("function", [kth_smallest, kth_smallest.py_func])
 def test_the_kth_smallest(function):
     rng = np.random.default_rng(1)
     for count in (1, 2, 7, 50):

@@ -41,21 +41,21 @@ def both(tmp_path):
 def test_a_missing_ledger_comes_back_whole(both):
     ledger, copy = both
     shutil.rmtree(ledger)
-    assert copy.bring_back(ledger) == "was missing and was restored"
+    assert copy.restore_into(ledger) == "was missing and was restored"
     assert charged(ledger) == 2
 
 
 def test_one_that_says_more_stays(both):
     ledger, copy = both
     charge(ledger, 3)
-    assert copy.bring_back(ledger) == ""
+    assert copy.restore_into(ledger) == ""
     assert charged(ledger) == 3
 
 
 def test_one_that_says_less_is_replaced(both):
     ledger, copy = both
     charge(copy.path, 3, 4)
-    assert "recorded less than its copy" in copy.bring_back(ledger)
+    assert "recorded less than its copy" in copy.restore_into(ledger)
     assert charged(ledger) == 4
 
 
@@ -65,9 +65,9 @@ def test_where_both_say_something_both_count_and_only_once(both, tmp_path):
     charge(copy.path, 4)
     again = LedgerCopy(tmp_path / "again" / "ledger")
     shutil.copytree(copy.path, again.path)
-    assert copy.bring_back(ledger).endswith("the copy as ledger-1")
+    assert copy.restore_into(ledger).endswith("the copy as ledger-1")
     assert [charged(ledger.parent / name) for name in ("ledger", "ledger-1")] == [3, 3]
-    assert again.bring_back(ledger) == ""
+    assert again.restore_into(ledger) == ""
     assert sorted(path.name for path in ledger.parent.iterdir()) == ["ledger", "ledger-1"]
 
 
@@ -75,7 +75,7 @@ def test_a_damaged_ledger_is_set_aside(both):
     ledger, copy = both
     (ledger / PARTICIPANTS).write_bytes(b"no ledger")
     assert not LedgerCopy(ledger).is_whole()
-    assert "was damaged" in copy.bring_back(ledger)
+    assert "was damaged" in copy.restore_into(ledger)
     assert charged(ledger) == 2
     assert (ledger.parent / "damaged-ledger-1").is_dir()
 
@@ -84,7 +84,7 @@ def test_a_price_that_was_lost_comes_back(both):
     ledger, copy = both
     (ledger / TERMS).unlink()
     assert copy.is_whole()
-    assert "had lost the cost of its charges" in copy.bring_back(ledger)
+    assert "had lost the cost of its charges" in copy.restore_into(ledger)
     assert charged(ledger) == 2
 
 

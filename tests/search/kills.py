@@ -166,7 +166,7 @@ class Federation:
             for round in range(1, ROUNDS + 1):
                 call = Call(plan.run, round, first_weights(LIVE_1).astype(np.float32), plan.cohort).pack()
                 request = protocol.request("round", plan.run, round, call=call, asked=asked)
-                while wire.label_of(answer := send("anna", request, 600.0).result()).kind == "refused":
+                while wire.read_label(answer := send("anna", request, 600.0).result()).kind == "refused":
                     time.sleep(0.02)
                 heard.write(f"{round} {len(answer)} {hashlib.sha256(answer).hexdigest()}\n")
                 heard.flush()

@@ -20,12 +20,12 @@ from fedrank.trees.arrays import Trees  # noqa: E402
 from fedrank.trees.boosters import (  # noqa: E402
     BOOSTERS,
     Bagging,
+    BoosterState,
     Goss,
     Grower,
     Lambdamart,
     Negsgb,
     NothingToSplit,
-    Past,
     SelectiveGrower,
     Selgb,
     Sgb,
@@ -221,7 +221,7 @@ def test_threads_change_nothing(booster):
 @pytest.mark.parametrize("after", [1, 6])
 def test_a_resumed_forest_is_the_same(booster, after):
     steps = list(booster.grow(TRAIN, VALIDATION, 3))
-    past = Past(tuple(step.tree for step in steps[:after]), tuple(step.validation for step in steps[:after]))
+    past = BoosterState(tuple(step.tree for step in steps[:after]), tuple(step.validation for step in steps[:after]))
     rest = list(booster.grow(TRAIN, VALIDATION, 3, past=past))
     assert [step.tree for step in rest] == [step.tree for step in steps[after:]]
     assert [step.validation for step in rest] == [step.validation for step in steps[after:]]
@@ -298,7 +298,7 @@ def test_it_stops_when_nothing_gets_better_and_goes_back_to_the_best():
     assert len(curve) == size + 4 < 200
     assert curve[size - 1] == max(curve) > max(curve[: size - 1])
     assert len(booster(TRAIN, VALIDATION, seed=1)) == size
-    assert list(booster.grow(TRAIN, VALIDATION, 1, past=Past(("",) * len(curve), tuple(curve)))) == []
+    assert list(booster.grow(TRAIN, VALIDATION, 1, past=BoosterState(("",) * len(curve), tuple(curve)))) == []
     assert len(booster(TRAIN, seed=1)) == 200  # without validation queries, nothing stops it
 
 

@@ -17,7 +17,7 @@ from fedrank.kernels.grow import lambda_gradients, order_by_score  # noqa: E402
 from fedrank.ranking.measures import evaluate  # noqa: E402
 from fedrank.trees.arrays import Trees  # noqa: E402
 from fedrank.trees.binning import Edges, bounded_edges, cut_evenly, put_in_bins, quantile_edges  # noqa: E402
-from fedrank.trees.boosters import Grower, Lambdamart, NothingToSplit, Past, SelectiveGrower, Selgb  # noqa: E402
+from fedrank.trees.boosters import BoosterState, Grower, Lambdamart, NothingToSplit, SelectiveGrower, Selgb  # noqa: E402
 from fedrank.trees.forest import Forest  # noqa: E402
 from fedrank.trees.growing import grow_alone  # noqa: E402
 from fedrank.trees.row_store import drawn_features, drawn_queries, numbers_of  # noqa: E402
@@ -189,7 +189,7 @@ def test_selgb_on_a_share_of_the_queries():
 def test_a_resumed_forest_is_the_same_to_the_last_bit(rules, stopped):
     train, validation = made_up_data(queries=30), made_up_data(queries=9, seed=2)
     whole = [(step.tree, step.validation) for step in rules.grow(train, validation, 5)]
-    past = Past(*zip(*whole[:stopped], strict=True))
+    past = BoosterState(*zip(*whole[:stopped], strict=True))
     rest = [(step.tree, step.validation) for step in rules.grow(train, validation, 5, past=past)]
     assert whole[:stopped] + rest == whole
 
@@ -275,7 +275,7 @@ def test_settings_that_make_no_sense(settings, message):
 
 def test_rows_with_other_features_than_the_edges():
     with pytest.raises(ValueError, match="5 features, but the bin edges are for 4"):
-        list(grow_alone(SMALL, made_up_data(), None, 1, Past(), bounded_edges(4, 0, 1)))
+        list(grow_alone(SMALL, made_up_data(), None, 1, BoosterState(), bounded_edges(4, 0, 1)))
 
 
 def test_a_forest_reads_back():

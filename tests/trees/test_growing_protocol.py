@@ -16,12 +16,12 @@ from fedrank.data.ranking import RankingData
 from fedrank.privacy.secure_aggregation import new_identities
 from fedrank.privacy.secure_series import SeriesClient, SeriesServer
 from fedrank.trees.binning import bounded_edges
-from fedrank.trees.boosters import Grower, Past
+from fedrank.trees.boosters import BoosterState, Grower
 from fedrank.trees.growing import GrowPlan, LocalClients, grow_alone, grow_forest
 from fedrank.trees.growing_protocol import TreeClient, TreeServer, forest_from
 from fedrank.trees.releases import Layout, check_histogram, decode, encode
 from fedrank.trees.row_store import RowStore
-from fedrank.wire import Label, Refused, label_of, pack
+from fedrank.wire import Label, Refused, pack, read_label
 from tests.made_up import made_up_data
 
 RULES = Grower(trees=4, leaves=6, min_data_in_leaf=3, rate=0.3)
@@ -66,7 +66,7 @@ def answering(clients, meddle=lambda client, asked, answer: answer):
 
 
 def pooled(rules=RULES):
-    return [(step.tree, step.validation) for step in grow_alone(rules, POOL, JUDGED, 7, Past(), EDGES)]
+    return [(step.tree, step.validation) for step in grow_alone(rules, POOL, JUDGED, 7, BoosterState(), EDGES)]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_killed_server_goes_on_with_the_trees_it_has(secure, stopped):
 
 
 def _fail_at(asked: bytes, kind: bytes, answer: bytes) -> bytes:
-    if label_of(asked).kind == kind.decode():
+    if read_label(asked).kind == kind.decode():
         raise KeyboardInterrupt
     return answer
 
@@ -132,7 +132,7 @@ class Unreliable:
         self.client, self.after, self.times = client, after, times
 
     def __call__(self, client: int, asked: bytes, answer: bytes) -> bytes | None:
-        if client != self.client or label_of(answer).kind != "grow-counts":
+        if client != self.client or read_label(answer).kind != "grow-counts":
             return answer
         self.after -= 1
         if self.after < 0 and self.times > 0:
@@ -154,7 +154,7 @@ def test_a_client_that_stays_away_is_left_out_from_the_tree_on_that_it_left():
     away: list[int] = []
 
     def meddle(client, asked, answer):
-        if client == 1 and label_of(asked).kind == "grow-cut" and label_of(asked).round == 2:
+        if client == 1 and read_label(asked).kind == "grow-cut" and read_label(asked).round == 2:
             away.append(1)
         return None if client == 1 and away else answer
 
@@ -163,7 +163,7 @@ def test_a_client_that_stays_away_is_left_out_from_the_tree_on_that_it_left():
     # The third tree is what the others grow from there on.
     rest = LocalClients(plan, [plan.store(TRAIN[client]) for client in (0, 2)])
     rest.add(tree for tree, _ in grown[:2])
-    again = list(grow_forest(rest, Past(tuple(tree for tree, _ in grown[:2]), (0.5, 0.5))))
+    again = list(grow_forest(rest, BoosterState(tuple(tree for tree, _ in grown[:2]), (0.5, 0.5))))
     assert [tree for tree, _ in again] == [tree for tree, _ in grown[2:]]
 
 
@@ -186,8 +186,8 @@ def cheating(how):
     """Client 1 sends something else for the first histogram of the second tree."""
 
     def meddle(client, asked, answer):
-        label = label_of(answer)
-        if client == 1 and label.kind == "grow-counts" and label.round == 1 and label_of(asked).kind == "grow-begin":
+        label = read_label(answer)
+        if client == 1 and label.kind == "grow-counts" and label.round == 1 and read_label(asked).kind == "grow-begin":
             return how(label, answer)
         return answer
 
@@ -314,7 +314,7 @@ def recorded(plan):
 def test_a_client_refuses_replays_and_what_is_out_of_order(secure):
     plan = plan_for(secure=secure)
     asked = recorded(plan)
-    kinds = [label_of(content).kind for content in asked]
+    kinds = [read_label(content).kind for content in asked]
     if not secure:  # there, rosters hold the keys of those who were asked then
         client = clients_of(plan)[0]
         for content in asked[: kinds.index("grow-end")]:
@@ -327,7 +327,7 @@ def test_a_client_refuses_replays_and_what_is_out_of_order(secure):
     client = clients_of(plan)[0]
     with pytest.raises(Refused, match="is not the current one"):
         client.answer(asked[kinds.index("grow-cut")])
-    later = next(content for content in asked if label_of(content).round == 2)
+    later = next(content for content in asked if read_label(content).round == 2)
     with pytest.raises(Refused, match="send it the forest so far"):
         client.answer(later)
     with pytest.raises(Refused, match="unknown kind of message"):

@@ -19,7 +19,7 @@ from fedrank.trees.growing_protocol import TreeClient, TreeServer, in_process
 from fedrank.trees.histograms import Histograms
 from fedrank.trees.noise import TreeNoise
 from fedrank.trees.row_store import PrivateRowStore
-from fedrank.wire import Label, Refused, label_of, pack
+from fedrank.wire import Label, Refused, pack, read_label
 from tests.made_up import made_up_data
 from tests.trees.test_noise import forest_of
 
@@ -147,14 +147,14 @@ def test_who_drops_out_is_in_the_next_attempt_or_the_tree_goes_without(no_noise,
     lost = []
 
     def broken(client, content):
-        is_ask = label_of(content).kind == "noised-ask"
+        is_ask = read_label(content).kind == "noised-ask"
         lost.append(client) if client == 1 and is_ask else None
         return client == 1 and is_ask and len(lost) in (2, 3)
 
     line.broken = broken
     whole = grown(plan, in_process(clients_of(plan)))
     assert grown(plan, line) == whole
-    attempts = {label_of(content).attempt for _, content in line.asked}
+    attempts = {read_label(content).attempt for _, content in line.asked}
     # Without masks whoever is missing is asked once more, before all begin a new attempt with new noise.
     assert attempts == ({0, 1, 2} if secure else {0, 1})
 
@@ -174,7 +174,7 @@ def test_who_was_started_anew_costs_nobody_another_attempt(no_noise):
     line.broken = restart
     whole = grown(plan, in_process(clients_of(plan)))
     assert grown(plan, line) == whole
-    assert {label_of(content).attempt for _, content in line.asked} == {0}
+    assert {read_label(content).attempt for _, content in line.asked} == {0}
 
 
 def test_no_answer_twice_with_other_noise():

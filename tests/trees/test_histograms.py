@@ -16,7 +16,7 @@ from fedrank.experiments.report.command_output import about_grown
 from fedrank.experiments.report.markdown import markdown
 from fedrank.ranking.model import read_for
 from fedrank.trees.binning import bounded_edges, grid_edges
-from fedrank.trees.boosters import Grower, Lambdamart, Past, Selgb
+from fedrank.trees.boosters import BoosterState, Grower, Lambdamart, Selgb
 from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown
 from fedrank.trees.growing import grow_alone
 from fedrank.trees.growing_files import FINISHED, UNFINISHED, grow_files
@@ -106,7 +106,7 @@ def test_from_files(files, secure):
     assert not (files / "out" / UNFINISHED).exists()
     data = made_up_data(60)
     pooled = data.select([*range(0, 60, 2), *range(1, 60, 2)])
-    trees = [step.tree for step in grow_alone(RULES, pooled, None, 1, Past(), grid_edges(5))]
+    trees = [step.tree for step in grow_alone(RULES, pooled, None, 1, BoosterState(), grid_edges(5))]
     assert made.forest.trees == tuple(trees[: len(made.forest)])
     assert list(made.test) == [str(checks[0])]
     assert 0 < made.test[str(checks[0])] <= 1

@@ -17,7 +17,7 @@ from fedrank.privacy.noise import SecureSource
 from fedrank.ranking.measures import evaluate
 from fedrank.trees.arrays import Trees
 from fedrank.trees.binning import bounded_edges
-from fedrank.trees.boosters import Grower, Past
+from fedrank.trees.boosters import BoosterState, Grower
 from fedrank.trees.forest import make_forest
 from fedrank.trees.growing import GrowPlan, LocalClients, grow_forest
 from fedrank.trees.histograms import Histograms
@@ -141,7 +141,7 @@ def test_with_little_noise_it_learns_and_can_be_resumed(design):
     assert all("leaf_count=0 0" in text for text in texts), "how many rows a leaf has is not told"
     again = LocalClients(plan, [plan.store(part) for part in parts])
     again.add(texts[:10])
-    assert len(list(grow_forest(again, Past(tuple(texts[:10]), (math.nan,) * 10)))) == 10
+    assert len(list(grow_forest(again, BoosterState(tuple(texts[:10]), (math.nan,) * 10)))) == 10
 
 
 def test_splits_by_chance_look_at_no_data():

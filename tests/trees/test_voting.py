@@ -20,7 +20,7 @@ from fedrank.trees.growing_protocol import TreeClient, TreeServer
 from fedrank.trees.histograms import Histograms
 from fedrank.trees.releases import check_votes, decode_named, encode_named
 from fedrank.trees.row_store import Voter, elected
-from fedrank.wire import Label, Refused, label_of, pack
+from fedrank.wire import Label, Refused, pack, read_label
 from tests.made_up import made_up_data
 from tests.oracles import grow as slow
 from tests.trees.test_growing_protocol import Unreliable, answering, parts_of
@@ -147,9 +147,9 @@ def meddling(kind: str, how):
     done = []
 
     def meddle(client, asked, answer):
-        if client == 1 and label_of(answer).kind == kind and not done:
+        if client == 1 and read_label(answer).kind == kind and not done:
             done.append(client)
-            return how(label_of(answer), answer)
+            return how(read_label(answer), answer)
         return answer
 
     return meddle

@@ -8,16 +8,16 @@ from typing import Annotated
 import typer
 
 from fedrank.cli.shared import (
-    FAILED,
+    EXIT_FAILURE,
     AsJson,
     Changes,
     Workers,
-    do_experiment,
     new_console,
     print_json,
     print_line,
     print_sections,
     progress,
+    run_and_print,
 )
 
 papers_app = typer.Typer(
@@ -69,9 +69,9 @@ def papers_run(
             print_line(console, f"skipped {name}: {problem}", style="yellow")
             continue
         try:
-            do_experiment(compared(name, grid) if claims else grid, label, runs, workers)
+            run_and_print(compared(name, grid) if claims else grid, label, runs, workers)
         except typer.Exit as end:
-            if end.exit_code != FAILED:  # the user asked to stop
+            if end.exit_code != EXIT_FAILURE:  # the user asked to stop
                 raise
             failed.append(name)
             continue
@@ -82,7 +82,7 @@ def papers_run(
     if failed:
         if len(wanted) > 1:
             print_line(console, f"Runs failed in {', '.join(failed)}; the reasons are above.", style="red")
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILURE)
 
 
 @papers_app.command(

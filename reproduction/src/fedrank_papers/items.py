@@ -150,7 +150,7 @@ def about_papers() -> list[Section]:
             cells = [Cell(captioned(item.label, item.grid.title)), Cell(item.name, tone="name"), Cell(item.data), here]
             rows.append([*cells, *(Cell(_minutes(time)) for time in times)])
         table = Table(
-            ["item", "experiment", "data", "here", "whole", "quick"], rows, 4, whole=1
+            ["item", "experiment", "data", "here", "whole", "quick"], rows, 4, unbroken_column=1
         )  # users type this name
         others = [paragraph(f"{other.item}:  ", Span(other.command, "code")) for other in paper.other]
         sections.append(Section(paper.title, (table, *others), f"{paper.authors}, {paper.year}"))
@@ -240,14 +240,14 @@ def ask(name: str, changes: Sequence[str], quick: bool, runs: Path) -> tuple[Gri
 
 def _real_data(name: str, quick: Grid[Any]) -> str:
     """The paper's data, if the quick form uses others and these are available and small; else empty."""
-    whole = read_spec(name)
-    real: str | None = whole.base.data.name
-    if real is None or data_of(whole) != real or data_of(quick) == real:
+    full = read_spec(name)
+    real: str | None = full.base.data.name
+    if real is None or data_of(full) != real or data_of(quick) == real:
         return ""
     if real in CATALOG and not 0 < CATALOG[real].documents <= SOON_READ:
         return ""
     try:
-        whole.base.require_data()
+        full.base.require_data()
         read_spec(name, [f"data.name={real}"], quick=True)  # it may lack these folds
     except (OSError, ValueError):
         return ""

@@ -24,7 +24,7 @@ from fedrank.cli.renamed import replacement
 from fedrank.cli.shared import print_note
 from fedrank.cli.silo import silo_app
 from fedrank.cli.trees import trees_app
-from fedrank.files import told as message_of
+from fedrank.files import error_message
 from fedrank.progress import show_warnings_as_notes
 
 # One thread per matrix product, because whole runs execute in parallel. NumPy reads this when it is first imported.
@@ -128,5 +128,5 @@ def main() -> None:
             raise
         from fedrank.experiments.report.terminal import printable
 
-        typer.echo(f"fedrank: {printable(message_of(problem))}", err=True)
+        typer.echo(f"fedrank: {printable(error_message(problem))}", err=True)
         raise SystemExit(2) from None

@@ -1,4 +1,4 @@
-"""`fedrank data`: list, check, clients, build, propensities, redact and synth."""
+"""`fedrank data`: data sets, clients and click logs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import typer
 from fedrank.cli.config import Config
 from fedrank.cli.model import BiasName, bias_named
 from fedrank.cli.shared import (
-    FAILED,
-    LARGEST,
+    EXIT_FAILURE,
+    MAX_COUNT,
     AsJson,
     Changes,
     Picture,
@@ -73,19 +73,21 @@ def data_list(as_json: AsJson = False) -> None:
 def data_check(
     paths: Annotated[
         list[Path],
-        typer.Argument(help="LETOR files (plain, .gz or .xz), or one data set folder written by fedrank data build."),
+        typer.Argument(
+            help="Judged files (LETOR; also .gz, .xz), or one data set folder written by fedrank data build."
+        ),
     ],
     out: Picture = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check LETOR files, or describe a data set of click logs: users, times, clicks by position."""
+    """Check judged files, or describe a data set of click logs: users, times, clicks by position."""
     if any(path.is_dir() for path in paths):
         if len(paths) > 1:
-            raise ValueError(f"give one data set folder, or LETOR files (got {len(paths)} paths with a folder)")
+            raise ValueError(f"give one data set folder, or data files (got {len(paths)} paths with a folder)")
         _describe_log(paths[0], out, as_json)
         return
     if out is not None:
-        raise ValueError(f"--out {out} draws a data set folder; remove it to check LETOR files")
+        raise ValueError(f"--out {out} draws a data set folder; remove it to check files")
     from fedrank.data.check import check_files
     from fedrank.experiments.report.command_output import about_checks
 
@@ -95,7 +97,7 @@ def data_check(
     else:
         print_sections(about_checks(checks), new_console())
     if not all(check.sound for check in checks):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILURE)
 
 
 def _describe_log(folder: Path, out: Path | None, as_json: bool) -> None:
@@ -184,11 +186,11 @@ def data_build(
     users: Annotated[
         int | None,
         typer.Option(
-            min=1, max=LARGEST, hidden=True, help="Number of users to keep, the most active ones. Default: all."
+            min=1, max=MAX_COUNT, hidden=True, help="Number of users to keep, the most active ones. Default: all."
         ),
     ] = None,
     min_interactions: Annotated[
-        int, typer.Option(min=1, max=LARGEST, hidden=True, help="Minimum number of entries per user.")
+        int, typer.Option(min=1, max=MAX_COUNT, hidden=True, help="Minimum number of entries per user.")
     ] = 1,
     exclude: Annotated[list[str] | None, typer.Option(hidden=True, help="User to exclude; may be repeated.")] = None,
     window: Annotated[
@@ -313,7 +315,7 @@ def data_build(
         int | None,
         typer.Option(
             min=1,
-            max=LARGEST,
+            max=MAX_COUNT,
             rich_help_panel=_SHOWN,
             hidden=True,
             help="Minimum number of users per query; the text of rarer queries is not stored.",
@@ -446,7 +448,7 @@ def data_propensities(
     except NotIdentifiable as problem:
         text = str(problem)
         print_line(console, f"{text[0].upper()}{text[1:]}.")
-        raise typer.Exit(FAILED) from None
+        raise typer.Exit(EXIT_FAILURE) from None
     if as_json:
         print_json(by.as_json())
     else:
@@ -466,7 +468,7 @@ def data_redact(
     rare: Annotated[
         int,
         typer.Option(
-            min=1, max=LARGEST, help="Minimum number of users per query; the text of rarer queries is deleted."
+            min=1, max=MAX_COUNT, help="Minimum number of users per query; the text of rarer queries is deleted."
         ),
     ] = 5,
     keep_patterns: Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedrank.cli.shared import (
-    FAILED,
+    EXIT_FAILURE,
     MAX_WAIT,
     AsJson,
     Changes,
@@ -19,12 +19,12 @@ from fedrank.cli.shared import (
     Quiet,
     Spec,
     Yes,
-    label_of,
     new_console,
     print_failures,
     print_line,
     print_sections,
     progress,
+    results_name,
 )
 
 if TYPE_CHECKING:
@@ -382,7 +382,7 @@ def check(
     else:
         print_sections(about_checks(lines), new_console())
     if not is_fine(lines):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILURE)
 
 
 @deploy_app.command(
@@ -573,7 +573,7 @@ def run(
     """Run an experiment with the sites of a federation. Run the command again to continue."""
     from fedrank.experiments.spec.source import read_spec
 
-    grid, label = read_spec(spec, set_ or [], trust=local is not None), label_of(name, spec)
+    grid, label = read_spec(spec, set_ or [], trust=local is not None), results_name(name, spec)
     if local is not None:
         _run_local(grid, label, out or Path("runs"), local, quiet)
         return
@@ -704,7 +704,7 @@ def restore(
     console = new_console()
     print_line(
         console,
-        f"Restored the backup of {done.made}: {len(done.brought):,} files restored, {len(done.kept):,} unchanged",
+        f"Restored the backup of {done.made}: {len(done.restored):,} files restored, {len(done.kept):,} unchanged",
     )
     for line in done.ledgers:
         print_line(console, line)
@@ -756,7 +756,7 @@ def tell_results(results: Any, folder: Path) -> None:
     if results.interrupted:
         raise typer.Exit(130)
     if results.failed:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILURE)
 
 
 def _site(home: Path) -> tuple[SiteSettings, SiteSplit | None]:

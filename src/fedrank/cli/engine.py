@@ -9,7 +9,7 @@ import typer
 
 from fedrank.cli.config import Config
 from fedrank.cli.engine_trial import trial_app
-from fedrank.cli.shared import FAILED, AsJson, new_console, print_json, print_line, print_note
+from fedrank.cli.shared import EXIT_FAILURE, AsJson, new_console, print_json, print_line, print_note
 
 if TYPE_CHECKING:
     from fedrank.engine.compare import Compared
@@ -185,7 +185,7 @@ def engine_compare(
     if not agrees and not as_json:
         print_line(console, "They differ; the README of the feature set lists known differences between engines.")
     if not agrees:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILURE)
 
 
 def _difference(one: Compared) -> str:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedrank.cli.config import Config
-from fedrank.cli.shared import LARGEST, AsJson, Picture, new_console, print_json, print_line, print_note, print_sections
+from fedrank.cli.shared import (
+    MAX_COUNT,
+    AsJson,
+    Picture,
+    new_console,
+    print_json,
+    print_line,
+    print_note,
+    print_sections,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,12 +51,12 @@ def trial_plan(
         float, typer.Option(help="Significance level: probability to adopt a model that is not better.")
     ] = 0.05,
     per_client: Annotated[
-        int, typer.Option(max=LARGEST, hidden=True, help="Maximum number of decided queries per client.")
+        int, typer.Option(max=MAX_COUNT, hidden=True, help="Maximum number of decided queries per client.")
     ] = 5,
     liars: Annotated[
         int,
         typer.Option(
-            max=LARGEST,
+            max=MAX_COUNT,
             hidden=True,
             help="Number of dishonest clients to tolerate: the decision must hold without the clients that favour it "
             "most.",

@@ -22,14 +22,14 @@ from fedrank.cli.shared import (
     Yes,
     browse,
     count_runs,
-    do_experiment,
-    label_of,
     new_console,
     print_failures,
     print_json,
     print_line,
     print_sections,
     progress,
+    results_name,
+    run_and_print,
 )
 from fedrank.files import write_atomic
 
@@ -108,7 +108,7 @@ def run(
     """
     from fedrank.experiments.spec.source import read_spec
 
-    label = label_of(name, spec)
+    label = results_name(name, spec)
     if on is None and sbatch:
         raise ValueError(f"--sbatch {sbatch[0]} needs --on slurm; add it, or remove --sbatch")
     if spec == DEMO and not Path(spec).is_file():
@@ -118,12 +118,12 @@ def run(
         return
     grid = read_spec(spec, set_ or [])
     if on is None:
-        do_experiment(grid, label, out, workers, threads, device, quiet=quiet)
+        run_and_print(grid, label, out, workers, threads, device, quiet=quiet)
         return
     from fedrank.experiments.runner.executors import open_executor
 
     with open_executor(on, out / label, sbatch or [], threads, device) as found:
-        do_experiment(grid, label, out, workers, threads, device, found, quiet)
+        run_and_print(grid, label, out, workers, threads, device, found, quiet)
 
 
 def _demo(out: Path, quiet: bool) -> None:
@@ -171,7 +171,7 @@ def tune(
     console = new_console()
     with progress(console, quiet) as tell:
         results, tried, path = tune(
-            grid, label_of(name, spec), tried_over, out, workers=workers or os.cpu_count() or 1, progress=tell
+            grid, results_name(name, spec), tried_over, out, workers=workers or os.cpu_count() or 1, progress=tell
         )
     print_failures(results.failed, console)
     if path is None:

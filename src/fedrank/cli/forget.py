@@ -13,11 +13,11 @@ from fedrank.cli.shared import (
     RunsFolders,
     Trust,
     Yes,
-    label_of,
     new_console,
     print_line,
     print_sections,
     progress,
+    results_name,
 )
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def client(
 
     changes = {".".join(keys): value for keys, value in map(parse_override, set_ or [])}
     unlearner = build(Unlearner, {"name": method} | changes, "method")
-    label = None if name is None else label_of(name, "")
+    label = None if name is None else results_name(name, "")
     if purge_parent and not yes:
         typer.confirm(
             "Delete the models of these runs and the updates of these clients? This cannot be undone.", abort=True
@@ -140,12 +140,12 @@ def _print_plan(plan: ForgettingPlan, console: Console) -> None:
 
 
 def _print_commands(runs: tuple[AffectedRun, ...], console: Console, before: bool) -> None:
-    unlearn = dict.fromkeys(run.before for run in runs if run.before)
+    unlearn = dict.fromkeys(run.unlearn_command for run in runs if run.unlearn_command)
     if before and unlearn:
         print_line(console, "Before rows are deleted, unlearn without training again:")
         for line in unlearn:
             print_line(console, f"    {line}")
-    again = dict.fromkeys(run.after for run in runs if run.after and run.holds)
+    again = dict.fromkeys(run.retrain_command for run in runs if run.retrain_command and run.holds)
     if again:
         print_line(console, "After rows are deleted, train again on the remaining data:")
         for line in again:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedrank.cli.shared import (
-    FAILED,
+    EXIT_FAILURE,
     AsJson,
     Client,
     DataFile,
@@ -155,7 +155,7 @@ def estimate(
             typer.echo(json.dumps({"cannot": problem.because}))
         else:
             print_line(console, f"The clicks cannot be estimated from this log: {problem.because}.")
-        raise typer.Exit(FAILED) from None
+        raise typer.Exit(EXIT_FAILURE) from None
     if as_json:
         typer.echo(json.dumps(found.as_json(), indent=1))
     else:

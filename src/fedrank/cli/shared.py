@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from fedrank.experiments.spec.grid import Grid
     from fedrank.progress import Progress
 
-LARGEST = 1_000_000_000  # of options that count something, as in a spec
+MAX_COUNT = 1_000_000_000  # maximum of options that are counts, as in a spec
 MAX_WAIT = 366 * 86_400  # seconds
-FAILED = 1  # exit code of a command whose runs failed
+EXIT_FAILURE = 1  # exit code of a command that failed
 FILE_WIDTH = 100_000  # columns: output to a file or a program is not wrapped
 SECONDS_BETWEEN_LINES = 10.0  # where progress is plain lines
 MIN_SHARE_TO_ESTIMATE = 0.02  # share of the work that must be done before the remaining time is estimated
@@ -84,7 +84,9 @@ ModelFile = Annotated[
 ]
 DataFile = Annotated[
     str,
-    typer.Argument(help="LETOR file (.txt, .gz, .xz), click log folder, or data set of the catalog (its test part)."),
+    typer.Argument(
+        help="Judged file (LETOR; also .gz, .xz), click log folder, or data set of the catalog (its test part)."
+    ),
 ]
 Client = Annotated[int | None, typer.Option(help="Client number, if each client has its own model.")]
 Trust = Annotated[
@@ -218,7 +220,7 @@ def count_runs(runs: int) -> str:
     return "1 run" if runs == 1 else f"{runs:,} runs"
 
 
-def label_of(name: str | None, spec: str) -> str:
+def results_name(name: str | None, spec: str) -> str:
     """Folder of the results below OUT: the given name, or the name of the spec."""
     if name is None:
         path = Path(spec)
@@ -234,26 +236,26 @@ def print_failures(failed: Sequence[tuple[Task, str]], console: Console) -> None
     from fedrank.experiments.runner.failures import causes
 
     for cause in causes(failed):
-        print_line(console, cause.told, style="red")
+        print_line(console, cause.message, style="red")
         for line in cause.lines:
             print_line(console, f"    {line}", style="dim")
         if cause.file is not None:
             print_line(console, f"    Full traceback: {cause.file}")
 
 
-def do_experiment(
+def run_and_print(
     grid: Grid[Any],
     label: str,
     out: Path,
     workers: int | None,
     threads: int = 1,
     device: str = "cpu",
-    engine: tuple[Executor, str] | None = None,
+    executor: tuple[Executor, str] | None = None,
     quiet: bool = False,
 ) -> None:
     """Execute all unfinished runs of an experiment and print the results.
 
-    `engine` is an executor on other machines, and a line that describes it.
+    `executor` runs on other machines; with it comes a line that describes it.
     """
     from fedrank.experiments.report.compose import brief
     from fedrank.experiments.report.formatting import amount
@@ -272,15 +274,14 @@ def do_experiment(
     recorded = sum(recorded_bytes(variant.experiment) for variant in grid.variants) * len(grid.repeats())
     if recorded:
         print_line(console, f"Recorded updates need at most {amount('bytes', recorded)} there")
-    executor = None
-    if engine is None:
-        workers = workers or os.cpu_count() or 1
+    if executor is None:
+        workers, pool = workers or os.cpu_count() or 1, None
     else:
-        executor, about = engine
+        pool, about = executor
         print_line(console, about)
     with progress(console, quiet) as tell:
         results = run_experiment(
-            grid, label, out, workers=workers, threads=threads, device=device, progress=tell, executor=executor
+            grid, label, out, workers=workers, threads=threads, device=device, progress=tell, executor=pool
         )
     if results.skipped:
         print_line(console, f"{count_runs(len(results.skipped))} of {runs} were already finished")
@@ -297,7 +298,7 @@ def do_experiment(
     if results.interrupted:
         raise typer.Exit(130)
     if results.failed:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(EXIT_FAILURE)
 
 
 def browse(link: str) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedrank.cli.config import Config
-from fedrank.cli.shared import LARGEST, Seed, new_console, print_note, print_sections
+from fedrank.cli.shared import MAX_COUNT, Seed, new_console, print_note, print_sections
 
 trees_app = typer.Typer(
     help="Tree models of several organisations: split data, merge models, grow one forest together.",
@@ -101,7 +101,7 @@ def trees_grow(
     leaves: Annotated[int, typer.Option(min=2, max=100_000, help="Maximum number of leaves per tree.")] = 64,
     rate: Annotated[float, typer.Option(help="Learning rate.")] = 0.05,
     min_data_in_leaf: Annotated[
-        int, typer.Option(min=1, max=LARGEST, hidden=True, help="Minimum number of rows per leaf.")
+        int, typer.Option(min=1, max=MAX_COUNT, hidden=True, help="Minimum number of rows per leaf.")
     ] = 20,
     bins: Annotated[
         int,

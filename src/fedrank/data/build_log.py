@@ -18,7 +18,7 @@ from fedrank.data.from_ir_datasets import documents_from
 from fedrank.data.lists import K1, NOT_FOUND, TOO_SHORT, B, ListRules, bm25, lists_for_query
 from fedrank.data.live_features import LOG_103
 from fedrank.data.log_extractors import (
-    PAIR_ASKER,
+    PAIR_QUERY,
     Extractor,
     FeatureChoice,
     MakeExtractor,
@@ -35,7 +35,7 @@ from fedrank.progress import Progress, quiet
 QUERIES = 500  # queries whose lists are made between two checkpoints
 PAIRS = 20_000  # query-document pairs whose features are computed between two checkpoints
 _DROPPED = (NOT_FOUND, TOO_SHORT)  # reason codes in the file of reasons, starting at 1
-_FOUND, _WHY = "lists.unfinished.npy", "reasons.unfinished.npy"
+_LISTS_FILE, _REASONS_FILE = "lists.unfinished.npy", "reasons.unfinished.npy"
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def build_log(
     log: str | os.PathLike[str],
     documents: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    how: LogBuild | None = None,
+    settings: LogBuild | None = None,
     *,
     threads: int = 1,
     progress: Progress = quiet,
@@ -78,11 +78,11 @@ def build_log(
     r"""Build a data set from a search log and its documents in the folder `out`, and return it.
 
     `log` has the columns user, time, query and clicked document; `documents` has an id, a title and a text for each
-    document. Each click becomes a list of 20 documents with features. `how` holds the settings, and `extractor`
+    document. Each click becomes a list of 20 documents with features. `settings` defaults to `LogBuild()`; `extractor`
     replaces the built-in features. A build that was interrupted continues if files and settings are the same.
 
     The candidates of a query include the documents that any user clicked for it, except excluded users. Users are
-    selected afterwards by their number of entries with a list, as in the paper.
+    selected afterwards by their number of entries with a list, as in AOL4FOLTR (CIKM 2025).
 
     >>> from pathlib import Path
     >>> import fedrank as fr
@@ -95,28 +95,28 @@ def build_log(
     (('ann', 'bob'), (2, 20), 103)
     """
     log, documents, out = Path(log), Path(documents), Path(out)
-    how = how or LogBuild()
+    settings = settings or LogBuild()
     request = {
         "format": FORMAT,
         "log": fingerprint(log),
         "documents": fingerprint(documents),
-        "settings": _stored(how),
+        "settings": _stored(settings),
     }
 
     def build(marks: Marks) -> None:
         progress("read", 0, 1)
         collection = documents_from(documents)
-        clicks = read_clicks(log, collection, how.columns, how.match)
-        _check(log, clicks, how.exclude)
-        tools = (extractor or built_in_features(how.feature_choice(), threads))(collection)
+        clicks = read_clicks(log, collection, settings.columns, settings.match)
+        _check(log, clicks, settings.exclude)
+        chosen_extractor = (extractor or built_in_features(settings.feature_choice(), threads))(collection)
         progress("read", 1, 1)
         marks.begin()
-        steps = _Steps(out, marks, clicks, collection, how, tools, progress)
+        steps = _Steps(out, marks, clicks, collection, settings, chosen_extractor, progress)
         if "gathered" not in marks.done:
             steps.make_lists()
             steps.gather()
-        size = PAIRS // how.lists.length * how.lists.length  # keep each list in one block
-        compute_features(out, marks, tools, steps.stored_queries(), size, progress)
+        size = PAIRS // settings.lists.length * settings.lists.length  # keep each list in one block
+        compute_features(out, marks, chosen_extractor, steps.stored_queries(), size, progress)
         finish(out, steps.facts({"log": log.name, "documents": documents.name}))
 
     return build_folder(out, request, build)
@@ -141,30 +141,30 @@ class _Steps:
         marks: Marks,
         clicks: Clicks,
         documents: Documents,
-        how: LogBuild,
-        tools: Extractor,
+        settings: LogBuild,
+        extractor: Extractor,
         report: Progress,
     ) -> None:
         self.out, self.marks, self.clicks, self.documents = out, marks, clicks, documents
-        self.how, self.tools, self.report = how, tools, report
-        self.wanted = ~np.isin(clicks.user, [clicks.users.index(name) for name in how.exclude])  # [entries]
+        self.settings, self.extractor, self.report = settings, extractor, report
+        self.wanted = ~np.isin(clicks.user, [clicks.users.index(name) for name in settings.exclude])  # [entries]
 
     def make_lists(self) -> None:
-        """Write the documents of every entry's listin blocks of queries."""
-        clicks, how = self.clicks, self.how
+        """Write the documents of every entry's list in blocks of queries."""
+        clicks, settings = self.clicks, self.settings
         order, starts = _by_query(clicks, self.wanted)
         queries = len(starts) - 1
         done = self.marks.done.get("lists", 0)
-        found = table(self.out / _FOUND, (len(clicks), how.lists.length), "<i4", new=not done)
-        why = table(self.out / _WHY, (len(clicks),), "|i1", new=not done)
-        score = bm25(self.documents, self.tools.tokens)
+        found = table(self.out / _LISTS_FILE, (len(clicks), settings.lists.length), "<i4", new=not done)
+        why = table(self.out / _REASONS_FILE, (len(clicks),), "|i1", new=not done)
+        score = bm25(self.documents, self.extractor.tokens)
         for first in range(done, queries, QUERIES):
             self.report("lists", first, queries)
             last = min(first + QUERIES, queries)
             for query in range(first, last):
                 entries = order[starts[query] : starts[query + 1]]
                 scores = score(clicks.queries[clicks.query[entries[0]]])
-                lists = lists_for_query(how.lists, entries, clicks.document[entries], scores, how.seed)
+                lists = lists_for_query(settings.lists, entries, clicks.document[entries], scores, settings.seed)
                 for entry, one in zip(entries, lists, strict=True):
                     if isinstance(one, str):
                         why[entry] = 1 + _DROPPED.index(one)
@@ -176,9 +176,9 @@ class _Steps:
         self.report("lists", queries, queries)
 
     def gather(self) -> None:
-        """Choose users, number the distinct pairs of query and documentand write everything except the features."""
+        """Choose users, number the distinct pairs of query and document, and write everything except the features."""
         clicks, out = self.clicks, self.out
-        why: NDArray[np.int8] = np.load(out / _WHY)
+        why: NDArray[np.int8] = np.load(out / _REASONS_FILE)
         with_list = self.wanted & (why == 0)
         ranking, rank = self._choose_users(with_list, why)
         chosen = with_list & (rank[clicks.user] >= 0)
@@ -201,22 +201,22 @@ class _Steps:
             reasons = ", ".join(f"{reason}: {n:,}" for reason, n in _dropped(why[self.wanted]).items())
             raise ValueError(f"no entry has a result list ({reasons}); check that the documents are those of the log")
         counts = np.bincount(self.clicks.user[with_list], minlength=len(self.clicks.users))
-        ranking, rank = rank_users(counts, self.how.min_interactions, self.how.users)
+        ranking, rank = rank_users(counts, self.settings.min_interactions, self.settings.users)
         if not len(ranking):
             raise ValueError(
-                f"no user has min_interactions = {self.how.min_interactions:,} entries; the most active user has "
+                f"no user has min_interactions = {self.settings.min_interactions:,} entries; the most active user has "
                 f"{counts.max():,}; use that number or fewer"
             )
         return ranking, rank
 
     def _write_pairs(self, chosen: NDArray[np.bool_], order: NDArray[np.int64], starts: NDArray[np.int64]) -> None:
         """Write lists as rows of distinct pairs, the clicked positions, and the query and document of each pair."""
-        out, published, size = self.out, self.how.published, len(self.documents)
+        out, published, size = self.out, self.settings.published, len(self.documents)
         row = np.cumsum(chosen) - 1  # index of an entry among the chosen ones
-        shown = np.load(out / _FOUND, mmap_mode="r")
-        lists = table(out / "lists.npy", (int(chosen.sum()), self.how.lists.length), ARRAYS["lists"], new=True)
+        shown = np.load(out / _LISTS_FILE, mmap_mode="r")
+        lists = table(out / "lists.npy", (int(chosen.sum()), self.settings.lists.length), ARRAYS["lists"], new=True)
         target = np.empty(len(lists), dtype=np.int8)
-        pair_asker, pair_document = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int32)]
+        pair_query, pair_document = [np.empty(0, dtype=np.int32)], [np.empty(0, dtype=np.int32)]
         pairs = 0
         # Published features depend on the whole list, so entries do not share pairs. Otherwise entries are ordered by
         # query: the pairs of a query are then adjacent, and blocks can be numbered one after the other.
@@ -226,23 +226,23 @@ class _Steps:
             last = min(first + QUERIES, len(groups) - 1)
             entries = entries_of[groups[first] : groups[last]]
             documents = shown[entries].astype(np.int64)
-            asker = np.repeat(np.arange(first, last), np.diff(groups[first : last + 1]))
-            codes, rows = np.unique(asker[:, None] * size + documents, return_inverse=True)
+            number = np.repeat(np.arange(first, last), np.diff(groups[first : last + 1]))
+            codes, rows = np.unique(number[:, None] * size + documents, return_inverse=True)
             lists[row[entries]] = pairs + rows.reshape(documents.shape)
             target[row[entries]] = np.argmax(documents == self.clicks.document[entries][:, None], axis=1)
-            pair_asker.append((codes // size).astype(np.int32))
+            pair_query.append((codes // size).astype(np.int32))
             pair_document.append((codes % size).astype(np.int32))
             pairs += len(codes)
         lists.flush()
         sync(out / "lists.npy")
         save_array(out / "target.npy", target)
         save_array(out / "document.npy", np.concatenate(pair_document))
-        save_array(out / PAIR_ASKER, np.concatenate(pair_asker))
+        save_array(out / PAIR_QUERY, np.concatenate(pair_query))
 
     def stored_queries(self) -> Sequence[str]:
         """Texts of the queries that pairs refer to; one per entry for published features."""
         queries = read_names(self.out / "queries.txt")
-        if self.how.published:
+        if self.settings.published:
             return tuple(queries[query] for query in np.load(self.out / "query.npy"))
         return queries
 
@@ -251,7 +251,7 @@ class _Steps:
         counted, clicks = self.marks.done["gathered"], self.clicks
         broken = len(self.documents.broken)
         return {
-            **log_facts(self.marks, clicks, len(clicks), files, self.tools.names, broken, self.how.exclude),
+            **log_facts(self.marks, clicks, len(clicks), files, self.extractor.names, broken, self.settings.exclude),
             "bm25": f"bm25s, Lucene's formula, k1 = {K1}, b = {B}, over title, text and url joined",
             "dropped": {
                 "of excluded users": int(np.count_nonzero(~self.wanted)),
@@ -273,9 +273,9 @@ def _dropped(why: NDArray[np.int8]) -> dict[str, int]:
     return {reason: int((why == code).sum()) for code, reason in enumerate(_DROPPED, start=1)}
 
 
-def _stored(how: LogBuild) -> dict[str, Any]:
+def _stored(settings: LogBuild) -> dict[str, Any]:
     """Settings as they are read back from a file."""
-    settings: dict[str, Any] = json.loads(json.dumps(asdict(how)))
-    if how.features == LOG_103:
-        del settings["features"]  # older data sets do not record the default
-    return settings
+    stored: dict[str, Any] = json.loads(json.dumps(asdict(settings)))
+    if settings.features == LOG_103:
+        del stored["features"]  # older data sets do not record the default
+    return stored

@@ -26,7 +26,7 @@ from fedrank.data.documents import Documents
 from fedrank.data.from_ir_datasets import documents_from
 from fedrank.data.lists import ListRules
 from fedrank.data.live_features import LOG_103
-from fedrank.data.log_extractors import PAIR_ASKER, FeatureChoice, MakeExtractor, built_in_features, compute_features
+from fedrank.data.log_extractors import PAIR_QUERY, FeatureChoice, MakeExtractor, built_in_features, compute_features
 from fedrank.data.log_folder import Marks, build_folder, fingerprint, finish, log_facts, table, write_texts
 from fedrank.data.logs import FORMAT, SHOWN_ARRAYS, SHOWN_MORE, SearchLog
 from fedrank.data.mapped import save_array
@@ -97,7 +97,7 @@ def build_shown(
     log: str | os.PathLike[str] | UbiSource,
     documents: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    how: ShownBuild | None = None,
+    settings: ShownBuild | None = None,
     *,
     threads: int = 1,
     progress: Progress = quiet,
@@ -108,54 +108,55 @@ def build_shown(
 
     `now`, in seconds since 1970, is the time that `keep_days` counts back from; the default is the current time.
     """
-    how = how or ShownBuild()
+    settings = settings or ShownBuild()
     source = log if isinstance(log, UbiSource) else Path(log)
     documents, out = Path(documents), Path(out)
     since = None
-    if how.keep_days is not None:
+    if settings.keep_days is not None:
         # Full UTC days including today, so nothing stored is older than `keep_days` at any hour.
-        since = int((clock.time() if now is None else now) // DAY - how.keep_days + 1) * DAY
+        since = int((clock.time() if now is None else now) // DAY - settings.keep_days + 1) * DAY
     request = {
         "format": FORMAT,
         "log": [fingerprint(path) for path in source] if isinstance(source, UbiSource) else fingerprint(source),
         "documents": fingerprint(documents),
-        "settings": _stored(how, since),
+        "settings": _stored(settings, since),
     }
 
     def build(marks: Marks) -> None:
         progress("read", 0, 1)
         collection = documents_from(documents)
         if isinstance(source, UbiSource):
-            rows = read_ubi(source.queries, source.events, collection, documents, how.ubi)
+            rows = read_ubi(source.queries, source.events, collection, documents, settings.ubi)
             files = {"queries": source.queries.name, "events": source.events.name}
         else:
-            rows = read_shown(source, collection, how.columns, how.ubi.positions, how.drawn)
+            rows = read_shown(source, collection, settings.columns, settings.ubi.positions, settings.drawn)
             files = {"log": source.name}
-        chosen = choose(rows, how, since)
-        tools = (extractor or built_in_features(how.feature_choice(), threads))(collection)
+        chosen = choose(rows, settings, since)
+        chosen_extractor = (extractor or built_in_features(settings.feature_choice(), threads))(collection)
         progress("read", 1, 1)
         marks.begin()
         texts = [chosen.rows.queries[query] for query in np.unique(chosen.rows.query)]
         if "gathered" not in marks.done:
             _gather(out, chosen, collection)
             marks.set("gathered", 1)
-        times = _times_of_pairs(out) if tools.timed is not None else None
-        compute_features(out, marks, tools, texts, PAIRS, progress, times)
+        times = _times_of_pairs(out) if chosen_extractor.timed is not None else None
+        compute_features(out, marks, chosen_extractor, texts, PAIRS, progress, times)
         broken = len(collection.broken)
-        common = log_facts(marks, chosen.rows, chosen.read, files | {"documents": documents.name}, tools.names, broken)
+        files |= {"documents": documents.name}
+        common = log_facts(marks, chosen.rows, chosen.read, files, chosen_extractor.names, broken)
         finish(out, common | _facts(chosen, common["counts"]))
 
     return build_folder(out, request, build)
 
 
-def _stored(how: ShownBuild, since: int | None) -> dict[str, Any]:
+def _stored(settings: ShownBuild, since: int | None) -> dict[str, Any]:
     """Settings as they are stored, without redacted words and excluded users, which may be personal data."""
-    settings: dict[str, Any] = json.loads(json.dumps(asdict(how)))
-    settings["redaction"]["words"] = len(how.redaction.words)
-    settings["redaction"]["list"] = _digest(how.redaction.words)
-    if how.exclude:
-        settings["exclude"] = {"users": len(how.exclude), "list": _digest(how.exclude)}
-    return settings | {"since": since}
+    stored: dict[str, Any] = json.loads(json.dumps(asdict(settings)))
+    stored["redaction"]["words"] = len(settings.redaction.words)
+    stored["redaction"]["list"] = _digest(settings.redaction.words)
+    if settings.exclude:
+        stored["exclude"] = {"users": len(settings.exclude), "list": _digest(settings.exclude)}
+    return stored | {"since": since}
 
 
 def _digest(names: Sequence[str]) -> str:
@@ -195,9 +196,9 @@ class ChosenLists(NamedTuple):
         }
 
 
-def choose(rows: ShownRows, how: ShownBuild, since: int | None = None) -> ChosenLists:
+def choose(rows: ShownRows, settings: ShownBuild, since: int | None = None) -> ChosenLists:
     """Select the lists to store: recent ones of wanted users, within the limits on what one client may contribute."""
-    _check(rows, how)
+    _check(rows, settings)
     read = len(rows)
     all_clicks = np.sort(np.bincount(rows.user, rows.clicks_of_lists(), len(rows.users)).astype(np.int64))[::-1]
     dropped: dict[str, int] = {}
@@ -209,22 +210,23 @@ def choose(rows: ShownRows, how: ShownBuild, since: int | None = None) -> Chosen
 
     if since is not None:
         restrict(rows.time >= since, TOO_OLD)
-        until = since + ((how.keep_days or 0) + 1) * DAY  # tolerate clocks that are up to a day ahead
+        until = since + ((settings.keep_days or 0) + 1) * DAY  # tolerate clocks that are up to a day ahead
         restrict(rows.time < until, FUTURE)
-    restrict(~np.isin(rows.user, [rows.users.index(name) for name in how.exclude]), EXCLUDED)
-    rows, cut = _capped(rows, how.caps)
+    restrict(~np.isin(rows.user, [rows.users.index(name) for name in settings.exclude]), EXCLUDED)
+    rows, cut = _capped(rows, settings.caps)
     people = np.unique(np.stack([rows.query, rows.user]), axis=1)[0]
-    reasons = how.redaction.reasons(rows.queries, np.bincount(people, minlength=len(rows.queries)))
-    if how.redaction.what == "drop":
+    reasons = settings.redaction.reasons(rows.queries, np.bincount(people, minlength=len(rows.queries)))
+    if settings.redaction.what == "drop":
         restrict(~np.array([bool(reason) for reason in reasons])[rows.query], REDACTED)
     counts = np.bincount(rows.user, minlength=len(rows.users))
-    ranking, rank = rank_users(counts, how.min_interactions, how.users)
+    ranking, rank = rank_users(counts, settings.min_interactions, settings.users)
     if not len(ranking):
         reasons_text = "; ".join(f"{n:,} {reason}" for reason, n in dropped.items() if n)
         reasons_text += "; ".join(f"{one.lists:,} {rule}" for rule, one in cut.items())
         raise ValueError(
             f"none of the {read:,} lists can be stored: the most active user has {counts.max(initial=0):,}, and "
-            f"min_interactions is {how.min_interactions:,} ({reasons_text or 'nothing was dropped'}); relax the filters"
+            f"min_interactions is {settings.min_interactions:,} ({reasons_text or 'nothing was dropped'}); "
+            "relax the filters"
         )
     restrict(rank[rows.user] >= 0, NOT_CHOSEN)
     return ChosenLists(rows, reasons, ranking, rank, dropped, cut, all_clicks, read)
@@ -302,10 +304,10 @@ def _capped(rows: ShownRows, caps: ClickCaps) -> tuple[ShownRows, dict[str, Cut]
     return rows, cut
 
 
-def _check(rows: ShownRows, how: ShownBuild) -> None:
+def _check(rows: ShownRows, settings: ShownBuild) -> None:
     if not len(rows):
         raise ValueError(f"the log contains no usable lists ({list_reasons(rows.left_out)}){_remedy(rows)}")
-    for name in how.exclude:
+    for name in settings.exclude:
         if name not in rows.users:
             raise ValueError(f"exclude = {name!r}: no user with a valid list has this name")
 
@@ -346,7 +348,7 @@ def _gather(out: Path, chosen: ChosenLists, documents: Documents) -> None:
     save_array(out / "time.npy", rows.time)
     save_array(out / "query.npy", query.astype(np.int32))
     save_array(out / "document.npy", (codes % len(documents)).astype(np.int32))
-    save_array(out / PAIR_ASKER, (codes // len(documents)).astype(np.int32))
+    save_array(out / PAIR_QUERY, (codes // len(documents)).astype(np.int32))
     write_texts(out, chosen.users, queries, documents.ids)
 
 

@@ -195,7 +195,7 @@ def load_files(
     cache: bool = True,
     features: int | None = None,
 ) -> Fold:
-    r"""Read a fold from LETOR files.
+    r"""Read a fold from files of judged queries, such as LETOR files.
 
     `features` is the number of features; the default is the highest index in any of the files. With
     normalise="global", the ranges of the training file apply to all files.

@@ -1,4 +1,4 @@
-"""Check LETOR files: whether they are valid, what they contain, and what is unusual about them."""
+"""Check files of judged queries: whether they are valid, what they contain, and what is unusual about them."""
 
 from __future__ import annotations
 

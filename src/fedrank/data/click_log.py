@@ -25,8 +25,8 @@ NO_USER = "no user"
 EMPTY_QUERY = "empty query"
 BAD_TIME = "unreadable time"
 UNKNOWN = "click on an unknown document"
-SEVERAL = "click on a url of several documents"
-_SEVERAL = -2
+AMBIGUOUS_URL = "click on a url of several documents"
+_AMBIGUOUS = -2
 
 
 def _clicked(value: Any) -> str | None:
@@ -112,28 +112,28 @@ def read_clicks(
     path = Path(path)
     if match not in MATCHES:
         raise ValueError(f"match must be one of {', '.join(MATCHES)} (got {match!r})")
-    reader, found = RowReader(path, CLICK_LOG, columns), ClickColumns()
-    known: dict[str, int] = {}
+    reader, clicks = RowReader(path, CLICK_LOG, columns), ClickColumns()
+    rows_by_id: dict[str, int] = {}
     by_url = match == "url"
 
-    def take(number: int, row: Row) -> None:
-        nonlocal known, by_url
-        if not known:
+    def add_row(number: int, row: Row) -> None:
+        nonlocal rows_by_id, by_url
+        if not rows_by_id:
             by_url |= match == "auto" and {name.strip().lower() for name in reader.header} >= AOL
-            known = _by_url(documents) if by_url else {name: row for row, name in enumerate(documents.ids)}
-        document = known.get(_plain_url(row["document"]) if by_url else row["document"], -1)
+            rows_by_id = _by_url(documents) if by_url else {name: row for row, name in enumerate(documents.ids)}
+        document = rows_by_id.get(_plain_url(row["document"]) if by_url else row["document"], -1)
         if document < 0:
-            raise UnusableRow(UNKNOWN if document != _SEVERAL else SEVERAL)
-        found.add(row, document)
+            raise UnusableRow(UNKNOWN if document != _AMBIGUOUS else AMBIGUOUS_URL)
+        clicks.add(row, document)
 
-    reader.each(take, from_ir_datasets.clicks_of(path) if from_ir_datasets.is_there(path) else None)
-    return found.finish(reader)[0]
+    reader.each(add_row, from_ir_datasets.clicks_of(path) if from_ir_datasets.is_there(path) else None)
+    return clicks.finish(reader)[0]
 
 
 def rank_users(
     counts: NDArray[np.integer], least: int = 1, most: int | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Users with at least `least` entries, most active first; and [users]: the rank of each, -1 for the others."""
+    """Return the selected users, most active first, and the rank of every user (-1: not selected)."""
     ranking = np.argsort(-counts, kind="stable")
     ranking = ranking[counts[ranking] >= least][:most]
     rank = np.full(len(counts), -1, dtype=np.int32)
@@ -142,16 +142,16 @@ def rank_users(
 
 
 def _by_url(documents: Documents) -> dict[str, int]:
-    known: dict[str, int] = {}
+    rows_by_url: dict[str, int] = {}
     for row, url in enumerate(documents.url):
         if url:
             plain = _plain_url(url)
-            known[plain] = _SEVERAL if plain in known else row
-    if not known:
+            rows_by_url[plain] = _AMBIGUOUS if plain in rows_by_url else row
+    if not rows_by_url:
         raise ValueError(
             "clicks name documents by url, but no document has a url; add urls to the documents, or match by id"
         )
-    return known
+    return rows_by_url
 
 
 def _plain_url(url: str) -> str:

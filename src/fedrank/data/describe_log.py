@@ -16,13 +16,13 @@ from fedrank.data.logs import FACTS, SearchLog, lengths_of
 from fedrank.seeds import rng_for
 
 COMPARED = 10  # most active users whose clicks are compared
-DRAWN = 5  # users whose activity per day is plotted, as in the paper
-FEWEST = 10  # minimum number of entries to estimate a user's burstiness
-TAIL = 10  # minimum number of users in the fitted part of a power law
+PLOTTED_USERS = 5  # users whose activity per day is plotted, as in AOL4FOLTR (CIKM 2025)
+MIN_ENTRIES = 10  # minimum number of entries to estimate a user's burstiness
+MIN_TAIL_USERS = 10  # minimum number of users in the fitted part of a power law
 SAMPLE = 2000  # maximum number of clicks compared per user
 POSITIONS = 1000  # positions whose clicks are counted; users rarely see later ones
 _DAY = 86_400
-_SOME = 100_000  # lists in memory at a time
+_BLOCK_ROWS = 100_000  # lists in memory at a time
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ShownDescription:
     shown_at: NDArray[np.int64]  # [positions]: impressions
     clicked_at: NDArray[np.int64]  # [positions]: clicks
     dwell: float  # median dwell time on clicked documents in seconds; NaN if unknown
-    drawn: bool  # whether the sampling probabilities of lists are known
+    has_propensities: bool  # whether the sampling probabilities of lists are known
     largest_before: tuple[float, ...]  # shares of all clicks of the most active users before limits, largest first
     largest_after: tuple[float, ...]
     capped: dict[str, dict[str, int]]  # by rule: lists, clicks and affected clients
@@ -70,8 +70,8 @@ class LogDescription:
     half: int  # smallest number of users with half of all entries
     power_law: PowerLaw | None  # None if too few users differ
     burstiness: NDArray[np.float64]  # [users]: -1 periodic, 0 random, 1 bursty; NaN for few entries
-    days: NDArray[np.int64]  # [drawn, days]: entries of the most active users per day
-    drawn: tuple[str, ...]  # their names
+    days: NDArray[np.int64]  # [plotted users, days]: entries of the most active users per day
+    plotted_users: tuple[str, ...]  # their names
     compared: tuple[str, ...]  # users whose clicks are compared
     distances: NDArray[np.float64]  # [compared, compared]: mean Wasserstein distance in standard deviations
     by_chance: float  # mean distance after permuting clicks among the compared users
@@ -90,7 +90,7 @@ def describe_log(log: SearchLog, compared: int = COMPARED, seed: int = 1) -> Log
     """Describe a log; clicks are compared only among the most active users, with at most 2,000 entries each."""
     if not len(log):
         raise ValueError(f"{log.folder} has no entries to describe; build the data set again")
-    with _as_facts_say(log):
+    with _check_facts(log):
         sentences = tuple(notes(log.facts))
         shown = _shown(log) if log.is_shown else None
     clicks = np.bincount(log.user, minlength=len(log.users)).astype(np.int64)
@@ -111,7 +111,7 @@ def describe_log(log: SearchLog, compared: int = COMPARED, seed: int = 1) -> Log
     order = [int(i) for i in np.argsort(-per_feature, kind="stable") if per_feature[i] > 0]
     first, last = int(log.time[0]), int(log.time[-1])
     day = (np.asarray(log.time) - first) // _DAY
-    days = np.zeros((min(DRAWN, len(log.users)), int(day[-1]) + 1), dtype=np.int64)
+    days = np.zeros((min(PLOTTED_USERS, len(log.users)), int(day[-1]) + 1), dtype=np.int64)
     for user in range(len(days)):
         np.add.at(days[user], day[log.rows_of(user)], 1)
     return LogDescription(
@@ -127,7 +127,7 @@ def describe_log(log: SearchLog, compared: int = COMPARED, seed: int = 1) -> Log
         power_law=power_law(clicks),
         burstiness=_bursts(log),
         days=days,
-        drawn=log.users[: len(days)],
+        plotted_users=log.users[: len(days)],
         compared=tuple(log.users[user] for user in chosen),
         distances=distances,
         by_chance=float(chance.sum() / pairs) if len(chosen) > 1 else float("nan"),
@@ -138,7 +138,7 @@ def describe_log(log: SearchLog, compared: int = COMPARED, seed: int = 1) -> Log
 
 
 @contextlib.contextmanager
-def _as_facts_say(log: SearchLog) -> Iterator[None]:
+def _check_facts(log: SearchLog) -> Iterator[None]:
     """Report missing or malformed facts as a damaged folder."""
     try:
         yield
@@ -153,7 +153,10 @@ def _users_with_clicks(log: SearchLog) -> list[int]:
     """Users with at least one click, most active first."""
     if log.clicks is None:
         return list(range(len(log.users)))
-    some = [log.user[i : i + _SOME][log.clicks[i : i + _SOME].any(axis=1)] for i in range(0, len(log), _SOME)]
+    some = [
+        log.user[i : i + _BLOCK_ROWS][log.clicks[i : i + _BLOCK_ROWS].any(axis=1)]
+        for i in range(0, len(log), _BLOCK_ROWS)
+    ]
     return [int(user) for user in np.unique(np.concatenate(some))]
 
 
@@ -163,8 +166,8 @@ def _shown(log: SearchLog) -> ShownDescription:
     unclicked = 0
     assert log.clicks is not None, "a log of shown lists has clicks"
     assert log.first is not None, "a log of shown lists has positions"
-    for begin in range(0, len(log), _SOME):
-        some = slice(begin, begin + _SOME)
+    for begin in range(0, len(log), _BLOCK_ROWS):
+        some = slice(begin, begin + _BLOCK_ROWS)
         positions = log.first[some][:, None] + np.arange(log.lists.shape[1])
         for counts, which in ((shown_at, log.lists[some] >= 0), (clicked_at, log.clicks[some] > 0)):
             counts += np.bincount(positions[which & (positions < POSITIONS)], minlength=POSITIONS)
@@ -181,7 +184,7 @@ def _shown(log: SearchLog) -> ShownDescription:
         shown_at=shown_at[:last],
         clicked_at=clicked_at[:last],
         dwell=float(np.median(known)) if len(known) else float("nan"),
-        drawn=log.drawn is not None,
+        has_propensities=log.drawn is not None,
         largest_before=tuple(map(float, largest.get("before", ()))),
         largest_after=tuple(map(float, largest.get("after", ()))),
         capped={
@@ -205,7 +208,7 @@ def power_law(counts: NDArray[np.integer]) -> PowerLaw | None:
     for least in np.unique(counts).tolist():
         tail = counts[counts >= least]
         values, repeats = np.unique(tail, return_counts=True)
-        if len(tail) < TAIL or len(values) < 2:
+        if len(tail) < MIN_TAIL_USERS or len(values) < 2:
             break
         mean = float(np.log(tail).mean())
         fitted = minimize_scalar(
@@ -259,7 +262,7 @@ def _bursts(log: SearchLog) -> NDArray[np.float64]:
     order = np.argsort(log.user, kind="stable")
     ends = np.cumsum(np.bincount(log.user, minlength=len(log.users)))
     times = np.split(np.asarray(log.time)[order], ends[:-1])
-    return np.array([burstiness(one) if len(one) >= FEWEST else np.nan for one in times])
+    return np.array([burstiness(one) if len(one) >= MIN_ENTRIES else np.nan for one in times])
 
 
 def description_as_json(found: LogDescription) -> str:

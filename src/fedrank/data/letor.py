@@ -146,7 +146,7 @@ class _Table:
         self._text = np.frombuffer(self._bytes, np.uint8)
         self._seen = np.zeros((features or 0) + 1, np.int64)
         self._queries = np.zeros((1 << 14, 4), np.int64)
-        self._hard = np.zeros((kernel.MAX_INDEX, 5), np.int64)
+        self._unrounded = np.zeros((kernel.MAX_INDEX, 5), np.int64)
         self._state = np.zeros(kernel.STATES, np.int64)
         self._state[kernel.FEWEST] = kernel.MAX_INDEX
         self._read = 0  # decompressed bytes of all files
@@ -213,13 +213,13 @@ class _Table:
                 self.grades,
                 self._seen,
                 self._queries,
-                self._hard,
+                self._unrounded,
                 state,
                 self.missing,
                 MAX_QUERY_LENGTH,
             )
             self._name_queries()
-            self._settle_hard()
+            self._round_exactly()
             if status == kernel.DONE:
                 return
             if status == kernel.WIDER:
@@ -249,10 +249,10 @@ class _Table:
             self.query_ids.append(name)
             self._starts.append(row)
 
-    def _settle_hard(self) -> None:
-        used = int(self._state[kernel.HARD])
-        self._state[kernel.HARD] = 0
-        for row, column, line, start, end in self._hard[:used].tolist():
+    def _round_exactly(self) -> None:
+        used = int(self._state[kernel.UNROUNDED])
+        self._state[kernel.UNROUNDED] = 0
+        for row, column, line, start, end in self._unrounded[:used].tolist():
             text = self._bytes[start:end].decode()
             with np.errstate(over="ignore", under="ignore"):
                 value = np.float32(float(text))
@@ -323,7 +323,7 @@ class _Table:
         word = words[0].decode(errors="replace") if words else ""
         if b"\0" in whole:
             return self._error(line, "", _REMEDIES[kernel.NUL])
-        if status == kernel.ENDLESS:
+        if status == kernel.INFINITE:
             return self._infinite(line, word)
         if status == kernel.BAD_VALUE and _is_not_finite(word):
             return self._infinite(line, word)

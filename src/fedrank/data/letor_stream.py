@@ -39,7 +39,7 @@ def read_queries(path: Path, position: int, line: int, width: int) -> Iterator[Q
     text = bytearray(BLOCK + 1)
     view = np.frombuffer(text, np.uint8)
     features, grades = np.zeros((_ROWS, width), np.float32), np.zeros(_ROWS, np.int8)
-    queries, hard = np.zeros((_ROWS, 4), np.int64), np.zeros((_ROWS, 5), np.int64)
+    queries, unrounded = np.zeros((_ROWS, 4), np.int64), np.zeros((_ROWS, 5), np.int64)
     seen, state = np.zeros(width + 1, np.int64), np.zeros(kernel.STATES, np.int64)
     end, final = 0, False
     not_numbers: list[int] = []
@@ -59,12 +59,12 @@ def read_queries(path: Path, position: int, line: int, width: int) -> Iterator[Q
             stop = text.rfind(b"\n", 0, end) + 1
             while True:
                 status = kernel.read_lines(
-                    view, stop, features, grades, seen, queries, hard, state, np.nan, _MAX_QID_LENGTH
+                    view, stop, features, grades, seen, queries, unrounded, state, np.nan, _MAX_QID_LENGTH
                 )
                 if status != kernel.BAD_VALUE or not _counts_as_zero(text, int(state[kernel.MARK])):
                     break
                 not_numbers.append(int(state[kernel.LINE]))
-            for row, column, at, first, last in hard[: state[kernel.HARD]].tolist():
+            for row, column, at, first, last in unrounded[: state[kernel.UNROUNDED]].tolist():
                 with np.errstate(over="ignore", under="ignore"):
                     features[row, column] = np.float32(float(text[first:last]))
                 if np.isinf(features[row, column]):

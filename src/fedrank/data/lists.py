@@ -50,15 +50,20 @@ class ListRules:
                 raise ValueError(f"{name} must be {' or '.join(map(repr, known))} (got {value!r})")
 
     def list_for(
-        self, target: int, natural: Rows, scores: Scores, rng: np.random.Generator, ranking: Rows | None = None
+        self,
+        target: int,
+        clicked_documents: Rows,
+        scores: Scores,
+        rng: np.random.Generator,
+        ranking: Rows | None = None,
     ) -> Rows | str:
-        """Return the documents around one click, ordered by BM25, or the reason for the lack of a list.
+        """Return the documents around one click, ordered by BM25, or why there is none.
 
-        `natural` are the distinct documents clicked for this query, including the target; `ranking` is the result of
-        `ranked` if already known. Documents with equal scores keep the order of the collection. A shuffled window gives
-        an unordered list.
+        `clicked_documents` are the distinct documents clicked for this query, including the target; `ranking` is the
+        result of `ranked` if already known. Documents with equal scores keep the order of the collection. A shuffled
+        window gives an unordered list.
         """
-        others = natural[natural != target]
+        others = clicked_documents[clicked_documents != target]
         free = self.length - 1 - len(others)
         if free < 0:
             others, free = rng.choice(others, self.length - 1, replace=False), 0
@@ -137,9 +142,9 @@ def lists_for_query(
     seed: int,
 ) -> list[Rows | str]:
     """Return the lists of all entries with one query; randomness is keyed by the numbers in `entries`."""
-    natural = np.unique(targets).astype(np.int64)
+    clicked_documents = np.unique(targets).astype(np.int64)
     ranking = ranked(scores, rules.depth)
     return [
-        rules.list_for(int(target), natural, scores, rng_for(seed, "lists", int(entry)), ranking)
+        rules.list_for(int(target), clicked_documents, scores, rng_for(seed, "lists", int(entry)), ranking)
         for entry, target in zip(entries, targets, strict=True)
     ]

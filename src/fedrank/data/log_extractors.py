@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fedrank.data.text import Tokeniser
 
 STEMS = ("none", "english")
-PAIR_ASKER = "askers.unfinished.npy"  # [pairs]: a query, or an entry for published features
+PAIR_QUERY = "askers.unfinished.npy"  # [pairs]: a query, or an entry for published features
 Rows = NDArray[np.int64]
 
 
@@ -124,26 +124,26 @@ def _as_stems(text: str, cut: Tokeniser) -> str:
 def compute_features(
     out: Path,
     marks: Marks,
-    tools: Extractor,
+    extractor: Extractor,
     queries: Sequence[str],
     size: int,
     report: Progress,
     time: NDArray[np.int64] | None = None,
 ) -> None:
     """Write the features of all pairs with a mark every `size` pairs; `time` [pairs] is the time of the search."""
-    width = len(tools.names)
-    asker: NDArray[np.int32] = np.load(out / PAIR_ASKER, mmap_mode="r")
+    width = len(extractor.names)
+    pair_query: NDArray[np.int32] = np.load(out / PAIR_QUERY, mmap_mode="r")
     document: NDArray[np.int32] = np.load(out / "document.npy", mmap_mode="r")
     done = marks.done.get("features", 0)
-    rows_on_disk = table(out / "features.npy", (len(asker), width), ARRAYS["features"], new=not done)
-    for start in range(done, len(asker), size):
-        report("features", start, len(asker))
-        rows = slice(start, min(start + size, len(asker)))
-        query = np.asarray(asker[rows], dtype=np.int64)
-        first, last = int(query[0]), int(query[-1]) + 1  # pairs are sorted by asker
+    rows_on_disk = table(out / "features.npy", (len(pair_query), width), ARRAYS["features"], new=not done)
+    for start in range(done, len(pair_query), size):
+        report("features", start, len(pair_query))
+        rows = slice(start, min(start + size, len(pair_query)))
+        query = np.asarray(pair_query[rows], dtype=np.int64)
+        first, last = int(query[0]), int(query[-1]) + 1  # pairs are sorted by query
         pairs = queries[first:last], query - first, np.asarray(document[rows], dtype=np.int64)
-        timed = None if time is None else tools.timed
-        values = tools.features(*pairs) if timed is None or time is None else timed(*pairs, time[rows])
+        timed = None if time is None else extractor.timed
+        values = extractor.features(*pairs) if timed is None or time is None else timed(*pairs, time[rows])
         if values.shape != (rows.stop - rows.start, width) or not np.isfinite(values).all():
             raise ValueError(
                 f"features {values.shape} of pairs {rows.start:,} .. {rows.stop - 1:,} have the wrong shape or are not "
@@ -152,4 +152,4 @@ def compute_features(
         rows_on_disk[rows] = values
         rows_on_disk.flush()
         marks.set("features", rows.stop)
-    report("features", len(asker), len(asker))
+    report("features", len(pair_query), len(pair_query))

@@ -33,7 +33,7 @@ from fedrank.data.logs import (
 from fedrank.data.mapped import new_mapped
 from fedrank.data.rows import stored_reasons
 from fedrank.files import UNFINISHED as PART
-from fedrank.files import locked, naming, opened, parse_json, private_folder, read_text, sync, write_atomic
+from fedrank.files import add_path_to_errors, locked, opened, parse_json, private_folder, read_text, sync, write_atomic
 
 if TYPE_CHECKING:
     from fedrank.data.click_log import Clicks
@@ -126,7 +126,7 @@ def working_on(out: Path) -> Iterator[None]:
     new = [folder for folder in (out, *out.parents) if not folder.exists()]
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
-        with locked(out / _LOCK, str(out), leave=False), naming(out):
+        with locked(out / _LOCK, str(out), leave=False), add_path_to_errors(out):
             yield
     finally:
         with contextlib.suppress(OSError):  # no longer empty

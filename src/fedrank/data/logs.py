@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedrank.data.mapped import open_mapped
 from fedrank.data.ranking import RankingData
 from fedrank.data.values import LATEST, MAX_OFFSET
-from fedrank.files import naming, parse_json, read_bytes, read_text
+from fedrank.files import add_path_to_errors, parse_json, read_bytes, read_text
 from fedrank.types import Features
 
 MAX_NAMES = 32 << 30  # bytes per file of names: enough for a billion documents
@@ -329,7 +329,7 @@ def read_names(path: Path) -> tuple[str, ...]:
 
 def write_names(path: Path, names: Sequence[str]) -> None:
     """Write one name per line."""
-    with naming(path):
+    with add_path_to_errors(path):
         path.write_bytes("".join(f"{name}\n" for name in names).encode("utf-8"))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.format import open_memmap, write_array
 from numpy.typing import DTypeLike, NDArray
 
-from fedrank.files import naming, opened, sync
+from fedrank.files import add_path_to_errors, opened, sync
 
 # Python defines the constant since 3.13; the number is that of Linux on these architectures.
 _KNOWN = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
@@ -53,7 +53,7 @@ def new_mapped(path: Path, shape: tuple[int, ...], kind: DTypeLike) -> np.memmap
     """
     made = open_memmap(path, mode="w+", dtype=np.dtype(kind), shape=shape)
     if made.nbytes and hasattr(os, "posix_fallocate"):
-        with naming(path), open(path, "r+b") as file:
+        with add_path_to_errors(path), open(path, "r+b") as file:
             os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
     return made
 
@@ -63,6 +63,6 @@ def save_array(path: Path, values: NDArray[Any]) -> None:
 
     When the disk is full, NumPy's own error only states how many values were written.
     """
-    with naming(path), open(path, "wb") as file:
+    with add_path_to_errors(path), open(path, "wb") as file:
         write_array(SimpleNamespace(write=file.write), values, allow_pickle=False)
     sync(path)

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.display import DisplayMixin, number
+from fedrank.display import DisplayMixin, count_of
 from fedrank.types import Features, Grades, Offsets
 
 
@@ -119,7 +119,7 @@ class RankingData(DisplayMixin):
     @property
     def extent(self) -> str:
         """The size of the data in words."""
-        return f"{number(self.queries, 'query', 'queries')}, {number(self.documents, 'document')}"
+        return f"{count_of(self.queries, 'query', 'queries')}, {count_of(self.documents, 'document')}"
 
     @cached_property
     def longest(self) -> int:

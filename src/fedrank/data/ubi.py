@@ -61,7 +61,7 @@ NAMELESS = "clicks without a client"
 OTHER_ACTION = "other action"
 OTHER_APPLICATION = "of another application"
 NO_FIELD = "(not a name)"
-_SEVERAL = -2
+_AMBIGUOUS = -2
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,39}")
 
 
@@ -149,7 +149,7 @@ def _values(path: Path, field: str) -> dict[str, int] | None:
     reader = document_rows(path, {"value": Column((field,), parse_id, required=False)}, nested=True)
     for row, (_, one) in enumerate(reader):
         if value := one["value"]:
-            found[value] = _SEVERAL if value in found else row
+            found[value] = _AMBIGUOUS if value in found else row
     return found if found and field in (reader.header or (field,)) else None
 
 
@@ -298,7 +298,7 @@ class _UbiLog:
             return
         document = find_id(row["object"], self.names.of(row["object_field"]))
         if document < 0:
-            unknown = UNKNOWN if document != _SEVERAL else SHARED_ID
+            unknown = UNKNOWN if document != _AMBIGUOUS else SHARED_ID
             raise UnusableRow(unknown if parse_id(row["object"]) else NO_OBJECT)
         at, page = self._position(several, document, moment)
         if at < 0:

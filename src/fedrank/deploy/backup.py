@@ -5,10 +5,10 @@ while a site is running: sent messages are listed before the ledgers are read, s
 
 A restored site has no record of what it sent after the backup, although its people were charged for it. The file
 `restored.json` marks this state. Until the coordinator has reported which rounds are complete, the site answers no
-request of a run. All rounds up to the next one then count as charged. Completed rounds are not answered again; the
-next round, for which a message may have been sent, is charged again when it is answered. In asynchronous runs the
-completed rounds are unknown, and the site waits for another run. (A coordinator that reports too low a round receives a
-second noise sample for a round it has seen. Only a backup made after the last round prevents that.)
+request of a run. Rounds 1 to n + 1 are charged, n being the last completed round. Completed rounds are not answered
+again; round n + 1, for which a message may have been sent, is charged again when it is answered. In asynchronous runs
+the completed rounds are unknown, and the site waits for another run. (A coordinator that reports too low a round
+receives a second noise sample for a round it has seen. Only a backup made after the last round prevents that.)
 
 If the folder already exists, no file in it is replaced: missing files are restored. Of two ledgers, the one with more
 charges stays; if each has charges that the other lacks, both are combined.
@@ -98,35 +98,35 @@ class Backup:
 
 
 @dataclass(frozen=True)
-class Restoration:
+class RestoreResult:
     """Result of restoring a backup."""
 
     kind: str
     made: str  # when the backup was made
-    brought: tuple[str, ...]  # restored files
+    restored: tuple[str, ...]  # restored files
     kept: tuple[str, ...]  # existing files that differ from the backup and stayed unchanged
     ledgers: tuple[str, ...]  # how differing ledgers were combined, one line each
 
 
 @dataclass(frozen=True)
-class Restored:
+class RestoreMark:
     """Marks a folder that was restored from a backup."""
 
     at: str
     backup: str  # when the backup was made
     complete: bool  # whether restoring was completed
-    told: Mapping[str, int] = field(default_factory=dict)  # run -> last completed round
+    completed_rounds: Mapping[str, int] = field(default_factory=dict)  # run -> last completed round
 
     @classmethod
-    def read(cls, folder: Path) -> Restored | None:
+    def read(cls, folder: Path) -> RestoreMark | None:
         """Read the mark of a folder; None if it was never restored."""
         path = Path(folder) / RESTORED
         if not path.exists():
             return None
         try:
             found = parse_json(path.read_bytes())
-            told = {str(run): int(round) for run, round in found["told"].items()}
-            return cls(str(found["at"]), str(found["backup"]), bool(found["complete"]), told)
+            completed_rounds = {str(run): int(round) for run, round in found["told"].items()}
+            return cls(str(found["at"]), str(found["backup"]), bool(found["complete"]), completed_rounds)
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise LedgerError(
                 f"{path} cannot be read ({problem!r}), so what was sent before the restoration is unknown; "
@@ -139,47 +139,47 @@ class Restored:
             "at": self.at,
             "backup": self.backup,
             "complete": self.complete,
-            "told": dict(self.told),
+            "told": dict(self.completed_rounds),
         }
         write_atomic(Path(folder) / RESTORED, json.dumps(content, indent=1) + "\n", private=True)
 
-    def objection(self, run: str, round: int, in_step: bool = True) -> str | None:
+    def objection(self, run: str, round: int, synchronous: bool = True) -> str | None:
         """Return why a round that is missing in the outbox must not be answered; None if it may be."""
         if not self.complete:
             return "restoring a backup was interrupted; restore it again, then continue"
-        if run not in self.told:
+        if run not in self.completed_rounds:
             return (
                 f"this site was restored from a backup of {self.backup} and has no record of what it sent since then; "
                 "it answers after the coordinator has sent hello with the number of completed rounds"
             )
-        if not in_step:
+        if not synchronous:
             return (
                 f"this site was restored from a backup of {self.backup}, and in an asynchronous run it cannot "
                 "determine what it sent since then; it participates in the next run"
             )
-        if round <= self.told[run]:
+        if round <= self.completed_rounds[run]:
             return (
                 f"this site was restored from a backup of {self.backup} and may have answered round {round} before; "
-                f"it participates again from round {self.told[run] + 1}"  # prose: ok
+                f"it participates again from round {self.completed_rounds[run] + 1}"  # prose: ok
             )
         return None
 
     def repeats(self, run: str, round: int) -> bool:
         """Whether a round may have been answered before; it is charged again if it is answered now."""
-        return round == self.told.get(run, -1) + 1
+        return round == self.completed_rounds.get(run, -1) + 1
 
 
-def hear_last_round(folder: Path, run: str, round: int) -> Restored | None:
+def record_completed_round(folder: Path, run: str, round: int) -> RestoreMark | None:
     """Record the last completed round for a restored site; the recorded number never decreases.
 
     Rounds up to the next one count as charged: the caller charges those that are missing in the ledger.
     """
-    mark = Restored.read(folder)
-    if mark is None or mark.told.get(run, -1) >= round:
+    mark = RestoreMark.read(folder)
+    if mark is None or mark.completed_rounds.get(run, -1) >= round:
         return mark
-    heard = Restored(mark.at, mark.backup, mark.complete, {**mark.told, run: round})
-    heard.write(folder)
-    return heard
+    updated = RestoreMark(mark.at, mark.backup, mark.complete, {**mark.completed_rounds, run: round})
+    updated.write(folder)
+    return updated
 
 
 def backup(folder: str | Path, out: str | Path) -> Backup:
@@ -188,7 +188,7 @@ def backup(folder: str | Path, out: str | Path) -> Backup:
     kind = kind_of(folder)
     if os.path.lexists(out):
         raise FileExistsError(f"{out} already exists; choose another file name")
-    if (mark := Restored.read(folder)) is not None and not mark.complete:
+    if (mark := RestoreMark.read(folder)) is not None and not mark.complete:
         raise ValueError(f"{folder} was restored only partially, so a backup would be incomplete; restore it again")
     made = now()
     working = any(is_locked(folder / name) for name in LOCKS)
@@ -217,7 +217,7 @@ def kind_of(folder: Path) -> str:
     return found[0]
 
 
-def restore(archive: str | Path, folder: str | Path) -> Restoration:
+def restore(archive: str | Path, folder: str | Path) -> RestoreResult:
     """Restore a backup into a folder, which may already exist: a ledger in it never loses a charge."""
     folder = Path(folder)
     with opened(archive) as file:
@@ -237,12 +237,12 @@ def restore(archive: str | Path, folder: str | Path) -> Restoration:
             shutil.rmtree(staging, ignore_errors=True)
             try:
                 contents.extract(file, private_folder(staging))
-                return _bring_back(contents, staging, folder, Path(archive))
+                return _restore_files(contents, staging, folder, Path(archive))
             finally:
                 shutil.rmtree(staging, ignore_errors=True)
 
 
-def _bring_back(contents: Contents, staging: Path, folder: Path, archive: Path) -> Restoration:
+def _restore_files(contents: Contents, staging: Path, folder: Path, archive: Path) -> RestoreResult:
     mine, its = folder / IDENTITY, staging / IDENTITY
     if mine.exists() and its.exists() and mine.read_bytes() != its.read_bytes():
         raise ValueError(
@@ -254,21 +254,21 @@ def _bring_back(contents: Contents, staging: Path, folder: Path, archive: Path) 
         raise ValueError(f"{damaged[0]} in {archive} is damaged; nothing was restored; use an older backup")
     # Write the mark first: from now on no request is answered. Rounds reported after an earlier restore no longer
     # count.
-    Restored(now(), contents.made, False).write(folder)
-    brought, kept, lines = [], [], []
+    RestoreMark(now(), contents.made, False).write(folder)
+    restored, kept, lines = [], [], []
     for name in sorted(name for name in contents.files if name != RESTORED and not _is_ledger(name)):
-        if _take(staging / name, folder / name, name):
-            brought.append(name)
+        if _restore_file(staging / name, folder / name, name):
+            restored.append(name)
         elif (staging / name).read_bytes() != (folder / name).read_bytes():
             kept.append(name)
     for name in ledgers:
-        if line := LedgerCopy(staging / name).bring_back(folder / name):
+        if line := LedgerCopy(staging / name).restore_into(folder / name):
             lines.append(f"{name}: {line}")
-    Restored(now(), contents.made, True).write(folder)
-    return Restoration(contents.kind, contents.made, tuple(brought), tuple(kept), tuple(lines))
+    RestoreMark(now(), contents.made, True).write(folder)
+    return RestoreResult(contents.kind, contents.made, tuple(restored), tuple(kept), tuple(lines))
 
 
-def _take(source: Path, target: Path, name: str) -> bool:
+def _restore_file(source: Path, target: Path, name: str) -> bool:
     """Restore a file if it is missing, damaged in the outbox, or contains fewer charges than the copy."""
     if os.path.lexists(target):
         damaged = name.startswith(f"{OUTBOX}/") and target.is_file() and not _sound(target.read_bytes())

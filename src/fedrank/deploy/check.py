@@ -33,7 +33,7 @@ from fedrank.deploy.settings import FEDERATION, SITE, SiteSettings, no_home, rea
 from fedrank.deploy.show import LEDGERS, look_at
 from fedrank.experiments.report.formatting import amount
 from fedrank.experiments.report.sections import Cell, Section
-from fedrank.files import is_locked, told
+from fedrank.files import error_message, is_locked
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.population import Population
@@ -158,7 +158,7 @@ def _check_site(folder: Path, plan: Plan | None, looks: Looks) -> list[CheckLine
     try:
         settings = read_site(folder)
     except (ValueError, OSError) as problem:
-        lines.append(CheckLine("policy", "wrong", told(problem), f"correct {SITE}"))
+        lines.append(CheckLine("policy", "wrong", error_message(problem), f"correct {SITE}"))
         return [*lines, _disk(folder, looks, 0)]
     share, line = _data(folder, settings)
     lines += [line, *_features(settings, share, plan), *_policy(folder, settings, plan), _ledger(folder, settings)]
@@ -175,7 +175,7 @@ def _check_coordinator(home: Path, looks: Looks) -> list[CheckLine]:
         said = f"federation {federation.name!r} with {len(federation.sites)} sites"
         lines.append(CheckLine("policy", "fine", f"{said}; each site has its own policy, and enforces it"))
     except (ValueError, OSError) as problem:
-        lines.append(CheckLine("policy", "wrong", told(problem), f"correct {FEDERATION}"))
+        lines.append(CheckLine("policy", "wrong", error_message(problem), f"correct {FEDERATION}"))
     return [*lines, *_members(home, looks), _disk(home, looks, 0)]
 
 
@@ -186,7 +186,7 @@ def _certificates(folder: Path, looks: Looks, serves: bool = False) -> Iterable[
         middle = facts.not_before + (facts.not_after - facts.not_before) / 2
         problems = looks.kits.problems(folder, middle)
     except (OSError, ValueError, KeyError, ImportError) as problem:
-        yield CheckLine("chain", "wrong", told(problem), "restore the kit from a backup, or join again")
+        yield CheckLine("chain", "wrong", error_message(problem), "restore the kit from a backup, or join again")
         for what in ("expiry", "clock", "host", "port"):
             yield CheckLine(what, "unknown", "unknown without a certificate")
         return
@@ -207,7 +207,7 @@ def _key(folder: Path, looks: Looks) -> Iterable[CheckLine]:
     try:
         yield CheckLine("key", "fine", fingerprint(read_identity(folder).public))
     except (OSError, ValueError, ImportError) as problem:
-        said, _, remedy = told(problem).partition("; ")
+        said, _, remedy = error_message(problem).partition("; ")
         yield CheckLine("key", "wrong", said, remedy)
     yield _clock(folder, None, looks.now())
 
@@ -276,7 +276,7 @@ def _data(folder: Path, settings: SiteSettings) -> tuple[SiteSplit | None, Check
     try:
         share = load_share(settings.data)
     except (ValueError, OSError) as problem:
-        return None, CheckLine("data", "wrong", told(problem), f"correct the data, or [data] in {SITE}")
+        return None, CheckLine("data", "wrong", error_message(problem), f"correct the data, or [data] in {SITE}")
     said = f"{share.train.queries:,} queries, {share.train.documents:,} documents for training"
     said += f"; {share.test.queries:,} queries for evaluation" if share.test is not None else ""
     said += f"; {share.people:,} people" if share.people else ""
@@ -293,7 +293,7 @@ def _recorded(folder: Path, impressions: str) -> CheckLine:
             lists.get(number)
         said = str(recorded_facts(folder, impressions))
     except (ValueError, OSError, OutboxError) as problem:
-        return CheckLine("data", "wrong", told(problem), "correct it; until then this site does not learn")
+        return CheckLine("data", "wrong", error_message(problem), "correct it; until then this site does not learn")
     return CheckLine("data", "fine", said)
 
 
@@ -345,7 +345,7 @@ def _ledger(folder: Path, settings: SiteSettings) -> CheckLine:
             return CheckLine("ledger", "fine", "nothing has been charged yet")
         accounts, spent = known.accounts(), known.spent()
     except (LedgerError, ValueError, OSError) as problem:
-        said, _, remedy = told(problem).partition("; ")
+        said, _, remedy = error_message(problem).partition("; ")
         return CheckLine("ledger", "wrong", said, remedy or "restore it from a backup")
     if known.delta != policy.delta:
         said = f"this site promised δ = {known.delta:g}, but policy.delta = {policy.delta:g}"
@@ -368,7 +368,7 @@ def _members(home: Path, looks: Looks) -> Iterable[CheckLine]:
     try:
         members = looks.kits.members(home)
     except (OSError, ValueError) as problem:
-        yield CheckLine("sites", "wrong", told(problem), "restore it from a backup")
+        yield CheckLine("sites", "wrong", error_message(problem), "restore it from a backup")
         return
     waiting = [name for name, state, _ in members if state == "invited"]
     if waiting:

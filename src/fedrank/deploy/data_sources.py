@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.feature_sets import fixed_ranges, log_features
-from fedrank.data.judged_files import read_judged
-from fedrank.data.letor import read_comments
+from fedrank.data.judged_files import comments_of, read_judged
 from fedrank.data.live_features import LIVE_1
 from fedrank.data.log_fold import log_part
 from fedrank.data.logs import load_log
@@ -316,7 +315,13 @@ def _kept(queries: int, data: SiteData) -> int:
 def _people_in_comments(path: str | Path, key: str, data: RankingData) -> NDArray[np.int64]:
     """[queries]: index of the person, from a key in the comments of the documents."""
     pattern = re.compile(rf"(?:^|[\s,;]){re.escape(key)}\s*[=:]\s*([^\s,;]+)")
-    found = [match[1] if (match := pattern.search(comment)) else "" for comment in read_comments(path)]
+    comments = comments_of(path, data.documents)
+    if comments is None:
+        raise ValueError(
+            f"data.person: the format of {path} has no comments that could name a person; use a LETOR file with "
+            f"`# {key} = ...` after each document, or a search log"
+        )
+    found = [match[1] if (match := pattern.search(comment)) else "" for comment in comments]
     whose = []
     for query, name in enumerate(data.query_ids):
         people = sorted(set(found[data.offsets[query] : data.offsets[query + 1]]))

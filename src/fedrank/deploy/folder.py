@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol
 
 from fedrank import wire
 from fedrank.deploy import protocol
-from fedrank.deploy.backup import Restored
+from fedrank.deploy.backup import RestoreMark
 from fedrank.deploy.folder_members import (
     COORDINATOR,
     FolderMember,
@@ -53,7 +53,7 @@ from fedrank.deploy.signed_files import (
 )
 from fedrank.deploy.site_calls import Silent
 from fedrank.experiments.spec.families import name_of
-from fedrank.files import locked, told
+from fedrank.files import error_message, locked
 from fedrank.privacy.mechanisms import AtServer
 from fedrank.types import has_trait
 from fedrank.wire import Part
@@ -98,7 +98,7 @@ class RequestName(NamedTuple):
 
     @classmethod
     def of(cls, content: bytes, asked: int = 0) -> RequestName:
-        label = wire.label_of(content)
+        label = wire.read_label(content)
         return cls(label.run.hex(), label.round, label.attempt, hashlib.sha256(content).hexdigest()[:32], asked)
 
 
@@ -196,7 +196,7 @@ class FolderSend:
         if member is None or member.state != "joined":
             _fail(answer, f"site {site!r} does not participate in {self.federation.name!r}: {_state(member)}")
             return answer
-        label = wire.label_of(request)
+        label = wire.read_label(request)
         if label.kind in ONLINE:
             _fail(answer, f"secure aggregation needs all sites online at once, but {site!r} uses a shared folder")
             return answer
@@ -225,7 +225,7 @@ class FolderSend:
 
     def _announce(self, request: bytes) -> None:
         """Write the plan of a hello request for sites that are not running at the moment."""
-        label = wire.label_of(request)
+        label = wire.read_label(request)
         hello = wire.Label("hello", label.run, label.round)
         _, found = wire.unpack(request, hello, {"plan": Part("|S", MAX_PLAN)})
         plan = Plan.load(found["plan"])
@@ -299,7 +299,7 @@ class FolderSend:
                     self._look_once()
                     self._problem = ""
                 except OSError as problem:  # a network share may be unavailable temporarily
-                    self._problem = told(problem)
+                    self._problem = error_message(problem)
                 self._expire()
 
     def _pause(self) -> float:
@@ -367,7 +367,7 @@ def serve_once(
         with nullcontext(site) if site is not None else _opened_site(site_folder) as at_work:
             known = ""  # the run that the site has loaded
             for name, request in wanted:
-                if wire.label_of(request).kind != "hello" and name.run != known:
+                if wire.read_label(request).kind != "hello" and name.run != known:
                     _introduce(shared, me, name.run, _over(site_folder, name), at_work, ignoring)
                 known = name.run
                 answered.append(_answer_one(shared, me, key, name, request, at_work))
@@ -398,8 +398,8 @@ def serve(
                     )
                 problem = ""
             except (OSError, ValueError) as found:
-                if told(found) != problem:  # do not repeat the same message every five seconds
-                    problem = told(found)
+                if error_message(found) != problem:  # do not repeat the same message every five seconds
+                    problem = error_message(found)
                     tell(problem)
             wake = time.monotonic() + every
             while not stop() and time.monotonic() < wake:
@@ -442,7 +442,7 @@ def _answer_one(
 ) -> FolderAnswer:
     answer = site.answer(request)
     write_signed(own_folder(shared, FROM, me.site) / str(name), key, _reply(me.federation, me.site, name), answer)
-    kind = wire.label_of(request).kind
+    kind = wire.read_label(request).kind
     return FolderAnswer(name.run, name.round, name.attempt, kind, _is_refusal(answer))
 
 
@@ -458,8 +458,8 @@ def _over(site_folder: Path, name: RequestName) -> int:
 
     A coordinator that requests a round, with its signature, has completed all earlier rounds.
     """
-    mark = Restored.read(site_folder)
-    return 0 if mark is None or name.run in mark.told else max(0, name.round - 1)
+    mark = RestoreMark.read(site_folder)
+    return 0 if mark is None or name.run in mark.completed_rounds else max(0, name.round - 1)
 
 
 def _tidy(shared: Path, me: FolderMembership) -> None:
@@ -506,7 +506,7 @@ def _foreign(name: str) -> str:
 def _is_refusal(answer: bytes) -> bool:
     """Whether an answer is a refusal or cannot be read."""
     try:
-        return wire.label_of(answer).kind == "refused"
+        return wire.read_label(answer).kind == "refused"
     except wire.Refused:
         return True
 

@@ -22,7 +22,7 @@ import numpy as np
 from fedrank import wire
 from fedrank.data.ranking import RankingData
 from fedrank.deploy import protocol
-from fedrank.deploy.backup import hear_last_round
+from fedrank.deploy.backup import record_completed_round
 from fedrank.deploy.outbox import Sent
 from fedrank.deploy.plan import Plan, names_digest
 from fedrank.deploy.site_runtime import (
@@ -214,7 +214,7 @@ class ForestRun(SiteRun):
     def note_rounds_over(self, over: int) -> None:
         """Record whether training with noise has started; without noise, repeated training gives the same trees."""
         if self.charging is not None:
-            hear_last_round(self.site.folder, self.plan.run.hex(), over)
+            record_completed_round(self.site.folder, self.plan.run.hex(), over)
 
 
 def merged_files(folder: Path, card: Path) -> bytes:

@@ -23,7 +23,7 @@ import numpy as np
 
 from fedrank import wire
 from fedrank.deploy import protocol
-from fedrank.deploy.backup import Restored
+from fedrank.deploy.backup import RestoreMark
 from fedrank.deploy.coordinate import Coordination, deployed, site_notes
 from fedrank.deploy.forest_hub import give_merged, result_files, site_card
 from fedrank.deploy.forests import ROUND, ForestRun
@@ -127,13 +127,13 @@ class TreeMessages(Contribution[ForestRun]):
 
     def check_new(self, request: CheckedRequest, before: Sent | None) -> None:
         """Refuse new noise if earlier noise may have been sent without a record in outbox or ledger."""
-        mark = Restored.read(self.run.site.folder)
+        mark = RestoreMark.read(self.run.site.folder)
         if mark is None:
             return
         run = self.run.plan.run.hex()
         if (why := mark.objection(run, ROUND + 1)) is not None:
             raise Refused(why)
-        if mark.told[run] >= ROUND:
+        if mark.completed_rounds[run] >= ROUND:
             raise Refused(
                 f"this site was restored from a backup of {mark.backup} and cannot determine what it sent since then "
                 "in this run; it participates in the next run"

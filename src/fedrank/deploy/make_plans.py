@@ -18,7 +18,7 @@ from fedrank.experiments.runner.writer import News, Task
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.grid import Grid
 from fedrank.experiments.spec.trees import TreesExperiment
-from fedrank.files import parse_json, told, write_atomic
+from fedrank.files import error_message, parse_json, write_atomic
 from fedrank.progress import Progress, quiet
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def do_runs(
         try:
             status = do(task, plan, partial(show_news, progress, task))
         except (OSError, RuntimeError, ValueError) as problem:
-            results.failed.append((task, told(problem)))
+            results.failed.append((task, error_message(problem)))
             continue
         progress(task.label, 1, 1, status)
         if status == "finished":

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import wire
-from fedrank.files import private_folder, told, write_atomic
+from fedrank.files import error_message, private_folder, write_atomic
 from fedrank.wire import Label, Part
 
 OUTBOX = "outbox"  # folder of a site with one folder per run
@@ -80,7 +80,9 @@ class Outbox:
         try:
             content = path.read_bytes()
         except OSError as problem:
-            raise OutboxError(f"{told(problem)}; the record of sent messages cannot be read") from None  # prose: ok
+            raise OutboxError(
+                f"{error_message(problem)}; the record of sent messages cannot be read"
+            ) from None  # prose: ok
         size = len(content)
         parts = {"call": Part("|S", 32), **{name: Part("|S", size) for name in ("answer", "values", "memory")}}
         parts |= {"data": Part("|S", 32), "used": Part("|S", size)}
@@ -119,7 +121,7 @@ def used_searches(folder: Path) -> set[int]:
         first = next((path for path in outbox.iterdir() if path.name.replace("-", "").isdigit()), None)
         if first is not None:
             try:
-                run = wire.label_of(first.read_bytes()).run
+                run = wire.read_label(first.read_bytes()).run
             except wire.Refused as problem:
                 raise OutboxError(f"{first} is damaged ({problem}); restore it from a backup") from None
             found.update(number for sent in Outbox(outbox, run).every() for number in sent.used)

@@ -117,7 +117,7 @@ class Plan:
     def question(self) -> Experiment:
         """The experiment with its methods. Building it imports no code and opens no file."""
         try:
-            found: Experiment = read_tables(parse_toml(self.spec), here=False).base
+            found: Experiment = read_tables(parse_toml(self.spec), full_check=False).base
         except ValueError as problem:
             raise Refused("its spec: " + "; ".join(str(problem).splitlines())) from None
         return found
@@ -192,7 +192,7 @@ class Plan:
         return np.concatenate([shared, first[self.sent :]])
 
     @property
-    def in_step(self) -> bool:
+    def synchronous(self) -> bool:
         """Whether all sites perform the same round at the same time; otherwise the run is asynchronous."""
         return self.experiment.arrival is None
 
@@ -242,7 +242,7 @@ class Plan:
         """The highest number of a request for a round."""
         if not isinstance(self.question, FederatedExperiment):
             return self.rounds
-        return self.experiment.rounds * (1 if self.in_step or self.simulated else len(self.clients))
+        return self.experiment.rounds * (1 if self.synchronous or self.simulated else len(self.clients))
 
     def without(self, leaving: Sequence[str], experiment: FederatedExperiment, name: str) -> Plan:
         """The plan of a run that unlearns sites, for the remaining sites with their ids."""

@@ -91,7 +91,7 @@ def refusal(to: Label, sender: int, reason: str) -> bytes:
 
 def read(content: bytes, expected: Label, parts: Mapping[str, Part]) -> dict[str, Any]:
     """The parts of an answer; a site's refusal is raised with its reason."""
-    label = wire.label_of(content)
+    label = wire.read_label(content)
     if label.kind == "refused":
         asked = Label("refused", expected.run, expected.round, expected.attempt, expected.sender)
         _, found = wire.unpack(content, asked, {"reason": Part("|S", MAX_REASON_LENGTH)})

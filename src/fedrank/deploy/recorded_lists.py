@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fedrank import wire
 from fedrank.data.live_features import LIVE_1
-from fedrank.files import UNFINISHED, private_folder, read_bytes, told, write_atomic
+from fedrank.files import UNFINISHED, error_message, private_folder, read_bytes, write_atomic
 from fedrank.types import Impression, Judged, Logged
 from fedrank.wire import Label, Part
 
@@ -102,7 +102,7 @@ class RecordedFolder:
         try:
             content = read_bytes(path, LARGEST)
         except (OSError, ValueError) as problem:
-            raise RecordError(f"{told(problem)}; it cannot be used for training") from None  # prose: ok
+            raise RecordError(f"{error_message(problem)}; it cannot be used for training") from None  # prose: ok
         try:
             return _read(content, number)
         except (wire.Refused, UnicodeDecodeError) as problem:

@@ -57,96 +57,105 @@ class SecureRounds:
         terms = self.plan.sum_terms(Label("sum", self.plan.run, number, attempt))
         identities = self.handshake.identities
         server = SumServer(ids=ids, identities={id: identities[id] for id in ids}, **terms)
-        one = SumAttempt(number, attempt, server, traffic)
+        outcome = SumAttempt(number, attempt, server, traffic)
         try:
-            self._phases(one, calls, ids)
+            self._phases(outcome, calls, ids)
         except BadDealing as problem:  # detected at the end, after all clients were charged
-            self._spoiled_by(one, problem)
+            self._spoiled_by(outcome, problem)
         except ValueError as problem:  # too few clients are left
-            one.why = one.why or {"all sites": str(problem)}
-        return one
+            outcome.why = outcome.why or {"all sites": str(problem)}
+        return outcome
 
-    def _phases(self, one: SumAttempt, calls: Mapping[str, bytes], ids: Sequence[int]) -> None:
-        server = one.server
-        self._advertise(one, calls, self._here(one, ids))
-        roster, here = server.roster(), self._here(one, ids)
-        self._ask(one, self._same(one, "share", here, roster=roster), server.receive_shares, here)
-        posts, here = server.routed(), self._here(one, ids)
+    def _phases(self, attempt: SumAttempt, calls: Mapping[str, bytes], ids: Sequence[int]) -> None:
+        server = attempt.server
+        self._advertise(attempt, calls, self._remaining_clients(attempt, ids))
+        roster, remaining = server.roster(), self._remaining_clients(attempt, ids)
+        self._ask(
+            attempt, self._same_request(attempt, "share", remaining, roster=roster), server.receive_shares, remaining
+        )
+        posts, remaining = server.routed(), self._remaining_clients(attempt, ids)
         posted = {
-            name: self._request(one, "mask", posts=protocol.bundle([posts[id] for id in mine]))
-            for name, mine in here.items()
+            name: self._request(attempt, "mask", posts=protocol.bundle([posts[id] for id in mine]))
+            for name, mine in remaining.items()
             if all(id in posts for id in mine)
         }
-        self._ask(one, posted, server.receive_masked, here)
-        request, here = server.request(), self._here(one, server.survivors())
-        self._ask(one, self._same(one, "sign", here, request=request), server.receive_signature, here)
-        consent, here = server.consent(), self._here(one, server.survivors())
-        opening = self._same(one, "open", here, request=request, consent=consent)
-        self._ask(one, opening, server.receive_opening, here)
-        one.total = server.total()
+        self._ask(attempt, posted, server.receive_masked, remaining)
+        request, remaining = server.request(), self._remaining_clients(attempt, server.survivors())
+        self._ask(
+            attempt,
+            self._same_request(attempt, "sign", remaining, request=request),
+            server.receive_signature,
+            remaining,
+        )
+        consent, remaining = server.consent(), self._remaining_clients(attempt, server.survivors())
+        opening = self._same_request(attempt, "open", remaining, request=request, consent=consent)
+        self._ask(attempt, opening, server.receive_opening, remaining)
+        attempt.total = server.total()
 
-    def _advertise(self, one: SumAttempt, calls: Mapping[str, bytes], here: Mapping[str, list[int]]) -> None:
+    def _advertise(self, attempt: SumAttempt, calls: Mapping[str, bytes], remaining: Mapping[str, list[int]]) -> None:
         """The first phase: answers to the call of the round, with the observations of a trial."""
 
         def read(content: bytes, label: Label) -> int:
-            mine = here[self.plan.site_of[label.sender].name]
+            mine = remaining[self.plan.site_of[label.sender].name]
             found = self.reader.unpack(content, label, len(mine))
             self.reader.check_observed(found, len(mine))
-            one.answers.observe(found, mine)
-            return _take(found.messages, one.server.receive_advertisement)
+            attempt.answers.observe(found, mine)
+            return _receive_all(found.messages, attempt.server.receive_advertisement)
 
-        one.why |= self.handshake.ask_for_round(calls, one.number, read, one.attempt, one.traffic)[1]
+        attempt.why |= self.handshake.ask_for_round(calls, attempt.number, read, attempt.attempt, attempt.traffic)[1]
 
     def _ask(
         self,
-        one: SumAttempt,
+        attempt: SumAttempt,
         requests: Mapping[str, bytes],
         take: Callable[[bytes], bool],
-        here: Mapping[str, list[int]],
+        remaining: Mapping[str, list[int]],
     ) -> None:
         """A later phase: one message of every remaining client."""
         largest = self.plan.longest_letter
 
         def read(content: bytes, label: Label) -> int:
-            mine = here[self.plan.site_of[label.sender].name]
+            mine = remaining[self.plan.site_of[label.sender].name]
             parts = {"letters": wire.Part("|S", len(mine) * (largest + 4))}
             letters = protocol.read(content, label, parts)["letters"]
-            return _take(protocol.unbundle(letters, len(mine), largest), take)
+            return _receive_all(protocol.unbundle(letters, len(mine), largest), take)
 
         calls = self.handshake.calls
-        one.why |= calls.ask(requests, one.number, read, "letters", one.attempt, one.traffic)[1]
+        attempt.why |= calls.ask(requests, attempt.number, read, "letters", attempt.attempt, attempt.traffic)[1]
 
-    def _here(self, one: SumAttempt, ids: Iterable[int]) -> dict[str, list[int]]:
+    def _remaining_clients(self, attempt: SumAttempt, ids: Iterable[int]) -> dict[str, list[int]]:
         """The clients whose sites have answered so far, by site."""
         found: dict[str, list[int]] = {}
         for id in ids:
             name = self.plan.site_of[id].name
-            if name not in one.why and name not in self.handshake.calls.left_out:
+            if name not in attempt.why and name not in self.handshake.calls.left_out:
                 found.setdefault(name, []).append(id)
         return found
 
-    def _request(self, one: SumAttempt, kind: str, **parts: bytes) -> bytes:
-        return protocol.request(kind, self.plan.run, one.number, one.attempt, **parts)
+    def _request(self, attempt: SumAttempt, kind: str, **parts: bytes) -> bytes:
+        return protocol.request(kind, self.plan.run, attempt.number, attempt.attempt, **parts)
 
-    def _same(self, one: SumAttempt, kind: str, here: Mapping[str, Any], **parts: bytes) -> dict[str, bytes]:
-        return dict.fromkeys(here, self._request(one, kind, **parts))
+    def _same_request(
+        self, attempt: SumAttempt, kind: str, remaining: Mapping[str, Any], **parts: bytes
+    ) -> dict[str, bytes]:
+        return dict.fromkeys(remaining, self._request(attempt, kind, **parts))
 
-    def _spoiled_by(self, one: SumAttempt, problem: BadDealing) -> None:
+    def _spoiled_by(self, attempt: SumAttempt, problem: BadDealing) -> None:
         name = self.plan.site_of[problem.dealer].name
         self.spoiled[name] = self.spoiled.get(name, 0) + 1
         if self.spoiled[name] >= MAX_REFUSALS:
             why = f"excluded after spoiling {MAX_REFUSALS} sums, the last one: {problem}"
             self.handshake.calls.left_out[name] = why
-        one.why[name] = str(problem)
+        attempt.why[name] = str(problem)
 
-    def change(self, one: SumAttempt, cohort: int) -> NDArray[np.float64]:
+    def change(self, attempt: SumAttempt, cohort: int) -> NDArray[np.float64]:
         """The change of the model: the sum as a mean over the cohort."""
-        assert one.total is not None
+        assert attempt.total is not None
         mechanism: Any = self.plan.experiment.mechanism
-        return np.asarray(one.total.astype(np.float64) * (mechanism.step(cohort) / mechanism.people / cohort))
+        return np.asarray(attempt.total.astype(np.float64) * (mechanism.step(cohort) / mechanism.people / cohort))
 
 
-def _take(pieces: Sequence[bytes], take: Callable[[bytes], bool]) -> int:
+def _receive_all(pieces: Sequence[bytes], take: Callable[[bytes], bool]) -> int:
     for piece in pieces:
         try:
             take(piece)

@@ -286,7 +286,7 @@ class Policy(SpecSection):
                 f"sites: {len(plan.sites)} participate, but policy.min_sites = {self.min_sites}, because a smaller "
                 "group reveals more about each site; invite more, or decrease it"
             ]
-        if plan.summed and plan.in_step:
+        if plan.summed and plan.synchronous:
             clients = plan.experiment.clients
             together = int(plan.cohort)
             if together < self.min_sites:

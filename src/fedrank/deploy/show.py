@@ -36,7 +36,7 @@ from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.federated.messages import Call, Message, payload_of
-from fedrank.files import told
+from fedrank.files import error_message
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.population import Account, LedgerTerms, Population, spent_together
@@ -250,7 +250,7 @@ def _searches(folder: Path, settings: SiteSettings, plan: Plan) -> str:
     try:
         facts = recorded_facts(folder, settings.data.impressions)
     except (ValueError, OSError, OutboxError) as problem:
-        return f"recorded searches that cannot be counted: {told(problem)}"  # prose: ok
+        return f"recorded searches that cannot be counted: {error_message(problem)}"  # prose: ok
     enough = facts.unused // searches_of(plan, settings.id)
     return f"{facts}: enough for {_count(enough, 'round')} of {searches_of(plan, settings.id)}"
 
@@ -411,7 +411,7 @@ def drafts(text: str, settings: SiteSettings, own: RankingData | None) -> list[P
     data = tables.get("data")
     given = data if isinstance(data, dict) else {}
     agreed = {key: given[key] for key in ("folds", "propensities", "bias") if key in given}
-    grid = read_tables(tables | {"data": {"name": ELSEWHERE, "folds": [1]} | agreed}, here=False)
+    grid = read_tables(tables | {"data": {"name": ELSEWHERE, "folds": [1]} | agreed}, full_check=False)
     found = []
     for variant in grid.variants:
         experiment = variant.experiment
@@ -457,7 +457,7 @@ def about_plan(view: PlanView) -> list[Section]:
         first = first.paragraph("A trial on one machine: people are simulated and not protected.", tone="warn")
     if view.partners:
         rows = [[Cell(one.name, tone="name"), one.fingerprint, _compared(one)] for one in view.partners]
-        first = first.table(["with", "key", "compared"], rows, 3, whole=1)
+        first = first.table(["with", "key", "compared"], rows, 3, unbroken_column=1)
     sections = [first, _refused(view), _leaving(view)]
     if view.sum is not None:
         sections.append(Section("Secure aggregation").points(view.sum.lines()))

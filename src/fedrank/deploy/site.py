@@ -78,7 +78,7 @@ class Site(SiteHome):
         with self._turn:
             label, found = self._answered(content)
             if self._journal is not None:
-                self._journal.note(label, wire.label_of(found).kind, len(found))
+                self._journal.note(label, wire.read_label(found).kind, len(found))
             return found
 
     def hear(self, content: bytes) -> None:
@@ -90,7 +90,7 @@ class Site(SiteHome):
         """The label of a request, as far as it can be read, and the answer."""
         label = Label("nothing", bytes(16), 0)
         try:
-            label = wire.label_of(content)
+            label = wire.read_label(content)
             found = (
                 self._hello(label, content) if label.kind == "hello" else self._open_run(label).answer(label, content)
             )

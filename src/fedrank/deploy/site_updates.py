@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedrank import wire
 from fedrank.deploy import protocol
-from fedrank.deploy.backup import Restored, hear_last_round
+from fedrank.deploy.backup import RestoreMark, record_completed_round
 from fedrank.deploy.identity import IdentityKey, member_key
 from fedrank.deploy.outbox import Sent
 from fedrank.deploy.plan import Plan, PlannedSite
@@ -56,9 +56,9 @@ class Update(Contribution["UpdateRun"]):
             self.check_unanswered(request.number)
 
     def check_unanswered(self, round: int) -> None:
-        run, mark = self.run.plan.run.hex(), Restored.read(self.run.site.folder)
+        run, mark = self.run.plan.run.hex(), RestoreMark.read(self.run.site.folder)
         if mark is not None:
-            if (why := mark.objection(run, round, self.run.plan.in_step)) is not None:
+            if (why := mark.objection(run, round, self.run.plan.synchronous)) is not None:
                 raise Refused(why)
             if mark.repeats(run, round):
                 return
@@ -104,7 +104,7 @@ class Update(Contribution["UpdateRun"]):
         """Refuse another cohort than the plan's: a larger one would reduce the noise."""
         plan, task = self.run.plan, self.run.task
         expected = plan.cohort
-        if plan.simulated and not plan.in_step and not has_trait(task.mechanism, "adds up"):
+        if plan.simulated and not plan.synchronous and not has_trait(task.mechanism, "adds up"):
             expected = call.cohort  # a log determines the number of simultaneous arrivals, and no noise depends on it
         if call.cohort != expected:
             raise Refused(f"it has a cohort of {call.cohort:g}, but the plan has {expected:g}")
@@ -400,11 +400,11 @@ class UpdateRun(SiteRun):
     def note_rounds_over(self, over: int) -> None:
         """Charge completed rounds at a site that was restored from a backup and may lack their charges."""
         run = self.plan.run.hex()
-        mark = hear_last_round(self.site.folder, run, over)
-        if mark is None or self.charging is None or self.clients is None or not self.plan.in_step:
+        mark = record_completed_round(self.site.folder, run, over)
+        if mark is None or self.charging is None or self.clients is None or not self.plan.synchronous:
             return
         everybody = np.unique(self.clients.ledger_rows)
-        for round in range(1, min(mark.told[run] + 1, self.plan.last_number) + 1):
+        for round in range(1, min(mark.completed_rounds[run] + 1, self.plan.last_number) + 1):
             self.charge_once(round, everybody)
 
     @property

@@ -206,28 +206,28 @@ def _feature_distance(holdings: _Holdings, rng: np.random.Generator) -> ClientDi
     features = holdings.clients.data.features
     units = _Units(holdings)
     drawn = units.draw(rng)
-    luck = rng.exponential(size=len(features))  # random key of a document; those with the lowest keys are the sample
+    keys = rng.exponential(size=len(features))  # the documents with the lowest keys are the sample
     often = np.zeros(len(features))
     for h, clients in enumerate(holdings.often):
         often[holdings.documents(h)] += clients
     held = np.flatnonzero(often)
-    held = held[_lowest(luck[held])]
+    held = held[_lowest(keys[held])]
     everything, weight = features[held].astype(np.float64), often[held]
     scale = np.sqrt(np.average((everything - np.average(everything, axis=0, weights=weight)) ** 2, 0, weight))
     rows = holdings.of_client[_some(len(holdings.of_client), FEATURES_OF)].tolist()
     known = {}
     for h in dict.fromkeys(rows):
         both = (holdings.documents(h), units.documents(drawn[h]))
-        known[h] = [_wasserstein(features[one[_lowest(luck[one])]], everything, weight, scale) for one in both]
+        known[h] = [_wasserstein(features[one[_lowest(keys[one])]], everything, weight, scale) for one in both]
     own, chance = np.array([known[h] for h in rows]).T
     return ClientDistance(
         "features, from all", *(float(x) for x in (own.mean(), own.max(), chance.mean(), chance.max()))
     )
 
 
-def _lowest(luck: Values) -> NDArray[np.intp]:
+def _lowest(keys: Values) -> NDArray[np.intp]:
     """Indices of the SAMPLE lowest values, or all."""
-    return np.arange(len(luck)) if len(luck) <= SAMPLE else np.argpartition(luck, SAMPLE)[:SAMPLE]
+    return np.arange(len(keys)) if len(keys) <= SAMPLE else np.argpartition(keys, SAMPLE)[:SAMPLE]
 
 
 def _wasserstein(some: NDArray[np.float32], everything: Values, weight: Values, scale: Values) -> float:

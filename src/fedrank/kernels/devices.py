@@ -52,8 +52,8 @@ class Device(Protocol):
     def free(self) -> int:
         """Free memory in bytes."""
 
-    def each_client(self, loop: str, task: NDArray[Any], clients: int, room: int) -> None:
-        """Run a kernel with one warp per client, with `room` bytes each."""
+    def each_client(self, loop: str, task: NDArray[Any], clients: int, shared_bytes: int) -> None:
+        """Run a kernel with one warp per client, with `shared_bytes` bytes of shared memory each."""
 
     def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int, memory: int) -> None:
         """Run a kernel with this number of blocks and threads, and `memory` bytes of shared memory per block."""
@@ -115,8 +115,8 @@ class Processor:
     def free(self) -> int:
         return 1 << 62  # allocation errors are raised by the system
 
-    def each_client(self, loop: str, task: NDArray[Any], clients: int, room: int) -> None:
-        scratch = np.empty(room + 16, np.uint8)
+    def each_client(self, loop: str, task: NDArray[Any], clients: int, shared_bytes: int) -> None:
+        scratch = np.empty(shared_bytes + 16, np.uint8)
         task["scratch"] = -(-self.address(scratch) // 16) * 16
         self._call(loop, task)
 
@@ -187,19 +187,19 @@ class CudaDevice:
     def free(self) -> int:
         return int(self._cupy.cuda.runtime.memGetInfo()[0] + self._cupy.get_default_memory_pool().free_bytes())
 
-    def each_client(self, loop: str, task: NDArray[Any], clients: int, room: int) -> None:
-        warps = min(WARPS, self.fast_memory // room)
+    def each_client(self, loop: str, task: NDArray[Any], clients: int, shared_bytes: int) -> None:
+        warps = min(WARPS, self.fast_memory // shared_bytes)
         blocks = -(-clients // max(warps, 1))
         if warps == 0:  # lists are too long for shared memory
             warps = WARPS
             blocks = min(-(-clients // warps), self._multiprocessors * ENOUGH // warps)
-            place = room, int(self._cupy.cuda.get_current_stream().ptr)
+            place = shared_bytes, int(self._cupy.cuda.get_current_stream().ptr)
             if place not in self._scratch:
-                self._scratch[place] = self.empty((self._multiprocessors * ENOUGH, room), np.uint8)
+                self._scratch[place] = self.empty((self._multiprocessors * ENOUGH, shared_bytes), np.uint8)
             task["scratch"] = self.address(self._scratch[place])
             self._loop(f"{loop.partition('_clients')[0]}_clients_wide", 0)((blocks,), (32 * warps,), (task,))
             return
-        self._loop(loop, warps * room)((blocks,), (32 * warps,), (task,), shared_mem=warps * room)
+        self._loop(loop, warps * shared_bytes)((blocks,), (32 * warps,), (task,), shared_mem=warps * shared_bytes)
 
     def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int, memory: int) -> None:
         self._loop(loop, memory)((blocks,), (threads,), (task,), shared_mem=memory)

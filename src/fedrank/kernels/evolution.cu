@@ -193,7 +193,7 @@ template <i32 groups> FUNCTION void evolution_client(
     together();
 }
 
-// Memory of one warp; Python's `linear_room` counts the same bytes.
+// Memory of one warp; Python's `linear_shared_bytes` counts the same bytes.
 FUNCTION void furnish_player(const Task& task, char* memory, Page& page, float*& weights, double*& noise, double*& terms) {
     const i64 longest = task.longest, at_least = longest > SHOWN ? longest : SHOWN;
     weights = (float*)memory;

@@ -10,16 +10,20 @@ from fedrank.kernels.compile import compiled
 MAX_INDEX = 100_000
 MAX_GRADE = 31
 
+TAB, NEWLINE, RETURN, SPACE = 9, 10, 13, 32  # bytes
+HASH, PLUS, MINUS, DOT, ZERO, NINE, COLON = 35, 43, 45, 46, 48, 57, 58
+UPPER_E, LOWER_D, LOWER_E, LOWER_I, LOWER_Q = 69, 100, 101, 105, 113
+
 # Results of `read_lines`. Before BAD_GRADE: enlarge arrays and call again; from it on: the text at state[MARK] is bad.
 DONE, FULL, WIDER = 0, 1, 2
-BAD_GRADE, BAD_QUERY, LONG_QUERY, BAD_PAIR, BAD_INDEX, TWICE, BAD_VALUE, ENDLESS, NUL = 3, 4, 5, 6, 7, 8, 9, 10, 11
+BAD_GRADE, BAD_QUERY, LONG_QUERY, BAD_PAIR, BAD_INDEX, TWICE, BAD_VALUE, INFINITE, NUL = 3, 4, 5, 6, 7, 8, 9, 10, 11
 
 # Indices in `state`, which carries everything from one call to the next.
 POSITION = 0  # byte where the next line starts
 LINE = 1  # its number
 ROW = 2  # documents read
 QUERIES = 3  # rows used in `queries`
-HARD = 4  # rows used in `hard`
+UNROUNDED = 4  # rows used in `unrounded`
 LAST = 5  # bytes LAST .. LAST_END contain the query id of the previous document
 LAST_END = 6
 HIGHEST = 7  # highest index seen
@@ -37,8 +41,8 @@ _SLACK = 1e-15  # above the total error of the three roundings of an inexact pro
 
 @compiled()
 def is_space(byte):
-    """Whether a byte separates words on a line (including a carriage return, for CRLF)."""
-    return byte == 32 or byte == 9 or byte == 13 or byte == 11 or byte == 12
+    """Whether a byte separates words on a line, such as a tab, or the carriage return of CRLF."""
+    return byte == SPACE or (TAB <= byte <= RETURN and byte != NEWLINE)
 
 
 @compiled()
@@ -47,13 +51,13 @@ def careful_digits(text, at):
     mantissa, power, fraction = 0, 0, False
     while True:
         byte = int(text[at])
-        if byte == 46:
+        if byte == DOT:
             fraction = True
-        elif byte < 48 or byte > 57:
+        elif byte < ZERO or byte > NINE:
             return mantissa, power
         else:
             if mantissa < 10**17:
-                mantissa = mantissa * 10 + (byte - 48)
+                mantissa = mantissa * 10 + (byte - ZERO)
                 power -= int(fraction)
             else:
                 power += int(not fraction)
@@ -63,44 +67,44 @@ def careful_digits(text, at):
 @compiled()
 def read_number(text, at):
     """Parse a decimal number: its value, whether it equals the result of `float`, the byte after it (-1: none)."""
-    negative = text[at] == 45
-    if negative or text[at] == 43:
+    negative = text[at] == MINUS
+    if negative or text[at] == PLUS:
         at += 1
     first = at
     mantissa = 0
-    digit = int(text[at]) - 48
+    digit = int(text[at]) - ZERO
     while 0 <= digit <= 9:
         mantissa = mantissa * 10 + digit
         at += 1
-        digit = int(text[at]) - 48
+        digit = int(text[at]) - ZERO
     digits = at - first
     power = 0
-    if digit == -2:
+    if text[at] == DOT:
         at += 1
         point = at
-        digit = int(text[at]) - 48
+        digit = int(text[at]) - ZERO
         while 0 <= digit <= 9:
             mantissa = mantissa * 10 + digit
             at += 1
-            digit = int(text[at]) - 48
+            digit = int(text[at]) - ZERO
         power = point - at
         digits += at - point
     if digits == 0:
         return 0.0, True, -1
     if digits > 18:
         mantissa, power = careful_digits(text, first)
-    if text[at] == 101 or text[at] == 69:
+    if text[at] == LOWER_E or text[at] == UPPER_E:
         at += 1
-        down = text[at] == 45
-        if down or text[at] == 43:
+        down = text[at] == MINUS
+        if down or text[at] == PLUS:
             at += 1
         start = at
         exponent = 0
-        digit = int(text[at]) - 48
+        digit = int(text[at]) - ZERO
         while 0 <= digit <= 9:
             exponent = min(exponent * 10 + digit, 10**9)
             at += 1
-            digit = int(text[at]) - 48
+            digit = int(text[at]) - ZERO
         if at == start:
             return 0.0, True, -1
         power += -exponent if down else exponent
@@ -137,16 +141,16 @@ def is_missing(value, exact, missing):
 
 
 @compiled()
-def is_hard(value):
+def needs_exact_rounding(value):
     """Whether a number with small rounding errors could round to a different float32 than its text."""
     return np.float32(value * (1 - _SLACK)) != np.float32(value * (1 + _SLACK))
 
 
 @compiled()
-def read_pairs(text, at, values, seen, hard, state, missing):
+def read_pairs(text, at, values, seen, unrounded, state, missing):
     """Parse `index:value` pairs into a row up to the comment or the end of the line: status, the byte there.
 
-    Values that this parser cannot round reliably (one in many millions) are listed in `hard` for the caller.
+    Values that this parser cannot round reliably (one in many millions) are listed in `unrounded` for the caller.
     """
     stamp = state[STAMP]
     width = len(values)
@@ -154,16 +158,16 @@ def read_pairs(text, at, values, seen, hard, state, missing):
     while True:
         while is_space(text[at]):
             at += 1
-        if text[at] == 10 or text[at] == 35:
+        if text[at] == NEWLINE or text[at] == HASH:
             break
         start = at
         index = 0
-        digit = int(text[at]) - 48
+        digit = int(text[at]) - ZERO
         while 0 <= digit <= 9:
             index = index * 10 + digit
             at += 1
-            digit = int(text[at]) - 48
-        if digit != 10 or at == start:
+            digit = int(text[at]) - ZERO
+        if text[at] != COLON or at == start:
             state[MARK] = start
             return BAD_PAIR, at
         if index < 1 or index > MAX_INDEX or at - start > 9:
@@ -173,7 +177,7 @@ def read_pairs(text, at, values, seen, hard, state, missing):
         begin = at
         value, exact, at = read_number(text, at)
         # "1.#INF" is not a 1 followed by a comment.
-        if at < 0 or not (is_space(text[at]) or text[at] == 10 or (text[at] == 35 and text[at - 1] != 46)):
+        if at < 0 or not (is_space(text[at]) or text[at] == NEWLINE or (text[at] == HASH and text[at - 1] != DOT)):
             state[MARK] = start
             return BAD_VALUE, at
         count += 1
@@ -186,17 +190,17 @@ def read_pairs(text, at, values, seen, hard, state, missing):
         seen[index] = stamp
         if is_missing(value, exact, missing):
             value = 0.0
-        elif not exact and is_hard(value):
-            used = state[HARD]
-            hard[used, 0] = state[ROW]
-            hard[used, 1] = index - 1
-            hard[used, 2] = state[LINE]
-            hard[used, 3] = begin
-            hard[used, 4] = at
-            state[HARD] = used + 1
+        elif not exact and needs_exact_rounding(value):
+            used = state[UNROUNDED]
+            unrounded[used, 0] = state[ROW]
+            unrounded[used, 1] = index - 1
+            unrounded[used, 2] = state[LINE]
+            unrounded[used, 3] = begin
+            unrounded[used, 4] = at
+            state[UNROUNDED] = used + 1
         elif abs(value) > 3.5e38 or np.isinf(np.float32(value)):
             state[MARK] = start
-            return ENDLESS, at
+            return INFINITE, at
         values[index - 1] = value
     if highest > width:
         state[WANTED] = highest
@@ -218,11 +222,11 @@ def same_bytes(text, a, a_end, b, b_end):
 
 
 @compiled()
-def read_lines(text, stop, features, grades, seen, queries, hard, state, missing, longest_query) -> int:
+def read_lines(text, stop, features, grades, seen, queries, unrounded, state, missing, longest_query) -> int:
     """Parse lines up to byte `stop`: labels and features of documents, and the starts of queries.
 
     `features [documents, width]` must be zero from row state[ROW] on. `queries` receives (row, line, start, end) of
-    every query id that differs from the one before; `hard` receives (row, column, line, start, end).
+    every query id that differs from the one before; `unrounded` receives (row, column, line, start, end).
     """
     width = features.shape[1]
     at = state[POSITION]
@@ -230,31 +234,33 @@ def read_lines(text, stop, features, grades, seen, queries, hard, state, missing
         state[POSITION] = at
         while is_space(text[at]):
             at += 1
-        if text[at] != 10 and text[at] != 35:
-            if state[ROW] == len(grades) or state[QUERIES] == len(queries) or state[HARD] + width > len(hard):
+        if text[at] != NEWLINE and text[at] != HASH:
+            if state[ROW] == len(grades) or state[QUERIES] == len(queries) or state[UNROUNDED] + width > len(unrounded):
                 return FULL
-            hard_before = state[HARD]
+            unrounded_before = state[UNROUNDED]
             state[STAMP] += 1
 
             state[MARK] = at
             grade = 0
-            digit = int(text[at]) - 48
+            digit = int(text[at]) - ZERO
             while 0 <= digit <= 9:
                 grade = min(grade * 10 + digit, 1000)
                 at += 1
-                digit = int(text[at]) - 48
-            ends = is_space(text[at]) or text[at] == 10 or text[at] == 35
+                digit = int(text[at]) - ZERO
+            ends = is_space(text[at]) or text[at] == NEWLINE or text[at] == HASH
             if at == state[MARK] or not ends or grade > MAX_GRADE:
                 return BAD_GRADE
 
             while is_space(text[at]):
                 at += 1
             state[MARK] = at
-            if not (text[at] == 113 and text[at + 1] == 105 and text[at + 2] == 100 and text[at + 3] == 58):
+            if not (
+                text[at] == LOWER_Q and text[at + 1] == LOWER_I and text[at + 2] == LOWER_D and text[at + 3] == COLON
+            ):
                 return BAD_QUERY
             at += 4
             query = at
-            while text[at] > 32 and text[at] != 35:
+            while text[at] > SPACE and text[at] != HASH:
                 at += 1
             query_end = at
             if query_end == query:
@@ -262,9 +268,9 @@ def read_lines(text, stop, features, grades, seen, queries, hard, state, missing
             if query_end - query > longest_query:
                 return LONG_QUERY
 
-            status, at = read_pairs(text, at, features[state[ROW]], seen, hard, state, missing)
+            status, at = read_pairs(text, at, features[state[ROW]], seen, unrounded, state, missing)
             if status != DONE:
-                state[HARD] = hard_before
+                state[UNROUNDED] = unrounded_before
                 return status
 
             if not same_bytes(text, query, query_end, state[LAST], state[LAST_END]):
@@ -278,7 +284,7 @@ def read_lines(text, stop, features, grades, seen, queries, hard, state, missing
             state[LAST_END] = query_end
             grades[state[ROW]] = grade
             state[ROW] += 1
-        while text[at] != 10:
+        while text[at] != NEWLINE:
             if text[at] == 0:
                 state[MARK] = at
                 return NUL

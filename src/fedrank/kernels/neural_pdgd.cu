@@ -273,8 +273,8 @@ template <bool plain> FUNCTION void neural_client(
     crew_together();
 }
 
-// Memory of one crew: its layer, page and bench in shared memory, and a desk in global memory. Python's `crew_room` and
-// `crew_desk` count the same bytes.
+// Memory of one crew: its layer, page and bench in shared memory, and a desk in global memory. Python's
+// `group_shared_bytes` and `group_global_bytes` count the same bytes.
 FUNCTION void furnish_crew(
     const Task& task, i64 hidden, char* memory, char* slow, Page& page, Bench& bench, Layer& layer, Desk& desk,
     Told*& told) {

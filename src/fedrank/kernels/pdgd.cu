@@ -385,7 +385,7 @@ template <typename Real, bool plain, i32 groups> FUNCTION void pdgd_client(const
 
 FUNCTION i64 rounded(i64 bytes) { return (bytes + 15) / 16 * 16; }
 
-// Memory of one warp, starting at `memory`; Python's `room_of` counts the same bytes.
+// Memory of one warp, starting at `memory`; Python's `shared_bytes_of` counts the same bytes.
 FUNCTION void furnish(const Task& task, char* memory, Page& page, Bench& bench) {
     const i64 features = task.features, longest = task.longest;
     bench.weights = (float*)memory;

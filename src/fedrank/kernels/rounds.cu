@@ -45,7 +45,7 @@ struct Team {
     i32* said;        // [2]: considered positions; whether a sum is not finite
 };
 
-// Memory of a team after that of a warp; Python's `team_room_of` counts the same bytes.
+// Memory of a team after that of a warp; Python's `team_shared_bytes` counts the same bytes.
 FUNCTION void furnish_team(const Rounds& all, char* memory, Team& team) {
     const i64 longest = all.task.longest, groups = (longest + 31) / 32;
     team.model = (double*)memory;

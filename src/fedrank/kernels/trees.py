@@ -9,6 +9,7 @@ from fedrank.kernels.measures import as_integers, key_of
 
 BLOCK = 256  # documents that traverse a tree together, to overlap memory accesses
 ZERO = float(np.float32(1e-35))  # values from -ZERO to ZERO are zero to LightGBM
+ZERO_IS_MISSING, BY_CATEGORY = 2, 3  # kinds of splits, as in trees/arrays.py
 
 
 @compiled()
@@ -38,8 +39,8 @@ def add_trees(
                         right = seen > threshold[at]
                         if seen != seen:
                             right = not missing_left[at]
-                        elif not plain and kind[at] > 1:
-                            if kind[at] == 3:
+                        elif not plain and kind[at] >= ZERO_IS_MISSING:
+                            if kind[at] == BY_CATEGORY:
                                 right = not in_set(seen, int(threshold[at]), set_start, set_bits)
                             elif -ZERO <= seen <= ZERO:
                                 right = not missing_left[at]
@@ -48,7 +49,7 @@ def add_trees(
             for i in range(count):
                 leaf = ~node[i]
                 if not plain and is_linear[leaf]:
-                    scores[begin + i] += on_line(
+                    scores[begin + i] += linear_leaf(
                         features[begin + i], leaf, value, base, slope_start, slope_feature, slope
                     )
                 else:
@@ -66,7 +67,7 @@ def in_set(seen, number, set_start, set_bits):
 
 
 @compiled()
-def on_line(row, leaf, value, base, slope_start, slope_feature, slope):
+def linear_leaf(row, leaf, value, base, slope_start, slope_feature, slope):
     """The prediction of a leaf's linear model, or its constant value if a feature of the model is missing."""
     total = base[leaf]
     for i in range(slope_start[leaf], slope_start[leaf + 1]):
@@ -79,7 +80,7 @@ def on_line(row, leaf, value, base, slope_start, slope_feature, slope):
 
 
 @compiled()
-def smallest(keys, count, k):
+def kth_smallest(keys, count, k):
     """The k-th smallest (from 1) of the first `count` keys, which are reordered (Hoare's selection)."""
     low, high, wanted = 0, count - 1, k - 1
     while low < high:
@@ -127,7 +128,7 @@ def best_negatives(bits, grades, offsets, share, least, kept):
         limit = np.int64(-(2**63))
         if wanted > 0:
             selected[:count] = keys[:count]
-            limit = smallest(selected, count, wanted)
+            limit = kth_smallest(selected, count, wanted)
         count = 0
         for row in range(begin, end):
             kept[row] = grades[row] >= 1

@@ -32,7 +32,7 @@ class LedgerCopy:
         """Whether it holds both what was charged and what each charge costs."""
         return _is_whole(self.path)
 
-    def bring_back(self, target: Path) -> str:
+    def restore_into(self, target: Path) -> str:
         """Make a ledger record at least what this copy records; returns what was done, or "" for nothing.
 
         The copy may be moved to the place of the ledger.

@@ -175,9 +175,9 @@ class Evolution:
 
     def on_device(self, device: Device, clients: SimulatedClients, features: str = "float32") -> EvolutionOnDevice:
         """Return the learner with its clients on a GPU."""
-        from fedrank.ranking.cuda.evolution import CrewsPlay, EvolutionOnDevice
+        from fedrank.ranking.cuda.evolution import EvolutionOnDevice, NeuralEvolutionOnDevice
 
-        return (CrewsPlay if self.ranker.hidden else EvolutionOnDevice)(device, self, clients)
+        return (NeuralEvolutionOnDevice if self.ranker.hidden else EvolutionOnDevice)(device, self, clients)
 
     @property
     def not_on_device(self) -> str:

@@ -59,7 +59,7 @@ def draw_list(
 
 @dataclass(frozen=True)
 class SimulatedImpressions:
-    """The impressions of one simulated clientwith the same random draws as in the compiled simulation."""
+    """The impressions of one simulated client, with the same random draws as in the compiled simulation."""
 
     clients: SimulatedClients  # of one client
     own: OwnChance
@@ -111,7 +111,7 @@ class SimulatedImpressions:
         return Logged(data.features[rows], data.labels[rows], drawn)
 
     def search(self, number: int) -> tuple[int, int]:
-        """The query of search number `number`and its user (a row of the click tables)."""
+        """The query of search number `number` and its user (a row of the click tables)."""
         query, stream = self._stream(number)
         return query, self._user(stream)
 

@@ -58,7 +58,7 @@ def check_features(data: RankingData, features: int) -> None:
 
 
 def read_for(file: str | Path, features: int, how: str) -> RankingData:
-    """Read a LETOR file for a model with this number of features; a sparse file may omit its last ones."""
+    """Read a judged file for a model with this number of features; a sparse file may omit its last ones."""
     read = read_judged(file, normalise=how)
     if read.features.shape[1] >= features:
         return read

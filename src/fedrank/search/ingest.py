@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fedrank.data.live_features import FeatureSet
 from fedrank.progress import Progress
-from fedrank.search.readers import Piece, Unreadable, clean, has_bookmarks
+from fedrank.search.readers import ParsedDocument, Unreadable, clean, has_bookmarks
 from fedrank.search.results import SearchError
 from fedrank.search.sources import FoundFile, Left, is_passed_over, walk
 from fedrank.search.store import NewDocument, Store
@@ -217,7 +217,7 @@ class Collector:
         if self._waiting >= BATCH or self._characters >= BATCH_CHARACTERS or len(self._works) >= 2 * BATCH:
             self._flush()
 
-    def _document(self, root: Root, found: FoundFile, piece: Piece) -> NewDocument:
+    def _document(self, root: Root, found: FoundFile, piece: ParsedDocument) -> NewDocument:
         path = os.path.join(os.fsencode(root.path), found.path) if found.path else os.fsencode(root.path)
         shown = clean(path.decode("utf-8", "replace"))
         location = f"{piece.where} · {shown}" if piece.kind == "mail" and piece.where else piece.where or shown

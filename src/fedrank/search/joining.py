@@ -30,7 +30,7 @@ from fedrank.deploy.settings import SITE, read_site
 from fedrank.deploy.show import PlanView, look_at
 from fedrank.deploy.site import Site
 from fedrank.deploy.site_runtime import MODELS
-from fedrank.files import private_folder, told, write_atomic
+from fedrank.files import error_message, private_folder, write_atomic
 from fedrank.ranking.model import load_weights
 from fedrank.search import networked
 from fedrank.search.client import SearchClient
@@ -218,7 +218,7 @@ def keep_taking_part(client: SearchClient, stop: threading.Event) -> None:
                     engine.keep_running()
                     problem = engine.problem
             except (OSError, ValueError, RuntimeError, ImportError) as found:
-                problem = told(found)
+                problem = error_message(found)
             client.sent.note_problem(problem)
             stop.wait(SECONDS_BETWEEN_LOOKS)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from fedrank.deploy.consent import leave_site
 from fedrank.deploy.settings import SITE, SiteSettings, read_site
 from fedrank.extras import missing_extra
-from fedrank.files import Locked, told, write_atomic
+from fedrank.files import Locked, error_message, write_atomic
 from fedrank.search.results import SearchError
 from fedrank.toml import parse_toml, shown
 
@@ -100,7 +100,7 @@ class SiteRunner:
         except ImportError:
             self.problem = NEEDED
         except (OSError, ValueError, RuntimeError) as problem:
-            self.problem = told(problem)
+            self.problem = error_message(problem)
 
 
 def leave(site: Path, because: str) -> None:

@@ -61,7 +61,7 @@ class Unreadable(ValueError):
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParsedDocument:
     """A document as read from a file."""
 
     part: str  # stable key of the part of the file; "": the whole file
@@ -107,7 +107,7 @@ def format_of(name: str, first: bytes) -> str:
     return "text"
 
 
-def read_pieces(file: BinaryIO, size: int, name: str, format: str) -> Iterator[Piece | Unreadable]:
+def read_pieces(file: BinaryIO, size: int, name: str, format: str) -> Iterator[ParsedDocument | Unreadable]:
     """The documents of a file, and the reasons for its unreadable parts."""
     if format == "mbox":
         yield from _mbox(file, size)
@@ -161,7 +161,7 @@ def _one_line(text: str, most: int = 300) -> str:
     return " ".join(clean(text[: 10 * most]).split())[:most]
 
 
-def _text(data: bytes, name: str) -> Iterator[Piece]:
+def _text(data: bytes, name: str) -> Iterator[ParsedDocument]:
     ending = name.rpartition(".")[2].lower()
     text = clean(decoded(data)[: 4 * MAX_TEXT])
     if not text:
@@ -180,10 +180,10 @@ def _first_line(text: str) -> str:
     return line if 3 <= len(line) <= LONGEST_TITLE and any(map(str.isalpha, line)) and rest.strip() else ""
 
 
-def _titled(title: str, text: str, name: str) -> Piece:
+def _titled(title: str, text: str, name: str) -> ParsedDocument:
     """A file as a document, with a title from its content or else its name."""
     own = bool(title) and title != name
-    return Piece("", "file", title if own else name, text, name=name if own else "")
+    return ParsedDocument("", "file", title if own else name, text, name=name if own else "")
 
 
 _SKIPPED = {"script", "style", "template", "noscript", "svg", "math", "iframe", "object"}
@@ -234,7 +234,7 @@ def text_of_markup(source: str) -> tuple[str, str]:
     return _one_line(title), clean(_unescaped("".join(pieces)))
 
 
-def _markup(data: bytes, name: str) -> Iterator[Piece]:
+def _markup(data: bytes, name: str) -> Iterator[ParsedDocument]:
     title, text = text_of_markup(decoded(data))
     if not title and not text:
         raise Unreadable("empty")
@@ -250,7 +250,7 @@ _HREF = re.compile(r'HREF="([^"]*)"', re.IGNORECASE)
 _ADDED = re.compile(r'ADD_DATE="(\d{1,18})"', re.IGNORECASE)
 
 
-def _bookmarks(data: bytes, name: str) -> Iterator[Piece]:
+def _bookmarks(data: bytes, name: str) -> Iterator[ParsedDocument]:
     folders: list[str] = []
     key = _part_keys()
     for found in _BOOKMARK.finditer(decoded(data)):
@@ -266,7 +266,7 @@ def _bookmarks(data: bytes, name: str) -> Iterator[Piece]:
                 continue
             added = _ADDED.search(found[3])
             text = "\n".join(filter(None, [" / ".join(folders), _one_line(_unescaped(found[5] or ""), 2_000)]))
-            yield Piece(
+            yield ParsedDocument(
                 key(where.encode()), "page", title, f"{text}\n{_words_of_address(where)}".strip(),
                 where, link_of(where), _moment(float(added[1])) if added else 0,
             )  # fmt: skip
@@ -286,7 +286,7 @@ def _words_of_address(address: str) -> str:
     return " ".join(re.findall(r"[^\W_]+", address.partition("://")[2])[:50])
 
 
-def _json_lines(file: BinaryIO, size: int) -> Iterator[Piece | Unreadable]:
+def _json_lines(file: BinaryIO, size: int) -> Iterator[ParsedDocument | Unreadable]:
     key = _part_keys()
     for line in _lines(file, size):
         if line is None:
@@ -309,7 +309,7 @@ def _json_lines(file: BinaryIO, size: int) -> Iterator[Piece | Unreadable]:
         name = _field(one, "_id", "id", "doc_id", "docid", "url").encode("utf-8", "replace") or line
         address = _one_line(_field(one, "url", "link", "where"), 2_000)
         when = _field(one, "date", "time", "timestamp")
-        yield Piece(
+        yield ParsedDocument(
             key(name), "note", title or _one_line(text, 80), clean(text), address, link_of(address), _date(when),
         )  # fmt: skip
 
@@ -363,7 +363,7 @@ def _lines(file: BinaryIO, size: int) -> Iterator[bytes | None]:
         yield None
 
 
-def _mbox(file: BinaryIO, size: int) -> Iterator[Piece | Unreadable]:
+def _mbox(file: BinaryIO, size: int) -> Iterator[ParsedDocument | Unreadable]:
     key = _part_keys()
     for message in _messages(file, size):
         if message is None:
@@ -395,7 +395,7 @@ def _messages(file: BinaryIO, size: int) -> Iterator[bytes | None]:
         yield b"".join(lines) if length <= MAX_PART else None
 
 
-def _eml(data: bytes, name: str) -> Iterator[Piece]:
+def _eml(data: bytes, name: str) -> Iterator[ParsedDocument]:
     yield _message(data, "")
 
 
@@ -407,7 +407,7 @@ class _ShortHeaders(email.policy.Compat32):
         return name, value[: MAX_PARAMETERS_LENGTH if name.lower().startswith("content-") else MAX_HEADER_LENGTH]
 
 
-def _message(data: bytes, part: str) -> Piece:
+def _message(data: bytes, part: str) -> ParsedDocument:
     """A mail: subject, sender, recipients, and the text of its parts."""
     if len(_BOUNDARY.findall(data)) > MAX_BOUNDARIES:
         raise Unreadable("broken mail")
@@ -425,7 +425,7 @@ def _message(data: bytes, part: str) -> Piece:
         date = _moment(email.utils.parsedate_to_datetime(_header(message, "Date")).timestamp())
     except (ValueError, TypeError, IndexError, OverflowError, OSError):
         date = 0
-    return Piece(
+    return ParsedDocument(
         part, "mail", subject or "(no subject)", text, _one_line(author or address), "", date,
         _one_line(address.lower()), tuple(filter(None, map(_one_line, people[:100]))),
     )  # fmt: skip
@@ -482,7 +482,7 @@ def _in_charset(data: bytes, charset: str | None) -> str:
     return decoded(data)
 
 
-def _office(data: bytes, name: str) -> Iterator[Piece]:
+def _office(data: bytes, name: str) -> Iterator[ParsedDocument]:
     """Texts of Word, OpenDocument and PowerPoint files, from the XML members that contain text."""
     with _or_unreadable("broken office file"), zipfile.ZipFile(io.BytesIO(data)) as archive:
         ending = name.rpartition(".")[2].lower()
@@ -541,7 +541,7 @@ def _xml_text(archive: zipfile.ZipFile, member: str, most: int) -> tuple[str, in
     return "".join(pieces), used
 
 
-def _pdf(data: bytes, name: str) -> Iterator[Piece]:
+def _pdf(data: bytes, name: str) -> Iterator[ParsedDocument]:
     try:
         from pypdf import PdfReader  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
@@ -581,7 +581,7 @@ def _part_keys() -> Callable[[bytes], str]:
     return key
 
 
-READERS: dict[str, Callable[[bytes, str], Iterator[Piece]]] = {
+READERS: dict[str, Callable[[bytes, str], Iterator[ParsedDocument]]] = {
     "text": _text,
     "markup": _markup,
     "eml": _eml,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from fedrank.search.readers import Piece, Unreadable, clean, format_of, read_pieces
+from fedrank.search.readers import ParsedDocument, Unreadable, clean, format_of, read_pieces
 
 MAX_FILE = 32 << 20  # bytes of a file that is one document
 MAX_MANY = 1 << 30  # bytes of a file with many documents, which is read incrementally
@@ -55,7 +55,7 @@ class FoundFile:
     def depth(self) -> int:
         return self.path.count(b"/")
 
-    def pieces(self, format: str = "") -> Iterator[Piece | Unreadable]:
+    def pieces(self, format: str = "") -> Iterator[ParsedDocument | Unreadable]:
         """The documents of the file, and reasons for unreadable parts."""
         name = os.path.basename(self.full)
         try:

@@ -36,7 +36,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Past:
+class BoosterState:
     """The state from which a training is resumed."""
 
     trees: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ class Booster(Protocol):
         """Maximum number of trees."""
 
     def grow(
-        self, train: RankingData, validation: RankingData | None, seed: int, threads: int = 1, past: Past = ...
+        self, train: RankingData, validation: RankingData | None, seed: int, threads: int = 1, past: BoosterState = ...
     ) -> Iterator[Step]: ...
 
     def __call__(
@@ -105,7 +105,7 @@ class Lambdamart:
         validation: RankingData | None,
         seed: int,
         threads: int = 1,
-        past: Past = Past(),
+        past: BoosterState = BoosterState(),
     ) -> Iterator[Step]:
         """The forest tree by tree; a resumed training continues with the tree after its past."""
         self.check(train)
@@ -389,7 +389,7 @@ class Grower(Lambdamart):
         validation: RankingData | None,
         seed: int,
         threads: int = 1,
-        past: Past = Past(),
+        past: BoosterState = BoosterState(),
     ) -> Iterator[Step]:
         from fedrank.trees.growing import grow_alone
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from fedrank.data.ranking import RankingData
-from fedrank.trees.boosters import Booster, Past, Step, best_size, usable_validation
+from fedrank.trees.boosters import Booster, BoosterState, Step, best_size, usable_validation
 from fedrank.trees.forest import Forest, make_forest
 
 Settings = Callable[[Booster, RankingData, RankingData | None, int, int], Booster]
@@ -54,7 +54,7 @@ class ForestCheckpoint:
         validation: RankingData | None,
         seed: int,
         threads: int = 1,
-        past: Past = Past(),  # noqa: B008 (frozen)
+        past: BoosterState = BoosterState(),  # noqa: B008 (frozen)
     ) -> Iterator[Step]:
         """Grow with the settings of the booster."""
         return self.booster.grow(train, validation, seed, threads, past)
@@ -67,7 +67,7 @@ class ForestCheckpoint:
             booster = self.settings(booster, train, validation, seed, threads)
 
         def rounds(past: Grown) -> Iterator[tuple[list[str], float]]:
-            behind = Past(past.all, tuple(past.validation))
+            behind = BoosterState(past.all, tuple(past.validation))
             for step in booster.grow(train, validation, seed, threads, behind):
                 yield [step.tree], step.validation
 

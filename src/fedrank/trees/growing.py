@@ -21,7 +21,7 @@ from fedrank.data.ranking import RankingData
 from fedrank.seeds import rng_for
 from fedrank.trees.arrays import Trees
 from fedrank.trees.binning import Edges, quantile_edges
-from fedrank.trees.boosters import Grower, NothingToSplit, Past, Rows, SelectiveGrower, Step
+from fedrank.trees.boosters import BoosterState, Grower, NothingToSplit, Rows, SelectiveGrower, Step
 from fedrank.trees.lightgbm_training import STUMP, check_trainable
 from fedrank.trees.noise import TreeNoise, Whole
 from fedrank.trees.releases import Layout
@@ -212,7 +212,7 @@ def grow_alone(
     train: RankingData,
     validation: RankingData | None,
     seed: int,
-    past: Past,
+    past: BoosterState,
     edges: Edges | None = None,  # None: from the training data
 ) -> Iterator[Step]:
     """The forest of one client that has all rows."""
@@ -239,7 +239,7 @@ def grow_alone(
 
 def grow_forest(
     clients: ClientGroup,
-    past: Past = Past(),  # noqa: B008 (frozen); the clients already have its trees
+    past: BoosterState = BoosterState(),  # noqa: B008 (frozen); the clients already have its trees
     before: Callable[[int], None] = lambda number: None,  # each tree
 ) -> Iterator[tuple[str, float]]:
     """Trees in LightGBM's format, each with nDCG@10 on the validation queries; NaN where it is unknown.

@@ -20,7 +20,7 @@ from fedrank.ranking.measures import evaluate
 from fedrank.ranking.model import read_for
 from fedrank.trees.binning import FORMAT as EDGE_FORMAT
 from fedrank.trees.binning import Edges, grid_edges
-from fedrank.trees.boosters import Grower, Past, best_size
+from fedrank.trees.boosters import BoosterState, Grower, best_size
 from fedrank.trees.forest import Forest, save_forest
 from fedrank.trees.growing import GrowPlan
 from fedrank.trees.growing_protocol import TreeClient, TreeServer, forest_from, in_process
@@ -227,9 +227,9 @@ def _estimated(
     return Edges.load(path), PricedEdges(noise.unit, times, DELTA, cost)
 
 
-def _past(folder: Path, name: str) -> Past:
+def _past(folder: Path, name: str) -> BoosterState:
     if not (folder / UNFINISHED).exists():
-        return Past()
+        return BoosterState()
     try:
         content: Any = parse_json(read_text(folder / UNFINISHED))
         if content["format"] != FORMAT or content["version"] != 1:
@@ -246,4 +246,4 @@ def _past(folder: Path, name: str) -> Past:
         raise ValueError(
             f"the forest in {folder} was begun with other settings or files; name another folder, or use the same ones"
         )
-    return Past(trees, curve)
+    return BoosterState(trees, curve)

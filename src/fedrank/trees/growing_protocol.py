@@ -34,7 +34,7 @@ import numpy as np
 from fedrank.data.ranking import RankingData
 from fedrank.privacy.secure_messages import Identity
 from fedrank.trees.arrays import Trees
-from fedrank.trees.boosters import Past
+from fedrank.trees.boosters import BoosterState
 from fedrank.trees.forest import Forest, make_forest
 from fedrank.trees.growing import DroppedOut, GrowPlan, grow_forest
 from fedrank.trees.noise import Whole
@@ -54,7 +54,7 @@ from fedrank.trees.releases import (
 from fedrank.trees.row_store import PrivateRowStore, Voter, Votes
 from fedrank.trees.split_finder import LeafSplit, Packed, Reals, Wish
 from fedrank.types import Source
-from fedrank.wire import Label, Part, Refused, Value, label_of, pack, unpack
+from fedrank.wire import Label, Part, Refused, Value, pack, read_label, unpack
 
 MAX_TEXT = 2**31  # bytes of a forest
 ADVERTISEMENT, ROSTER = 1024, 2**26  # maximum bytes
@@ -78,7 +78,7 @@ class ReleaseRequest:
     @classmethod
     def read(cls, plan: GrowPlan, content: bytes) -> ReleaseRequest | None:
         """The request in a message; None if it is not for a release with noise."""
-        label, noise = label_of(content), plan.noise
+        label, noise = read_label(content), plan.noise
         if noise is None or label.kind != "noised-ask":
             return None
         most = 4 * NUMBERS_OF_A_SPLIT * (2**noise.depth - 1)
@@ -135,7 +135,7 @@ class TreeClient:
         """The answer to a message of the server."""
         if self._last is not None and content == self._last[0]:
             return self._last[1]
-        label = label_of(content)
+        label = read_label(content)
         if label.kind not in self._steps:
             raise Refused(f"unknown kind of message {label.kind!r}; known are {', '.join(self._steps)}")
         kind, parts = self._steps[label.kind](content, label)
@@ -391,7 +391,7 @@ class TreeServer:
         """Trees, each with nDCG@10 on the clients' validation queries; continues after the given trees."""
         self._join()
         self._texts, self._known = list(trees), {}
-        for text, quality in grow_forest(self, Past(tuple(trees), tuple(validation))):
+        for text, quality in grow_forest(self, BoosterState(tuple(trees), tuple(validation))):
             self._texts.append(text)
             yield text, quality
 

@@ -14,7 +14,7 @@ from typing import Literal
 from fedrank.data.ranking import RankingData
 from fedrank.ranking.model import Scorer
 from fedrank.trees.binning import Edges, bounded_edges, grid_edges, quantile_edges
-from fedrank.trees.boosters import Booster, Grower, Lambdamart, Past
+from fedrank.trees.boosters import Booster, BoosterState, Grower, Lambdamart
 from fedrank.trees.forest import make_forest
 from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown
 from fedrank.trees.growing import GrowPlan, LocalClients, grow_forest
@@ -176,6 +176,6 @@ def _rounds(
     else:
         local = LocalClients(plan, [plan.store(*one) for one in rows], charge)
         local.add(past.all)
-        trees = grow_forest(local, Past(past.all, tuple(past.validation)))
+        trees = grow_forest(local, BoosterState(past.all, tuple(past.validation)))
     for text, quality in trees:
         yield [text], quality

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fedrank.extras import missing_extra
-from fedrank.files import told
+from fedrank.files import error_message
 from fedrank.web.access import ENTER, Access
 from fedrank.web.middleware import Guard, entered, in_thread, no_head
 
@@ -77,7 +77,7 @@ class LocalApp:
 
         known: dict[Any, Callable[[Exception], tuple[int, str]]] = {
             HTTPException: http_error,
-            OSError: lambda problem: (503, told(problem)),
+            OSError: lambda problem: (503, error_message(problem)),
             **errors,
         }
         self.get(ENTER + "{token}", self._enter)

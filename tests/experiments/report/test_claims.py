@@ -119,7 +119,7 @@ def test_repeats_do_not_help_where_queries_are_too_few() -> None:
 def test_a_design_that_cannot_tell_says_so() -> None:
     found = judge(Stated("a and b", "online", Contrast(0.5, unit="folds", counted=1, repeats=5, reason="one fold")))
     assert (found.verdict, found.reason, found.power) == (OPEN, "this design cannot decide: one fold", 0.0)
-    lucky = Contrast(0.5, unit="folds", counted=1, repeats=5, reason="one fold", luck=0.1)
+    lucky = Contrast(0.5, unit="folds", counted=1, repeats=5, reason="one fold", seed_error=0.1)
     half = float(stats.t.isf(0.025, 4)) * 0.1
     told = f"on exactly these, 5 repeats put it between {0.5 - half:+.4g} and {0.5 + half:+.4g}"
     assert judge(Stated("a and b", "online", lucky)).reason == f"this design cannot decide: one fold; {told}"

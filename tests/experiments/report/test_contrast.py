@@ -119,7 +119,7 @@ def test_a_handful_of_seeds_stays_a_handful_however_many_queries_there_are() -> 
     moved = np.array([-0.06, -0.02, 0.02, 0.06])  # far more than 2,000 queries move a mean
     values = [rng.normal(move, 0.01, 2_000) for move in moved]
     found = by_queries(np.array([each.mean() for each in values]), np.ones(4, np.int64), ids, values)
-    assert found.freedom == pytest.approx(3, rel=0.05)
+    assert found.degrees_of_freedom == pytest.approx(3, rel=0.05)
     assert found.error == pytest.approx(moved.std(ddof=1) / 2, rel=0.05)
 
 
@@ -132,7 +132,7 @@ def test_random_splits_are_corrected_as_nadeau_and_bengio_have_it() -> None:
     finals = np.array([0.01, 0.03, 0.02, 0.06])
     found = by_splits(finals, 0.25)
     assert found.error == pytest.approx(finals.std(ddof=1) * math.sqrt(1 / 4 + 0.25))
-    assert (found.freedom, found.unit, found.counted) == (3, "splits", 4)
+    assert (found.degrees_of_freedom, found.unit, found.counted) == (3, "splits", 4)
     assert found.p == pytest.approx(2 * stats.t.sf(0.03 / found.error, 3))
     assert "at least 3 seeds" in by_splits(finals[:2], 0.25).reason
     assert not by_splits(finals, math.nan).tested
@@ -178,7 +178,7 @@ def test_folds_by_hand() -> None:
     few = by_folds(np.array([0.1, 0.1, 0.1]), np.array([1, 1, 2]))
     assert not few.tested
     assert "2 folds cannot represent other queries" in few.reason
-    assert few.luck == pytest.approx(0.0, abs=1e-12)
+    assert few.seed_error == pytest.approx(0.0, abs=1e-12)
 
 
 def test_in_general_means_over_data_sets() -> None:

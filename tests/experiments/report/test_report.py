@@ -75,7 +75,6 @@ def two_variants(out: Path, **rest: object) -> Runs:
     )
 
 
-@pytest.mark.long
 def test_the_page_stands_alone_and_holds_every_part(tmp_path: Path) -> None:
     file = write_report(two_variants(tmp_path / "runs"), tmp_path / "report.html")
     text = file.read_text()
@@ -203,7 +202,6 @@ def test_the_baseline_is_named_or_told(tmp_path: Path) -> None:
         analyse(runs, baseline="kurm")
 
 
-@pytest.mark.long
 def test_unfinished_runs_are_listed_and_not_counted(tmp_path: Path) -> None:
     out = tmp_path / "runs"
     two_variants(out)
@@ -242,7 +240,6 @@ def test_nothing_finished_is_an_error(tmp_path: Path) -> None:
         write_report(Runs(), tmp_path / "report.pdf")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("suffix", [".html", ".md"])
 def test_text_from_files_stays_text(tmp_path: Path, suffix: str) -> None:
     bad = '<script>alert(1)</script> | $x_1$ & "q"'

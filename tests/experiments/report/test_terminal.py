@@ -53,7 +53,7 @@ CELLS = ["", "krum, malicious=1", "nDCG ▲", "日本語 x", "0.123 ± 0.4", "[r
 @pytest.mark.parametrize("bare", [False, True])
 def test_a_table_that_fits_looks_as_rich_would_show_it(monkeypatch, columns, bare):
     rows = [[Cell(CELLS[(i * 3 + j) % len(CELLS)], strong=i == 1) for j in range(columns)] for i in range(7)]
-    table = Table([CELLS[j + 1] for j in range(columns)], rows, words=1, bare=bare)
+    table = Table([CELLS[j + 1] for j in range(columns)], rows, text_columns=1, bare=bare)
     ours, theirs = console(), console()
     terminal.show([Section("", (table,))], ours)
     monkeypatch.setattr(terminal, "_show_plainly", lambda *table: False)

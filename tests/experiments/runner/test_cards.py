@@ -204,7 +204,7 @@ def test_a_picture_shows_no_user_ids(log, tmp_path):
     from fedrank.experiments.report.log_figures import draw_log
 
     found = describe_log(log)
-    ids = {*found.drawn, *found.compared}
+    ids = {*found.plotted_users, *found.compared}
     draw_log(found, tmp_path / "log.svg")
     text = (tmp_path / "log.svg").read_text()
     assert not any(f">{name}<" in text or f"<!-- {name} -->" in text for name in ids)

@@ -72,14 +72,14 @@ def test_a_server_step_that_loses_parameters_is_refused_by_its_name(tmp_path):
 def test_one_cause_is_told_once_with_a_count(tmp_path):
     wrong = failed(tmp_path, seeds=[1, 2, 3], aggregator={"name": OWN + "Crashes"})
     [cause] = causes(wrong)
-    assert cause.told.startswith("failed 3 runs, first only, fold 1, seed 1: KeyError")
+    assert cause.message.startswith("failed 3 runs, first only, fold 1, seed 1: KeyError")
     deep = "".join(f"line {n}\n    ~~~^^^\n" for n in range(1, 21))
     other = "\nThe above exception was the direct cause of the following exception:\n\nTraceback\nRoundError\n"
     (wrong[0][0].folder / TRACEBACK).write_text(deep + other)
     assert causes(wrong)[0].lines == tuple(f"line {n}" for n in range(15, 21))  # the last six of what came first
     rates = failed(tmp_path / "rates", seeds=[1, 2], learner={"name": "pdgd", "rate": 1e300})
     [cause] = causes(rates)  # whichever round and client it was
-    assert cause.told.startswith("failed 2 runs, ")
+    assert cause.message.startswith("failed 2 runs, ")
     assert (cause.lines, cause.file) == ((), None)  # nobody's code crashed
     assert len(causes(wrong + rates)) == 2
 

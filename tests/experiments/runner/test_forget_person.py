@@ -99,9 +99,9 @@ def test_a_run_that_cannot_be_understood_is_named(log):
 def test_the_commands_of_a_plan(log):
     run(log, "recorded", more="record_every = 1")
     [found] = plan_forgetting("user1", log, [log.parent / "runs"]).runs
-    assert found.before.startswith("fedrank forget client ")
-    assert f"--client {found.clients[0]} " in found.before
-    words = shlex.split(found.after)
+    assert found.unlearn_command.startswith("fedrank forget client ")
+    assert f"--client {found.clients[0]} " in found.unlearn_command
+    words = shlex.split(found.retrain_command)
     assert words[:2] == ["fedrank", "run"]
     assert read_spec(words[2]).title == "Users of a log"
     assert any(row["file"] == "history/" for row in found.remains)

@@ -167,7 +167,7 @@ def test_a_disk_without_room_for_the_failure_itself_still_names_the_file(tmp_pat
     code, said = ended(command("run", spec, "--out", tmp_path / "runs", "--workers", workers, limit=700))
     assert code == 1
     assert len(re.findall(r"failed 2 runs, first only, fold 1, seed [12]: ", said)) == 1
-    assert said.count("File too large; make room") == 1
+    assert said.count("File too large; free disk space") == 1
     assert "memory may have run out" not in said
     assert ended(command("run", spec, "--out", tmp_path / "runs", "--workers", workers))[0] == 0
 

@@ -8,6 +8,7 @@ import io
 import numpy as np
 import pytest
 
+from fedrank.data.judged_files import READERS
 from fedrank.data.logs import load_log, pairs_of
 from fedrank.data.synthetic_shown import made_up_queries, simulate_shown
 from fedrank.experiments.report.command_output import about_quality
@@ -98,6 +99,14 @@ def test_documents_without_ids_are_named_by_query_and_position(tmp_path):
     plain = tmp_path / "plain.txt"
     plain.write_text("".join(line.partition("#")[0] + "\n" for line in FILE.splitlines()), encoding="utf-8")
     lines = list(score_lines(model_file(tmp_path), str(plain), trec="t"))
+    assert [line.split()[2] for line in lines] == ["7-2", "7-1", "7-3", "8-1", "8-2", "9-1"]
+
+
+def test_the_ids_of_another_format_are_not_read_as_letor_comments(tmp_path, monkeypatch):
+    other = tmp_path / "other.judged-test"
+    other.write_text(FILE, encoding="utf-8")
+    monkeypatch.setitem(READERS, ".judged-test", READERS[""])
+    lines = list(score_lines(model_file(tmp_path), str(other), trec="t"))
     assert [line.split()[2] for line in lines] == ["7-2", "7-1", "7-3", "8-1", "8-2", "9-1"]
 
 

@@ -37,7 +37,7 @@ def test_states_and_time_left_by_hand(tmp_path: Path) -> None:
     first, second = watched.look()
     assert (first.name, first.counts["finished"], first.counts["not begun"]) == ("first", 12, 0)
     assert (second.counts["finished"], second.counts["failed"], second.counts["not begun"]) == (4, 1, 1)
-    assert math.isnan(second.left), "nobody is working on it"
+    assert math.isnan(second.seconds_left), "nobody is working on it"
     with running(tmp_path / "runs", "second", "median", 2, 3, round=10) as folder:
         assert watched.look() == (first, second), "a look is good for a second"
         now[0] = 1.5
@@ -45,8 +45,8 @@ def test_states_and_time_left_by_hand(tmp_path: Path) -> None:
         assert (second.name, second.counts["running"], second.counts["not begun"]) == ("second", 1, 0)
         (one,) = [one for one in second.runs if one.run.status == "running"]
         assert (one.run.round, one.run.asked) == (10, 40)
-        assert one.left == 2.0 * 30
-        assert second.left == 60.0
+        assert one.seconds_left == 2.0 * 30
+        assert second.seconds_left == 60.0
         assert second.done == pytest.approx((4 + 7 / 40 + 10 / 40) / 6)
         assert len(_line(charts([second]), "fold 2, seed 3")["rounds"]) == 5
         grow(folder, 10)
@@ -62,7 +62,7 @@ def test_what_has_not_begun_takes_as_long_as_the_others(tmp_path: Path) -> None:
     with running(tmp_path / "runs", "second", "median", 2, 3):
         second, _ = Watched((tmp_path / "runs",)).look()
         assert (second.counts["running"], second.counts["not begun"]) == (1, 1)
-        assert second.left == pytest.approx(60 + (4 * 0.8 + 80) / 5)
+        assert second.seconds_left == pytest.approx(60 + (4 * 0.8 + 80) / 5)
 
 
 def test_a_run_whose_process_ended_is_interrupted(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_run_whose_process_ended_is_interrupted(tmp_path: Path) -> None:
         pass
     (experiment,) = Watched((tmp_path,)).look()
     assert experiment.counts["interrupted"] == 1
-    assert math.isnan(experiment.left)
+    assert math.isnan(experiment.seconds_left)
 
 
 def test_a_folder_that_disappears_is_an_empty_page(tmp_path: Path) -> None:

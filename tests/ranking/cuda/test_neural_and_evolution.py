@@ -74,7 +74,7 @@ def test_neural_twin_gives_the_same_bits(machine: Processor, ranker: Any, settin
 
 def test_models_too_large_for_any_fast_memory(machine: Processor) -> None:
     ranker, features = fr.rankers.Mlp(hidden=40), 1500
-    assert neural.crew_room(features, 40, 20) > FAST_MEMORY
+    assert neural.group_shared_bytes(features, 40, 20) > FAST_MEMORY
     clients = fr.make_clients(problem(2, features, 20), count=2, click_model="informational", interactions=2)
     start = start_of(ranker, features, 1)
     for learner in (fr.learners.Pdgd(ranker), fr.learners.Evolution(ranker)):
@@ -189,4 +189,4 @@ def test_who_searches_once_is_refused_there_too(machine: Processor) -> None:
 
 def test_crews_have_room_for_what_they_hold() -> None:
     # 136 features and 64 units, lists of 120: four crews on one multiprocessor of 228 KiB, which keeps 1 KiB of each
-    assert 4 * (neural.crew_room(136, 64, 120) + 1024) <= 228 << 10
+    assert 4 * (neural.group_shared_bytes(136, 64, 120) + 1024) <= 228 << 10

@@ -14,14 +14,14 @@ import numpy as np
 from fedrank.experiments.report.claims import Stated, Verdict, judge_all
 from fedrank.experiments.report.contrast import Contrast, contrast
 from fedrank.experiments.report.formatting import heading
-from fedrank.experiments.report.published_values import PublishedComparison, reproduced
+from fedrank.experiments.report.published_values import PublishedComparison, compare_published
 from fedrank.experiments.report.run_values import Repeat, RunValues, Threat, VariantRuns, read_run
 from fedrank.experiments.report.statistics import LEVEL, holm
 from fedrank.experiments.runner.folder import LAST
 from fedrank.experiments.runner.runs import DISCOUNT, Run, Runs
 from fedrank.experiments.spec.grid import NOTHING, About, Grid, Published, read_tables
 from fedrank.experiments.spec.kinds import KINDS
-from fedrank.files import read_text, told
+from fedrank.files import error_message, read_text
 from fedrank.names import did_you_mean
 from fedrank.ranking.baseline_ranking import LOGGED
 from fedrank.ranking.measures import average
@@ -162,7 +162,7 @@ def analyse(runs: Runs, baseline: str | None = None) -> list[Analysis]:
             except KeyError as missing:
                 run = run.broken(f"one of its files lacks {missing}")
             except (OSError, ValueError, TypeError) as problem:  # damaged, or changed or deleted meanwhile
-                run = run.broken(told(problem))
+                run = run.broken(error_message(problem))
         each.append(run)
     checked = Runs(tuple(each))
     if not len(checked.finished):
@@ -285,7 +285,7 @@ def _read_grid(run: Run) -> tuple[Grid[Any] | None, str, list[str]]:
         if file.exists():
             try:
                 text = read_text(file)
-                return read_tables(parse_toml(text), here=False), text, []
+                return read_tables(parse_toml(text), full_check=False), text, []
             except ValueError as problem:
                 reason = "; ".join(str(problem).splitlines())
                 return None, "", [f"{file} cannot be read, so the settings are taken from the runs: {reason}"]
@@ -482,7 +482,7 @@ def _published(analysis: Analysis, notes: list[str]) -> tuple[PublishedCompariso
             what = f"variant {row.variant!r}" if variant is None else f"measure {column!r}"
             notes.append(f"A published value of {row.value:g} has no counterpart: no finished run has the {what}.")
             continue
-        values.append(reproduced(row, column, variant))
+        values.append(compare_published(row, column, variant))
     return tuple(values)
 
 

@@ -94,9 +94,9 @@ def judge(claim: Stated, level: float = LEVEL) -> Verdict:
 
 def _on_these_queries(found: Contrast) -> str:
     """The result over repeats, which holds for exactly these queries."""
-    if math.isnan(found.luck):
+    if math.isnan(found.seed_error):
         return ""
-    half = t_quantile(1 - LEVEL / 2, found.repeats - 1) * found.luck
+    half = t_quantile(1 - LEVEL / 2, found.repeats - 1) * found.seed_error
     low, high = found.difference - half, found.difference + half
     return f"; on exactly these, {found.repeats} repeats put it between {low:+.4g} and {high:+.4g}"
 
@@ -140,8 +140,8 @@ def _needed(claim: Stated, level: float) -> str:
         reason = f"the data set has no more than {found.counted:,} queries" if found.unit == "queries" else share
         return f"more repeats would not show {opposite}: {reason}"
     count, what = (found.counted, "data sets") if found.unit == "data sets" else (found.repeats, "repeats")
-    luck, room = count * (found.error**2 - found.floor**2), error**2 - found.floor**2
-    if luck > MOST * room:
+    variance, room = count * (found.error**2 - found.floor**2), error**2 - found.floor**2
+    if variance > MOST * room:
         return f"more than {MOST:,} {what} would be needed to show {opposite}"
-    wanted = max(math.ceil(luck / room), count + 1)
+    wanted = max(math.ceil(variance / room), count + 1)
     return f"about {wanted:,} {what} instead of {count:,} would show {opposite}"

@@ -135,7 +135,7 @@ def about_methods(methods: Sequence[ListedMethod]) -> list[Section]:
                 default = f" = {setting.default}" if setting.default else ""
                 comment = f"  # {setting.comment}" if setting.comment else ""
                 rows.append(["", Cell(f"{setting.name}: {setting.kind}{default}{comment}", tone="quiet")])
-        sections.append(Section(family, (Table(["name", "meaning"], rows, 2, whole=0, bare=True),)))
+        sections.append(Section(family, (Table(["name", "meaning"], rows, 2, unbroken_column=0, bare=True),)))
     return sections
 
 
@@ -622,7 +622,7 @@ def about_catalog(
             positions.append(
                 paragraph(Span(entry.name, "strong"), ": ", Span(position, "code"))
             )  # an address that can be copied
-    table = Table(["name", "queries", "documents", "features", "grades", "folds", "here"], rows, whole=0)
+    table = Table(["name", "queries", "documents", "features", "grades", "folds", "here"], rows, unbroken_column=0)
     where = paragraph("Location, or where to get them:", tone="quiet")
     named = [
         paragraph(Span(name, "strong"), ": ", "built in" if folder is None else Span(str(folder), "code"))
@@ -677,11 +677,11 @@ def about_log(log: LogDescription) -> list[Section]:
 def _named(rows: Sequence[tuple[str, str, Tone]]) -> Table:
     """Names, and what each is."""
     cells = [[Cell(name, tone="name"), Cell(text, tone=tone)] for name, text, tone in rows]
-    return Table(["what", "meaning"], cells, 2, whole=0, bare=True)
+    return Table(["what", "meaning"], cells, 2, unbroken_column=0, bare=True)
 
 
 def _log_rows(log: LogDescription) -> list[tuple[str, str]]:
-    from fedrank.data.describe_log import FEWEST, date_of
+    from fedrank.data.describe_log import MIN_ENTRIES, date_of
 
     span = (log.last - log.first) / 86_400
     rows = [
@@ -706,7 +706,7 @@ def _log_rows(log: LogDescription) -> list[tuple[str, str]]:
             (
                 "burstiness",
                 f"median {middle:.2f}, half of the users {low:.2f} .. {high:.2f} (-1 like a clock, 0 at random, "
-                f"1 in bursts; {len(bursts):,} users with {FEWEST} entries or more)",
+                f"1 in bursts; {len(bursts):,} users with {MIN_ENTRIES} entries or more)",
             )
         )
     if len(log.compared) > 1:
@@ -734,7 +734,7 @@ def _shown_rows(shown: ShownDescription) -> list[tuple[str, str]]:
     ]
     if not np.isnan(shown.dwell):
         rows.append(("time on a document", f"median {shown.dwell:,.0f} s where it is known"))
-    if shown.drawn:
+    if shown.has_propensities:
         rows.append(("draws", "known: probabilities of these lists can be computed"))
     if shown.largest_before:
         after = f", {shown.largest_after[0]:.1%} after limits" if shown.largest_after else ""

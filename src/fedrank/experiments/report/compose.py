@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.display import number
+from fedrank.display import count_of
 from fedrank.experiments.report.analysis import FEWEST, Analysis, analyse, below_nothing, what_final_means
 from fedrank.experiments.report.by_query import queries_section
 from fedrank.experiments.report.formatting import heading
@@ -199,7 +199,7 @@ def _against_the_baseline(analysis: Analysis) -> Section:
         "Baseline: ",
         Span(analysis.baseline.label, "strong"),
         f" ({analysis.baseline_reason}). The difference is the variant minus the baseline, over the folds and seeds "
-        f"that both finished; p is corrected for the {number(count, 'comparison')} that could be tested (Holm). "
+        f"that both finished; p is corrected for the {count_of(count, 'comparison')} that could be tested (Holm). "
         "The conclusions are about this data set.",
     )
     tables = [Section(heading(column), (comparison_table(analysis, column),)) for column in analysis.columns]

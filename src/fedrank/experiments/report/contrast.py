@@ -36,14 +36,14 @@ class Contrast:
 
     difference: float = math.nan  # ours minus theirs, of final values
     error: float = math.nan  # standard error of it; NaN where the design gives none
-    freedom: float = math.nan  # degrees of freedom of that error
+    degrees_of_freedom: float = math.nan  # of that error
     unit: str = ""  # what is counted: "queries", "splits", "folds" or "data sets"
     counted: int = 0
     repeats: int = 0  # runs that both have
     spread: float = math.nan  # standard deviation of what is counted
     floor: float = 0.0  # the limit of the error for many repeats
     reason: str = ""  # why there is no test; empty if there is one
-    luck: float = math.nan  # where there is no test: standard error over repeats, which is for exactly these queries
+    seed_error: float = math.nan  # without a test: standard error over repeats, for exactly these queries
 
     @property
     def tested(self) -> bool:
@@ -61,7 +61,7 @@ class Contrast:
 
     def interval(self, level: float = LEVEL) -> tuple[float, float]:
         """Confidence interval of the difference."""
-        half = t_quantile(1 - level / 2, self.freedom) * self.error if self.tested else math.nan
+        half = t_quantile(1 - level / 2, self.degrees_of_freedom) * self.error if self.tested else math.nan
         return self.difference - half, self.difference + half
 
     def beyond(self, distance: float) -> float:
@@ -70,7 +70,7 @@ class Contrast:
             return math.nan
         if self.error <= 1e-12:
             return 0.0 if distance > 1e-12 else 1.0
-        return min(1.0, 2 * t_tail(distance / self.error, self.freedom))
+        return min(1.0, 2 * t_tail(distance / self.error, self.degrees_of_freedom))
 
     @property
     def p(self) -> float:
@@ -79,7 +79,7 @@ class Contrast:
 
     def power(self, difference: float, level: float = LEVEL) -> float:
         """How likely a test with this error would have shown a difference of that size."""
-        return power_of(difference, self.error, self.freedom, level) if self.tested else 0.0
+        return power_of(difference, self.error, self.degrees_of_freedom, level) if self.tested else 0.0
 
     def power_alike(self, margin: float, level: float = LEVEL) -> float:
         """How likely an interval with this error would have stayed inside the margin, were there no difference."""
@@ -87,8 +87,8 @@ class Contrast:
             return 0.0
         if self.error <= 1e-12:
             return 1.0
-        room = margin / self.error - t_quantile(1 - level / 2, self.freedom)
-        return max(0.0, 1 - 2 * t_tail(room, self.freedom)) if room > 0 else 0.0
+        room = margin / self.error - t_quantile(1 - level / 2, self.degrees_of_freedom)
+        return max(0.0, 1 - 2 * t_tail(room, self.degrees_of_freedom)) if room > 0 else 0.0
 
 
 def contrast(ours: VariantRuns, theirs: VariantRuns, column: str, single: bool = False) -> Contrast:
@@ -171,20 +171,20 @@ def by_queries(
     if each.min() >= 2:
         weights = _seed_weights(tuple(folds.tolist()))
         error2 = float(((finals + moved) * weights).sum(axis=1).var())
-        luck, luck_freedom = float((finals * weights).sum(axis=1).var()), runs - len(np.unique(folds))
+        seed_variance, seed_freedom = float((finals * weights).sum(axis=1).var()), runs - len(np.unique(folds))
     elif runs >= 2:
         between = float(finals.var(ddof=1)) / runs  # of queries and seeds together
         if between > over_queries:
             return Contrast(mean, math.sqrt(between), runs - 1, "queries", n, runs, spread, math.sqrt(over_queries))
-        error2, luck, luck_freedom = over_queries, 0.0, 1
+        error2, seed_variance, seed_freedom = over_queries, 0.0, 1
     elif single:
-        error2, luck, luck_freedom = over_queries, 0.0, 1
+        error2, seed_variance, seed_freedom = over_queries, 0.0, 1
     else:
         return Contrast(mean, unit="queries", counted=n, repeats=runs, spread=spread, reason=ONE_TRAINING)
-    parts = over_queries**2 / (n - 1) + luck**2 / luck_freedom
+    parts = over_queries**2 / (n - 1) + seed_variance**2 / seed_freedom
     freedom = error2**2 / parts if parts > 0 else float(n - 1)
-    if luck > over_queries:  # Satterthwaite is too hopeful where most of the error rests on a few seeds
-        freedom = min(freedom, luck_freedom)
+    if seed_variance > over_queries:  # Satterthwaite is too hopeful where most of the error rests on a few seeds
+        freedom = min(freedom, seed_freedom)
     return Contrast(mean, math.sqrt(error2), freedom, "queries", n, runs, spread, math.sqrt(over_queries))
 
 
@@ -259,14 +259,14 @@ def by_folds(finals: NDArray[np.float64], folds: NDArray[np.int64]) -> Contrast:
     count, runs, mean = len(names), len(finals), float(finals.mean())
     if count < FEWEST:
         reason = f"values exist by run, not by query, and {_few(count, 'fold')} cannot represent other queries"
-        luck = float(finals.std(ddof=1)) / math.sqrt(runs) if runs >= 2 else math.nan
-        return Contrast(mean, unit="folds", counted=count, repeats=runs, reason=reason, luck=luck)
+        seed_error = float(finals.std(ddof=1)) / math.sqrt(runs) if runs >= 2 else math.nan
+        return Contrast(mean, unit="folds", counted=count, repeats=runs, reason=reason, seed_error=seed_error)
     each = np.bincount(position)
     means = np.bincount(position, finals) / each
-    variance, common, luck = float(means.var(ddof=1)), SHARED / (1 - SHARED), 0.0
+    variance, common, seed_variance = float(means.var(ddof=1)), SHARED / (1 - SHARED), 0.0
     if each.min() >= 2:
-        luck = float(np.mean([finals[position == fold].var(ddof=1) / each[fold] for fold in range(count)]))
-    shared = common * max(0.0, variance - luck)
+        seed_variance = float(np.mean([finals[position == fold].var(ddof=1) / each[fold] for fold in range(count)]))
+    shared = common * max(0.0, variance - seed_variance)
     error, freedom = math.sqrt(variance / count + shared), FREE * (count - 1)
     return Contrast(float(means.mean()), error, freedom, "folds", count, runs, math.sqrt(variance), math.sqrt(shared))
 

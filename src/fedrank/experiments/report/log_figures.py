@@ -63,8 +63,8 @@ def _draw_days(axis: Any, log: LogDescription) -> None:
     rows, columns = np.nonzero(log.days)
     sizes = log.days[rows, columns]
     axis.scatter(columns, rows, s=160 * sizes / max(1, sizes.max()) + 2, color=COLOURS[0], alpha=0.7, lw=0)
-    axis.set_yticks(range(len(log.drawn)), _positions(log.drawn))
-    axis.set_ylim(len(log.drawn) - 0.5, -0.5)
+    axis.set_yticks(range(len(log.plotted_users)), _positions(log.plotted_users))
+    axis.set_ylim(len(log.plotted_users) - 0.5, -0.5)
     axis.set_xlabel(f"days since {date_of(log.first)[:10]}")
     axis.set_title(
         f"Days of the most active users\nlargest dot: {sizes.max():,} {_entries(log)}", loc="left", fontsize=9.5

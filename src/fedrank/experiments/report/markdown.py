@@ -71,7 +71,10 @@ def _is_drawn(part: Part) -> bool:
 
 
 def _table(table: Table) -> str:
-    lines = [list(map(_cell, table.header)), [":---" if i < table.words else "---:" for i in range(len(table.header))]]
+    lines = [
+        list(map(_cell, table.header)),
+        [":---" if i < table.text_columns else "---:" for i in range(len(table.header))],
+    ]
     lines += [[f"**{_cell(str(cell))}**" if cell.strong else _cell(str(cell)) for cell in row] for row in table.cells]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 

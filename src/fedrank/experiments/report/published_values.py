@@ -25,9 +25,9 @@ class PublishedComparison:
     source: str
     measured: Summary
     error: float = math.nan  # standard error of the difference of both means
-    freedom: float = math.nan
+    degrees_of_freedom: float = math.nan
     how: str = ""  # where the error comes from
-    wide: bool = False  # whether it includes differences between folds, so it cannot confirm a value
+    error_is_upper_bound: bool = False  # whether it includes differences between folds, so it cannot confirm a value
 
     @property
     def difference(self) -> float:
@@ -41,7 +41,7 @@ class PublishedComparison:
     @property
     def interval(self) -> tuple[float, float]:
         """95% confidence interval of ours - theirs."""
-        half = t_quantile(1 - LEVEL / 2, self.freedom) * self.error if self.error > 0 else math.nan
+        half = t_quantile(1 - LEVEL / 2, self.degrees_of_freedom) * self.error if self.error > 0 else math.nan
         return self.difference - half, self.difference + half
 
     @property
@@ -53,7 +53,11 @@ class PublishedComparison:
             return f"{UNSURE}: one repeat has no spread"
         if not low <= 0 <= high and abs(self.difference) > _rounding(self.value):
             return OUTSIDE
-        return f"{UNSURE}: with one seed per fold the variation between seeds is unknown" if self.wide else WITHIN
+        return (
+            f"{UNSURE}: with one seed per fold the variation between seeds is unknown"
+            if self.error_is_upper_bound
+            else WITHIN
+        )
 
 
 def _rounding(value: float) -> float:
@@ -61,14 +65,14 @@ def _rounding(value: float) -> float:
     return 0.5 * 10.0 ** -len(f"{value:.10f}".rstrip("0").partition(".")[2])
 
 
-def reproduced(row: Published, column: str, variant: VariantRuns) -> PublishedComparison:
+def compare_published(row: Published, column: str, variant: VariantRuns) -> PublishedComparison:
     """Put a published value next to the final values of a variant.
 
-    Both were measured on the same queries, so they differ only by random variation in training. Published by fold: the
-    standard error of the mean paired difference. Otherwise our error is that of seeds within folds, and theirs is taken
-    to be as large for every run behind the published mean: as many as it says, or one per fold. One seed per fold
-    shows no
-    variation; then the spread between folds bounds it, which can refute a value but not confirm it.
+    Both were measured on the same queries, so they differ only by random variation in training. If values are published
+    by fold, the error is the standard error of the mean paired difference. Otherwise our error is that of seeds within
+    folds, and the same variation is assumed for each run behind the published mean (the stated number of runs, or one
+    per fold). With one seed per fold this variation is unknown; the spread between folds is an upper bound, which can
+    refute a value but not confirm it.
     """
     known = {repeat: value for repeat, value in variant.values(column).items() if not math.isnan(value)}
     summary = variant.summary(column)
@@ -83,15 +87,17 @@ def reproduced(row: Published, column: str, variant: VariantRuns) -> PublishedCo
     if row.folds and folds >= 2 and set(by_fold) <= set(range(1, len(row.folds) + 1)):
         differences = [float(np.mean(values)) - row.folds[fold - 1] for fold, values in by_fold.items()]
         error = float(np.std(differences, ddof=1)) / math.sqrt(folds)
-        return replace(base, error=error, freedom=folds - 1, how="paired by folds")
+        return replace(base, error=error, degrees_of_freedom=folds - 1, how="paired by folds")
     theirs = row.repeats or folds
-    freedom = runs - folds
-    if freedom >= 1:
+    free = runs - folds
+    if free >= 1:
         within = sum(
             float(np.var(values, ddof=1)) * (len(values) - 1) for values in by_fold.values() if len(values) > 1
         )
-        luck = math.sqrt(within / freedom)
-        error = luck * math.sqrt(1 / runs + 1 / theirs)
-        return replace(base, error=error, freedom=freedom, how="variation of seeds within folds")
+        seed_sd = math.sqrt(within / free)
+        error = seed_sd * math.sqrt(1 / runs + 1 / theirs)
+        return replace(base, error=error, degrees_of_freedom=free, how="variation of seeds within folds")
     error = summary.sd * math.sqrt(1 / runs + 1 / theirs)
-    return replace(base, error=error, freedom=runs - 1, how="spread between folds", wide=True)
+    return replace(
+        base, error=error, degrees_of_freedom=runs - 1, how="spread between folds", error_is_upper_bound=True
+    )

@@ -14,16 +14,16 @@ Tone = str  # "", "better", "worse", "warn", "quiet", "note", "name" or "lead"
 
 @dataclass(frozen=True)
 class Span:
-    """A few words within a paragraph that stand out."""
+    """Part of a paragraph with its own style or link."""
 
     text: str
     style: str = ""  # "strong" or "code"
-    link: str = ""  # where they lead
+    link: str = ""  # target of a link
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Words."""
+    """A paragraph of text."""
 
     shape: ClassVar[str] = "paragraph"
 
@@ -36,13 +36,13 @@ class Paragraph:
 
 
 def paragraph(*parts: str | Span, tone: Tone = "") -> Paragraph:
-    """A paragraph of plain words, and of some that stand out."""
+    """Make a paragraph of plain text and styled spans."""
     return Paragraph(tuple(Span(part) if isinstance(part, str) else part for part in parts), tone)
 
 
 @dataclass(frozen=True)
 class Points:
-    """Sentences, each by itself."""
+    """A list of sentences."""
 
     shape: ClassVar[str] = "points"
 
@@ -51,7 +51,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Names, and what each is."""
+    """Names with their descriptions."""
 
     shape: ClassVar[str] = "pairs"
 
@@ -64,9 +64,9 @@ class Cell:
 
     text: str
     strong: bool = False  # the best of its column
-    hint: str = ""  # more, where there is room for it
+    hint: str = ""  # more details, for a tooltip
     tone: Tone = ""
-    mark: str | None = None  # ▲ or ▼, "" where there could be one, None where there cannot
+    mark: str | None = None  # ▲ or ▼; "" if the column has marks but this cell has none; None if the column has none
 
     def __str__(self) -> str:
         return f"{self.text} {self.mark}" if self.mark else self.text
@@ -77,23 +77,23 @@ Row = Sequence[str | Cell]
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under their headings, and what to know about them."""
+    """A table with headings and notes."""
 
     shape: ClassVar[str] = "table"
 
     header: Sequence[str]
     rows: Sequence[Row]
-    words: int = 1  # leading columns that hold words; the others hold numbers
+    text_columns: int = 1  # number of leading columns with text; the others contain numbers
     notes: Sequence[str] = ()
-    whole: int | None = None  # the column of commands, which must not be broken across lines
-    bare: bool = False  # the headings would say nothing, and are left out where a table can do without
+    unbroken_column: int | None = None  # a column whose cells must not be broken across lines, such as commands
+    bare: bool = False  # omit the headings where the format permits it
 
     @property
     def cells(self) -> list[list[Cell]]:
         return [[Cell(cell) if isinstance(cell, str) else cell for cell in row] for row in self.rows]
 
-    def is_words(self, column: int) -> bool:
-        return column < self.words or self.header[column] in ("verdict", "reason", "meaning")
+    def is_text(self, column: int) -> bool:
+        return column < self.text_columns or self.header[column] in ("verdict", "reason", "meaning")
 
     @staticmethod
     def is_baseline(row: Sequence[Cell]) -> bool:
@@ -106,7 +106,7 @@ class Drawing:
 
     shape: ClassVar[str] = "figure"
 
-    draw: Callable[[], str]  # as SVG; drawn only where it is shown
+    draw: Callable[[], str]  # returns SVG; called only if the drawing is shown
     caption: str
 
 
@@ -116,14 +116,14 @@ class Interactive:
 
     shape: ClassVar[str] = "interactive"
 
-    shows: str  # "curves" or "queries": which part of the script makes it
-    data: Callable[[], Mapping[str, Any]]  # as JSON; computed only where it is shown
+    shows: str  # "curves" or "queries": the part of the script that draws it
+    data: Callable[[], Mapping[str, Any]]  # for JSON; called only if the part is shown
     still: tuple[Part, ...]
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Text that stays as it is, such as a spec."""
+    """Preformatted text, such as a spec."""
 
     shape: ClassVar[str] = "listing"
 
@@ -133,22 +133,22 @@ class Listing:
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it; a section within a section is one level down."""
+    """A heading with its contents; a section within a section is one level lower."""
 
     shape: ClassVar[str] = "section"
 
     heading: str
     parts: tuple[Part, ...] = ()
-    over: str = ""  # a quiet line that belongs to the heading
-    anchor: str = ""  # by which it can be found
-    link: str = ""  # where the heading leads
-    folded: bool = False  # collapsed, on pages that can
+    over: str = ""  # a small line beside the heading
+    anchor: str = ""  # id for links to it
+    link: str = ""  # link target of the heading
+    folded: bool = False  # collapsed in HTML
 
     @property
     def tables(self) -> list[Table]:
         return [part for part in self.parts if isinstance(part, Table)]
 
-    # Each of these returns the section with one more part at its end.
+    # Each of these methods returns the section with one more part at the end.
 
     def add(self, *parts: Part) -> Section:
         return replace(self, parts=(*self.parts, *parts))
@@ -162,9 +162,11 @@ class Section:
     def pairs(self, pairs: Iterable[tuple[str, str]]) -> Section:
         return self.add(Pairs(tuple(pairs)))
 
-    def table(self, header: Sequence[str], rows: Sequence[Sequence[Any]], words: int = 1, **options: Any) -> Section:
+    def table(
+        self, header: Sequence[str], rows: Sequence[Sequence[Any]], text_columns: int = 1, **options: Any
+    ) -> Section:
         """Add a table of texts and cells; `options` are the other fields of `Table`."""
-        return self.add(Table(header, rows, words, **options))
+        return self.add(Table(header, rows, text_columns, **options))
 
 
 Part = Paragraph | Points | Pairs | Table | Drawing | Interactive | Listing | Section

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrank.display import number as count
+from fedrank.display import count_of
 from fedrank.experiments.report.analysis import Analysis
 from fedrank.experiments.report.claims import CANNOT, FAILS, HOLDS, OPEN, SMALL, UNTESTED, Verdict
 from fedrank.experiments.report.formatting import (
@@ -166,7 +166,7 @@ def nothing_table(analysis: Analysis, column: str) -> Table:
             ]
             rows.append((variant, cells))
     header = [*(["order"] if several else []), "difference", "95% interval", "tested over", "p, corrected", "verdict"]
-    return _variant_table(analysis, header, rows, words=int(several))
+    return _variant_table(analysis, header, rows, text_columns=int(several))
 
 
 def published_table(analysis: Analysis) -> Table:
@@ -226,7 +226,7 @@ def claims_table(analysis: Analysis) -> Table:
     tested = sum(claim.contrast.tested for claim in analysis.claims)
     note = (
         f"On this data set, by the rule of all tables. Difference with a confidence interval at the level {LEVEL:g} "
-        f"that {count(tested, 'tested claim')} of the experiment share{'s' if tested == 1 else ''} (Holm). A claim "
+        f"that {count_of(tested, 'tested claim')} of the experiment share{'s' if tested == 1 else ''} (Holm). A claim "
         f"that something is better holds above 0, and does not hold below 0 or within a hundredth (±{SMALL:g} of a "
         "measure that ends at 1); a claim that two are alike holds inside its margin. Power: how likely the design "
         "would have shown the difference that the paper reports, or a hundredth."
@@ -571,7 +571,7 @@ def settings_rows(analysis: Analysis) -> list[tuple[str, str]]:
     folds = sorted({run.fold for run in analysis.runs})
     seeds = sorted({run.seed for run in analysis.runs})
     each = "" if analysis.expected is None else f", {analysis.expected} for each variant"
-    rows.append(("repeats", f"{count(len(folds), 'fold')} x {count(len(seeds), 'seed')}{each}"))
+    rows.append(("repeats", f"{count_of(len(folds), 'fold')} x {count_of(len(seeds), 'seed')}{each}"))
     return rows
 
 
@@ -612,7 +612,7 @@ def _but_defaults(part: Any, given: TomlTable) -> TomlTable:
 def headline(analysis: Analysis) -> str:
     """The conclusion in two sentences: the highest quality beside doing nothing, and how the variants compare."""
     best, column = analysis.best, analysis.main
-    quality = f"{spread(column, best.summary(column))} over {count(len(best.repeats), 'repeat')}"
+    quality = f"{spread(column, best.summary(column))} over {count_of(len(best.repeats), 'repeat')}"
     without = ""
     if (nothing := analysis.nothing_for(best)) is not None:
         mean = number(column, nothing.values.summary(column).mean)
@@ -642,12 +642,12 @@ def _verdicts(analysis: Analysis) -> str:
 
 
 def _variant_table(
-    analysis: Analysis, header: Sequence[str], rows: Rows, words: int = 0, notes: Sequence[str] = ()
+    analysis: Analysis, header: Sequence[str], rows: Rows, text_columns: int = 0, notes: Sequence[str] = ()
 ) -> Table:
-    """A table whose leading columns name the variant of each row; `words` more columns hold words."""
+    """A table whose leading columns name the variant of each row; `text_columns` more columns contain text."""
     names, keys = _variant_columns(analysis)
     cells = [[*_variant_cells(analysis, variant, keys), *row] for variant, row in rows]
-    return Table([*names, *header], cells, len(names) + words, notes)
+    return Table([*names, *header], cells, len(names) + text_columns, notes)
 
 
 def _variant_columns(analysis: Analysis) -> tuple[list[str], list[str]]:

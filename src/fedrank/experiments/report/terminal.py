@@ -127,7 +127,7 @@ def _show_plainly(table: Table, rows: Sequence[Sequence[tuple[str, str]]], conso
         for i, (text, style) in enumerate(row):
             space = " " * (widths[i] - cell_len(text))
             between = "  " if i + 1 < len(row) else "\n"
-            before, behind = ("", space + between) if table.is_words(i) else (space, between)
+            before, behind = ("", space + between) if table.is_text(i) else (space, between)
             segments += [Segment(before), Segment(text, styles[style]), Segment(behind)]
     console.print(Segments(segments), soft_wrap=True, end="")
     return True
@@ -144,7 +144,7 @@ def _show_wrapped(table: Table, rows: Sequence[Sequence[tuple[str, str]]], conso
         return
     grid = Grid(box=None, pad_edge=False, show_header=False)
     for i, width in enumerate(widths):
-        side = "left" if table.is_words(i) else "right"
+        side = "left" if table.is_text(i) else "right"
         grid.add_column(justify=side, overflow="fold", width=width)  # type: ignore[arg-type]
     for row in rows:
         grid.add_row(*(Text(text, style=style) for text, style in row))
@@ -161,7 +161,7 @@ def _widths(table: Table, rows: Sequence[Sequence[tuple[str, str]]], room: int) 
         texts = [row[i][0] for row in rows]
         lines = [line for text in texts for line in text.splitlines()]
         words = [word for text in texts[:headings] for word in text.split()]  # a heading may be wrapped in any column
-        if i == table.whole or not table.is_words(i):
+        if i == table.unbroken_column or not table.is_text(i):
             words += texts[headings:]
         else:
             words += [word for text in texts[headings:] for word in text.split() if len(word) <= MAX_WORD_LENGTH]

@@ -14,7 +14,7 @@ from fedrank.experiments.runner.runs import Run, load_runs
 from fedrank.experiments.runner.writer import Task
 from fedrank.experiments.spec.experiment import Experiment, to_tables
 from fedrank.federated.server import RoundError
-from fedrank.files import read_text, told, write_atomic
+from fedrank.files import error_message, read_text, write_atomic
 from fedrank.kernels.devices import DeviceError
 
 TRACEBACK = "traceback.txt"  # in the folder of a failed run
@@ -28,7 +28,7 @@ def note_failure(problem: BaseException, experiment: Experiment, folder: Path) -
     """Write the traceback of a failure into the run folder; returns its entry for `run.json`."""
     with suppress(OSError):  # the disk may be full; run.json is more important
         write_atomic(folder / TRACEBACK, "".join(traceback.format_exception(problem)))
-    message = problem.message if isinstance(problem, RoundError) else told(problem)
+    message = problem.message if isinstance(problem, RoundError) else error_message(problem)
     where = {name: getattr(problem, name, None) for name in ("round", "client")}
     known = {"message": message or type(problem).__name__} | where
     line = own_line(problem, experiment)
@@ -82,7 +82,7 @@ class FailureCause:
     file: Path | None = None  # the file with that traceback
 
     @property
-    def told(self) -> str:
+    def message(self) -> str:
         """One line: the name of a single run, or the number of runs and the first of them."""
         if len(self.runs) == 1:
             return f"failed {self.runs[0]}: {self.reason}"

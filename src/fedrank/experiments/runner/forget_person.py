@@ -57,8 +57,8 @@ class AffectedRun:
     clients: tuple[int, ...] = ()  # clients that held their searches
     claims: tuple[str, ...] = ()  # of its privacy card; empty: nothing can be claimed
     remains: tuple[Json, ...] = ()  # files with data about them, and which data
-    before: str = ""  # a command that unlearns them, to be run before rows are removed
-    after: str = ""  # a command that retrains it, to be run afterwards
+    unlearn_command: str = ""  # to be run before rows are removed
+    retrain_command: str = ""  # to be run after rows are removed
 
     @property
     def holds(self) -> bool:
@@ -146,7 +146,7 @@ def _affected(run: Run, log: SearchLog, user: int, trust: bool) -> AffectedRun |
         source = getattr(getattr(spec, "data", None), "log", None)
         if source is None or Path(source).resolve() != log.folder.resolve():
             return None
-        again = replace(found, after=_retrain(run))
+        again = replace(found, retrain_command=_retrain(run))
         if not isinstance(spec, FederatedExperiment):
             return replace(again, because=f'runs of kind "{spec.kind}" do not record whose rows they used')
         fold = load_fold(spec.data, run.fold)
@@ -158,8 +158,8 @@ def _affected(run: Run, log: SearchLog, user: int, trust: bool) -> AffectedRun |
         remains = tuple(what_remains(run.path, clients))
         if found.claims and len(clients) > 1:  # ε holds for the data of one client
             again = replace(again, claims=(*found.claims, SPREAD.format(len(clients))))
-        before = _unlearn(run, spec, clients) if alone else ""
-        return replace(again, used=LEARNED, clients=clients, remains=remains, before=before)
+        unlearn = _unlearn(run, spec, clients) if alone else ""
+        return replace(again, used=LEARNED, clients=clients, remains=remains, unlearn_command=unlearn)
     except (ValueError, OSError) as problem:  # an unreadable run is listed, not skipped
         return replace(found, because=str(problem))
 
@@ -233,7 +233,9 @@ def _receipt(plan: ForgettingPlan, number: str, issued: str, digest: str) -> Per
 
 def _as_json(run: AffectedRun) -> Json:
     values: dict[str, Any] = asdict(run)
-    return {key: value for key, value in values.items() if value and key != "before"}
+    del values["unlearn_command"]  # of no use after rows are removed
+    values["after"] = values.pop("retrain_command")
+    return {key: value for key, value in values.items() if value}
 
 
 def receipt_summary(plan: ForgettingPlan) -> str:

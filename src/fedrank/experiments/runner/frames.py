@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedrank.display import as_rows, number
+from fedrank.display import as_rows, count_of
 
 
 class Records(list[dict[str, Any]]):
@@ -12,10 +12,10 @@ class Records(list[dict[str, Any]]):
 
     def __repr__(self) -> str:
         keys = ", ".join(self[0]) if self else ""
-        return f"<{number(len(self), 'record')}{': ' if keys else ''}{keys}>"
+        return f"<{count_of(len(self), 'record')}{': ' if keys else ''}{keys}>"
 
     def _repr_html_(self) -> str:
-        return as_rows(number(len(self), "record"), self)
+        return as_rows(count_of(len(self), "record"), self)
 
 
 def framed(rows: list[dict[str, Any]]) -> Any:

@@ -11,7 +11,7 @@ from fedrank.experiments.runner.failures import TRACEBACK, note_failure
 from fedrank.experiments.runner.runs import working_on
 from fedrank.experiments.runner.writer import News, RunWriter, Stopped, Task
 from fedrank.experiments.spec.kinds import KINDS
-from fedrank.files import naming
+from fedrank.files import add_path_to_errors
 
 Performer = Callable[[Any, RunWriter], None]
 
@@ -38,7 +38,7 @@ def perform(
             (task.folder / TRACEBACK).unlink(missing_ok=True)  # from an earlier attempt
             writer.check_checkpoint()
             writer.update_facts()
-            with naming(task.folder):
+            with add_path_to_errors(task.folder):
                 performer(task.experiment, writer)
         except Stopped:
             writer.update_facts(status="interrupted", round=writer.round)

@@ -22,7 +22,7 @@ from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.federated.federation import Federation
 from fedrank.federated.robust import RememberingAggregator
-from fedrank.files import told
+from fedrank.files import error_message
 from fedrank.privacy.mechanisms import SecureAggregation
 from fedrank.privacy.secure_messages import primitives
 from fedrank.seeds import rng_for
@@ -75,7 +75,7 @@ def _problem(task: Task, begins: bool) -> str:
         elif isinstance(experiment, SiloExperiment) and begins:
             silo_card(experiment)  # whether its releases can be priced, and the budget allows them
     except EXPLAINED as problem:
-        return "" if own_line(problem, experiment) else told(problem)
+        return "" if own_line(problem, experiment) else error_message(problem)
     except Exception as problem:
         if own_line(problem, experiment):
             return ""

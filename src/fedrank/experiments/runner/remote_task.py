@@ -25,7 +25,7 @@ from fedrank.experiments.runner.writer import Task
 from fedrank.experiments.spec.experiment import to_toml
 from fedrank.experiments.spec.families import hints_of
 from fedrank.experiments.spec.grid import read_tables
-from fedrank.files import Locked, is_locked, is_plain, parse_json, read_bytes, told, write_atomic
+from fedrank.files import Locked, error_message, is_locked, is_plain, parse_json, read_bytes, write_atomic
 from fedrank.ranking.cuda.choice import check_device
 from fedrank.toml import parse_toml
 from fedrank.value_checks import at_least, checked
@@ -117,7 +117,7 @@ def do_remote_task(text: str) -> tuple[str, str]:
     try:
         task = _task_of(remote)
     except (ValueError, OSError, ImportError) as problem:
-        return REFUSED, f"{here}: {told(problem)}"  # prose: ok
+        return REFUSED, f"{here}: {error_message(problem)}"  # prose: ok
     with stop_requested(ENDS, again=False) as ends:
         wanted = RequestedRun(folder, remote.token)
         return _in_turn(task, remote.threads, lambda: ends() or not wanted(), here)
@@ -184,7 +184,7 @@ def _in_turn(task: Task, threads: int, stop: Callable[[], bool], here: str) -> t
                 except Locked:
                     pass
                 except OSError as problem:
-                    return "failed", f"{here}: {told(problem)}"  # prose: ok
+                    return "failed", f"{here}: {error_message(problem)}"  # prose: ok
             if time.monotonic() > deadline:
                 return BUSY, f"another process is working on {task.folder}"
             time.sleep(SECONDS_BETWEEN_LOOKS)

@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.display import DisplayMixin, as_rows, number
+from fedrank.display import DisplayMixin, as_rows, count_of
 from fedrank.experiments.runner.cards import read_card
 from fedrank.experiments.runner.folder import FORMAT, STATES, Card, Facts, Receipt, checkpoint_round, read_json
 from fedrank.experiments.runner.frames import framed
 from fedrank.experiments.spec.experiment import Experiment
 from fedrank.experiments.spec.families import with_new_names
 from fedrank.experiments.spec.grid import read_tables
-from fedrank.files import is_alive, is_locked, locked, opened, read_bytes, read_text, told
+from fedrank.files import error_message, is_alive, is_locked, locked, opened, read_bytes, read_text
 from fedrank.names import did_you_mean
 from fedrank.privacy.ledger import CHANGED, PARTICIPANTS
 from fedrank.privacy.population import FORGOTTEN, LEDGER
@@ -125,7 +125,7 @@ class Run(DisplayMixin, Facts):
     @property
     def spec(self) -> Experiment:
         """The spec of the run. Its data may be missing by now, and external code is not imported."""
-        grid = read_tables(with_new_names(read_toml(self.path / "spec.toml")), here=False)
+        grid = read_tables(with_new_names(read_toml(self.path / "spec.toml")), full_check=False)
         spec: Experiment = grid.base
         return spec
 
@@ -205,7 +205,7 @@ class Run(DisplayMixin, Facts):
                 self.queries  # noqa: B018
             self.nothing, self.model, self.seconds  # noqa: B018
         except (OSError, ValueError) as problem:
-            return self.broken(told(problem))
+            return self.broken(error_message(problem))
         return self
 
     def broken(self, reason: str) -> Run:
@@ -290,7 +290,7 @@ class Runs:
                     if len({column for column, _ in columns}) == 1:
                         row[columns[0][0]] = f"{np.mean([value for _, value in columns]):.4f}"
             rows.append(row)
-        return as_rows(f"{number(len(self), 'run')}{': ' * bool(rows)}{self._tally}", rows)
+        return as_rows(f"{count_of(len(self), 'run')}{': ' * bool(rows)}{self._tally}", rows)
 
     @property
     def finished(self) -> Runs:
@@ -538,7 +538,7 @@ def _load(path: Path) -> Run:
     except KeyError as missing:
         return run.broken(f"run.json lacks {missing}")
     except (OSError, ValueError, TypeError, AttributeError) as problem:
-        return run.broken(told(problem))
+        return run.broken(error_message(problem))
     return run
 
 

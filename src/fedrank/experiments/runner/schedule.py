@@ -31,7 +31,7 @@ from fedrank.experiments.spec.experiment import Experiment, to_toml
 from fedrank.experiments.spec.families import with_new_names
 from fedrank.experiments.spec.grid import Grid
 from fedrank.experiments.spec.kinds import KINDS
-from fedrank.files import read_text, told, write_atomic
+from fedrank.files import error_message, read_text, write_atomic
 from fedrank.progress import Progress, here, show_warnings_as_notes, shown_notes
 from fedrank.ranking.cuda.choice import DEVICES, check_device
 from fedrank.toml import parse_toml
@@ -224,7 +224,7 @@ def _performed(task: Task, threads: int, tell: Callable[[News], None], stop: Cal
     try:
         return perform(task, threads, tell, stop), ""
     except OSError as problem:  # the other runs continue: their folders may be elsewhere
-        return "failed", told(problem)
+        return "failed", error_message(problem)
 
 
 @dataclass

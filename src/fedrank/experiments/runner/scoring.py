@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.data.catalog import CATALOG, load
-from fedrank.data.letor import read_comments
+from fedrank.data.judged_files import comments_of
 from fedrank.data.log_fold import TEST_SHARE, log_part
 from fedrank.data.logs import SearchLog, load_log, pairs_of
 from fedrank.data.normalise import normalise
@@ -119,7 +119,7 @@ def _document_ids(data: str, read: RankingData) -> list[str]:
     """Ids from the comments of the file if there are any, else query-position."""
     named: list[str] = []
     if Path(data).is_file():
-        named = [_id_in(comment) for comment in read_comments(data)]
+        named = [_id_in(comment) for comment in comments_of(data, read.documents) or []]
     elif Path(data).is_dir():
         log, rows = _latest(data)
         known = log.document[pairs_of(log, rows)]

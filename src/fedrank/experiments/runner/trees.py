@@ -28,7 +28,7 @@ from fedrank.files import write_atomic
 from fedrank.ranking.baseline_ranking import BaselineRanking
 from fedrank.ranking.measures import Evaluator, average
 from fedrank.trees.arrays import Trees
-from fedrank.trees.boosters import MEASURE, Booster, Lambdamart, Past, Step, best_size
+from fedrank.trees.boosters import MEASURE, Booster, BoosterState, Lambdamart, Step, best_size
 from fedrank.trees.forest import make_forest, save_forest
 from fedrank.trees.selection import Selected
 from fedrank.trees.tuning import best_of, tune
@@ -60,8 +60,8 @@ def _perform_forest(
         forest.add(step, evaluate=(len(forest.trees) + 1) % experiment.evaluate_every == 0)
         writer.quality = forest.quality
         writer.after_round(len(forest.trees), last, forest.parts)
-    size, values = forest.best, np.concatenate([forest.per_query(), *forest.cut()])
-    blank = [float("nan")] * (len(values) - len(experiment.measures))  # forests of fixed sizes are in the last row
+    size, values = forest.best, np.concatenate([forest.per_query(), *forest.quality_by_size()])
+    blank = [float("nan")] * (len(values) - len(experiment.measures))  # only the last row has values for fixed sizes
     measured = {number: [*each, *blank] for number, each in forest.values.items()} | {size: average(values).tolist()}
     for number in range(1, size + 1):
         writer.add(number, values=measured.get(number))
@@ -89,7 +89,7 @@ class _Growing:
         self, train: RankingData, evaluator: Evaluator, sizes: Sequence[int], checkpoint: Mapping[str, Any] | None
     ) -> None:
         self.train, self.evaluator, self.sizes = train, evaluator, sizes
-        self._cut: dict[int, NDArray[np.float64]] = {}  # size -> [measures, queries]
+        self._quality_by_size: dict[int, NDArray[np.float64]] = {}  # size -> [measures, queries]
         self.trees: list[str] = []
         self.validation: list[float] = []  # [trees]: nDCG@10
         self.values: dict[int, list[float]] = {}  # size of the forest -> measures on the evaluation queries
@@ -97,11 +97,11 @@ class _Growing:
         self._scores = np.zeros(evaluator.data.documents)
         self._best: tuple[float, NDArray[np.float64]] = (-np.inf, self._scores)
         if checkpoint is not None:
-            self._take_up(checkpoint)
+            self._resume(checkpoint)
 
     @property
-    def past(self) -> Past:
-        return Past(tuple(self.trees), tuple(self.validation))
+    def past(self) -> BoosterState:
+        return BoosterState(tuple(self.trees), tuple(self.validation))
 
     @property
     def best(self) -> int:
@@ -117,10 +117,10 @@ class _Growing:
         """[measures, queries] of the forest of the best size."""
         return self.evaluator.per_query_of_scores(self._best[1])
 
-    def cut(self) -> Iterator[NDArray[np.float64]]:
+    def quality_by_size(self) -> Iterator[NDArray[np.float64]]:
         """[measures, queries] of the forest of each size; NaN if it did not grow that far."""
         unknown = np.full_like(self.per_query(), np.nan)
-        return (self._cut.get(size, unknown) for size in self.sizes)
+        return (self._quality_by_size.get(size, unknown) for size in self.sizes)
 
     def add(self, step: Step, evaluate: bool) -> None:
         """Add one tree."""
@@ -140,7 +140,7 @@ class _Growing:
         if np.isnan(quality) or quality > self._best[0]:  # the final model may end here
             self._best = (quality, self._scores.copy())
         if len(self.trees) in self.sizes:
-            self._cut[len(self.trees)] = self.evaluator.per_query_of_scores(self._scores)
+            self._quality_by_size[len(self.trees)] = self.evaluator.per_query_of_scores(self._scores)
 
     def parts(self) -> dict[str, Any]:
         """The complete state, for a checkpoint."""
@@ -148,7 +148,7 @@ class _Growing:
         grown = {"trees": self.trees, "validation": self.validation, "values": self.values}
         return {"grown": grown} | {f"selected.{name}": array for name, array in chosen.items()}
 
-    def _take_up(self, checkpoint: Mapping[str, Any]) -> None:
+    def _resume(self, checkpoint: Mapping[str, Any]) -> None:
         chosen = {
             name.removeprefix("selected."): part for name, part in checkpoint.items() if name.startswith("selected.")
         }

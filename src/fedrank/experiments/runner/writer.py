@@ -31,7 +31,7 @@ from fedrank.experiments.runner.cards import issued, versions
 from fedrank.experiments.runner.folder import Card, Facts, cell, table
 from fedrank.experiments.runner.provenance import known
 from fedrank.experiments.spec.experiment import Experiment, to_toml
-from fedrank.files import for_owner, is_plain, naming, opened, parse_json, write_atomic
+from fedrank.files import add_path_to_errors, for_owner, is_plain, opened, parse_json, write_atomic
 from fedrank.privacy.population import FOLDER, now
 from fedrank.ranking.baseline_ranking import BaselineRanking
 from fedrank.ranking.measures import MODELS, measure
@@ -174,7 +174,7 @@ class RunWriter:
 
     def __exit__(self, *problem: object) -> None:
         if self._file is not None:
-            with naming(self.folder / "rounds.csv"):
+            with add_path_to_errors(self.folder / "rounds.csv"):
                 self._file.close()
 
     def origin(self, data: str) -> dict[str, Any]:
@@ -229,7 +229,7 @@ class RunWriter:
                 (self.folder / old).unlink(missing_ok=True)
             columns = ["round", *["online"] * online, "interactions", "bytes_up", "bytes_down"]
             self._file = open(path, "w+b", opener=for_owner)  # noqa: SIM115
-            with naming(path):
+            with add_path_to_errors(path):
                 self._file.write((",".join([*columns, *self._measures, *["reward"] * reward]) + "\n").encode())
         self._began = self._clock = self._saved = time.monotonic()
         self._cpu, self._pause = time.process_time(), SECONDS_BETWEEN_CHECKPOINTS
@@ -345,13 +345,13 @@ class RunWriter:
         self.totals = replace(self.totals, seconds=seconds, cpu_seconds=cpu_seconds)
         self._clock, self._cpu = clock, cpu
         assert self._file is not None
-        with naming(self.folder / "rounds.csv"):
+        with add_path_to_errors(self.folder / "rounds.csv"):
             self._file.write("".join(row + "\n" for row in self._rows).encode())
             self._file.flush()
             os.fsync(self._file.fileno())
         self._rows.clear()
         timing = self.folder / "timing.csv"
-        with naming(timing), timing.open("a", encoding="utf-8") as file:
+        with add_path_to_errors(timing), timing.open("a", encoding="utf-8") as file:
             if file.tell() == 0:
                 file.write("round,seconds,cpu_seconds\n")
             file.write(f"{round},{seconds:.3f},{cpu_seconds:.3f}\n")

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from fedrank.experiments.spec.families import FAMILIES, Family, SpecSection, default_of, hints_of, is_required, name_of
 from fedrank.experiments.spec.kinds import KINDS
-from fedrank.experiments.spec.listing import comments_of, first_sentence
+from fedrank.experiments.spec.listing import comments_of, summary_of
 from fedrank.names import did_you_mean
 from fedrank.toml import shown
 
@@ -98,7 +98,7 @@ def _body(kind: str) -> Iterator[str]:
 
 
 def _section(name: str, kind: type, begin: Mapping[str, Any]) -> Iterator[str]:
-    yield f"# {first_sentence(kind)}"
+    yield f"# {summary_of(kind)}"
     yield f"[{name}]"
     later: list[str] = []
     for field in dataclasses.fields(kind):
@@ -123,7 +123,7 @@ def _method(location: str, family: Family, name: str | None, comment: str, begin
         yield f'# name = "{next(iter(family.methods))}"'
         return
     kind = family.methods[name]
-    yield f'name = "{name}"  # {first_sentence(kind)}'
+    yield f'name = "{name}"  # {summary_of(kind)}'
     for field in dataclasses.fields(kind):
         if field.init and _plain_hint(hints_of(kind)[field.name]) not in FAMILIES:
             yield _line(field, comments_of(kind).get(field.name, ""), begin.get(f"{location}.{field.name}"))

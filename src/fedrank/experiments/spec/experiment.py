@@ -75,16 +75,16 @@ class Experiment(ABC):
 
     @classmethod
     def read(
-        cls: type[E], tables: TomlTable, problems: list[str], known: Iterable[str] = (), here: bool = True
+        cls: type[E], tables: TomlTable, problems: list[str], known: Iterable[str] = (), full_check: bool = True
     ) -> E | None:
         """Build an experiment from the tables of its TOML. Problems are appended, and the result is then None.
 
-        `here=False` is for a finished run, whose values were valid when it ran: only the structure is checked.
+        `full_check=False` is for a finished run, whose values were valid when it ran: only the structure is checked.
         """
         before = len(problems)
-        values = read_fields(cls, tables, "", problems, known=known, here=here)
+        values = read_fields(cls, tables, "", problems, known=known, full_check=full_check)
         cls.complete(values, tables, problems)
-        if here:
+        if full_check:
             fields = {field.name: field for field in dataclasses.fields(cls)}
             defaults = {name: None if is_required(field) else default_of(field) for name, field in fields.items()}
             unusable = set(tables) - set(values)  # these have been reported already

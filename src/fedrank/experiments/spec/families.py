@@ -124,11 +124,11 @@ class ExternalMethod:
     needs: tuple[str, ...] = ()  # external methods among its settings, each with its key; empty: it is external itself
 
 
-def build(protocol: Any, given: Any, location: str, here: bool = True) -> Any:
+def build(protocol: Any, given: Any, location: str, full_check: bool = True) -> Any:
     """Build the method that a name, or a table with a name and settings, describes. Each problem is one line.
 
-    With `here=False`, external code is not imported: the spec comes from a finished run, whose folder may have been
-    written on another machine and is not trusted.
+    With `full_check=False`, external code is not imported: the spec comes from a finished run, whose folder may have
+    been written on another machine and is not trusted.
     """
     family = FAMILIES.get(protocol) or OTHER_FAMILIES[protocol]
     table = {"name": given} if isinstance(given, str) else given
@@ -139,12 +139,12 @@ def build(protocol: Any, given: Any, location: str, here: bool = True) -> Any:
         raise ValueError(_no_name(family, table, location))
     if ":" not in table["name"] and table["name"] not in family.methods:  # it may be from a plug-in
         table = {**table, "name": plugins.methods().get(f"{family.name}.{table['name']}", table["name"])}
-    if not here and ":" in table["name"]:
+    if not full_check and ":" in table["name"]:
         return ExternalMethod(dict(table))
     kind = _class_for(protocol, table["name"], location)
     problems: list[str] = []
     settings = {key: value for key, value in table.items() if key != "name"}
-    values = read_fields(kind, settings, location, problems, of=table["name"], here=here)
+    values = read_fields(kind, settings, location, problems, of=table["name"], full_check=full_check)
     if problems:
         raise ValueError("\n".join(problems))
     if any(isinstance(value, ExternalMethod) for value in values.values()):
@@ -163,7 +163,7 @@ def read_fields(
     *,
     of: str = "",  # the name of the method; empty for a section
     known: Iterable[str] = (),  # other valid keys, for suggestions
-    here: bool = True,
+    full_check: bool = True,
 ) -> TomlTable:
     """The valid values of a table by field name; problems with the others are appended to `problems`."""
     if not isinstance(table, Mapping):
@@ -185,7 +185,7 @@ def read_fields(
             problems.append(f"{at}: {what}{did_you_mean(key, names) if names else '; it has no settings'}")
             continue
         with noting(problems):
-            read = _read(hints_of(kind)[key], value, at, problems, here)
+            read = _read(hints_of(kind)[key], value, at, problems, full_check)
             if read is not None:
                 values[key] = read
     for name, field in fields.items():
@@ -195,30 +195,30 @@ def read_fields(
     return values
 
 
-def _read(hint: Any, value: Any, location: str, problems: list[str], here: bool) -> Any:
+def _read(hint: Any, value: Any, location: str, problems: list[str], full_check: bool) -> Any:
     """Read the value of a field: a method, a section, a list of sections, or a plain value."""
     [only, *more] = [each for each in get_args(hint) if each is not NoneType] or [hint]
     plain = only if NoneType in get_args(hint) and not more else hint
     if plain in FAMILIES:
-        return build(plain, value, location, here)
+        return build(plain, value, location, full_check)
     if isinstance(plain, type) and issubclass(plain, SpecSection):
-        return _read_section(plain, value, location, problems, here)
+        return _read_section(plain, value, location, problems, full_check)
     if get_origin(plain) is tuple and isinstance(only, type) and issubclass(only, SpecSection):
         if not isinstance(value, list):
             raise ValueError(f"{location}: {shown(value)} is not a list of tables; write [[{location}]]")
-        return tuple(_read_section(only, row, f"{location}[{i}]", problems, here) for i, row in enumerate(value))
+        return tuple(_read_section(only, row, f"{location}[{i}]", problems, full_check) for i, row in enumerate(value))
     return checked(hint, value, location)
 
 
 def _read_section(
-    kind: type[SpecSection], table: Any, location: str, problems: list[str], here: bool
+    kind: type[SpecSection], table: Any, location: str, problems: list[str], full_check: bool
 ) -> SpecSection | None:
     before = len(problems)
-    values = read_fields(kind, table, location, problems, here=here)
+    values = read_fields(kind, table, location, problems, full_check=full_check)
     if len(problems) > before:
         return None
     section = kind(**values)
-    problems += section.problems() if here else []
+    problems += section.problems() if full_check else []
     return section if len(problems) == before else None
 
 

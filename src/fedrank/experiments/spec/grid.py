@@ -141,23 +141,23 @@ class Grid(DisplayMixin, Generic[E]):
         return write_toml(self.tables)
 
 
-def read_tables(tables: TomlTable, here: bool = True) -> Grid[Any]:
+def read_tables(tables: TomlTable, full_check: bool = True) -> Grid[Any]:
     """Build a grid from the tables of its TOML; all problems are reported together.
 
-    `here=False` is for the spec of a finished run: its files may be missing, its code is not imported, and its claims
-    may be about variants that were added by a report.
+    `full_check=False` is for the spec of a finished run: its files may be missing, its code is not imported, and its
+    claims may be about variants that were added by a report.
     """
     problems: list[str] = []
     own = {key: value for key, value in tables.items() if key not in ABOUT}
-    base = _spec_of(own).read(own, problems, ABOUT, here)
-    about = _read_about({key: value for key, value in tables.items() if key in ABOUT}, problems, here)
+    base = _spec_of(own).read(own, problems, ABOUT, full_check)
+    about = _read_about({key: value for key, value in tables.items() if key in ABOUT}, problems, full_check)
     rows = rows_of(about.vary, about.variants)
     variants: list[Variant[Any]] = [Variant("only", {}, base)]  # type: ignore[type-var]
     if about.vary or about.variants:
-        variants, wrong = _expand(own, rows, here)
+        variants, wrong = _expand(own, rows, full_check)
         # A problem that all variants inherit is reported once.
         problems += [line for line in wrong if line.partition(": ")[2] not in problems]
-    if here:
+    if full_check:
         problems += _unknown(about, [row.folder for row in rows], measured(own))
     if problems or base is None:
         raise SpecError(problems)
@@ -166,7 +166,7 @@ def read_tables(tables: TomlTable, here: bool = True) -> Grid[Any]:
 
 def refuse_code_from_outside(tables: TomlTable) -> None:
     """Raise an error before a spec imports code from outside fedrank."""
-    grid = read_tables(tables, here=False)
+    grid = read_tables(tables, full_check=False)
     named = [line for one in (grid.base, *(v.experiment for v in grid.variants)) for line in code_from_outside(one)]
     if named:
         raise SpecError(
@@ -182,10 +182,10 @@ def _spec_of(tables: TomlTable) -> type[Experiment]:
     return KINDS[kind].spec
 
 
-def _read_about(tables: TomlTable, problems: list[str], here: bool) -> About:
+def _read_about(tables: TomlTable, problems: list[str], full_check: bool) -> About:
     """The keys about all experiments together, without invalid ones."""
     plain = {key: value for key, value in tables.items() if key not in _TABLES}
-    values = read_fields(About, plain, "", problems, here=here)
+    values = read_fields(About, plain, "", problems, full_check=full_check)
     for key, (read, example) in _TABLES.items():
         given = tables.get(key, {})
         with noting(problems):
@@ -282,7 +282,7 @@ def rows_of(vary: TomlTable, variants: TomlTable) -> list[Row]:
     return [Row(*row, folder) for row, folder in zip(found, folders, strict=True)]
 
 
-def _expand(base: TomlTable, rows: Sequence[Row], here: bool) -> tuple[list[Variant[Any]], list[str]]:
+def _expand(base: TomlTable, rows: Sequence[Row], full_check: bool) -> tuple[list[Variant[Any]], list[str]]:
     """The variants of an experiment, and the problems with them."""
     found: list[Variant[Any]] = []
     problems: list[str] = []
@@ -297,7 +297,7 @@ def _expand(base: TomlTable, rows: Sequence[Row], here: bool) -> tuple[list[Vari
                 if key.partition(".")[0] in (*ABOUT, "seeds") or key == "data.folds":
                     raise ValueError(f"{key}: must be the same for all variants; set it at the top level")
                 put(changed, key.split("."), copy.deepcopy(value))
-            experiment = _spec_of(changed).read(changed, wrong, here=here)
+            experiment = _spec_of(changed).read(changed, wrong, full_check=full_check)
             named = {"variants": row.name} if row.name and row.settings else {}
             found.append(Variant(row.folder, named | row.settings, experiment, row.name))
         for line in wrong:

@@ -35,7 +35,7 @@ class ListedMethod:
 
     family: str
     name: str
-    meaning: str  # the first sentence of its docstring
+    meaning: str  # the first paragraph of its docstring
     settings: tuple[ListedSetting, ...] = ()
     text: str = ""  # the whole docstring, with references
 
@@ -46,17 +46,17 @@ class ListedMethod:
 def methods() -> list[ListedMethod]:
     """All methods that a spec can name."""
     rows = [
-        ListedMethod(family.name, name, first_sentence(kind), _settings(kind), inspect.getdoc(kind) or "")
+        ListedMethod(family.name, name, summary_of(cls), _settings(cls), inspect.getdoc(cls) or "")
         for family in FAMILIES.values()
-        for name, kind in family.methods.items()
+        for name, cls in family.methods.items()
     ]
     known = {(row.family, row.name) for row in rows}
     for full, home in plugins.methods().items():
         family, _, name = full.partition(".")
         if family in {one.name for one in FAMILIES.values()} and (family, name) not in known:
             rows.append(ListedMethod(family, name, f"Method of a plug-in: {home}"))
-    for kind, names in LISTS.items():
-        rows += [ListedMethod(kind, name, meaning) for name, meaning in names.items()]
+    for family, names in LISTS.items():
+        rows += [ListedMethod(family, name, meaning) for name, meaning in names.items()]
     return rows
 
 
@@ -85,16 +85,16 @@ def search(word: str | None = None, name: str | None = None) -> list[ListedMetho
     return found
 
 
-def first_sentence(kind: type) -> str:
+def summary_of(cls: type) -> str:
     """The first paragraph of the docstring of a class."""
-    return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
+    return " ".join((cls.__doc__ or "").split("\n\n")[0].split())
 
 
-def _settings(kind: type) -> tuple[ListedSetting, ...]:
-    comments = comments_of(kind)
+def _settings(cls: type) -> tuple[ListedSetting, ...]:
+    comments = comments_of(cls)
     rows = []
-    for field in dataclasses.fields(kind):
-        hint = hints_of(kind)[field.name]
+    for field in dataclasses.fields(cls):
+        hint = hints_of(cls)[field.name]
         value = None if is_required(field) else default_of(field)
         if hint in FAMILIES:
             what, default = FAMILIES[hint].name, "" if value is None else name_of(value)
@@ -104,18 +104,18 @@ def _settings(kind: type) -> tuple[ListedSetting, ...]:
     return tuple(rows)
 
 
-def comments_of(kind: type) -> dict[str, str]:
+def comments_of(cls: type) -> dict[str, str]:
     """Comments behind the fields of a class: they are the documentation of the settings."""
     found: dict[str, str] = {}
-    for base in kind.__mro__[-2::-1]:  # from the most general class, without `object`
+    for base in cls.__mro__[-2::-1]:  # from the most general class, without `object`
         found |= _own_comments(base)
     return found
 
 
 @cache
-def _own_comments(kind: type) -> dict[str, str]:
+def _own_comments(cls: type) -> dict[str, str]:
     try:
-        lines = textwrap.dedent(inspect.getsource(kind)).splitlines()
+        lines = textwrap.dedent(inspect.getsource(cls)).splitlines()
     except (OSError, TypeError):
         return {}
     body = ast.parse("\n".join(lines)).body[0]

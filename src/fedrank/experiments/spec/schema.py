@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from fedrank.experiments.spec.families import FAMILIES, SpecSection, default_of, hints_of, is_required, name_of
 from fedrank.experiments.spec.grid import About
 from fedrank.experiments.spec.kinds import KINDS
-from fedrank.experiments.spec.listing import comments_of, first_sentence
+from fedrank.experiments.spec.listing import comments_of, summary_of
 from fedrank.value_checks import Limit
 
 Schema = dict[str, Any]
@@ -56,7 +56,7 @@ def _name(methods: Any) -> Schema:
 
 def _method(name: str, kind: type) -> Schema:
     table = _table(kind)
-    named = {"name": {"const": name, "description": first_sentence(kind)}}
+    named = {"name": {"const": name, "description": summary_of(kind)}}
     return table | {"properties": named | table["properties"], "required": ["name", *table["required"]]}
 
 

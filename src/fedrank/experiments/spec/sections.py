@@ -25,7 +25,7 @@ class DataSpec(SpecSection):
     """The data set: a name of the catalog, files, a click log, or a text collection."""
 
     name: str | None = None
-    train: str | None = None  # LETOR file
+    train: str | None = None  # file of judged queries, such as LETOR
     test: str | None = None
     validation: str | None = None
     # For files: the number of features; None: the highest index in them, up to 10,000. For a log or a collection: the

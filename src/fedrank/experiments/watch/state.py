@@ -25,39 +25,39 @@ from fedrank.experiments.spec.kinds import KINDS
 from fedrank.files import opened, read_text
 from fedrank.toml import parse_toml
 
-SECONDS_BETWEEN_LOOKS = 1.0  # however many tabs ask
+SECONDS_BETWEEN_LOOKS = 1.0  # minimum seconds between two readings, for all tabs
 PREVIEW_LINES = 8  # variants drawn in the overview
 PREVIEW_SIZE = (120.0, 32.0)  # width and height of a preview in pixels
-LINES = 24  # runs that are drawn one by one; of more, one for each variant
+LINES = 24  # maximum number of runs that are drawn individually; above it, one per variant
 MAX_LOG_LENGTH = 40_000  # bytes of a traceback, the last ones
 
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """A run, and how far it is."""
+    """A run and its progress."""
 
     id: str
     run: Run
     measure: str
-    quality: float  # up to now; NaN before the first evaluation
-    seconds: float  # on the clock; NaN before the first checkpoint
+    quality: float  # so far; NaN before the first evaluation
+    seconds: float  # wall-clock time; NaN before the first checkpoint
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Estimated remaining seconds of a running run; NaN if unknown."""
         if self.run.status != "running" or not self.run.round:
             return math.nan
         return self.seconds / self.run.round * (self.run.asked - self.run.round)
 
     @property
-    def whole(self) -> float:
-        """Seconds from its first round to its last, as far as they are known."""
-        return self.seconds if self.run.status == "finished" else self.seconds + self.left
+    def total_seconds(self) -> float:
+        """Estimated seconds from the first round to the last; NaN if unknown."""
+        return self.seconds if self.run.status == "finished" else self.seconds + self.seconds_left
 
 
 @dataclass(frozen=True)
 class WatchedExperiment:
-    """All runs of one experiment, those that have no folder yet included."""
+    """All runs of one experiment, including those without a folder."""
 
     id: str
     name: str
@@ -65,11 +65,11 @@ class WatchedExperiment:
     folder: Path
     kind: str
     runs: tuple[WatchedRun, ...]
-    asked: int  # runs; as many as there are where what was asked cannot be read
+    asked: int  # planned runs; if the spec is unreadable, the runs found
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many are in each state, those that have not begun last."""
+        """Number of runs in each state; runs that have not begun are last."""
         found = Counter(one.run.status for one in self.runs)
         counts = {state: found[state] for state in STATES}
         return counts | {"not begun": max(0, self.asked - len(self.runs))}
@@ -81,14 +81,14 @@ class WatchedExperiment:
         return sum(shares) / max(self.asked, len(self.runs), 1)
 
     @property
-    def left(self) -> float:
+    def seconds_left(self) -> float:
         """Estimated seconds until all runs are finished, with as many in parallel as now; NaN if unknown."""
         running = [one for one in self.runs if one.run.status == "running"]
-        known = [one.whole for one in self.runs if not math.isnan(one.whole)]
+        known = [one.total_seconds for one in self.runs if not math.isnan(one.total_seconds)]
         if not running or not known:
             return math.nan
         usual = sum(known) / len(known)
-        now = sum(usual if math.isnan(one.left) else one.left for one in running)
+        now = sum(usual if math.isnan(one.seconds_left) else one.seconds_left for one in running)
         return (now + usual * self.counts["not begun"]) / len(running)
 
     @property
@@ -123,7 +123,7 @@ class Watched:
     _when: float = -math.inf
 
     def look(self) -> tuple[WatchedExperiment, ...]:
-        """Every experiment; those with a running run first, then as they were found."""
+        """Return all experiments; those with a running run first."""
         with self._turn:
             if self.clock() - self._when >= SECONDS_BETWEEN_LOOKS:
                 there = [folder for folder in self.folders if folder.is_dir()]  # one may be deleted meanwhile
@@ -142,7 +142,7 @@ class Watched:
 def _experiment(runs: Runs) -> WatchedExperiment:
     first, grid = runs[0], None
     with suppress(OSError, ValueError):  # there may be none, or one of a newer fedrank
-        grid = read_tables(parse_toml(read_text(first.folder / "experiment.toml")), here=False)
+        grid = read_tables(parse_toml(read_text(first.folder / "experiment.toml")), full_check=False)
     asked = len(runs) if grid is None else max(len(runs), len(grid.variants) * len(grid.repeats()))
     return WatchedExperiment(
         _id(first.folder),
@@ -156,7 +156,7 @@ def _experiment(runs: Runs) -> WatchedExperiment:
 
 
 def _in_order(runs: Runs, grid: Grid[Any] | None) -> list[Run]:
-    """As variants were asked for."""
+    """Return the runs in the order of the variants in the spec."""
     positions = {name: position for position, name in enumerate([] if grid is None else grid.names)}
     return sorted(runs, key=lambda run: (positions.get(run.variant, len(positions)), run.variant, run.repeat))
 
@@ -188,7 +188,7 @@ def log_of(run: Run) -> str:
 
 
 def charts(experiments: Sequence[WatchedExperiment], only: WatchedRun | None = None) -> list[dict[str, Any]]:
-    """Learning curves so far, a chart for each measure and one for online quality, as a page's script takes them."""
+    """Return the learning curves for the script of a page: one chart per measure, and one for online quality."""
     from fedrank.experiments.report.figures import line_look  # matplotlib is slow to import
 
     drawn: dict[str, list[dict[str, Any]]] = {}
@@ -236,7 +236,7 @@ def preview(experiment: WatchedExperiment) -> list[dict[str, str]]:
 
 
 def _lines(runs: Sequence[WatchedRun], many: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The curves of a variant: of each run, or, of many, of the one that came farthest."""
+    """Yield the curves of a variant: of each run, or only of the run with the most rounds if there are many."""
     chosen = [max(runs, key=lambda one: one.run.round)] if many and runs else runs
     for one in chosen:
         name = f"fold {one.run.fold}, seed {one.run.seed}"

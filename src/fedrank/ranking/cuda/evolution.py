@@ -1,4 +1,4 @@
-"""FOLtR-ES on a GPU: one warp per client with a linear ranker, one crew of warps per client with a neural one."""
+"""FOLtR-ES on a GPU: one warp per client with a linear ranker, one group of warps per client with a neural one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.kernels.devices import Device
-from fedrank.ranking.cuda.neural import Crews, crew_desk, crew_room, widened
+from fedrank.ranking.cuda.neural import WarpGroups, group_global_bytes, group_shared_bytes, widened
 from fedrank.ranking.cuda.pdgd import SHORT, SHOWN, TASK, PdgdOnDevice
 from fedrank.ranking.evolution import MESSAGE, Evolution, keys_of
 from fedrank.seeds import Chance
@@ -25,7 +25,7 @@ EVOLUTION_TASK = np.dtype(
 )
 
 
-def linear_room(features: int, longest: int) -> int:
+def linear_shared_bytes(features: int, longest: int) -> int:
     """Bytes per warp, in the layout of `furnish_player` in kernels/evolution.cu."""
     at_least = max(longest, SHOWN)
     parts = (4 * (features + 8), 8 * features, 8 * at_least, 4 * longest, 4 * at_least, 12 * SHOWN)
@@ -43,23 +43,23 @@ class EvolutionOnDevice(PdgdOnDevice):
         self.task = widened(self.task, EVOLUTION_TASK)
         self.task["hidden"], self.task["clicked_dcg"] = learner.ranker.hidden, learner.reward == "dcg"
         self.task["deviation"], self.task["truth"] = learner.deviation, learner.truth
-        self._told: tuple[Any, Any, Any] | None = None  # rewards, seeds, means
+        self._outputs: tuple[Any, Any, Any] | None = None  # rewards, seeds, means
 
-    def _room(self) -> int:
-        return linear_room(self.features, int(self.clients.data.longest))
+    def _shared_bytes(self) -> int:
+        return linear_shared_bytes(self.features, int(self.clients.data.longest))
 
     def _settings(self) -> dict[str, float]:
         return {}
 
     def _begin(self, chance: Chance, correction: LocalCorrection, count: int) -> None:
         device = self.device
-        if self._told is None or len(self._told[0]) < count:
-            self._told = (
+        if self._outputs is None or len(self._outputs[0]) < count:
+            self._outputs = (
                 device.empty((count,), np.float64),
                 device.empty((count,), np.uint64),
                 device.empty((count, 2), np.float32),
             )
-        for name, array in zip(("rewards", "seeds", "means"), self._told, strict=True):
+        for name, array in zip(("rewards", "seeds", "means"), self._outputs, strict=True):
             self.task[name] = device.address(array)
         self.task["key"], self.task["noise_key"], self.task["answer_key"] = keys_of(chance)
         self._loop = "evolution_clients_short" if self.clients.data.longest <= SHORT else "evolution_clients"
@@ -69,32 +69,32 @@ class EvolutionOnDevice(PdgdOnDevice):
     ) -> Learned:
         updates, _ = self.learn(start, chance, present, correction)
         count = len(updates)
-        assert self._told is not None
-        _, seeds, means = (self.device.get(each[:count]) for each in self._told)
+        assert self._outputs is not None
+        _, seeds, means = (self.device.get(each[:count]) for each in self._outputs)
         sent = np.empty(count, dtype=MESSAGE)
         sent["seed"], sent["plus"], sent["minus"] = seeds, means[:, 0], means[:, 1]
         return Learned(self.device.get(updates), self._observed(count), sent=sent)
 
     def _observed(self, count: int) -> Observed:
-        assert self._told is not None
-        return Observed(self.device.get(self._online[:count]), self.device.get(self._told[0][:count]))
+        assert self._outputs is not None
+        return Observed(self.device.get(self._online[:count]), self.device.get(self._outputs[0][:count]))
 
 
-class CrewsPlay(EvolutionOnDevice):
+class NeuralEvolutionOnDevice(EvolutionOnDevice):
     """The same for a neural ranker."""
 
     tight = False
 
     def __init__(self, device: Device, learner: Evolution, clients: SimulatedClients) -> None:
         super().__init__(device, learner, clients)
-        desk = crew_desk(self.width, learner.ranker.hidden, int(clients.data.longest), clipped=False)
-        self._crews = Crews(device, self.room, desk)
-        self._crews.fill(self.task)
+        global_bytes = group_global_bytes(self.width, learner.ranker.hidden, int(clients.data.longest), clipped=False)
+        self._groups = WarpGroups(device, self.shared_bytes, global_bytes)
+        self._groups.fill(self.task)
 
-    def _room(self) -> int:
-        return crew_room(self.features, self.learner.ranker.hidden, int(self.clients.data.longest))
+    def _shared_bytes(self) -> int:
+        return group_shared_bytes(self.features, self.learner.ranker.hidden, int(self.clients.data.longest))
 
     def _learn(self, first: int, last: int) -> None:
         task = self.task.copy()
         task["first"], task["taking_part"] = first, last
-        self._crews.begin("evolution_crews", task, last - first)
+        self._groups.begin("evolution_crews", task, last - first)

@@ -90,7 +90,7 @@ class EvaluatorOnDevice:
         skipped = np.array([each.empty == "skip" for each in evaluator.parsed])
         self._counted = np.where(skipped, int(np.count_nonzero(settings.relevant)), data.queries)
         self._chunks = _chunks(self._offsets)
-        self._room: tuple[int, Any, Any] | None = None
+        self._buffers: tuple[int, Any, Any] | None = None
 
     def __call__(self, weights: Weights, ranker: Ranker) -> Values:
         """Return averages over queries, as `Evaluator` does: [measures, models], or [measures] for one vector."""
@@ -107,9 +107,9 @@ class EvaluatorOnDevice:
         """[measures, models]: sums over queries; None if a score is NaN."""
         device, count, measures = self.device, len(models), len(self._counted)
         across = max(8, 2 * -(-count // 16))  # columns of threads, with eight models each
-        if self._room is None or self._room[0] != count:
+        if self._buffers is None or self._buffers[0] != count:
             longest = max(int(self._offsets[last] - self._offsets[first]) for first, last in self._chunks)
-            self._room = (
+            self._buffers = (
                 count,
                 device.empty((longest, 8 * across), np.float32),
                 device.empty((measures, count, len(self._offsets) - 1), np.float64),
@@ -117,7 +117,7 @@ class EvaluatorOnDevice:
         weights = device.put(np.ascontiguousarray(models.astype(np.float32).T))
         totals = device.put(np.zeros(measures * count + 1))
         task = self._task.copy()
-        places = {"weights": weights, "scores": self._room[1], "values": self._room[2], "totals": totals}
+        places = {"weights": weights, "scores": self._buffers[1], "values": self._buffers[2], "totals": totals}
         for name, array in places.items():
             task[name] = device.address(array)
         task["bad"], task["models"] = device.address(totals) + 8 * measures * count, count

@@ -1,4 +1,4 @@
-"""PDGD for neural rankers on a GPU: a crew of four warps per client."""
+"""PDGD for neural rankers on a GPU: a group of four warps per client."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fedrank.ranking.cuda.pdgd import LANES, SHOWN, TASK, PdgdOnDevice
 from fedrank.seeds import Chance
 from fedrank.types import LocalCorrection, SimulatedClients
 
-CREW = 128  # threads, as in kernels/crew.cu
+GROUP_THREADS = 128  # CREW in kernels/crew.cu: four warps
 TILE = 16  # hidden units, as in kernels/rankers.cu
 MAX_RATE = 1e6  # with larger steps, weights may exceed the range of single precision, which half of them use
-CREWS = 4  # per multiprocessor, limited by registers
+GROUPS = 4  # per multiprocessor, limited by registers
 
 # The layout of `struct NeuralTask` in kernels/neural_pdgd.cu.
 NEURAL_TASK = np.dtype([*TASK.descr, ("desks", "<u8"), ("hidden", "<i8"), ("desk", "<i8")])
@@ -28,47 +28,47 @@ def widened(task: Any, kind: np.dtype[Any]) -> Any:
     return wider
 
 
-def crew_room(features: int, hidden: int, longest: int) -> int:
-    """Bytes of shared memory per crew, in the layout of `furnish_crew` in kernels/neural_pdgd.cu."""
+def group_shared_bytes(features: int, hidden: int, longest: int) -> int:
+    """Bytes of shared memory per group of warps, in the layout of `furnish_crew` in kernels/neural_pdgd.cu."""
     layer, at_least = 4 * (features + 2) * TILE * -(-abs(hidden) // TILE), max(longest, SHOWN)
     small = 8 * (2 * SHOWN * SHOWN + 3 * SHOWN + 1) + 4 * SHOWN + 4
-    papers = sum(map(_rounded, (8 * longest, 8 * at_least, 4 * longest, 4 * at_least)))
-    return _rounded(layer) + max(papers, _rounded(8 * SHOWN * features)) + _rounded(small)
+    lists = sum(map(_rounded, (8 * longest, 8 * at_least, 4 * longest, 4 * at_least)))
+    return _rounded(layer) + max(lists, _rounded(8 * SHOWN * features)) + _rounded(small)
 
 
 def _rounded(size: int) -> int:
     return -(-size // 16) * 16
 
 
-def crew_desk(parameters: int, hidden: int, longest: int, clipped: bool) -> int:
-    """Bytes of global memory per crew."""
+def group_global_bytes(parameters: int, hidden: int, longest: int, clipped: bool) -> int:
+    """Bytes of global memory per group of warps."""
     units = 4 * abs(hidden) * (-(-longest // LANES) * LANES)
     return sum(map(_rounded, (8 * parameters, 8 * parameters * clipped, units)))
 
 
-class Crews:
-    """The memory of all crews, and the launch of their kernels."""
+class WarpGroups:
+    """The memory of all groups of warps, and the launch of their kernels."""
 
-    def __init__(self, device: Device, room: int, desk: int) -> None:
-        self.device, self.room, self.desk = device, room, desk
-        self.most = device.at_once * CREWS
-        self.wide = device.at_once > 1 and room > device.fast_memory  # a CPU has only one kind of memory
-        self._desks = device.empty((self.most, desk), np.uint8)
-        self._rooms = device.empty((self.most, room), np.uint8) if self.wide else None
+    def __init__(self, device: Device, shared_bytes: int, global_bytes: int) -> None:
+        self.device, self.shared_bytes, self.global_bytes = device, shared_bytes, global_bytes
+        self.most = device.at_once * GROUPS
+        self.wide = device.at_once > 1 and shared_bytes > device.fast_memory  # a CPU has only one kind of memory
+        self._global_memory = device.empty((self.most, global_bytes), np.uint8)
+        self._scratch = device.empty((self.most, shared_bytes), np.uint8) if self.wide else None
 
     def fill(self, task: Any) -> None:
-        task["desks"], task["desk"] = self.device.address(self._desks), self.desk
-        if self._rooms is not None:
-            task["scratch"] = self.device.address(self._rooms)
+        task["desks"], task["desk"] = self.device.address(self._global_memory), self.global_bytes
+        if self._scratch is not None:
+            task["scratch"] = self.device.address(self._scratch)
 
     def begin(self, loop: str, task: Any, clients: int) -> None:
         if self.wide:
             loop = f"{loop.removesuffix('_plain')}_wide"
-        self.device.each_part(loop, task, min(clients, self.most), CREW, 0 if self.wide else self.room)
+        self.device.each_part(loop, task, min(clients, self.most), GROUP_THREADS, 0 if self.wide else self.shared_bytes)
 
 
 class NeuralOnDevice(PdgdOnDevice):
-    """A learner of a neural rankerwith its clients and their data in device memory."""
+    """A learner of a neural ranker with its clients and their data in device memory."""
 
     many_rounds = False
 
@@ -77,14 +77,14 @@ class NeuralOnDevice(PdgdOnDevice):
     def __init__(self, device: Device, learner: Any, clients: SimulatedClients) -> None:
         super().__init__(device, learner, clients)
         hidden = learner.ranker.hidden
-        desk = crew_desk(self.width, hidden, int(clients.data.longest), learner.clip_gradients > 0)
-        self._crews = Crews(device, self.room, desk)
+        global_bytes = group_global_bytes(self.width, hidden, int(clients.data.longest), learner.clip_gradients > 0)
+        self._groups = WarpGroups(device, self.shared_bytes, global_bytes)
         self.task = widened(self.task, NEURAL_TASK)
         self.task["hidden"] = hidden
-        self._crews.fill(self.task)
+        self._groups.fill(self.task)
 
-    def _room(self) -> int:
-        return crew_room(self.features, self.learner.ranker.hidden, int(self.clients.data.longest))
+    def _shared_bytes(self) -> int:
+        return group_shared_bytes(self.features, self.learner.ranker.hidden, int(self.clients.data.longest))
 
     def _begin(self, chance: Chance, correction: LocalCorrection, count: int) -> None:
         self.task["pull"] = self.learner.rate * correction.pull
@@ -94,4 +94,4 @@ class NeuralOnDevice(PdgdOnDevice):
     def _learn(self, first: int, last: int) -> None:
         task = self.task.copy()
         task["first"], task["taking_part"] = first, last
-        self._crews.begin(self._loop, task, last - first)
+        self._groups.begin(self._loop, task, last - first)

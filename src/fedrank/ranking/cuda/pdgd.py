@@ -74,15 +74,15 @@ def in_tight_blocks(
     for query, place in enumerate(places):
         for first in range(int(offsets[query]), int(offsets[query + 1]), group):
             some = features[first : min(first + group, int(offsets[query + 1]))]
-            room = group if len(some) == group else -(-len(some) // step) * step
-            rows = blocks[place : place + width * room].reshape(width, room)
+            padded = group if len(some) == group else -(-len(some) // step) * step
+            rows = blocks[place : place + width * padded].reshape(width, padded)
             if half:
-                pairs = room // 2
+                pairs = padded // 2
                 rows[:, : 2 * min(pairs, len(some)) : 2] = some[:pairs].T
                 rows[:, 1 : 2 * max(len(some) - pairs, 0) : 2] = some[pairs:].T
             else:
                 rows[:, : len(some)] = some.T
-            place += width * room
+            place += width * padded
     return blocks, places
 
 
@@ -103,7 +103,7 @@ def rounded_features(features: NDArray[np.float32], kind: str) -> NDArray[np.flo
     return features.astype(np.float16)
 
 
-def room_of(features: int, longest: int, clipped: bool) -> int:
+def shared_bytes_of(features: int, longest: int, clipped: bool) -> int:
     """Bytes per warp, in the layout of `furnish` in kernels/pdgd.cu."""
     at_least = max(longest, SHOWN)
     parts = (4 * (features + 8), 8 * features, 8 * features * clipped, 8 * longest, 8 * at_least, 4 * longest)
@@ -111,7 +111,7 @@ def room_of(features: int, longest: int, clipped: bool) -> int:
     return sum(-(-part // 16) * 16 for part in (*parts, 4 * at_least, small))
 
 
-def check_room(device: Device, simulated: SimulatedClients, features: str) -> None:
+def check_memory(device: Device, simulated: SimulatedClients, features: str) -> None:
     """Raise an error for data that do not fit into device memory, before anything is copied."""
     values, clients = simulated.data.features.size, len(simulated)
     rest = (
@@ -143,7 +143,7 @@ class PdgdOnDevice:
     def __init__(self, device: Device, learner: Any, clients: SimulatedClients, features: str = "float32") -> None:
         self.device, self.learner, self.clients, self.kind = device, learner, clients, features
         data, put = clients.data, device.put
-        check_room(device, clients, features)
+        check_memory(device, clients, features)
         rows = rounded_features(data.features, features)
         blocks, places = (in_tight_blocks if self.tight else in_blocks)(rows, data.offsets)
         self._held = {
@@ -169,14 +169,14 @@ class PdgdOnDevice:
             self._held["at"] = put(clients.at.astype(np.int64))
         self.features = data.features.shape[1]
         self.width = learner.ranker.size(self.features)  # of an update
-        self.room = self._room()
+        self.shared_bytes = self._shared_bytes()
         self.task = np.zeros((), TASK)
         for name, array in self._held.items():
             self.task[name] = device.address(array)
         numbers = {
             "documents": data.documents, "query_count": data.queries, "features": self.features,
-            "longest": data.longest, "users": len(clients.click), "levels": clients.click.shape[1], "room": self.room,
-            **self._settings(),
+            "longest": data.longest, "users": len(clients.click), "levels": clients.click.shape[1],
+            "room": self.shared_bytes, **self._settings(),
         }  # fmt: skip
         for name, number in numbers.items():
             self.task[name] = number
@@ -186,9 +186,9 @@ class PdgdOnDevice:
         self._loop = ""
         self._totals: Any = None
 
-    def _room(self) -> int:
+    def _shared_bytes(self) -> int:
         """Bytes of shared memory per active client."""
-        return room_of(self.features, int(self.clients.data.longest), self.learner.clip_gradients > 0)
+        return shared_bytes_of(self.features, int(self.clients.data.longest), self.learner.clip_gradients > 0)
 
     def _settings(self) -> dict[str, float]:
         """The learner's fields of a task."""
@@ -307,7 +307,7 @@ class PdgdOnDevice:
     def _learn(self, first: int, last: int) -> None:
         task = self.task.copy()
         task["first"], task["taking_part"] = first, last
-        self.device.each_client(self._loop, task, last - first, self.room)
+        self.device.each_client(self._loop, task, last - first, self.shared_bytes)
 
     def _add_up(self, weights: Any, first: int, last: int, begin: int, part: int) -> None:
         device, columns = self.device, self.width

@@ -48,7 +48,7 @@ class RoundsDone(NamedTuple):
     online: NDArray[np.float64]  # [rounds, taking part]
 
 
-def team_room_of(features: int, longest: int, remembered: int) -> int:
+def team_shared_bytes(features: int, longest: int, remembered: int) -> int:
     """Bytes of a team after those of a warp, in the layout of `furnish_team` in kernels/rounds.cu."""
     parts = (
         8 * features,
@@ -71,7 +71,7 @@ class RoundsOnDevice:
         self._task = np.zeros((), ROUNDS)
         self._task["task"] = on_device.task
         self._remembered = step.remembered(on_device.features)
-        self._room = on_device.room + team_room_of(
+        self._shared_bytes = on_device.shared_bytes + team_shared_bytes(
             on_device.features, int(on_device.clients.data.longest), self._remembered
         )
         self._loop = on_device.loop("rounds") + "_plain" * on_device.bare
@@ -86,7 +86,7 @@ class RoundsOnDevice:
     @property
     def fits(self) -> bool:
         """Whether the lists fit into the shared memory of a team."""
-        return self._room <= self.on_device.device.fast_memory
+        return self._shared_bytes <= self.on_device.device.fast_memory
 
     def begin(
         self,
@@ -126,7 +126,7 @@ class RoundsOnDevice:
         if present is None:
             task["present"] = 0
         task["updates"], task["rounds"], task["taking_part"] = device.address(self._updates), rounds, taking_part
-        device.each_part(self._loop, task, min(taking_part, device.at_once), LANES * TEAM, self._room)
+        device.each_part(self._loop, task, min(taking_part, device.at_once), LANES * TEAM, self._shared_bytes)
 
         def collect(kept: Any = sent) -> RoundsDone:  # keeps the sent arrays alive
             found = device.get(back)
