@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fedrank import __version__
 from fedrank.deploy.protocol import OVERHEAD
+from fedrank.deploy.settings import check_name
 from fedrank.experiments.spec.experiment import Experiment, SpecError, to_tables
 from fedrank.experiments.spec.families import code_from_outside, name_of
 from fedrank.experiments.spec.federated import ELSEWHERE, FederatedExperiment
@@ -45,6 +46,7 @@ LARGEST = 1 << 20  # maximum size of a plan in bytes
 IDS = 1 << 31  # upper bound of client ids
 NO_DATA: TomlTable = {"name": ELSEWHERE}  # what sites learn about the coordinator's data
 MAX_NUMBERS = 1 << 23  # maximum size of a model: a larger one would exhaust the memory of a site
+MAX_NAME = 300  # maximum length of the name of a run: folder, variant, and fold with seed
 
 
 class OtherVersion(Refused):
@@ -301,8 +303,7 @@ def make_plan(
         _enough(experiment, len(sites), simulated) if min_sites is None else min_sites,
         simulated,
     )
-    check_plan(plan)
-    return plan
+    return Plan.load(plan.dump())  # exactly what every site receives and checks
 
 
 def _problems(experiment: Experiment, sites: Sequence[PlannedSite], simulated: bool) -> list[str]:
@@ -467,8 +468,8 @@ def _party(found: Any) -> PlannedSite:
     if not isinstance(ids, list) or not ids or any(type(id) is not int or not 0 <= id < IDS for id in ids):
         raise Refused("the clients of a site must be a list of ids")
     name, identity = found["name"], found["identity"]
-    if not isinstance(name, str) or not 0 < len(name) <= 200:
-        raise Refused("the name of a site must be a text with 1 to 200 characters")
+    if not isinstance(name, str):
+        raise Refused("the name of a site must be a text")
     if not isinstance(identity, str) or not re.fullmatch("([0-9a-f]{64})?", identity):
         raise Refused(f"the key of {name!r} is not valid")
     return PlannedSite(name, tuple(ids), identity)
@@ -482,8 +483,33 @@ def _check_version(version: Any, protocol: Any) -> None:
         )
 
 
+def _check_names(plan: Plan) -> None:
+    """Refuse names that are unsafe in paths, terminals and logs."""
+    for key, name in (("federation", plan.federation), *(("sites", site.name) for site in plan.sites)):
+        try:
+            check_name(name)
+        except ValueError:
+            raise Refused(
+                f"{key}: {_quoted(name)} is not a valid name; use at most 64 letters a-z, digits, - and _, with no - "
+                "or _ at the ends"
+            ) from None
+    parts = plan.name.split("/")
+    safe = plan.name.isprintable() and "\\" not in plan.name and all(part.strip(".") for part in parts)
+    if not safe or len(plan.name) > MAX_NAME:
+        raise Refused(
+            f"name: {_quoted(plan.name)} is not a valid name of a run; use at most {MAX_NAME} printable characters "
+            "without empty parts, '.', '..' and backslashes"
+        )
+
+
+def _quoted(name: str) -> str:
+    """A name from outside, in one line of limited length."""
+    return ascii(name if len(name) <= 60 else f"{name[:60]}... ({len(name):,} characters)")
+
+
 def check_plan(plan: Plan) -> None:
     _check_version(plan.version, plan.protocol)
+    _check_names(plan)
     names, ids = [site.name for site in plan.sites], plan.clients
     if len(set(names)) != len(names) or len(set(ids)) != len(ids):
         raise Refused("two of its sites have the same name or id")
