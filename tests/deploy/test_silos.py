@@ -262,7 +262,7 @@ def test_another_request_for_the_same_step_is_refused(done):
             Label("silo-turn", made.plan.run, free), {"letters": protocol.bundle([b"x"]), "top": np.array([2])}
         )
         assert b"is not of this site" in site.answer(request)
-        assert b"this run trains through sketches" in site.answer(protocol.request("round", made.plan.run, 1))
+        assert b"this run trains with sketches" in site.answer(protocol.request("round", made.plan.run, 1))
 
 
 @pytest.mark.long

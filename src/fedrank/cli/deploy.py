@@ -376,7 +376,7 @@ def check(
     from fedrank.deploy.check import about_checks, as_json, check, is_fine
 
     plan = None if spec is None else _plans(home, spec)[0]
-    lines = check(home, plan)
+    lines = check(home, plan, draft=spec is not None and _is_spec(spec))
     if json_:
         typer.echo(as_json(lines))
     else:
@@ -411,7 +411,7 @@ def show(
         print_line(console, "Show one with its digits." if waiting else "No plan waits for a decision of this site.")
         return
     settings, share = _site(home)
-    views = [look_at(home, settings, plan, share) for plan in _plans(home, spec, share)]
+    views = [look_at(home, settings, plan, share, _is_spec(spec)) for plan in _plans(home, spec, share)]
     if json_:
         typer.echo(json.dumps([as_facts(view) for view in views], ensure_ascii=False, indent=1))
         return
@@ -438,7 +438,7 @@ def accept(
     console = new_console()
     settings, share = _site(home)
     plans = _plans(home, spec, share)
-    views = [look_at(home, settings, plan, share) for plan in plans]
+    views = [look_at(home, settings, plan, share, _is_spec(spec)) for plan in plans]
     for plan, view in zip(plans, views, strict=True):
         if view.refused:
             raise ValueError("\n".join(["this site refuses the plan even if you accept it:", *view.refused]))

@@ -20,12 +20,11 @@ from fedrank.deploy.consent import ACCEPTED, said_of
 from fedrank.deploy.data_sources import (
     SiteSplit,
     describe,
-    differences,
-    differences_of_recorded,
     load_share,
     recorded_facts,
 )
 from fedrank.deploy.identity import fingerprint, read_identity
+from fedrank.deploy.objections import data_objections, plan_objections
 from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import Plan, names_digest
 from fedrank.deploy.recorded_lists import RecordedFolder
@@ -122,13 +121,16 @@ class Looks:
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
 
-def check(folder: Path, plan: Plan | None = None, looks: Looks | None = None) -> list[CheckLine]:
-    """Check everything that a site's or coordinator's folder needs; also against a plan if one is given."""
+def check(folder: Path, plan: Plan | None = None, looks: Looks | None = None, draft: bool = False) -> list[CheckLine]:
+    """Check everything that a site's or coordinator's folder needs; also against a plan if one is given.
+
+    A draft is the plan of a spec, which has no keys of partners yet.
+    """
     folder, looks = Path(folder), looks or Looks(FlareKits())
     if (folder / FEDERATION).exists() or (folder / SHARED).exists():
         return _check_coordinator(folder, looks)
     if (folder / SITE).exists() or (folder / "kit").exists():
-        return _check_site(folder, plan, looks)
+        return _check_site(folder, plan, looks, draft)
     raise no_home(folder)
 
 
@@ -152,7 +154,7 @@ def is_fine(lines: Iterable[CheckLine]) -> bool:
     return all(line.state != "wrong" for line in lines)
 
 
-def _check_site(folder: Path, plan: Plan | None, looks: Looks) -> list[CheckLine]:
+def _check_site(folder: Path, plan: Plan | None, looks: Looks, draft: bool) -> list[CheckLine]:
     met = (folder / MEMBERSHIP).exists()
     lines = [*(_key(folder, looks) if met else _certificates(folder, looks)), _folder(folder)]
     try:
@@ -161,7 +163,8 @@ def _check_site(folder: Path, plan: Plan | None, looks: Looks) -> list[CheckLine
         lines.append(CheckLine("policy", "wrong", told(problem), f"correct {SITE}"))
         return [*lines, _disk(folder, looks, 0)]
     share, line = _data(folder, settings)
-    lines += [line, *_features(settings, share, plan), *_policy(folder, settings, plan), _ledger(folder, settings)]
+    lines += [line, *_features(settings, share, plan)]
+    lines += [*_policy(folder, settings, plan, share, draft), _ledger(folder, settings)]
     kept = 0 if plan is None else sum(one.bytes_in_all for one in look_at(folder, settings, plan, share).leaves)
     return [*lines, _disk(folder, looks, kept)]
 
@@ -299,12 +302,10 @@ def _recorded(folder: Path, impressions: str) -> CheckLine:
 
 def _features(settings: SiteSettings, share: SiteSplit | None, plan: Plan | None) -> Iterable[CheckLine]:
     recorded = settings.data.impressions is not None
-    if share is None and not recorded:
+    found = [] if plan is None else data_objections(settings, plan, share)
+    if share is None and not recorded and not found:
         yield CheckLine("features", "unknown", "the site has no data to check")
         return
-    found = []
-    if plan is not None and not plan.simulated:
-        found = differences_of_recorded(plan) if share is None else differences(share, plan)
     for line in found:
         said, _, remedy = line.partition("; ")
         yield CheckLine("features", "wrong", said, remedy)
@@ -320,10 +321,12 @@ def _features(settings: SiteSettings, share: SiteSplit | None, plan: Plan | None
         yield CheckLine("features", "fine", said + (", as in the plan" if plan is not None else ""))
 
 
-def _policy(folder: Path, settings: SiteSettings, plan: Plan | None) -> Iterable[CheckLine]:
+def _policy(
+    folder: Path, settings: SiteSettings, plan: Plan | None, share: SiteSplit | None, draft: bool
+) -> Iterable[CheckLine]:
     policy = settings.policy
     if plan is not None:
-        for line in settings.objections(plan):
+        for line in plan_objections(folder, settings, plan, share, draft):
             said, _, remedy = line.partition("; ")
             yield CheckLine("policy", "wrong", said, remedy)
         if said_of(folder, plan) != ACCEPTED and policy.accept == "listed":

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedrank import __version__
 from fedrank.deploy.protocol import OVERHEAD
-from fedrank.deploy.settings import check_name
+from fedrank.deploy.settings import SiteData, check_name
 from fedrank.experiments.spec.experiment import Experiment, SpecError, to_tables
 from fedrank.experiments.spec.families import code_from_outside, name_of
 from fedrank.experiments.spec.federated import ELSEWHERE, FederatedExperiment
@@ -440,6 +440,38 @@ def silo_problems(experiment: SiloExperiment, sites: int) -> list[str]:
     if not method.noise > 0:
         found.append("method.noise: 0 would reveal the words of documents; use 1.0 or more")
     return found
+
+
+def uses_keys(plan: Plan) -> bool:
+    """Whether sites use the keys in the plan: for secure aggregation or sealed letters."""
+    merge = None if plan.forests is None else plan.forests.merge
+    return plan.silos is not None or plan.summed or (isinstance(merge, Histograms) and merge.secure)
+
+
+def key_problems(plan: Plan, name: str = "", public: str = "") -> list[str]:
+    """Reasons why the keys of a plan cannot be used; with the name and public key of a site, also for this site."""
+    if unknown := [site.name for site in plan.sites if not site.identity]:
+        what = "sealed letters need" if plan.silos is not None else "secure aggregation needs"
+        return [f"the plan has no key of {', '.join(unknown)}, but {what} the keys of all sites"]
+    if len({site.identity for site in plan.sites}) != len(plan.sites):
+        return ["two sites of the plan have the same key, so one site could impersonate the other"]
+    if public and plan.party(name).identity != public:
+        return ["the key of this site in the plan is not its own"]
+    return []
+
+
+def data_problems(plan: Plan, data: SiteData) -> list[str]:
+    """Reasons why a site with these settings of its data cannot train in a plan; its files are not read."""
+    if plan.silos is not None:
+        missing = data.documents is None
+        return ["this site has no documents for a sketch; set data.documents in its site.toml"] if missing else []
+    if plan.forests is not None:
+        if data.letor is not None:
+            return []
+        return ["forests are trained on relevance labels, and this site has no LETOR file; set data.letor in site.toml"]
+    if data.learns or data.impressions is not None:
+        return []
+    return ["this site has no queries for training; set data.letor or data.log in site.toml"]
 
 
 def _of_log(experiment: FederatedExperiment, name: str) -> bool:
