@@ -14,10 +14,12 @@ from fedrank.deploy.charging import UNLIMITED, Charging
 from fedrank.deploy.check import check
 from fedrank.deploy.data_sources import load_share
 from fedrank.deploy.identity import new_identity, read_identity
+from fedrank.deploy.make_plans import plan_runs
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.settings import SiteData, read_site, site_guarantees
 from fedrank.deploy.show import look_at
 from fedrank.deploy.site import Site
+from fedrank.experiments.spec.source import read_spec
 from fedrank.wire import Refused
 from tests.deploy.plans import NOISE, OPEN, SUM, letor_file, made_plan, site_settings
 from tests.deploy.real_trial import LINEAR, RealTrial
@@ -186,3 +188,24 @@ def test_a_site_without_its_own_key_is_shown(tmp_path):
     home.mkdir()
     assert any("messages cannot be signed" in line for line in look_at(home, site_settings(OPEN), plan).refused)
     assert look_at(tmp_path / "0", site_settings(OPEN), plan).refused == ()
+
+
+def test_a_started_run_keeps_the_plan_that_sites_accepted(tmp_path):
+    """An override makes another plan: before the run it is what sites see, afterwards it is refused."""
+    trial = RealTrial(tmp_path, LINEAR + NOISE_TEXT, rounds=2)
+    changed = read_spec(tmp_path / "spec.toml", ["rounds=3"])
+
+    def planned(grid, name="trial"):
+        return plan_runs(grid, name, tmp_path / "run", trial.plan.sites, "clinics")
+
+    [(task, plan)] = planned(changed)
+    assert (plan.rounds, "rounds = 3" in plan.spec) == (3, True)
+    [(task, plan)] = planned(trial.grid)
+    task.folder.mkdir(parents=True)
+    (task.folder / "plan.json").write_bytes(plan.dump())
+    assert [one.digest for _, one in planned(trial.grid)] == [plan.digest]
+    with pytest.raises(
+        ValueError, match=r"its spec is rounds = 2, but now it is rounds = 3; restore the previous spec and --set"
+    ):
+        planned(changed)
+    assert planned(changed, "another")[0][1].rounds == 3

@@ -13,7 +13,6 @@ from fedrank.cli.shared import (
     FAILED,
     MAX_WAIT,
     AsJson,
-    Changes,
     MethodChanges,
     Name,
     Quiet,
@@ -46,6 +45,15 @@ Because = Annotated[str, typer.Option(help="Reason; it is recorded.")]
 Planned = Annotated[
     str,
     typer.Argument(metavar="SPEC", help="Plan that this site received (first digits, name or file), or a TOML spec."),
+]
+PlanChanges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one key of the spec before the plan is made; may be repeated. Sites see and accept the changed "
+        "plan; a started run keeps its plan.",
+    ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results. Default: runs in the home.")]
 SiteId = Annotated[
@@ -556,7 +564,7 @@ def run(
     home: Home = Path(),
     out: Out = None,
     name: Name = None,
-    set_: Changes = None,
+    set_: PlanChanges = None,
     local: Annotated[
         int | None,
         typer.Option(min=1, max=100, help="Try the experiment on this machine with this number of site processes."),
@@ -577,6 +585,7 @@ def run(
     if local is not None:
         _run_local(grid, label, out or Path("runs"), local, quiet)
         return
+    from fedrank.deploy.folder import refuse_online_plan
     from fedrank.deploy.folder_members import read_home
     from fedrank.deploy.make_plans import do_runs, parties_of, plan_runs
     from fedrank.deploy.settings import FEDERATION, read_federation
@@ -589,6 +598,8 @@ def run(
     else:
         federation = read_home(home)
         runs = plan_runs(grid, label, results_in, federation.parties(), federation.name)
+        for _, plan in runs:
+            refuse_online_plan(plan)
     for site in readmit or []:
         why = _readmit(site, [task.folder for task, _ in runs])
         print_line(console, f"{site} is asked again. Reason of its exclusion: {why}")
