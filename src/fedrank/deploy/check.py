@@ -11,6 +11,7 @@ import shutil
 import socket
 import stat
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -32,7 +33,7 @@ from fedrank.deploy.settings import FEDERATION, SITE, SiteSettings, no_home, rea
 from fedrank.deploy.show import LEDGERS, look_at
 from fedrank.experiments.report.formatting import amount
 from fedrank.experiments.report.sections import Cell, Section
-from fedrank.files import is_locked, told
+from fedrank.files import FULL, is_locked, told
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.population import Population
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 State = Literal["fine", "soon", "wrong", "unknown"]
 SOON = 30  # days before expiry from which a certificate should be renewed
 LEAST_ROOM = 200_000_000  # bytes of free disk space, in addition to what a run stores
+FULL_BELOW = 1 << 20  # bytes of free disk space below which a disk counts as full
 CLOCK_DIFFERS = timedelta(minutes=5)  # by how much the clock may be behind the newest file in the folder
 PATIENCE = 5.0  # seconds for a connection
 SHARED, MEMBERSHIP = (
@@ -110,6 +112,11 @@ def taken(port: int) -> str:
     return ""
 
 
+def _free(folder: Path) -> int:
+    """Free disk space in bytes."""
+    return shutil.disk_usage(folder).free
+
+
 @dataclass(frozen=True)
 class Looks:
     """How the environment is inspected; tests replace these functions."""
@@ -117,7 +124,7 @@ class Looks:
     kits: FlareKits
     unreachable: Callable[[str, int], str] = unreachable
     taken: Callable[[int], str] = taken
-    room: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
+    room: Callable[[Path], int] = _free
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
 
@@ -398,16 +405,30 @@ def _disk(folder: Path, looks: Looks, kept: int) -> CheckLine:
     """Check free disk space: nothing is sent before it is written to disk, so a full disk stops a run."""
     free, needed = looks.room(folder), LEAST_ROOM + 2 * kept
     said = f"{amount('bytes', free)} free"
+    probe = folder / f".probe-{os.getpid()}"
     try:
-        probe = folder / f".probe-{os.getpid()}"
         with open(os.open(probe, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
             file.write("x")
         probe.unlink()
     except OSError as problem:
-        return CheckLine("disk", "wrong", f"{folder} cannot be written to ({problem.strerror})", "make it writable")
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+        remedy = "free disk space" if problem.errno in FULL else "make it writable"
+        return CheckLine("disk", "wrong", f"{folder} cannot be written to ({problem.strerror})", remedy)
     if free < needed:
         return CheckLine("disk", "wrong", f"{said}, {amount('bytes', needed)} needed", "free disk space")
     return CheckLine("disk", "fine", said)
+
+
+def storage_problem(folder: Path) -> str:
+    """Why a folder cannot store what is sent, determined without writing; "" if it can."""
+    if not os.access(folder, os.W_OK):
+        return f"{folder} cannot be written to, so nothing is sent or recorded; make it writable"
+    free = _free(folder)
+    if free >= LEAST_ROOM:
+        return ""
+    said = "is full" if free < FULL_BELOW else f"has only {amount('bytes', free)} left"
+    return f"the disk of {folder} {said}; nothing is sent before it is written to disk: free disk space"
 
 
 def _days(days: int) -> str:
