@@ -136,7 +136,7 @@ def check_same_plan(folder: Path, plan: Plan) -> None:
         way_out = (
             "finish the run with the version that started it, or start a new run with another --name"
             if key == "version"
-            else "restore the previous spec and --set, or start a new run with another --name, which sites accept anew"
+            else "restore the previous spec and --set, or start a new run with another --name; sites must accept it"
         )
         was, is_now = before.get(key), now[key]
         if key == "spec":
