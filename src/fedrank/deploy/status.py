@@ -169,7 +169,8 @@ def _of_coordinator(home: Path, kits: FlareKits, now: float) -> DeploymentStatus
     done = max((one.round for one in answered.values()), default=0) if waiting else reached
     rounds = rounds or _planned_rounds(active)
     state = _state(home, folder, run, news, bool(waiting), bool(active.get("stopped")))
-    lost = news.get("lost") if isinstance(news.get("lost"), list) else []
+    reported = news.get("lost")
+    lost = reported if isinstance(reported, list) else []
     lines = []
     for site, where, until in listed:
         one = answered.get(site, SiteLine(site, ""))
