@@ -349,6 +349,10 @@ def test_rows_of_a_client_are_forgotten(planned, tmp_path):
     foreign = [draft.click_line("s1", "c2", BEGINNING + 99, "a"), draft.click_line("s2", "c1", BEGINNING + 99, "a")]
     second = a_file(tmp_path / "2.jsonl", [foreign, a_search(plan, 10, client="c1")])
     trial.read([first, second])
+    path = tmp_path / "trial" / "events" / "0001.jsonl"
+    head, *rest = path.read_text().splitlines()
+    listed = {"earlier": [trial._stand_in("c1"), trial._stand_in("c2")]}
+    path.write_text("\n".join([json.dumps(json.loads(head) | listed), *rest]) + "\n")
     assert trial.events_of("c1") == ForgottenEvents(str(tmp_path / "trial"), 4, 6)
     assert trial.events_of("c1") == trial.forget("c1")
     assert (

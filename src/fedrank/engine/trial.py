@@ -36,6 +36,7 @@ from fedrank.ranking.gate import Draft, Team
 
 EVENTS, HISTORY, LOCK = "events", "history.json", ".lock"
 BATCH_FORMAT = "fedrank-trial-events"
+LISTED = ("earlier",)  # keys of a header that list pseudonyms of clients
 UNFAIR = 4.5  # standard deviations that a fair assignment does not exceed
 TEAMS = {"o": Team.OLD, "n": Team.NEW, "b": Team.NEITHER}
 ENDED = ("adopted", "rolled back")  # events that end a trial
@@ -213,8 +214,9 @@ class EngineTrial:
             left = [one for one in clicks if one.search not in theirs and (not stand_in or one.client != stand_in)]
             removed_searches += len(searches) - len(kept)
             removed_clicks += len(clicks) - len(left)
-            if write and (len(kept), len(left)) != (len(searches), len(clicks)):
-                self._write_batch(path, head, kept, left)
+            listed = {key: [one for one in head[key] if one != stand_in] for key in LISTED if key in head}
+            if write and (len(kept), len(left), head | listed) != (len(searches), len(clicks), head):
+                self._write_batch(path, head | listed, kept, left)
         return ForgottenEvents(str(self.folder), removed_searches, removed_clicks)
 
     def count(self) -> Count:
