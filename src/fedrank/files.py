@@ -67,11 +67,15 @@ def add_path_to_errors(path: str | Path) -> Iterator[None]:
 
 
 def error_message(problem: BaseException) -> str:
-    """Format an error in one line; errors of files begin with the name, and a full disk gets a remedy."""
+    """Format an error in one line; errors of files begin with the name. A full or read-only disk gets a remedy."""
     if not isinstance(problem, OSError) or not problem.strerror or problem.filename is None:
         return str(problem) or type(problem).__name__
     line = f"{os.fsdecode(problem.filename)}: {problem.strerror}"
-    return f"{line}; free disk space, then run the same command again" if problem.errno in FULL else line
+    if problem.errno in FULL:
+        return f"{line}; free disk space, then run the same command again"
+    if problem.errno == errno.EROFS:
+        return f"{line}; mount it for writing, or use another folder, then run the same command again"
+    return line
 
 
 def for_owner(path: str, flags: int) -> int:

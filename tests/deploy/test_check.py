@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -15,10 +16,10 @@ from rich.console import Console
 
 from fedrank.deploy import consent
 from fedrank.deploy.charging import Charging
-from fedrank.deploy.check import Looks, about_checks, as_json, check, is_fine, taken, unreachable
+from fedrank.deploy.check import Looks, _disk, about_checks, as_json, check, is_fine, taken, unreachable
 from fedrank.deploy.settings import plan_prices, site_template
 from fedrank.experiments.report.terminal import show
-from fedrank.files import locked
+from fedrank.files import locked, told
 from tests.deploy.plans import NOISE, letor_file, made_plan
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
@@ -312,3 +313,18 @@ def test_a_port_that_somebody_else_has(home):
 def test_neither_a_site_nor_a_coordinator(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"neither site\.toml nor federation\.toml"):
         check(tmp_path)
+
+
+@pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, "free disk space"), (errno.EROFS, "make it writable")])
+def test_the_remedy_for_a_disk_is_that_of_its_problem(tmp_path, monkeypatch, number, remedy):
+    def fails(path, *more):
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr("fedrank.deploy.check.os.open", fails)
+    line = _disk(tmp_path, Looks(MadeUpKits(), room=lambda folder: 10**12), 0)
+    assert (line.state, line.remedy) == ("wrong", remedy)
+
+
+def test_a_read_only_home_has_a_remedy():
+    problem = OSError(errno.EROFS, os.strerror(errno.EROFS), "home/lock")
+    assert "home/lock: Read-only file system; mount it for writing, or use another folder" in told(problem)

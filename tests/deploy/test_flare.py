@@ -348,6 +348,22 @@ def test_every_kind_of_process_is_killed_and_back_at_work(federation):
     assert numbers == list(range(len(numbers))), "a round was lost, or done twice"
 
 
+def test_a_run_whose_command_was_killed_does_not_hold_the_server(federation, tmp_path):
+    """Its job continues alone, and ends when another run becomes active: sites participate in one run at a time."""
+    with Coordinator(federation.home) as server:
+        assert server.connect()
+        folder, jobs = chain(federation, server, "orphan", rounds=1_000_000, pause=0.01, patience=60.0)
+        orphan = jobs.active(1)
+        orphan.write(federation.home)
+        server.submit(Job(orphan.job, SITES, CONTROLLER, EXECUTOR).write(tmp_path), "orphan-1")
+        wait_for(lambda: whole_rounds(folder, time.time() - 1), 60)
+        _, others = chain(federation, server, "another", rounds=20, patience=60.0)
+        assert others.follow() == "finished"
+        last = len(read_rounds(folder))
+        time.sleep(1.0)
+        assert len(read_rounds(folder)) == last, "the job of the killed command continues"
+
+
 def whole_rounds(folder, since):
     return [row for row in read_rounds(folder)[-50:] if row[2] > since and all(row[4:])]
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -456,6 +457,54 @@ def test_bad_answers_are_ignored_counted_and_the_right_one_still_used(two, what)
         assert next(iter(send.ignored)).startswith(reason)
         two.serve("a")
         assert b"forged" not in noise(answer.result(SOON), 1)
+
+
+def test_an_answer_overwritten_by_that_of_another_site_is_ignored_by_name_and_comes_again(two):
+    with two.send() as send:
+        for site in "ab":
+            silence(send(site, call(1), 0.0))
+    two.serve("a")
+    two.serve("b")  # both answered while nobody waited
+    [own], [other] = two.answers("a"), two.answers("b")
+    written = own.read_bytes()
+    shutil.copy(other, own)
+    with two.send() as send:
+        said = silence(send("a", call(1), 0.0))
+        assert "the file at the place of its answer is ignored: not signed by its sender" in said
+        answer = send("a", call(1), SOON)
+        echo = two.echo("a")
+        assert [one.round for one in two.serve("a", echo)] == [1]
+        assert own.read_bytes() == written  # the same bytes: no noise is drawn again
+        assert noise(answer.result(SOON), 1) == echo.folder.joinpath("1-0").read_bytes()
+        assert noise(send("b", call(1), SOON).result(SOON), 1) != noise(answer.result(SOON), 1)
+
+
+@pytest.mark.long
+def test_overwritten_answers_cost_a_run_nothing(tmp_path):
+    """Answers are replaced by those of another site during a run: each site writes its own again, charged once."""
+    trial = FolderTrial(tmp_path, LINEAR + NOISE)
+    done, over = set(), threading.Event()
+
+    def overwrite() -> None:
+        while not over.wait(0.002):
+            for path in (trial.shared / "from" / "site-0").glob("*-0"):
+                other = trial.shared / "from" / "site-1" / path.name
+                if path.name not in done and other.exists():
+                    done.add(path.name)
+                    with suppress(FileNotFoundError):
+                        shutil.copy(other, path)
+
+    meddler = threading.Thread(target=overwrite)
+    meddler.start()
+    try:
+        with suppress(AssertionError):  # the coordinator may have counted an ignored file
+            trial.by_folder()
+    finally:
+        over.set()
+        meddler.join()
+    assert '"finished"' in (trial.task.folder / "run.json").read_text()
+    [account] = Population.read(trial.folders["site-0"] / "people").accounts()
+    assert (account.rounds, account.lost) == (5, 0)
 
 
 def test_nonsense_that_a_site_signed_is_what_it_said_and_it_is_asked_afresh(two):

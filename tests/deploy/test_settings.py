@@ -134,6 +134,9 @@ def test_the_template_is_a_sound_file_once_it_says_what_there_is(tmp_path):
         ('placements = ["moon"]', "policy.placements:"),
         ('unit = "click"', "policy.unit:"),
         ("most_rounds = 0", "policy.most_rounds:"),
+        ("largest_clip = 0", "policy.largest_clip:"),
+        ("largest_rate = -0.1", "policy.largest_rate:"),
+        ("largest_rate = nan", "policy.largest_rate:"),
         ('measures = ["ndcg@x"]', "policy.measures[0]:"),
         ('accept = "all"', "policy.accept:"),
         ("delta = 1", "policy.delta:"),
@@ -190,6 +193,9 @@ def test_a_plan_that_fits_meets_no_objection():
         ({"placements": ("secure-aggregation",)}, {}, 'mechanism.placement: "client" is not in policy.placements'),
         ({}, {"mechanism": NOISE | {"placement": "server"}}, 'mechanism.placement: "server" is not in policy.plac'),
         ({"most_rounds": 9}, {}, "rounds: 10 is more than policy.most_rounds = 9"),
+        ({"largest_clip": 0.5}, {}, "mechanism.clip: 1 is more than policy.largest_clip = 0.5"),
+        ({"largest_clip": 0.5, "unprotected": True}, {"mechanism": None}, "mechanism.clip: is missing"),
+        ({"largest_rate": 0.05}, {}, "learner.rate: 0.1 is more than policy.largest_rate = 0.05"),
         ({"largest_epsilon": 0.01}, {}, "policy.largest_epsilon = 0.01 for all runs"),
         ({}, {"record_every": 2}, "record_every: 2 lets the coordinator store"),
         ({}, {"sites": 2}, "sites: 2 participate, but policy.min_sites = 3"),
@@ -208,6 +214,15 @@ def test_objections_name_value_and_remedy(policy, changes, said):
     [found] = Policy(**allowed).objections(made_plan(**changes))
     assert said in found
     assert "; " in found  # what to do about it
+
+
+def test_bounds_that_a_plan_keeps_or_that_do_not_apply():
+    bounded = Policy(("pdgd", "evolution"), largest_epsilon=50.0, largest_clip=1.0, largest_rate=0.1)
+    assert bounded.objections(made_plan()) == []
+    rewards = made_plan(
+        learner={"name": "evolution", "truth": 0.6}, mechanism={"name": "es-randomised-response"}, server="adam"
+    )
+    assert not any("largest_" in line and "epsilon" not in line for line in bounded.objections(rewards))
 
 
 def test_what_belongs_to_a_simulation_is_refused_by_name():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fedrank.deploy import check as check_module
 from fedrank.deploy import consent
 from fedrank.deploy.charging import Charging
 from fedrank.deploy.settings import plan_prices, site_template
@@ -199,6 +200,70 @@ def test_a_site_whose_ledger_is_damaged_says_so(site):
     (site / "people").mkdir()
     (site / "people" / "people.json").write_text("{")
     assert "people.json cannot be read" in found(site).last_refusal
+
+
+def test_a_site_that_does_not_answer_is_not_shown_as_connected(home):
+    run = home / "runs" / "first"
+    rows = "3,s0,0.1000,200,230,\n3,s1,9.0000,200,0,s1 cannot be reached (TIMEOUT)\n"
+    (run / "sites.csv").write_text(SITES.rpartition("2,s1")[0] + rows)
+    links = {site.name: (site.state, site.link) for site in found(home).sites}
+    assert links == {"s0": ("joined", "up"), "s1": ("joined", "down"), "s2": ("left", "")}
+    assert "down" in printed(found(home))
+    # A site that refuses a request is connected.
+    (run / "sites.csv").write_text(SITES + "3,s1,0.1000,200,120,the budget is spent\n")
+    assert {site.name: site.link for site in found(home).sites}["s1"] == "up"
+    # The last report of the job counts, and so does what the run waits for now.
+    (home / "hub.json").write_text(json.dumps({"lost": ["s0"], "at": 1.0}))
+    (run / "sites.json").write_text(json.dumps({"waiting": {"s1": "no answer for 7 s"}}))
+    assert [site.link for site in found(home).sites] == ["down", "down", ""]
+    # Nothing is known about links when no run is active.
+    (run / "run.json").write_text(json.dumps({"status": "finished"}))
+    assert [site.link for site in found(home).sites] == ["", "", ""]
+
+
+def test_a_run_whose_processes_are_gone_is_not_running(home):
+    run = home / "runs" / "first"
+    (run / "run.json").write_text(json.dumps({"status": "running"}))
+    with locked(run / "lock", "the job"):
+        assert found(home).state == "running"
+    assert found(home).state == "interrupted"
+    assert found(home).seconds_left is None
+    with locked(home / "run.lock", "the command"):
+        assert found(home).state == "starting"
+    (run / "lock").unlink()
+    assert found(home).state == "interrupted"
+
+
+def test_a_stopped_run_and_reports_of_an_earlier_one(home):
+    content = json.loads((home / "active.json").read_text())
+    (home / "active.json").write_text(json.dumps(content | {"run": "cd" * 16}))
+    (home / "hub.json").write_text(json.dumps({"run": "ab" * 16, "ended": "finished", "at": 1.0, "why": "old"}))
+    assert (found(home).state, found(home).last_refusal) == ("running", "")
+    (home / "active.json").write_text(json.dumps(content | {"run": "cd" * 16, "stopped": True}))
+    assert found(home).state == "interrupted"
+
+
+def test_a_site_that_received_the_model_has_finished(site):
+    """The process of a shared folder holds the lock also between runs."""
+    with locked(site / "lock", "test"):
+        assert found(site).state == "idle"
+        (site / "status.json").write_text(json.dumps({"at": 1.0, "run": "first", "digest": "ab" * 32, "round": 10}))
+        assert found(site).state == "running"
+        model = site / "models" / ("ab" * 8) / "model.json"
+        model.parent.mkdir(parents=True)
+        model.write_text("{}")
+        assert found(site).state == "finished"
+
+
+def test_a_full_or_read_only_disk_is_shown(home, site, monkeypatch):
+    assert (found(home).storage, found(site).storage) == ("", "")
+    for free, said in ((0, "is full"), (50_000_000, "has only 50.0 MB left")):
+        monkeypatch.setattr(check_module, "_free", lambda folder, free=free: free)
+        for folder in (home, site):
+            assert said in found(folder).storage
+            assert "free disk space" in printed(found(folder))
+    monkeypatch.setattr(check_module.os, "access", lambda path, mode: False)
+    assert "cannot be written to, so nothing is sent or recorded; make it writable" in found(site).storage
 
 
 def test_neither(tmp_path):

@@ -16,7 +16,7 @@ from fedrank.engine import team_draft as draft
 from fedrank.engine import trial_events
 from fedrank.engine.adoption import adopt, decide, read_current, roll_back
 from fedrank.engine.start_trial import EngineAddress, plan_trial
-from fedrank.engine.trial import EngineTrial
+from fedrank.engine.trial import EngineTrial, ForgottenEvents, find_trials
 from fedrank.engine.trial_decision import DecidedSearch, TrialRules, judge, needed
 from fedrank.engine.trial_events import NotCounted, parse_row
 from fedrank.engine.trial_record import digest_of, read_plan
@@ -339,6 +339,43 @@ def test_a_crash_while_reading_loses_nothing(planned, tmp_path, monkeypatch):
     assert trial.count().searches == 3
     trial.read([events], complete=True)
     assert (trial.count().searches, trial.judged().wins) == (10, 10)
+
+
+def test_rows_of_a_client_are_forgotten(planned, tmp_path):
+    """Its searches and clicks, and clicks of others on its searches; the same file does not restore them."""
+    plan = planned()
+    trial = EngineTrial(tmp_path / "trial")
+    first = a_file(tmp_path / "1.jsonl", [a_search(plan, n, client=f"c{n % 3}") for n in range(9)])
+    foreign = [draft.click_line("s1", "c2", BEGINNING + 99, "a"), draft.click_line("s2", "c1", BEGINNING + 99, "a")]
+    second = a_file(tmp_path / "2.jsonl", [foreign, a_search(plan, 10, client="c1")])
+    trial.read([first, second])
+    path = tmp_path / "trial" / "events" / "0001.jsonl"
+    head, *rest = path.read_text().splitlines()
+    listed = {"earlier": [trial._stand_in("c1"), trial._stand_in("c2")]}
+    path.write_text("\n".join([json.dumps(json.loads(head) | listed), *rest]) + "\n")
+    assert trial.events_of("c1") == ForgottenEvents(str(tmp_path / "trial"), 4, 6)
+    assert trial.events_of("c1") == trial.forget("c1")
+    assert (
+        trial.events_of("c1")
+        == trial.forget("nobody")
+        == trial.forget("")
+        == ForgottenEvents(str(tmp_path / "trial"), 0, 0)
+    )
+    stored = "".join(path.read_text() for path in sorted((tmp_path / "trial" / "events").iterdir()))
+    assert trial._stand_in("c1") not in stored
+    assert trial._stand_in("c2") in stored
+    assert trial.count().searches == 6
+    again = trial.read([first, second])
+    assert (again.searches, again.clicks, len(again.skipped)) == (0, 0, 2)
+    [entry] = [one for one in trial.history() if one.what == "forgot a client"]
+    assert entry.facts == {"searches": 4, "clicks": 6}
+    assert "c1" not in json.dumps(vars(entry))
+
+
+def test_trials_are_found_in_folders(planned, tmp_path):
+    planned()
+    assert [one.folder for one in find_trials([tmp_path, tmp_path / "trial"])] == [tmp_path / "trial"]
+    assert find_trials([tmp_path / "none"]) == []
 
 
 def test_browsers_are_not_believed(planned, tmp_path):

@@ -13,7 +13,6 @@ from fedrank.cli.shared import (
     EXIT_FAILURE,
     MAX_WAIT,
     AsJson,
-    Changes,
     MethodChanges,
     Name,
     Quiet,
@@ -46,6 +45,15 @@ Because = Annotated[str, typer.Option(help="Reason; it is recorded.")]
 Planned = Annotated[
     str,
     typer.Argument(metavar="SPEC", help="Plan that this site received (first digits, name or file), or a TOML spec."),
+]
+PlanChanges = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one key of the spec before the plan is made; may be repeated. Sites see and accept the changed "
+        "plan; a started run keeps its plan.",
+    ),
 ]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results. Default: runs in the home.")]
 SiteId = Annotated[
@@ -376,7 +384,7 @@ def check(
     from fedrank.deploy.check import about_checks, as_json, check, is_fine
 
     plan = None if spec is None else _plans(home, spec)[0]
-    lines = check(home, plan)
+    lines = check(home, plan, draft=spec is not None and _is_spec(spec))
     if json_:
         typer.echo(as_json(lines))
     else:
@@ -411,7 +419,7 @@ def show(
         print_line(console, "Show one with its digits." if waiting else "No plan waits for a decision of this site.")
         return
     settings, share = _site(home)
-    views = [look_at(home, settings, plan, share) for plan in _plans(home, spec, share)]
+    views = [look_at(home, settings, plan, share, _is_spec(spec)) for plan in _plans(home, spec, share)]
     if json_:
         typer.echo(json.dumps([as_facts(view) for view in views], ensure_ascii=False, indent=1))
         return
@@ -438,7 +446,7 @@ def accept(
     console = new_console()
     settings, share = _site(home)
     plans = _plans(home, spec, share)
-    views = [look_at(home, settings, plan, share) for plan in plans]
+    views = [look_at(home, settings, plan, share, _is_spec(spec)) for plan in plans]
     for plan, view in zip(plans, views, strict=True):
         if view.refused:
             raise ValueError("\n".join(["this site refuses the plan even if you accept it:", *view.refused]))
@@ -556,7 +564,7 @@ def run(
     home: Home = Path(),
     out: Out = None,
     name: Name = None,
-    set_: Changes = None,
+    set_: PlanChanges = None,
     local: Annotated[
         int | None,
         typer.Option(min=1, max=100, help="Try the experiment on this machine with this number of site processes."),
@@ -577,6 +585,7 @@ def run(
     if local is not None:
         _run_local(grid, label, out or Path("runs"), local, quiet)
         return
+    from fedrank.deploy.folder import refuse_online_plan
     from fedrank.deploy.folder_members import read_home
     from fedrank.deploy.make_plans import do_runs, parties_of, plan_runs
     from fedrank.deploy.settings import FEDERATION, read_federation
@@ -589,6 +598,8 @@ def run(
     else:
         federation = read_home(home)
         runs = plan_runs(grid, label, results_in, federation.parties(), federation.name)
+        for _, plan in runs:
+            refuse_online_plan(plan)
     for site in readmit or []:
         why = _readmit(site, [task.folder for task, _ in runs])
         print_line(console, f"{site} is asked again. Reason of its exclusion: {why}")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -97,21 +98,30 @@ def person(
         list[Path] | None,
         typer.Option(help="Folder of runs that may have used the data set; may be repeated. Default: runs."),
     ] = None,
+    trials: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of trials of an engine with the same ids; may be repeated. Default: trials."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File for the receipt; the data set contains a copy.")] = None,
     plan: Annotated[bool, typer.Option("--plan", help="Print what would be deleted, and change nothing.")] = False,
     yes: Yes = False,
     trust: Trust = False,
 ) -> None:
-    """Delete a person's rows from a data set, list the runs that used them, and write a receipt."""
+    """Delete a person's rows from a data set and from trials, list the runs that used them, and write a receipt."""
+    from fedrank.engine.trial import find_trials
     from fedrank.experiments.runner.forget_person import clear_traces, forget_person, plan_forgetting
 
     folders = list(runs or [])
     if not folders and Path("runs").is_dir():
         folders = [Path("runs")]
+    if missing := [folder for folder in trials or [] if not folder.is_dir()]:
+        raise FileNotFoundError(f"no folder {missing[0]}; give a folder of trials as --trials")
+    in_trials = find_trials(trials or ([Path("trials")] if Path("trials").is_dir() else []))
+    affected = [found for found in (one.events_of(person) for one in in_trials) if found.searches or found.clicks]
     console = new_console()
     if not plan and clear_traces(data):  # first, because files of a stopped command may contain deleted rows
         print_line(console, f"Deleted temporary files beside {data} that a stopped command had left.")
-    found = plan_forgetting(person, data, folders, trust)
+    found = replace(plan_forgetting(person, data, folders, trust), trials=tuple(vars(one) for one in affected))
     if plan:
         _print_plan(found, console)
         print_line(console, "Nothing was changed.")
@@ -119,7 +129,12 @@ def person(
     if not yes:
         _print_plan(found, console)
         typer.confirm(f"Delete these rows from {data}? This cannot be undone.", abort=True)
-    receipt, path = forget_person(person, data, folders, out, trust)
+
+    def from_trials() -> list[dict[str, Any]]:
+        removed = [one.forget(person) for one in in_trials]
+        return [vars(one) for one in removed if one.searches or one.clicks]
+
+    receipt, path = forget_person(person, data, folders, out, trust, from_trials)
     print_line(console, receipt.summary)
     _print_commands(found.runs, console, before=False)
     print_line(console, f"Receipt: {path}")
@@ -132,6 +147,8 @@ def _print_plan(plan: ForgettingPlan, console: Console) -> None:
         f"{removed.entries:,} lists of one {plan.unit}, {removed.clicks:,} clicks, {removed.queries:,} queries and "
         f"{removed.pairs:,} rows of features that occur only there",
     )
+    for trial in plan.trials:
+        print_line(console, f"{trial['trial']}: {trial['searches']:,} searches and {trial['clicks']:,} clicks")
     for run in plan.runs:
         print_line(console, f"{run.run}: {run.used}{f' ({run.because})' if run.because else ''}")
         if run.holds:

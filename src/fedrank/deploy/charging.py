@@ -22,7 +22,7 @@ from fedrank.wire import Refused
 UNLIMITED = 1e6  # ε of a site without a limit; its charges are recorded anyway
 
 
-def _check_promised(folder: Path, delta: float, limit: float) -> None:
+def check_promised(folder: Path, delta: float, limit: float) -> None:
     """Refuse a policy that weakens an earlier promise to the people of this site."""
     known = Population.find(folder)
     if known is None:
@@ -44,7 +44,7 @@ class Charging:
     """The charges of one run to the people of a site."""
 
     def __init__(self, folder: Path, run: str, people: int, promises: Sequence[Guarantee], delta: float, limit: float):
-        _check_promised(Path(folder), delta, limit)
+        check_promised(Path(folder), delta, limit)
         self.population = Population.open(folder, people, delta, limit)
         self.terms = LedgerTerms(people, delta, tuple(promises), run)
         self.place = self.population.ledger(run)

@@ -11,6 +11,7 @@ import shutil
 import socket
 import stat
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,12 +21,11 @@ from fedrank.deploy.consent import ACCEPTED, said_of
 from fedrank.deploy.data_sources import (
     SiteSplit,
     describe,
-    differences,
-    differences_of_recorded,
     load_share,
     recorded_facts,
 )
 from fedrank.deploy.identity import fingerprint, read_identity
+from fedrank.deploy.objections import data_objections, plan_objections
 from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import Plan, names_digest
 from fedrank.deploy.recorded_lists import RecordedFolder
@@ -33,7 +33,7 @@ from fedrank.deploy.settings import FEDERATION, SITE, SiteSettings, no_home, rea
 from fedrank.deploy.show import LEDGERS, look_at
 from fedrank.experiments.report.formatting import amount
 from fedrank.experiments.report.sections import Cell, Section
-from fedrank.files import error_message, is_locked
+from fedrank.files import FULL, error_message, is_locked
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.population import Population
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 State = Literal["fine", "soon", "wrong", "unknown"]
 SOON = 30  # days before expiry from which a certificate should be renewed
 LEAST_ROOM = 200_000_000  # bytes of free disk space, in addition to what a run stores
+FULL_BELOW = 1 << 20  # bytes of free disk space below which a disk counts as full
 CLOCK_DIFFERS = timedelta(minutes=5)  # by how much the clock may be behind the newest file in the folder
 PATIENCE = 5.0  # seconds for a connection
 SHARED, MEMBERSHIP = (
@@ -111,6 +112,11 @@ def taken(port: int) -> str:
     return ""
 
 
+def _free(folder: Path) -> int:
+    """Free disk space in bytes."""
+    return shutil.disk_usage(folder).free
+
+
 @dataclass(frozen=True)
 class Looks:
     """How the environment is inspected; tests replace these functions."""
@@ -118,17 +124,20 @@ class Looks:
     kits: FlareKits
     unreachable: Callable[[str, int], str] = unreachable
     taken: Callable[[int], str] = taken
-    room: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free
+    room: Callable[[Path], int] = _free
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
 
 
-def check(folder: Path, plan: Plan | None = None, looks: Looks | None = None) -> list[CheckLine]:
-    """Check everything that a site's or coordinator's folder needs; also against a plan if one is given."""
+def check(folder: Path, plan: Plan | None = None, looks: Looks | None = None, draft: bool = False) -> list[CheckLine]:
+    """Check everything that a site's or coordinator's folder needs; also against a plan if one is given.
+
+    A draft is the plan of a spec, which has no keys of partners yet.
+    """
     folder, looks = Path(folder), looks or Looks(FlareKits())
     if (folder / FEDERATION).exists() or (folder / SHARED).exists():
         return _check_coordinator(folder, looks)
     if (folder / SITE).exists() or (folder / "kit").exists():
-        return _check_site(folder, plan, looks)
+        return _check_site(folder, plan, looks, draft)
     raise no_home(folder)
 
 
@@ -152,7 +161,7 @@ def is_fine(lines: Iterable[CheckLine]) -> bool:
     return all(line.state != "wrong" for line in lines)
 
 
-def _check_site(folder: Path, plan: Plan | None, looks: Looks) -> list[CheckLine]:
+def _check_site(folder: Path, plan: Plan | None, looks: Looks, draft: bool) -> list[CheckLine]:
     met = (folder / MEMBERSHIP).exists()
     lines = [*(_key(folder, looks) if met else _certificates(folder, looks)), _folder(folder)]
     try:
@@ -161,7 +170,8 @@ def _check_site(folder: Path, plan: Plan | None, looks: Looks) -> list[CheckLine
         lines.append(CheckLine("policy", "wrong", error_message(problem), f"correct {SITE}"))
         return [*lines, _disk(folder, looks, 0)]
     share, line = _data(folder, settings)
-    lines += [line, *_features(settings, share, plan), *_policy(folder, settings, plan), _ledger(folder, settings)]
+    lines += [line, *_features(settings, share, plan)]
+    lines += [*_policy(folder, settings, plan, share, draft), _ledger(folder, settings)]
     kept = 0 if plan is None else sum(one.bytes_in_all for one in look_at(folder, settings, plan, share).leaves)
     return [*lines, _disk(folder, looks, kept)]
 
@@ -299,12 +309,10 @@ def _recorded(folder: Path, impressions: str) -> CheckLine:
 
 def _features(settings: SiteSettings, share: SiteSplit | None, plan: Plan | None) -> Iterable[CheckLine]:
     recorded = settings.data.impressions is not None
-    if share is None and not recorded:
+    found = [] if plan is None else data_objections(settings, plan, share)
+    if share is None and not recorded and not found:
         yield CheckLine("features", "unknown", "the site has no data to check")
         return
-    found = []
-    if plan is not None and not plan.simulated:
-        found = differences_of_recorded(plan) if share is None else differences(share, plan)
     for line in found:
         said, _, remedy = line.partition("; ")
         yield CheckLine("features", "wrong", said, remedy)
@@ -320,10 +328,12 @@ def _features(settings: SiteSettings, share: SiteSplit | None, plan: Plan | None
         yield CheckLine("features", "fine", said + (", as in the plan" if plan is not None else ""))
 
 
-def _policy(folder: Path, settings: SiteSettings, plan: Plan | None) -> Iterable[CheckLine]:
+def _policy(
+    folder: Path, settings: SiteSettings, plan: Plan | None, share: SiteSplit | None, draft: bool
+) -> Iterable[CheckLine]:
     policy = settings.policy
     if plan is not None:
-        for line in settings.objections(plan):
+        for line in plan_objections(folder, settings, plan, share, draft):
             said, _, remedy = line.partition("; ")
             yield CheckLine("policy", "wrong", said, remedy)
         if said_of(folder, plan) != ACCEPTED and policy.accept == "listed":
@@ -395,16 +405,30 @@ def _disk(folder: Path, looks: Looks, kept: int) -> CheckLine:
     """Check free disk space: nothing is sent before it is written to disk, so a full disk stops a run."""
     free, needed = looks.room(folder), LEAST_ROOM + 2 * kept
     said = f"{amount('bytes', free)} free"
+    probe = folder / f".probe-{os.getpid()}"
     try:
-        probe = folder / f".probe-{os.getpid()}"
         with open(os.open(probe, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
             file.write("x")
         probe.unlink()
     except OSError as problem:
-        return CheckLine("disk", "wrong", f"{folder} cannot be written to ({problem.strerror})", "make it writable")
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+        remedy = "free disk space" if problem.errno in FULL else "make it writable"
+        return CheckLine("disk", "wrong", f"{folder} cannot be written to ({problem.strerror})", remedy)
     if free < needed:
         return CheckLine("disk", "wrong", f"{said}, {amount('bytes', needed)} needed", "free disk space")
     return CheckLine("disk", "fine", said)
+
+
+def storage_problem(folder: Path) -> str:
+    """Why a folder cannot store what is sent, determined without writing; "" if it can."""
+    if not os.access(folder, os.W_OK):
+        return f"{folder} cannot be written to, so nothing is sent or recorded; make it writable"
+    free = _free(folder)
+    if free >= LEAST_ROOM:
+        return ""
+    said = "is full" if free < FULL_BELOW else f"has only {amount('bytes', free)} left"
+    return f"the disk of {folder} {said}; nothing is sent before it is written to disk: free disk space"
 
 
 def _days(days: int) -> str:

@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -119,9 +120,15 @@ def deployed(card: Card, plan: Plan, clients: Collection[int] | None = None) -> 
 
 def _keep_plan(folder: Path, plan: Plan) -> None:
     """Store the plan that sites accepted; raise ValueError if the run folder belongs to another plan."""
+    check_same_plan(folder, plan)
+    if not (folder / PLAN).exists():
+        write_atomic(folder / PLAN, plan.dump(), private=True)
+
+
+def check_same_plan(folder: Path, plan: Plan) -> None:
+    """Raise ValueError if a run folder was started with another plan: sites accepted that one, not this one."""
     path = folder / PLAN
     if not path.exists():
-        write_atomic(path, plan.dump(), private=True)
         return
     before, now = parse_json(path.read_bytes()), parse_json(plan.dump())
     if differ := [key for key in now if before.get(key) != now[key]]:
@@ -129,11 +136,15 @@ def _keep_plan(folder: Path, plan: Plan) -> None:
         way_out = (
             "finish the run with the version that started it, or start a new run with another --name"
             if key == "version"
-            else "restore the previous spec, or start a new run with another --name"
+            else "restore the previous spec and --set, or start a new run with another --name; sites must accept it"
         )
+        was, is_now = before.get(key), now[key]
+        if key == "spec":
+            pairs = zip_longest(str(was).splitlines(), str(is_now).splitlines(), fillvalue="nothing")
+            was, is_now = next((pair for pair in pairs if pair[0] != pair[1]), (was, is_now))
         raise ValueError(
-            f"{folder} was started with another plan: its {key} is {_short(before.get(key))}, but now it is "
-            f"{_short(now[key])}; {way_out}"
+            f"{folder} was started with another plan: its {key} is {_short(was)}, but now it is {_short(is_now)}; "
+            f"{way_out}"
         )
 
 

@@ -21,7 +21,7 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from fedrank.deploy.flare_active import Active, HubVoice
+from fedrank.deploy.flare_active import Active, HubVoice, StopMark
 from fedrank.deploy.flare_hardening import MAX_MESSAGE
 from fedrank.deploy.flare_processes import end_with_parent
 from fedrank.deploy.protocol import SITE_FAILS
@@ -167,9 +167,10 @@ class HubController(Controller):  # type: ignore[misc]
         active = Active.read(home)
         if active.job != fl_ctx.get_prop(FLContextKey.JOB_META, {}).get("name"):
             return  # a job that remained when the server was restarted
+        stopped = StopMark(home, active)
         with HubVoice(home, active, self._lost) as voice:
             try:
-                voice.end(self._in_turn(active, voice.tell, lambda: bool(abort_signal.triggered)))
+                voice.end(self._in_turn(active, voice.tell, lambda: bool(abort_signal.triggered) or stopped()))
             except Exception as problem:
                 voice.end("failed", f"{type(problem).__name__}: {problem}")
                 raise

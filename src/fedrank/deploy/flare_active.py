@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ACTIVE, HUB = "active.json", "hub.json"
 BETWEEN_NEWS = 0.2  # seconds
+BETWEEN_MARKS = 1.0  # seconds between reads of active.json
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Active:
     fold: int
     seed: int
     departure: dict[str, Any] | None = None  # which sites its rounds unlearn, from which run and how
+    stopped: bool = False  # whether the user stopped the run: its job ends even if the server cannot be reached
 
     @classmethod
     def of(cls, task: Task, plan: Plan, stretch: int, departure: Departure | None = None) -> Active:
@@ -84,6 +86,11 @@ class Active:
         """The name of the job that performs this stretch."""
         return f"fedrank-{self.run[:8]}-{self.stretch}"
 
+    def named_in(self, home: Path) -> bool:
+        """Whether a home still names this job; a file that cannot be read ends no job."""
+        found = _latest(home)
+        return found is None or (found.run, found.stretch) == (self.run, self.stretch)
+
     def write(self, home: Path) -> None:
         write_atomic(home / ACTIVE, json.dumps(asdict(self), indent=1) + "\n", private=True)
 
@@ -110,6 +117,33 @@ class Active:
             return None
         asked = self.departure
         return named(Path(asked["run"]), asked["leaving"], build(Unlearner, asked["method"], "method"))
+
+
+def _latest(home: Path) -> Active | None:
+    try:
+        return Active.read(home)
+    except (OSError, ValueError):
+        return None
+
+
+class StopMark:
+    """Whether a job must end because its run was stopped, or because the home names another job.
+
+    A job whose command was killed, or could not reach the server to end it, would otherwise occupy the sites: each
+    participates in one run at a time, so no other run could start.
+    """
+
+    def __init__(self, home: Path, active: Active, every: float = BETWEEN_MARKS) -> None:
+        self._home, self._active, self._every = home, active, every
+        self._read = float("-inf")
+        self._found = False
+
+    def __call__(self) -> bool:
+        now = time.monotonic()
+        if not self._found and now - self._read >= self._every:
+            self._read, found = now, _latest(self._home)
+            self._found = found is not None and (found.stopped or not self._active.named_in(self._home))
+        return self._found
 
 
 @dataclass(frozen=True)
@@ -144,7 +178,7 @@ class HubVoice:
     """Writes the reports of a job about its run: progress at intervals, the result immediately."""
 
     def __init__(self, home: Path, active: Active, lost: Callable[[], Iterable[str]]) -> None:
-        self._home, self._lost = home, lost
+        self._home, self._active, self._lost = home, active, lost
         self._last = HubNews(active.run, active.stretch, time.time(), os.getpid())
         self._over = threading.Event()
         self._writer = threading.Thread(target=self._write, daemon=True)
@@ -162,13 +196,14 @@ class HubVoice:
 
     def end(self, status: str, why: str = "") -> None:
         self.__exit__()
-        replace(self._last, at=time.time(), ended=status, why=why).write(self._home)
+        if self._active.named_in(self._home):  # the reports of another job are not replaced
+            replace(self._last, at=time.time(), ended=status, why=why).write(self._home)
 
     def _write(self) -> None:
         written = None
         while True:
             found = replace(self._last, lost=sorted(self._lost()))
-            if (found.at, found.lost) != written:
+            if (found.at, found.lost) != written and self._active.named_in(self._home):
                 found.write(self._home)
                 written = found.at, found.lost
             if self._over.wait(BETWEEN_NEWS):

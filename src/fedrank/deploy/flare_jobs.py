@@ -11,7 +11,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +111,7 @@ class Chain:
             active.write(self.home)
             try:
                 if not self._reach(stop, say):
+                    replace(active, stopped=True).write(self.home)
                     return INTERRUPTED
                 self._settle()
                 ended, why = self._one(active, tell, stop)
@@ -188,6 +189,7 @@ class Chain:
                 self.server.end(id)
                 return "", f"the job's process {news.process} died"
             if stopped:
+                replace(active, stopped=True).write(self.home)  # ends the job if the server does not
                 self.server.end(id)
                 return INTERRUPTED, ""
             newly = news is not None and news.lost != lost

@@ -304,14 +304,16 @@ def _answer_less() -> None:
 def end_with_parent(parent: int | None = None) -> None:
     """End this process when its parent is gone: NVFLARE's jobs end themselves, but not reliably.
 
-    A process that already belongs to process 1 lost its parent before the first check.
+    Without `parent`, a process that belongs to process 1 lost its parent before the first check. In a container the
+    parent itself may be process 1, so it passes its id.
     """
     expected = os.getppid() if parent is None else parent
+    lost = parent is None and expected == 1
 
     def watch() -> None:
-        while os.getppid() == expected != 1:
+        while not lost and os.getppid() == expected:
             time.sleep(WATCH)
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
 
     threading.Thread(target=watch, daemon=True).start()
 

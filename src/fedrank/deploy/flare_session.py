@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrank.deploy.flare_kit import ADMIN, COORDINATOR
-from fedrank.deploy.flare_processes import child_environment
+from fedrank.deploy.flare_processes import child_environment, end_with_parent
 
 CONNECTING = 10.0  # seconds; a session takes one second when the server is running
 ANSWERING = 20.0  # seconds for all other requests
@@ -47,7 +47,7 @@ class Coordinator:
         self.close()
         self._asked = 0
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "fedrank.deploy.flare_session", str(self._kit), self._who],
+            [sys.executable, "-m", "fedrank.deploy.flare_session", str(self._kit), self._who, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -142,8 +142,12 @@ def _collect(child: subprocess.Popen[str], answers: queue.Queue[str]) -> None:
     answers.put("")
 
 
-def _serve_session(kit: str, who: str) -> None:
-    """The child: one session, one request per line."""
+def _serve_session(kit: str, who: str, parent: str) -> None:
+    """The child: one session, one request per line.
+
+    It ends with its parent: a request that hangs would otherwise keep it alive, with the rights of an administrator.
+    """
+    end_with_parent(int(parent))
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # NVFLARE prints to standard output
     logging.disable(logging.CRITICAL)

@@ -170,6 +170,7 @@ class FolderSend:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._problem = ""  # of the last read
+        self._unusable: dict[tuple[str, RequestName], str] = {}  # why a file at the place of an answer was ignored
         self._counted = 0.0
 
     def __enter__(self) -> FolderSend:
@@ -290,6 +291,7 @@ class FolderSend:
             return None
         except Unusable as problem:
             self.ignoring.count(path, problem.reason)
+            self._unusable[member.name, name] = problem.reason
             return None
 
     def _look(self) -> None:
@@ -326,6 +328,8 @@ class FolderSend:
         for one in [one for one in self._waiting if time.monotonic() >= one.deadline]:
             self._waiting.remove(one)
             why = f"; {self._problem}" if self._problem else ""
+            if reason := self._unusable.pop((one.member.name, one.name), ""):
+                why += f"; the file at the place of its answer is ignored: {reason}"
             _fail(
                 one.answer,
                 f"site {one.member.name!r} has not answered round {one.name.round} within {one.patience:g} s; its "

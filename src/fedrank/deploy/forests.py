@@ -24,7 +24,7 @@ from fedrank.data.ranking import RankingData
 from fedrank.deploy import protocol
 from fedrank.deploy.backup import record_completed_round
 from fedrank.deploy.outbox import Sent
-from fedrank.deploy.plan import Plan, names_digest
+from fedrank.deploy.plan import Plan, data_problems, names_digest
 from fedrank.deploy.site_runtime import (
     CheckedRequest,
     Computed,
@@ -175,11 +175,8 @@ class ForestRun(SiteRun):
         else:
             from fedrank.deploy.data_sources import load_share
 
-            if settings.data.letor is None:
-                raise Refused(
-                    "forests are trained on relevance labels, and this site has no LETOR file; set data.letor in "
-                    "site.toml"
-                )
+            if found := data_problems(plan, settings.data):
+                raise Refused("; ".join(found))
             share = load_share(settings.data)
             train = share.train
             if getattr(experiment.merge, "unit", "") == "person" and len(share.whose):

@@ -29,7 +29,7 @@ from fedrank.deploy.forest_hub import give_merged, result_files, site_card
 from fedrank.deploy.forests import ROUND, ForestRun
 from fedrank.deploy.handshake import Differs, Handshake
 from fedrank.deploy.outbox import Sent
-from fedrank.deploy.plan import Plan
+from fedrank.deploy.plan import Plan, key_problems
 from fedrank.deploy.site_calls import SiteCalls
 from fedrank.deploy.site_runtime import CheckedRequest, Computed, Contribution, digest_of
 from fedrank.experiments.runner.merge import ForestDisclosure, MergeRun
@@ -61,10 +61,8 @@ def identities_of(plan: Plan) -> dict[int, bytes] | None:
     """Public keys of all sites, compared by their users; None in a trial."""
     if plan.simulated:
         return None
-    if unknown := [site.name for site in plan.sites if not site.identity]:
-        raise Refused(
-            f"the plan has no key of {', '.join(unknown)}, but secure aggregation needs the key of every site"
-        )
+    if found := key_problems(plan):
+        raise Refused("; ".join(found))
     return {site.clients[0]: bytes.fromhex(site.identity) for site in plan.sites}
 
 

@@ -32,10 +32,20 @@ A_DAY = 86_400.0  # default patience in seconds for sites that use a shared fold
 def plan_runs(
     grid: Grid[Any], name: str, out: Path, parties: Sequence[PlannedSite], federation: str
 ) -> list[tuple[Task, Plan]]:
-    """Plan every run of an experiment; raise an error before the first one starts if one cannot be planned."""
+    """Plan every run of an experiment; raise an error before the first one starts if one cannot be planned.
+
+    The plan is the only thing that sites receive. Overrides of the spec are part of it; after a run has started, they
+    would make another plan, which no site has accepted, and are refused.
+    """
+    from fedrank.deploy.coordinate import check_same_plan
+
     if not parties:
         raise ValueError(f"no site has joined federation {federation!r}; approve sites first")
-    return [(task, plan_task(task, parties, federation)) for task in tasks_of(grid, name, out)]
+    runs = [(task, plan_task(task, parties, federation)) for task in tasks_of(grid, name, out)]
+    for task, plan in runs:
+        if not is_finished(task):
+            check_same_plan(task.folder, plan)
+    return runs
 
 
 def do_runs(

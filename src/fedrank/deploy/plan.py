@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fedrank import __version__
 from fedrank.deploy.protocol import OVERHEAD
+from fedrank.deploy.settings import SiteData, check_name
 from fedrank.experiments.spec.experiment import Experiment, SpecError, to_tables
 from fedrank.experiments.spec.families import code_from_outside, name_of
 from fedrank.experiments.spec.federated import ELSEWHERE, FederatedExperiment
@@ -45,6 +46,7 @@ LARGEST = 1 << 20  # maximum size of a plan in bytes
 IDS = 1 << 31  # upper bound of client ids
 NO_DATA: TomlTable = {"name": ELSEWHERE}  # what sites learn about the coordinator's data
 MAX_NUMBERS = 1 << 23  # maximum size of a model: a larger one would exhaust the memory of a site
+MAX_NAME = 300  # maximum length of the name of a run: folder, variant, and fold with seed
 
 
 class OtherVersion(Refused):
@@ -301,8 +303,7 @@ def make_plan(
         _enough(experiment, len(sites), simulated) if min_sites is None else min_sites,
         simulated,
     )
-    check_plan(plan)
-    return plan
+    return Plan.load(plan.dump())  # exactly what every site receives and checks
 
 
 def _problems(experiment: Experiment, sites: Sequence[PlannedSite], simulated: bool) -> list[str]:
@@ -441,6 +442,38 @@ def silo_problems(experiment: SiloExperiment, sites: int) -> list[str]:
     return found
 
 
+def uses_keys(plan: Plan) -> bool:
+    """Whether sites use the keys in the plan: for secure aggregation or sealed letters."""
+    merge = None if plan.forests is None else plan.forests.merge
+    return plan.silos is not None or plan.summed or (isinstance(merge, Histograms) and merge.secure)
+
+
+def key_problems(plan: Plan, name: str = "", public: str = "") -> list[str]:
+    """Reasons why the keys of a plan cannot be used; with the name and public key of a site, also for this site."""
+    if unknown := [site.name for site in plan.sites if not site.identity]:
+        what = "sealed letters need" if plan.silos is not None else "secure aggregation needs"
+        return [f"the plan has no key of {', '.join(unknown)}, but {what} the keys of all sites"]
+    if len({site.identity for site in plan.sites}) != len(plan.sites):
+        return ["two sites of the plan have the same key, so one site could impersonate the other"]
+    if public and plan.party(name).identity != public:
+        return ["the key of this site in the plan is not its own"]
+    return []
+
+
+def data_problems(plan: Plan, data: SiteData) -> list[str]:
+    """Reasons why a site with these settings of its data cannot train in a plan; its files are not read."""
+    if plan.silos is not None:
+        missing = data.documents is None
+        return ["this site has no documents for a sketch; set data.documents in its site.toml"] if missing else []
+    if plan.forests is not None:
+        if data.letor is not None:
+            return []
+        return ["forests are trained on relevance labels, and this site has no LETOR file; set data.letor in site.toml"]
+    if data.learns or data.impressions is not None:
+        return []
+    return ["this site has no queries for training; set data.letor or data.log in site.toml"]
+
+
 def _of_log(experiment: FederatedExperiment, name: str) -> bool:
     """Whether a setting only states that clients are the users of a log, which is always true at sites."""
     return name == "partition" and experiment.arrival is not None and experiment.clients.partition == Users()
@@ -467,8 +500,8 @@ def _party(found: Any) -> PlannedSite:
     if not isinstance(ids, list) or not ids or any(type(id) is not int or not 0 <= id < IDS for id in ids):
         raise Refused("the clients of a site must be a list of ids")
     name, identity = found["name"], found["identity"]
-    if not isinstance(name, str) or not 0 < len(name) <= 200:
-        raise Refused("the name of a site must be a text with 1 to 200 characters")
+    if not isinstance(name, str):
+        raise Refused("the name of a site must be a text")
     if not isinstance(identity, str) or not re.fullmatch("([0-9a-f]{64})?", identity):
         raise Refused(f"the key of {name!r} is not valid")
     return PlannedSite(name, tuple(ids), identity)
@@ -482,8 +515,33 @@ def _check_version(version: Any, protocol: Any) -> None:
         )
 
 
+def _check_names(plan: Plan) -> None:
+    """Refuse names that are unsafe in paths, terminals and logs."""
+    for key, name in (("federation", plan.federation), *(("sites", site.name) for site in plan.sites)):
+        try:
+            check_name(name)
+        except ValueError:
+            raise Refused(
+                f"{key}: {_quoted(name)} is not a valid name; use at most 64 letters a-z, digits, - and _, with no - "
+                "or _ at the ends"
+            ) from None
+    parts = plan.name.split("/")
+    safe = plan.name.isprintable() and "\\" not in plan.name and all(part.strip(".") for part in parts)
+    if not safe or len(plan.name) > MAX_NAME:
+        raise Refused(
+            f"name: {_quoted(plan.name)} is not a valid name of a run; use at most {MAX_NAME} printable characters "
+            "without empty parts, '.', '..' and backslashes"
+        )
+
+
+def _quoted(name: str) -> str:
+    """A name from outside, in one line of limited length."""
+    return ascii(name if len(name) <= 60 else f"{name[:60]}... ({len(name):,} characters)")
+
+
 def check_plan(plan: Plan) -> None:
     _check_version(plan.version, plan.protocol)
+    _check_names(plan)
     names, ids = [site.name for site in plan.sites], plan.clients
     if len(set(names)) != len(names) or len(set(ids)) != len(ids):
         raise Refused("two of its sites have the same name or id")

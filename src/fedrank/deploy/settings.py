@@ -241,6 +241,8 @@ class Policy(SpecSection):
     unprotected: bool = False  # whether updates may be sent without noise
     history: bool = False  # whether the coordinator may record updates for unlearning
     most_rounds: Positive = 1000  # maximum number of rounds of one run
+    largest_clip: Annotated[float, more_than(0)] | None = None  # maximum mechanism.clip, the norm of an update
+    largest_rate: Annotated[float, more_than(0)] | None = None  # maximum learning rate of the learner or booster
     min_sites: Positive = 3  # minimum number of sites of a run, including this one
     measures: tuple[str, ...] = ()  # sums over own queries that may be reported
     accept: Literal["listed", "within-policy"] = "listed"  # listed: only plans that a user accepted at this site
@@ -268,7 +270,7 @@ class Policy(SpecSection):
                 f"rounds: {question.rounds:,} is more than policy.most_rounds = {self.most_rounds:,}; use fewer in the "
                 "plan, or increase it"
             )
-        found += self._objections_to_few(plan)
+        found += self._objections_to_rate(key, getattr(question, key)) + self._objections_to_few(plan)
         if plan.forests is not None:
             return found + self._objections_to_forests(plan, plan.forests.merge)
         if plan.silos is not None:
@@ -278,7 +280,34 @@ class Policy(SpecSection):
                 f"record_every: {question.record_every} lets the coordinator store what this site sends, but "
                 "policy.history = false; use 0 in the plan, or allow it"
             )
-        return found + self._objections_to_protection(plan)
+        return found + self._objections_to_clip(plan) + self._objections_to_protection(plan)
+
+    def _objections_to_rate(self, key: str, method: Any) -> list[str]:
+        rate = getattr(method, "rate", None)  # evolution has none
+        if self.largest_rate is None or rate is None or rate <= self.largest_rate:
+            return []
+        return [
+            f"{key}.rate: {rate:g} is more than policy.largest_rate = {self.largest_rate:g}; use a smaller one in the "
+            "plan, or increase it"
+        ]
+
+    def _objections_to_clip(self, plan: Plan) -> list[str]:
+        """Reasons why an update may be longer than this site allows; rewards have no norm."""
+        experiment = plan.experiment
+        if self.largest_clip is None or has_trait(experiment.learner, "rewards"):
+            return []
+        clip = getattr(experiment.mechanism, "clip", None)
+        if clip is None:
+            return [
+                f"mechanism.clip: is missing, so the norm of an update has no limit, but policy.largest_clip = "
+                f"{self.largest_clip:g}; use gaussian or laplace noise with clip in the plan, or remove it"
+            ]
+        if clip <= self.largest_clip:
+            return []
+        return [
+            f"mechanism.clip: {clip:g} is more than policy.largest_clip = {self.largest_clip:g}; use a smaller one in "
+            "the plan, or increase it"
+        ]
 
     def _objections_to_few(self, plan: Plan) -> list[str]:
         if len(plan.sites) < self.min_sites:
@@ -650,6 +679,8 @@ delta           = 1e-5                      # probability that the guarantee fai
 unprotected     = false                     # may updates be sent without noise?
 history         = false                     # may the coordinator record updates for unlearning?
 most_rounds     = 1000                      # maximum per run
+# largest_clip  = 1.0                       # maximum norm of an update (mechanism.clip); default: no limit
+# largest_rate  = 0.1                       # maximum learning rate; default: no limit
 min_sites       = 3                         # minimum number of sites of a run, including this one
 measures        = []                        # measures that may be reported as sums without noise, such as "ndcg@10"
 accept          = "listed"                  # or "within-policy": participate in every plan that fits this policy

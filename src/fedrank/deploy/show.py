@@ -16,11 +16,13 @@ import numpy as np
 from fedrank.data.live_features import LIVE_1
 from fedrank.data.logs import not_persons
 from fedrank.data.ranking import RankingData
+from fedrank.deploy.charging import UNLIMITED
 from fedrank.deploy.consent import partners, said_of
-from fedrank.deploy.data_sources import SiteSplit, differences, differences_of_recorded, recorded_facts
+from fedrank.deploy.data_sources import SiteSplit, recorded_facts
 from fedrank.deploy.forests import largest_forest
 from fedrank.deploy.identity import fingerprint
 from fedrank.deploy.make_plans import features_of
+from fedrank.deploy.objections import objections
 from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.deploy.protocol import PHASES, Answers, bundle, reply, request
@@ -91,6 +93,7 @@ class PartnerView:
     name: str
     fingerprint: str  # "": the plan has no key
     pinned: bool
+    changed: bool = False  # whether another key was compared before
 
 
 @dataclass(frozen=True)
@@ -160,8 +163,10 @@ class _Disclosed(NamedTuple):
     unit: str = "rounds"  # what is charged
 
 
-def look_at(folder: Path, settings: SiteSettings, plan: Plan, share: SiteSplit | None = None) -> PlanView:
-    """The effect of a plan on a site; `share` is its data, if they could be read."""
+def look_at(
+    folder: Path, settings: SiteSettings, plan: Plan, share: SiteSplit | None = None, draft: bool = False
+) -> PlanView:
+    """The effect of a plan on a site; `share` is its data, if they could be read. A draft has no keys yet."""
     folder, policy = Path(folder), settings.policy
     if plan.forests is not None:
         disclosed = _of_forests(plan, plan.forests)
@@ -169,25 +174,18 @@ def look_at(folder: Path, settings: SiteSettings, plan: Plan, share: SiteSplit |
         disclosed = _of_silos(plan)
     else:
         disclosed = _of_updates(plan, settings, share)
-    refused = settings.objections(plan) + _differences(settings, plan, share)
+    refused = objections(folder, settings, plan, share, draft)
     found: list[Price] = []
     spent, after, affordable = dict[str, float](), dict[str, float](), disclosed.charges
     try:
         if disclosed.charges:
             found = _prices(plan, policy.delta)
-        others = _accounts(folder, plan)
-        limit = policy.largest_epsilon
-        spent, after, affordable = _spending(plan, policy.delta, limit, found, others, disclosed.charges)
+        budget = _budget(folder, settings, plan, found)
+        spent, after, affordable = budget.spending(disclosed.charges)
+        refused += budget.objections(after, affordable, disclosed)
     except (LedgerError, OSError, ValueError) as problem:
         refused.append(f"ledger: {problem}")
         affordable = 0
-    limit = policy.largest_epsilon
-    if limit is not None and affordable < disclosed.charges and max(after.values(), default=0.0) > limit:
-        refused.append(
-            f"ledger: all runs together would cost ε = {up(max(after.values()))}, but policy.largest_epsilon = "
-            f"{limit:g}; it covers {affordable:,} of {disclosed.charges:,} {disclosed.unit}, and the next one is "
-            "refused"
-        )
     pinned = partners(folder)
     view = PlanView(
         site=settings.name,
@@ -203,7 +201,7 @@ def look_at(folder: Path, settings: SiteSettings, plan: Plan, share: SiteSplit |
         sees=disclosed.sees,
         prices=tuple(found),
         delta=policy.delta,
-        limit=limit,
+        limit=policy.largest_epsilon,
         spent=spent,
         after=after,
         affordable=affordable if disclosed.unit == "rounds" else plan.rounds,
@@ -223,24 +221,6 @@ def _prices(plan: Plan, delta: float) -> list[Price]:
         if plan.forests is not None:
             raise
         return []
-
-
-def _differences(settings: SiteSettings, plan: Plan, share: SiteSplit | None) -> list[str]:
-    """Differences between the site's data and a plan."""
-    if plan.simulated or plan.silos is not None:
-        return []
-    if plan.forests is None and settings.data.impressions is not None:
-        return differences_of_recorded(plan)
-    if share is None:
-        return []
-    found = differences(share, plan)
-    merge = None if plan.forests is None else plan.forests.merge
-    if isinstance(merge, Histograms) and merge.private != "no" and merge.unit == "person" and not len(share.whose):
-        found.append(
-            "data.person: the plan protects persons, but site.toml does not assign the queries to people; set "
-            "data.person in site.toml to the key of the comments (with a log: to its users)"
-        )
-    return found
 
 
 def _searches(folder: Path, settings: SiteSettings, plan: Plan) -> str:
@@ -521,12 +501,16 @@ def _cost(cost: float) -> str:
 def _compared(partner: PartnerView) -> str:
     if not partner.fingerprint:
         return "the plan has no key"
+    if partner.changed:
+        return "no: differs from the key compared before; call the site before you accept with --new-key"
     return "yes" if partner.pinned else "no: compare by telephone"
 
 
 def _partner(site: PlannedSite, pinned: Mapping[str, str]) -> PartnerView:
     known = fingerprint(site.identity) if site.identity else ""
-    return PartnerView(site.name, known, bool(site.identity) and pinned.get(site.name) == site.identity)
+    before = pinned.get(site.name, "")
+    same = bool(site.identity) and before == site.identity
+    return PartnerView(site.name, known, same, bool(site.identity and before) and not same)
 
 
 def _bytes_up(plan: Plan, clients: int) -> int:
@@ -550,38 +534,70 @@ def _bytes_down(plan: Plan) -> int:
     return len(Call(plan.run, 1, weights, 1.0, common=common).pack())
 
 
-def _accounts(folder: Path, plan: Plan) -> list[Account]:
-    """Charges of all other runs to the people of a site."""
-    place = folder / LEDGERS
+@dataclass(frozen=True)
+class _Budget:
+    """The budget of the people of a site, of whom other runs have spent a part."""
+
+    population: Population
+    terms: LedgerTerms  # of this plan
+    others: Sequence[Account]  # charges of all other runs
+    times: int  # maximum number of charges of one person in this plan; 0: nothing is charged
+
+    def account(self, rounds: int) -> Account:
+        often = np.full(self.population.people, min(rounds, self.times), dtype=np.int64)
+        return Account(self.terms, often, rounds, 0)
+
+    def after(self, rounds: int) -> dict[str, float]:
+        return spent_together([*self.others, self.account(rounds)], self.terms.delta)
+
+    def spending(self, rounds: int) -> tuple[dict[str, float], dict[str, float], int]:
+        """ε so far, ε after this run, and the number of its rounds within the limit."""
+        spent = spent_together(self.others, self.terms.delta)
+        if not self.times:
+            return spent, {}, rounds
+
+        def fits(some: int) -> bool:
+            return max(self.after(some).values(), default=0.0) <= self.population.limit
+
+        low, high = 0, rounds
+        if fits(high):
+            return spent, self.after(rounds), rounds
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return spent, self.after(rounds), low
+
+    def objections(self, after: Mapping[str, float], affordable: int, disclosed: _Disclosed) -> list[str]:
+        """Why the site would refuse a charge of this run, as `Charging` decides it."""
+        if not self.times:
+            return []
+        refusal = self.population.refused(self.account(disclosed.charges), self.others)
+        if refusal is None:
+            return []
+        cost = max(after.values(), default=0.0)
+        if math.isinf(cost):
+            return [
+                f"ledger: {refusal}, because one of the runs gives none; use the same placement of the noise as the "
+                "earlier runs on these people"
+            ]
+        if cost <= self.population.limit:
+            return [f"ledger: {refusal}; use the unit of the earlier runs in the plan"]
+        return [
+            f"ledger: all runs together would cost ε = {up(cost)}, but policy.largest_epsilon = "
+            f"{self.population.limit:g}; it covers {affordable:,} of {disclosed.charges:,} {disclosed.unit}, and the "
+            "next one is refused"
+        ]
+
+
+def _budget(folder: Path, settings: SiteSettings, plan: Plan, prices: Sequence[Price]) -> _Budget:
+    place, policy = folder / LEDGERS, settings.policy
     known = Population.find(place)
-    return [] if known is None else known.accounts(but=known.ledger(plan.digest[:32]))
-
-
-def _spending(
-    plan: Plan, delta: float, limit: float | None, prices: Sequence[Price], others: Sequence[Account], rounds: int
-) -> tuple[dict[str, float], dict[str, float], int]:
-    """ε so far, ε after this run, and the number of its rounds within the limit."""
-    spent = spent_together(others, delta)
-    if not prices:
-        return spent, {}, rounds
-    terms = LedgerTerms(1, delta, tuple(price.guarantee for price in prices), plan.digest[:32])
+    others = [] if known is None else known.accounts(but=known.ledger(plan.digest[:32]))
     people = max((len(one.participations) for one in others), default=1)
-
-    def after(some: int) -> dict[str, float]:
-        often = min(some, max(price.times for price in prices))
-        account = Account(terms, np.full(people, often, dtype=np.int64), some, 0)
-        return spent_together([*others, account], delta)
-
-    def fits(some: int) -> bool:
-        return limit is None or max(after(some).values(), default=0.0) <= limit
-
-    low, high = 0, rounds
-    if fits(high):
-        return spent, after(rounds), rounds
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return spent, after(rounds), low
+    limit = UNLIMITED if policy.largest_epsilon is None else policy.largest_epsilon
+    terms = LedgerTerms(1, policy.delta, tuple(price.guarantee for price in prices), plan.digest[:32])
+    times = max((price.times for price in prices), default=0)
+    return _Budget(Population(place, people, policy.delta, limit), terms, others, times)
 
 
 def _finite(costs: Mapping[str, float]) -> dict[str, float | None]:

@@ -20,7 +20,7 @@ from fedrank.data.collection import read_collection
 from fedrank.deploy import protocol
 from fedrank.deploy.identity import verify
 from fedrank.deploy.outbox import Sent
-from fedrank.deploy.plan import Plan
+from fedrank.deploy.plan import Plan, data_problems, key_problems
 from fedrank.deploy.site_runtime import (
     CheckedRequest,
     Computed,
@@ -147,12 +147,10 @@ class SiloRun(SiteRun):
     def open(cls, site: SiteHome, plan: Plan) -> SiloRun:
         experiment, settings = plan.silos, site.settings
         assert experiment is not None
-        if settings.data.documents is None:
-            raise Refused("this site has no documents for a sketch; set data.documents in its site.toml")
-        if unknown := [site.name for site in plan.sites if not site.identity]:
-            raise Refused(f"the plan has no key of {', '.join(unknown)}, but sealed letters need the keys of all sites")
-        if plan.party(settings.name).identity != site.identity.public:
-            raise Refused("the key of this site in the plan is not its own")
+        found = data_problems(plan, settings.data) or key_problems(plan, settings.name, site.identity.public)
+        if found:
+            raise Refused("; ".join(found))
+        assert settings.data.documents is not None
         documents = Path(settings.data.documents).parent
         data = _digest(documents)
         outbox = site.outbox(plan, data)

@@ -20,7 +20,7 @@ from fedrank.deploy import protocol
 from fedrank.deploy.backup import RestoreMark, record_completed_round
 from fedrank.deploy.identity import IdentityKey, member_key
 from fedrank.deploy.outbox import Sent
-from fedrank.deploy.plan import Plan, PlannedSite
+from fedrank.deploy.plan import Plan, PlannedSite, data_problems, key_problems
 from fedrank.deploy.protocol import ASKED, OBSERVED, Answers
 from fedrank.deploy.site_data import ClientSiteData, RecordedSiteData, facts_of, open_site_data
 from fedrank.deploy.site_runtime import (
@@ -304,16 +304,9 @@ class SecureUpdate(Update):
 
 def planned_keys(site: SiteHome, plan: Plan) -> dict[int, bytes]:
     """Public keys of all sites, from the plan, compared by users of this site."""
-    keys = {party.clients[0]: party.identity for party in plan.sites}
-    if unknown := [party.name for party in plan.sites if not party.identity]:
-        raise Refused(
-            f"the plan has no key of {', '.join(unknown)}, but secure aggregation needs the keys of all sites"
-        )
-    if len(set(keys.values())) != len(keys):
-        raise Refused("two sites of the plan have the same key, so one site could impersonate the other")
-    if keys[site.settings.id] != site.identity.public:
-        raise Refused("the key of this site in the plan is not its own")
-    return {id: bytes.fromhex(key) for id, key in keys.items()}
+    if found := key_problems(plan, site.settings.name, site.identity.public):
+        raise Refused("; ".join(found))
+    return {party.clients[0]: bytes.fromhex(party.identity) for party in plan.sites}
 
 
 class MeasureSums(Contribution["UpdateRun"]):
@@ -381,6 +374,8 @@ class UpdateRun(SiteRun):
     @classmethod
     def open(cls, site: SiteHome, plan: Plan) -> UpdateRun:
         experiment, settings = plan.experiment, site.settings
+        if not plan.simulated and (found := data_problems(plan, settings.data)):
+            raise Refused("; ".join(found))
         facts, data = facts_of(settings, plan)
         outbox = site.outbox(plan, data)
         fits = facts == {"features": plan.features, "feature_names": plan.feature_names, "normalised": plan.normalised}

@@ -11,12 +11,12 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedrank.deploy.check import FlareKits
+from fedrank.deploy.check import FlareKits, storage_problem
 from fedrank.deploy.consent import proposals
 from fedrank.deploy.settings import FEDERATION, SITE, no_home, read_federation, read_site
 from fedrank.deploy.show import LEDGERS
@@ -33,6 +33,10 @@ RECENT = 20  # rounds from which the remaining time is estimated
 SERVED = "start.lock"  # held by the process that serves a folder
 SHARED = "federation.json"  # of a coordinator that uses a shared folder
 ACTIVE, BOOKS, NEWS, SITES = "active.json", "sites.json", "hub.json", "sites.csv"
+RUN_LOCK = "lock"  # of a run folder, held by the process that performs the run
+COMMAND_LOCKS = ("run.lock", "folder.lock")  # held by `fedrank deploy run`, with NVFLARE and with a shared folder
+# Reasons for which a run waits that mean that a site does not answer at all.
+SILENCE = ("cannot be reached", "no answer", "did not answer", "has not answered", "was lost")
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ class SiteLine:
     refused: str = ""  # why it did not answer the last request; "" if it did
     waited_for: str = ""  # why the run waits for it
     days_left: int | None = None  # of its certificate
+    link: str = ""  # during a run: "up" or "down"; "" if it is not known
+    silent: bool = False  # whether the last request got no answer at all
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,8 @@ class DeploymentStatus:
     days_left: int | None  # of the own certificate
     run: str = ""
     folder: str = ""  # of the run
-    state: str = ""  # "running", "waiting", "finished", "interrupted" or "failed"; of a site "idle" or "stopped"
+    # "starting", "running", "waiting", "finished", "interrupted" or "failed"; of a site "idle" or "stopped".
+    state: str = ""
     round: int = 0
     rounds: int = 0
     quality: Mapping[str, float] | None = None  # of the last evaluated round
@@ -69,6 +76,7 @@ class DeploymentStatus:
     spent: Mapping[str, float] | None = None  # at a site: ε of all runs, against each observer
     limit: float | None = None
     to_decide: tuple[str, ...] = ()  # at a site: plans that have not been accepted or refused
+    storage: str = ""  # why nothing can be written, such as a full disk; "" if it can
 
 
 def status(folder: Path, kits: FlareKits | None = None, now: float | None = None) -> DeploymentStatus:
@@ -102,6 +110,8 @@ def about_status(found: DeploymentStatus) -> list[Section]:
     if found.folder:
         pairs.append(("results", found.folder))
     section = Section("").pairs(pairs)
+    if found.storage:
+        section = section.paragraph(f"{found.storage[0].upper()}{found.storage[1:]}.", tone="warn")
     if found.last_refusal:
         section = section.paragraph(f"Last refusal: {found.last_refusal}", tone="warn")
     if waiting := [f"{site.name}: {site.waited_for}" for site in found.sites if site.waited_for]:
@@ -126,6 +136,7 @@ def _with_sites(section: Section, sites: Sequence[SiteLine]) -> Section:
         [
             Cell(site.name, tone="name"),
             site.state,
+            Cell(site.link, tone="warn" if site.link == "down" else ""),
             f"{site.round:,}" if site.round else "",
             "" if site.seconds is None else f"{site.seconds:.2f} s",
             Cell("" if site.days_left is None else _ends(site.days_left), tone=_urgent(site.days_left)),
@@ -133,7 +144,7 @@ def _with_sites(section: Section, sites: Sequence[SiteLine]) -> Section:
         ]
         for site in sites
     ]
-    return section.table(["site", "state", "last round", "took", "certificate", "reason"], rows, 2)
+    return section.table(["site", "membership", "link", "last round", "took", "certificate", "reason"], rows, 3)
 
 
 def _urgent(days: int | None) -> str:
@@ -147,6 +158,8 @@ def _ends(days: int) -> str:
 def _of_coordinator(home: Path, kits: FlareKits, now: float) -> DeploymentStatus:
     name, listed = _federation(home, kits)
     active, news = _facts(home / ACTIVE), _facts(home / NEWS)
+    if news.get("run") != active.get("run"):
+        news = {}  # of an earlier run
     folder = Path(str(active["folder"])) if active.get("folder") else _latest(home / "runs")
     books, run = ({}, {}) if folder is None else (_facts(folder / BOOKS), _facts(folder / "run.json"))
     answered = {} if folder is None else last_answers(folder / SITES)
@@ -155,12 +168,17 @@ def _of_coordinator(home: Path, kits: FlareKits, now: float) -> DeploymentStatus
     # While a run waits, this file names the round in progress.
     done = max((one.round for one in answered.values()), default=0) if waiting else reached
     rounds = rounds or _planned_rounds(active)
-    state = _state(folder, run, news, bool(waiting))
+    state = _state(home, folder, run, news, bool(waiting), bool(active.get("stopped")))
+    reported = news.get("lost")
+    lost = reported if isinstance(reported, list) else []
     lines = []
     for site, where, until in listed:
         one = answered.get(site, SiteLine(site, ""))
-        days = _days(until, now)
-        lines.append(SiteLine(site, where, one.round, one.seconds, one.refused, waiting.get(site, ""), days))
+        why = waiting.get(site, "")
+        link = _link(one, why, site in lost) if state in ("running", "waiting") and where in ("joined", "") else ""
+        lines.append(
+            SiteLine(site, where, one.round, one.seconds, one.refused, why, _days(until, now), link, one.silent)
+        )
     at = max((float(found["at"]) for found in (books, news) if isinstance(found.get("at"), (int, float))), default=0.0)
     return DeploymentStatus(
         who="coordinator",
@@ -177,7 +195,17 @@ def _of_coordinator(home: Path, kits: FlareKits, now: float) -> DeploymentStatus
         last_news=now - at if at else None,
         last_refusal=str(books.get("last_refusal") or news.get("why") or ""),
         sites=tuple(lines),
+        storage=storage_problem(home),
     )
+
+
+def _link(last: SiteLine, waited_for: str, lost: bool) -> str:
+    """Whether a site answers during a run: one that refuses a request does."""
+    if lost or any(words in waited_for for words in SILENCE):
+        return "down"
+    if waited_for or not last.name or (not last.round and not last.refused):
+        return ""
+    return "down" if last.silent else "up"
 
 
 def _planned_rounds(active: Mapping[str, Any]) -> int:
@@ -187,12 +215,21 @@ def _planned_rounds(active: Mapping[str, Any]) -> int:
         return 0
 
 
-def _state(folder: Path | None, run: Mapping[str, Any], news: Mapping[str, Any], waits: bool) -> str:
+def _state(
+    home: Path, folder: Path | None, run: Mapping[str, Any], news: Mapping[str, Any], waits: bool, stopped: bool
+) -> str:
     if folder is None:
         return ""
     said = str(run.get("status") or news.get("ended") or "")
     if said in ("finished", "interrupted", "failed"):
         return said
+    held, commands = is_locked(folder / RUN_LOCK), [is_locked(home / name) for name in COMMAND_LOCKS]
+    if held:
+        return "waiting" if waits else "running"
+    if any(commands):
+        return "starting"
+    if stopped or held is False or False in commands:  # a killed process could not record its end
+        return "interrupted"
     return "waiting" if waits else "running"
 
 
@@ -214,7 +251,7 @@ def _of_site(folder: Path, kits: FlareKits, now: float) -> DeploymentStatus:
         serves=bool(is_locked(folder / SERVED)) or bool(is_locked(folder / "lock")),
         days_left=_own_days(folder, kits, now),
         run=str(content.get("run") or ""),
-        state=_state_of_site(folder, bool(content)),
+        state=_state_of_site(folder, content),
         round=max(sent, _whole(content.get("round"))),
         rounds=_whole(content.get("rounds")),
         last_news=now - float(at) if isinstance(at, (int, float)) else None,
@@ -222,13 +259,18 @@ def _of_site(folder: Path, kits: FlareKits, now: float) -> DeploymentStatus:
         spent=spent,
         limit=settings.policy.largest_epsilon,
         to_decide=tuple(f"{plan.digest[:12]} ({plan.name})" for plan in proposals(folder)),
+        storage=storage_problem(folder),
     )
 
 
-def _state_of_site(folder: Path, asked: bool) -> str:
-    if is_locked(folder / "lock"):
-        return "running"
-    return "" if not asked else "idle" if is_locked(folder / SERVED) else "stopped"
+def _state_of_site(folder: Path, content: Mapping[str, Any]) -> str:
+    """The state of the last run at a site; a process that uses a shared folder holds the lock between runs, too."""
+    held, digest = is_locked(folder / "lock"), str(content.get("digest") or "")
+    if digest and (folder / "models" / digest[:16] / "model.json").exists():
+        return "finished"
+    if held:
+        return "running" if content else "idle"
+    return "" if not content else "idle" if is_locked(folder / SERVED) else "stopped"
 
 
 def _last_sent(outbox: Path) -> int:
@@ -245,11 +287,11 @@ def last_answers(path: Path) -> dict[str, SiteLine]:
     for row in _rows(path):
         seconds = _number(row.get("seconds"))
         line = SiteLine(row.get("site", ""), "", _whole(row.get("round")), seconds, row.get("refused", ""))
-        before = found.get(line.name)
+        before, silent = found.get(line.name), not _whole(row.get("bytes_up"))
         if line.refused and before is not None:  # keep the last answered round
-            line = SiteLine(line.name, "", before.round, before.seconds, line.refused)
+            line = replace(before, refused=line.refused, silent=silent)
         elif line.refused:
-            line = SiteLine(line.name, "", 0, None, line.refused)
+            line = SiteLine(line.name, "", 0, None, line.refused, silent=silent)
         found[line.name] = line
     return found
 

@@ -30,12 +30,13 @@ import numpy as np
 
 from fedrank.engine.trial_decision import DecidedSearch, Judgement, judge
 from fedrank.engine.trial_events import EventLines, SearchClick, ShownSearch, read_events
-from fedrank.engine.trial_record import LABELS, TrialPlan, now, read_plan, somebody
+from fedrank.engine.trial_record import LABELS, PLAN, TrialPlan, now, read_plan, somebody
 from fedrank.files import locked, parse_json, private_folder, read_bytes, write_atomic
 from fedrank.ranking.gate import Draft, Team
 
 EVENTS, HISTORY, LOCK = "events", "history.json", ".lock"
 BATCH_FORMAT = "fedrank-trial-events"
+LISTED = ("earlier",)  # keys of a header that list pseudonyms of clients
 UNFAIR = 4.5  # standard deviations that a fair assignment does not exceed
 TEAMS = {"o": Team.OLD, "n": Team.NEW, "b": Team.NEITHER}
 ENDED = ("adopted", "rolled back")  # events that end a trial
@@ -50,6 +51,15 @@ class ImportResult:
     known: int  # searches and clicks that were read before
     dropped: dict[str, int]  # lines by reason
     skipped: tuple[str, ...]  # files that were read before, byte for byte
+
+
+@dataclass(frozen=True)
+class ForgottenEvents:
+    """Rows of one client in the events of a trial."""
+
+    trial: str  # its folder
+    searches: int
+    clicks: int  # of the client, or on searches of the client
 
 
 @dataclass
@@ -179,6 +189,36 @@ class EngineTrial:
                 tuple(skipped),
             )
 
+    def events_of(self, client: str) -> ForgottenEvents:
+        """Count the rows of a client, given by the id in the engine's log."""
+        return self._forget(client, write=False)
+
+    def forget(self, client: str) -> ForgottenEvents:
+        """Delete the rows of a client: its searches, its clicks, and all clicks on its searches.
+
+        Counts and evidence change accordingly, because they are computed from the remaining rows. The digests of the
+        imported files remain, so reading the same file again does not restore the rows.
+        """
+        with self.working():
+            found = self._forget(client, write=True)
+            if found.searches or found.clicks:
+                self.note("forgot a client", searches=found.searches, clicks=found.clicks)
+            return found
+
+    def _forget(self, client: str, write: bool) -> ForgottenEvents:
+        stand_in, batches = self._stand_in(client), list(self._batches())
+        theirs = {one.id for _, searches, _ in batches for one in searches if one.client == stand_in and stand_in}
+        removed_searches = removed_clicks = 0
+        for path, (head, searches, clicks) in zip(self._batch_files(), batches, strict=True):
+            kept = [one for one in searches if one.id not in theirs]
+            left = [one for one in clicks if one.search not in theirs and (not stand_in or one.client != stand_in)]
+            removed_searches += len(searches) - len(kept)
+            removed_clicks += len(clicks) - len(left)
+            listed = {key: [one for one in head[key] if one != stand_in] for key in LISTED if key in head}
+            if write and (len(kept), len(left), head | listed) != (len(searches), len(clicks), head):
+                self._write_batch(path, head | listed, kept, left)
+        return ForgottenEvents(str(self.folder), removed_searches, removed_clicks)
+
     def count(self) -> Count:
         """Count everything that was read, import by import."""
         count = Count()
@@ -298,14 +338,21 @@ class EngineTrial:
             "inputs": found.inputs,
             "dropped": dict(found.dropped),
         }
+        self._write_batch(private_folder(self.folder / EVENTS) / f"{number:04d}.jsonl", head, searches, clicks)
+
+    def _write_batch(
+        self, path: Path, head: Mapping[str, Any], searches: Iterable[ShownSearch], clicks: Iterable[SearchClick]
+    ) -> None:
         lines = [json.dumps(head), *(json.dumps(["search", *one]) for one in searches)]
         lines += [json.dumps(["click", *one]) for one in clicks]
-        path = private_folder(self.folder / EVENTS) / f"{number:04d}.jsonl"
         write_atomic(path, "\n".join(lines) + "\n", private=True)
+
+    def _batch_files(self) -> list[Path]:
+        return sorted((self.folder / EVENTS).glob("*.jsonl"))
 
     def _batches(self) -> Iterable[tuple[dict[str, Any], list[ShownSearch], list[SearchClick]]]:
         """Each import: its header, searches and clicks."""
-        for path in sorted((self.folder / EVENTS).glob("*.jsonl")):
+        for path in self._batch_files():
             try:
                 first, *rest = read_bytes(path).decode().splitlines()
                 head = parse_json(first)
@@ -327,3 +374,9 @@ def _stored_search(row: list[Any]) -> ShownSearch:
     if not set(teams) <= set(TEAMS) or len(teams) != len(shown) or not math.isfinite(time):
         raise ValueError("a search in it cannot be read")
     return ShownSearch(str(id), str(client), float(time), tuple(map(str, shown)), str(teams), bool(known))
+
+
+def find_trials(folders: Iterable[str | Path]) -> list[EngineTrial]:
+    """All trials in these folders and below, in order."""
+    found = {path.parent.resolve(): path.parent for folder in folders for path in sorted(Path(folder).rglob(PLAN))}
+    return [EngineTrial(folder) for folder in found.values()]

@@ -10,11 +10,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fedrank.cli import main
 from fedrank.data.forget_user import forget_user
 from fedrank.data.logs import FACTS, load_log
+from fedrank.engine import team_draft
+from fedrank.engine.start_trial import plan_trial
+from fedrank.engine.trial import EngineTrial
+from fedrank.engine.trial_decision import TrialRules
 from fedrank.experiments.runner.cards import read_card, sha256
 from fedrank.experiments.runner.data import load_fold
 from fedrank.experiments.runner.forget_person import (
@@ -29,6 +34,8 @@ from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.source import read_spec
 from fedrank.kernels.compile import cache_folder
 from fedrank.privacy.guarantees import up
+from fedrank.ranking.model import Model, save_model
+from fedrank.ranking.rankers import Linear
 from tests.made_up import made_up_shown
 
 # Of 40 entries the last eight are for the test: user 3 is only there, user 4 only in the first ones.
@@ -242,6 +249,36 @@ def fedrank(monkeypatch, capsys, tmp_path):
         return end.value.code or 0, " ".join(out.split()), err
 
     return call
+
+
+def test_rows_in_trials_of_an_engine_are_removed_and_in_the_receipt(log, fedrank, tmp_path):
+    """The receipt names the trials and the numbers of rows, not the person."""
+    save_model(Model(Linear(), np.array([1.0, 0.5]), 2), tmp_path / "new.json")
+    save_model(Model(Linear(), np.array([0.5, 1.0]), 2), tmp_path / "old.json")
+    folder = tmp_path / "trials" / "spring"
+    plan = plan_trial(tmp_path / "new.json", tmp_path / "old.json", "own", folder, TrialRules(), who="ann").plan
+    lines = []
+    for number, client in enumerate(["user1", "user2", "user1"]):
+        mixed = team_draft.team_draft(["a", "b"], ["b", "a"], 2, plan.key, f"s{number}")
+        lines.append(team_draft.search_line(mixed, ["a", "b"], ["b", "a"], f"s{number}", client, 1.8e9, plan.id))
+        lines.append(team_draft.click_line(f"s{number}", client, 1.8e9 + 1, "a"))
+    (tmp_path / "events.jsonl").write_text("\n".join(lines) + "\n")
+    EngineTrial(folder).read([tmp_path / "events.jsonl"])
+    command = ["forget", "person", "user1", "--data", log, "--trials", tmp_path / "trials"]
+    code, out, _ = fedrank(*command, "--plan")
+    assert code == 0
+    assert "2 searches and 2 clicks" in out
+    assert EngineTrial(folder).count().searches == 3
+    code, out, _ = fedrank(*command, "--out", tmp_path / "receipt.json", "--yes")
+    assert code == 0
+    assert EngineTrial(folder).count().searches == 1
+    receipt = json.loads((tmp_path / "receipt.json").read_text())
+    assert receipt["trials"] == [{"trial": str(folder), "searches": 2, "clicks": 2}]
+    assert "2 searches and 2 clicks were removed from" in receipt["summary"]
+    assert "user1" not in json.dumps(receipt)
+    code, _, err = fedrank("forget", "person", "user2", "--data", log, "--trials", tmp_path / "none", "--plan")
+    assert code == 2
+    assert "give a folder of trials as --trials" in err
 
 
 @pytest.mark.long

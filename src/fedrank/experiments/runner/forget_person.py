@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,8 +36,7 @@ NOT_COVERED = (
     "the files that the data set was built from: rebuilding it from them restores the rows",
     "copies of the data set, numbers that `fedrank data check` wrote about it, and backups",
     "models that were shared, exported or deployed to an engine",
-    "folders of trials: they contain searches and clicks of browsers under other names; delete finished trials",
-    "runs in other folders than those that were searched",
+    "runs and trials of engines in other folders than those that were searched, and the engines' own logs",
     "queries of other users in which the person is named",
     "conclusions that were already drawn: reports, and settings that were chosen by results",
 )
@@ -74,6 +73,7 @@ class ForgettingPlan:
     unit: str  # person, or browser
     removed: RemovedRows
     runs: tuple[AffectedRun, ...]
+    trials: tuple[Json, ...] = ()  # folder, searches and clicks of each trial that contained the person
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +91,7 @@ class PersonReceipt(Written):
     unit: str
     removed: Json
     runs: tuple[Json, ...] = ()
+    trials: tuple[Json, ...] = ()  # trials of engines from which rows of the person were removed, with their numbers
     not_covered: tuple[str, ...] = ()
     files: dict[str, str] = field(default_factory=dict)  # files of the data set after the removal -> SHA-256
     versions: dict[str, str] = field(default_factory=dict)
@@ -109,14 +110,24 @@ def plan_forgetting(
 
 
 def forget_person(
-    person: str, folder: str | Path, runs: Sequence[str | Path] = (), out: str | Path | None = None, trust: bool = False
+    person: str,
+    folder: str | Path,
+    runs: Sequence[str | Path] = (),
+    out: str | Path | None = None,
+    trust: bool = False,
+    trials: Callable[[], Sequence[Json]] = lambda: (),
 ) -> tuple[PersonReceipt, Path]:
-    """Remove one person's rows from a data set, and write a receipt into it and, if given, to `out`."""
+    """Remove one person's rows from a data set, and write a receipt into it and, if given, to `out`.
+
+    `trials` removes the person's rows from trials of engines and returns what it removed, for the receipt. It is called
+    before the data set changes: a command that is stopped in between can be repeated.
+    """
     folder = Path(folder)
     clear_traces(folder)
     if out is not None and Path(out).exists():
         raise FileExistsError(f"{out} already exists, and a receipt never overwrites a file; give another file")
     plan = plan_forgetting(person, folder, runs, trust)
+    plan = replace(plan, trials=tuple(trials()))
     number, issued = secrets.token_hex(4), now()
     name = f"forgotten-{number}.json"
     made: list[PersonReceipt] = []
@@ -225,6 +236,7 @@ def _receipt(plan: ForgettingPlan, number: str, issued: str, digest: str) -> Per
         unit=plan.unit,
         removed=asdict(plan.removed) | {"first": _day(plan.removed.first), "last": _day(plan.removed.last)},
         runs=tuple(_as_json(run) for run in plan.runs),
+        trials=plan.trials,
         not_covered=others,
         files={FACTS: digest},
         versions=versions(),
@@ -256,6 +268,10 @@ def receipt_summary(plan: ForgettingPlan) -> str:
         under = f"with {'; '.join(run.claims)}" if run.claims else "and no privacy guarantee limits that"
         verb = "was trained on them and still contains" if run.used == LEARNED else "may be trained on them and contain"
         parts.append(f"The model in {run.run} {verb} what it learned from them, {under}.")
+    for trial in plan.trials:
+        parts.append(
+            f"{trial['searches']:,} searches and {trial['clicks']:,} clicks were removed from {trial['trial']}."
+        )
     parts.append("Shared copies, and the files it was built from, are not affected.")
     return " ".join(parts)
 
