@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,6 +123,23 @@ def describe(data: SiteData) -> DataFacts:
     if data.impressions is not None:
         return _FACTS_OF_RECORDED
     return load_share(data).facts()
+
+
+def about_data(data: SiteData) -> dict[str, Any]:
+    """What a site tells the coordinator about its data for the privacy card: their kind and retention, no numbers."""
+    found: list[str] = []
+    days = None
+    if data.letor is not None:
+        found.append("judged queries" if data.person is None else "judged queries of people")
+    if data.log is not None:
+        log = load_log(data.log)
+        days = log.facts.get("settings", {}).get("keep_days")
+        found.append(f"a search log of {log.unit}s")
+    if data.impressions is not None:
+        found.append("recorded searches of one person, each used once")
+    if data.documents is not None:
+        found.append("documents")
+    return {"kind": " and ".join(found) or "none", "keep_days": days}
 
 
 def open_data_source(settings: SiteSettings, plan: Plan) -> ClientSiteData:
