@@ -14,6 +14,8 @@ from fedrank import wire
 from fedrank.deploy import protocol
 from fedrank.deploy.received import RECEIVED, ReceivedAnswers, Total, read_totals
 from fedrank.deploy.run_card import COLLUDERS
+from fedrank.experiments.report.impact import TO_FILL_IN, impact, read_assessed
+from fedrank.experiments.report.markdown import markdown
 from fedrank.experiments.runner.folder import Card
 from fedrank.wire import Label
 from tests.deploy.real_trial import LINEAR, NOISE, SUM, RealTrial
@@ -180,3 +182,20 @@ def test_a_card_with_invalid_entries_is_refused(tmp_path):
     replace(card, deployment=wrong).write(tmp_path)
     with pytest.raises(ValueError, match=r"lacks|deployment.left\[0\]"):
         Card.read(tmp_path)
+
+
+def test_the_draft_of_an_impact_assessment_fills_in_what_files_know(tmp_path):
+    """38 entries were left to complete before the card listed what left."""
+    trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=1, policy=MEASURES, data=HELD_OUT)
+    assert trial.run() == "finished"
+    text = markdown(impact(read_assessed(trial.task.folder)))
+    assert text.count(TO_FILL_IN.strip()) <= 20
+    assert "Sites that took part: clinic-a, clinic-b, clinic-c." in text
+    assert "clinic-a: judged queries" in text
+    assert "Retention of data: clinic-a: no limit stated" in text
+    card = card_of(trial)
+    for one in card["deployment"]["left"]:
+        assert f"| {one['what']} | {one['times']:,} | {one['bytes']:,} |" in text
+    assert "for the ranking before" in text
+    assert "no query, document or user id left a site in plain text" in text
+    assert "ndcg@10 from " in text

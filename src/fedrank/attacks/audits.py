@@ -130,7 +130,7 @@ class Audit:
             return self._skipped(READING, "the attack applies only to plain PDGD with a linear ranker")
         searches = max(self.setting.interactions)
         messages = messages_for(searches) if self.messages is None else self.messages
-        tries = 1 if self._promised_each_time() is None else 2  # the second with less noise, as a control
+        tries = 2 if self._has_control(messages) else 1
         return PlannedAttack(
             READING,
             lambda on_progress: self._read_and_match(learner, on_progress),
@@ -141,16 +141,22 @@ class Audit:
         mechanism = self.mechanism
         *_, last = simulate(Federation(learner, local=self.local), self.clients, WARM_UP, self.seed)
         promised = self._promised_each_time()
-        first: ShareDone = on_progress if promised is None else lambda share: on_progress(share / 2)
-        audit = self._read(learner, last.weights, mechanism, first)
+        messages = messages_for(max(self.setting.interactions)) if self.messages is None else self.messages
+        tries = 2 if self._has_control(messages) else 1
+        audit = self._read(learner, last.weights, mechanism, lambda share: on_progress(share / tries))
         if promised is None:
             return [self._reading(audit), self._summary(audit)]
         epsilon, delta = promised
         control = None
-        if 1 - upper_bound(0, audit.matched.of, self.level) > matching_bound(epsilon, delta):
+        if self._has_control(audit.matched.of):
             assert mechanism is not None
             control = self._read(learner, last.weights, weaker(mechanism), lambda share: on_progress((1 + share) / 2))
         return [self._reading(audit), self._matching(audit, control, epsilon, delta)]
+
+    def _has_control(self, messages: int) -> bool:
+        """Whether so many messages could violate the guarantee; then they are attacked again with less noise."""
+        promised = self._promised_each_time()
+        return promised is not None and 1 - upper_bound(0, messages, self.level) > matching_bound(*promised)
 
     def _keeps(self) -> bool:
         """Whether clients keep state between rounds that changes what they send."""
