@@ -304,6 +304,7 @@ def _from_letor(data: SiteData) -> tuple[RankingData, NDArray[np.int64]]:
 def _from_log(data: SiteData) -> SiteSplit:
     assert data.log is not None
     log = load_log(data.log)
+    log.check_retention()
     kept = _kept(len(log), data)
     # Fixed ranges reveal nothing about the data; any other ranges would have to be exchanged.
     fixed = fixed_ranges(log_features(log)) if data.normalise is None else None

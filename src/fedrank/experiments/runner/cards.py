@@ -187,7 +187,10 @@ def _not_stored_of_shown(log: SearchLog) -> str:
     settings, redacted = log.facts.get("settings", {}), log.facts.get("redacted") or {}
     text = ""
     if days := settings.get("keep_days"):
-        text += f" Lists older than {days:,} days at build time are not stored; rebuild it to keep that limit."
+        text += (
+            f" Lists older than {days:,} days at build time are not stored. The data set is refused once it contains "
+            "older ones; build it again then."
+        )
     if redacted:
         reasons = ", ".join(f"{reason}: {n:,}" for reason, n in redacted.items())
         text += f" The text of {sum(redacted.values()):,} queries is not stored ({reasons})."
