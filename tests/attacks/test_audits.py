@@ -122,7 +122,7 @@ def test_patterns_are_told_apart_more_often_than_by_chance(right, of, verdict):
 
 
 def test_messages_with_many_searches_behind_them_are_fewer():
-    assert [audits.messages_for(searches) for searches in (1, 5, 20, 50, 500)] == [200, 200, 60, 20, 20]
+    assert [audits.messages_for(searches) for searches in (1, 5, 20, 50, 500)] == [200, 200, 30, 20, 20]
 
 
 def test_matching_bound_by_hand():

@@ -17,7 +17,17 @@ from fedrank.data.log_fold import log_fold
 from fedrank.data.logs import FACTS
 from fedrank.data.redaction import Redaction
 from fedrank.data.ubi import UbiRules
+from fedrank.deploy.data_sources import load_share
+from fedrank.deploy.settings import SiteData
+from fedrank.experiments.runner.data import load_fold
+from fedrank.experiments.spec.grid import read_tables
+from tests.made_up import made_up_shown
 
+SPEC = {
+    "rounds": 1,
+    "clients": {"count": 2, "partition": {"name": "users"}},
+    "learner": "pdgd",
+}
 DAY = 86_400
 NOW = 20_000 * DAY + 3600
 ALL_TEXTS = Redaction(people=1, patterns=False)
@@ -290,3 +300,23 @@ def test_what_features_there_are():
         ShownBuild(features="mine")
     assert build_log.LogBuild(features="engine-1-english").features == "engine-1-english"
     assert ShownBuild(ubi=UbiRules(positions=5)).ubi.positions == 5
+
+
+def test_entries_beyond_the_retention_period_are_not_used(tmp_path):
+    log = made_up_shown(tmp_path / "log", [0, 1, 0, 1])
+    log.check_retention(now=1e12)  # no limit
+    log.facts["settings"] = {"keep_days": 2}
+    day = int(log.time[0]) // DAY * DAY
+    log.check_retention(now=day + 2 * DAY - 1)
+    with pytest.raises(ValueError, match="4 entries that are older than its retention period of 2 days"):
+        log.check_retention(now=day + 2 * DAY)
+
+
+def test_neither_a_run_nor_a_site_uses_expired_entries(tmp_path):
+    folder = made_up_shown(tmp_path / "log", [0, 1, 0, 1]).folder
+    facts = json.loads((folder / "facts.json").read_text())
+    (folder / "facts.json").write_text(json.dumps(facts | {"settings": {"keep_days": 30}}))
+    with pytest.raises(ValueError, match="older than its retention period"):
+        load_fold(read_tables(SPEC | {"data": {"log": str(folder)}}).base.data, 1)
+    with pytest.raises(ValueError, match="older than its retention period"):
+        load_share(SiteData(log=str(folder)))

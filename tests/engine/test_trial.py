@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -18,7 +19,7 @@ from fedrank.engine.adoption import adopt, decide, read_current, roll_back
 from fedrank.engine.start_trial import EngineAddress, plan_trial
 from fedrank.engine.trial import EngineTrial, ForgottenEvents, find_trials
 from fedrank.engine.trial_decision import DecidedSearch, TrialRules, judge, needed
-from fedrank.engine.trial_events import NotCounted, parse_row
+from fedrank.engine.trial_events import BEFORE, NotCounted, parse_row
 from fedrank.engine.trial_record import digest_of, read_plan
 from fedrank.engine.trial_requests import DRAFT, commands_of
 from fedrank.ranking import gate
@@ -110,7 +111,9 @@ def test_a_plan_is_written_once_and_read_back(planned, tmp_path, models):
 
 
 def test_rules_are_for_the_share_of_wins_that_is_worth_having():
-    assert TrialRules.for_wins(0.6) == TrialRules()
+    assert TrialRules.for_wins(0.6, liars=0).gate == TrialRules().gate
+    # Without the 5 % of clients that win most, 55 of 95 remain.
+    assert TrialRules.for_wins(0.6).gate.stake == pytest.approx(2 * 55 / 95 - 1, abs=1e-6)
     rows = {one.wins: one for one in needed(TrialRules.for_wins(0.55), (0.2, 0.5, 0.55), trials=300)}
     assert rows[0.5].adopted <= 0.05
     assert rows[0.55].adopted >= 0.8
@@ -118,6 +121,8 @@ def test_rules_are_for_the_share_of_wins_that_is_worth_having():
     assert rows[0.55].low < rows[0.55].median < rows[0.55].high
     with pytest.raises(ValueError, match=r"between 0\.51 and 0\.94"):
         TrialRules.for_wins(0.5)
+    with pytest.raises(ValueError, match=r"at least 0\.53 where 5% of the clients may be malicious"):
+        TrialRules.for_wins(0.52)
 
 
 def test_every_form_says_the_same(planned):
@@ -463,11 +468,63 @@ def test_evidence_is_that_of_the_gate():
 def test_early_on_one_client_counts_a_tenth_of_all():
     """Five losses of one client among the first six searches would stop a trial that nobody else objects to."""
     loud = [DecidedSearch("loud", False)] * 5
-    judged = judge([*loud, DecidedSearch("a", True), *loud], TrialRules())
+    rules = TrialRules(per_client=5)
+    judged = judge([*loud, DecidedSearch("a", True), *loud], rules)
     assert (judged.wins, judged.losses, judged.beyond, judged.capped) == (1, 1, 9, 1)
     clients = [DecidedSearch(str(n), n % 2 == 0) for n in range(28)]
-    judged = judge([*clients, *loud], TrialRules())
+    judged = judge([*clients, *loud], rules)
     assert (judged.losses, judged.beyond) == (14 + 3, 2), "a tenth of 28, and of 30 once two are counted"
+
+
+def test_a_decision_says_how_many_clients_it_survives_losing():
+    won = [DecidedSearch(str(n), n % 4 > 0) for n in range(300)]
+    found = judge(won, TrialRules.for_wins(0.6))
+    assert found.ruling == "adopt"
+    rules = TrialRules.for_wins(0.6).gate
+    evidence = [rules.evidence(found.wins - lost, found.losses)[0] for lost in (found.survives, found.survives + 1)]
+    assert evidence[0] >= -math.log(rules.level) > evidence[1]
+    assert found.survives >= TrialRules().assumed_liars(found.clients) >= 1
+    assert f"holds without any {found.survives} clients of {found.clients}" in found.because
+    assert judge(won[:3], TrialRules()).survives == 0
+
+
+def test_only_clients_from_before_the_trial_count_where_the_log_names_them(planned, tmp_path):
+    plan = planned(wait=0)
+    trial = EngineTrial(tmp_path / "trial")
+    before = [
+        json.dumps({"search": f"e{n}", "client": f"c{n}", "time": 1_700_000_000 + n, "shown": ["a", "b"]})
+        for n in range(20)
+    ]
+    during = [a_search(plan, n, client=f"c{n}", wins=n % 2 > 0) for n in range(30)]
+    invented = [a_search(plan, 100 + n, client=f"new{n}") for n in range(10)]
+    trial.read([a_file(tmp_path / "events", during + invented)], complete=True)
+    assert (trial.judged().counted, trial.judged().unknown) == (40, 0), "nothing is known about earlier clients"
+    trial.read([a_file(tmp_path / "earlier", before)], complete=True)
+    count, judged = trial.count(), trial.judged()
+    assert len(count.earlier) == 20
+    assert count.dropped[BEFORE] == 20
+    assert (judged.counted, judged.unknown) == (20, 20)
+    assert '"c1"' not in "".join(path.read_text() for path in (tmp_path / "trial" / "events").iterdir())
+
+
+@pytest.mark.long
+def test_ten_coordinated_clients_do_not_adopt_an_equal_model():
+    """With five searches per client and one liar, they did so in 95 % of trials."""
+    rng = np.random.default_rng(7)
+    rules, adopted = TrialRules.for_wins(0.6), 0
+    for _ in range(300):
+        honest = [DecidedSearch(f"c{n}", bool(rng.random() < 0.5)) for n in range(640)]
+        lies = [DecidedSearch(f"liar{n % 10}", True) for n in range(50)]
+        adopted += judge([*honest[:100], *lies, *honest[100:]], rules).ruling == "adopt"
+    assert adopted <= 0.05 * 300
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("clients", [60, 300])
+def test_fixed_tastes_of_clients_do_not_exceed_the_level(clients):
+    from benchmarks.trial_level import adopted
+
+    assert adopted(TrialRules.for_wins(0.6), clients, trials=2000) <= 0.05
 
 
 def _trial_with(plan, folder, tmp_path, share, searches=300, name="events"):

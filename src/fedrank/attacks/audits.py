@@ -44,7 +44,7 @@ from fedrank.types import NO_CORRECTION, LocalStep, Messages, SimulatedClients, 
 
 MESSAGES = 200  # messages attacked to reconstruct clicks, where that takes no more than SECONDS
 FEWEST = 20  # messages attacked in any case: fewer could show nothing
-SECONDS = 60.0  # for reconstructing clicks
+SECONDS = 30.0  # for reconstructing clicks, and again for the control
 PER_SEARCH = 0.011  # seconds: a message of n interactions takes n^1.5 times as long
 WARM_UP = 20  # rounds without noise before messages are attacked
 TESTS = 7  # tests of one federation, at most: three on clicks, two on the mechanism, two on rounds
@@ -74,6 +74,7 @@ class PlannedAttack:
 
     what: str
     make: Callable[[ShareDone], list[Finding]]
+    seconds: float = 10.0  # expected duration on one core
 
 
 Plan = list[PlannedAttack | Finding]  # attacks to run, and the findings for attacks that do not apply
@@ -109,11 +110,6 @@ class Audit:
             return [self._clicks(), self._skipped("membership", "without a mechanism no guarantee can be violated")]
         return [self._clicks(), *self._membership(self.mechanism)]
 
-    def _begin(self, what: str) -> ShareDone:
-        """Announce an attack."""
-        self.progress(what, 0, 1)
-        return lambda share: self.progress(what, share, 1)
-
     def _noise(self, mechanism: PricedMechanism) -> Source:
         return mechanism.source() if self.source is None else self.source
 
@@ -132,21 +128,35 @@ class Audit:
             )
         if not isinstance(learner, Pdgd) or learner.ranker.hidden or learner.lists != "drawn" or self._keeps():
             return self._skipped(READING, "the attack applies only to plain PDGD with a linear ranker")
-        return PlannedAttack(READING, lambda on_progress: self._read_and_match(learner, on_progress))
+        searches = max(self.setting.interactions)
+        messages = messages_for(searches) if self.messages is None else self.messages
+        tries = 2 if self._has_control(messages) else 1
+        return PlannedAttack(
+            READING,
+            lambda on_progress: self._read_and_match(learner, on_progress),
+            tries * messages * PER_SEARCH * searches**1.5,
+        )
 
     def _read_and_match(self, learner: Pdgd, on_progress: ShareDone) -> list[Finding]:
         mechanism = self.mechanism
         *_, last = simulate(Federation(learner, local=self.local), self.clients, WARM_UP, self.seed)
-        audit = self._read(learner, last.weights, mechanism, on_progress)
         promised = self._promised_each_time()
+        messages = messages_for(max(self.setting.interactions)) if self.messages is None else self.messages
+        tries = 2 if self._has_control(messages) else 1
+        audit = self._read(learner, last.weights, mechanism, lambda share: on_progress(share / tries))
         if promised is None:
             return [self._reading(audit), self._summary(audit)]
         epsilon, delta = promised
         control = None
-        if 1 - upper_bound(0, audit.matched.of, self.level) > matching_bound(epsilon, delta):
+        if self._has_control(audit.matched.of):
             assert mechanism is not None
-            control = self._read(learner, last.weights, weaker(mechanism), self._begin("clicks, control"))
+            control = self._read(learner, last.weights, weaker(mechanism), lambda share: on_progress((1 + share) / 2))
         return [self._reading(audit), self._matching(audit, control, epsilon, delta)]
+
+    def _has_control(self, messages: int) -> bool:
+        """Whether so many messages could violate the guarantee; then they are attacked again with less noise."""
+        promised = self._promised_each_time()
+        return promised is not None and 1 - upper_bound(0, messages, self.level) > matching_bound(*promised)
 
     def _keeps(self) -> bool:
         """Whether clients keep state between rounds that changes what they send."""
@@ -283,10 +293,10 @@ class Audit:
             return [first, self._skipped(ROUNDS, f"no guarantee is claimed: {promises[-1].because}")]
         whole = common | {"runs": self.runs, "seed": self.seed}
         audit = partial(audit_round, mechanism, setting, self.clients, source, **whole)
-        return [first, self._step(ROUNDS, lambda on_progress: audit(on_progress=on_progress))]
+        return [first, self._step(ROUNDS, lambda on_progress: audit(on_progress=on_progress), 15.0)]
 
-    def _step(self, what: str, attack: Callable[[ShareDone], Membership]) -> PlannedAttack:
-        return PlannedAttack(what, lambda on_progress: [self._member(what, attack(on_progress))])
+    def _step(self, what: str, attack: Callable[[ShareDone], Membership], seconds: float = 4.0) -> PlannedAttack:
+        return PlannedAttack(what, lambda on_progress: [self._member(what, attack(on_progress))], seconds)
 
     def _member(self, what: str, result: Membership) -> Finding:
         often = "" if result.rounds == 1 else f" in {result.rounds:,} rounds"
@@ -344,13 +354,13 @@ def skipped(variant: str, what: str, reason: str) -> Finding:
     return Finding(variant, what, "", "", "SKIPPED", f"{capital(reason)}.")
 
 
-def messages_for(searches: int) -> int:
-    """Number of messages of this many interactions that can be attacked in about SECONDS; at least FEWEST.
+def messages_for(searches: int, seconds: float = SECONDS) -> int:
+    """Number of messages of this many interactions that can be attacked in about this many seconds; at least FEWEST.
 
     >>> messages_for(5), messages_for(50)
     (200, 20)
     """
-    return max(FEWEST, min(MESSAGES, int(SECONDS / (PER_SEARCH * searches**1.5))))
+    return max(FEWEST, min(MESSAGES, int(seconds / (PER_SEARCH * searches**1.5))))
 
 
 def fewest_above(of: int, share: float, level: float) -> int | None:

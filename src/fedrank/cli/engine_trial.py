@@ -51,15 +51,20 @@ def trial_plan(
         float, typer.Option(help="Significance level: probability to adopt a model that is not better.")
     ] = 0.05,
     per_client: Annotated[
-        int, typer.Option(max=MAX_COUNT, hidden=True, help="Maximum number of decided queries per client.")
-    ] = 5,
+        int,
+        typer.Option(
+            max=MAX_COUNT,
+            hidden=True,
+            help="Maximum number of decided queries per client; more than 1 is valid only if they are independent.",
+        ),
+    ] = 1,
     liars: Annotated[
         int,
         typer.Option(
             max=MAX_COUNT,
             hidden=True,
-            help="Number of dishonest clients to tolerate: the decision must hold without the clients that favour it "
-            "most.",
+            help="Minimum number of dishonest clients to tolerate: adoption must hold without the clients that favour "
+            "it most, at least this many and 5 % of all. 0: all clients are trusted.",
         ),
     ] = 1,
     wait: Annotated[float, typer.Option(hidden=True, help="Minutes to wait for clicks on a list.")] = 30.0,

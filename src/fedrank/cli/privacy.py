@@ -86,7 +86,9 @@ def audit(
     messages: Annotated[
         int | None,
         typer.Option(
-            min=1, max=10_000_000, help="Number of messages to attack. Default: as many as one minute allows."
+            min=1,
+            max=10_000_000,
+            help="Number of messages to attack, however long it takes. Default: two minutes in all.",
         ),
     ] = None,
     out: AnswerFile = None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import time as clock
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,6 +98,18 @@ class SearchLog:
             return chosen
         assert target is not None, "load_log checks this"
         return np.take_along_axis(lists, target[entries][:, None].astype(np.int64), axis=1)[:, 0]
+
+    def check_retention(self, now: float | None = None) -> None:
+        """Raise ValueError if entries are older than the retention period of the data set: they must not be used."""
+        days = self.facts.get("settings", {}).get("keep_days")
+        if not days or not len(self):
+            return
+        since = int((clock.time() if now is None else now) // 86_400 - days + 1) * 86_400  # as when it was built
+        if expired := int(np.count_nonzero(np.asarray(self.time) < since)):
+            raise ValueError(
+                f"{self.folder} contains {expired:,} entries that are older than its retention period of {days:,} days "
+                "(keep_days), so it is not used; delete the folder and build it again, which leaves them out"
+            )
 
     def rows_of(self, user: int) -> NDArray[np.int64]:
         """The entries of one user, in order of time."""

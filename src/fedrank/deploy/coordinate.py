@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedrank.deploy.hub import Hub
 from fedrank.deploy.plan import Plan
+from fedrank.deploy.received import ReceivedAnswers
+from fedrank.deploy.run_card import data_of, with_what_left
 from fedrank.deploy.site_calls import Exchange, Send, SiteCalls
 from fedrank.deploy.site_measures import as_columns, ask_measures
 from fedrank.experiments.runner.cards import issued
@@ -66,8 +68,10 @@ def coordinate(
     def performer(experiment: Any, writer: RunWriter) -> None:
         _keep_plan(writer.folder, plan)
         books = Books(writer.folder, say)
-        calls = SiteCalls(plan, send, patience, books.note, books.waiting, writer.stop, books.left_out())
-        run = Coordination(writer, plan, calls, books, departure)
+        received = None if plan.simulated else ReceivedAnswers(writer.folder)
+        recorded = send if received is None else received.recording(send)
+        calls = SiteCalls(plan, recorded, patience, books.note, books.waiting, writer.stop, books.left_out())
+        run = Coordination(writer, plan, calls, books, departure, received)
         if plan.forests is not None:
             from fedrank.deploy.forest_hub import perform_forests
 
@@ -90,10 +94,16 @@ class Coordination:
     calls: SiteCalls
     books: Books
     departure: Departure | None = None
+    received: ReceivedAnswers | None = None  # None in a trial, whose people are simulated
 
     def issue(self, card: Card, data: str) -> None:
         """Write the model card. Sites receive it with the model, before the run counts as finished."""
-        issued(card, self.writer.folder, data).write(self.writer.folder)
+        if self.received is None:
+            issued(card, self.writer.folder, data).write(self.writer.folder)
+            return
+        card = with_what_left(card, self.plan, self.received)
+        whose, by = data_of(self.plan, self.received, data), f"the coordinator of {self.plan.federation}"
+        issued(card, self.writer.folder, whose, by=by).write(self.writer.folder)
 
     def give_result(self, round: int) -> dict[str, str]:
         """Send the model, its card and a receipt to every site; return why sites did not accept them."""
@@ -235,7 +245,7 @@ def _start(experiment: FederatedExperiment, folder: FederatedRun, simulated: Sim
 def card_of(experiment: FederatedExperiment, plan: Plan, charged: int) -> Card:
     """The privacy card of a model that sites trained: deployed, unless the sites are simulated."""
     rows = Price.of_each(experiment.guarantees(plan.features), charged, charged, experiment.privacy.delta)
-    return deployed(card(experiment, rows, charged, charged), plan)
+    return deployed(card(experiment, rows, charged, charged, plan.simulated), plan)
 
 
 class Books:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,6 +122,23 @@ def describe(data: SiteData) -> DataFacts:
     if data.impressions is not None:
         return _FACTS_OF_RECORDED
     return load_share(data).facts()
+
+
+def about_data(data: SiteData) -> dict[str, Any]:
+    """What a site tells the coordinator about its data for the privacy card: their kind and retention, no numbers."""
+    found: list[str] = []
+    days = None
+    if data.letor is not None:
+        found.append("judged queries" if data.person is None else "judged queries of people")
+    if data.log is not None:
+        log = load_log(data.log)
+        days = log.facts.get("settings", {}).get("keep_days")
+        found.append(f"a search log of {log.unit}s")
+    if data.impressions is not None:
+        found.append("recorded searches of one person, each used once")
+    if data.documents is not None:
+        found.append("documents")
+    return {"kind": " and ".join(found) or "none", "keep_days": days}
 
 
 def open_data_source(settings: SiteSettings, plan: Plan) -> ClientSiteData:
@@ -286,6 +303,7 @@ def _from_letor(data: SiteData) -> tuple[RankingData, NDArray[np.int64]]:
 def _from_log(data: SiteData) -> SiteSplit:
     assert data.log is not None
     log = load_log(data.log)
+    log.check_retention()
     kept = _kept(len(log), data)
     # Fixed ranges reveal nothing about the data; any other ranges would have to be exchanged.
     fixed = fixed_ranges(log_features(log)) if data.normalise is None else None

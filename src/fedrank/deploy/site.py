@@ -16,6 +16,7 @@ from typing import Any
 
 from fedrank import __version__, wire
 from fedrank.deploy import consent, protocol
+from fedrank.deploy.data_sources import about_data
 from fedrank.deploy.forests import ForestRun
 from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import LARGEST, PROTOCOL, OtherVersion, Plan
@@ -126,6 +127,8 @@ class Site(SiteHome):
         run = self._runs[plan.run]
         run.note_rounds_over(label.round)
         facts |= {"last": run.outbox.last, "measures": run.measures, **run.facts}
+        if not plan.simulated:
+            facts["data"] = about_data(self.settings.data)
         return protocol.reply("facts", label, self.settings.id, facts=protocol.facts(facts))
 
     def _open_run(self, label: Label) -> SiteRun:

@@ -83,6 +83,7 @@ class Count:
     leads: tuple[int, int] = (0, 0)  # lists in which the (old, new) model made the first own choice
     dropped: Counter[str] = field(default_factory=Counter)
     decided: list[DecidedSearch] = field(default_factory=list)
+    earlier: set[str] = field(default_factory=set)  # clients with a search before the trial; empty: not known
 
     @property
     def unfair(self) -> float:
@@ -174,6 +175,7 @@ class EngineTrial:
                 found.searches += one.searches
                 found.clicks += one.clicks
                 found.dropped += one.dropped
+                found.earlier |= one.earlier
                 found.inputs += one.inputs
             searches, clicks = self._new(batches, found)
             brought = len(found.searches) + len(found.clicks)
@@ -229,6 +231,7 @@ class EngineTrial:
         labels = self.labels()
         for head, searches, events in self._batches():
             count.dropped.update(head["dropped"])
+            count.earlier.update(head.get("earlier", ()))
             for search in searches:
                 waiting[search.id] = search
                 horizon = max(horizon, search.time)
@@ -251,7 +254,8 @@ class EngineTrial:
 
     def judged(self, count: Count | None = None) -> Judgement:
         """The result of the decided searches."""
-        return judge((count or self.count()).decided, self.plan.rules)
+        found = count or self.count()
+        return judge(found.decided, self.plan.rules, found.earlier or None)
 
     def _close(
         self, search: ShownSearch, clicks: Iterable[SearchClick], labels: Mapping[str, str], count: Count
@@ -338,6 +342,8 @@ class EngineTrial:
             "inputs": found.inputs,
             "dropped": dict(found.dropped),
         }
+        if found.earlier:
+            head["earlier"] = sorted(map(self._stand_in, found.earlier))
         self._write_batch(private_folder(self.folder / EVENTS) / f"{number:04d}.jsonl", head, searches, clicks)
 
     def _write_batch(
@@ -359,6 +365,8 @@ class EngineTrial:
                 counts = head["dropped"].values()
                 if head["format"] != BATCH_FORMAT or not isinstance(head["complete"], bool):
                     raise ValueError("it is not an import of a trial")
+                if not all(isinstance(one, str) for one in head.get("earlier", [])):
+                    raise ValueError("a client in it is not a text")
                 if not all(isinstance(count, int) for count in counts):
                     raise ValueError("a count in it is not an integer")
                 rows = [parse_json(line) for line in rest]

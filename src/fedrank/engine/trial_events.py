@@ -20,6 +20,7 @@ from fedrank.engine.trial_record import TrialPlan
 from fedrank.files import opened
 
 MAX_SHOWN = 1000  # documents in a list
+BEFORE = "a search before the trial: it shows only that its client is not new"
 CODES = {OLD: "o", NEW: "n", BOTH: "b"}  # codes of teams in stored files
 
 
@@ -43,6 +44,12 @@ class SearchClick(NamedTuple):
     team: str  # the team that it claims; "" if it claims none
 
 
+class EarlierSearch(NamedTuple):
+    """A search from before the trial, which shows that its client existed."""
+
+    client: str
+
+
 class NotCounted(UnusableRow):
     """Why a line is not counted."""
 
@@ -55,6 +62,7 @@ class EventLines:
     clicks: list[SearchClick] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)  # lines by reason
     inputs: list[dict[str, Any]] = field(default_factory=list)  # name, digest, lines
+    earlier: set[str] = field(default_factory=set)  # clients with a search before the trial
 
 
 def read_events(plan: TrialPlan, file: str | Path, labels: Mapping[str, str]) -> EventLines:
@@ -65,16 +73,22 @@ def read_events(plan: TrialPlan, file: str | Path, labels: Mapping[str, str]) ->
     found = EventLines()
     with opened(file) as source:  # first: a file that grows meanwhile has another digest when it is read again
         digest = hashlib.file_digest(source, "sha256").hexdigest()
+    before = 0
     column = Column((), lambda row: parse_row(row, plan, labels))
     reader = RowReader(file, RowFormat({"event": column}, kind="json", nested=True))
     for _, row in reader:
         if isinstance(row["event"], ShownSearch):
             found.searches.append(row["event"])
+        elif isinstance(row["event"], EarlierSearch):
+            found.earlier.add(row["event"].client)
+            before += 1
         else:
             found.clicks.append(row["event"])
     rows = reader.rows
     found.dropped = Counter({reason: one["rows"] for reason, one in reader.left_out.found.items()})
-    if rows and found.dropped.total() == rows:
+    if before:
+        found.dropped[BEFORE] += before
+    if rows and not found.earlier and found.dropped.total() == rows:
         reason, times = found.dropped.most_common(1)[0]
         raise ValueError(
             f"{file}: none of its {rows:,} lines can be used for this trial; the most frequent reason ({times:,} "
@@ -84,7 +98,9 @@ def read_events(plan: TrialPlan, file: str | Path, labels: Mapping[str, str]) ->
     return found
 
 
-def parse_row(row: dict[str, Any], plan: TrialPlan, labels: Mapping[str, str]) -> ShownSearch | SearchClick:
+def parse_row(
+    row: dict[str, Any], plan: TrialPlan, labels: Mapping[str, str]
+) -> ShownSearch | SearchClick | EarlierSearch:
     """Parse one line; raise NotCounted with the reason if it cannot be used."""
     if "action_name" in row:
         if row["action_name"] != "click":
@@ -143,12 +159,16 @@ def _answer(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _search(row: dict[str, Any], plan: TrialPlan, labels: Mapping[str, str]) -> ShownSearch:
+def _search(row: dict[str, Any], plan: TrialPlan, labels: Mapping[str, str]) -> ShownSearch | EarlierSearch:
     if row.get("trial") not in (None, plan.id):
         raise NotCounted("a search of another trial")
     search = _name(row, "search", "a search without an id")
     client = _client(row, "client")
     shown, teams = _ids(row["shown"]), parse_list(row.get("teams"))
+    if not any(teams or ()):
+        began, at = parse_time(plan.planned), parse_time(row.get("time"))
+        if client and began is not None and at is not None and at < began:
+            return EarlierSearch(client)
     if not teams:
         raise NotCounted("a search without teams: it was not part of the trial")
     if len(teams) != len(shown):

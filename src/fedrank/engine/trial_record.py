@@ -155,7 +155,13 @@ def _plan(content: dict[str, Any]) -> TrialPlan:
         **texts,
         old=_model(content["old"]),
         new=_model(content["new"]),
-        rules=TrialRules(gate, _whole(rules["per_client"]), _whole(rules["liars"]), _number(rules["wait"])),
+        rules=TrialRules(
+            gate,
+            _whole(rules["per_client"]),
+            _whole(rules["liars"]),
+            _number(rules["wait"]),
+            _number(rules.get("liar_share", 0.0)),  # a plan of an earlier version assumed a number only
+        ),
         places=_whole(content["places"]),
         engine={_text(name): _text(value) for name, value in content["engine"].items()},
     )

@@ -60,7 +60,7 @@ def about_trial(trial: EngineTrial, count: Count, judgement: Judgement) -> list[
         [
             ["the new model wins more than half", _odds(gained), _needed(gate.level)],
             [
-                f"the same without {_friends(plan.rules.liars)} with the most wins for it",
+                f"the same without {_friends(plan.rules.assumed_liars(judgement.clients))} with the most wins for it",
                 _odds(without),
                 _needed(gate.level),
             ],
@@ -90,6 +90,7 @@ def _rests_on(trial: EngineTrial, count: Count, judgement: Judgement) -> Section
             judgement.beyond,
             f"at most {rules.per_client} and a tenth of all per client; {judgement.capped} clients had more",
         ),
+        ("of clients that were not seen before the trial", judgement.unknown, "not counted"),
         ("after the decision", judgement.after, "not counted"),
         ("counted", judgement.counted, f"of {judgement.clients:,} clients"),
         ("clicks read", count.clicks, ""),
@@ -105,6 +106,11 @@ def _rests_on(trial: EngineTrial, count: Count, judgement: Judgement) -> Section
         "hence the limit.",
         f"The most active client has {count.largest:.0%} of the decided searches.",
     ]
+    if not count.earlier:
+        notes.append(
+            "The log names no client from before the trial, so ids that were invented for it count, too; read the log "
+            "of the days before to exclude them."
+        )
     if count.without_client:
         notes.append(
             f"{count.without_client:,} decided searches have no client and count as one client together; log client_id."

@@ -210,6 +210,16 @@ class _Noise(ABC):
     def source(self) -> Source:
         return SecureSource()
 
+    def with_parts(self, cohort: float, parts: int) -> _Noise | None:
+        """The same mechanism for an observer to whom only this many parts of the distributed noise are unknown.
+
+        None if the distribution of fewer parts than planned is not known.
+        """
+        placement = self.placement
+        if not isinstance(placement, SecureAggregation) or parts >= placement.min_honest(cohort):
+            return self
+        return None
+
     def step(self, cohort: float) -> float:
         """Grid step: the finest that four bytes per parameter, or the modulus of the sum, allow."""
         # A sum over people is exact in four bytes, too; the factor 2 covers rounding up each contribution.
@@ -389,6 +399,14 @@ class Gaussian(_Noise):
 
     def _event(self, multiplier: float, sampling: float = 1.0) -> Event:
         return GaussianEvent(multiplier, sampling)
+
+    def with_parts(self, cohort: float, parts: int) -> _Noise | None:
+        placement = self.placement
+        if (same := super().with_parts(cohort, parts)) is not None:
+            return same
+        assert isinstance(placement, SecureAggregation)
+        noise = self.noise * math.sqrt(parts / placement.min_honest(cohort))  # variances add up
+        return replace(self, noise=noise, placement=replace(placement, honest=parts / cohort, colluding=0.0))
 
     def _event_of_shares(self, scale: float, reach: float, shares: int, parameters: int) -> Event:
         return event_of_gaussian_shares(scale, reach / scale, shares, parameters)

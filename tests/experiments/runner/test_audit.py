@@ -7,16 +7,15 @@ import math
 
 import pytest
 
-from fedrank.attacks.audits import PER_SEARCH, Audit, PlannedAttack, messages_for
+from fedrank.attacks.audits import Audit, Finding, PlannedAttack
 from fedrank.experiments.report.command_output import about_audit
+from fedrank.experiments.report.markdown import markdown
 from fedrank.experiments.report.write import answer_files, write_answer
 from fedrank.experiments.runner import audit
 from fedrank.experiments.runner.audit import as_facts, audit_experiment
 from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.source import read_spec
 from fedrank.privacy.noise import SecureSource
-from fedrank.ranking.learners import Pdgd
-from fedrank.types import has_trait
 
 FEW = {"messages": 12, "repeats": 20_000, "runs": 400}
 
@@ -139,11 +138,59 @@ def test_every_variant_is_attacked_at_its_share_of_the_level(monkeypatch):
     grid = spec(vary={"mechanism.noise": [1.0, 2.0]}, mechanism={"name": "gaussian", "clip": 0.1, "noise": 1.0})
     attacked(grid, progress=lambda what, done, of, detail="": told.append((what, done, of, detail)))
     assert levels == [1e-4 / 14] * 2
-    for noise in ("1.0", "2.0"):
-        assert [done for what, done, _, _ in told if what == f"mechanism.noise={noise}: x"] == [0, 0.5, 1]
-    first, second = "attack 1 of 2", "attack 2 of 2"
-    together = [(0, 2, first), (0.5, 2, first), (1, 2, first), (1, 2, second), (1.5, 2, second), (2, 2, "")]
-    assert [news[1:] for news in told if news[0] == "audit"] == together
+    first, second = "attack 1 of 2, mechanism.noise=1.0: x", "attack 2 of 2, mechanism.noise=2.0: x"
+    shares = [(0, first), (0.25, first), (0.5, second), (0.75, second)]
+    assert told == [*(("audit", done, 1, f"{done:.0%}, {what}") for done, what in shares), ("audit", 1, 1, "")]
+
+
+def finding(verdict, variant="only"):
+    return Finding(variant, "membership, whole rounds", "ε = 1", "ε ≥ 2", verdict, "Nothing.")
+
+
+def test_the_line_of_progress_counts_expected_time_and_an_audit_ends_in_time(monkeypatch):
+    now = [0.0]
+
+    def attack(takes):
+        def make(tell):
+            for share in (0.25, 0.5, 0.75, 1.0):
+                now[0] += takes / 4
+                tell(share)
+            return [finding("NOT SHOWN")]
+
+        return make
+
+    steps = [
+        PlannedAttack("quick", attack(10.0), 10.0),
+        PlannedAttack("too long", attack(500.0), 500.0),  # known before: it is not begun
+        PlannedAttack("slow", attack(300.0), 60.0),  # slower than expected: it is stopped
+        PlannedAttack("late", attack(10.0), 10.0),
+    ]
+    monkeypatch.setattr(Audit, "plan", lambda self: steps)
+    grid = spec(mechanism={"name": "gaussian", "clip": 0.1, "noise": 1.0})
+    found = audit_experiment(grid, clock=lambda: now[0])
+    assert [each.verdict for each in found] == ["NOT SHOWN", "SKIPPED", "SKIPPED", "SKIPPED"]
+    assert "does not finish within two minutes; run it without a limit by giving --messages" in found[1].sentence
+    assert 110 < now[0] < 200  # an attack ends at its next report of progress
+    now[0] = 0.0
+    assert [each.verdict for each in audit_experiment(grid, messages=1, clock=lambda: now[0])] == ["NOT SHOWN"] * 4
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        (["NOT SHOWN", "VIOLATED"], "Verdict: the guarantee does not hold (membership, whole rounds: ε ≥ 2, where"),
+        (["READ", "NOT SHOWN"], "Verdict: not protected: messages were read"),
+        (["NOT SHOWN", "NO POWER"], "This does not prove the guarantee. 1 of 2 attacks gave no answer."),
+        (["NOT READ"], "Verdict: these attacks read nothing"),
+        (["NO POWER"], "Verdict: nothing can be concluded"),
+        (["SKIPPED"], "Verdict: no attack was made"),
+    ],
+)
+def test_an_audit_ends_with_a_verdict(verdicts, expected):
+    grid = spec(mechanism={"name": "gaussian", "clip": 0.1, "noise": 1.0})
+    variant = grid.variants[0].name
+    [section] = about_audit([finding(verdict, variant) for verdict in verdicts], grid)
+    assert expected in markdown([section]).replace("**", "")
 
 
 def test_what_is_no_number_is_null_in_the_file():
@@ -233,10 +280,9 @@ def test_a_forest_that_nobody_gets_is_not_attacked_and_a_large_one_in_part():
 
 
 def test_an_audit_of_quickstart_is_planned_to_end_within_two_minutes():
-    """By the cost of a message that was measured: 97 s of processor time in all, on a busy machine."""
-    seconds = 0.0
-    for variant in read_spec("quickstart").variants:
-        spec = variant.experiment
-        if isinstance(spec.learner, Pdgd) and not has_trait(spec.aggregator, "apart"):
-            seconds += messages_for(spec.clients.interactions) * PER_SEARCH * spec.clients.interactions**1.5
-    assert 60 < seconds < 110
+    """By the cost of a message that was measured on a busy machine."""
+    grid, seconds = read_spec("quickstart"), 0.0
+    for variant in grid.variants:
+        for step in audit._plan(variant, grid, audit._Effort(None, 10, 10, None)):
+            seconds += step.seconds if isinstance(step, PlannedAttack) else 0.0
+    assert 0 < seconds < audit.SECONDS

@@ -181,7 +181,10 @@ def test_the_card_of_a_production_log_says_what_a_user_is_and_what_was_not_kept(
     assert "browser" not in log_card(made_up_shown(tmp_path / "p", [0, 1])).summary
     facts = {"settings": {"keep_days": 90}, "redacted": {"an e-mail address": 2, "asked by too few": 1000}}
     said = log_card(replace(browsers, facts=browsers.facts | facts)).summary
-    assert "Lists older than 90 days at build time are not stored; rebuild it to keep that limit." in said
+    assert (
+        "Lists older than 90 days at build time are not stored. The data set is refused once it contains older ones;"
+        in said
+    )
     assert "The text of 1,002 queries is not stored (an e-mail address: 2, asked by too few: 1,000)." in said
     assert "lists, clicks and features of redacted queries" in said
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from fedrank.cli import main
 from fedrank.cli.shared import progress
-from fedrank.experiments.report.command_output import about_privacy
+from fedrank.experiments.report.command_output import about_privacy, privacy_verdict
 from fedrank.experiments.report.markdown import markdown
 from fedrank.experiments.runner.disclosures import as_facts, budget_line, cost_of_words, leaving, sketch_noise_needed
 from fedrank.experiments.spec.grid import Grid, read_tables
@@ -182,3 +182,35 @@ def test_the_time_left_is_said_as_soon_as_it_can_be_known(monkeypatch):
         for share in (0.0, 0.01, 0.25, 1.0):
             tell("attack", share, 1)
     assert console.file.getvalue().splitlines() == ["attack: 1%", "attack: 25%, about 2 min 00 s left"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "not protected: every update leaves without noise. Add a mechanism"),
+        ({"aggregator": "none"}, "protected: nothing leaves a client."),
+        ({"mechanism": {"name": "gaussian", "clip": 0.5, "noise": 40.0}}, "protected at ε = "),
+        ({"mechanism": {"name": "gaussian", "clip": 0.5, "noise": 1.0}}, "not protected in practice: ε = "),
+        (
+            {"mechanism": {"name": "gaussian", "clip": 0.5, "noise": 9.0, "placement": "server"}},
+            "cannot be claimed against the server: it sees every update without noise",
+        ),
+    ],
+)
+def test_a_page_on_privacy_ends_with_a_verdict(changes, expected):
+    tables = {"rounds": 20, "data": {"name": "synthetic-mq2007"}, "clients": {"count": 10}, "learner": {"name": "pdgd"}}
+    grid = read_tables(tables | changes)
+    assert privacy_verdict(grid.base).startswith(expected)
+    [section] = about_privacy(grid)
+    last = markdown([section]).replace("**", "").rstrip().splitlines()[-1]
+    assert last.removeprefix("> ").startswith(f"Verdict: {expected}")
+
+
+def test_a_verdict_names_the_noise_that_would_be_enough():
+    mechanism = {"name": "gaussian", "clip": 0.5, "noise": 1.0}
+    tables = {"rounds": 20, "data": {"name": "synthetic-mq2007"}, "clients": {"count": 10}, "learner": {"name": "pdgd"}}
+    advice = privacy_verdict(read_tables(tables | {"mechanism": mechanism}).base).partition("set mechanism.noise to ")[
+        2
+    ]
+    enough = tables | {"mechanism": mechanism | {"noise": float(advice.rstrip("."))}}
+    assert privacy_verdict(read_tables(enough).base).startswith("protected at ε = ")

@@ -12,7 +12,13 @@ import numpy as np
 from fedrank.experiments.report.formatting import duration
 from fedrank.experiments.report.sections import Cell, Part, Row, Section, Span, Table, Tone, paragraph
 from fedrank.experiments.report.statistics import randomisation_test
-from fedrank.experiments.runner.disclosures import budget_line, cost_of_words, leaving, sketch_noise_needed
+from fedrank.experiments.runner.disclosures import (
+    Disclosure,
+    budget_line,
+    cost_of_words,
+    leaving,
+    sketch_noise_needed,
+)
 from fedrank.experiments.runner.failures import alike, several
 from fedrank.experiments.runner.folder import Receipt, paid_for
 from fedrank.experiments.runner.privacy import (
@@ -35,6 +41,7 @@ from fedrank.experiments.spec.grid import Grid, Variant
 from fedrank.experiments.spec.listing import ListedMethod
 from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.experiments.spec.trees import TreesExperiment
+from fedrank.federated.traits import from_outside
 from fedrank.privacy.guarantees import down, up
 from fedrank.privacy.population import (
     FOLDER,
@@ -69,6 +76,10 @@ if TYPE_CHECKING:
     from fedrank.trees.split_folder import SplitMade
 
 ALONE = "Nothing leaves a client: each learns alone."
+ADD_NOISE = (
+    "every update leaves without noise. Add a mechanism, such as gaussian with clip = 0.5 and noise = 10, and look at "
+    "its ε with this command."
+)
 MAX_ROWS = 20  # clients in a table
 STATUS: dict[str, Tone] = {
     "finished": "better",
@@ -161,9 +172,61 @@ def about_privacy(
             if isinstance(spec, FederatedExperiment)
             else _leaving(spec, targets)
         )
-        sections.append(Section(names + more if len(groups) > 1 else "", tuple(parts)))
+        verdict = privacy_verdict(spec)
+        tone: Tone = "better" if verdict.startswith("protected") else "warn"
+        sections.append(Section(names + more if len(groups) > 1 else "", (*parts, _verdict_line(tone, verdict))))
         progress("prices", steps + steps * done / len(groups), 2 * steps)
     return sections
+
+
+def privacy_verdict(spec: Any) -> str:
+    """Whether a spec protects people, against whom, and what to do; in words."""
+    if not isinstance(spec, FederatedExperiment):
+        return _verdict_on_disclosures(leaving(spec))
+    if has_trait(spec.aggregator, "apart"):
+        return "protected: nothing leaves a client."
+    if spec.mechanism is None:
+        return f"not protected: {ADD_NOISE}"
+    parts = []
+    for against, price in prices_by_observer(planned(spec)).items():
+        whom = "every observer" if against == "everybody" else f"the {against}"
+        if math.isinf(price.total):
+            parts.append(f"cannot be claimed against {whom}: {price.guarantee.because}")
+            continue
+        sure = 100 / (1 + math.exp(-min(price.total, 500.0)))
+        about = f"ε = {up(price.total)} (δ = {price.delta:g}) against {whom}"
+        claim = f"protected at {about}" if price.total <= max(TARGETS) else f"not protected in practice: {about}"
+        parts.append(
+            f"{claim}, which allows an observer to decide between two possible contributions of one "
+            f"{price.guarantee.unit} correctly in at most {sure:.3g} % of cases (50 % by guessing)"
+        )
+    weak = any(max(TARGETS) < price.total < math.inf for price in planned(spec))
+    advice = ""
+    if weak:
+        needed = [values[-1] for values in noise_needed(spec, [max(TARGETS)]).values()]
+        reachable = [value for value in needed if not math.isinf(value)]
+        advice = f" For ε = {max(TARGETS):g}, set mechanism.noise to {enough(max(reachable))}." if reachable else ""
+    if from_outside(spec.mechanism):
+        parts.insert(0, "cannot be claimed by fedrank, which does not know this mechanism; its author claims")
+    return "; ".join(parts) + "." + advice
+
+
+def _verdict_on_disclosures(leaves: Sequence[Disclosure]) -> str:
+    if not leaves:
+        return "protected: nothing leaves a client."
+    bare = [each.what.partition(":")[0] for each in leaves if each.guarantee is None or each.guarantee.epsilon is None]
+    held = [
+        f"{each.what.partition(':')[0]} at ε = {up(each.guarantee.epsilon)} for one {each.guarantee.unit}"
+        for each in leaves
+        if each.guarantee is not None and each.guarantee.epsilon is not None
+    ]
+    if not bare:
+        return f"protected: {'; '.join(held)}."
+    also = f" Protected: {'; '.join(held)}." if held else ""
+    return (
+        f"not protected: {'; '.join(bare)} leave without noise. Share them only with organisations that may see the "
+        f"data.{also}"
+    )
 
 
 def _what_matters(spec: Any) -> str:
@@ -357,8 +420,41 @@ def about_audit(findings: Sequence[Finding], grid: Grid[Any]) -> list[Section]:
             for each in mine
         ]
         title = variant.name if len(grid.variants) > 1 else ""
-        sections.append(Section(title, (paragraph(_attacked(variant.experiment)), findings_table(mine), *sentences)))
+        parts = (paragraph(_attacked(variant.experiment)), findings_table(mine), *sentences, _audit_verdict(mine))
+        sections.append(Section(title, parts))
     return sections
+
+
+def _audit_verdict(findings: Sequence[Finding]) -> Part:
+    """What the attacks mean for a decision, in words."""
+    by = {verdict: [each for each in findings if each.verdict == verdict] for verdict in (*VERDICTS, "NOT READ")}
+    open_ = [each for each in findings if each.verdict in ("NO POWER", "SKIPPED")]
+    inconclusive = f" {len(open_)} of {len(findings)} attacks gave no answer." if open_ else ""
+    if broken := by["VIOLATED"]:
+        what = "; ".join(f"{each.attacked}: {each.shown}, where {each.promised} is promised" for each in broken)
+        return _verdict_line(
+            "worse", f"the guarantee does not hold ({what}). Do not run this spec; use another mechanism, or report it."
+        )
+    if read := by["READ"]:
+        what = "; ".join(f"{each.attacked}: {each.shown}" for each in read)
+        return _verdict_line("worse", f"not protected: messages were read ({what}). Add noise, or add more of it.")
+    if by["NOT SHOWN"]:
+        return _verdict_line(
+            "better",
+            "no attack contradicted the guarantee, and the same attacks find one with a quarter less noise. This does "
+            f"not prove the guarantee.{inconclusive}",
+        )
+    if by["NOT READ"]:
+        return _verdict_line(
+            "warn", f"these attacks read nothing, which proves nothing about better ones.{inconclusive}"
+        )
+    if any(each.verdict == "NO POWER" for each in findings):
+        return _verdict_line("warn", f"nothing can be concluded; attack more messages with --messages.{inconclusive}")
+    return _verdict_line("warn", "no attack was made; the reasons are above.")
+
+
+def _verdict_line(tone: Tone, text: str) -> Part:
+    return paragraph(Span("Verdict: ", style="strong"), text, tone=tone)
 
 
 def _attacked(spec: Any) -> str:

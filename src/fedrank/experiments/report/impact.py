@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedrank import __version__
 from fedrank.data.describe_log import date_of
 from fedrank.data.logs import SearchLog, load_log
@@ -41,8 +43,8 @@ RISKS = (  # what could happen to people, and to which part of a card it belongs
     ("A query names a person, who is recognised", "log"),
     ("One person uses several devices or browsers, and is protected as if they were several", "unit"),
     ("Stored updates are read later", "kept"),
-    ("An attacker sends forged events or updates, and other users get worse results", "none"),
-    ("The model ranks worse for some people than for others", "none"),
+    ("An attacker sends forged events or updates, and other users get worse results", "forged"),
+    ("The model ranks worse for some people than for others", "unequal"),
 )
 
 
@@ -86,11 +88,14 @@ def impact(assessed: Assessed, home: Path = Path("runs")) -> list[Section]:
             (
                 paragraph(DISCLAIMER, tone="warn"),
                 paragraph(f"Begun on {now()[:10]} with fedrank {__version__} from {assessed.source}."),
-                _fill("controller, or joint controllers and their arrangement (Article 26); data protection officer"),
-                _fill("who wrote this, who was asked, and which version of the processing it is about"),
+                *_participants(assessed),
+                _fill(
+                    "controller, or joint controllers and their arrangement (Article 26); data protection officer; who "
+                    "wrote this, and who was asked"
+                ),
                 _processing(assessed, log),
                 _leaving(assessed),
-                _necessity(),
+                _necessity(assessed),
                 _promises(assessed, home),
                 _not_covered(assessed, log),
                 _risks(assessed, log),
@@ -100,6 +105,88 @@ def impact(assessed: Assessed, home: Path = Path("runs")) -> list[Section]:
             ),
         )
     ]
+
+
+def _participants(assessed: Assessed) -> Iterable[Part]:
+    """Who issued the cards, and which sites took part."""
+    cards = [card for _, card in assessed.cards if card is not None]
+    issuers = dict.fromkeys(card.issuer for card in cards if card.issuer)
+    if issuers:
+        yield paragraph(f"Issuer of the privacy cards: {'; '.join(issuers)}.")
+    sites = dict.fromkeys(site for card in cards if card.deployment is not None for site in card.deployment["sites"])
+    if sites:
+        yield paragraph(f"Sites that took part: {', '.join(sites)}.")
+
+
+def _whose(assessed: Assessed) -> Part:
+    """Whose data these are, as far as sites describe them."""
+    need = "whether children or others who need protection are among these people"
+    said = dict.fromkeys(
+        f"{site}: {one['data']}"
+        for _, card in assessed.cards
+        if card is not None and card.deployment is not None
+        for site, one in card.deployment["sites"].items()
+    )
+    return _fill(
+        f"{need} (data as sites describe them: {'; '.join(said)})" if said else f"whose data these are, and {need}"
+    )
+
+
+def _retention(assessed: Assessed) -> Iterable[Part]:
+    """How long data are kept, as far as files say."""
+    deployments = [card.deployment for _, card in assessed.cards if card is not None and card.deployment is not None]
+    if not deployments:
+        yield _fill("how long raw logs, data sets, updates and models are kept")
+        return
+    days = {site: one.get("keep_days") for each in deployments for site, one in each["sites"].items()}
+    said = [f"{site}: {f'{known:,} days' if known else 'no limit stated'}" for site, known in days.items()]
+    coordinator = dict.fromkeys(f"the coordinator {each['coordinator']}" for each in deployments)
+    yield paragraph(f"Retention of data: {'; '.join([*said, *coordinator])}.")
+    if not all(days.values()):
+        yield _fill("retention at the sites that state no limit, and of models")
+
+
+def _received(card: Card) -> Table:
+    assert card.deployment is not None
+    rows = [[one["what"], f"{one['times']:,}", f"{one['bytes']:,}", one["noise"]] for one in card.deployment["left"]]
+    return Table(["what left the sites", "times", "bytes", "noise"], rows, 1)
+
+
+def _gains(assessed: Assessed) -> list[str]:
+    """The measured quality of the models, next to that of the baseline ranking."""
+    found = []
+    for run, _ in assessed.cards:
+        for name in run.measures[:1]:
+            values, before = run.queries[1].get(name), run.nothing.get(name)
+            if values is None or not len(values):
+                continue
+            text = f"{run.label}: {name} is {float(np.nanmean(values)):.4f} on {len(values):,} test queries"
+            if before is not None and len(before):
+                text += f", {float(np.nanmean(before)):.4f} for the ranking before"
+            found.append(text)
+    return found
+
+
+def _spread(assessed: Assessed) -> str:
+    """The lowest and highest quality of any client or site, where it was measured."""
+    found = []
+    for run, _ in assessed.cards:
+        measured = run.clients[1]
+        for name in [name for name in run.measures if name in measured][:1]:
+            values = measured[name][~np.isnan(measured[name])]
+            if len(values):
+                found.append(f"{run.label}: {name} from {values.min():.4f} to {values.max():.4f} over {len(values)}")
+    return "; ".join(found) or NOT_SAID
+
+
+def _no_text(cards: Sequence[Card]) -> bool:
+    """Whether nothing that left contains words or documents."""
+    left = [one["request"] for card in cards if card.deployment is not None for one in card.deployment["left"]]
+    return not any(request.startswith("silo-") for request in left)
+
+
+def _is_private(log: SearchLog) -> bool:
+    return not log.folder.stat().st_mode & 0o077
 
 
 def _fill(what: str) -> Paragraph:
@@ -138,9 +225,8 @@ def _processing(assessed: Assessed, log: SearchLog | None) -> Section:
             "legal basis (Article 6; Article 9 if queries reveal health, beliefs or similar, as search queries often "
             "do)"
         ),
-        _fill("whose data these are, and whether children or others who need protection are among them"),
-        _fill("recipients, processors, and transfers to third countries"),
-        _fill("how long raw logs, data sets, updates and models are kept"),
+        _whose(assessed),
+        *_retention(assessed),
     ]
     return Section("1. What is processed, and why", tuple(parts))
 
@@ -173,17 +259,27 @@ def _leaving(assessed: Assessed) -> Section:
         parts.append(paragraph(Span(run.label, style="strong"), f": {text}."))
     if not assessed.cards:
         parts.append(paragraph("Nothing has run yet. Section 4 lists what would leave, and to whom."))
-    parts.append(_fill("what else leaves: logs of services, metrics, backups, support"))
+    for run, card in assessed.cards:
+        if card is not None and card.deployment is not None:
+            parts += [paragraph(Span(run.label, style="strong"), ", received by the coordinator:"), _received(card)]
+            parts.append(paragraph("Recipients of the model and of its card: the coordinator and all sites above."))
+    parts.append(
+        _fill(
+            "further recipients, processors, and transfers to third countries; what else leaves (logs of services, "
+            "metrics, backups, support)"
+        )
+    )
     return Section("2. What leaves people's devices or organisations, and who sees it", tuple(parts))
 
 
-def _necessity() -> Section:
+def _necessity(assessed: Assessed) -> Section:
+    gains = _gains(assessed)
+    why = "why a ranker has to learn from people at all"
     return Section(
         "3. Whether it is necessary, and in proportion",
         (
-            _fill(
-                "why a ranker has to learn from people at all, and what it gains them (figures of an estimate or trial)"
-            ),
+            *([Points(tuple(gains))] if gains else []),
+            _fill(why if gains else f"{why}, and what it gains them (figures of an estimate or trial)"),
             _fill("why less would not do: fewer people, fewer searches, shorter logs, judgements instead of clicks"),
             _fill("how people are informed, and how they can object"),
         ),
@@ -243,9 +339,35 @@ def _not_covered(assessed: Assessed, log: SearchLog | None) -> Section:
 
 
 def _risks(assessed: Assessed, log: SearchLog | None) -> Section:
-    rows = [[risk, _recorded(about, assessed, log), TO_FILL_IN.strip(), TO_FILL_IN.strip()] for risk, about in RISKS]
-    table = Table(["risk to people", "what files say of it", "how likely, how severe", "what is done"], rows, 4)
-    return Section("6. Risks", (table, _fill("risks of this service that are not in the table")))
+    rows = []
+    for risk, about in RISKS:
+        said, done = _recorded(about, assessed, log), _done_about(about, assessed, log)
+        rows.append([risk, TO_FILL_IN.strip() if said == NOT_SAID else said, done or TO_FILL_IN.strip()])
+    table = Table(["risk to people", "what files say about it", "what is done, according to files"], rows, 3)
+    last = _fill("how severe each risk is for these people, whether what is done is enough, and risks not in the table")
+    return Section("6. Risks", (table, last))
+
+
+def _done_about(about: str, assessed: Assessed, log: SearchLog | None) -> str:
+    """The measures against a risk that files know."""
+    spec, cards = assessed.experiment, [card for _, card in assessed.cards if card is not None]
+    if about == "promises":
+        each = (_protection(variant.experiment) for variant in assessed.grid.variants)
+        return "; ".join(dict.fromkeys(point for one in each for point in one if "recorded" not in point))
+    if about == "log":
+        if any(card.deployment is not None for card in cards):
+            return "the data stay at the sites; what left is listed under 2"
+        return "" if log is None else f"its folder is readable by {'its owner only' if _is_private(log) else 'others'}"
+    if about == "unit":
+        return "; ".join(dict.fromkeys(f"ε is paid {row.often}" for card in cards for row in card.promises))
+    if about == "kept":
+        every = getattr(spec, "record_every", 0)
+        return f"updates are recorded every {every} rounds, in history/" if every else "updates are not recorded"
+    if about == "forged" and isinstance(spec, FederatedExperiment):
+        return f"aggregation by {describe(spec.aggregator)['name']}; every message is checked before it is used"
+    if about == "unequal" and any((run.path / "clients.csv").exists() for run, _ in assessed.cards):
+        return "quality by client or site is measured, in clients.csv"
+    return ""
 
 
 def _recorded(about: str, assessed: Assessed, log: SearchLog | None) -> str:
@@ -255,6 +377,8 @@ def _recorded(about: str, assessed: Assessed, log: SearchLog | None) -> str:
             return "see the prices under 4"
         return "; ".join(dict.fromkeys(card.claim for card in cards))
     if about == "log":
+        if any(card.deployment is not None for card in cards):
+            return "no query, document or user id left a site in plain text" if _no_text(cards) else NOT_SAID
         return NOT_SAID if log is None else (read_card(log.folder) or log_card(log)).who_sees_what
     if about == "unit":
         units = dict.fromkeys(paid.unit for card in cards for paid in card.promises)
@@ -263,6 +387,10 @@ def _recorded(about: str, assessed: Assessed, log: SearchLog | None) -> str:
     if about == "kept":
         recorded = dict.fromkeys(card.kept_updates or "no update is kept" for card in cards)
         return "; ".join(recorded) or NOT_SAID
+    if about == "forged" and isinstance(assessed.experiment, FederatedExperiment):
+        return f"{assessed.experiment.clients.count:,} clients or sites send updates"
+    if about == "unequal":
+        return _spread(assessed)
     return NOT_SAID
 
 
@@ -279,8 +407,8 @@ def _measures(assessed: Assessed, log: SearchLog | None) -> Section:
         points.append(f"redaction of queries: {_settings(redaction) if isinstance(redaction, dict) else 'none'}")
         caps = settings.get("caps")
         points.append(f"limits for one client: {_settings(caps) if isinstance(caps, dict) else 'none'}")
-        private = not log.folder.stat().st_mode & 0o077
-        points.append(f"the folder of the data set can be read by {'its owner only' if private else 'others, too'}")
+        readers = "its owner only" if _is_private(log) else "others, too"
+        points.append(f"the folder of the data set can be read by {readers}")
     return Section(
         "7. Measures",
         (

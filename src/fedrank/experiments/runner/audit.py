@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 from fedrank import __version__
 from fedrank.attacks import audits, forests, sketches
-from fedrank.attacks.audits import Audit, Finding, Plan, PlannedAttack, carry_out
+from fedrank.attacks.audits import Audit, Finding, Plan, PlannedAttack, skipped
 from fedrank.attacks.forests import ForestAudit, SharedForests
 from fedrank.attacks.histograms import HistogramAudit, Roots
 from fedrank.attacks.membership import LEVEL, REPEATS, RUNS, ShareDone
@@ -35,6 +36,8 @@ from fedrank.trees.training import train_locally
 from fedrank.types import Source
 
 ALL_ATTACKS = "audit"  # label of the progress of all attacks
+SECONDS = 110.0  # for all attacks together, unless the number of messages is given
+NO_LIMIT = "giving --messages"
 TREES = 100  # maximum in an attacked forest, to limit the running time
 
 
@@ -56,44 +59,68 @@ def audit_experiment(
     runs: int = RUNS,
     source: Source | None = None,
     progress: Progress = quiet,
+    seconds: float = SECONDS,
+    clock: Callable[[], float] = time.monotonic,
 ) -> list[Finding]:
     """Attack every variant of a spec, with its first fold and seed.
 
-    The default number of `messages` takes about a minute. `source` is for tests: by default, noise comes from the
-    system's secure source.
+    Without `messages`, all attacks together take at most about this many `seconds`: with several variants, fewer
+    messages of each are attacked, and an attack that does not finish in time is skipped, which its finding says.
+    `source` and `clock` are for tests: by default, noise comes from the system's secure source.
     """
-    effort, several = _Effort(messages, repeats, runs, source), len(grid.variants) > 1
-    news = [_of_variant(progress, variant.name) if several else progress for variant in grid.variants]
-    plans = [
-        _plan(variant, grid, effort, on_progress) for variant, on_progress in zip(grid.variants, news, strict=True)
-    ]
-    attacks = sum(isinstance(step, PlannedAttack) for plan in plans for step in plan)
+    began, effort, variants = clock(), _Effort(messages, repeats, runs, source), len(grid.variants)
+    plans = [_plan(variant, grid, effort) for variant in grid.variants]
+    steps = [(number, step) for number, plan in enumerate(plans) for step in plan]
+    attacks = [step for _, step in steps if isinstance(step, PlannedAttack)]
+    whole = sum(attack.seconds for attack in attacks)
     found: list[Finding] = []
-    begun = 0
-    for plan, on_progress in zip(plans, news, strict=True):
-        for step in plan:
-            begun += isinstance(step, PlannedAttack)
-            found += carry_out([step], _and_all(on_progress, progress, begun, attacks))
+    begun, before = 0, 0.0
+    for number, step in steps:
+        if isinstance(step, Finding):
+            found.append(step)
+            continue
+        begun += 1
+        name = grid.variants[number].name
+        what = f"{name}: {step.what}" if variants > 1 else step.what
+        until = math.inf if messages is not None else began + seconds
+        tell = _Line(progress, clock, until, before / whole, step.seconds / whole)
+        tell.detail = f"attack {begun} of {len(attacks)}, {what}"
+        try:
+            if step.seconds > until - clock():
+                raise OutOfTime
+            tell(0.0)
+            found += step.make(tell)
+        except OutOfTime:
+            reason = f"the attack does not finish within two minutes; run it without a limit by {NO_LIMIT}"
+            found.append(skipped(name, step.what, reason))
+        before += step.seconds
+    progress(ALL_ATTACKS, 1, 1)
     return found
 
 
-def _of_variant(progress: Progress, variant: str) -> Progress:
-    return lambda what, done, of, detail="": progress(f"{variant}: {what}", done, of, detail)
+class OutOfTime(Exception):
+    """An attack was stopped, because its time is over."""
 
 
-def _and_all(on_progress: Progress, progress: Progress, number: int, attacks: int) -> Progress:
-    """Report the progress of one attack, and of all attacks together."""
+@dataclass
+class _Line:
+    """The one line of progress: the share of all attacks by their expected durations."""
 
-    def both(what: str, done: float, of: float, detail: str = "") -> None:
-        on_progress(what, done, of, detail)
-        if attacks > 1:
-            share = number - 1 + done / of
-            progress(ALL_ATTACKS, share, attacks, f"attack {number} of {attacks}" if share < attacks else "")
+    progress: Progress
+    clock: Callable[[], float]
+    until: float
+    before: float  # share of the attacks before this one
+    own: float  # share of this attack
+    detail: str = ""
 
-    return both
+    def __call__(self, share: float) -> None:
+        if self.clock() > self.until:
+            raise OutOfTime
+        done = self.before + self.own * share
+        self.progress(ALL_ATTACKS, min(done, 0.999), 1, f"{done:.0%}, {self.detail}")
 
 
-def _plan(variant: Variant[Any], grid: Grid[Any], effort: _Effort, progress: Progress) -> Plan:
+def _plan(variant: Variant[Any], grid: Grid[Any], effort: _Effort) -> Plan:
     """The attacks that apply to a variant."""
     (fold, seed), experiment = grid.repeats()[0], variant.experiment
     if isinstance(experiment, SiloExperiment):
@@ -119,8 +146,12 @@ def _plan(variant: Variant[Any], grid: Grid[Any], effort: _Effort, progress: Pro
             note=_smaller(experiment),
         ).plan()
     clients = clients_of(experiment, fold, seed)
+    setting = setting_of(experiment, clients.data.features.shape[1])
+    if effort.messages is None:
+        share = audits.SECONDS / len(grid.variants)
+        effort = replace(effort, messages=audits.messages_for(max(setting.interactions), share))
     return Audit(
-        setting=setting_of(experiment, clients.data.features.shape[1]),
+        setting=setting,
         clients=clients,
         mechanism=experiment.mechanism,
         local=experiment.local,
@@ -129,7 +160,6 @@ def _plan(variant: Variant[Any], grid: Grid[Any], effort: _Effort, progress: Pro
         variant=variant.name,
         level=_level(audits.TESTS, grid),
         **vars(effort),
-        progress=progress,
     ).plan()
 
 

@@ -48,11 +48,11 @@ LOG = (
 )
 
 
-def issued(card: Card, folder: Path, data: str = "", files: Sequence[str] | None = None) -> Card:
+def issued(card: Card, folder: Path, data: str = "", files: Sequence[str] | None = None, by: str = "") -> Card:
     """A card ready to be written: dated, with its issuer, file hashes, and everything that it does not cover.
 
-    Without `files` it covers every model in the folder and below. The date of a run is only in run.json: the card of a
-    resumed run has the same bytes as without the interruption.
+    Without `files` it covers every model in the folder and below. `by` is its issuer if none is named. The date of a
+    run is only in run.json: the card of a resumed simulation has the same bytes as without the interruption.
     """
     if files is None:
         models = [*folder.rglob("model*.json"), *folder.rglob("model*.txt")]
@@ -65,7 +65,7 @@ def issued(card: Card, folder: Path, data: str = "", files: Sequence[str] | None
     return replace(
         card,
         issued=None if (folder / Facts.FILE).exists() else now(),
-        issuer=issuer(),
+        issuer=issuer(by),
         versions=versions(),
         data=data,
         files={name: sha256(folder / name) for name in files},
@@ -84,8 +84,8 @@ def issued_receipt(receipt: Receipt, folder: Path | None = None, parent: Path | 
     return replace(receipt, summary=receipt.sentence, issued=now(), issuer=issuer(), versions=versions())
 
 
-def issuer() -> str:
-    return os.environ.get(ISSUER, "").strip() or NO_ISSUER
+def issuer(otherwise: str = "") -> str:
+    return os.environ.get(ISSUER, "").strip() or otherwise or NO_ISSUER
 
 
 @cache
@@ -187,7 +187,10 @@ def _not_stored_of_shown(log: SearchLog) -> str:
     settings, redacted = log.facts.get("settings", {}), log.facts.get("redacted") or {}
     text = ""
     if days := settings.get("keep_days"):
-        text += f" Lists older than {days:,} days at build time are not stored; rebuild it to keep that limit."
+        text += (
+            f" Lists older than {days:,} days at build time are not stored. The data set is refused once it contains "
+            "older ones; build it again then."
+        )
     if redacted:
         reasons = ", ".join(f"{reason}: {n:,}" for reason, n in redacted.items())
         text += f" The text of {sum(redacted.values()):,} queries is not stored ({reasons})."

@@ -47,6 +47,7 @@ def _log(
 ) -> Fold:
     """The fold of a search log, with corrected clicks. Its features must be the requested ones, if any."""
     log = load_log(folder)
+    log.check_retention()
     has = log_features(log)
     if features and features != has:
         raise ValueError(

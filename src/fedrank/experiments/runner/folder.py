@@ -167,6 +167,10 @@ POPULATION = {
     "epsilon": dict[str, Price | None],
     "forgotten": tuple[Json, ...],
 }
+# The entries of a card about a deployed run: by site its data and their retention, what left, and colluding parties.
+DEPLOYMENT = {"sites": dict[str, Json], "coordinator": str, "left": tuple[Json, ...], "collusion": tuple[Json, ...]}
+LEFT = {"what": str, "times": int, "bytes": int, "noise": str}
+COLLUSION = {"against": str, "epsilon": Price | None, "because": str}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +180,7 @@ class Card(Written):
     FILE = "privacy.json"
     optional = (
         "rounds_charged", "participations_charged", "kept_updates", "unlearned", "population", "issued", "clients",
+        "deployment",
     )  # fmt: skip
     first = ("what",)
 
@@ -197,11 +202,18 @@ class Card(Written):
     data: str = ""
     clients: int | None = None
     files: dict[str, str] = field(default_factory=dict)  # the files that it covers -> SHA-256
+    deployment: Json | None = None  # of a deployed run: its sites, everything that left them, ε against colluders
     summary: str = ""
 
     @classmethod
     def values(cls, folder: Path) -> Json:
         values = super().values(folder)
+        if values.get("deployment") is not None:
+            _table(values["deployment"], DEPLOYMENT, f"{cls.FILE}: deployment")
+            for i, entry in enumerate(values["deployment"]["left"]):
+                _table(entry, LEFT, f"{cls.FILE}: deployment.left[{i}]")
+            for i, entry in enumerate(values["deployment"]["collusion"]):
+                _table(entry, COLLUSION, f"{cls.FILE}: deployment.collusion[{i}]")
         if values["mechanism"] is not None:
             _table(values["mechanism"], {"name": str}, f"{cls.FILE}: mechanism")
         if values.get("population") is not None:

@@ -53,11 +53,14 @@ UNPROTECTED = (
     "against an observer who sees an update."
 )
 TARGETS = (1.0, 2.0, 4.0, 8.0)  # values of ε for which the required noise is shown
+SIMULATED_ONLY = (
+    "online quality, rewards, traffic, the number of clients per round, quality by client and the curves of a report "
+    "are measured in simulation only; a deployment must not collect them"
+)
 NOT_COVERED = (
     "which clients participate, and when, is not hidden from the server",
     "people who belong together, or one person with several devices, count as several clients",
-    "online quality, rewards, traffic, the number of clients per round, quality by client and the curves of a report "
-    "are measured in simulation only; a deployment must not collect them",
+    SIMULATED_ONLY,
     "settings chosen by results on the same people are not counted, nor are runs on them outside their population",
 )
 
@@ -349,10 +352,12 @@ def until_spent(outcomes: Iterator[Outcome], rounds: int, budget: float | None) 
 NOT_VERIFIED = "not verified"  # the beginning of a line of a card
 
 
-def card(experiment: FederatedExperiment, rows: Sequence[Price], participations: int, rounds: int) -> Card:
+def card(
+    experiment: FederatedExperiment, rows: Sequence[Price], participations: int, rounds: int, simulated: bool = True
+) -> Card:
     """The privacy card of a model, without its summary."""
     mechanism = experiment.mechanism
-    not_covered = list(NOT_COVERED)
+    not_covered = [line for line in NOT_COVERED if simulated or line != SIMULATED_ONLY]
     if from_outside(mechanism):
         not_covered.append(f"{NOT_VERIFIED}: whether {method_name(mechanism)} achieves what it claims")
     if experiment.start not in (None, GIVEN):
