@@ -55,7 +55,7 @@ class ReceivedAnswers:
         def recorded(site: str, request: bytes, patience: float) -> Future[bytes]:
             future = send(site, request, patience)
             with self._lock:
-                self._pending[future] = site, wire.label_of(request)
+                self._pending[future] = site, wire.read_label(request)
             future.add_done_callback(self._record)
             return future
 
@@ -93,7 +93,7 @@ class ReceivedAnswers:
 
     def _describe(self, site: str, answer: bytes) -> None:
         try:
-            label = wire.label_of(answer)
+            label = wire.read_label(answer)
             data = protocol.read_facts(answer, label).get("data")
         except Refused:
             return
@@ -127,7 +127,7 @@ def read_totals(path: Path) -> list[Total]:
 
 def _kind(answer: bytes) -> str:
     try:
-        kind = wire.label_of(answer).kind
+        kind = wire.read_label(answer).kind
     except Refused:
         return UNKNOWN
     return kind if kind in ANSWERS else UNKNOWN
