@@ -19,7 +19,7 @@ from fedrank.deploy.charging import Charging
 from fedrank.deploy.check import Looks, _disk, about_checks, as_json, check, is_fine, taken, unreachable
 from fedrank.deploy.settings import plan_prices, site_template
 from fedrank.experiments.report.terminal import show
-from fedrank.files import locked, told
+from fedrank.files import error_message, locked
 from tests.deploy.plans import NOISE, letor_file, made_plan
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
@@ -327,4 +327,4 @@ def test_the_remedy_for_a_disk_is_that_of_its_problem(tmp_path, monkeypatch, num
 
 def test_a_read_only_home_has_a_remedy():
     problem = OSError(errno.EROFS, os.strerror(errno.EROFS), "home/lock")
-    assert "home/lock: Read-only file system; mount it for writing, or use another folder" in told(problem)
+    assert "home/lock: Read-only file system; mount it for writing, or use another folder" in error_message(problem)
