@@ -26,6 +26,7 @@ from fedrank.cli.shared import (
     label_of,
     new_console,
     print_failures,
+    print_if_compiling,
     print_json,
     print_line,
     print_sections,
@@ -130,6 +131,8 @@ def _demo(out: Path, quiet: bool) -> None:
     from fedrank.experiments.builtin.demo import DemoStopped, demo
 
     console = new_console()
+    if not quiet:
+        print_if_compiling(console)
     try:
         with progress(console, quiet) as tell:
             demo(out, DEMO_PAGE, lambda text: print_line(console, text, style="bold"), tell)
