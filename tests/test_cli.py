@@ -124,6 +124,8 @@ WRONG = [
     (("run", "small.toml", "--name", "a\\b"), "--name 'a\\\\b' does not name"),
     (("run", "small.toml", "--out", "good.txt"), "good.txt is a file; --out and --name must lead to a folder"),
     (("watch", "nowhere", "--list"), "folder nowhere does not exist; give a folder of runs, or one run folder"),
+    (("run", "small.toml", "--set", "aggregator.name=maen"), "unknown aggregator 'maen'; did you mean \"mean\"?"),
+    (("run", "small.toml", "--set", "learner.name=lab.ideas.Mine"), "for your own class, write lab.ideas:Mine"),
     (("report", "nowhere"), "folder nowhere does not exist"),
     (("report", "empty.toml"), "empty.toml is a file; give a folder of runs"),
     (("data", "check", "goood.txt"), 'file goood.txt does not exist; did you mean "good.txt"?'),
@@ -163,6 +165,18 @@ def test_a_mistake_is_one_clear_line_and_changes_nothing(fedrank, arguments, mes
     assert message in err
     assert err.count("\n") == 1
     assert snapshot() == before
+
+
+def test_a_run_says_that_it_compiles(fedrank, monkeypatch, tmp_path):
+    from fedrank.kernels import compile
+
+    words, line = ("run", "small.toml", "--workers", "1", "--set", "rounds=2"), "Compiling the inner loops"
+    monkeypatch.setattr(compile, "COMPILED_IN", str(tmp_path / "compiled"))
+    assert line in fedrank(*words, "--name", "first")[1]
+    assert line not in fedrank(*words, "--name", "quiet", "--quiet")[1]
+    (tmp_path / "compiled").mkdir()
+    (tmp_path / "compiled" / "measures.dcg-1.nbc").touch()
+    assert line not in fedrank(*words, "--name", "second")[1]
 
 
 @pytest.mark.long

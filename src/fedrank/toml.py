@@ -31,7 +31,8 @@ def parse_toml(text: str) -> TomlTable:
     except RecursionError:
         raise too_deep from None
     except tomllib.TOMLDecodeError as problem:
-        raise ValueError(f"{problem}{_line_of(problem, text)}") from None
+        problem.args = (f"{problem}{_line_of(problem, text)}",)
+        raise
     inside: list[Any] = [tables]
     for _ in range(DEEPEST):
         values = (value for one in inside for value in (one.values() if isinstance(one, dict) else one))
