@@ -124,7 +124,11 @@ WRONG = [
     (("run", "small.toml", "--name", "a\\b"), "--name 'a\\\\b' does not name"),
     (("run", "small.toml", "--out", "good.txt"), "good.txt is a file; --out and --name must lead to a folder"),
     (("watch", "nowhere", "--list"), "folder nowhere does not exist; give a folder of runs, or one run folder"),
+    (("run", "small.toml", "--set", "aggregator.name=maen"), "unknown aggregator 'maen'; did you mean \"mean\"?"),
+    (("run", "small.toml", "--set", "learner.name=lab.ideas.Mine"), "for your own class, write lab.ideas:Mine"),
     (("report", "nowhere"), "folder nowhere does not exist"),
+    (("report", "empty.toml"), "empty.toml is a file; give a folder of runs"),
+    (("data", "check", "goood.txt"), 'file goood.txt does not exist; did you mean "good.txt"?'),
     (
         ("report", "runs/small", "--out", "x.pdf"),
         "x.pdf ends in '.pdf', which is not a report format; use .html, .md or .csv",
@@ -132,7 +136,7 @@ WRONG = [
     (("report", "runs/small", "--out", "x.md", "--baseline", "alon"), "no variant 'alon' to compare with"),
     (("model", "score", "nowhere", "good.txt"), "nowhere"),
     (("model", "score", "good.txt", "good.txt"), "good.txt is not a valid model: "),
-    (("model", "score", "empty.txt", "good.txt"), "empty.txt is not a valid model: "),
+    (("model", "score", "empty.txt", "good.txt"), "empty.txt is not a valid model: it is empty"),
     (("model", "score", MODEL, "empty.txt", "--out", "s.txt"), "empty.txt: the file contains no documents"),
     (("model", "score", MODEL, "bad.txt", "--out", "s.txt"), "bad.txt, line 2"),
     (("model", "score", MODEL, "nowhere", "--out", "s.txt"), "'nowhere' is not a file or a data set"),
@@ -143,6 +147,8 @@ WRONG = [
     (("model", "score", MODEL, "good.txt", "--client", "1"), "holds one model for all clients; remove client = 1"),
     (("model", "evaluate", MODEL, "good.txt", "--measure", "ndgc"), "unknown measure 'ndgc'; did you mean \"ndcg\"?"),
     (("model", "evaluate", MODEL, "synthetic-mq2008"), "'synthetic-mq2008' is not a file or a data set; did you mean"),
+    (("model", "evaluate", MODEL, "goood.txt"), 'file goood.txt does not exist; did you mean "good.txt"?'),
+    (("model", "evaluate", MODEL, "no/file"), "file no/file does not exist; check its name and folder"),
     (("model", "evaluate", "empty.toml", "good.txt"), "empty.toml is not a valid model: "),
     (("methods", "lerner"), "no family or method is called 'lerner' or mentions it; did you mean \"learner\"?"),
     (("methods", "learner", "pdg"), "unknown learner 'pdg'; did you mean \"pdgd\"?"),
@@ -159,6 +165,18 @@ def test_a_mistake_is_one_clear_line_and_changes_nothing(fedrank, arguments, mes
     assert message in err
     assert err.count("\n") == 1
     assert snapshot() == before
+
+
+def test_a_run_says_that_it_compiles(fedrank, monkeypatch, tmp_path):
+    from fedrank.kernels import compile
+
+    words, line = ("run", "small.toml", "--workers", "1", "--set", "rounds=2"), "Compiling the inner loops"
+    monkeypatch.setattr(compile, "COMPILED_IN", str(tmp_path / "compiled"))
+    assert line in fedrank(*words, "--name", "first")[1]
+    assert line not in fedrank(*words, "--name", "quiet", "--quiet")[1]
+    (tmp_path / "compiled").mkdir()
+    (tmp_path / "compiled" / "measures.dcg-1.nbc").touch()
+    assert line not in fedrank(*words, "--name", "second")[1]
 
 
 @pytest.mark.long

@@ -30,6 +30,9 @@ def parse_toml(text: str) -> TomlTable:
         tables = tomllib.loads(text)
     except RecursionError:
         raise too_deep from None
+    except tomllib.TOMLDecodeError as problem:
+        problem.args = (f"{problem}{_line_of(problem, text)}",)
+        raise
     inside: list[Any] = [tables]
     for _ in range(DEEPEST):
         values = (value for one in inside for value in (one.values() if isinstance(one, dict) else one))
@@ -37,6 +40,13 @@ def parse_toml(text: str) -> TomlTable:
         if not inside:
             return tables
     raise too_deep
+
+
+def _line_of(problem: tomllib.TOMLDecodeError, text: str) -> str:
+    """The line that a message of the parser refers to."""
+    found = re.search(r"\(at line (\d+), column \d+\)", str(problem))
+    line = text.split("\n")[int(found[1]) - 1].strip() if found else ""
+    return f": {line[:80]}" if line else ""
 
 
 def write_toml(tables: Mapping[str, Any]) -> str:

@@ -327,7 +327,15 @@ def test_own_files_normalised(tmp_path: Path) -> None:
     assert fold.test.features[:, 0].tolist() == fold.validation.features[:, 0].tolist() == [0, 3 / 2]
     assert load_files(train, test, normalise="query", cache=False).test.features[:, 0].tolist() == [0, 1]
     same = load_files(train, train, cache=False)
-    assert same.notes == ("the test queries are the training queries",)
+    [note] = same.notes
+    assert note.startswith("1 of 1 test queries have the id of a training query; if they are the same queries, ")
+
+
+def test_queries_that_training_and_test_files_share_are_counted(tmp_path: Path) -> None:
+    write(tmp_path / "train.txt", lines(["1", "2", "3"], 2, top=2.0))
+    write(tmp_path / "test.txt", lines(["3", "4"], 2, top=2.0))
+    [note] = load_files(tmp_path / "train.txt", tmp_path / "test.txt", cache=False).notes
+    assert note.startswith("1 of 2 test queries have the id of a training query")
 
 
 def test_own_sparse_files_may_leave_out_the_last_features(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from fedrank.cli.shared import (
     progress,
 )
 from fedrank.files import write_atomic
+from fedrank.names import missing_file
 
 if TYPE_CHECKING:
     from fedrank.data.click_caps import ClickCaps
@@ -91,6 +92,9 @@ def data_check(
     from fedrank.data.check import check_files
     from fedrank.experiments.report.command_output import about_checks
 
+    for path in paths:
+        if not path.exists():
+            raise FileNotFoundError(missing_file(path))
     checks = check_files(paths)
     if as_json:
         print_json([{**vars(check), "sound": check.sound} for check in checks])

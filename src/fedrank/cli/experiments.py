@@ -24,6 +24,7 @@ from fedrank.cli.shared import (
     count_runs,
     new_console,
     print_failures,
+    print_if_compiling,
     print_json,
     print_line,
     print_sections,
@@ -130,6 +131,8 @@ def _demo(out: Path, quiet: bool) -> None:
     from fedrank.experiments.builtin.demo import DemoStopped, demo
 
     console = new_console()
+    if not quiet:
+        print_if_compiling(console)
     try:
         with progress(console, quiet) as tell:
             demo(out, DEMO_PAGE, lambda text: print_line(console, text, style="bold"), tell)
@@ -141,7 +144,7 @@ def _demo(out: Path, quiet: bool) -> None:
 
 @experiments_app.command(
     rich_help_panel=PANEL,
-    epilog="Examples:  fedrank tune quickstart --over learner.rate=[0.03,0.1,0.3]  ·  then: fedrank run "
+    epilog="Examples:  fedrank tune quickstart --over 'learner.rate=[0.03,0.1,0.3]'  ·  then: fedrank run "
     "runs/quickstart-tuning/tuned.toml",
 )
 def tune(
@@ -167,7 +170,7 @@ def tune(
     tried_over = {".".join(keys): values for keys, values in map(parse_override, over)}
     for key, values in tried_over.items():
         if not isinstance(values, list):
-            raise ValueError(f"--over {key} must list the values to try, such as {key}=[0.03,0.1,0.3] (got {values})")
+            raise ValueError(f"--over {key} must list the values to try, such as '{key}=[0.03,0.1,0.3]' (got {values})")
     console = new_console()
     with progress(console, quiet) as tell:
         results, tried, path = tune(

@@ -279,6 +279,8 @@ def run_and_print(
     else:
         pool, about = executor
         print_line(console, about)
+    if executor is None and not quiet:
+        print_if_compiling(console)
     with progress(console, quiet) as tell:
         results = run_experiment(
             grid, label, out, workers=workers, threads=threads, device=device, progress=tell, executor=pool
@@ -299,6 +301,15 @@ def run_and_print(
         raise typer.Exit(130)
     if results.failed:
         raise typer.Exit(EXIT_FAILURE)
+
+
+def print_if_compiling(console: Console) -> None:
+    """Explain the pause before the first progress of the first run."""
+    from fedrank.kernels import compile
+
+    # Every run needs the kernels of the measures.
+    if not any(Path(compile.COMPILED_IN).rglob("measures.*.nbc")):
+        print_line(console, "Compiling the inner loops (once per version, up to a minute)")
 
 
 def browse(link: str) -> None:

@@ -273,6 +273,8 @@ def _header(text: str, key: str) -> str:
 
 def _check(text: str) -> None:
     """Raise ValueError for text that is not a model of one ranker, or whose header and body disagree."""
+    if not text.strip():
+        raise ValueError("it is empty")
     if not text.startswith("tree\n"):
         raise ValueError("it does not begin with the line 'tree', as LightGBM's text models do")
     if f"\n{END}" not in text:

@@ -162,7 +162,21 @@ def test_p_is_corrected_for_the_number_of_comparisons(tmp_path: Path) -> None:
     raw = [comparison.contrast.p for comparison in found.comparisons["mrr@10"].values()]
     corrected = [comparison.p for comparison in found.comparisons["mrr@10"].values()]
     assert corrected == pytest.approx(holm(raw))
-    assert "2 comparisons in a column (Holm)" in " ".join(final_table(found).notes)
+    expected = "2 comparisons in a column (Holm); ndcg@10 and mrr@10 are tested over queries."
+    assert expected in " ".join(final_table(found).notes)
+    for terminal in (False, True):
+        console = Console(force_terminal=terminal, width=200, file=io.StringIO(), color_system="auto")
+        show(brief(load_runs(tmp_path)), console)
+        assert ("Bold: highest mean" in console.file.getvalue()) == (console.color_system is not None)
+
+
+def test_training_queries_in_the_test_data_are_a_warning(tmp_path: Path) -> None:
+    write_run(tmp_path, "mine")
+    [facts] = tmp_path.rglob("run.json")
+    note = "1 of 2 test queries have the id of a training query; and so on"
+    facts.write_text(facts.read_text("utf-8").replace('"notes": []', f'"notes": ["{note}"]'), encoding="utf-8")
+    (found,) = analyse(load_runs(tmp_path))
+    assert f"Warning: {note}." in found.notes
 
 
 def test_only_shared_repeats_are_paired_and_that_is_said(tmp_path: Path) -> None:

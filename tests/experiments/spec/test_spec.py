@@ -416,6 +416,8 @@ def test_files_that_cannot_be_read(tmp_path):
     assert said(empty) == f"{empty}: is empty; create one with `fedrank new FILE`"
     broken = write(tmp_path / "broken.toml", "rounds = 3\nseeds = [1,\n")
     assert said(broken).startswith(f"{broken}: is not TOML: ")
+    write(broken, "rounds = 3\nseeds = = 1\n")
+    assert said(broken).endswith("(at line 2, column 9): seeds = = 1")
     wrong = write(tmp_path / "wrong.toml", "rounds = 3\nrounds 4\n")
     assert "(at line 2, column 8)" in said(wrong)
     binary = tmp_path / "binary.toml"

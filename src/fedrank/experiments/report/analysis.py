@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedrank.data.catalog import SHARED_QUERIES
 from fedrank.experiments.report.claims import Stated, Verdict, judge_all
 from fedrank.experiments.report.contrast import Contrast, contrast
 from fedrank.experiments.report.formatting import heading
@@ -245,6 +246,7 @@ def _analyse(runs: Runs, readings: Mapping[Path, RunValues], baseline: str | Non
             f"The attackers of {len(problems)} runs are unknown because their specifications cannot be read "
             f"({problems[0]})."
         )
+    notes += _shared_queries(runs.finished)
     notes += other_data(runs.finished)
     counts = {len(variant.repeats) for variant in variants}
     if len(counts) > 1:
@@ -290,6 +292,12 @@ def _read_grid(run: Run) -> tuple[Grid[Any] | None, str, list[str]]:
                 reason = "; ".join(str(problem).splitlines())
                 return None, "", [f"{file} cannot be read, so the settings are taken from the runs: {reason}"]
     return None, "", ["There is no experiment.toml next to the runs, so the settings are taken from the runs."]
+
+
+def _shared_queries(finished: Runs) -> list[str]:
+    """Notes of runs whose test queries may also be training queries."""
+    found = dict.fromkeys(note for run in finished for note in run.notes if SHARED_QUERIES in note)
+    return [f"Warning: {note}." for note in found]
 
 
 def _labels(runs: Runs) -> dict[str, str]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+BOLD = "Bold: highest mean of its column."
 Tone = str  # "", "better", "worse", "warn", "quiet", "note", "name" or "lead"
 
 

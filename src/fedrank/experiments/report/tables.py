@@ -25,7 +25,7 @@ from fedrank.experiments.report.formatting import (
 )
 from fedrank.experiments.report.published_values import OUTSIDE, WITHIN, PublishedComparison
 from fedrank.experiments.report.run_values import Threat, VariantRuns
-from fedrank.experiments.report.sections import Cell, Row, Table
+from fedrank.experiments.report.sections import BOLD, Cell, Row, Table
 from fedrank.experiments.report.statistics import LEVEL, summarise
 from fedrank.experiments.runner.cards import about_population
 from fedrank.experiments.runner.folder import Card, Json
@@ -87,7 +87,7 @@ def final_table(analysis: Analysis, columns: Sequence[str] | None = None) -> Tab
             strong = several and values.name in best[column]
             cells.append(Cell(spread(column, values.summary(column)), strong, tone="quiet", mark=room))
         rows.append((values, cells))
-    notes = ["Bold: highest mean of its column."] if several else []
+    notes = [BOLD] if several else []
     header = ["repeats", *map(heading, columns)]
     return _variant_table(analysis, header, rows, notes=[*notes, *final_notes(analysis)])
 
@@ -287,11 +287,22 @@ def power(claim: Verdict) -> str:
 
 def _compared(analysis: Analysis) -> str:
     """How many comparisons a table corrects for, and over what they were made."""
-    main = analysis.comparisons.get(analysis.main, {}).values()
-    counts = sorted({found.comparisons for column in analysis.comparisons.values() for found in column.values()})
-    units = list(dict.fromkeys(found.contrast.unit for found in main if found.contrast.tested))
+    tested = [
+        (column, found)
+        for column, comparisons in analysis.comparisons.items()
+        for found in comparisons.values()
+        if found.contrast.tested
+    ]
+    counts = sorted({found.comparisons for _, found in tested})
     made = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1])))) if counts else "0"
-    over = f"; {heading(analysis.main)} is tested over {' and '.join(units)}" if units else ""
+    columns: dict[str, list[str]] = {}  # by what they are tested over
+    for column, found in tested:
+        if heading(column) not in columns.setdefault(found.contrast.unit, []):
+            columns[found.contrast.unit].append(heading(column))
+    over = "".join(
+        f"; {' and '.join(', '.join(names).rsplit(', ', 1))} {'is' if len(names) == 1 else 'are'} tested over {unit}"
+        for unit, names in columns.items()
+    )
     return f"{made} comparison{'' if made == '1' else 's'} in a column (Holm){over}"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedrank.experiments.report.sections import (
+    BOLD,
     Interactive,
     Listing,
     Pairs,
@@ -109,6 +110,8 @@ def _table(table: Table, console: Console) -> None:
     if not _show_plainly(table, rows, console):
         _show_wrapped(table, rows, console)
     for note in table.notes:
+        if note == BOLD and console.color_system is None:
+            continue  # nothing is bold in a file or pipe
         console.print(Text(printable(note), style="dim"))
 
 

@@ -401,6 +401,8 @@ def load_runs(folders: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
     paths: dict[Path, None] = {}  # keeps order, without duplicates
     for folder in folders:
         root = Path(folder)
+        if root.is_file():
+            raise NotADirectoryError(f"{root} is a file; give a folder of runs, or one run folder")
         if not root.is_dir():
             raise FileNotFoundError(f"folder {root} does not exist; give a folder of runs, or one run folder")
         paths.update(dict.fromkeys(map(Path, _run_folders(str(root.resolve())))))

@@ -17,7 +17,7 @@ from fedrank.data.logs import SearchLog, load_log, pairs_of
 from fedrank.data.normalise import normalise
 from fedrank.data.ranking import RankingData
 from fedrank.experiments.runner.folder import table
-from fedrank.names import did_you_mean
+from fedrank.names import did_you_mean, missing_file
 from fedrank.ranking.measures import measure, per_query, ranking
 from fedrank.ranking.model import Model, Scorer, Tell, check_features, read_for, unheard
 from fedrank.trees.model_files import load_model
@@ -103,6 +103,8 @@ def _read_plainly(data: str, model: Scorer, how: str, tell: Tell) -> RankingData
         )
         return log_part(log, rows, how)
     if data not in CATALOG:
+        if Path(data).suffix or Path(data).name != data:
+            raise FileNotFoundError(missing_file(data))
         raise FileNotFoundError(f"{data!r} is not a file or a data set{did_you_mean(data, CATALOG)}")
     # A model of fold 3 was trained on the test queries of fold 1.
     fold = model.notes.get("fold", 1) if model.notes.get("data") == data else 1

@@ -302,6 +302,11 @@ def _class_for(protocol: Any, name: str, location: str) -> type:
             raise ValueError(
                 f'{location}.name: "{name}" is called "{RENAMED_METHODS[name]}" since version 0.2; rename it'
             )
+        if "." in name:
+            module, _, attribute = name.rpartition(".")
+            raise ValueError(
+                f"{location}.name: unknown {family.name} {name!r}; for your own class, write {module}:{attribute}"
+            )
         others = (found.partition(".")[2] for found in plugins.methods() if found.startswith(f"{family.name}."))
         raise ValueError(
             f"{location}.name: unknown {family.name} {name!r}{did_you_mean(name, [*family.methods, *others])}"

@@ -83,11 +83,12 @@ def read_spec(source: str | Path, overrides: Sequence[str] = (), quick: bool = F
         _mark_changed(tables, before, changes)
         if any(keys[0] in ("vary", "measures") and isinstance(value, list) for keys, value in changes):
             _leave_out(tables)
-        _check_reach(tables, changes)
         _resolve(tables, Path())
         if not trust:
             refuse_code_from_outside(tables)
-        return read_tables(tables)
+        grid = read_tables(tables)
+        _check_reach(tables, changes)  # after names and values: a misspelt one is the first thing to correct
+        return grid
     except ValueError as problem:
         set_ = {".".join(keys): value for keys, value in changes}
         raise SpecError([advised(line, set_) for line in str(problem).splitlines()], str(source)) from None
