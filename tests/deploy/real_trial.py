@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedrank.deploy import consent, protocol
 from fedrank.deploy.coordinate import coordinate
+from fedrank.deploy.heads import split
 from fedrank.deploy.identity import new_identity, read_identity
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.plan import PlannedSite, make_plan
@@ -110,7 +111,16 @@ class RealTrial:
             def ask(name: str, content: bytes) -> bytes:
                 if between is None:
                     return answering[name](content)
-                return between(name, content, lambda: answering[name](content))
+                request, behind = split(content)[0], []  # `between` sees messages without heads
+
+                def answer() -> bytes:
+                    whole = answering[name](content)
+                    found = split(whole)[0]
+                    behind.append(whole[len(found) :])
+                    return found
+
+                found = between(name, request, answer)
+                return found + behind[-1] if behind and isinstance(found, bytes) else found
 
             def send(name: str, content: bytes, wait: float) -> Future[bytes]:
                 return pool.submit(ask, name, content)

@@ -18,7 +18,9 @@ import pytest
 from fedrank import wire
 from fedrank.deploy import site_calls
 from fedrank.deploy.backup import backup, restore
+from fedrank.deploy.heads import Journal
 from fedrank.deploy.outbox import Outbox
+from fedrank.deploy.settings import read_site
 from fedrank.deploy.site import Site
 from fedrank.files import Locked
 from fedrank.privacy import ledger
@@ -119,6 +121,10 @@ def fresh(folder: Path) -> None:
     """A site's folder as it was before its first run."""
     for name in ("outbox", "people", "models"):
         shutil.rmtree(folder / name, ignore_errors=True)
+    for name in ("journal.log", "heads.txt"):
+        (folder / name).unlink(missing_ok=True)
+    if not (settings := read_site(folder)).simulated:
+        Journal(folder, settings).second.unlink(missing_ok=True)
 
 
 def killed_at(fate: Fate, folder: Path, requests: list[bytes], at: int) -> tuple[dict[bytes, set[bytes]], bool]:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fedrank.deploy.backup import HEADS
 from fedrank.deploy.consent import ACCEPTED, said_of
 from fedrank.deploy.data_sources import (
     SiteSplit,
@@ -25,6 +26,7 @@ from fedrank.deploy.data_sources import (
     load_share,
     recorded_facts,
 )
+from fedrank.deploy.heads import Journal, Witness
 from fedrank.deploy.identity import fingerprint, read_identity
 from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import Plan, names_digest
@@ -162,6 +164,7 @@ def _check_site(folder: Path, plan: Plan | None, looks: Looks) -> list[CheckLine
         return [*lines, _disk(folder, looks, 0)]
     share, line = _data(folder, settings)
     lines += [line, *_features(settings, share, plan), *_policy(folder, settings, plan), _ledger(folder, settings)]
+    lines += [] if settings.simulated else [_journal(folder, settings)]
     kept = 0 if plan is None else sum(one.bytes_in_all for one in look_at(folder, settings, plan, share).leaves)
     return [*lines, _disk(folder, looks, kept)]
 
@@ -362,6 +365,23 @@ def _ledger(folder: Path, settings: SiteSettings) -> CheckLine:
             "ledger", "wrong", said, "the budget of these people is spent: do not participate in further runs"
         )
     return CheckLine("ledger", "fine", said)
+
+
+def _journal(folder: Path, settings: SiteSettings) -> CheckLine:
+    try:
+        journal = Journal(folder, settings)
+        journal.check(None)
+        journal.check_files(begin=False)
+        others = Witness(folder / HEADS)
+    except (LedgerError, ValueError, OSError, ImportError) as problem:
+        said, _, remedy = told(problem).partition("; ")
+        return CheckLine("journal", "wrong", said, remedy or "restore it from a backup")
+    seen = "no head of another site was seen yet"
+    if others.path.exists():
+        at = datetime.fromtimestamp(others.path.stat().st_mtime, UTC)
+        seen = f"heads of {len(others.heads)} other sites, the last one seen on {at:%Y-%m-%d %H:%M}"
+    said = f"{journal.head.counter:,} entries; second place: {journal.second}; {seen}"
+    return CheckLine("journal", "fine", said)
 
 
 def _members(home: Path, looks: Looks) -> Iterable[CheckLine]:
