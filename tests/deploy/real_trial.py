@@ -35,6 +35,20 @@ NOISE = '[mechanism]\nname = "gaussian"\nclip = 0.5\nnoise = 2.0\n'
 SUM = NOISE + 'placement = { name = "secure-aggregation", honest = 0.5, colluding = 0.0 }\n'
 
 
+def without_heads(content, answering, between):
+    """What passes between hub and site without heads: (request, answer of the site) -> answer; the heads follow."""
+    request, behind = split(content)[0], []
+
+    def answer() -> bytes:
+        whole = answering(content)
+        found = split(whole)[0]
+        behind.append(whole[len(found) :])
+        return found
+
+    found = between(request, answer)
+    return found + behind[-1] if behind and isinstance(found, bytes) else found
+
+
 class RealTrial:
     """Sites with ids 10, 20, 30 ...; `policy` and `data` change keys of site.toml, for all or one by name."""
 
@@ -111,16 +125,7 @@ class RealTrial:
             def ask(name: str, content: bytes) -> bytes:
                 if between is None:
                     return answering[name](content)
-                request, behind = split(content)[0], []  # `between` sees messages without heads
-
-                def answer() -> bytes:
-                    whole = answering[name](content)
-                    found = split(whole)[0]
-                    behind.append(whole[len(found) :])
-                    return found
-
-                found = between(name, request, answer)
-                return found + behind[-1] if behind and isinstance(found, bytes) else found
+                return without_heads(content, answering[name], lambda *passed: between(name, *passed))
 
             def send(name: str, content: bytes, wait: float) -> Future[bytes]:
                 return pool.submit(ask, name, content)

@@ -14,7 +14,7 @@ from fedrank.cli import app
 from fedrank.deploy import heads
 from fedrank.deploy.backup import backup, restore
 from fedrank.deploy.check import _journal
-from fedrank.deploy.heads import Head, Journal, Witness, join, new_nonce, split
+from fedrank.deploy.heads import Head, SiteJournal, Witness, join, new_nonce, split
 from fedrank.deploy.identity import new_identity, read_identity
 from fedrank.deploy.settings import read_site
 from fedrank.deploy.site import Site
@@ -30,7 +30,7 @@ class History:
     def __init__(self, folder: Path, text: str = LINEAR + NOISE) -> None:
         self.trial = RealTrial(folder, text, rounds=3)
         self.home, self.old = self.trial.folders[NAME], folder / "old"
-        self.second = Journal(self.home, read_site(self.home)).second
+        self.second = SiteJournal(self.home, read_site(self.home)).second
         self.asked: dict[bytes, bytes] = {}
 
         def listen(name, request, answer):
@@ -193,12 +193,12 @@ def test_another_site_remembers_what_a_coordinator_has_lost(history):
 
 
 def test_a_second_copy_at_work_is_a_conflict(history):
-    journal = Journal(history.home, read_site(history.home))
-    other = Journal(history.home, read_site(history.home))
+    journal = SiteJournal(history.home, read_site(history.home))
+    other = SiteJournal(history.home, read_site(history.home))
     other.note(b"\1" * 16, "sent", 1)
     shutil.copy(history.folder / "new" / "journal.log", journal.path)
     shutil.copy(history.folder / "new.heads", journal.second)
-    journal = Journal(history.home, read_site(history.home))
+    journal = SiteJournal(history.home, read_site(history.home))
     journal.note(b"\2" * 16, "sent", 1)
     with pytest.raises(heads.RolledBack, match="two copies"):
         journal.check(heads.Seen(new_nonce(), (other.head,)))
@@ -260,7 +260,7 @@ def test_a_restored_site_continues_after_what_it_sent(tmp_path, text):
     with Site.open(home) as site:
         assert kind(site.answer(trial.hello(over=0))) == "facts"  # the second place names round 2
     assert trial.paid(NAME) == 2
-    journal = Journal(home, read_site(home))
+    journal = SiteJournal(home, read_site(home))
     assert [entry.kind for entry in journal.entries] == ["begun", "sent", "restored", "over"]
     assert trial.run() == "finished"
     assert trial.paid(NAME) >= 3
@@ -345,7 +345,7 @@ def test_a_kill_at_every_write_of_the_journal_charges_once(history, monkeypatch,
         monkeypatch.setattr(heads, "_append", real)
         assert {request: history.ask(request, informed=False) for request in history.asked} == answers
         assert history.trial.paid(NAME) == 3
-        assert len(Journal(history.home, read_site(history.home)).entries) == 4
+        assert len(SiteJournal(history.home, read_site(history.home)).entries) == 4
     assert at > 6
 
 

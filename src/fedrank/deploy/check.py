@@ -26,7 +26,7 @@ from fedrank.deploy.data_sources import (
     load_share,
     recorded_facts,
 )
-from fedrank.deploy.heads import Journal, Witness
+from fedrank.deploy.heads import SiteJournal, Witness
 from fedrank.deploy.identity import fingerprint, read_identity
 from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import Plan, names_digest
@@ -369,7 +369,7 @@ def _ledger(folder: Path, settings: SiteSettings) -> CheckLine:
 
 def _journal(folder: Path, settings: SiteSettings) -> CheckLine:
     try:
-        journal = Journal(folder, settings)
+        journal = SiteJournal(folder, settings)
         journal.check(None)
         journal.check_files(begin=False)
         others = Witness(folder / HEADS)

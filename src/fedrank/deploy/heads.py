@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import secrets
 import struct
@@ -34,7 +35,7 @@ from fedrank.deploy.records import log_line
 from fedrank.deploy.settings import SiteSettings, read_site
 from fedrank.files import locked, opened, parse_json, private_folder, read_bytes, sync, write_atomic
 from fedrank.privacy.ledger import LedgerError
-from fedrank.privacy.population import Account, forgotten, ledger_folders
+from fedrank.privacy.population import Population
 from fedrank.wire import Refused
 
 PEOPLE, LOCK, LOG = "people", "lock", "site.log"
@@ -69,7 +70,8 @@ class Head:
 
     @classmethod
     def unpack(cls, content: bytes) -> Head:
-        return cls(*_BODY.unpack_from(content), content[_BODY.size : _SIZE])
+        site, counter, hash, run, number, nonce = _BODY.unpack_from(content)
+        return cls(site, counter, hash, run, number, nonce, content[_BODY.size : _SIZE])
 
     def sign(self, key: IdentityKey, nonce: bytes = bytes(NONCE)) -> Head:
         head = replace(self, nonce=nonce)
@@ -126,7 +128,7 @@ def digest_of_sent(sent: Sent) -> str:
     return hashlib.sha256(sent.call + (sent.answer or sent.values)).hexdigest()
 
 
-class Journal:
+class SiteJournal:
     """The journal of one site; only the process that holds the lock of the site writes to it."""
 
     def __init__(self, folder: Path, settings: SiteSettings, key: IdentityKey | None = None) -> None:
@@ -236,7 +238,7 @@ class Journal:
     def check_files(self, begin: bool = True) -> None:
         """Begin the journal of a new site; refuse if messages or charges are missing that have entries."""
         if not self.entries:
-            if _has_messages(self.folder) or ledger_folders(self.folder / PEOPLE):
+            if _has_messages(self.folder) or Population.charges_by_run(self.folder / PEOPLE):
                 raise RolledBack(
                     "this site has messages or charges, but no journal: it was deleted, or the site is from an earlier "
                     "version; restore it from a backup, or run `fedrank privacy ledger upgrade HOME` once"
@@ -252,13 +254,12 @@ class Journal:
                 f"{len(gone)} messages that this site sent are missing in its outbox, the first one of round "
                 f"{gone[0].number}; restore the outbox from a backup, or mark this folder as restored: {RESTORE}"
             )
-        dropped = {name.split("/")[0] for one in forgotten(self.folder / PEOPLE) for name in one["ledgers"]}
+        found = Population.charges_by_run(self.folder / PEOPLE)
         for run, charges in self.charged.items():
-            found = sum(_rounds(ledger) for ledger in ledger_folders(self.folder / PEOPLE / run))
-            if found < charges and run not in dropped:
+            if found.get(run, 0) < charges:
                 raise RolledBack(
-                    f"the ledger of run {run[:12]} has {found} charges, but {charges} were made; restore the ledger "
-                    "from a backup"
+                    f"the ledger of run {run[:12]} has {found.get(run, 0):g} charges, but {charges} were made; "
+                    "restore the ledger from a backup"
                 )
 
     def missing_charges(self, run: bytes) -> int:
@@ -351,7 +352,7 @@ class Witness:
 
     def keep(self, heads: Sequence[Head], keys: Mapping[int, str], sender: int | None = None) -> None:
         """Store newer heads of known sites durably; the sender's own must not be older than the stored one."""
-        newer = {}
+        newer: dict[str, Head] = {}
         for head in heads:
             if not (public := keys.get(head.site)):
                 continue
@@ -393,7 +394,7 @@ def second_place(folder: Path, settings: SiteSettings) -> Path:
 def confirm(folder: Path) -> str:
     """Confirm that a site's folder is its newest copy, although its second place is missing; return a log line."""
     with locked(Path(folder) / LOCK, f"the site of {folder}"):
-        journal = Journal(folder, read_site(folder))
+        journal = SiteJournal(folder, read_site(folder))
         if (second := journal.read_second()) is not None and second.counter > journal.head.counter:
             journal.check(None)
         journal.confirm()
@@ -405,10 +406,10 @@ def confirm(folder: Path) -> str:
 def upgrade(folder: Path) -> int:
     """Write the journal of a site from an earlier version; return the number of entries."""
     with locked(Path(folder) / LOCK, f"the site of {folder}"):
-        return _upgrade(Journal(folder, read_site(folder)))
+        return _upgrade(SiteJournal(folder, read_site(folder)))
 
 
-def _upgrade(journal: Journal) -> int:
+def _upgrade(journal: SiteJournal) -> int:
     folder = journal.folder
     if journal.entries or journal.read_second() is not None:
         raise ValueError(f"{folder} already has a journal or a second place, so it is not from an earlier version")
@@ -417,16 +418,10 @@ def _upgrade(journal: Journal) -> int:
         run = bytes.fromhex(place.name)
         for sent in Outbox(place, run).every():
             journal.note(run, "sent", sent.round, sent.attempt, digest_of_sent(sent))
-    for ledger in ledger_folders(folder / PEOPLE):
-        run = ledger.relative_to(folder / PEOPLE).parts[0]
-        if rounds := _rounds(ledger):
-            journal.note(bytes.fromhex(run), "ledger", 0, charges=rounds)
+    for name, charges in Population.charges_by_run(folder / PEOPLE).items():
+        if 0 < charges < math.inf:
+            journal.note(bytes.fromhex(name), "ledger", 0, charges=int(charges))
     return len(journal.entries)
-
-
-def _rounds(ledger: Path) -> int:
-    account = Account.read(ledger)
-    return 0 if account is None else account.rounds
 
 
 def _has_messages(folder: Path) -> bool:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from fedrank import wire
 from fedrank.deploy import protocol
 from fedrank.deploy.charging import UNLIMITED, Charging
-from fedrank.deploy.heads import Journal, digest_of_sent
+from fedrank.deploy.heads import SiteJournal, digest_of_sent
 from fedrank.deploy.identity import IdentityKey, read_identity
 from fedrank.deploy.outbox import OUTBOX, Outbox, Sent
 from fedrank.deploy.plan import Plan
@@ -55,9 +55,9 @@ class SiteHome:
         return read_identity(self.folder)
 
     @cached_property
-    def journal(self) -> Journal | None:
+    def journal(self) -> SiteJournal | None:
         """The journal of sent messages; None in a trial, whose people are simulated."""
-        return None if self.settings.simulated else Journal(self.folder, self.settings, self.identity)
+        return None if self.settings.simulated else SiteJournal(self.folder, self.settings, self.identity)
 
     @property
     def seed(self) -> int:

@@ -409,6 +409,16 @@ class Population:
                 "restore it from a copy"
             ) from None
 
+    @staticmethod
+    def charges_by_run(folder: Path) -> dict[str, float]:
+        """The number of charges in the ledgers of each run; infinite if they were deleted with a record."""
+        found: dict[str, float] = {}
+        for ledger in ledger_folders(folder):
+            run, account = ledger.relative_to(folder).parts[0], Account.read(ledger)
+            found[run] = found.get(run, 0) + (0 if account is None else account.rounds)
+        gone = {name.split("/")[0] for record in forgotten(folder) for name in record["ledgers"]}
+        return found | dict.fromkeys(gone, math.inf)
+
     def deciding(self) -> AbstractContextManager[None]:
         """Hold the lock of these people; other processes wait, because accounting takes time."""
         return deciding(self.folder, f"population {self.name!r}")
