@@ -28,13 +28,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from fedrank.deploy.backup import JOURNAL, Restored, hear_last_round
+from fedrank.deploy.backup import JOURNAL, SKETCHES, Restored, hear_last_round
 from fedrank.deploy.identity import IDENTITY, IdentityKey, read_identity, verify
 from fedrank.deploy.outbox import OUTBOX, Outbox, Sent
 from fedrank.deploy.records import log_line
 from fedrank.deploy.settings import SiteSettings, read_site
 from fedrank.files import locked, opened, parse_json, private_folder, read_bytes, sync, write_atomic
-from fedrank.privacy.ledger import LedgerError
+from fedrank.privacy.ledger import CHARGED, LedgerError
 from fedrank.privacy.population import Population
 from fedrank.wire import Refused
 
@@ -115,7 +115,7 @@ class Entry:
 
     counter: int
     run: str  # hexadecimal
-    kind: str  # "begun", "sent", "measure", "over", "ledger" or "restored"
+    kind: str  # "begun", "sent", "measure", "sketch", "over", "ledger" or "restored"
     number: int
     attempt: int
     charges: int  # of the ledger, made for this entry
@@ -169,7 +169,7 @@ class SiteJournal:
         entry = Entry(before.counter + 1, run.hex(), kind, number, attempt, charges, digest, previous)
         body = json.dumps(vars(entry), separators=(",", ":")).encode()
         hash = hashlib.sha256(LABEL + before.hash + body).digest()
-        highest = max(number, self._highest.get(entry.run, 0))
+        highest = max(0 if kind == "sketch" else number, self._highest.get(entry.run, 0))
         head = Head(self.site, entry.counter, hash, run, highest).sign(self.key)
         line = body + b"\t" + head.pack().hex().encode() + b"\n"
         if not self.second.exists() and not self.entries:
@@ -259,8 +259,24 @@ class SiteJournal:
             if found.get(run, 0) < charges:
                 raise RolledBack(
                     f"the ledger of run {run[:12]} has {found.get(run, 0):g} charges, but {charges} were made; "
-                    "restore the ledger from a backup"
+                    "restore the ledger from a backup made after them; without one, treat the privacy budget of these "
+                    "people as spent"
                 )
+
+    def check_sketches(self) -> None:
+        """Refuse if the charges for sketches of documents are fewer than, or differ from, those in the journal."""
+        last = next((entry for entry in reversed(self.entries) if entry.kind == "sketch"), None)
+        if last is not None and _digest_of_charges(self.folder, last.number) != last.digest:
+            raise RolledBack(
+                "the charges for sketches of this site were truncated or replaced; restore them from a backup"
+            )
+
+    def note_sketches(self, run: bytes) -> None:
+        """Append the length and digest of the charges for sketches."""
+        size = sum(path.stat().st_size for path in _sketch_charges(self.folder))
+        known = self.find(run, "sketch", size)
+        if size and known is None:
+            self.note(run, "sketch", size, digest=_digest_of_charges(self.folder, size))
 
     def missing_charges(self, run: bytes) -> int:
         """How many charges of this run a restored site must still make: one for each entry that it has lost."""
@@ -329,7 +345,7 @@ class SiteJournal:
         if entry.previous:
             self._hashes[entry.counter - 1] = bytes.fromhex(entry.previous)
         self._last[entry.run, entry.kind, entry.number] = entry
-        self._highest[entry.run] = max(entry.number, self._highest.get(entry.run, 0))
+        self._highest[entry.run] = head.number
 
 
 class Witness:
@@ -426,6 +442,15 @@ def _upgrade(journal: SiteJournal) -> int:
 
 def _has_messages(folder: Path) -> bool:
     return any(path.name.replace("-", "").isdigit() for path in (folder / OUTBOX).glob("*/*"))
+
+
+def _sketch_charges(folder: Path) -> list[Path]:
+    return sorted((folder / SKETCHES).rglob(CHARGED))
+
+
+def _digest_of_charges(folder: Path, size: int) -> str:
+    content = b"".join(read_bytes(path) for path in _sketch_charges(folder))
+    return hashlib.sha256(content[:size]).hexdigest() if len(content) >= size else ""
 
 
 def _append(path: Path, line: bytes, end: int | None = None) -> None:
