@@ -56,27 +56,28 @@ class History:
         shutil.copy(self.folder / "new.heads", self.second)
 
     def ask(self, content: bytes, informed: bool) -> bytes:
-        """The answer of the site to a request; an honest coordinator adds the heads that it holds."""
-        found = self.witness.of([read_identity(self.folder / "new").public]) if informed else []
+        """The answer of the site to a request after hello; an honest coordinator adds the heads that it holds."""
         with Site.open(self.home) as site:
-            hello = join(self.trial.hello(), new_nonce(), found)
-            first = site.answer(hello)
-            if content == self.trial.hello():
-                return split(first)[0]
-            return split(site.answer(join(content, new_nonce(), found)))[0]
+            first = self.ask_open(site, self.trial.hello(), informed)
+            return first if content == self.trial.hello() else self.ask_open(site, content, informed)
+
+    def ask_open(self, site: Site, content: bytes, informed: bool) -> bytes:
+        found = self.witness.of([read_identity(self.folder / "new").public]) if informed else []
+        return split(site.answer(join(content, new_nonce(), found)))[0]
 
     def check(self, informed: bool) -> None:
         """Answered rounds get the same bytes or a refusal; other requests for them are refused."""
-        for request, answer in self.asked.items():
-            found = self.ask(request, informed)
-            assert found == answer or kind(found) == "refused"
-        last = list(self.asked)[-1]
-        changed = wire.unpack(
-            last, wire.label_of(last), {"call": wire.Part("|S", 9_999), "asked": wire.Part("|S", 999)}
-        )
-        asked = changed[1]["asked"][:-1] + b"\1"
-        assert kind(self.ask(wire.pack(wire.label_of(last), changed[1] | {"asked": asked}), informed)) == "refused"
-        if kind(self.ask(self.trial.hello(), informed)) == "facts":
+        with Site.open(self.home) as site:
+            hello = self.ask_open(site, self.trial.hello(), informed)
+            for request, answer in self.asked.items():
+                found = self.ask_open(site, request, informed)
+                assert found == answer or kind(found) == "refused"
+            last = list(self.asked)[-1]
+            parts = {"call": wire.Part("|S", 9_999), "asked": wire.Part("|S", 999)}
+            changed = wire.unpack(last, wire.label_of(last), parts)[1]
+            other = wire.pack(wire.label_of(last), changed | {"asked": changed["asked"][:-1] + b"\1"})
+            assert kind(self.ask_open(site, other, informed)) == "refused"
+        if kind(hello) == "facts":
             assert self.trial.paid(NAME) >= 3
 
 
