@@ -137,6 +137,17 @@ def test_the_home_of_a_site_is_opened(own, monkeypatch, capsys):
     assert "No plan waits" in capsys.readouterr().out
 
 
+def test_the_journal_of_a_site_is_written_once_and_explicitly(own, monkeypatch, capsys):
+    renamed("shared-folder/clinic-a/site.toml")
+    monkeypatch.setenv("XDG_STATE_HOME", str(own / "state"))
+    assert call(monkeypatch, "deploy", "check", "--home", "shared-folder/clinic-a") == 1
+    assert "ledger upgrade HOME" in " ".join(capsys.readouterr().out.split())
+    assert call(monkeypatch, "privacy", "ledger", "upgrade", "shared-folder/clinic-a") == 0
+    assert "has 7 entries" in capsys.readouterr().out  # its beginning, five messages and their charges
+    assert call(monkeypatch, "privacy", "ledger", "upgrade", "shared-folder/clinic-a") == 2
+    assert "already has a journal" in capsys.readouterr().err
+
+
 def test_an_unfinished_run_between_organisations_is_refused(own, monkeypatch, capsys):
     facts = json.loads((RUN / "run.json").read_text())
     (RUN / "run.json").write_text(json.dumps(facts | {"status": "interrupted"}))

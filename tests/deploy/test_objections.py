@@ -35,7 +35,7 @@ def shown(where, plan):
 def refusal_at_hello(where, plan) -> str:
     with Site.open(where) as site:
         answer = site.answer(protocol.request("hello", plan.run, 0, plan=plan.dump()))
-    label = wire.label_of(answer)
+    label = wire.read_label(answer)
     return "" if label.kind == "facts" else protocol_reason(answer, label)
 
 

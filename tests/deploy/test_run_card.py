@@ -33,11 +33,11 @@ class Wire:
         self.before_result = None
 
     def __call__(self, site, request, answer):
-        found, asked = answer(), wire.label_of(request).kind
+        found, asked = answer(), wire.read_label(request).kind
         with self.lock:
             if asked == "result" and self.before_result is None:
                 self.before_result = dict(self.times), dict(self.bytes)
-            key = asked, wire.label_of(found).kind
+            key = asked, wire.read_label(found).kind
             self.times[key] += 1
             self.bytes[key] += len(found)
         return found
