@@ -125,6 +125,8 @@ class RealTrial:
             def ask(name: str, content: bytes) -> bytes:
                 if between is None:
                     return answering[name](content)
+                if getattr(between, "with_heads", False):
+                    return between(name, content, lambda: answering[name](content))
                 return without_heads(content, answering[name], lambda *passed: between(name, *passed))
 
             def send(name: str, content: bytes, wait: float) -> Future[bytes]:
