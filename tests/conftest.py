@@ -113,6 +113,14 @@ def _without_waiting_for_the_disk(request: pytest.FixtureRequest, monkeypatch: p
         monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _second_places_of_sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Sites write the heads of their journals to a folder of the tests, not to that of the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that hold a lock themselves, so waiting for it is of no use."""

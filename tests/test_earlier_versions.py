@@ -120,7 +120,7 @@ def test_models_of_sites_and_forests_are_read(written):
 def test_an_index_is_searched(written, monkeypatch, capsys):
     pytest.importorskip("tantivy", reason="search needs the extra fedrank[search]")
     assert call(monkeypatch, "search", "status", "--folder", "index") == 0
-    assert "Documents  6 (6 file)" in capsys.readouterr().out
+    assert "Documents  6 (6 files)" in capsys.readouterr().out
 
 
 def test_a_trial_is_shown(written, monkeypatch, capsys):
@@ -137,6 +137,17 @@ def test_the_home_of_a_site_is_opened(own, monkeypatch, capsys):
     assert "No plan waits" in capsys.readouterr().out
 
 
+def test_the_journal_of_a_site_is_written_once_and_explicitly(own, monkeypatch, capsys):
+    renamed("shared-folder/clinic-a/site.toml")
+    monkeypatch.setenv("XDG_STATE_HOME", str(own / "state"))
+    assert call(monkeypatch, "deploy", "check", "--home", "shared-folder/clinic-a") == 1
+    assert "ledger upgrade HOME" in " ".join(capsys.readouterr().out.split())
+    assert call(monkeypatch, "privacy", "ledger", "upgrade", "shared-folder/clinic-a") == 0
+    assert "has 7 entries" in capsys.readouterr().out  # its beginning, five messages and their charges
+    assert call(monkeypatch, "privacy", "ledger", "upgrade", "shared-folder/clinic-a") == 2
+    assert "already has a journal" in capsys.readouterr().err
+
+
 def test_an_unfinished_run_between_organisations_is_refused(own, monkeypatch, capsys):
     facts = json.loads((RUN / "run.json").read_text())
     (RUN / "run.json").write_text(json.dumps(facts | {"status": "interrupted"}))
@@ -148,8 +159,8 @@ def test_an_unfinished_run_between_organisations_is_refused(own, monkeypatch, ca
     name = json.loads(Path("coordinator/federation.json").read_text())["name"]
     assert call(monkeypatch, "deploy", "init", "--folder", "shared", "--name", name, "--home", "coordinator") == 0
     capsys.readouterr()
-    assert call(monkeypatch, *again) == 1
-    told = " ".join(capsys.readouterr().out.split())
+    assert call(monkeypatch, *again) == 2
+    told = " ".join(capsys.readouterr().err.split())
     assert "its version is 0.1.0" in told
     assert "finish the run with the version that started it, or start a new run with another --name" in told
 

@@ -17,6 +17,8 @@ from rich.console import Console
 from fedrank.deploy import consent
 from fedrank.deploy.charging import Charging
 from fedrank.deploy.check import Looks, _disk, about_checks, as_json, check, is_fine, taken, unreachable
+from fedrank.deploy.heads import upgrade
+from fedrank.deploy.identity import new_identity
 from fedrank.deploy.settings import plan_prices, site_template
 from fedrank.experiments.report.terminal import show
 from fedrank.files import error_message, locked
@@ -74,6 +76,7 @@ def site(tmp_path):
     letor_file(folder / "train.txt")
     text = site_template("clinic-a", 0, "clinics").replace('# letor      = "train.txt"', 'letor = "train.txt"')
     (folder / "site.toml").write_text(text)
+    new_identity(folder)
     for path in folder.iterdir():
         path.chmod(0o600)
         os.utime(path, (NOW.timestamp(), NOW.timestamp()))
@@ -91,7 +94,20 @@ def wrong(found):
 def test_a_sound_site_has_a_line_for_everything(site):
     found = check(site, None, looks())
     assert [line.what for line in found] == [
-        *("chain", "expiry", "clock", "host", "port", "folder", "data", "features", "policy", "ledger", "disk")
+        *(
+            "chain",
+            "expiry",
+            "clock",
+            "host",
+            "port",
+            "folder",
+            "data",
+            "features",
+            "policy",
+            "ledger",
+            "journal",
+            "disk",
+        )
     ]
     assert {line.state for line in found} == {"fine"}
     assert all(line.said and not line.remedy for line in found)
@@ -226,6 +242,7 @@ def charged(site, rounds, limit=8.0, delta=1e-5):
     for round in range(1, rounds + 1):
         charging.charge(round, np.zeros(1, dtype=np.int64))
     charging.close()
+    upgrade(site)
     for path in site.rglob("*"):
         os.utime(path, (NOW.timestamp(), NOW.timestamp()))
 
@@ -261,7 +278,7 @@ def test_a_damaged_or_lost_ledger(site):
     [log] = [path for path in (site / "people").rglob("*") if path.is_file() and path.name == "terms.json"]
     log.write_text("{}")
     os.utime(site / "people", (NOW.timestamp(), NOW.timestamp()))
-    assert wrong(lines(site)) == {"ledger"}
+    assert wrong(lines(site)) == {"ledger", "journal"}
     log.unlink()
     assert "terms.json is missing" in lines(site)["ledger"].said
 

@@ -36,6 +36,7 @@ from fedrank.experiments.spec.source import read_spec
 from fedrank.trees.model_files import load_model
 from fedrank.wire import Label, Refused
 from tests.deploy.plans import letor_file
+from tests.deploy.real_trial import without_heads
 from tests.deploy.test_cli_deploy import FINGERPRINT, SITES, fedrank, serving, site
 from tests.made_up import made_up_data
 
@@ -128,8 +129,11 @@ class Federation:
             sites = {name: open_sites.enter_context(Site.open(folder)) for name, folder in self.folders.items()}
 
             def ask(name: str, content: bytes) -> bytes:
-                answer = sites[name].answer(content)
-                return answer if between is None else between(name, content, answer)
+                if between is None:
+                    return sites[name].answer(content)
+                return without_heads(
+                    content, sites[name].answer, lambda request, answer: between(name, request, answer())
+                )
 
             def send(name, content, wait):
                 return pool.submit(ask, name, content)

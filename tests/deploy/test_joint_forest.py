@@ -382,7 +382,7 @@ def test_a_restored_site_adds_no_noise_to_a_run_that_has_begun(tmp_path):
             {"number": np.array([0]), "cuts": b"", "roster": b""},
         )
         request = protocol.request("grow", again.plan.run, 1, whom=np.array([2], "<i8").tobytes(), message=message)
-        assert b"cannot determine what it sent since then in this run" in site.answer(request)
+        assert b"the stored message is lost" in site.answer(request)
 
 
 def test_other_rows_in_the_middle_of_a_forest_are_refused(tmp_path):

@@ -26,7 +26,9 @@ RUN = bytes(16)
 
 
 class Wire:
-    """A transport that counts what passes."""
+    """A transport that counts what passes, with the heads behind each message."""
+
+    with_heads = True
 
     def __init__(self) -> None:
         self.times, self.bytes, self.lock = Counter(), Counter(), threading.Lock()

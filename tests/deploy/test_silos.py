@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -42,6 +43,7 @@ from fedrank.silo.partners import Sketched
 from fedrank.silo.turns import KnownPartner, take_turn
 from fedrank.trees.export import export
 from fedrank.wire import Label
+from tests.deploy.real_trial import without_heads
 from tests.deploy.test_cli_deploy import FINGERPRINT, SITES, fedrank, serving
 from tests.silo.test_turns import write_collection
 
@@ -104,8 +106,11 @@ class Hospitals:
             sites = {name: open_sites.enter_context(Site.open(home)) for name, home in self.folders.items()}
 
             def ask(name: str, content: bytes) -> bytes:
-                answer = sites[name].answer(content)
-                return answer if between is None else between(name, content, answer)
+                if between is None:
+                    return sites[name].answer(content)
+                return without_heads(
+                    content, sites[name].answer, lambda request, answer: between(name, request, answer())
+                )
 
             def send(name, content, wait):
                 return pool.submit(ask, name, content)
@@ -244,6 +249,22 @@ def test_asked_again_a_site_sends_the_same_bytes_and_pays_once(done):
                     again = site.answer(content)
                     assert again == answer or wire.read_label(content).kind == "hello"
         assert ledger_of(open_sketch(home / "silo" / "own.sketch")).spent() == spent[name]
+
+
+def test_deleted_or_truncated_charges_of_sketches_are_noticed(done, tmp_path):
+    made, _ = done
+    home = tmp_path / "hospital-1"
+    hello = protocol.request("hello", made.plan.run, 0, plan=made.plan.dump())
+    shutil.copytree(made.folders["hospital-1"], home)
+    [log] = (home / "silo").rglob("charges.log")
+    with Site.open(home) as site:
+        assert wire.read_label(site.answer(hello)).kind == "facts"
+    log.write_bytes(log.read_bytes()[:-1])
+    with Site.open(home) as site:
+        assert b"charges for sketches of this site were truncated" in site.answer(hello)
+    shutil.rmtree(home / "silo")
+    with Site.open(home) as site:
+        assert b"charges for sketches of this site were truncated" in site.answer(hello)
 
 
 def test_another_request_for_the_same_step_is_refused(done):

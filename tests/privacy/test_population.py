@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import stat
 
 import numpy as np
@@ -215,6 +216,27 @@ def test_a_ledger_whose_charges_cost_something_else_is_set_aside_and_counts_on(t
     assert [one.rounds for one in accounts] == [2, 1]
     expected = composed({GaussianEvent(3.0): 1, GaussianEvent(6.0): 2}, DELTA)
     assert spent_together(accounts, DELTA)["public"] == pytest.approx(expected)
+
+
+def test_a_truncated_replaced_or_missing_ledger_differs_from_its_hash(tmp_path):
+    people = Population.open(tmp_path / "town", 4, DELTA, 100.0)
+    ledger = people.ledger("run")
+    log = ledger / "participants.log"
+    copies = []
+    for round in (1, 2):
+        with open_ledger(ledger, terms(), hashed=True) as opened:
+            opened.reserve({round: ALL})
+        copies.append(log.read_bytes())
+    with open_ledger(ledger, terms()) as opened:  # killed: the hash is that of the run before
+        opened.reserve({3: ALL})
+    assert [one.rounds for one in people.accounts()] == [3]
+    for content in (copies[0], copies[0][:-5], copies[1][:-1] + b"x", b""):
+        log.write_bytes(content)
+        with pytest.raises(LedgerError, match=r"was truncated or replaced since its last run ended .* restore both"):
+            people.accounts()
+    shutil.rmtree(ledger)
+    with pytest.raises(LedgerError, match="is missing, or was truncated"):
+        people.accounts()
 
 
 def test_changes_of_another_run_of_the_same_name_are_not_used(tmp_path):

@@ -496,6 +496,9 @@ def start(
     once: Annotated[
         bool, typer.Option("--once", help="In a shared folder: answer the open requests, and exit.")
     ] = False,
+    confirm_head: Annotated[
+        bool, typer.Option(help="Confirm that this folder of a site is its newest copy, although no witness does.")
+    ] = False,
 ) -> None:
     """Serve in the foreground: the server of the coordinator, or a site. A process that dies is restarted."""
     import getpass
@@ -513,6 +516,10 @@ def start(
     if unit:
         typer.echo(unit_of(home, user=getpass.getuser()))
         return
+    if confirm_head:
+        from fedrank.deploy.heads import confirm
+
+        print_line(new_console(), confirm(home))
     if shared is not None:
         _serve_folder(shared, home, once)
         return

@@ -187,6 +187,15 @@ def _ledger_facts(folders: list[Path]) -> list[dict[str, object]]:
     return found
 
 
+@ledger_app.command("upgrade", epilog="Example:  fedrank privacy ledger upgrade clinic-a")
+def ledger_upgrade(home: Annotated[Path, typer.Argument(help="Folder of a deployed site.")]) -> None:
+    """Write the journal of a site from an earlier version, once. Without it, such a site sends nothing."""
+    from fedrank.deploy.heads import upgrade
+
+    entries = upgrade(home)
+    print_line(new_console(), f"The journal of {home} has {entries:,} entries")
+
+
 @ledger_app.command(
     "forget",
     epilog="Example:  fedrank privacy ledger forget runs/my/only/fold-1-seed-1 --because 'generated people'",

@@ -101,8 +101,8 @@ class AsynchronousRounds:
         call = self.task.call(_renumbered(state, number - 1), plan.run, row, max(1, rule.gathers))
         content = protocol.request("round", plan.run, number, call=replace(call, count=1.0).pack(), asked=one.tobytes())
         label = Label("answers", plan.run, number, 0, site.clients[0])
-        future = calls.send(site.name, content, calls.patience)
-        self._pending[future] = Pending(site, label, time.monotonic(), len(content))
+        future, size = calls.request(site.name, content)
+        self._pending[future] = Pending(site, label, time.monotonic(), size)
 
     def _collect(self, state: State) -> None:
         """Wait briefly for answers; sites without a usable answer are asked again later."""

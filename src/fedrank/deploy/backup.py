@@ -7,8 +7,8 @@ A restored site has no record of what it sent after the backup, although its peo
 `restored.json` marks this state. Until the coordinator has reported which rounds are complete, the site answers no
 request of a run. Rounds 1 to n + 1 are charged, n being the last completed round. Completed rounds are not answered
 again; round n + 1, for which a message may have been sent, is charged again when it is answered. In asynchronous runs
-the completed rounds are unknown, and the site waits for another run. (A coordinator that reports too low a round
-receives a second noise sample for a round it has seen. Only a backup made after the last round prevents that.)
+the completed rounds are unknown, and the site waits for another run. The newest head of the journal that a witness
+holds (see `heads`) names the last round that the site answered, so a coordinator cannot report too low a round.
 
 If the folder already exists, no file in it is replaced: missing files are restored. Of two ledgers, the one with more
 charges stays; if each has charges that the other lacks, both are combined.
@@ -48,6 +48,7 @@ from fedrank.privacy.ledger_copy import LedgerCopy
 from fedrank.privacy.population import PEOPLE, now
 
 RESTORED = "restored.json"
+JOURNAL, HEADS = "journal.log", "heads.txt"  # of a site; heads that a site or a coordinator has seen (see `heads`)
 SKETCHES = "silo"  # of the site's own documents, with a ledger of another format: charges.log
 LOCKS = ("lock", "start.lock", "run.lock", "folder.lock")  # of the processes that work in a folder
 _SEGMENT = re.compile(r"[A-Za-z0-9_@%+-][A-Za-z0-9_.@%+-]{0,127}")
@@ -64,6 +65,8 @@ _FILES = {
         "invitation.json",
         LEFT,
         RESTORED,
+        JOURNAL,
+        HEADS,
     },
     "home": {
         "federation.toml",
@@ -74,6 +77,7 @@ _FILES = {
         "records.jsonl",
         "active.json",
         "profile.yml",
+        HEADS,
     },
 }
 _FOLDERS = {
@@ -281,8 +285,9 @@ def _restore_file(source: Path, target: Path, name: str) -> bool:
 
 
 def _says_more(source: Path, target: Path, name: str) -> bool:
-    """Whether the copy of the sketches' charges extends the existing file."""
-    if not name.startswith(f"{SKETCHES}/") or target.name != CHARGED or not target.is_file():
+    """Whether the copy of the journal, or of the sketches' charges, extends the existing file."""
+    sketches = name.startswith(f"{SKETCHES}/") and target.name == CHARGED
+    if not (sketches or name == JOURNAL) or not target.is_file():
         return False
     mine, its = target.read_bytes(), source.read_bytes()
     return len(its) > len(mine) and its.startswith(mine)

@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from fedrank.deploy.backup import HEADS
 from fedrank.deploy.consent import ACCEPTED, said_of
 from fedrank.deploy.data_sources import (
     SiteSplit,
@@ -24,6 +25,7 @@ from fedrank.deploy.data_sources import (
     load_share,
     recorded_facts,
 )
+from fedrank.deploy.heads import SiteJournal, Witness
 from fedrank.deploy.identity import fingerprint, read_identity
 from fedrank.deploy.objections import data_objections, plan_objections
 from fedrank.deploy.outbox import OutboxError
@@ -172,6 +174,7 @@ def _check_site(folder: Path, plan: Plan | None, looks: Looks, draft: bool) -> l
     share, line = _data(folder, settings)
     lines += [line, *_features(settings, share, plan)]
     lines += [*_policy(folder, settings, plan, share, draft), _ledger(folder, settings)]
+    lines += [] if settings.simulated else [_journal(folder, settings)]
     kept = 0 if plan is None else sum(one.bytes_in_all for one in look_at(folder, settings, plan, share).leaves)
     return [*lines, _disk(folder, looks, kept)]
 
@@ -372,6 +375,23 @@ def _ledger(folder: Path, settings: SiteSettings) -> CheckLine:
             "ledger", "wrong", said, "the budget of these people is spent: do not participate in further runs"
         )
     return CheckLine("ledger", "fine", said)
+
+
+def _journal(folder: Path, settings: SiteSettings) -> CheckLine:
+    try:
+        journal = SiteJournal(folder, settings)
+        journal.check(None)
+        journal.check_files(begin=False)
+        others = Witness(folder / HEADS)
+    except (LedgerError, ValueError, OSError, ImportError) as problem:
+        said, _, remedy = error_message(problem).partition("; ")
+        return CheckLine("journal", "wrong", said, remedy or "restore it from a backup")
+    seen = "no head of another site was seen yet"
+    if others.path.exists():
+        at = datetime.fromtimestamp(others.path.stat().st_mtime, UTC)
+        seen = f"heads of {len(others.heads)} other sites, the last one seen on {at:%Y-%m-%d %H:%M}"
+    said = f"{journal.head.counter:,} entries; second place: {journal.second}; {seen}"
+    return CheckLine("journal", "fine", said)
 
 
 def _members(home: Path, looks: Looks) -> Iterable[CheckLine]:

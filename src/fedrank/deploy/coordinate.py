@@ -18,6 +18,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedrank.deploy.backup import HEADS
+from fedrank.deploy.heads import Witness
 from fedrank.deploy.hub import Hub
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.received import ReceivedAnswers
@@ -58,11 +60,12 @@ def coordinate(
     patience: float = 60.0,
     departure: Departure | None = None,
     say: Callable[[str], None] = lambda line: None,
+    home: Path | None = None,
 ) -> str:
     """Perform or continue a run between sites; return its status: finished, interrupted or failed.
 
     `say` receives a message about the sites that the run waits for. With `departure`, the rounds unlearn sites that
-    left.
+    left. `home` stores the newest heads of the sites' journals; without it, the run folder does.
     """
 
     def performer(experiment: Any, writer: RunWriter) -> None:
@@ -71,6 +74,7 @@ def coordinate(
         received = None if plan.simulated else ReceivedAnswers(writer.folder)
         recorded = send if received is None else received.recording(send)
         calls = SiteCalls(plan, recorded, patience, books.note, books.waiting, writer.stop, books.left_out())
+        calls.witness = Witness((home or writer.folder) / HEADS)
         run = Coordination(writer, plan, calls, books, departure, received)
         if plan.forests is not None:
             from fedrank.deploy.forest_hub import perform_forests

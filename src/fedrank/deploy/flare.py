@@ -162,7 +162,7 @@ class HubController(Controller):  # type: ignore[misc]
         """Tasks are not used."""
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        home = home_of(fl_ctx)
+        self._home = home = home_of(fl_ctx)
         self._began = time.monotonic()
         active = Active.read(home)
         if active.job != fl_ctx.get_prop(FLContextKey.JOB_META, {}).get("name"):
@@ -178,7 +178,9 @@ class HubController(Controller):  # type: ignore[misc]
     def coordinate(self, active: Active, tell: Callable[[News], None], stop: Callable[[], bool]) -> str:
         from fedrank.deploy.coordinate import coordinate
 
-        return coordinate(active.task(), active.plan(), self.send, tell, stop, departure=active.departs())
+        return coordinate(
+            active.task(), active.plan(), self.send, tell, stop, departure=active.departs(), home=self._home
+        )
 
     def _in_turn(self, active: Active, tell: Callable[[News], None], stop: Callable[[], bool]) -> str:
         """Perform the run once the previous job has released its folder."""

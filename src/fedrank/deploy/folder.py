@@ -37,6 +37,7 @@ from fedrank.deploy.folder_members import (
     note_departures,
     publish,
 )
+from fedrank.deploy.heads import split
 from fedrank.deploy.identity import IdentityKey, read_identity
 from fedrank.deploy.plan import LARGEST as MAX_PLAN
 from fedrank.deploy.plan import Plan
@@ -99,7 +100,8 @@ class RequestName(NamedTuple):
     @classmethod
     def of(cls, content: bytes, asked: int = 0) -> RequestName:
         label = wire.read_label(content)
-        return cls(label.run.hex(), label.round, label.attempt, hashlib.sha256(content).hexdigest()[:32], asked)
+        request, _ = split(content)  # the same request has the same name, regardless of its heads
+        return cls(label.run.hex(), label.round, label.attempt, hashlib.sha256(request).hexdigest()[:32], asked)
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,8 @@ class _Waiting:
 
 class FolderSend:
     """Sends requests through a folder and waits for answers. Close it: it holds a lock and a thread."""
+
+    keeps_requests = True  # an answer may be to the same request of an earlier process
 
     def __init__(self, shared: Path, home: Path, every: float = SECONDS_BETWEEN_LOOKS) -> None:
         self.shared, self.home, self.every = Path(shared), Path(home), every
@@ -228,7 +232,7 @@ class FolderSend:
         """Write the plan of a hello request for sites that are not running at the moment."""
         label = wire.read_label(request)
         hello = wire.Label("hello", label.run, label.round)
-        _, found = wire.unpack(request, hello, {"plan": Part("|S", MAX_PLAN)})
+        _, found = wire.unpack(split(request)[0], hello, {"plan": Part("|S", MAX_PLAN)})
         plan = Plan.load(found["plan"])
         refuse_online_plan(plan)
         if getattr(plan.question, "arrival", None) is None:
@@ -279,7 +283,7 @@ class FolderSend:
     def _is_there(self, path: Path, member: FolderMember, name: RequestName, request: bytes) -> bool:
         try:
             address = _request(self.federation.federation, member.name, name)
-            return read_signed(path, address, self._key.public, LARGEST) == request
+            return split(read_signed(path, address, self._key.public, LARGEST))[0] == split(request)[0]
         except (FileNotFoundError, Unusable):
             return False
 
@@ -372,7 +376,7 @@ def serve_once(
             known = ""  # the run that the site has loaded
             for name, request in wanted:
                 if wire.read_label(request).kind != "hello" and name.run != known:
-                    _introduce(shared, me, name.run, _over(site_folder, name), at_work, ignoring)
+                    _introduce(shared, me, name.run, _over(site_folder, name), request, at_work, ignoring)
                 known = name.run
                 answered.append(_answer_one(shared, me, key, name, request, at_work))
     _tidy(shared, me)
@@ -450,11 +454,14 @@ def _answer_one(
     return FolderAnswer(name.run, name.round, name.attempt, kind, _is_refusal(answer))
 
 
-def _introduce(shared: Path, me: FolderMembership, run: str, over: int, site: Answering, ignoring: Ignoring) -> None:
-    """Send hello for the coordinator: a site that was started after the last hello does not have the run."""
+def _introduce(
+    shared: Path, me: FolderMembership, run: str, over: int, request: bytes, site: Answering, ignoring: Ignoring
+) -> None:
+    """Send hello for the coordinator, with the heads of its request: a site that was started later lacks the run."""
     plan = _read_plan(shared, me, run, ignoring)
     if plan is not None:
-        site.hear(protocol.request("hello", bytes.fromhex(run), over, plan=plan))
+        hello = protocol.request("hello", bytes.fromhex(run), over, plan=plan)
+        site.hear(hello + request[len(split(request)[0]) :])
 
 
 def _over(site_folder: Path, name: RequestName) -> int:

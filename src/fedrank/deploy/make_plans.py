@@ -106,7 +106,7 @@ def run_in_folder(
 
     refuse_online_plan(plan)
     with folder_send(shared, home) as send:
-        return coordinate(task, plan, send, tell, stop, patience, departure, say)
+        return coordinate(task, plan, send, tell, stop, patience, departure, say, home)
 
 
 def forget_sites(departure: Departure, out: Path, name: str | None, do: Do, progress: Progress = quiet) -> Path:

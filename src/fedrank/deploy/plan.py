@@ -41,7 +41,7 @@ from fedrank.trees.histograms import Histograms
 from fedrank.types import Weights, has_trait
 from fedrank.wire import Label, Refused
 
-PROTOCOL = 2  # increase it when two versions could misunderstand each other
+PROTOCOL = 3  # increase it when two versions could misunderstand each other
 LARGEST = 1 << 20  # maximum size of a plan in bytes
 IDS = 1 << 31  # upper bound of client ids
 NO_DATA: TomlTable = {"name": ELSEWHERE}  # what sites learn about the coordinator's data

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from fedrank import wire
 from fedrank.deploy import protocol
+from fedrank.deploy.heads import split
 from fedrank.deploy.records import printable
 from fedrank.deploy.site_calls import Send
 from fedrank.files import write_atomic
@@ -93,8 +94,8 @@ class ReceivedAnswers:
 
     def _describe(self, site: str, answer: bytes) -> None:
         try:
-            label = wire.read_label(answer)
-            data = protocol.read_facts(answer, label).get("data")
+            message, _ = split(answer)
+            data = protocol.read_facts(message, wire.read_label(message)).get("data")
         except Refused:
             return
         if not isinstance(data, dict):

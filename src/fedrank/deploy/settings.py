@@ -425,6 +425,7 @@ class SiteSettings(SpecSection):
     data: SiteData = field(metadata={"example": '[data] with letor = "train.txt"'})
     policy: Policy = field(metadata={"example": '[policy] with learners = ["pdgd"]'})
     simulated: bool = False  # a trial on one machine that simulates the people of a spec
+    second_place: str = ""  # folder for a copy of the journal, outside this one; "": the state folder of the user
 
     def problems(self) -> list[str]:
         data = self.data

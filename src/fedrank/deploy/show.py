@@ -77,8 +77,8 @@ FACTS = Outgoing(
     400,
     1,
     False,
-    "number of features, digest of their names, normalisation, version of fedrank, public key, kind and "
-    "retention of the data",
+    "number of features, digest of their names, normalisation, version of fedrank, public key, kind and retention of "
+    "the data; with every answer, signed counters and hashes of the journals of this and other sites",
 )
 REFUSALS = Outgoing("refusals", COORDINATOR, 0, 0, False, "the reason, without data")
 ALWAYS_OPEN = (

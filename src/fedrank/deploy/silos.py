@@ -90,6 +90,11 @@ class SiloStep(Contribution["SiloRun"]):
         answer = self.reply("letters", request.label, letters=protocol.bundle(sent))
         return Computed(answer, found["letters"] if kind in ("silo-meet", "silo-hear") else b"")
 
+    def store(self, sent: Sent) -> None:
+        super().store(sent)
+        if self.run.site.journal is not None:
+            self.run.site.journal.note_sketches(self.run.plan.run)
+
     def _step(self, kind: str, came: list[bytes], turn: int, top: int) -> list[bytes]:
         """The letters to send; `turn` is the number of the turn, `top` the highest relevance label of all sites."""
         run, member = self.run, self.run.member
@@ -158,6 +163,8 @@ class SiloRun(SiteRun):
         limits = Limits(total=settings.policy.largest_epsilon, delta=settings.policy.delta)
         row, sketches = [party.name for party in plan.sites].index(settings.name), site.folder / SILO
         collection = read_collection(documents)
+        if site.journal is not None:
+            site.journal.check_sketches()
         member = SiloMember(collection, data, experiment.method, limits, sketches, outbox.folder, row, site.log)
         # fedrank computes the features, so they are the same at all sites.
         facts = {"features": plan.features, "feature_names": plan.feature_names, "normalised": plan.normalised}

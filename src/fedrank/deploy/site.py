@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from fedrank import __version__, wire
-from fedrank.deploy import consent, protocol
+from fedrank.deploy import consent, heads, protocol
+from fedrank.deploy.backup import HEADS
 from fedrank.deploy.data_sources import about_data
 from fedrank.deploy.forests import ForestRun
 from fedrank.deploy.outbox import OutboxError
@@ -45,7 +46,8 @@ class Site(SiteHome):
         self._locks = ExitStack()
         self._runs: dict[bytes, SiteRun] = {}
         self._status_at = 0.0
-        self._journal = None if settings.data.impressions is None else SentLog(folder)
+        self._witness = heads.Witness(folder / HEADS)
+        self._sent_log = None if settings.data.impressions is None else SentLog(folder)
 
     @classmethod
     def open(cls, folder: str | Path) -> Site:
@@ -78,8 +80,8 @@ class Site(SiteHome):
         """
         with self._turn:
             label, found = self._answered(content)
-            if self._journal is not None:
-                self._journal.note(label, wire.read_label(found).kind, len(found))
+            if self._sent_log is not None:
+                self._sent_log.note(label, wire.read_label(found).kind, len(found))
             return found
 
     def hear(self, content: bytes) -> None:
@@ -91,18 +93,32 @@ class Site(SiteHome):
         """The label of a request, as far as it can be read, and the answer."""
         label = Label("nothing", bytes(16), 0)
         try:
-            label = wire.read_label(content)
-            found = (
-                self._hello(label, content) if label.kind == "hello" else self._open_run(label).answer(label, content)
-            )
+            request, seen = heads.split(content)
+            label = wire.read_label(request)
+            if self.journal is not None:
+                self.journal.check(seen)
+            hello = label.kind == "hello"
+            found = self._hello(label, request) if hello else self._open_run(label).answer(label, request)
+            found = self._with_heads(label, found, seen)
         except Exception as problem:
             self.log(f"{label.kind}, round {label.round}: {type(problem).__name__}: {problem}")
             self._write_status(label, refused=str(problem))
+            if isinstance(problem, (OSError, LedgerError, heads.RolledBack)):
+                self.__dict__.pop("journal", None)  # read again for the next request
             if isinstance(problem, (OSError, LedgerError)) and label.run in self._runs:
                 self._runs.pop(label.run).close()  # the state on disk is unknown until the run is opened again
             return label, protocol.refusal(label, self.settings.id, _public_reason(problem))
         self._write_status(label)
         return label, found
+
+    def _with_heads(self, label: Label, answer: bytes, seen: heads.Seen | None) -> bytes:
+        """An answer with the head of this site and those that it has seen of the others."""
+        run = self._runs.get(label.run)
+        if self.journal is None or seen is None or run is None:
+            return answer
+        keys = {party.clients[0]: party.identity for party in run.plan.sites if party.name != self.settings.name}
+        self._witness.keep(seen.heads, keys)
+        return self.journal.answer(answer, seen, self._witness.of(keys.values()))
 
     def _hello(self, label: Label, content: bytes) -> bytes:
         """Check a plan; the round of the message is the last completed one."""
@@ -120,8 +136,11 @@ class Site(SiteHome):
         if objections := self.settings.objections(plan):
             raise Refused("; ".join(objections))
         self._check_consent(plan)
+        self._check_identity(plan)
         if plan.run not in self._runs:
             self._close_runs()
+            if self.journal is not None:
+                self.journal.check_files()
             kind = ForestRun if plan.forests is not None else SiloRun if plan.silos is not None else UpdateRun
             self._runs[plan.run] = kind.open(self, plan)
         run = self._runs[plan.run]
@@ -136,6 +155,12 @@ class Site(SiteHome):
             raise Refused(protocol.SAY_HELLO)
         self._check_consent(self._runs[label.run].plan)  # it may have been withdrawn
         return self._runs[label.run]
+
+    def _check_identity(self, plan: Plan) -> None:
+        """Refuse a plan with another key for this site: witnesses would not recognise its heads."""
+        known = "" if plan.simulated else plan.party(self.settings.name).identity
+        if known and known != self.identity.public:
+            raise Refused("the key of this site in the plan is not its own; ask the coordinator for a new plan")
 
     def _check_consent(self, plan: Plan) -> None:
         if (why := consent.objection(self.folder, plan, self.settings.policy)) is not None:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from fedrank import wire
-from fedrank.deploy import protocol
+from fedrank.deploy import heads, protocol
 from fedrank.deploy.plan import Plan, PlannedSite
 from fedrank.deploy.records import printable
 from fedrank.wire import Label, Refused
@@ -50,11 +51,44 @@ class SiteCalls:
     )  # called with the sites that a round waits for
     stop: Callable[[], bool] = lambda: False
     left_out: dict[str, str] = field(default_factory=dict)  # sites that an operator must readmit, and why
+    witness: heads.Witness | None = None  # stores the newest heads of the sites; None: heads are not used
     _refused: dict[str, int] = field(default_factory=dict)  # consecutive invalid answers
+    _nonces: WeakKeyDictionary[Future[bytes], bytes] = field(default_factory=WeakKeyDictionary)  # of open requests
 
     def sites(self) -> list[PlannedSite]:
         """The sites that are asked."""
         return [site for site in self.plan.sites if site.name not in self.left_out]
+
+    @property
+    def keys(self) -> dict[int, str]:
+        """Public keys of the sites that sign heads, by id."""
+        return {site.clients[0]: site.identity for site in self.plan.sites if site.identity and not self.plan.simulated}
+
+    def request(self, name: str, content: bytes) -> tuple[Future[bytes], int]:
+        """Send a request with a new nonce and the newest heads of all sites; return also its number of bytes."""
+        nonce = heads.new_nonce()
+        if self.witness is not None and self.keys:
+            content = heads.join(content, nonce, self.witness.of(self.keys.values()))
+        future = self.send(name, content, self.patience)
+        self._nonces[future] = nonce
+        return future, len(content)
+
+    def _check_heads(self, future: Future[bytes], content: bytes, label: Label) -> bytes:
+        """The answer without its heads, which are stored before the answer is used."""
+        answer, seen = heads.split(content)
+        if self.witness is None or not self.keys or wire.read_label(answer).kind == "refused":
+            return answer
+        if seen is None or not any(head.site == label.sender for head in seen.heads):
+            if self.witness.of([self.keys.get(label.sender, "")]):
+                raise Refused("its answer contains no head of its journal, although earlier ones did")
+            return answer
+        # A shared folder may return the answer to the same request of an earlier process.
+        if not getattr(self.send, "keeps_requests", False):
+            own = [head.nonce for head in seen.heads if head.site == label.sender]
+            if own != [self._nonces.get(future)]:
+                raise Refused("the head of its journal belongs to another request")
+        self.witness.keep(seen.heads, self.keys, label.sender)
+        return answer
 
     def ask(
         self,
@@ -72,7 +106,8 @@ class SiteCalls:
         """
         self.check_stop()
         began = time.monotonic()
-        sent = {name: self.send(name, content, self.patience) for name, content in requests.items()}
+        asked = {name: self.request(name, content) for name, content in requests.items()}
+        sent = {name: future for name, (future, _) in asked.items()}
         self._wait_for(sent, round, began, enough)
         found: dict[str, Any] = {}
         why: dict[str, str] = {}
@@ -80,7 +115,7 @@ class SiteCalls:
             if site.name not in sent:
                 continue
             label = Label(kind, self.plan.run, round, attempt, site.clients[0])
-            one, answer = self.read_answer(site.name, sent[site.name], label, read, began, len(requests[site.name]))
+            one, answer = self.read_answer(site.name, sent[site.name], label, read, began, asked[site.name][1])
             if one.reason:
                 why[site.name] = one.reason
             else:
@@ -108,7 +143,7 @@ class SiteCalls:
                 raise Silent(f"no answer within {time.monotonic() - began:.3g} s")
             content = future.result()
             up = len(content)
-            found = read(content, label)
+            found = read(self._check_heads(future, content, label), label)
             self._refused[name] = 0  # earlier refusals no longer count
         except Exception as problem:
             reason = self.blame(name, problem)

@@ -1,9 +1,10 @@
 """The sequence before a site sends anything, the same for every kind of contribution.
 
-    check against plan and policy -> compute -> outbox -> charge -> answer
+    check against plan and policy -> compute -> outbox -> charge -> journal -> answer
 
-The answer is in the outbox and its charge in the ledger before it is returned. A request that comes again is answered
-from the outbox and costs nothing; a charge that is missing because the site was killed between the two is made first.
+The answer is in the outbox, its charge in the ledger and its entry in the journal before it is returned. A request that
+comes again is answered from the outbox and costs nothing; a charge or entry that is missing because the site was killed
+in between is made first. A message that has an entry and is no longer in the outbox is not computed again.
 
 A new kind of contribution is one class: a `Contribution` that a `SiteRun` lists in its `handlers`.
 """
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from fedrank import wire
 from fedrank.deploy import protocol
 from fedrank.deploy.charging import UNLIMITED, Charging
+from fedrank.deploy.heads import SiteJournal, digest_of_sent
 from fedrank.deploy.identity import IdentityKey, read_identity
 from fedrank.deploy.outbox import OUTBOX, Outbox, Sent
 from fedrank.deploy.plan import Plan
@@ -51,6 +53,11 @@ class SiteHome:
     @cached_property
     def identity(self) -> IdentityKey:
         return read_identity(self.folder)
+
+    @cached_property
+    def journal(self) -> SiteJournal | None:
+        """The journal of sent messages; None in a trial, whose people are simulated."""
+        return None if self.settings.simulated else SiteJournal(self.folder, self.settings, self.identity)
 
     @property
     def seed(self) -> int:
@@ -146,6 +153,12 @@ class SiteRun:
         if self.charging is not None and rows is not None and not self.charging.charged(number):
             self.charging.charge(number, rows)
 
+    def note(self, kind: str, number: int, sent: Sent, charged: bool) -> None:
+        """Write the entry of a message to the journal, unless it is there."""
+        if (journal := self.site.journal) is not None:
+            charges = int(charged and self.charging is not None)
+            journal.note(self.plan.run, kind, number, sent.attempt, digest_of_sent(sent), charges)
+
 
 class Handler(ABC, Generic[R]):
     """Answers the requests of some kinds in an open run."""
@@ -191,6 +204,7 @@ class Contribution(Handler[R]):
     """One kind of contribution: its requests and their cost (`read`), and the answers (`compute`)."""
 
     attempts: ClassVar[bool] = False  # whether another request with the same number may follow as a new attempt
+    record: ClassVar[str] = "sent"  # kind of the entries in the journal; other kinds have one message per run
 
     @abstractmethod
     def read(self, label: Label, content: bytes) -> CheckedRequest:
@@ -214,11 +228,18 @@ class Contribution(Handler[R]):
     def answer(self, label: Label, content: bytes) -> bytes:
         return self.contribute(self.read(label, content))
 
+    def may_repeat(self, request: CheckedRequest) -> bool:
+        """Whether a restored site may answer a request again whose message is lost; it is charged again."""
+        return False
+
     def contribute(self, request: CheckedRequest) -> bytes:
         """The sequence for a checked request."""
         run, before = self.run, self.sent(request)
+        number = request.number if self.record == "sent" else 0
+        self._check_recorded(request, number, before)
         if before is not None and before.call == request.digest and before.answer:
             run.charge_once(request.number, request.rows)
+            run.note(self.record, number, before, request.rows is not None)
             return before.answer
         if before is not None and not (self.attempts and request.attempt > before.attempt):
             raise Refused(f"{request.name} was already answered for a different request and is not answered twice")
@@ -229,7 +250,23 @@ class Contribution(Handler[R]):
             request.number, request.attempt, request.digest, answer, made.values, made.memory, run.data, made.used
         )
         run.charge(request.number, request.rows, first=lambda: self.store(sent))
+        run.note(self.record, number, sent, request.rows is not None)
         return made.answer
+
+    def _check_recorded(self, request: CheckedRequest, number: int, before: Sent | None) -> None:
+        """Refuse if the journal has an entry for this message, but the stored message is lost or was replaced."""
+        journal = self.run.site.journal
+        entry = None if journal is None else journal.find(self.run.plan.run, self.record, number)
+        if entry is None or (self.attempts and request.attempt > entry.attempt):
+            return
+        repeated = before is not None and before.call == request.digest and bool(before.answer)
+        lost = before is None and not self.may_repeat(request)
+        older = before is not None and before.attempt < entry.attempt
+        if lost or older or (repeated and before is not None and digest_of_sent(before) != entry.digest):
+            raise Refused(
+                f"{request.name} was answered, and the stored message is lost or was replaced; restore the outbox from "
+                "a backup, or continue with the next round"
+            )
 
 
 class ReceivedModel(Handler[SiteRun]):

@@ -55,6 +55,10 @@ class Update(Contribution["UpdateRun"]):
         if before is None:
             self.check_unanswered(request.number)
 
+    def may_repeat(self, request: CheckedRequest) -> bool:
+        mark = RestoreMark.read(self.run.site.folder)
+        return mark is not None and mark.repeats(self.run.plan.run.hex(), request.number)
+
     def check_unanswered(self, round: int) -> None:
         run, mark = self.run.plan.run.hex(), RestoreMark.read(self.run.site.folder)
         if mark is not None:
@@ -317,6 +321,7 @@ class MeasureSums(Contribution["UpdateRun"]):
     """
 
     kinds = ("measure",)
+    record = "measure"
 
     @property
     def _path(self) -> Path:
@@ -399,8 +404,15 @@ class UpdateRun(SiteRun):
         if mark is None or self.charging is None or self.clients is None or not self.plan.synchronous:
             return
         everybody = np.unique(self.clients.ledger_rows)
-        for round in range(1, min(mark.completed_rounds[run] + 1, self.plan.last_number) + 1):
-            self.charge_once(round, everybody)
+        last, journal = min(mark.completed_rounds[run] + 1, self.plan.last_number), self.site.journal
+        for round in range(1, last + 1):
+            if not self.charging.charged(round):
+                self.charging.charge(round, everybody)
+                if journal is not None:
+                    journal.note(self.plan.run, "over", round, charges=1)
+        while journal is not None and journal.missing_charges(self.plan.run):  # attempts that were charged separately
+            self.charging.charge(last, everybody)
+            journal.note(self.plan.run, "over", last, charges=1)
 
     @property
     def measures(self) -> list[str]:

@@ -4,6 +4,7 @@ A ledger belongs to people, not to a run: a person who participates in ten runs 
 population has `people.json` (the number of people, and the limit of ε at a given δ for each of them) and the ledger of
 every run on them, `RUN/ledger`. It does not record who these people are: single persons, or whole sites. Each ledger
 also has `terms.json`: the cost of each of its charges. Different runs are composed before the conversion to ε.
+Beside the ledger of a simulated run, `ledger.hash` has its length and digest, so a truncated copy is noticed.
 
 A release that is not a round of a run, such as the sketches of a silo, is a `Charge` with a key: such charges are in
 `ledger/charges.log`, each with its cost, and count like all others.
@@ -14,6 +15,7 @@ runs can therefore not spend the same remaining budget twice.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -30,7 +32,17 @@ from typing import Any, TypeVar, get_args, get_type_hints
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.files import UNFINISHED, Locked, is_locked, locked, parse_json, private_folder, read_text, write_atomic
+from fedrank.files import (
+    UNFINISHED,
+    Locked,
+    is_locked,
+    locked,
+    parse_json,
+    private_folder,
+    read_bytes,
+    read_text,
+    write_atomic,
+)
 from fedrank.privacy.accounting import (
     ConcentratedEvent,
     Event,
@@ -59,6 +71,7 @@ SIMULATED = "simulated"  # the population of simulated clients: each run is acco
 FOLDER = "populations"  # beside the runs
 LEDGER = "ledger"  # a folder below a run, or below a run's name in a population
 PEOPLE, TERMS, FORGOTTEN, LOCK = "people.json", "terms.json", "forgotten.jsonl", "lock"
+HASH = ".hash"  # suffix of the file beside a ledger with its length and digest
 MAX_PEOPLE = 10**8  # per ledger: each person has a counter in memory
 MAX_KINDS_OF_PEOPLE = 64  # accounted one by one; beyond that, by the maximum over all people of each kind of charge
 PATIENCE = 600.0  # seconds to wait while other processes decide
@@ -241,6 +254,7 @@ class Account:
         terms = LedgerTerms.read(folder)
         if terms is None:
             return None
+        check_hash(folder)
         if not terms.promises:
             return cls.of(Charge.read_all(folder), terms)
         charges = Charges.read(folder, terms.people)
@@ -395,6 +409,16 @@ class Population:
                 "restore it from a copy"
             ) from None
 
+    @staticmethod
+    def charges_by_run(folder: Path) -> dict[str, float]:
+        """The number of charges in the ledgers of each run; infinite if they were deleted with a record."""
+        found: dict[str, float] = {}
+        for ledger in ledger_folders(folder):
+            run, account = ledger.relative_to(folder).parts[0], Account.read(ledger)
+            found[run] = found.get(run, 0) + (0 if account is None else account.rounds)
+        gone = {name.split("/")[0] for record in forgotten(folder) for name in record["ledgers"]}
+        return found | dict.fromkeys(gone, math.inf)
+
     def deciding(self) -> AbstractContextManager[None]:
         """Hold the lock of these people; other processes wait, because accounting takes time."""
         return deciding(self.folder, f"population {self.name!r}")
@@ -414,6 +438,8 @@ class Population:
 
     def accounts(self, but: Path | None = None) -> list[Account]:
         """The accounts of all runs except one."""
+        for path in self.folder.rglob(f"{LEDGER}*{HASH}"):
+            check_hash(path.with_name(path.name.removesuffix(HASH)))
         found = (Account.read(ledger) for ledger in ledger_folders(self.folder) if ledger != but)
         return [account for account in found if account is not None]
 
@@ -489,8 +515,8 @@ def home_of(ledger: Path) -> Path | None:
 
 
 @contextmanager
-def open_ledger(folder: Path, terms: LedgerTerms) -> Iterator[Ledger]:
-    """Open the ledger of a run exclusively.
+def open_ledger(folder: Path, terms: LedgerTerms, hashed: bool = False) -> Iterator[Ledger]:
+    """Open the ledger of a run exclusively. `hashed`: write its length and digest beside it at the end.
 
     A ledger whose charges have another cost is renamed, and continues to count. Changes stored by another run
     with the same name and cost are dropped; its charges stay.
@@ -506,8 +532,11 @@ def open_ledger(folder: Path, terms: LedgerTerms) -> Iterator[Ledger]:
         number = 1
         while (aside := folder.with_name(f"{LEDGER}-{number}")).exists():
             number += 1
+        _hash_of(folder).unlink(missing_ok=True)
         os.rename(folder, aside)
         folder.mkdir(mode=0o700)
+        if hashed:
+            _write_hash(aside)
     with locked(folder / LOCK, str(folder)):
         if before is not None and before.spec != terms.spec:
             (folder / CHANGED).unlink(missing_ok=True)
@@ -516,6 +545,35 @@ def open_ledger(folder: Path, terms: LedgerTerms) -> Iterator[Ledger]:
             if LedgerTerms.read(folder) != terms:
                 terms.write(folder)
             yield ledger
+            if hashed:  # after an error the log may end with an incomplete record, and the earlier hash stays valid
+                _write_hash(folder)
+
+
+def check_hash(ledger: Path) -> None:
+    """Raise an error if a ledger is missing, or shorter or different than when its last run ended."""
+    path, log = _hash_of(ledger), Path(ledger) / PARTICIPANTS
+    if not path.exists():
+        return
+    try:
+        size, digest = read_text(path).split()
+        content = read_bytes(log)[: int(size)] if log.exists() else b""
+        fits = len(content) == int(size) and hashlib.sha256(content).hexdigest() == digest
+    except ValueError:
+        fits = False
+    if not fits:
+        raise LedgerError(
+            f"{log} is missing, or was truncated or replaced since its last run ended ({path.name} beside the ledger "
+            "differs); restore both from a copy. Without one, treat the privacy budget of these people as spent"
+        )
+
+
+def _hash_of(ledger: Path) -> Path:
+    return Path(ledger).with_name(Path(ledger).name + HASH)
+
+
+def _write_hash(ledger: Path) -> None:
+    content = read_bytes(ledger / PARTICIPANTS)
+    write_atomic(_hash_of(ledger), f"{len(content)} {hashlib.sha256(content).hexdigest()}\n", private=True)
 
 
 def forget_ledgers(folder: Path, because: str) -> dict[str, Any]:
@@ -553,6 +611,7 @@ def forget_ledgers(folder: Path, because: str) -> dict[str, Any]:
 
 def delete_ledger(ledger: Path) -> None:
     """Delete a ledger at once: an incomplete ledger is an error for every process that adds up charges."""
+    _hash_of(ledger).unlink(missing_ok=True)
     gone = ledger.with_name(f".{ledger.name}.{os.getpid()}{UNFINISHED}")
     os.rename(ledger, gone)
     shutil.rmtree(gone)

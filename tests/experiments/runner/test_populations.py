@@ -282,9 +282,9 @@ def test_a_ledger_is_set_aside_only_while_nobody_adds_up(tmp_path, monkeypatch):
     """It moves, and whoever adds up all charges at that moment would miss it."""
     held = []
 
-    def looking(folder, terms):
+    def looking(folder, terms, hashed):
         held.append(is_locked(tmp_path / "populations" / "town" / LOCK))
-        return open_ledger(folder, terms)
+        return open_ledger(folder, terms, hashed)
 
     monkeypatch.setattr("fedrank.experiments.runner.privacy.open_ledger", looking)
     assert not run_experiment(grid(population="town", privacy={"budget": 50.0}), "test", tmp_path).failed
@@ -331,6 +331,11 @@ def cut(ledger, rounds):
     os.truncate(log, begin + (log.stat().st_size - begin) // ROUNDS * rounds)
 
 
+def unhashed(ledger):
+    """As written by a version without hashes."""
+    ledger.with_name("ledger.hash").unlink()
+
+
 def refused(tmp_path, fedrank, spec, message):
     """Everybody who asks what the town has spent is told what is wrong."""
     code, said = fedrank("privacy", "ledger", "show", tmp_path)
@@ -353,6 +358,8 @@ def test_a_mistyped_folder_of_runs_does_not_read_like_nothing_spent(tmp_path, fe
 def test_a_ledger_that_was_cut_at_the_end_of_a_record_is_noticed_by_the_run_folder(tmp_path, fedrank):
     spec, _, ledger = spent_run(tmp_path)
     cut(ledger, 5)
+    refused(tmp_path, fedrank, spec, "was truncated or replaced since its last run ended")
+    unhashed(ledger)
     refused(tmp_path, fedrank, spec, "records 12 rounds that were charged to population 'town', but the ledgers in")
 
 

@@ -245,7 +245,7 @@ class RunSpending:
             with nullcontext() if population is None else population.deciding():
                 if population is not None:
                     check_recorded(task.home, population.name)
-                ledger = opened.enter_context(open_ledger(path, terms))
+                ledger = opened.enter_context(open_ledger(path, terms, hashed=population is not None))
             if population is None:
                 journal = Spending(ledger, promises, rounds, privacy.delta, privacy.budget)
             else:

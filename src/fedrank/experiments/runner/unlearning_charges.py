@@ -84,7 +84,7 @@ class UnlearningCharges:
             with ExitStack() as opened:
                 with population.deciding():
                     check_recorded(home, population.name)
-                    ledger = opened.enter_context(open_ledger(ledger_path, terms))
+                    ledger = opened.enter_context(open_ledger(ledger_path, terms, hashed=True))
                 try:
                     charges = cls(ledger, terms, population, folders)
                     yield charges

@@ -1,0 +1,473 @@
+"""The journal of a site and its signed heads, which reveal a deleted, truncated or restored copy of the site.
+
+    HOME/journal.log            one line per message or charge: entry, hash of the chain, signature of the head
+    SECOND PLACE/KEY.heads      the same lines, outside the home; an officer may copy this file anywhere
+
+An entry is on disk in both files after its message and charge, and before the message is sent. The head (counter, hash)
+of the last entry is part of every answer. The coordinator stores the newest head of each site and adds the heads of all
+sites to every request, so sites are witnesses for each other. A site that meets a newer or different head of itself
+than its own refuses all requests: its folder is an old copy, and an answer could repeat a round with fresh noise.
+
+A folder restored with `fedrank deploy restore` continues from the newest head instead: a round before the last one in
+that head is never answered again, and as many charges as entries are missing are made again.
+
+Heads travel behind the message (see `join` and `split`), so a repeated request or answer keeps its bytes and digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import secrets
+import struct
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+from fedrank.deploy.backup import JOURNAL, SKETCHES, RestoreMark, record_completed_round
+from fedrank.deploy.identity import IDENTITY, IdentityKey, read_identity, verify
+from fedrank.deploy.outbox import OUTBOX, Outbox, Sent
+from fedrank.deploy.records import log_line
+from fedrank.deploy.settings import SiteSettings, read_site
+from fedrank.files import locked, opened, parse_json, private_folder, read_bytes, sync, write_atomic
+from fedrank.privacy.ledger import CHARGED, LedgerError
+from fedrank.privacy.population import Population
+from fedrank.wire import Refused
+
+PEOPLE, LOCK, LOG = "people", "lock", "site.log"
+LABEL, MAGIC = b"fedrank head 1\0", b"frnkhead"
+MAX_HEADS = 1000  # in a message
+NONCE = 16  # bytes
+_BODY = struct.Struct("<qQ32s16sQ16s")  # site, counter, hash, run, number, nonce
+_SIZE = _BODY.size + 64  # with the signature
+_END = struct.Struct("<16sI8s")  # nonce, number of heads, MAGIC
+_TAIL = 4096  # bytes: a line of the journal is shorter
+RESTORE = "`fedrank deploy backup OLD.backup`, then `fedrank deploy restore OLD.backup`"
+
+
+class RolledBack(Refused):
+    """The folder of a site is older than, or different from, what a witness has seen."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The state of a journal after an entry, as its site signed it."""
+
+    site: int
+    counter: int
+    hash: bytes
+    run: bytes  # of the last entry
+    number: int  # the last one of that run
+    nonce: bytes = bytes(NONCE)  # of the request that was answered; zeros in a file
+    signature: bytes = bytes(64)
+
+    def pack(self) -> bytes:
+        return self._body() + self.signature
+
+    @classmethod
+    def unpack(cls, content: bytes) -> Head:
+        site, counter, hash, run, number, nonce = _BODY.unpack_from(content)
+        return cls(site, counter, hash, run, number, nonce, content[_BODY.size : _SIZE])
+
+    def sign(self, key: IdentityKey, nonce: bytes = bytes(NONCE)) -> Head:
+        head = replace(self, nonce=nonce)
+        return replace(head, signature=key.sign(LABEL + head._body()))
+
+    def is_of(self, public: str) -> bool:
+        """Whether the holder of this key signed the head."""
+        return verify(public, LABEL + self._body(), self.signature)
+
+    def _body(self) -> bytes:
+        return _BODY.pack(self.site, self.counter, self.hash, self.run, self.number, self.nonce)
+
+
+class Seen(NamedTuple):
+    """What a message carries besides its content."""
+
+    nonce: bytes
+    heads: tuple[Head, ...]
+
+
+def join(content: bytes, nonce: bytes, heads: Sequence[Head]) -> bytes:
+    """A message with heads behind it."""
+    return content + b"".join(head.pack() for head in heads) + _END.pack(nonce, len(heads), MAGIC)
+
+
+def split(content: bytes) -> tuple[bytes, Seen | None]:
+    """A message without its heads, and the heads; None if it has none."""
+    if not isinstance(content, bytes) or len(content) < _END.size or not content.endswith(MAGIC):
+        return content, None
+    nonce, count, _ = _END.unpack(content[-_END.size :])
+    start = len(content) - _END.size - count * _SIZE
+    if count > MAX_HEADS or start < 0:
+        raise Refused(f"it declares {count} heads, which it does not contain (at most {MAX_HEADS} are allowed)")
+    places = range(start, start + count * _SIZE, _SIZE)
+    return content[:start], Seen(nonce, tuple(Head.unpack(content[at : at + _SIZE]) for at in places))
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a journal."""
+
+    counter: int
+    run: str  # hexadecimal
+    kind: str  # "begun", "sent", "measure", "sketch", "over", "ledger" or "restored"
+    number: int
+    attempt: int
+    charges: int  # of the ledger, made for this entry
+    digest: str  # of the stored message; of a restoration, its date
+    previous: str = ""  # hash before this entry, if it is not that of the line before
+
+
+def digest_of_sent(sent: Sent) -> str:
+    """The digest of a stored message."""
+    return hashlib.sha256(sent.call + (sent.answer or sent.values)).hexdigest()
+
+
+class SiteJournal:
+    """The journal of one site; only the process that holds the lock of the site writes to it."""
+
+    def __init__(self, folder: Path, settings: SiteSettings, key: IdentityKey | None = None) -> None:
+        self.folder, self.site = Path(folder), settings.id
+        self.key = key or read_identity(folder)
+        self.path = self.folder / JOURNAL
+        self.second = second_place(self.folder, settings) / f"{self.key.public[:32]}.heads"
+        self.entries: list[Entry] = []
+        self.head = Head(self.site, 0, bytes(32), bytes(16), 0)
+        self.charged: Counter[str] = Counter()  # by run
+        self._hashes: dict[int, bytes] = {}
+        self._last: dict[tuple[str, str, int], Entry] = {}
+        self._highest: dict[str, int] = {}  # run -> last number
+        self._line = b""
+        self._end = 0
+        self._load()
+
+    def find(self, run: bytes, kind: str, number: int) -> Entry | None:
+        """The last entry of a message."""
+        return self._last.get((run.hex(), kind, number))
+
+    def note(
+        self,
+        run: bytes,
+        kind: str,
+        number: int,
+        attempt: int = 0,
+        digest: str = "",
+        charges: int = 0,
+        after: Head | None = None,
+    ) -> None:
+        """Append an entry to both files, unless it is the last one with this number already."""
+        known = self.find(run, kind, number)
+        if known is not None and (known.attempt, known.digest) == (attempt, digest) and kind in ("sent", "measure"):
+            return
+        before = after or self.head
+        previous = "" if after is None else after.hash.hex()
+        entry = Entry(before.counter + 1, run.hex(), kind, number, attempt, charges, digest, previous)
+        body = json.dumps(vars(entry), separators=(",", ":")).encode()
+        hash = hashlib.sha256(LABEL + before.hash + body).digest()
+        highest = max(0 if kind == "sketch" else number, self._highest.get(entry.run, 0))
+        head = Head(self.site, entry.counter, hash, run, highest).sign(self.key)
+        line = body + b"\t" + head.pack().hex().encode() + b"\n"
+        if not self.second.exists() and not self.entries:
+            _append(self.second, b"", 0)
+        _append(self.path, line, self._end)
+        self._add(entry, head, line)
+        _append(self.second, line)
+
+    def answer(self, content: bytes, seen: Seen | None, others: Sequence[Head]) -> bytes:
+        """An answer with the head of this site, bound to the nonce of the request, and heads of other sites."""
+        if seen is None:
+            return content
+        return join(content, seen.nonce, [self.head.sign(self.key, seen.nonce), *others])
+
+    def check(self, seen: Seen | None) -> None:
+        """Refuse if a witness has a newer or different head, or if no witness confirms the journal."""
+        self._check_unchanged()
+        own = [head for head in (seen.heads if seen is not None else ()) if head.site == self.site]
+        for head in own:
+            if not head.is_of(self.key.public):
+                raise Refused("the request contains a head of this site that the site did not sign")
+        witnesses = [(head, "the coordinator or another site") for head in own]
+        if (second := self.read_second()) is not None:
+            witnesses.append((second, "the second place of this site"))
+        for head, who in sorted(witnesses, key=lambda one: -one[0].counter):
+            if head.counter > self.head.counter and not self._continue_from(head):
+                raise RolledBack(
+                    f"the journal of this site has {self.head.counter} entries, but {who} has seen {head.counter}: the "
+                    "folder of this site is an old copy, or files were deleted; put the newest folder back, or mark "
+                    f"this one as restored: {RESTORE}; then the site continues after the rounds that it sent"
+                )
+            if self._hashes.get(head.counter, head.hash) != head.hash:
+                raise RolledBack(
+                    f"entry {head.counter} of the journal of this site differs from the one that {who} has seen: two "
+                    "copies of this site were used; put the newest folder back"
+                )
+        self._check_confirmed(own, second)
+
+    def read_second(self) -> Head | None:
+        """The newest head in the second place; None if there is none."""
+        try:
+            with opened(self.second) as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
+                lines = file.read().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return None
+        if not lines:
+            return None
+        try:
+            head = Head.unpack(bytes.fromhex(lines[-1].rpartition(b"\t")[2].decode()))
+        except (ValueError, struct.error):
+            head = None
+        if head is None or not head.is_of(self.key.public):
+            raise RolledBack(
+                "the last line in the second place of this site is damaged or not signed by this site; put back the "
+                "file or, if it is lost, move it away and run `fedrank deploy start --confirm-head`"
+            )
+        return head
+
+    def confirm(self) -> None:
+        """Write the newest head to the second place, because an officer confirmed that no entry is missing."""
+        self.check_files()
+        private_folder(self.second.parent)
+        _append(self.second, self._line)
+
+    def check_files(self, begin: bool = True) -> None:
+        """Begin the journal of a new site; refuse if messages or charges are missing that have entries."""
+        if not self.entries:
+            if _has_messages(self.folder) or Population.charges_by_run(self.folder / PEOPLE):
+                raise RolledBack(
+                    "this site has messages or charges, but no journal: it was deleted, or the site is from an earlier "
+                    "version; restore it from a backup, or run `fedrank privacy ledger upgrade HOME` once"
+                )
+            if begin:
+                self.note(bytes(16), "begun", 0)
+        mark = RestoreMark.read(self.folder)
+        if mark is None and any(entry.kind == "restored" for entry in self.entries):
+            raise RolledBack("restored.json of this site is missing; restore the backup again")
+        gone = [entry for entry in self._last.values() if entry.kind == "sent" and not self._stored(entry).exists()]
+        if gone and mark is None:
+            raise RolledBack(
+                f"{len(gone)} messages that this site sent are missing in its outbox, the first one of round "
+                f"{gone[0].number}; restore the outbox from a backup, or mark this folder as restored: {RESTORE}"
+            )
+        found = Population.charges_by_run(self.folder / PEOPLE)
+        for run, charges in self.charged.items():
+            if found.get(run, 0) < charges:
+                raise RolledBack(
+                    f"the ledger of run {run[:12]} has {found.get(run, 0):g} charges, but {charges} were made; "
+                    "restore the ledger from a backup made after them; without one, treat the privacy budget of these "
+                    "people as spent"
+                )
+
+    def check_sketches(self) -> None:
+        """Refuse if the charges for sketches of documents are fewer than, or differ from, those in the journal."""
+        last = next((entry for entry in reversed(self.entries) if entry.kind == "sketch"), None)
+        if last is not None and _digest_of_charges(self.folder, last.number) != last.digest:
+            raise RolledBack(
+                "the charges for sketches of this site were truncated or replaced; restore them from a backup"
+            )
+
+    def note_sketches(self, run: bytes) -> None:
+        """Append the length and digest of the charges for sketches."""
+        size = sum(path.stat().st_size for path in _sketch_charges(self.folder))
+        known = self.find(run, "sketch", size)
+        if size and known is None:
+            self.note(run, "sketch", size, digest=_digest_of_charges(self.folder, size))
+
+    def missing_charges(self, run: bytes) -> int:
+        """How many charges of this run a restored site must still make: one for each entry that it has lost."""
+        for place in range(len(self.entries) - 1, -1, -1):
+            if (entry := self.entries[place]).kind == "restored" and entry.run == run.hex():
+                before = self.entries[place - 1].counter if place else 0
+                made = sum(one.charges for one in self.entries[place:] if one.kind == "over" and one.run == entry.run)
+                return max(0, entry.counter - 1 - before - made)
+        return 0
+
+    def _continue_from(self, head: Head) -> bool:
+        """Continue from a newer head if the folder was restored since the last time; return whether it was."""
+        mark = RestoreMark.read(self.folder)
+        if mark is None or not mark.complete:
+            return False
+        if any(entry.kind == "restored" and entry.digest == mark.at for entry in self.entries):
+            return False
+        record_completed_round(self.folder, head.run.hex(), max(head.number - 1, 0))
+        self.note(head.run, "restored", head.number, digest=mark.at, after=head)
+        return True
+
+    def _check_confirmed(self, own: Sequence[Head], second: Head | None) -> None:
+        if not self.entries or (second is not None and second.counter == self.head.counter):
+            return
+        if not self.second.exists() and not any(head.counter == self.head.counter for head in own):
+            raise RolledBack(
+                f"the second place of this site is missing, and no witness confirms that its {self.head.counter} "
+                "entries are all: put it back, or, if you are sure that this is the newest folder, run `fedrank deploy "
+                "start --confirm-head` once"
+            )
+        _append(self.second, self._line)
+
+    def _check_unchanged(self) -> None:
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size < self._end:
+            raise RolledBack("the journal of this site was deleted or truncated while the site was running")
+
+    def _stored(self, entry: Entry) -> Path:
+        return self.folder / OUTBOX / entry.run / f"{entry.number:08d}-{entry.attempt:04d}"
+
+    def _load(self) -> None:
+        content = read_bytes(self.path) if self.path.exists() else b""
+        for line in content[: content.rfind(b"\n") + 1].splitlines(keepends=True):
+            body, _, signed = line.rstrip(b"\n").partition(b"\t")
+            try:
+                entry, head = Entry(**parse_json(body)), Head.unpack(bytes.fromhex(signed.decode()))
+                before = bytes.fromhex(entry.previous) or self.head.hash
+                if hashlib.sha256(LABEL + before + body).digest() != head.hash or entry.counter != head.counter:
+                    raise ValueError("its hash is wrong")
+                if not entry.previous and entry.counter != self.head.counter + 1:
+                    raise ValueError("entries are missing before it")
+            except (ValueError, TypeError, struct.error) as problem:
+                raise LedgerError(
+                    f"{self.path}: line {len(self.entries) + 1} is damaged ({problem}); move the file away, then "
+                    "restore it from a backup"
+                ) from None
+            self._add(entry, head, line)
+        if self.entries and not self.head.is_of(self.key.public):
+            raise LedgerError(f"{self.path} was written by another site; restore both this file and {IDENTITY}")
+
+    def _add(self, entry: Entry, head: Head, line: bytes) -> None:
+        self.entries.append(entry)
+        self.head, self._line, self._end = head, line, self._end + len(line)
+        self.charged[entry.run] += entry.charges
+        self._hashes[entry.counter] = head.hash
+        if entry.previous:
+            self._hashes[entry.counter - 1] = bytes.fromhex(entry.previous)
+        self._last[entry.run, entry.kind, entry.number] = entry
+        self._highest[entry.run] = head.number
+
+
+class Witness:
+    """The newest heads of other sites, in a file of a coordinator or a site."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.heads: dict[str, Head] = {}  # by public key
+        if self.path.exists():
+            try:
+                for line in read_bytes(self.path, MAX_HEADS * 4 * _SIZE).decode("ascii").splitlines():
+                    public, _, packed = line.partition(" ")
+                    self.heads[public] = Head.unpack(bytes.fromhex(packed))
+            except (ValueError, struct.error) as problem:
+                raise ValueError(f"{self.path} is damaged ({problem}); restore it from a backup") from None
+
+    def of(self, publics: Iterable[str]) -> list[Head]:
+        """The newest heads of these sites."""
+        return [self.heads[public] for public in publics if public in self.heads][:MAX_HEADS]
+
+    def keep(self, heads: Sequence[Head], keys: Mapping[int, str], sender: int | None = None) -> None:
+        """Store newer heads of known sites durably; the sender's own must not be older than the stored one."""
+        newer: dict[str, Head] = {}
+        for head in heads:
+            if not (public := keys.get(head.site)):
+                continue
+            known = newer.get(public) or self.heads.get(public)
+            if known is not None and (known.counter, known.hash) == (head.counter, head.hash):
+                continue
+            if not head.is_of(public):
+                raise Refused(f"the head of site {head.site} is not signed by this site")
+            if known is not None and head.counter <= known.counter:
+                if head.site == sender:
+                    raise Refused(
+                        f"its journal has {head.counter} entries, but {known.counter} with another hash were seen "
+                        "before: the site answers from an old copy"
+                    )
+                continue
+            newer[public] = head
+        if newer:
+            self.heads |= newer
+            lines = [f"{public} {head.pack().hex()}\n" for public, head in sorted(self.heads.items())]
+            write_atomic(self.path, lines[-2 * MAX_HEADS :], private=True)
+
+
+def new_nonce() -> bytes:
+    return secrets.token_bytes(NONCE)
+
+
+def second_place(folder: Path, settings: SiteSettings) -> Path:
+    """The folder of the second place: `second_place` in site.toml, or the state folder of this user."""
+    if settings.second_place:
+        return (Path(folder) / settings.second_place).absolute()
+    state = os.environ.get("XDG_STATE_HOME") or os.environ.get("LOCALAPPDATA")
+    if not state:
+        import pwd  # processes of NVFLARE have another HOME
+
+        state = os.path.join(pwd.getpwuid(os.getuid()).pw_dir, ".local", "state")
+    return Path(state) / "fedrank" / "heads"
+
+
+def confirm(folder: Path) -> str:
+    """Confirm that a site's folder is its newest copy, although its second place is missing; return a log line."""
+    with locked(Path(folder) / LOCK, f"the site of {folder}"):
+        journal = SiteJournal(folder, read_site(folder))
+        if (second := journal.read_second()) is not None and second.counter > journal.head.counter:
+            journal.check(None)
+        journal.confirm()
+    line = f"an officer confirmed the journal with {journal.head.counter} entries; second place: {journal.second}"
+    log_line(Path(folder) / LOG, line)
+    return line
+
+
+def upgrade(folder: Path) -> int:
+    """Write the journal of a site from an earlier version; return the number of entries."""
+    with locked(Path(folder) / LOCK, f"the site of {folder}"):
+        return _upgrade(SiteJournal(folder, read_site(folder)))
+
+
+def _upgrade(journal: SiteJournal) -> int:
+    folder = journal.folder
+    if journal.entries or journal.read_second() is not None:
+        raise ValueError(f"{folder} already has a journal or a second place, so it is not from an earlier version")
+    journal.note(bytes(16), "begun", 0)
+    for place in sorted((folder / OUTBOX).glob("*/")):
+        run = bytes.fromhex(place.name)
+        for sent in Outbox(place, run).every():
+            journal.note(run, "sent", sent.round, sent.attempt, digest_of_sent(sent))
+    for name, charges in Population.charges_by_run(folder / PEOPLE).items():
+        if 0 < charges < math.inf:
+            journal.note(bytes.fromhex(name), "ledger", 0, charges=int(charges))
+    return len(journal.entries)
+
+
+def _has_messages(folder: Path) -> bool:
+    return any(path.name.replace("-", "").isdigit() for path in (folder / OUTBOX).glob("*/*"))
+
+
+def _sketch_charges(folder: Path) -> list[Path]:
+    return sorted((folder / SKETCHES).rglob(CHARGED))
+
+
+def _digest_of_charges(folder: Path, size: int) -> str:
+    content = b"".join(read_bytes(path) for path in _sketch_charges(folder))
+    return hashlib.sha256(content[:size]).hexdigest() if len(content) >= size else ""
+
+
+def _append(path: Path, line: bytes, end: int | None = None) -> None:
+    """Append a line durably at `end`, or after the last complete line."""
+    new = not path.exists()
+    if new:
+        private_folder(path.parent)
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b") as file:
+        if end is None:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL))
+            tail = file.read()
+            end = size - len(tail) + tail.rfind(b"\n") + 1
+        file.truncate(end)
+        file.seek(end)
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+    if new:
+        sync(path.parent)
