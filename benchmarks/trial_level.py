@@ -1,7 +1,7 @@
 """How often does a trial adopt a model that is not better?
 
 Clients with fixed tastes always prefer the same model, each model with probability one half: the models are equal, but
-searches of one client are not independent. Coordinated clients always prefer the new model. Run it with
+searches of one client are not independent. Coordinated clients always prefer the new model.
 
     python -m benchmarks.trial_level
 """
@@ -48,8 +48,8 @@ RULES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--trials", type=int, default=TRIALS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=TRIALS, help="simulated trials of each kind")
     trials = parser.parse_args().trials
     for name, rules in RULES.items():
         fixed = adopted(rules, trials=trials)

@@ -79,6 +79,7 @@ SHORT = {
     "targets": Short("--rounds 25"),
     "trees": Short("--size 30 60 20 --repeats 1"),
     "trial_errors": Short("--organisations 3"),
+    "trial_level": Short("--trials 20"),
 }
 # Sites as processes, whose timeouts a busy machine breaks; tests/deploy/ runs such a federation.
 DEPLOYED = ("deploy",)

@@ -212,7 +212,7 @@ def test_killed_at_any_mark_it_continues_with_the_same_bytes(tmp_path, monkeypat
             pass
         monkeypatch.setattr(log_folder, "write_atomic", write)
         if not (out / "facts.json").exists():
-            with pytest.raises((ValueError, FileNotFoundError), match=r"half-built|no data set"):
+            with pytest.raises((ValueError, FileNotFoundError), match=r"incomplete|not a data set"):
                 load_log(out)
         convert_aol4foltr(*files, out)
         assert contents(out) == contents(tmp_path / "whole"), f"killed at mark {fatal}"

@@ -271,7 +271,7 @@ def test_killed_at_any_mark_it_continues_with_the_same_bytes(tmp_path, monkeypat
         except KeyboardInterrupt:
             pass
         if not (out / "facts.json").exists():
-            with pytest.raises((ValueError, FileNotFoundError), match=r"half-built|no data set"):
+            with pytest.raises((ValueError, FileNotFoundError), match=r"incomplete|not a data set"):
                 load_log(out)
         monkeypatch.setattr(log_folder, "write_atomic", write)
         build(files, out, how)

@@ -170,7 +170,7 @@ def test_killed_at_any_moment_it_is_the_old_or_the_new_folder(tmp_path, monkeypa
         assert found in (old, new)
         seen["old" if found == old else "new"] += 1
         if found == new:  # nothing is left of them once the same command was given again
-            with pytest.raises(ValueError, match="no user of"):
+            with pytest.raises(ValueError, match="has no user"):
                 forget_user(folder, "user1")
         else:
             forget_user(folder, "user1")

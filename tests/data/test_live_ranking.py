@@ -125,7 +125,7 @@ def test_doing_nothing_is_the_engines_order():
     assert given.name == "engine"
     assert_array_equal(given.values, evaluator.per_query(baseline_weights(test), Linear()))
     assert_array_equal(baseline_weights(test), LIVE_1.start())
-    with pytest.raises(ValueError, match="which no feature has"):
+    with pytest.raises(ValueError, match="which is not the order of a feature"):
         baseline_weights(test, "random")
 
 

@@ -325,7 +325,7 @@ def test_what_the_policy_forbids_cannot_be_accepted(fedrank):
 @pytest.mark.long
 def test_check_ends_with_its_verdict(fedrank, monkeypatch):
     lines = [CheckLine("chain", "fine", "all is well"), CheckLine("port", "wrong", "nobody there", "start the server")]
-    monkeypatch.setattr("fedrank.deploy.check.check", lambda home, plan: lines)
+    monkeypatch.setattr("fedrank.deploy.check.check", lambda home, plan, **more: lines)
     code, out, _ = fedrank("check")
     assert code == 1
     assert "start the server" in out

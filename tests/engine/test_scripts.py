@@ -90,8 +90,8 @@ def test_the_whole_way_against_a_stand_in(files, name):
     assert not refused
     assert done.returncode == 0, done.stderr + done.stdout
     told = " ".join(done.stdout.split())
-    assert "title_match: 1,200 values, at most" in told
-    assert "1,200 scores, at most" in told
+    assert "title_match: 1,200 values, largest difference" in told
+    assert "Scores: 1,200 values, largest difference" in told
     assert "The ten best are the same in 12 of 12 lists" in told
     assert "They differ" not in told
     assert len(engine.documents) == 120

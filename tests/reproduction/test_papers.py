@@ -600,7 +600,7 @@ def test_which_negatives_are_chosen_is_drawn_from_the_run_and_its_data(tmp_path:
     pictures = {drawing.caption: drawing.draw() for drawing in paper_figures.drawings("selgb/fig-7", found)}
     assert [caption.split(" by ")[0].split(",")[0] for caption in pictures] == [
         "How often each document was chosen",
-        "Share of all choices that fell on the first documents of a query.",
+        "Fraction of all choices among the first documents of a query.",
         "ndcg@10",
     ]
     assert all(svg.startswith("<svg") for svg in pictures.values())

@@ -130,4 +130,4 @@ def test_stacking_on_few_queries_is_not_judged(tmp_path: Path) -> None:
     )
     assert verdicts["500 merge queries"].verdict != UNTESTED
     texts = [part.caption for part in drawings("noniid-trees/merge-queries", found) if isinstance(part, Drawing)]
-    assert any("against queries of a merge set" in text for text in texts)
+    assert any("queries per merge set" in text for text in texts)

@@ -177,7 +177,7 @@ def test_what_many_processes_add_is_all_there(tmp_path):
     said = {d: process.communicate()[1] for d, process in running.items()}
     added = {f"d{d}" for d in many if running[d].returncode == 0}
     assert added
-    assert all("is being worked on by" in said[d] for d in many if running[d].returncode != 0)
+    assert all("is in use by" in said[d] for d in many if running[d].returncode != 0)
     assert set(open_sketch(tmp_path / "a.sketch").ids) == {f"d{d}" for d in range(8)} | added
 
 

@@ -107,16 +107,18 @@ class Practice:
         write_atomic(folder / QUERIES, "\n".join(queries) + "\n")
         write_atomic(folder / EVENTS, "\n".join(events) + "\n")
 
-    def write_trial(self, trial: str | Path, folder: str | Path, searches: int = 1000, first: int = 0) -> None:
+    def write_trial(
+        self, trial: str | Path, folder: str | Path, searches: int = 1000, first: int = 0, people: int = 100
+    ) -> None:
         """Write some days of a trial: interleaved lists of both models and clicks on them, in the format of UBI.
 
-        `first` is the number of earlier searches.
+        `first` is the number of earlier searches, and `people` the number of users of each site.
         """
         plan, folder = read_plan(trial), Path(folder)
         rng = rng_for(self.seed, "practice", "trial", plan.id, first)
         orders = [self._order(model) for model in (plan.old, plan.new)]
         queries, events = [], []
-        for number, (query, site, client, time) in enumerate(self._searches(searches, rng, first), first):
+        for number, (query, site, client, time) in enumerate(self._searches(searches, rng, first, people), first):
             id = f"{plan.id}-{number}"
             old, new = ([self._name(query, row) for row in order[query]] for order in orders)
             mixed = team_draft(old, new, plan.places, plan.key, id)
@@ -145,10 +147,12 @@ class Practice:
         order: NDArray[np.int64] = np.argsort(-scores, axis=1, kind="stable")
         return order
 
-    def _searches(self, count: int, rng: np.random.Generator, first: int = 0) -> Iterator[tuple[int, str, str, float]]:
+    def _searches(
+        self, count: int, rng: np.random.Generator, first: int = 0, users: int = 100
+    ) -> Iterator[tuple[int, str, str, float]]:
         """(query, site, browser, seconds): sites have different topics, and few users search most."""
         queries = np.arange(len(self.queries))
-        people = kernels.elementary.power_each(np.arange(1.0, 101), -0.7)
+        people = kernels.elementary.power_each(np.arange(1.0, users + 1), -0.7)
         people /= people.sum()
         for number in range(first, first + count):
             site = int(rng.integers(len(SITES)))

@@ -394,7 +394,7 @@ def test_the_table_is_not_shown_when_nobody_attacks(tmp_path):
     for kind in ("md", "html"):
         text = write_report(load_runs(tmp_path), tmp_path / f"r.{kind}").read_text("utf-8")
         assert "Under attack" not in text
-        assert "An attack is set, but nobody is malicious" in text
+        assert "An attack is set, but no client is malicious" in text
 
 
 def test_only_an_attack_that_nobody_makes_is_worth_a_note(tmp_path):

@@ -55,7 +55,7 @@ def test_without_a_mechanism_clicks_are_read_and_nothing_is_promised(tmp_path):
         "clicks, one of two patterns": "READ",
         "membership": "SKIPPED",
     }
-    assert "nothing is promised" in found[-1].sentence.lower()
+    assert "no guarantee" in found[-1].sentence.lower()
     path, words = written(found, grid, tmp_path)
     assert (path, words) == (tmp_path / "audit.json", tmp_path / "audit.md")
     assert "| attacked | promised | shown | by guessing | verdict |" in words.read_text(encoding="utf-8")
@@ -106,7 +106,7 @@ def test_where_there_is_no_power_nothing_is_shown():
     one = next(each for each in found if each.attacked == "membership, mechanism alone")
     assert one.verdict == "NO POWER"
     assert one.shown == ""
-    assert "says nothing" in one.sentence
+    assert "inconclusive" in one.sentence
 
 
 def test_nothing_leaves_clients_who_learn_alone():
@@ -218,7 +218,7 @@ def test_noise_hides_words_of_documents_and_not_words_of_questions():
     assert 0.5 < swapped.counts["found"]["right"] / swapped.counts["found"]["of"] < swapped.counts["bound"]
     assert asked.shown == "300 of 300"
     assert asked.counts["guess"]["right"] < 30
-    assert "nothing is promised" in weights.sentence.lower()
+    assert "no guarantee" in weights.sentence.lower()
 
 
 @pytest.mark.long

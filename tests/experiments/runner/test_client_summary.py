@@ -143,7 +143,7 @@ def test_picture(who, tmp_path, ending):
     assert path.stat().st_size > 5_000
     if ending == "svg":
         text = path.read_text(encoding="utf-8")
-        for said in ("labels", "label 2", "Difference in grades", "Queries in common", "by chance"):
+        for said in ("labels", "label 2", "Difference in relevance labels", "Queries in common", "by chance"):
             assert said in text
 
 

@@ -40,7 +40,7 @@ def test_an_answer_with_a_picture(files, tmp_path):
     done = run("model", "estimate", files / "model.json", "--log", files / "log", "--out", tmp_path / "estimate.png")
     assert done.exit_code == 0, done.output
     said = " ".join(done.output.split())
-    assert "People would click more: +0." in said
+    assert "Users would click more: +0." in said
     assert "8,000 lists of 300 queries" in said
     assert "plain replay is biased: clicks follow the order that was shown" in said
     assert (tmp_path / "estimate.png").read_bytes().startswith(b"\x89PNG")
@@ -68,7 +68,7 @@ def test_entries_that_a_model_learned_from_do_not_count(files):
     told.clear()
     estimate_model(files / "learned.json", files / "log", latest=1.0, tell=told.append)
     assert "too optimistic; use --latest 0.2" in told[0]
-    with pytest.raises(ValueError, match="latest = 2 is no share of the entries"):
+    with pytest.raises(ValueError, match=r"latest must be greater than 0 and at most 1 .got 2"):
         estimate_model(files / "model.json", files / "log", latest=2.0)
 
 
@@ -82,7 +82,7 @@ def test_why_it_cannot_be_told(files, tmp_path):
     done = run("model", "estimate", files / "model.json", "--log", files / "static", "--json")
     assert (done.exit_code, list(json.loads(done.stdout))) == (1, ["cannot"])
     save_model(Model(Linear(), np.ones(3), 3), tmp_path / "three.json")
-    with pytest.raises(CannotTell, match="features differ: the model reads 3, the log has 10"):
+    with pytest.raises(CannotTell, match="features differ: the model uses 3 features, the log has 10"):
         estimate_model(tmp_path / "three.json", files / "log")
     save_model(Model(Linear(), np.ones(10), 10, feature_names=(*NAMES[:9], "age")), tmp_path / "other.json")
     with pytest.raises(CannotTell, match="feature 10 is 'age' in the model and 'feature 10' in the log"):

@@ -286,7 +286,7 @@ def test_the_command(log, fedrank):
     run(log, "all", more="record_every = 1")
     code, out, _ = fedrank("forget", "person", "user1", "--data", log, "--plan")
     assert code == 0
-    assert "fedrank unlearn" in out
+    assert "fedrank forget client" in out
     assert "Nothing was changed." in out
     assert "user1" in load_log(log).users
     code, out, _ = fedrank("forget", "person", "user1", "--data", log, "--out", "receipt.json", "--yes")
