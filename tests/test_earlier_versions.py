@@ -141,7 +141,7 @@ def test_the_journal_of_a_site_is_written_once_and_explicitly(own, monkeypatch, 
     renamed("shared-folder/clinic-a/site.toml")
     monkeypatch.setenv("XDG_STATE_HOME", str(own / "state"))
     assert call(monkeypatch, "deploy", "check", "--home", "shared-folder/clinic-a") == 1
-    assert "ledger upgrade HOME" in " ".join(capsys.readouterr().out.split())
+    assert "journal   WRONG" in capsys.readouterr().out
     assert call(monkeypatch, "privacy", "ledger", "upgrade", "shared-folder/clinic-a") == 0
     assert "has 7 entries" in capsys.readouterr().out  # its beginning, five messages and their charges
     assert call(monkeypatch, "privacy", "ledger", "upgrade", "shared-folder/clinic-a") == 2

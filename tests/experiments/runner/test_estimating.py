@@ -42,7 +42,7 @@ def test_an_answer_with_a_picture(files, tmp_path):
     said = " ".join(done.output.split())
     assert "Users would click more: +0." in said
     assert "8,000 lists of 300 queries" in said
-    assert "plain replay is biased: clicks follow the order that was shown" in said
+    assert "plain replay is biased: clicks follow the order shown" in said
     assert (tmp_path / "estimate.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -85,7 +85,7 @@ def test_why_it_cannot_be_told(files, tmp_path):
     with pytest.raises(CannotTell, match="features differ: the model uses 3 features, the log has 10"):
         estimate_model(tmp_path / "three.json", files / "log")
     save_model(Model(Linear(), np.ones(10), 10, feature_names=(*NAMES[:9], "age")), tmp_path / "other.json")
-    with pytest.raises(CannotTell, match="feature 10 is 'age' in the model and 'feature 10' in the log"):
+    with pytest.raises(CannotTell, match="feature 10 is 'age' in the model, but 'feature 10' in the log"):
         estimate_model(tmp_path / "other.json", files / "log")
     save_model(Model(Linear(), np.ones(10), 10, "global"), tmp_path / "global.json")
     with pytest.raises(CannotTell, match="but no feature ranges"):

@@ -603,7 +603,7 @@ def test_what_a_run_would_cost_people_next_to_what_they_spent(tmp_path, fedrank)
     assert "Population 'town', 1 run so far" in said
     for cost in (up(alone), up(both), down(budget_for(30) - alone)):
         assert cost in said
-    assert "stop by itself" not in said
+    assert "will stop after them" not in said
     [variant] = json.loads((tmp_path / "privacy.json").read_text())["variants"]
     assert variant["population"]["left"]["public"] == pytest.approx(budget_for(30) - alone)
     assert variant["population"]["after"]["public"] == pytest.approx(both)
@@ -616,11 +616,11 @@ def test_what_is_left_says_how_far_the_next_run_comes(tmp_path, fedrank):
     assert len(run_experiment(spec, "test", tmp_path / "runs").finished) == 1
     code, said = asked(fedrank, tmp_path, spec)
     assert code == 0
-    assert f"What is left pays for 8 of {ROUNDS} rounds: the run will stop by itself then." in said
+    assert f"The remaining budget covers 8 of {ROUNDS} rounds: the run will stop after them." in said
     [next_run] = run_experiment(spec, "next", tmp_path / "runs").finished
     assert facts(next_run)["round"] == 8
     code, said = asked(fedrank, tmp_path, spec)
-    assert "Not one round of this run is paid for: population 'town': against the other clients" in said
+    assert "The budget does not cover one round of this run: population 'town': against the other clients" in said
     assert "It will be refused." in said
     code, said = asked(fedrank, tmp_path, grid(population="town", privacy={"budget": 99.0}))
     assert code != 0

@@ -271,7 +271,7 @@ def test_a_card_that_is_full_in_the_middle_leaves_a_run_to_go_on_from(
     (run,), (whole,) = (list(load_runs(tmp_path / name)) for name in ("halves", "whole"))
     assert (run.path / "rounds.csv").read_bytes() == (whole.path / "rounds.csv").read_bytes()
     assert facts_of(run.path)["devices"] == [{"from": 1, "device": "cpu"}, {"from": 4, "device": "the processor"}]
-    assert any("on cpu from round 1 on, on the processor from round 4 on" in note for note in run.notes)
+    assert any("on cpu from round 1, on the processor from round 4" in note for note in run.notes)
     assert "devices" not in facts_of(whole.path)
 
 
