@@ -620,8 +620,10 @@ def test_what_is_left_says_how_far_the_next_run_comes(tmp_path, fedrank):
     [next_run] = run_experiment(spec, "next", tmp_path / "runs").finished
     assert facts(next_run)["round"] == 8
     code, said = asked(fedrank, tmp_path, spec)
-    assert "The budget does not cover one round of this run: population 'town': against the other clients" in said
-    assert "It will be refused." in said
+    said = " ".join(said.split())
+    assert "The budget does not cover one round of this run: population 'town': " in said
+    assert "against the other clients, over all runs on these people" in said
+    assert "The run will be refused." in said
     code, said = asked(fedrank, tmp_path, grid(population="town", privacy={"budget": 99.0}))
     assert code != 0
     assert "has a limit of" in said
