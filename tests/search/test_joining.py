@@ -239,7 +239,7 @@ def test_the_page_answers_meanwhile_and_the_command_aggregates(group, monkeypatc
         wait_until(lambda: agreed.update(agree_to_everything(group)) or len(agreed) == 3, coordinator)
         said, _ = coordinator.communicate(timeout=60)
         assert coordinator.returncode == 0, said
-        assert "made-up collection" in said
+        assert "generated documents" in said
         wait_until(lambda: all(client.trials.phase for client in group.clients.values()))
     [made] = group.home.glob("runs/searches/*/*/model.json")
     for client in group.clients.values():
