@@ -120,7 +120,7 @@ def test_models_of_sites_and_forests_are_read(written):
 def test_an_index_is_searched(written, monkeypatch, capsys):
     pytest.importorskip("tantivy", reason="search needs the extra fedrank[search]")
     assert call(monkeypatch, "search", "status", "--folder", "index") == 0
-    assert "Documents  6 (6 file)" in capsys.readouterr().out
+    assert "Documents  6 (6 files)" in capsys.readouterr().out
 
 
 def test_a_trial_is_shown(written, monkeypatch, capsys):
