@@ -169,7 +169,8 @@ def trial_show(trial: TrialFolder, out: Picture = None, as_json: AsJson = False)
     count = folder.count()
     judgement = folder.judged(count)
     if as_json:
-        facts = {"trial": folder.plan.id, "ruling": judgement.ruling, "because": judgement.because, "count": count}
+        counts = vars(count) | {"earlier": len(count.earlier)}
+        facts = {"trial": folder.plan.id, "ruling": judgement.ruling, "because": judgement.because, "count": counts}
         print_json(facts)
         return
     _print_trial(folder, count, judgement, new_console(), out)
