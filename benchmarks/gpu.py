@@ -26,7 +26,6 @@ from fedrank.federated.multi_round import MultiRound
 from fedrank.federated.round import first_state
 from fedrank.federated.simulation import simulate
 from fedrank.kernels.devices import CudaDevice, Device, DeviceError
-from fedrank.ranking.cuda.choice import DeviceLearner
 from fedrank.ranking.cuda.measures import EvaluatorOnDevice
 from fedrank.ranking.cuda.pdgd import PdgdOnDevice
 from fedrank.ranking.cuda.robust import RobustOnDevice
@@ -230,7 +229,7 @@ def main() -> None:
         )
         many = PdgdOnDevice(card, learner, clients)
         learn = seconds(card, 7, partial(many.learn, weights, chance))
-        whole = seconds(card, 7, partial(DeviceLearner(many).parts, weights, chance, None, True, 1 << 17))
+        whole = seconds(card, 7, partial(many.parts, weights, chance, None, True, 1 << 17))
         searches = options.clients * options.interactions
         needed = searches * documents * features * 4 / best
         print(
@@ -242,7 +241,7 @@ def main() -> None:
         )
         del many
         half = PdgdOnDevice(card, learner, clients, "float16")
-        whole = seconds(card, 7, partial(DeviceLearner(half).parts, weights, chance, None, True, 1 << 17))
+        whole = seconds(card, 7, partial(half.parts, weights, chance, None, True, 1 << 17))
         print(f"    features in two bytes: {searches / whole / 1e6:.1f} million with the mean", flush=True)
     for shape, count in ((SHAPES[0], 10), (SHAPES[3], 10), (SHAPES[3], 200)):
         print(small_rounds(card, shape, count))

@@ -17,8 +17,9 @@ import json
 import numpy as np
 
 from fedrank.data.collection import load_collection
+from fedrank.data.feature_sets import forward_rows, live_describer
 from fedrank.data.live_features import LIVE_1, NAMES
-from fedrank.data.live_ranking import LiveDescribed, forward_rows, live_ranking
+from fedrank.data.live_ranking import live_ranking
 
 COLLECTIONS = ("cisi", "cranfield", "msmarco-mini", "nfcorpus", "vaswani")
 QUERIES = 200
@@ -33,7 +34,7 @@ def of_lists(name: str) -> tuple[np.ndarray, np.ndarray]:
     collection = load_collection(name)
     judged = np.flatnonzero(np.diff(collection.offsets))
     some = judged[np.unique(np.linspace(0, len(judged) - 1, QUERIES).astype(int))]
-    data = live_ranking(collection, some, describe=lambda own, _: LiveDescribed(forward_rows(own), scaled=False))
+    data = live_ranking(collection, some, describe=lambda own, _: live_describer(forward_rows(own), scaled=False))
     lists = [data.features[a:b].astype(np.float64) for a, b in zip(data.offsets[:-1], data.offsets[1:], strict=True)]
     return np.mean([one.mean(axis=0) for one in lists], axis=0), np.mean([one.var(axis=0) for one in lists], axis=0)
 

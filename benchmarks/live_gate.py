@@ -33,6 +33,7 @@ TEMPERATURE, KEEP = 0.3, 0.9
 PEOPLE = (3, 10, 20, 30, 50, 100, 200, 300, 500, 1_000, 2_000, 3_000, 5_000, 10_000, 20_000, 50_000, 100_000)
 DECIDED, FEDERATIONS = 40, 100  # searches per user; simulated federations
 SKILL = 0.5  # correlation of the old model's scores with relevance
+SURE_OF_NOISE = 3.0  # standard deviations of the noise that are assumed against the new model
 
 
 def bets(gate: Gate, share: float, clients: int, rng: np.random.Generator, pooled: int = 1, every: int = 1):
@@ -50,6 +51,13 @@ def bets(gate: Gate, share: float, clients: int, rng: np.random.Generator, poole
     return np.array(verdicts), np.array(lengths)
 
 
+def _adopts(gate: Gate, wins: float, losses: float, noise: float) -> bool:
+    """Whether the gate adopts a model by two counts with noise of this standard deviation, at their worst."""
+    slack = SURE_OF_NOISE * noise
+    _, against = gate.evidence(wins + slack, max(losses - slack, 0.0))
+    return against < -math.log(gate.harm) and gate.verdict(max(wins - slack, 0.0), losses + slack) == "adopt"
+
+
 def people_needed(epsilon: float, votes: bool, summed: bool, rng: np.random.Generator) -> int:
     """The smallest number of users at which protected counts adopt a model that wins 60 %."""
     multiplier = noise_for(lambda noise: Guarantee("server", GaussianEvent(noise), ""), 1, 1e-5, epsilon)
@@ -62,7 +70,7 @@ def people_needed(epsilon: float, votes: bool, summed: bool, rng: np.random.Gene
             if votes:
                 won, lost = (2 * each > DECIDED).sum(), (2 * each < DECIDED).sum()
             told = rng.normal([won, lost], noise)
-            adopted += gate.verdict(*told, noise) == "adopt"
+            adopted += _adopts(gate, *told, noise)
         if adopted >= 0.8 * FEDERATIONS:
             return people
     raise AssertionError("no size is large enough")

@@ -27,8 +27,9 @@ from pathlib import Path
 import numpy as np
 
 from fedrank.data.collection import Collection, load_collection
+from fedrank.data.feature_sets import forward_rows
 from fedrank.data.live_features import LIVE_1
-from fedrank.data.live_ranking import collection_fold, forward_rows, live_ranking, owners, topics
+from fedrank.data.live_ranking import collection_fold, live_ranking, owners, topics
 from fedrank.data.ranking import RankingData
 from fedrank.federated.aggregators import Apart, Mean
 from fedrank.federated.clients import make_clients

@@ -69,8 +69,9 @@ def main() -> int:
     took = time.process_time() - begin
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     size = sum(sum(map(len, texts)) for texts in (documents.title, documents.text, documents.url))
-    print(f"{asked.documents:,} documents, {size / 1e6:.0f} million characters, {len(statistics.alphabetical):,} terms")
-    print(f"statistics: {took:.1f} s CPU, {statistics.nbytes / 2**20:.0f} MiB; memory grew by {grown:.0f} MiB at most")
+    print(f"{asked.documents:,} documents, {size / 1e6:.0f} million characters, {len(statistics.vocabulary):,} terms")
+    held = sum(array.nbytes for array in vars(statistics).values() if isinstance(array, np.ndarray))
+    print(f"statistics: {took:.1f} s CPU, {held / 2**20:.0f} MiB; memory grew by {grown:.0f} MiB at most")
 
     rng = np.random.default_rng(2)
     sources = rng.integers(0, asked.documents, -(-asked.pairs // LIST))

@@ -30,10 +30,10 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedrank.data.synthetic_text import zipf_documents
 from fedrank.silo.rtk import PUBLISHED, ReverseTopK, TopKRule, build, cover_rate, naive
 from fedrank.silo.sketch import Sketcher
 from fedrank.silo.terms import TermCounts
+from tests.made_up import zipf_documents
 
 DOCUMENTS, LENGTH, VOCABULARY, SUBJECTS, ABOUT = 36_400, 1_000, 50_000, 40, 300
 SLOWEST_QUERY, LEAST_RATIO, MAX_BUILD, MAX_SHARE = 1.0, 5.0, 120.0, 0.2  # ms, times, s, of the sketches

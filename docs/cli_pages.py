@@ -12,6 +12,7 @@ import typer
 from prose import cell, code
 
 from fedrank.cli import app
+from fedrank.experiments.spec.listing import comments_of
 
 if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
@@ -39,11 +40,18 @@ def _section(command: Any, name: str, depth: int) -> Iterator[str]:
     if examples := list(_examples(command.epilog or "")):
         yield "```bash\n" + "\n".join(examples) + "\n```"
     options = [option for option in command.params if "--help" not in option.opts]
-    if listed := [_row(option) for option in options if not option.hidden]:
+    if listed := [_row(option, option.help or "") for option in options if not option.hidden]:
         yield _table("Argument or option", listed)
-    if hidden := [_row(option) for option in options if option.hidden]:
+    meanings = hidden_options(command)
+    if hidden := [_row(option, meanings[option.name]) for option in options if option.hidden]:
         yield "The help of the command does not list these options; `--config` can set them, too:"
         yield _table("Option", hidden)
+
+
+def hidden_options(command: Any) -> dict[str, str]:
+    """The meaning of each option that the help of a command does not list."""
+    groups = getattr(command.callback, "settings", [])
+    return {name: f"{text[:1].upper()}{text[1:]}." for kind in groups for name, text in comments_of(kind).items()}
 
 
 def _table(title: str, rows: list[str]) -> str:
@@ -58,13 +66,13 @@ def _examples(epilog: str) -> Iterator[str]:
             yield line
 
 
-def _row(parameter: Any) -> str:
+def _row(parameter: Any, meaning: str) -> str:
     is_option = parameter.opts[0].startswith("-")
     names = ", ".join(code(name) for name in (*parameter.opts, *parameter.secondary_opts))
     if not is_option:
         names = code((parameter.metavar or parameter.name).upper())
     default = "required" if parameter.required else _default(parameter.default)
-    return f"| {names} | {default} | {cell(' '.join((parameter.help or '').split()))} |"
+    return f"| {names} | {default} | {cell(' '.join(meaning.split()))} |"
 
 
 def _default(value: Any) -> str:

@@ -24,7 +24,7 @@ def main(out: Path, searches: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for name, weights in (("old", [1.0, 0.0]), ("new", [0.7, 0.7])):
         save_model(Model(Linear(), np.array(weights), 2), out / f"{name}.json")
-    plan = plan_trial(out / "new.json", out / "old.json", "own", out / "trial", TrialRules(), who="the example").plan
+    plan, _ = plan_trial(out / "new.json", out / "old.json", "own", out / "trial", TrialRules(), who="the example")
 
     rng, log = np.random.default_rng(1), []
     for number in range(searches):

@@ -30,7 +30,7 @@ import fedrank as fr
 from fedrank.attacks.poison import ATTACKS
 from fedrank.data.synthetic_log import synthetic_log
 from fedrank.data.synthetic_shown import Browsing, Showing, SimulatedShown, made_up_queries, simulate_shown
-from fedrank.data.synthetic_text import synthetic_collection, zipf_documents
+from fedrank.data.synthetic_text import synthetic_collection
 from fedrank.data.synthetic_ubi import synthetic_ubi
 from fedrank.data.text import Tokeniser
 from fedrank.engine.practice import Practice
@@ -50,7 +50,7 @@ from fedrank.trees.noise import TreeNoise
 from fedrank.trees.splits import Topics
 from fedrank.unlearning.history import History, HistoryWriter
 from fedrank.unlearning.methods import UNLEARNERS, Case
-from tests.made_up import made_up_log
+from tests.made_up import made_up_log, zipf_documents
 
 CLICK_MODELS = np.random.default_rng(7).integers(120, size=1500).tolist()  # of each entry of a made-up log
 _start = SecureSource.__init__

@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fedrank import kernels
+from fedrank.data.log_folder import ShownLists, write_shown
 from fedrank.data.logs import ARRAYS, FACTS, FORMAT, SearchLog
 from fedrank.data.ranking import RankingData
-from fedrank.data.shown_folder import ShownLists, write_shown
+from fedrank.seeds import rng_for
 
 
 def made_up_data(queries=12, features=5, longest=30, top_grade=2, seed=0) -> RankingData:
@@ -90,3 +93,29 @@ def made_up_shown(folder: Path, users: list[int], features=4, longest=10, docume
         "first": first,
     }
     return write_shown(folder, ShownLists(**about | others), {"features": "made up"})
+
+
+def zipf_documents(
+    n: int, terms: int, vocabulary: int, seed: int, *, exponent: float = 1.0
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
+    """Sample the word counts of n documents of a given length: (offsets, terms, counts).
+
+    Document d contains terms[offsets[d] : offsets[d + 1]], in ascending order. The word of rank r, counted from 1, has
+    a probability proportional to 1 / r^exponent.
+    """
+    for name, value in (("n", n), ("terms", terms), ("vocabulary", vocabulary)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1 (got {value})")
+    edges = np.cumsum(kernels.elementary.power_each(np.arange(1, vocabulary + 1), -exponent))
+    sizes, words, counts = [], [], []
+    for first in range(0, n, 1024):
+        rows = min(1024, n - first)
+        rng = rng_for(seed, "zipf", first)
+        drawn = np.searchsorted(edges, rng.random(rows * terms) * edges[-1], side="right")
+        cells = np.repeat(np.arange(rows) * vocabulary, terms) + np.minimum(drawn, vocabulary - 1)
+        cells, times = np.unique(cells, return_counts=True)
+        sizes.append(np.bincount(cells // vocabulary, minlength=rows))
+        words.append((cells % vocabulary).astype(np.int32))
+        counts.append(times.astype(np.int32))
+    offsets = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]).astype(np.int64)
+    return offsets, np.concatenate(words), np.concatenate(counts)

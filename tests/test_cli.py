@@ -26,6 +26,7 @@ from fedrank.cli import app, main
 from fedrank.cli.config import MOST_VISIBLE
 from fedrank.cli.shared import progress
 from fedrank.data.catalog import CATALOG, load
+from tests.documents import hook
 from tests.oracles import measures as oracle
 
 SPEC = """\
@@ -470,6 +471,9 @@ def commands_below(command, words=()):
     }
 
 
+hidden_options = hook("cli_pages")["hidden_options"]
+
+
 def options_of(command):
     return [one for one in command.params if one.opts[0].startswith("--") and one.opts[0] != "--help"]
 
@@ -492,14 +496,15 @@ def test_help_lists_at_most_eight_options_and_a_file_sets_the_others(tree):
         assert len(visible) <= MOST_VISIBLE, path
         takes_file = any(one.opts[0] == "--config" for one in options)
         assert takes_file == (len(options) > MOST_VISIBLE), path
-        assert all(one.help for one in options), path
+        assert all(one.help for one in visible), path
+        assert all(hidden_options(command).get(one.name) for one in options if one.hidden), path
 
 
 def test_options_that_occur_in_many_commands_mean_the_same(tree):
     meanings = {}
     for command in commands_below(tree).values():
         for one in options_of(command):
-            meanings.setdefault(one.opts[0], set()).add(one.help)
+            meanings.setdefault(one.opts[0], set()).add(one.help or hidden_options(command)[one.name])
     for option in ("--json", "--yes", "--quiet", "--config", "--port", "--trust"):
         assert len(meanings[option]) == 1, meanings[option]
 
@@ -621,9 +626,10 @@ def test_new_writes_a_spec_that_runs(fedrank):
     assert not Path("other.toml").exists()
 
 
-def test_the_bar_of_progress_stays_on_a_narrow_terminal():
+def test_the_bar_of_progress_stays_on_a_narrow_terminal(monkeypatch):
     out = Console(file=io.StringIO(), width=80, force_terminal=True)
-    with progress(out) as tell:
+    monkeypatch.setattr("fedrank.cli.shared.console", lambda: out)
+    with progress() as tell:
         tell(
             f"a variant with quite a long name, {'and more ' * 8}",
             3,
@@ -694,18 +700,18 @@ def test_ctrl_c_outside_a_command_is_no_traceback(monkeypatch, capsys, place):
     [
         (b"leevs = 3", "'leevs' is not an option of `fedrank trees grow`; did you mean \"leaves\"?"),
         (b"config = 'c.toml'", "'config' is not an option of"),
-        (b"leaves = '4'", "leaves must be an integer (got '4')"),
-        (b"leaves = true", "leaves must be an integer (got True)"),
-        (b"leaves = 2.5", "leaves must be an integer (got 2.5)"),
+        (b"leaves = '4'", 'leaves: "4" cannot be used; give an integer'),
+        (b"leaves = true", "leaves: true cannot be used; give an integer"),
+        (b"leaves = 2.5", "leaves: 2.5 cannot be used; give an integer"),
         (b"leaves = 1", "leaves: "),
-        (b"leaves = [4]", "leaves must be one value (got [4])"),
-        (b"rate = 'high'", "rate must be a number (got 'high')"),
-        (b"secure = 1", "secure must be true or false (got 1)"),
-        (b"silo = 'a.txt'", "silo must be a list (got 'a.txt')"),
-        (b"silo = [1]", "silo must be a string (got 1)"),
-        (b"bounds = [0.0]", "bounds must have 2 values (got 1)"),
-        (b"out = 2026-01-31", "out must be a string (got datetime.date(2026, 1, 31))"),
-        (b"[trees]\nleaves = 4", "trees must be an integer (got {'leaves': 4})"),
+        (b"leaves = [4]", "leaves: [4] cannot be used; give an integer"),
+        (b"rate = 'high'", 'rate: "high" cannot be used; give a number'),
+        (b"secure = 1", "secure: 1 cannot be used; give true or false"),
+        (b"silo = 'a.txt'", 'silo: "a.txt" cannot be used; give a list in brackets'),
+        (b"silo = [1]", "silo[0]: 1 cannot be used; give text in quotes"),
+        (b"bounds = [0.0]", "bounds: "),
+        (b"out = 2026-01-31", "out: 2026-01-31 cannot be used; give text in quotes"),
+        (b"[trees]\nleaves = 4", "trees: { leaves = 4 } cannot be used; give an integer"),
         (b"[grow]\nleaves = 4", "'grow' is not an option of"),
         (b"min-data-in-leaf = 3\nmin_data_in_leaf = 4", "'min_data_in_leaf' is set twice"),
         (b"leaves = = 3", "is not a TOML file: "),
@@ -739,7 +745,7 @@ def test_a_file_sets_options_and_the_command_line_has_precedence(fedrank):
 
 
 def test_quiet_prints_no_progress(capsys):
-    with progress(Console(file=sys.stdout, width=80), quiet=True) as tell:
+    with progress(quiet=True) as tell:
         tell("a run", 1, 1, "finished")
     assert capsys.readouterr().out == ""
 

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,17 @@ def test_without_replace_nothing_is_lost(tmp_path):
         file.write(b"new")
     assert (tmp_path / "key").read_text() == "old"
     assert names(tmp_path) == ["key"]
+
+
+def test_two_threads_may_write_the_same_file(tmp_path):
+    with writing(tmp_path / "a") as file:
+        file.write(b"first")
+        other = threading.Thread(target=write_atomic, args=(tmp_path / "a", "second"))
+        other.start()
+        other.join()
+        assert (tmp_path / "a").read_text() == "second"
+    assert (tmp_path / "a").read_text() == "first"
+    assert names(tmp_path) == ["a"]
 
 
 @pytest.mark.process

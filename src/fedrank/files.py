@@ -9,6 +9,7 @@ import io
 import json
 import os
 import stat
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -36,11 +37,11 @@ def writing(path: str | Path, private: bool = False, replace: bool = True) -> It
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}{UNFINISHED}")
+    part = path.with_name(f".{path.name}.{threading.get_native_id()}.{os.getpid()}{UNFINISHED}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
     try:
         with add_path_to_errors(path):
-            _sweep(path)  # remove leftovers of a crash
+            _sweep(path)  # remove leftovers of a crash; other threads may be writing the same file
             with open(os.open(part, flags, 0o600 if private else 0o666), "wb") as file:
                 yield file
                 file.flush()
@@ -142,7 +143,7 @@ def _sweep(path: Path) -> None:
     """Remove unfinished versions of a file from processes that have ended."""
     for part in path.parent.glob(f".{glob.escape(path.name)}.*{UNFINISHED}"):
         pid = part.name.removesuffix(UNFINISHED).rpartition(".")[2]
-        if pid.isdigit() and (int(pid) == os.getpid() or not is_alive(int(pid))):
+        if pid.isdigit() and int(pid) != os.getpid() and not is_alive(int(pid)):
             part.unlink(missing_ok=True)
 
 

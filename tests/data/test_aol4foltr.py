@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 
 from fedrank.cli import main
 from fedrank.data import aol4foltr as module
-from fedrank.data import letor_stream, log_folder
-from fedrank.data.aol4foltr import convert_aol4foltr, read_metadata
+from fedrank.data import log_folder
+from fedrank.data.aol4foltr import convert_aol4foltr, read_metadata, read_queries
 from fedrank.data.describe_log import notes
 from fedrank.data.letor import read_letor
-from fedrank.data.letor_stream import read_queries
 from fedrank.data.log_features import FEATURE_NAMES
 from fedrank.data.logs import load_log
 
@@ -166,7 +165,7 @@ def test_what_does_not_fit_is_left_out_and_counted(tmp_path):
 
 @pytest.mark.parametrize("block", [70_000, 8 << 20])  # two queries and a bit, or all
 def test_what_is_not_a_number_counts_as_0(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(letor_stream, "BLOCK", block)
+    monkeypatch.setattr(module, "BLOCK", block)
     metadata, letor = write_files(tmp_path)
     lines = letor.read_text().splitlines()
     for line in (5, 41, 79):
@@ -185,7 +184,7 @@ def test_what_is_not_a_number_counts_as_0(tmp_path, monkeypatch, block):
 @pytest.mark.long
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_at_any_mark_it_continues_with_the_same_bytes(tmp_path, monkeypatch, when):
-    monkeypatch.setattr(letor_stream, "BLOCK", 70_000)  # two queries and a bit
+    monkeypatch.setattr(module, "BLOCK", 70_000)  # two queries and a bit
     monkeypatch.setattr(module, "BETWEEN_MARKS", 60_000)
     files = write_files(tmp_path, many(9), order=[*range(5), 3, 5, 6, 8])  # 3 is there twice, 7 is not
     convert_aol4foltr(*files, tmp_path / "whole")
@@ -225,8 +224,8 @@ def test_a_process_that_dies_between_marks_leaves_what_another_continues(tmp_pat
     files = write_files(tmp_path, entries)
     code = (
         "import os, sys\n"
-        "from fedrank.data import letor_stream, aol4foltr\n"
-        "letor_stream.BLOCK, aol4foltr.BETWEEN_MARKS = 70_000, 150_000\n"
+        "from fedrank.data import aol4foltr\n"
+        "aol4foltr.BLOCK, aol4foltr.BETWEEN_MARKS = 70_000, 150_000\n"
         "die = lambda step, done, of: os._exit(9) if done > 250_000 else None\n"
         "aol4foltr.convert_aol4foltr(*sys.argv[1:], progress=die)\n"
     )
@@ -262,8 +261,8 @@ def test_blocks_are_the_file_however_it_is_cut(tmp_path_factory, lengths, block,
     path.write_text("\n".join(lines) + end)
     expected = read_letor(path, cache=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(letor_stream, "BLOCK", block)
-        patch.setattr(letor_stream, "_ROWS", rows)
+        patch.setattr(module, "BLOCK", block)
+        patch.setattr(module, "_ROWS", rows)
         qids, starts, features, grades, stops = [], [], [], [], []
         for found in read_queries(path, 0, 1, 3):
             qids += found.qids
@@ -325,7 +324,7 @@ def test_files_that_are_something_else(tmp_path):
     bad.write_text("".join(letor_lines(4, 3)).replace(" 5:", " 5:inf#", 1))
     assert refused("line 1: '5:inf", letor=bad)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(letor_stream, "BLOCK", 30_000)
+        patch.setattr(module, "BLOCK", 30_000)
         assert refused("line 1: a query has more than 30,000 bytes")
 
 

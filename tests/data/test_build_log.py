@@ -21,8 +21,8 @@ from fedrank.data import log_folder
 from fedrank.data.build_log import LogBuild, build_log
 from fedrank.data.describe_log import notes
 from fedrank.data.documents import read_documents
+from fedrank.data.feature_sets import Extractor
 from fedrank.data.lists import ListRules
-from fedrank.data.log_extractors import Extractor
 from fedrank.data.log_features import FEATURE_NAMES, Statistics, features_of
 from fedrank.data.logs import as_ranking, load_log
 from fedrank.data.text import tokens

@@ -12,7 +12,7 @@ from fedrank.data import build_shown as module
 from fedrank.data.build_shown import ShownBuild, UbiSource, build_shown
 from fedrank.data.click_caps import HOURLY, ClickCaps
 from fedrank.data.describe_log import notes
-from fedrank.data.log_extractors import Extractor
+from fedrank.data.feature_sets import Extractor
 from fedrank.data.log_fold import log_fold
 from fedrank.data.logs import FACTS
 from fedrank.data.redaction import Redaction

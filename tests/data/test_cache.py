@@ -193,7 +193,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused_and_not_kept(
         return data
 
     monkeypatch.setattr(letor, "_read", disturbed)
-    with pytest.raises(letor.LetorError, match=f"{file} changed while it was read, .* wait until it is written"):
+    with pytest.raises(letor.JudgedFileError, match=f"{file} changed while it was read, .* wait until it is written"):
         read_letor(file)
     assert not (file.parent / "cache" / "data").exists()
 

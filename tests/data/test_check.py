@@ -93,14 +93,6 @@ def test_unsound_files_are_results(tmp_path: Path) -> None:
     assert checks[1].documents == 0
 
 
-def test_options_reach_the_reader(tmp_path: Path) -> None:
-    path = tmp_path / "set.txt"
-    path.write_text("1 qid:1 1:1e300 2:1\n")
-    assert not check_files([path])[0].sound
-    assert check_files([path], missing=1e300)[0].all_zero == (1,)
-    assert not check_files([path], missing=1e300, features=3)[0].sound
-
-
 def shown(checks: list[FileCheck], width: int) -> str:
     console = Console(width=width, record=True, quiet=False, file=open(os.devnull, "w"))  # noqa: SIM115
     try:

@@ -20,8 +20,8 @@ from fedrank.data.describe_log import (
     feature_distances,
     power_law,
 )
+from fedrank.data.log_folder import ShownLists, write_shown
 from fedrank.data.logs import SearchLog
-from fedrank.data.shown_folder import ShownLists, write_shown
 from fedrank.experiments.report import log_figures
 from fedrank.experiments.report.command_output import about_log
 from fedrank.experiments.report.log_figures import draw_log

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from numpy.testing import assert_array_equal
 
 from fedrank.data import letor
-from fedrank.data.letor import LetorError, letor_lines, read_comments, read_letor
+from fedrank.data.judged_files import JudgedFileError
+from fedrank.data.letor import letor_lines, read_comments, read_letor
 from fedrank.data.ranking import RankingData
 from tests import needs
 from tests.made_up import made_up_data
@@ -138,7 +139,7 @@ LARGEST = "1.7976931348623157e308"
 )
 def test_a_bad_line_is_refused_with_file_line_text_and_remedy(tmp_path: Path, line: str, words: str) -> None:
     path = write(tmp_path, "# head\n" + GOOD + line + "\n" + GOOD)
-    with pytest.raises(LetorError, match=words) as caught:
+    with pytest.raises(JudgedFileError, match=words) as caught:
         read_letor(path)
     message = str(caught.value)
     assert message.startswith(f"{path}, line 3: ")
@@ -147,33 +148,33 @@ def test_a_bad_line_is_refused_with_file_line_text_and_remedy(tmp_path: Path, li
 
 
 def test_a_query_that_comes_back_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LetorError, match=r"line 3: qid:1 has occurred before.*sort the lines by query"):
+    with pytest.raises(JudgedFileError, match=r"line 3: qid:1 has occurred before.*sort the lines by query"):
         read(tmp_path, "1 qid:1 1:1\n1 qid:2 1:1\n1 qid:1 1:1\n")
 
 
 def test_a_query_id_must_be_utf8(tmp_path: Path) -> None:
     assert read(tmp_path, "1 qid:\u00e4\u4e2d 1:1\n").query_ids.tolist() == ["\u00e4\u4e2d"]
-    with pytest.raises(LetorError, match=r"line 1: .*UTF-8"):
+    with pytest.raises(JudgedFileError, match=r"line 1: .*UTF-8"):
         read(tmp_path, b"1 qid:\xe4 1:1\n")
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "\ufeff", " "])
 def test_a_file_without_documents_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(LetorError, match="no documents"):
+    with pytest.raises(JudgedFileError, match="no documents"):
         read(tmp_path, text)
-    with pytest.raises(LetorError, match=r"empty\.txt: the file contains no documents"):
+    with pytest.raises(JudgedFileError, match=r"empty\.txt: the file contains no documents"):
         read_letor([write(tmp_path, GOOD), write(tmp_path, text, "empty.txt")])
 
 
 def test_documents_without_any_feature_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(LetorError, match="no document has a feature"):
+    with pytest.raises(JudgedFileError, match="no document has a feature"):
         read(tmp_path, "1 qid:1\n0 qid:1\n")
 
 
 def test_a_wrong_number_of_features_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LetorError, match="line 1: feature 2 is above the expected number of features, 1"):
+    with pytest.raises(JudgedFileError, match="line 1: feature 2 is above the expected number of features, 1"):
         read(tmp_path, GOOD, features=1)
-    with pytest.raises(LetorError, match="every document has 2 features, but 3 were expected"):
+    with pytest.raises(JudgedFileError, match="every document has 2 features, but 3 were expected"):
         read(tmp_path, GOOD, features=3)
     assert read(tmp_path, GOOD, features=2).features.shape == (1, 2)
     with pytest.raises(ValueError, match="features must be from 1"):
@@ -196,7 +197,7 @@ def test_the_highest_index_allowed(tmp_path: Path) -> None:
     data = read(tmp_path, text, features=100_000)
     assert data.features.shape == (2, 100_000)
     assert data.features[1, -1] == 7
-    with pytest.raises(LetorError, match=r"line 1: feature 99999 is above 10,000, .* features=99999"):
+    with pytest.raises(JudgedFileError, match=r"line 1: feature 99999 is above 10,000, .* features=99999"):
         read(tmp_path, text)
 
 
@@ -209,7 +210,7 @@ def test_memory_is_measured_before_it_is_taken(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(letor, "free_memory", lambda: 100 << 20)
     text = "".join(f"0 qid:{i} 9999:1\n" for i in range(10_000))  # 400 MB from 160 kB
     tracemalloc.start()
-    with pytest.raises(LetorError, match=r"documents of 9,999 features need over .* GB"):
+    with pytest.raises(JudgedFileError, match=r"documents of 9,999 features need over .* GB"):
         read(tmp_path, text)
     assert tracemalloc.get_traced_memory()[1] < 250 << 20
     tracemalloc.stop()
@@ -222,7 +223,7 @@ def test_a_few_bytes_cannot_take_gigabytes(tmp_path: Path, monkeypatch: pytest.M
     text = ("0 qid:1 10000:1\n" * 1_000).encode()  # 40 MB from 16 kB
     path.write_bytes({"txt": bytes, "txt.gz": gzip.compress, "txt.xz": lzma.compress}[kind](text))
     with pytest.raises(
-        LetorError, match=r"documents of 10,000 features would take .* set the number of features: features=N"
+        JudgedFileError, match=r"documents of 10,000 features would take .* set the number of features: features=N"
     ):
         read_letor(path, cache=False)
     assert read_letor(path, features=10_000, cache=False).features.shape == (1_000, 10_000)
@@ -239,7 +240,7 @@ def test_sparse_files_are_read_whatever_their_size(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("value", ["1.#INF", "-1.#IND", "1.#QNAN", "+1.#INF00"])
 def test_what_windows_writes_for_no_number_is_refused(tmp_path: Path, value: str) -> None:
-    with pytest.raises(LetorError, match=r"line 2: .*is not a finite float32"):
+    with pytest.raises(JudgedFileError, match=r"line 2: .*is not a finite float32"):
         read(tmp_path, f"1 qid:1 1:1 2:1\n1 qid:1 1:{value} 2:5\n")
 
 
@@ -252,7 +253,7 @@ def test_what_follows_an_archive_is_not_passed_over(tmp_path: Path, behind: byte
     file = tmp_path / "data.txt.xz"
     whole = lzma.compress(b"1 qid:1 1:1\n")
     file.write_bytes(whole + behind)
-    with pytest.raises(LetorError, match="the archive is damaged"):
+    with pytest.raises(JudgedFileError, match="the archive is damaged"):
         read_letor(file, cache=False)
     file.write_bytes(whole + b"\0\0\0\0" + lzma.compress(b"0 qid:1 1:2\n"))  # two streams, padded: one archive
     assert read_letor(file, cache=False).features.tolist() == [[1], [2]]
@@ -273,7 +274,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_named_sentinel_is_read_as_zero(tmp_path: Path, spelling: str) -> None:
     data = read(tmp_path, f"1 qid:1 1:{spelling} 2:3\n", missing=sys.float_info.max)
     assert data.features.tolist() == [[0, 3]]
-    with pytest.raises(LetorError, match="not a finite"):
+    with pytest.raises(JudgedFileError, match="not a finite"):
         read(tmp_path, f"1 qid:1 1:-{spelling} 2:3\n", missing=sys.float_info.max)
 
 
@@ -298,7 +299,7 @@ def test_archives_are_read_and_cut_ones_refused(tmp_path: Path, suffix: str) -> 
     damaged[len(whole) // 2] ^= 255
     for bad in (whole[: len(whole) // 2], whole[:-3], whole[:5], bytes(damaged)):
         path = write(tmp_path, bad, f"bad.txt{suffix}")
-        with pytest.raises(LetorError, match=f"bad.txt{suffix}: .*download it again"):
+        with pytest.raises(JudgedFileError, match=f"bad.txt{suffix}: .*download it again"):
             read_letor(path)
     assert not (tmp_path / "cache" / "data").exists()
 
@@ -310,7 +311,7 @@ def test_several_files_are_read_as_one(tmp_path: Path) -> None:
     assert data.features.tolist() == [[1, 0], [2, 0], [3, 0], [0, 4]]
     assert data.offsets.tolist() == [0, 1, 3, 4]
     assert data.name == "a+b"
-    with pytest.raises(LetorError, match=r"a.txt, line 1: qid:1 has occurred before"):
+    with pytest.raises(JudgedFileError, match=r"a.txt, line 1: qid:1 has occurred before"):
         read_letor([a, b, a], cache=False)
     with pytest.raises(ValueError, match="name at least one"):
         read_letor([])
@@ -356,13 +357,13 @@ def test_lines_across_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         assert data.grades.tolist() == grades
         assert np.repeat(data.query_ids, np.diff(data.offsets)).tolist() == queries
         bad = text + "0 qid:1 1:1 # back again\n"
-        with pytest.raises(LetorError, match="line 2001: qid:1 has"):
+        with pytest.raises(JudgedFileError, match="line 2001: qid:1 has"):
             read(tmp_path, bad)
 
 
 def test_a_line_longer_than_a_block_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(letor, "BLOCK", 100)
-    with pytest.raises(LetorError, match="line 2: the line is longer than 100 bytes"):
+    with pytest.raises(JudgedFileError, match="line 2: the line is longer than 100 bytes"):
         read(tmp_path, GOOD + "1 qid:1 1:1 # " + "x" * 300)
 
 
@@ -443,7 +444,7 @@ def test_a_damaged_file_is_refused_or_read_like_the_oracle(
         text = text[: changes[0][0] + 1]
     try:
         data = read(tmp_path_factory.getbasetemp(), bytes(text))
-    except LetorError:
+    except JudgedFileError:
         return
     features, grades, ids = read_text(text.decode(errors="replace"))
     assert_array_equal(data.features, features)
@@ -477,7 +478,7 @@ def test_real_files() -> None:
     assert all(comment.startswith("docid = GX") for comment in comments)
     mslr = read_letor(folder / "mslr-sample" / "queries.txt.xz", features=136)
     assert (mslr.queries, mslr.documents, mslr.top_grade) == (177, 19_281, 4)
-    with pytest.raises(LetorError, match="every document has 46 features, but 136 were expected"):
+    with pytest.raises(JudgedFileError, match="every document has 46 features, but 136 were expected"):
         read_letor(folder / "mq2008" / "S1.txt.xz", features=136)
 
 

@@ -20,7 +20,6 @@ from fedrank.data.live_features import (
     HISTORY,
     LIVE_1,
     MAX_WORDS,
-    NAMED,
     NAMES,
     FeatureSet,
     ForwardRow,
@@ -293,7 +292,7 @@ def test_hashes_are_the_same_everywhere():
 
 def test_constants_are_there_for_every_feature_and_scale():
     mean, spread = LIVE_1.constants
-    assert len(NAMED) == len(mean) == 34
+    assert len(NAMES) == len(mean) == 34
     assert len(set(NAMES)) == 34
     assert (spread >= 0.05).all()
     assert ((mean >= 0) & (mean <= 1)).all()

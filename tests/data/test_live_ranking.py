@@ -12,20 +12,10 @@ from fedrank.data.build_log import LogBuild, build_log
 from fedrank.data.collection import Collection
 from fedrank.data.documents import Documents
 from fedrank.data.engine_features import ENGINE_1
+from fedrank.data.feature_sets import describer, forward_rows, live_describer, pair_features
 from fedrank.data.lists import ListRules
 from fedrank.data.live_features import ENGINE, LIVE_1, LOG_103, NAMES, WordStatistics
-from fedrank.data.live_ranking import (
-    CANDIDATES,
-    EngineDescribed,
-    LiveDescribed,
-    NothingToLearn,
-    collection_fold,
-    forward_rows,
-    live_ranking,
-    owners,
-    pair_features,
-    topics,
-)
+from fedrank.data.live_ranking import CANDIDATES, NothingToLearn, collection_fold, live_ranking, owners, topics
 from fedrank.data.log_features import FEATURE_NAMES
 from fedrank.ranking.baseline_ranking import baseline_order, baseline_weights
 from fedrank.ranking.measures import Evaluator
@@ -58,7 +48,7 @@ def test_candidates_stand_in_the_engines_order_with_their_grades():
 
 def test_features_are_those_of_the_same_candidates():
     collection = small()
-    raw = live_ranking(collection, [1], describe=lambda own, _: LiveDescribed(forward_rows(own), scaled=False))
+    raw = live_ranking(collection, [1], describe=lambda own, _: live_describer(forward_rows(own), scaled=False))
     assert raw.features.min() >= 0
     assert raw.features.max() <= 1
     scaled = live_ranking(collection, [1])
@@ -71,7 +61,7 @@ def test_a_searcher_counts_only_its_own_documents():
 
     def describe(own, held):
         seen.append((own.ids, held.tolist()))
-        return LiveDescribed(forward_rows(own))
+        return live_describer(forward_rows(own))
 
     data = live_ranking(collection, None, [4, 2, 3], describe)
     assert seen == [(["d2", "d3", "d4"], [2, 3, 4])]
@@ -152,7 +142,7 @@ def test_engine_features_have_the_same_candidates_and_fixed_ranges():
 
 def test_engine_features_of_a_collection_are_those_of_its_index():
     documents = small().documents
-    raw = live_ranking(small(), [1], describe=lambda own, held: EngineDescribed(ENGINE_1.index(own)))
+    raw = live_ranking(small(), [1], describe=lambda own, held: describer("engine-1", own, lambda: forward_rows(own)))
     expected = ENGINE_1.index(documents).describe("race cars", range(len(documents)))
     assert {tuple(row) for row in raw.features} <= {tuple(row) for row in expected}
 

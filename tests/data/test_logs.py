@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedrank.data.click_log import CLICK_LOG, read_clicks
 from fedrank.data.documents import Documents
 from fedrank.data.logs import as_ranking, load_log, read_names, write_names
-from fedrank.data.values import normalise_query, parse_seconds
+from fedrank.data.values import parse_query, parse_seconds
 
 DOCUMENTS = Documents(
     ["a", "b", "c"],
@@ -213,7 +213,7 @@ def test_times(text, seconds):
 
 
 def test_normalised_queries():
-    assert normalise_query("\tNew\u00a0 York ") == "new york"
+    assert parse_query("\tNew\u00a0 York ") == "new york"
 
 
 def test_every_field_has_a_column_of_its_own_name():

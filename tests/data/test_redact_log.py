@@ -9,8 +9,7 @@ import pytest
 
 from fedrank.data.describe_log import notes
 from fedrank.data.logs import FACTS, load_log
-from fedrank.data.redact_log import EARLIER, redact_log
-from fedrank.data.redaction import RARE, Redaction
+from fedrank.data.redaction import EARLIER, RARE, Redaction, redact_log
 from tests.made_up import made_up_log, made_up_shown
 
 CLICK_MODELS = [0, 1, 0, 0, 2, 2]  # query 0 is asked by two, others by one

@@ -7,8 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from fedrank.data.synthetic_text import synthetic_collection, zipf_documents
+from fedrank.data.synthetic_text import synthetic_collection
 from fedrank.data.text import tokens
+from tests.made_up import zipf_documents
 
 
 def test_every_document_has_its_words_each_once_and_in_order() -> None:

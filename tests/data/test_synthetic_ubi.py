@@ -23,7 +23,7 @@ def made(tmp_path_factory):
 def test_the_same_seed_gives_the_same_bytes(made, tmp_path):
     again = synthetic_ubi(tmp_path, 150, documents=400, topics=6, days=20)
     assert all(one.read_bytes() == other.read_bytes() for one, other in zip(made, again, strict=True))
-    again.queries.unlink()  # as if it had been stopped before
+    again[0].unlink()  # as if it had been stopped before
     again = synthetic_ubi(tmp_path, 150, documents=400, topics=6, days=20)
     assert all(one.read_bytes() == other.read_bytes() for one, other in zip(made, again, strict=True))
     with pytest.raises(FileExistsError, match="already exists with other contents"):
@@ -38,7 +38,7 @@ def test_the_same_seed_gives_the_same_bytes(made, tmp_path):
 @pytest.mark.long
 def test_what_is_read_of_it(made, tmp_path):
     how = ShownBuild(features="engine-1")
-    log = build_shown(UbiSource(made.queries, made.events), made.corpus, tmp_path / "out", how)
+    log = build_shown(UbiSource(*made[:2]), made[2], tmp_path / "out", how)
     assert {"robot", "forger"}.isdisjoint(log.users)
     assert log.facts["capped"][EVERYWHERE]["lists"] >= 1
     assert log.facts["capped"][ROBOT]["lists"] == 400
@@ -52,8 +52,8 @@ def test_what_is_read_of_it(made, tmp_path):
     assert told.later_pages > 50
     assert told.dwell > 0
     people = build_shown(
-        UbiSource(made.queries, made.events),
-        made.corpus,
+        UbiSource(*made[:2]),
+        made[2],
         tmp_path / "people",
         ShownBuild(ubi=UbiRules(person="user_id")),
     )

@@ -465,7 +465,7 @@ def test_run_hands_every_run_with_its_plan_to_the_engine(fedrank, monkeypatch):
     assert asked[0][1].sites[0].identity == "01" * 32
     assert "the server is away" in out
     assert "3 consecutive jobs made no progress" in out
-    assert "Stopped. 1 not finished" in out
+    assert "Stopped. 1 run is not finished" in out
 
 
 def test_local_calls_the_trial(fedrank, monkeypatch):

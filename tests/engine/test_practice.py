@@ -33,7 +33,7 @@ def test_an_organisation_and_its_trial(tmp_path):
         weights[NAMES.index(name)] = weight * 3 if name == "popularity" else weight
     save_model(Model(Linear(), weights, len(NAMES), "global", NAMES, ranges=ENGINE_1.ranges), tmp_path / "good.json")
     assert made.clicks_a_search(tmp_path / "good.json") > made.clicks_a_search() + 0.05
-    plan = plan_trial(tmp_path / "good.json", "engine", "own", tmp_path / "t", TrialRules(wait=0), key="k").plan
+    plan, _ = plan_trial(tmp_path / "good.json", "engine", "own", tmp_path / "t", TrialRules(wait=0), key="k")
     for first in (0, 200):
         made.write_trial(tmp_path / "t", tmp_path / f"days-{first}", 200, first)
         days = tmp_path / f"days-{first}"

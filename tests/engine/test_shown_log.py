@@ -8,8 +8,15 @@ import pytest
 from fedrank.data.engine_features import ENGINE_1, NAMES
 from fedrank.data.feature_sets import log_features
 from fedrank.data.logs import as_ranking, load_log
-from fedrank.engine.read_log import as_letor, read_logged
-from fedrank.engine.shown_log import NOT_LOGGED, OTHER_FEATURES, join_ubi, set_of, write_joined
+from fedrank.engine.read_log import (
+    NOT_LOGGED,
+    OTHER_FEATURES,
+    as_letor,
+    join_ubi,
+    read_logged,
+    set_of,
+    write_joined,
+)
 from fedrank.experiments.runner.data import load_fold
 from fedrank.experiments.spec.sections import DataSpec
 from tests.engine.conftest import TIME, value

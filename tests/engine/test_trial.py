@@ -12,16 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrank.data.rows import RowReader
+from fedrank.data.rows import RowReader, UnusableRow
 from fedrank.engine import team_draft as draft
 from fedrank.engine import trial_events
 from fedrank.engine.adoption import adopt, decide, read_current, roll_back
-from fedrank.engine.start_trial import EngineAddress, plan_trial
+from fedrank.engine.start_trial import DRAFT, commands_of, plan_trial
 from fedrank.engine.trial import EngineTrial, ForgottenEvents, find_trials
 from fedrank.engine.trial_decision import DecidedSearch, TrialRules, judge, needed
-from fedrank.engine.trial_events import BEFORE, NotCounted, parse_row
+from fedrank.engine.trial_events import BEFORE, parse_row
 from fedrank.engine.trial_record import digest_of, read_plan
-from fedrank.engine.trial_requests import DRAFT, commands_of
 from fedrank.ranking import gate
 from fedrank.ranking.model import Model, save_model
 from fedrank.ranking.rankers import Linear
@@ -44,8 +43,8 @@ def models(tmp_path):
 @pytest.fixture
 def planned(tmp_path, models):
     def plan(to="own", **more):
-        address = EngineAddress(index="products") if to != "own" else None
-        return plan_trial(models[1], models[0], to, tmp_path / "trial", TrialRules(**more), address, who="ann").plan
+        rules, index = TrialRules(**more), "products" if to != "own" else ""
+        return plan_trial(models[1], models[0], to, tmp_path / "trial", rules, index=index, who="ann")[0]
 
     return plan
 
@@ -187,7 +186,7 @@ def test_what_cannot_be_is_not_counted(planned, change, reason):
     row = {"search": "s1", "client": "x", "time": BEGINNING, "shown": ["d", "a", "c"], "teams": ["new", "old", "new"]}
     row |= {"old": ["a", "d", "c"], "new": ["d", "c", "a"]}
     assert parse_row(row, plan, {}).teams == "nob"
-    with pytest.raises(NotCounted, match=reason):
+    with pytest.raises(UnusableRow, match=reason):
         parse_row(row | change, plan, {})
 
 
@@ -196,7 +195,7 @@ def test_a_draft_of_ones_own_is_mixed_again(planned):
     row = json.loads(a_search(plan, 1)[0])
     assert parse_row(row, plan, {}).known
     turned = [{"old": "new", "new": "old", "both": "both"}[team] for team in row["teams"]]
-    with pytest.raises(NotCounted, match="trial's key"):
+    with pytest.raises(UnusableRow, match="trial's key"):
         parse_row(row | {"teams": turned}, plan, {})
 
 
@@ -702,7 +701,7 @@ def _objects(text):
 
 @pytest.mark.process
 def test_what_solr_is_asked(models, tmp_path):
-    plan = plan_trial(models[1], "engine", "solr", tmp_path / "t", TrialRules(), EngineAddress(index="books")).plan
+    plan, _ = plan_trial(models[1], "engine", "solr", tmp_path / "t", TrialRules(), index="books")
     said, sent = _sh(tmp_path / "t" / "begin.sh", tmp_path)
     assert f"{{!ltr model=_OriginalRanking_ model={plan.new.name} reRankDocs=100" in said
     assert "[interleaving]" in said
@@ -716,19 +715,19 @@ def test_a_model_that_no_engine_can_have_leaves_no_trial(tmp_path, models):
     """The command may be repeated, with another model."""
     by_query = tmp_path / "by-query.json"
     save_model(Model(Linear(), np.array([1.0, 2.0]), 2, "query"), by_query)
-    address = EngineAddress(index="x")
     with pytest.raises(ValueError, match="normalised by query"):
-        plan_trial(by_query, models[0], "solr", tmp_path / "t", TrialRules(), address)
+        plan_trial(by_query, models[0], "solr", tmp_path / "t", TrialRules(), index="x")
     with pytest.raises(FileNotFoundError, match="is not a trial"):
         EngineTrial(tmp_path / "t")
-    assert plan_trial(models[1], models[0], "solr", tmp_path / "t", TrialRules(), address).record.exists()
+    plan_trial(models[1], models[0], "solr", tmp_path / "t", TrialRules(), index="x")
+    assert (tmp_path / "t" / "trial.json").exists()
 
 
 def test_an_own_query_needs_a_place_for_the_words(models, tmp_path):
     query = tmp_path / "query.json"
     query.write_text('{"query": {"match": {"text": "words"}}}')
     with pytest.raises(ValueError, match="%SearchText%"):
-        plan_trial(*models, "opensearch", tmp_path / "t", TrialRules(), EngineAddress(index="x", query=query))
+        plan_trial(*models, "opensearch", tmp_path / "t", TrialRules(), index="x", query=query)
 
 
 @pytest.mark.parametrize(

@@ -480,7 +480,7 @@ class TestReputation:
 def test_robust_aggregators_run_on_a_card_if_their_clients_fit():
     """Of 160 KiB, less what threads add up, 2^14 distances of 8 bytes fit, and 2^15 values of 4 bytes."""
     device = SimpleNamespace(fast_memory=160 << 10)
-    learner = SimpleNamespace(updates_stay=True, on_device=SimpleNamespace(device=device))
+    learner = SimpleNamespace(bytes_each=None, device=device)
     for rule in (Krum(), MultiKrum()):
         assert robust_rule(rule, learner, 16384) == rule.on_device
         assert robust_rule(rule, learner, 16385) is None
@@ -489,5 +489,5 @@ def test_robust_aggregators_run_on_a_card_if_their_clients_fit():
         assert robust_rule(rule, learner, 32769) is None
     assert robust_rule(Bulyan(), learner, 10) is None
     assert robust_rule(Mean(), learner, 10) is None
-    learner.updates_stay = False
+    learner.bytes_each = 16
     assert robust_rule(Krum(), learner, 10) is None

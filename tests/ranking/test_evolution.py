@@ -23,8 +23,9 @@ from fedrank.federated.simulation import federated_round, simulate
 from fedrank.kernels.chance import standard_normals, stream
 from fedrank.kernels.evolution import answer
 from fedrank.kernels.show import best_first
+from fedrank.privacy.accounting import ResponseEvent, epsilon
 from fedrank.ranking.click_models import ClickModel
-from fedrank.ranking.evolution import MESSAGE, Evolution, epsilon_in_total, epsilon_per_message, epsilon_per_reward
+from fedrank.ranking.evolution import MESSAGE, Evolution
 from fedrank.ranking.measures import ranking
 from fedrank.ranking.rankers import Linear, Relu
 from fedrank.seeds import Chance
@@ -324,24 +325,12 @@ def test_it_learns(ranker):
     assert np.corrcoef(scores, data.grades)[0, 1] > 0.6
 
 
-def test_privacy_is_priced_by_reward_message_and_run():
-    published = {0.25: 1.2, 0.5: 2.3, 0.9: 4.5}
-    for truth, each in published.items():
-        assert epsilon_per_reward(truth) == pytest.approx(math.log(truth * 10 / (1 - truth)))
-        assert round(epsilon_per_reward(truth), 1) == each
-    assert [round(epsilon_per_message(p, 4), 1) for p in published] == [4.8, 9.2, 18.0]
-    assert [round(epsilon_in_total(p, 4, 250)) for p in published] == [1204, 2303, 4500]
-    assert epsilon_per_reward(1.0) == math.inf
-    with pytest.raises(ValueError, match="truth must be above 1/11"):
-        epsilon_per_reward(0.05)
-
-
 def test_the_price_is_the_largest_ratio_between_two_truths():
     truth, draws = 0.5, 60_000
     told = [np.bincount([answer(r, truth, np.uint64(stream(np.uint64(r), i))) for i in range(draws)], minlength=11)
             for r in (0, 5)]  # fmt: skip
     largest = np.abs(np.log(told[0] / told[1])).max()
-    assert largest == pytest.approx(epsilon_per_reward(truth), abs=0.15)
+    assert largest == pytest.approx(epsilon(ResponseEvent(truth), 1, 0.0), abs=0.15)
 
 
 @needs.data

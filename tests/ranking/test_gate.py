@@ -108,15 +108,6 @@ def test_counts_of_clients_add_up():
     assert_allclose(np.add(some, others), all_of_them)
 
 
-def test_noise_makes_the_gate_more_careful():
-    gate = Gate()
-    assert gate.verdict(40, 10) == "adopt"
-    assert gate.verdict(40, 10, noise=5) == "undecided"
-    assert gate.verdict(5, 20) == "refuse"
-    assert gate.verdict(5, 20, noise=5) == "undecided"
-    assert gate.verdict(900, 300, noise=5) == "adopt"
-
-
 def test_after_so_many_the_old_model_stays():
     assert Gate(most=10).verdict(5, 5) == "refuse"
 

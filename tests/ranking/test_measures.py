@@ -18,7 +18,6 @@ from fedrank.ranking.measures import (
     Measure,
     average,
     evaluate,
-    max_rr,
     measure,
     per_query,
     ranking,
@@ -276,7 +275,7 @@ def test_weights_and_scores_agree() -> None:
 
 def test_a_value_does_not_depend_on_the_company() -> None:
     data = made_up([1, 30, 7, 200] * 40, features=46)
-    assert len(list(module._chunks(data.offsets))) > 1
+    assert len(list(module.query_chunks(data.offsets, module.DOCUMENTS))) > 1
     weights = np.random.default_rng(5).standard_normal((37, 46))
     judge = Evaluator(data, ["ndcg@10", "map"])
     together = judge.per_query(weights, Linear())
@@ -289,7 +288,7 @@ def test_a_value_does_not_depend_on_the_company() -> None:
 
 def test_chunks_cover_all_queries_and_survive_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "DOCUMENTS", 10)
-    assert list(module._chunks(np.array([0, 4, 10, 31, 33, 40]))) == [(0, 2), (2, 3), (3, 5)]
+    assert list(module.query_chunks(np.array([0, 4, 10, 31, 33, 40]), 10)) == [(0, 2), (2, 3), (3, 5)]
     data = made_up([4, 6, 21, 2, 7])
     scores = np.random.default_rng(1).standard_normal((2, 40))
     in_chunks = per_query(ALL, scores, data)
@@ -431,16 +430,6 @@ def test_extreme_lists(name: str) -> None:
 def test_average_without_skipped_queries() -> None:
     values = np.array([[[0.25, np.nan, 0.75]], [[np.nan, np.nan, np.nan]]])
     np.testing.assert_array_equal(average(values), [[0.5], [np.nan]])
-
-
-def test_max_rr() -> None:
-    clicks = np.zeros((2, 3, 12), bool)
-    clicks[0, 1, [4, 2]] = True
-    clicks[1, 0, 9] = True
-    clicks[1, 2, 10] = True
-    np.testing.assert_array_equal(max_rr(clicks), [[0, 1 / 3, 0], [1 / 10, 0, 0]])
-    assert max_rr([True, False]) == 1
-    assert max_rr(np.zeros((2, 0), bool)).tolist() == [0, 0]
 
 
 def test_labels_of_intents_and_of_their_union_by_hand():

@@ -60,7 +60,7 @@ def test_lists_with_pages_and_short_ends():
     assert shown.position.tolist() == [0, 1, 10, 11, 12]
     assert shown.clicked.tolist() == [False, True, True, False, False]
     assert shown.search.tolist() == [0, 0, 1, 1, 1]
-    assert len(shown.of_searches(np.array([False, True]))) == 3
+    assert len(shown.select(shown.search == 1)) == 3
     with pytest.raises(ValueError, match="must describe the same searches"):
         ShownResults.of_lists(lists, lists[:1], np.zeros(2), np.zeros(2))
 

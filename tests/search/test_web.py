@@ -24,7 +24,7 @@ from fedrank.search.results import SearchError, SentBytes, Snippet, TrialNews, W
 from fedrank.search.serve import COMMAND
 from fedrank.search.web import MAX_FORM_LENGTH
 from fedrank.web.access import Access
-from fedrank.web.middleware import HEADERS
+from fedrank.web.local_app import HEADERS
 from tests import needs
 from tests.search.served import EVIL, ServedPage, served
 

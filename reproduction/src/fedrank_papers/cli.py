@@ -12,10 +12,8 @@ from fedrank.cli.shared import (
     AsJson,
     Changes,
     Workers,
-    new_console,
-    print_json,
     print_line,
-    print_sections,
+    print_result,
     progress,
     run_and_print,
 )
@@ -32,10 +30,7 @@ def papers_list(as_json: AsJson = False) -> None:
     """List each table and figure: its experiment, its data, whether they are available, and the running time."""
     from fedrank_papers.items import about_papers, papers_facts
 
-    if as_json:
-        print_json(papers_facts())
-    else:
-        print_sections(about_papers(), new_console())
+    print_result(as_json, papers_facts, about_papers)
 
 
 @papers_app.command(
@@ -56,7 +51,6 @@ def papers_run(
     """Run experiments of the papers. Results of quick forms and of other data are stored separately."""
     from fedrank_papers.items import ask, compared, named, unlearn_after
 
-    console = new_console()
     wanted = named(names)
     failed = []
     for name in wanted:
@@ -66,7 +60,7 @@ def papers_run(
         except (OSError, ValueError) as problem:
             if len(wanted) == 1:
                 raise
-            print_line(console, f"skipped {name}: {problem}", style="yellow")
+            print_line(f"skipped {name}: {problem}", style="yellow")
             continue
         try:
             run_and_print(compared(name, grid) if claims else grid, label, runs, workers)
@@ -75,13 +69,13 @@ def papers_run(
                 raise
             failed.append(name)
             continue
-        with progress(console) as tell:
+        with progress() as tell:
             unlearned = unlearn_after(name, grid, label, runs, tell)
         if unlearned is not None:
-            print_line(console, f"Unlearned: {unlearned}")
+            print_line(f"Unlearned: {unlearned}")
     if failed:
         if len(wanted) > 1:
-            print_line(console, f"Runs failed in {', '.join(failed)}; the reasons are above.", style="red")
+            print_line(f"Runs failed in {', '.join(failed)}; the reasons are above.", style="red")
         raise typer.Exit(EXIT_FAILURE)
 
 
@@ -104,15 +98,14 @@ def papers_report(
     from fedrank_papers.claims_page import write_claims
     from fedrank_papers.page import write_papers_report
 
-    console = new_console()
     if out.suffix == ".md":
         details = details or out.with_name(f"{out.stem}-notebook.md")
-        print_line(console, write_claims(runs, out, details))
-        print_line(console, f"Claims: {out}; results of each experiment: {details}")
+        print_line(write_claims(runs, out, details))
+        print_line(f"Claims: {out}; results of each experiment: {details}")
         return
     if details is not None:
         raise ValueError(f"--details {details} needs a .md file as --out (got {out})")
     if not runs.is_dir():
         raise FileNotFoundError(f"folder {runs} does not exist; give the folder of the results with --runs")
-    print_line(console, write_papers_report(runs, out))
-    print_line(console, f"Report: {out}, with one page per paper next to it")
+    print_line(write_papers_report(runs, out))
+    print_line(f"Report: {out}, with one page per paper next to it")

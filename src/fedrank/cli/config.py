@@ -1,17 +1,54 @@
-"""`--config FILE.toml`: a file that sets options of a command."""
+"""Commands with many options: those that their help does not list, and `--config FILE.toml`, which sets any of them."""
 
 from __future__ import annotations
 
 import inspect
 import types
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from fedrank.value_checks import checked
+
 MOST_VISIBLE = 8  # options in the help of a command; the others are hidden and belong in a file
 LARGEST = 1_000_000  # bytes of a file
-_WORDS: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter of a command that is a dataclass by its fields, as options that the help does not list.
+
+    The comment behind a field documents it, and its type hint has its limits, as for the settings of methods.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    options = {name: given for name, given in signature.parameters.items() if not is_dataclass(given.annotation)}
+    groups = {name: given.annotation for name, given in signature.parameters.items() if name not in options}
+    for kind in groups.values():
+        plain, limited = get_type_hints(kind), get_type_hints(kind, include_extras=True)
+        for one in fields(kind):
+            flag = f"--{one.name.rstrip('_').replace('_', '-')}"
+            option = typer.Option(one.default, flag, hidden=True, **_limits(limited[one.name]))
+            options[one.name] = inspect.Parameter(
+                one.name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=plain[one.name]
+            )
+
+    def call(**values: Any) -> None:
+        for name, kind in groups.items():
+            values[name] = kind(**{one.name: values.pop(one.name) for one in fields(kind)})
+        command(**values)
+
+    call.__name__, call.__doc__ = command.__name__, command.__doc__
+    call.__annotations__ = {name: one.annotation for name, one in options.items()}
+    vars(call).update(__signature__=signature.replace(parameters=[*options.values()]), settings=[*groups.values()])
+    return call
+
+
+def _limits(hint: Any) -> dict[str, Any]:
+    """The limits of a number, such as `Positive | None`, as Typer names them."""
+    limits = [limit for one in (hint, *get_args(hint)) for limit in getattr(one, "__metadata__", ())]
+    return {limit.keyword[0][:3]: limit.keyword[1] for limit in limits}  # minimum, maximum
 
 
 def _set_defaults(context: typer.Context, file: Path | None) -> Path | None:
@@ -40,7 +77,7 @@ def _set_defaults(context: typer.Context, file: Path | None) -> Path | None:
     for key, value in values.items():
         name = key.replace("_", "-")
         if name not in known:
-            raise ValueError(f"{file}: {key!r} is not an option of `{_command(context)}`{did_you_mean(name, known)}")
+            raise ValueError(f"{file}: {key!r} is not an option of `{context.command_path}`{did_you_mean(name, known)}")
         option = known[name]
         if option.name in defaults:
             raise ValueError(f"{file}: {key!r} is set twice; leave out one of them")
@@ -54,31 +91,14 @@ def _set_defaults(context: typer.Context, file: Path | None) -> Path | None:
     return file
 
 
-def _command(context: typer.Context) -> str:
-    """The command as the user types it."""
-    words: list[str] = []
-    level: Any = context
-    while level.parent is not None:
-        words.insert(0, level.info_name)
-        level = level.parent
-    return " ".join(["fedrank", *words])
-
-
 def _check(annotation: Any, value: Any, where: str) -> None:
     """Refuse a value whose type differs from that of the option."""
     if isinstance(annotation, types.UnionType):  # such as Path | None
         annotation = get_args(annotation)[0]
     several = get_origin(annotation) in (list, tuple)
-    if several != isinstance(value, list):
-        raise ValueError(f"{where} must be {'a list' if several else 'one value'} (got {value!r:.80})")
-    kind = get_args(annotation)[0] if several else annotation
+    kind: Any = get_args(annotation)[0] if several else annotation
     kind = str if kind is Path else kind
-    accepted = (int, float) if kind is float else kind
-    for one in value if several else [value]:
-        if not isinstance(one, accepted) or (isinstance(one, bool) and kind is not bool):
-            raise ValueError(f"{where} must be {_WORDS[kind]} (got {one!r:.80})")
-    if get_origin(annotation) is tuple and len(value) != len(get_args(annotation)):
-        raise ValueError(f"{where} must have {len(get_args(annotation))} values (got {len(value)})")
+    checked(list[kind] if several else kind, value, where)
 
 
 Config = Annotated[

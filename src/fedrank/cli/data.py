@@ -5,39 +5,36 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedrank.cli.config import Config
+from fedrank.cli.config import Config, with_settings
 from fedrank.cli.model import BiasName, bias_named
 from fedrank.cli.shared import (
     EXIT_FAILURE,
-    MAX_COUNT,
     AsJson,
     Changes,
     Picture,
     Seed,
     Spec,
-    new_console,
-    print_json,
+    Threads,
+    print_file,
     print_line,
+    print_result,
     print_sections,
     progress,
 )
 from fedrank.files import write_atomic
 from fedrank.names import missing_file
+from fedrank.value_checks import LARGEST, Positive, at_least, at_most
 
 if TYPE_CHECKING:
     from fedrank.data.click_caps import ClickCaps
     from fedrank.data.logs import SearchLog
     from fedrank.progress import Progress
-
-# Which options of `data build` belong to which kind of log.
-_CANDIDATES, _SHOWN = "Logs of clicks: candidate lists are constructed", "Logs of shown lists"
-_UBI = "User Behavior Insights"
 
 data_app = typer.Typer(
     help="Data sets: list, check and describe them; build them from click logs.", no_args_is_help=True
@@ -52,18 +49,14 @@ def data_list(as_json: AsJson = False) -> None:
     from fedrank.experiments.report.command_output import about_catalog
 
     sets, texts = available(), collections()
-    if not as_json:
-        print_sections(about_catalog(sets, texts), new_console())
-        return
-    print_json(
-        {
-            "sets": [
-                vars(entry) | {"folder": folder, "here": folder is not None or entry.layout == "built-in"}
-                for entry, folder in sets
-            ],
-            "collections": [{"name": name, "folder": folder} for name, folder in texts],
-        }
-    )
+    facts = {
+        "sets": [
+            vars(entry) | {"folder": folder, "here": folder is not None or entry.layout == "built-in"}
+            for entry, folder in sets
+        ],
+        "collections": [{"name": name, "folder": folder} for name, folder in texts],
+    }
+    print_result(as_json, lambda: facts, lambda: about_catalog(sets, texts))
 
 
 @data_app.command(
@@ -96,10 +89,8 @@ def data_check(
         if not path.exists():
             raise FileNotFoundError(missing_file(path))
     checks = check_files(paths)
-    if as_json:
-        print_json([{**vars(check), "sound": check.sound} for check in checks])
-    else:
-        print_sections(about_checks(checks), new_console())
+    facts = [{**vars(check), "sound": check.sound} for check in checks]
+    print_result(as_json, lambda: facts, lambda: about_checks(checks))
     if not all(check.sound for check in checks):
         raise typer.Exit(EXIT_FAILURE)
 
@@ -109,18 +100,16 @@ def _describe_log(folder: Path, out: Path | None, as_json: bool) -> None:
     from fedrank.data.logs import load_log
     from fedrank.experiments.report.command_output import about_log
 
-    console = new_console()
     log = describe_log(load_log(folder))
     if as_json:
         typer.echo(description_as_json(log))
     else:
-        print_sections(about_log(log), console)
+        print_sections(about_log(log))
     if out is not None:
         from fedrank.experiments.report.log_figures import draw_log
 
         draw_log(log, out)
-        if not as_json:
-            print_line(console, f"Picture: {out}")
+        print_file("Picture", out, as_json)
 
 
 @data_app.command(
@@ -141,18 +130,73 @@ def data_clients(
     from fedrank.experiments.runner.client_summary import describe_clients
     from fedrank.experiments.spec.source import read_experiment
 
-    console = new_console()
     summary = describe_clients(read_experiment(spec, set_ or []), fold, seed)
-    if as_json:
-        print_json(summary)
-    else:
-        print_sections(about_clients(summary), console)
+    print_result(as_json, lambda: summary, lambda: about_clients(summary))
     if out is not None:
         from fedrank.experiments.report.client_figures import draw_clients
 
         draw_clients(summary, out)
-        if not as_json:
-            print_line(console, f"Picture: {out}")
+        print_file("Picture", out, as_json)
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Options for all kinds of logs."""
+
+    letor: Path | None = None  # with --aol4foltr: the published features, letor.txt, unpacked
+    users: Positive | None = None  # number of users to keep, the most active ones; default: all
+    min_interactions: Positive = 1  # minimum number of entries per user
+    exclude: list[str] | None = None  # user to exclude; may be repeated
+    stem: str = "none"  # stemming of words: none or english
+    seed: int = 1  # random seed
+    threads: Threads | None = None  # threads to compute features; default: one per core
+    quiet: bool = False  # do not print progress
+
+    def selection(self) -> dict[str, Any]:
+        """Settings of `LogBuild` and of `ShownBuild`."""
+        exclude = tuple(self.exclude or ())
+        return {"users": self.users, "min_interactions": self.min_interactions, "exclude": exclude, "stem": self.stem}
+
+
+@dataclass(frozen=True)
+class CandidateOptions:
+    """Options for logs of clicks, for which candidate lists are constructed."""
+
+    window: str | None = None  # order around the clicked document: ranked (default), or shuffled as the published code
+    short: str | None = None  # if too few documents match: drop the entry (default), or fill with random documents
+    match: str | None = None  # how clicks name documents: id, url, or auto (default; url in AOL's format)
+    published: bool = False  # compute features as the published code of AOL4FOLTR does
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Options for logs that are tables."""
+
+    column: list[str] | None = None  # FIELD=NAME: column for user, time, query or document; may be repeated
+    drawn: str | None = None  # TEMPERATURE,KEEP: how the lists of a log with a column scores were sampled
+
+
+@dataclass(frozen=True)
+class UbiOptions:
+    """Options for User Behavior Insights."""
+
+    person: str | None = None  # field that identifies the person; default: users are browsers (client_id)
+    action: list[str] | None = None  # event that counts as a click (default: click); may be repeated
+    object_field: str | None = None  # column of the documents with the object ids
+    application: str | None = None  # only queries of this application; default: all applications
+
+
+@dataclass(frozen=True)
+class ShownOptions:
+    """Options for logs of shown lists."""
+
+    positions: Annotated[int, at_least(1), at_most(10_000)] | None = None  # number of positions per list; default: 100
+    cap: list[str] | None = None  # RULE=N, RULE=none: a limit per client (see the guide); may be repeated
+    keep_days: Annotated[int, at_least(1), at_most(36_500)] | None = None  # maximum age; older lists are dropped
+    rare: Positive | None = None  # minimum number of users per query (default: 5); rarer texts are not stored
+    keep_patterns: bool = False  # store the text of queries that contain e-mail addresses or long numbers
+    redact_words: Path | None = None  # words, one per line; the text of queries that contain one is not stored
+    drop_redacted: bool = False  # also drop the lists of redacted queries
 
 
 @data_app.command(
@@ -162,6 +206,7 @@ def data_clients(
     "build --ubi-queries ubi_queries.ndjson --ubi-events ubi_events.ndjson --docs docs.jsonl --out shop --keep-days 90"
     "  ·  fedrank data build --aol4foltr metadata.csv --letor letor.txt --out aol",
 )
+@with_settings
 def data_build(
     out: Annotated[Path, typer.Option(help="Folder for the data set.")],
     docs: Annotated[
@@ -184,183 +229,23 @@ def data_build(
     aol4foltr: Annotated[
         Path | None, typer.Option(help="Published metadata.csv of AOL4FOLTR; also give its features with --letor.")
     ] = None,
-    letor: Annotated[
-        Path | None, typer.Option(hidden=True, help="With --aol4foltr: the published features, letor.txt, unpacked.")
-    ] = None,
-    users: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=MAX_COUNT, hidden=True, help="Number of users to keep, the most active ones. Default: all."
-        ),
-    ] = None,
-    min_interactions: Annotated[
-        int, typer.Option(min=1, max=MAX_COUNT, hidden=True, help="Minimum number of entries per user.")
-    ] = 1,
-    exclude: Annotated[list[str] | None, typer.Option(hidden=True, help="User to exclude; may be repeated.")] = None,
-    window: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=_CANDIDATES,
-            hidden=True,
-            help="Order of the candidates around the clicked document: ranked, or shuffled as in the published code.",
-            show_default="ranked",
-        ),
-    ] = None,
-    short: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=_CANDIDATES,
-            hidden=True,
-            help="If too few documents match: drop the entry, or fill the list with random documents.",
-            show_default="drop",
-        ),
-    ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FIELD=NAME",
-            hidden=True,
-            help="Column of the log for user, time, query or document; may be repeated.",
-        ),
-    ] = None,
-    match: Annotated[
-        str | None,
-        typer.Option(
-            rich_help_panel=_CANDIDATES,
-            hidden=True,
-            help="How clicks name documents: id, url, or auto (url in AOL's format).",
-            show_default="auto",
-        ),
-    ] = None,
-    stem: Annotated[str, typer.Option(hidden=True, help="Stemming of words: none or english.")] = "none",
     features: Annotated[
         str,
         typer.Option(help="Feature set: aol-103 (AOL4FOLTR), live-1 (fedrank search) or engine-1 (search engines)."),
     ] = "aol-103",
-    published: Annotated[
-        bool,
-        typer.Option(
-            "--published",
-            rich_help_panel=_CANDIDATES,
-            hidden=True,
-            help="Compute features as the published code of AOL4FOLTR does.",
-        ),
-    ] = False,
-    person: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FIELD",
-            rich_help_panel=_UBI,
-            hidden=True,
-            help="Field that identifies the person. Default: users are browsers (client_id).",
-        ),
-    ] = None,
-    action: Annotated[
-        list[str] | None,
-        typer.Option(
-            rich_help_panel=_UBI,
-            hidden=True,
-            help="Event that counts as a click; may be repeated.",
-            show_default="click",
-        ),
-    ] = None,
-    object_field: Annotated[
-        str | None,
-        typer.Option(
-            metavar="COLUMN", rich_help_panel=_UBI, hidden=True, help="Column of the documents with the object ids."
-        ),
-    ] = None,
-    application: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            rich_help_panel=_UBI,
-            hidden=True,
-            help="Only queries of this application. Default: all applications.",
-        ),
-    ] = None,
-    positions: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=10_000,
-            rich_help_panel=_SHOWN,
-            hidden=True,
-            help="Number of positions per list.",
-            show_default="100",
-        ),
-    ] = None,
-    drawn: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TEMPERATURE,KEEP",
-            rich_help_panel=_SHOWN,
-            hidden=True,
-            help="How the lists of a log with a column scores were sampled.",
-        ),
-    ] = None,
-    cap: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="RULE=N",
-            rich_help_panel=_SHOWN,
-            hidden=True,
-            help="Limit per client: robot, clicks_list, lists_hour, clicks_hour, share or least; RULE=none removes "
-            "the limit; may be repeated.",
-        ),
-    ] = None,
-    keep_days: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=36_500, rich_help_panel=_SHOWN, hidden=True, help="Maximum age in days; older lists are dropped."
-        ),
-    ] = None,
-    rare: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MAX_COUNT,
-            rich_help_panel=_SHOWN,
-            hidden=True,
-            help="Minimum number of users per query; the text of rarer queries is not stored.",
-            show_default="5",
-        ),
-    ] = None,
-    keep_patterns: Annotated[
-        bool,
-        typer.Option(
-            "--keep-patterns",
-            rich_help_panel=_SHOWN,
-            hidden=True,
-            help="Store the text of queries that contain e-mail addresses or long numbers.",
-        ),
-    ] = False,
-    redact_words: Annotated[
-        Path | None,
-        typer.Option(
-            rich_help_panel=_SHOWN,
-            hidden=True,
-            help="File with words, one per line; the text of queries that contain one is not stored.",
-        ),
-    ] = None,
-    drop_redacted: Annotated[
-        bool,
-        typer.Option(
-            "--drop-redacted", rich_help_panel=_SHOWN, hidden=True, help="Also drop the lists of redacted queries."
-        ),
-    ] = False,
-    seed: Annotated[int, typer.Option(hidden=True, help="Random seed.")] = 1,
-    threads: Annotated[
-        int | None,
-        typer.Option(min=1, max=1_024, hidden=True, help="Threads to compute features. Default: one per core."),
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", hidden=True, help="Do not print progress.")] = False,
     config: Config = None,
+    *,
+    more: BuildOptions,
+    candidates: CandidateOptions,
+    tables: TableOptions,
+    shown: ShownOptions,
+    ubi: UbiOptions,
 ) -> None:
     """Build a data set from a click log: lists, features, users and times. A stopped build continues.
 
     The log is a table (--log), User Behavior Insights (--ubi-queries, --ubi-events) or AOL4FOLTR (--aol4foltr).
     """
+    from fedrank.data.aol4foltr import convert_aol4foltr
     from fedrank.data.build_log import LogBuild, build_log
     from fedrank.data.build_shown import ShownBuild, UbiSource, build_shown
     from fedrank.data.lists import ListRules
@@ -368,60 +253,56 @@ def data_build(
     from fedrank.data.shown import is_shown_table
     from fedrank.data.ubi import UbiRules
 
-    workers = threads or os.cpu_count() or 1
-    columns = dict(_pair(text) for text in column or [])
-    of_ubi = {"--person": person, "--action": action, "--object-field": object_field, "--application": application}
-    of_tables = {"--column": column, "--drawn": drawn}
-    of_shown = {
-        "--positions": positions, "--cap": cap, "--keep-days": keep_days, "--rare": rare,
-        "--keep-patterns": keep_patterns, "--redact-words": redact_words, "--drop-redacted": drop_redacted,
-    }  # fmt: skip
-    of_candidates = {"--window": window, "--short": short, "--match": match, "--published": published}
-    if aol4foltr is not None or letor is not None:
-        files = {"--docs": docs, "--log": log, "--ubi-queries": ubi_queries, "--ubi-events": ubi_events}
-        picked = {"--users": users, "--exclude": exclude}
-        _only("another kind of log", {**files, **picked, **of_ubi, **of_tables, **of_shown, **of_candidates})
-        _build_aol4foltr(aol4foltr, letor, out, quiet)
+    workers = more.threads or os.cpu_count() or 1
+    columns = dict(_pair(text) for text in tables.column or [])
+    if aol4foltr is not None or more.letor is not None:
+        files = {"docs": docs, "log": log, "ubi_queries": ubi_queries, "ubi_events": ubi_events}
+        users = {"users": more.users, "exclude": more.exclude}
+        _refuse("another kind of log", files, users, vars(ubi), vars(tables), vars(shown), vars(candidates))
+        if aol4foltr is None or (letor := more.letor) is None:
+            raise ValueError("AOL4FOLTR has two files; give both --aol4foltr METADATA and --letor LETOR")
+        _make_log(lambda report: convert_aol4foltr(aol4foltr, letor, out, report), more.quiet)
         return
     if docs is None:
         raise ValueError("--docs is missing; give the documents that the log refers to")
     source: Path | UbiSource
     if ubi_queries is not None and ubi_events is not None and log is None:
-        source, wrong = UbiSource(ubi_queries, ubi_events), {**of_candidates, **of_tables}
+        _refuse("another kind of log", vars(candidates), vars(tables))
+        source = UbiSource(ubi_queries, ubi_events)
     elif log is None or ubi_queries is not None or ubi_events is not None:
         raise ValueError("give --log, both --ubi-queries and --ubi-events, or --aol4foltr and --letor")
     elif is_shown_table(log, columns):
-        source, wrong = log, {**of_candidates, **of_ubi}
+        _refuse("another kind of log", vars(candidates), vars(ubi))
+        source = log
     else:
-        _only("a log of shown lists", {**of_ubi, **of_shown, "--drawn": drawn})
-        rules = ListRules(window=window or "ranked", short=short or "drop")
-        rules_of_build = LogBuild(
-            rules,
-            users,
-            min_interactions,
-            tuple(exclude or ()),
-            columns,
-            match or "auto",
-            published,
-            seed,
-            stem,
-            features,
+        _refuse("a log of shown lists", vars(ubi), vars(shown), {"drawn": tables.drawn})
+        rules = LogBuild(
+            ListRules(window=candidates.window or "ranked", short=candidates.short or "drop"),
+            match=candidates.match or "auto",
+            published=candidates.published,
+            seed=more.seed,
+            columns=columns,
+            features=features,
+            **more.selection(),
         )
-        _make_log(lambda report: build_log(log, docs, out, rules_of_build, threads=workers, progress=report), quiet)
+        _make_log(lambda report: build_log(log, docs, out, rules, threads=workers, progress=report), more.quiet)
         return
-    _only("another kind of log", wrong)
-    usual, hidden = UbiRules(), Redaction()
+    usual, redaction = UbiRules(), Redaction()
+    actions, positions = tuple(ubi.action or usual.actions), shown.positions or usual.positions
+    words = read_words(shown.redact_words) if shown.redact_words else ()
     how = ShownBuild(
-        features, stem, users, min_interactions, tuple(exclude or ()), columns, _draws(drawn),
-        UbiRules(person, tuple(action or usual.actions), object_field, application, positions or usual.positions),
-        _caps(cap or []),
-        Redaction(
-            rare or hidden.people, not keep_patterns, read_words(redact_words) if redact_words else (),
-            "drop" if drop_redacted else "replace",
+        drawn=_draws(tables.drawn),
+        ubi=UbiRules(ubi.person, actions, ubi.object_field, ubi.application, positions),
+        caps=_caps(shown.cap or []),
+        redaction=Redaction(
+            shown.rare or redaction.people, not shown.keep_patterns, words, "drop" if shown.drop_redacted else "replace"
         ),
-        keep_days,
-    )  # fmt: skip
-    _make_log(lambda report: build_shown(source, docs, out, how, threads=workers, progress=report), quiet)
+        keep_days=shown.keep_days,
+        columns=columns,
+        features=features,
+        **more.selection(),
+    )
+    _make_log(lambda report: build_shown(source, docs, out, how, threads=workers, progress=report), more.quiet)
 
 
 @data_app.command(
@@ -446,21 +327,17 @@ def data_propensities(
     from fedrank.experiments.runner.position_bias import positions_of_log, shown_results
     from fedrank.ranking.propensity import NotIdentifiable
 
-    console, log = new_console(), load_log(folder)
+    log = load_log(folder)
     try:
         by = positions_of_log(log, bias_named(bias))
     except NotIdentifiable as problem:
         text = str(problem)
-        print_line(console, f"{text[0].upper()}{text[1:]}.")
+        print_line(f"{text[0].upper()}{text[1:]}.")
         raise typer.Exit(EXIT_FAILURE) from None
-    if as_json:
-        print_json(by.as_json())
-    else:
-        print_sections(about_positions(by, shown_results(log)), console)
+    print_result(as_json, by.as_json, lambda: about_positions(by, shown_results(log)))
     if out is not None:
         write_atomic(out, json.dumps(by.as_json(), indent=1) + "\n")
-        if not as_json:
-            print_line(console, f"Propensities: {out}")
+        print_file("Propensities", out, as_json)
 
 
 @data_app.command(
@@ -472,7 +349,7 @@ def data_redact(
     rare: Annotated[
         int,
         typer.Option(
-            min=1, max=MAX_COUNT, help="Minimum number of users per query; the text of rarer queries is deleted."
+            min=1, max=LARGEST, help="Minimum number of users per query; the text of rarer queries is deleted."
         ),
     ] = 5,
     keep_patterns: Annotated[
@@ -485,18 +362,16 @@ def data_redact(
     ] = None,
 ) -> None:
     """Delete texts of queries from a data set permanently; lists, clicks and features stay."""
-    from fedrank.data.redact_log import redact_log
-    from fedrank.data.redaction import Redaction, read_words
+    from fedrank.data.redaction import Redaction, read_words, redact_log
     from fedrank.experiments.runner.cards import log_card
 
-    console = new_console()
     log = redact_log(folder, Redaction(rare, not keep_patterns, read_words(redact_words) if redact_words else ()))
     log_card(log).write(log.folder)
     redacted = log.facts["redacted"]
-    print_line(console, f"Deleted the text of {sum(redacted.values()):,} of {len(log.queries):,} queries")
+    print_line(f"Deleted the text of {sum(redacted.values()):,} of {len(log.queries):,} queries")
     for reason, n in redacted.items():
-        print_line(console, f"Redacted, {reason}: {n:,}")
-    print_line(console, "The original log, copies and backups still contain these texts.")
+        print_line(f"Redacted, {reason}: {n:,}")
+    print_line("The original log, copies and backups still contain these texts.")
 
 
 @data_app.command(
@@ -518,48 +393,36 @@ def data_synth(
     from fedrank.data.synthetic_log import synthetic_log
     from fedrank.data.synthetic_ubi import synthetic_ubi
 
-    console = new_console()
     if ubi:
-        made = synthetic_ubi(out, users, seed, documents=documents, topics=topics, days=days)
-        print_line(console, f"Queries: {made.queries}")
-        print_line(console, f"Events: {made.events}")
-        print_line(console, f"Documents: {made.corpus}")
+        queries, events, corpus = synthetic_ubi(out, users, seed, documents=documents, topics=topics, days=days)
+        for what, path in (("Queries", queries), ("Events", events), ("Documents", corpus)):
+            print_file(what, path)
         print_line(
-            console,
-            f"Next: fedrank data build --ubi-queries {made.queries} --ubi-events {made.events} --docs {made.corpus} "
-            f"--out {out / 'data'}",
+            f"Next: fedrank data build --ubi-queries {queries} --ubi-events {events} --docs {corpus} "
+            f"--out {out / 'data'}"
         )
         return
     log, docs = synthetic_log(out, users, seed, documents=documents, topics=topics, days=days)
-    print_line(console, f"Log: {log}")
-    print_line(console, f"Documents: {docs}")
-    print_line(console, f"Next: fedrank data build --log {log} --docs {docs} --out {out / 'data'}")
-
-
-def _build_aol4foltr(metadata: Path | None, letor: Path | None, out: Path, quiet: bool) -> None:
-    from fedrank.data.aol4foltr import convert_aol4foltr
-
-    if metadata is None or letor is None:
-        raise ValueError("AOL4FOLTR has two files; give both --aol4foltr METADATA and --letor LETOR")
-    _make_log(lambda report: convert_aol4foltr(metadata, letor, out, report), quiet)
+    print_line(f"Log: {log}")
+    print_line(f"Documents: {docs}")
+    print_line(f"Next: fedrank data build --log {log} --docs {docs} --out {out / 'data'}")
 
 
 def _make_log(make: Callable[[Progress], SearchLog], quiet: bool = False) -> None:
     from fedrank.data.describe_log import notes
     from fedrank.experiments.runner.cards import log_card
 
-    console = new_console()
     try:
-        with progress(console, quiet) as tell:
+        with progress(quiet) as tell:
             log = make(tell)
     except KeyboardInterrupt:
-        print_line(console, "Stopped; run the same command to continue.")
+        print_line("Stopped; run the same command to continue.")
         raise typer.Exit(130) from None
     for note in notes(log.facts):
-        print_line(console, note)
+        print_line(note)
     log_card(log).write(log.folder)
-    print_line(console, f"Data set: {log.folder}")
-    print_line(console, f"Describe it: fedrank data check {log.folder} --out log.png")
+    print_line(f"Data set: {log.folder}")
+    print_line(f"Describe it: fedrank data check {log.folder} --out log.png")
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -570,11 +433,12 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _only(what: str, options: Mapping[str, object]) -> None:
+def _refuse(what: str, *options: Mapping[str, object]) -> None:
     """Refuse options that would have no effect."""
-    for name, value in options.items():
+    for name, value in (pair for group in options for pair in group.items()):
         if value:
-            raise ValueError(f"{name} is an option for {what} and has no effect here; remove it")
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} is an option for {what} and has no effect here; remove it")
 
 
 def _draws(text: str | None) -> tuple[float, float] | None:

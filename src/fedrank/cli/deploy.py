@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,21 +17,22 @@ from fedrank.cli.shared import (
     Quiet,
     Spec,
     Yes,
-    new_console,
-    print_failures,
+    print_json,
     print_line,
+    print_outcome,
+    print_result,
     print_sections,
     progress,
     results_name,
+    unlearner,
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedrank.deploy.data_sources import SiteSplit
     from fedrank.deploy.make_plans import Do
     from fedrank.deploy.plan import Plan
     from fedrank.deploy.settings import SiteSettings
+    from fedrank.deploy.show import PlanView
     from fedrank.deploy.unlearning import Departure
     from fedrank.experiments.spec.grid import Grid
 
@@ -84,15 +84,19 @@ def init(
 
     The home stores this choice. With NVFLARE, each site gets an invitation.
     """
-    console = new_console()
     if folder is not None:
         if federation is not None or name is None:
             raise ValueError("a federation in a shared folder needs --folder SHARED and --name NAME, and no file")
-        fingerprint = _init_folder(folder, name, home or Path(name))
-        print_line(console, f"Federation {name}: {folder}")
-        print_line(console, "Fingerprint; sites compare it with you by telephone:")
-        print_line(console, fingerprint, style="bold")
-        print_line(console, f"A site joins with `fedrank deploy join {folder} --name SITE`.")
+        from fedrank.deploy.folder_members import create_folder_federation
+        from fedrank.deploy.settings import check_name
+        from fedrank.deploy.transport import store_shared_folder
+
+        created = create_folder_federation(folder, home or Path(name), check_name(name))
+        store_shared_folder(home or Path(name), folder)
+        print_line(f"Federation {name}: {folder}")
+        print_line("Fingerprint; sites compare it with you by telephone:")
+        print_line(created.fingerprint, style="bold")
+        print_line(f"A site joins with `fedrank deploy join {folder} --name SITE`.")
         return
     if federation is None or name is not None:
         raise ValueError("give federation.toml for NVFLARE, or --folder SHARED and --name NAME for a shared folder")
@@ -101,22 +105,12 @@ def init(
 
     asked = read_federation(federation)
     made = init(home or Path(asked.name), asked, federation.read_text(encoding="utf-8-sig"))
-    print_line(console, f"Federation {asked.name}: {made.home}")
-    print_line(console, "Fingerprint; sites compare it with you by telephone:")
-    print_line(console, made.fingerprint, style="bold")
+    print_line(f"Federation {asked.name}: {made.home}")
+    print_line("Fingerprint; sites compare it with you by telephone:")
+    print_line(made.fingerprint, style="bold")
     for path in made.invitations:
-        print_line(console, f"Send: {path}")
-    print_line(console, "A site answers with `fedrank deploy join INVITATION`.")
-
-
-def _init_folder(shared: Path, name: str, home: Path) -> str:
-    from fedrank.deploy.folder_members import create_folder_federation
-    from fedrank.deploy.settings import check_name
-    from fedrank.deploy.transport import store_shared_folder
-
-    made = create_folder_federation(shared, home, check_name(name))
-    store_shared_folder(home, shared)
-    return made.fingerprint
+        print_line(f"Send: {path}")
+    print_line("A site answers with `fedrank deploy join INVITATION`.")
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy invite clinic-d Clinic_D 3 --home clinics")
@@ -132,7 +126,7 @@ def invite(
     from fedrank.deploy.transport import require_nvflare
 
     require_nvflare(home, "invite", "a site joins with `fedrank deploy join SHARED --name SITE`")
-    print_line(new_console(), f"Send: {invite(home, new_entry(name, organisation, id))}")
+    print_line(f"Send: {invite(home, new_entry(name, organisation, id))}")
 
 
 @deploy_app.command(
@@ -185,11 +179,10 @@ def _request(invitation: Path, home: Path | None) -> None:
 
     folder = home or Path(Invitation.read(invitation).name)
     path = request(invitation, folder)
-    console = new_console()
-    print_line(console, f"Send: {path}")
-    print_line(console, "Your fingerprint; the coordinator and the other sites compare it with you by telephone:")
-    print_line(console, fingerprint(read_identity(folder).public), style="bold")
-    print_line(console, f"The private keys stay in {folder}. Then: fedrank deploy join SIGNED --home {folder}")
+    print_line(f"Send: {path}")
+    print_line("Your fingerprint; the coordinator and the other sites compare it with you by telephone:")
+    print_line(fingerprint(read_identity(folder).public), style="bold")
+    print_line(f"The private keys stay in {folder}. Then: fedrank deploy join SIGNED --home {folder}")
 
 
 def _join_signed(signed: Path, home: Path, fingerprint: str | None) -> None:
@@ -199,9 +192,8 @@ def _join_signed(signed: Path, home: Path, fingerprint: str | None) -> None:
     if fingerprint is None:
         raise ValueError("--fingerprint is missing; ask the coordinator for it by telephone")
     folder = join(signed, home, fingerprint)
-    console = new_console()
-    print_line(console, f"Joined: {folder}")
-    print_line(console, f"Complete {folder / SITE}, then: fedrank deploy check --home {folder}")
+    print_line(f"Joined: {folder}")
+    print_line(f"Complete {folder / SITE}, then: fedrank deploy check --home {folder}")
 
 
 def _join_folder(shared: Path, home: Path, name: str | None, id: int | None, fingerprint: str | None) -> None:
@@ -214,10 +206,9 @@ def _join_folder(shared: Path, home: Path, name: str | None, id: int | None, fin
     own = join_folder(shared, home, name, fingerprint)
     store_shared_folder(home, shared)
     write_template(home, name, id, read_invitation(shared).name)
-    console = new_console()
-    print_line(console, "Your fingerprint; tell the coordinator by telephone:")
-    print_line(console, own, style="bold")
-    print_line(console, f"Complete {home / SITE}, then: fedrank deploy start --home {home}")
+    print_line("Your fingerprint; tell the coordinator by telephone:")
+    print_line(own, style="bold")
+    print_line(f"Complete {home / SITE}, then: fedrank deploy start --home {home}")
 
 
 @deploy_app.command(
@@ -247,33 +238,31 @@ def approve(
     if id is not None:
         raise ValueError("--id is for a shared folder; the invitation contains the id; remove --id")
     applicant = approve(Path(request), home)
-    console = new_console()
-    print_line(console, f"{'Renewal for' if applicant.renewal else 'Site'} {applicant.name}, id {applicant.id}")
-    print_line(console, f"Organisation: {applicant.organisation}")
-    _compare(applicant.name, applicant.fingerprint, fingerprint, yes, console)
-    print_line(console, f"Send: {sign(applicant, home)}")
-    print_line(console, "The site continues with `fedrank deploy join` and your own fingerprint.")
+    print_line(f"{'Renewal for' if applicant.renewal else 'Site'} {applicant.name}, id {applicant.id}")
+    print_line(f"Organisation: {applicant.organisation}")
+    _compare(applicant.name, applicant.fingerprint, fingerprint, yes)
+    print_line(f"Send: {sign(applicant, home)}")
+    print_line("The site continues with `fedrank deploy join` and your own fingerprint.")
 
 
 def _approve_in_folder(shared: Path, home: Path, name: str, fingerprint: str | None, id: int | None, yes: bool) -> None:
     from fedrank.deploy.folder_members import applications, approve_in_folder
 
-    console = new_console()
     if fingerprint is None:
         waiting = {one.name: one.fingerprint for one in applications(shared, home)}
         if name in waiting:
             fingerprint = waiting[name]
-            print_line(console, f"Site {name}")
-            _compare(name, fingerprint, None, yes, console)
+            print_line(f"Site {name}")
+            _compare(name, fingerprint, None, yes)
     made = approve_in_folder(shared, home, name, fingerprint or "", id)
-    print_line(console, f"{made.name} participates with id {made.id}")
+    print_line(f"{made.name} participates with id {made.id}")
 
 
-def _compare(name: str, found: str, heard: str | None, yes: bool, console: Console) -> None:
+def _compare(name: str, found: str, heard: str | None, yes: bool) -> None:
     """Compare a fingerprint with the one that was heard, or ask whether it was compared."""
     from fedrank.deploy.identity import same_fingerprint
 
-    print_line(console, f"Fingerprint: {found}")
+    print_line(f"Fingerprint: {found}")
     if heard is not None and not same_fingerprint(found, heard):
         raise ValueError(
             f"the request of {name!r} has the fingerprint {found}, not {heard}; do not approve it, and ask the site "
@@ -292,11 +281,10 @@ def renew(home: Home = Path()) -> None:
     require_nvflare(home, "renew", "its keys do not expire")
 
     path = renew(home)
-    console = new_console()
     if path.is_dir():
-        print_line(console, f"Renewed: {path}; a running server restarts with it")
+        print_line(f"Renewed: {path}; a running server restarts with it")
     else:
-        print_line(console, f"Send: {path}; then run `fedrank deploy join` with the signed answer")
+        print_line(f"Send: {path}; then run `fedrank deploy join` with the signed answer")
 
 
 @deploy_app.command(epilog='Example:  fedrank deploy expel clinic-c --because "its key was stolen" --home clinics')
@@ -316,12 +304,12 @@ def expel(
         from fedrank.deploy.folder_members import expel_from_folder
 
         expel_from_folder(shared, home, name, because)
-        print_line(new_console(), f"{name} is expelled and receives no more requests.")
+        print_line(f"{name} is expelled and receives no more requests.")
         return
     from fedrank.deploy.flare_kit import expel
 
     member = expel(home, name, because)
-    print_line(new_console(), f"{member.name} is {member.state}. A running server restarts and refuses it.")
+    print_line(f"{member.name} is {member.state}. A running server restarts and refuses it.")
 
 
 @deploy_app.command(
@@ -337,7 +325,6 @@ def leave(
     """Leave a federation; or, at the coordinator, record that a site left."""
     from fedrank.deploy.transport import require_nvflare, shared_folder
 
-    console = new_console()
     if site is not None:
         from fedrank.deploy.flare_kit import leave
 
@@ -345,8 +332,8 @@ def leave(
 
         if not yes:
             typer.confirm(f"Did {site} say that it leaves? It cannot join again under this name.", abort=True)
-        print_line(console, f"{site} has {leave(home, site, because).state}")
-        print_line(console, f"To unlearn it: fedrank deploy forget RUN --site {site} --home {home}")
+        print_line(f"{site} has {leave(home, site, because).state}")
+        print_line(f"To unlearn it: fedrank deploy forget RUN --site {site} --home {home}")
         return
     shared = shared_folder(home)
     if not yes:
@@ -355,16 +342,14 @@ def leave(
         from fedrank.deploy.folder_members import leave_folder
 
         leave_folder(shared, home, because)
-        print_line(console, "Left. The coordinator sees it in the shared folder.")
+        print_line("Left. The coordinator sees it in the shared folder.")
         return
     from fedrank.deploy.consent import leave_site
     from fedrank.deploy.flare_processes import stop_serving
 
     stop_serving(home)
     aside = leave_site(home, because)
-    print_line(
-        console, f"Left. The kit is now in {aside}; ledger and models stay. Tell the coordinator, who records it."
-    )
+    print_line(f"Left. The kit is now in {aside}; ledger and models stay. Tell the coordinator, who records it.")
 
 
 # Consent
@@ -381,14 +366,11 @@ def check(
     json_: AsJson = False,
 ) -> None:
     """Check a home: certificates, clock, host, port, data, features, policy, ledger and disk, with remedies."""
-    from fedrank.deploy.check import about_checks, as_json, check, is_fine
+    from fedrank.deploy.check import about_checks, check, is_fine
 
     plan = None if spec is None else _plans(home, spec)[0]
     lines = check(home, plan, draft=spec is not None and _is_spec(spec))
-    if json_:
-        typer.echo(as_json(lines))
-    else:
-        print_sections(about_checks(lines), new_console())
+    print_result(json_, lambda: lines, lambda: about_checks(lines))
     if not is_fine(lines):
         raise typer.Exit(EXIT_FAILURE)
 
@@ -405,28 +387,27 @@ def show(
 ) -> None:
     """Show a plan before you accept it: what leaves the site, who sees it, its privacy budget, objections."""
     from fedrank.deploy.consent import proposals
-    from fedrank.deploy.show import about_plan, as_facts, look_at
+    from fedrank.deploy.settings import read_site
+    from fedrank.deploy.show import about_plan, as_facts
 
-    console = new_console()
     if spec is None:
-        _site_settings(home)  # refuses a folder that is not a site's
+        read_site(home)  # refuses a folder that is not a site's
         waiting = proposals(home)
         if json_:
-            typer.echo(json.dumps([{"digest": plan.digest, "name": plan.name} for plan in waiting], indent=1))
+            print_json([{"digest": plan.digest, "name": plan.name} for plan in waiting])
             return
         for plan in waiting:
-            print_line(console, f"{plan.digest[:12]}  {plan.name}")
-        print_line(console, "Show one with its digits." if waiting else "No plan waits for a decision of this site.")
+            print_line(f"{plan.digest[:12]}  {plan.name}")
+        print_line("Show one with its digits." if waiting else "No plan waits for a decision of this site.")
         return
-    settings, share = _site(home)
-    views = [look_at(home, settings, plan, share, _is_spec(spec)) for plan in _plans(home, spec, share)]
+    views = [view for _, view in _views(home, spec)]
     if json_:
-        typer.echo(json.dumps([as_facts(view) for view in views], ensure_ascii=False, indent=1))
+        print_json([as_facts(view) for view in views])
         return
     for view in views:
-        print_sections(about_plan(view), console)
+        print_sections(about_plan(view))
     if not any(view.refused for view in views):
-        print_line(console, f"To participate: fedrank deploy accept {spec} --home {home}")
+        print_line(f"To participate: fedrank deploy accept {spec} --home {home}")
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy accept 3bbe77746412 --home clinic-a")
@@ -441,33 +422,24 @@ def accept(
 ) -> None:
     """Accept a plan that `fedrank deploy show` displays. Compare the keys of partners by telephone first."""
     from fedrank.deploy.consent import accept, accept_spec
-    from fedrank.deploy.show import look_at
 
-    console = new_console()
-    settings, share = _site(home)
-    plans = _plans(home, spec, share)
-    views = [look_at(home, settings, plan, share, _is_spec(spec)) for plan in plans]
-    for plan, view in zip(plans, views, strict=True):
+    planned = _views(home, spec)
+    for plan, view in planned:
         if view.refused:
             raise ValueError("\n".join(["this site refuses the plan even if you accept it:", *view.refused]))
-        print_line(
-            console, f"Plan {plan.digest[:12]}: {plan.name}, {view.rounds:,} rounds with {len(plan.sites)} sites"
-        )
+        print_line(f"Plan {plan.digest[:12]}: {plan.name}, {view.rounds:,} rounds with {len(plan.sites)} sites")
         for one in view.partners:
             if one.fingerprint:
-                print_line(console, f"  {one.name}: {one.fingerprint}{'' if one.pinned else '  (not compared yet)'}")
+                print_line(f"  {one.name}: {one.fingerprint}{'' if one.pinned else '  (not compared yet)'}")
     drafted = _is_spec(spec)
     question = "Participate?" if drafted else "Did each partner read you its fingerprint by telephone? Participate?"
     if not yes:
         typer.confirm(question, abort=True)
-    for plan, view in zip(plans, views, strict=True):
+    for plan, view in planned:
         word = accept_spec(home, plan) if drafted else accept(home, plan, new_key or ())
-        print_line(console, f"Accepted: {'spec' if drafted else 'plan'} {word.digest[:12]}")
+        print_line(f"Accepted: {'spec' if drafted else 'plan'} {word.digest[:12]}")
         if drafted and view.sum is not None:
-            print_line(
-                console,
-                "The plan will contain the keys of partners; then compare them and accept the plan, too.",
-            )
+            print_line("The plan will contain the keys of partners; then compare them and accept the plan, too.")
 
 
 @deploy_app.command(epilog='Example:  fedrank deploy refuse 3bbe77746412 --because "not our question" --home clinic-a')
@@ -480,7 +452,7 @@ def refuse(
     drafted = _is_spec(run)
     for plan in _plans(home, run):
         word = refuse(home, spec_digest(plan) if drafted else plan.digest, because, plan.name)
-        print_line(new_console(), f"Refused: {word.digest[:12]}")
+        print_line(f"Refused: {word.digest[:12]}")
 
 
 # Runs
@@ -519,16 +491,16 @@ def start(
     if confirm_head:
         from fedrank.deploy.heads import confirm
 
-        print_line(new_console(), confirm(home))
+        print_line(confirm(home))
     if shared is not None:
         _serve_folder(shared, home, once)
         return
     if once:
         raise ValueError(f"--once is for a shared folder, and {home} uses NVFLARE; remove --once")
-    console, stop = new_console(), threading.Event()
+    stop = threading.Event()
     learners = read_site(home).policy.learners if (home / SITE).exists() else ()  # a server does not train
     with ending_on_signals(stop):
-        serve(home, lambda: warm_up(learners), lambda line: print_line(console, line), stop)
+        serve(home, lambda: warm_up(learners), print_line, stop)
 
 
 def _serve_folder(shared: Path, home: Path, once: bool) -> None:
@@ -540,14 +512,13 @@ def _serve_folder(shared: Path, home: Path, once: bool) -> None:
         raise ValueError(
             f"a shared folder needs no server; the coordinator uses `fedrank deploy run SPEC --home {home}`"
         )
-    console = new_console()
     if once:
         for one in serve_once(shared, home):
             outcome = "refused; site.log says why" if one.refused else "answered"
-            print_line(console, f"Round {one.round}: {one.kind} {outcome}")
+            print_line(f"Round {one.round}: {one.kind} {outcome}")
         return
     with stop_requested() as stop:
-        serve(shared, home, stop=stop, tell=lambda line: print_line(console, line))
+        serve(shared, home, stop=stop, tell=print_line)
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy stop --home clinic-a")
@@ -559,7 +530,7 @@ def stop(home: Home = Path()) -> None:
     require_nvflare(home, "stop", "end `fedrank deploy start` with Ctrl-C or SIGTERM")
 
     _check_is_home(home)
-    print_line(new_console(), "Stopped." if stop_serving(home) else "No process runs here.")
+    print_line("Stopped." if stop_serving(home) else "No process runs here.")
 
 
 @deploy_app.command(
@@ -599,7 +570,7 @@ def run(
     from fedrank.deploy.transport import shared_folder
     from fedrank.experiments.runner.stop_signals import stop_requested
 
-    console, results_in, shared = new_console(), out or home / "runs", shared_folder(home)
+    results_in, shared = out or home / "runs", shared_folder(home)
     if shared is None:
         runs = plan_runs(grid, label, results_in, parties_of(home), read_federation(home / FEDERATION).name)
     else:
@@ -609,34 +580,29 @@ def run(
             refuse_online_plan(plan)
     for site in readmit or []:
         why = _readmit(site, [task.folder for task, _ in runs])
-        print_line(console, f"{site} is asked again. Reason of its exclusion: {why}")
-    with progress(console, quiet) as report, stop_requested() as stop:
-        results = do_runs(grid, runs, _transport(home, shared, stop, console, patience), stop, report)
-    tell_results(results, results_in / label)
+        print_line(f"{site} is asked again. Reason of its exclusion: {why}")
+    with progress(quiet) as report, stop_requested() as stop:
+        results = do_runs(grid, runs, _transport(home, shared, stop, patience), stop, report)
+    print_outcome(results, results_in / label)
 
 
 def _transport(
     home: Path,
     shared: Path | None,
     stop: Callable[[], bool],
-    console: Console,
     patience: float = 86_400,
     departure: Departure | None = None,
 ) -> Do:
     """The function that executes one run with the sites of a home."""
-
-    def say(line: str) -> None:
-        print_line(console, line)
-
     if shared is None:
         from fedrank.deploy.flare_jobs import run_deployed
 
         more: dict[str, Any] = {} if departure is None else {"departure": departure}
-        return lambda task, plan, tell: run_deployed(home, task, plan, tell, stop, say, **more)
+        return lambda task, plan, tell: run_deployed(home, task, plan, tell, stop, print_line, **more)
     from fedrank.deploy.make_plans import run_in_folder
 
     return lambda task, plan, tell: run_in_folder(
-        shared, home, task, plan, tell, stop, patience, departure=departure, say=say
+        shared, home, task, plan, tell, stop, patience, departure=departure, say=print_line
     )
 
 
@@ -677,13 +643,16 @@ def forget(
     """
     from fedrank.deploy.make_plans import forget_sites
     from fedrank.deploy.transport import shared_folder
+    from fedrank.deploy.unlearning import named
+    from fedrank.experiments.runner.folder import Receipt
     from fedrank.experiments.runner.stop_signals import stop_requested
 
-    console, asked, shared = new_console(), _departure(run, site, method, set_), shared_folder(home)
-    with progress(console, quiet) as report, stop_requested() as stop:
-        execute = _transport(home, shared, stop, console, departure=asked)
+    asked, shared = named(run, site, unlearner(method, set_)), shared_folder(home)
+    with progress(quiet) as report, stop_requested() as stop:
+        execute = _transport(home, shared, stop, departure=asked)
         folder = forget_sites(asked, out or home / "runs", name, execute, report)
-    _tell_forgotten(folder)
+    print_line(f"Receipt: {folder / Receipt.FILE}")
+    print_line(f"Model without these sites: {folder / 'model.json'}")
 
 
 @deploy_app.command(
@@ -694,10 +663,7 @@ def status(home: Home = Path(), json_: AsJson = False) -> None:
     from fedrank.deploy.status import about_status, as_facts, status
 
     found = status(home)
-    if json_:
-        typer.echo(json.dumps(as_facts(found), ensure_ascii=False, indent=1))
-    else:
-        print_sections(about_status(found), new_console())
+    print_result(json_, lambda: as_facts(found), lambda: about_status(found))
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy backup clinic-a.backup --home clinic-a")
@@ -708,7 +674,7 @@ def backup(
     from fedrank.deploy.backup import backup
 
     made = backup(home, out)
-    print_line(new_console(), f"Backup of {made.files:,} files: {made.path}")
+    print_line(f"Backup of {made.files:,} files: {made.path}")
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy restore clinic-a.backup --home clinic-a")
@@ -719,62 +685,20 @@ def restore(
     from fedrank.deploy.backup import restore
 
     done = restore(file, home)
-    console = new_console()
     print_line(
-        console,
-        f"Restored the backup of {done.made}: {len(done.restored):,} files restored, {len(done.kept):,} unchanged",
+        f"Restored the backup of {done.made}: {len(done.restored):,} files restored, {len(done.kept):,} unchanged"
     )
     for line in done.ledgers:
-        print_line(console, line)
-
-
-def _departure(run: Path, sites: list[str], method: str, changes: list[str] | None) -> Departure:
-    from fedrank.deploy.unlearning import named
-    from fedrank.experiments.spec.families import build
-    from fedrank.toml import parse_override
-    from fedrank.unlearning.methods import Unlearner
-
-    settings = {".".join(keys): value for keys, value in map(parse_override, changes or [])}
-    return named(run, sites, build(Unlearner, {"name": method} | settings, "method"))
-
-
-def _tell_forgotten(folder: Path) -> None:
-    from fedrank.experiments.runner.folder import Receipt
-
-    console = new_console()
-    print_line(console, f"Receipt: {folder / Receipt.FILE}")
-    print_line(console, f"Model without these sites: {folder / 'model.json'}")
+        print_line(line)
 
 
 def _run_local(grid: Grid[Any], label: str, out: Path, sites: int, quiet: bool) -> None:
     from fedrank.deploy.local import run_local
     from fedrank.experiments.runner.stop_signals import stop_requested
 
-    console = new_console()
-    with progress(console, quiet) as tell, stop_requested() as stop:
-        results = run_local(grid, label, out, sites, tell, stop, lambda line: print_line(console, line))
-    tell_results(results, out / label)
-
-
-def tell_results(results: Any, folder: Path) -> None:
-    """Print the outcome of runs, as `fedrank run` does."""
-    from fedrank.experiments.report.compose import brief
-    from fedrank.experiments.runner.runs import load_runs
-
-    console = new_console()
-    print_failures(results.failed, console)
-    if results.interrupted:
-        print_line(
-            console,
-            f"Stopped. {len(results.interrupted)} not finished; run the same command to continue.",
-        )
-    if results.finished or results.skipped:
-        print_sections(brief(load_runs(folder)), console)
-        print_line(console, f"Charts and significance tests: fedrank report {folder} --out report.html")
-    if results.interrupted:
-        raise typer.Exit(130)
-    if results.failed:
-        raise typer.Exit(EXIT_FAILURE)
+    with progress(quiet) as tell, stop_requested() as stop:
+        results = run_local(grid, label, out, sites, tell, stop, print_line)
+    print_outcome(results, out / label)
 
 
 def _site(home: Path) -> tuple[SiteSettings, SiteSplit | None]:
@@ -790,16 +714,24 @@ def _is_spec(text: str) -> bool:
     return text.endswith(".toml")
 
 
-def _plans(home: Path, text: str, share: SiteSplit | None = None) -> list[Plan]:
+def _plans(home: Path, text: str, site: tuple[SiteSettings, SiteSplit | None] | None = None) -> list[Plan]:
     """A plan that a site received, or the plans of a spec."""
     from fedrank.deploy.consent import find_plan
+    from fedrank.deploy.show import drafts
 
     if not _is_spec(text):
         return [find_plan(home, text)]
-    from fedrank.deploy.show import drafts
+    settings, share = site or _site(home)
+    return drafts(Path(text).read_text(encoding="utf-8-sig"), settings, None if share is None else share.train)
 
-    settings, held = _site(home) if share is None else (_site_settings(home), share)
-    return drafts(Path(text).read_text(encoding="utf-8-sig"), settings, None if held is None else held.train)
+
+def _views(home: Path, text: str) -> list[tuple[Plan, PlanView]]:
+    """The plans, and what a site is shown of each before it decides."""
+    from fedrank.deploy.show import look_at
+
+    settings, share = _site(home)
+    plans = _plans(home, text, (settings, share))
+    return [(plan, look_at(home, settings, plan, share, _is_spec(text))) for plan in plans]
 
 
 def _check_is_home(home: Path) -> None:
@@ -807,9 +739,3 @@ def _check_is_home(home: Path) -> None:
 
     if not any((home / name).exists() for name in (SITE, FEDERATION, "kit")):
         raise no_home(home)
-
-
-def _site_settings(home: Path) -> SiteSettings:
-    from fedrank.deploy.settings import read_site
-
-    return read_site(home)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedrank.cli.config import Config
+from fedrank.cli.config import Config, with_settings
 from fedrank.cli.shared import (
     AsJson,
     Browser,
@@ -18,15 +19,16 @@ from fedrank.cli.shared import (
     Quiet,
     RunsFolders,
     Spec,
+    Threads,
     Workers,
     Yes,
-    browse,
     count_runs,
-    new_console,
+    open_page,
     print_failures,
     print_if_compiling,
     print_json,
     print_line,
+    print_result,
     print_sections,
     progress,
     results_name,
@@ -57,12 +59,19 @@ def new(
     text = blank_spec(kind, SCHEMA)
     write_atomic(file.with_name(SCHEMA), schema_text())
     write_atomic(file, text)
-    console = new_console()
-    print_line(console, f"Spec: {file}")
-    print_line(console, f"Schema for editors: {file.with_name(SCHEMA)}")
+    print_line(f"Spec: {file}")
+    print_line(f"Schema for editors: {file.with_name(SCHEMA)}")
     if needed := NEEDED.get(kind):
-        print_line(console, f"First: {needed}")
-    print_line(console, f"Run it: fedrank run {file}")
+        print_line(f"First: {needed}")
+    print_line(f"Run it: fedrank run {file}")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Further options of `run`."""
+
+    threads: Threads = 1  # threads per run; useful only with thousands of clients
+    sbatch: list[str] | None = None  # KEY=VALUE: with --on slurm, option of each job, as time=240; may be repeated
 
 
 @experiments_app.command(
@@ -71,16 +80,13 @@ def new(
     "fedrank run my.toml --set learner.rate=0.05 --workers 2  ·  fedrank run quickstart --set rounds=100 --name short"
     "  ·  fedrank run my.toml --on dask://node7:8786  ·  fedrank run my.toml --on slurm --sbatch partition=short",
 )
+@with_settings
 def run(
     spec: Spec,
     out: Annotated[Path, typer.Option(help="Folder for the results; they are written to OUT/NAME.")] = Path("runs"),
     name: Name = None,
     set_: Changes = None,
     workers: Workers = None,
-    threads: Annotated[
-        int,
-        typer.Option(min=1, max=1_024, hidden=True, help="Threads per run; useful only with thousands of clients."),
-    ] = 1,
     device: Annotated[
         str,
         typer.Option(
@@ -92,16 +98,10 @@ def run(
         str | None,
         typer.Option(help="Executor on other machines: dask://HOST:PORT or slurm. OUT must be the same path there."),
     ] = None,
-    sbatch: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            hidden=True,
-            help="With --on slurm: option of each job, such as time=240 (minutes); may be repeated.",
-        ),
-    ] = None,
     quiet: Quiet = False,
     config: Config = None,
+    *,
+    more: RunOptions,
 ) -> None:
     """Run an experiment. Finished runs are skipped; interrupted runs resume.
 
@@ -110,6 +110,7 @@ def run(
     from fedrank.experiments.spec.source import read_spec
 
     label = results_name(name, spec)
+    threads, sbatch = more.threads, more.sbatch or []
     if on is None and sbatch:
         raise ValueError(f"--sbatch {sbatch[0]} needs --on slurm; add it, or remove --sbatch")
     if spec == DEMO and not Path(spec).is_file():
@@ -123,23 +124,22 @@ def run(
         return
     from fedrank.experiments.runner.executors import open_executor
 
-    with open_executor(on, out / label, sbatch or [], threads, device) as found:
+    with open_executor(on, out / label, sbatch, threads, device) as found:
         run_and_print(grid, label, out, workers, threads, device, found, quiet)
 
 
 def _demo(out: Path, quiet: bool) -> None:
     from fedrank.experiments.builtin.demo import DemoStopped, demo
 
-    console = new_console()
     if not quiet:
-        print_if_compiling(console)
+        print_if_compiling()
     try:
-        with progress(console, quiet) as tell:
-            demo(out, DEMO_PAGE, lambda text: print_line(console, text, style="bold"), tell)
+        with progress(quiet) as tell:
+            demo(out, DEMO_PAGE, lambda text: print_line(text, style="bold"), tell)
     except DemoStopped:
-        print_line(console, "Stopped; run the same command to resume.")
+        print_line("Stopped; run the same command to resume.")
         raise typer.Exit(130) from None
-    print_line(console, f"Report with charts: {DEMO_PAGE}")
+    print_line(f"Report with charts: {DEMO_PAGE}")
 
 
 @experiments_app.command(
@@ -171,18 +171,17 @@ def tune(
     for key, values in tried_over.items():
         if not isinstance(values, list):
             raise ValueError(f"--over {key} must list the values to try, such as '{key}=[0.03,0.1,0.3]' (got {values})")
-    console = new_console()
-    with progress(console, quiet) as tell:
+    with progress(quiet) as tell:
         results, tried, path = tune(
             grid, results_name(name, spec), tried_over, out, workers=workers or os.cpu_count() or 1, progress=tell
         )
-    print_failures(results.failed, console)
+    print_failures(results.failed)
     if path is None:
-        print_line(console, "Stopped before all runs finished, so no setting is selected; run the same command again.")
+        print_line("Stopped before all runs finished, so no setting is selected; run the same command again.")
         raise typer.Exit(130)
-    print_sections(about_tuning(tried, grid.measures[0]), console)
-    print_line(console, f"All results: fedrank report {path.parent}")
-    print_line(console, f"Run the tuned experiment: fedrank run {path}")
+    print_sections(about_tuning(tried, grid.measures[0]))
+    print_line(f"All results: fedrank report {path.parent}")
+    print_line(f"Run the tuned experiment: fedrank run {path}")
 
 
 @experiments_app.command(
@@ -208,10 +207,9 @@ def report(
     from fedrank.experiments.runner.runs import load_runs
 
     write_report(load_runs(folders), out, baseline=baseline, figures=figures)
-    console = new_console()
-    print_line(console, f"Report: {out}")
+    print_line(f"Report: {out}")
     if figures is not None:
-        print_line(console, f"Figures and tables: {figures}")
+        print_line(f"Figures and tables: {figures}")
 
 
 @experiments_app.command(
@@ -239,16 +237,8 @@ def watch(
             raise ValueError(f"{option} needs --list; add it, or remove {option}")
     from fedrank.experiments.watch.serve import watch
 
-    console = new_console()
-
-    def ready(link: str) -> None:
-        print_line(console, f"Open {link}")
-        print_line(console, "The link works once, in one browser. Ctrl-C closes the page; the runs continue.")
-        if browser:
-            browse(link)
-
-    watch(folders, port, ready)
-    print_line(console, "Closed; the runs continue.")
+    watch(folders, port, lambda link: open_page(link, browser, "closes the page; the runs continue"))
+    print_line("Closed; the runs continue.")
 
 
 def _list_runs(folders: list[Path], clean: bool, yes: bool, as_json: bool) -> None:
@@ -256,22 +246,21 @@ def _list_runs(folders: list[Path], clean: bool, yes: bool, as_json: bool) -> No
     from fedrank.experiments.runner.runs import clean as delete
     from fedrank.experiments.runner.runs import load_runs, run_facts
 
-    console = new_console()
     listed = load_runs(folders)
     if as_json:
         if clean:
             raise ValueError("--json cannot be combined with --clean; remove one of them")
         print_json([run_facts(run) for run in listed.checked()])
         return
-    print_sections(about_runs(listed), console)
+    print_sections(about_runs(listed))
     if not clean:
         return
     unfinished = [run for run in listed if run.status in ("interrupted", "failed", "broken")]
     if not unfinished:
-        print_line(console, "No runs to delete.")
+        print_line("No runs to delete.")
     elif yes or typer.confirm(f"Delete {count_runs(len(unfinished))}?"):
         for path in delete(listed):
-            print_line(console, f"Deleted {path}{_except_ledgers(path)}")
+            print_line(f"Deleted {path}{_except_ledgers(path)}")
 
 
 def _except_ledgers(folder: Path) -> str:
@@ -306,7 +295,4 @@ def methods(
     from fedrank.experiments.spec.listing import search
 
     found = search(word, name)
-    if as_json:
-        print_json(found)
-    else:
-        print_sections(about_methods(found), new_console())
+    print_result(as_json, lambda: found, lambda: about_methods(found))

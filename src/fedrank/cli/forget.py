@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedrank.cli.config import Config
+from fedrank.cli.config import Config, with_settings
 from fedrank.cli.shared import (
     MethodChanges,
     RunsFolders,
     Trust,
     Yes,
-    new_console,
     print_line,
     print_sections,
     progress,
     results_name,
+    unlearner,
 )
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedrank.experiments.runner.forget_person import AffectedRun, ForgettingPlan
 
 forget_app = typer.Typer(
@@ -31,11 +29,21 @@ forget_app = typer.Typer(
 )
 
 
+@dataclass(frozen=True)
+class UnlearnOptions:
+    """Further options of `forget client`."""
+
+    name: str | None = None  # name of the results; default: the name of the runs and -unlearned
+    trust: bool = False  # import methods from other packages that the spec names; they run as code
+    quiet: bool = False  # do not print progress
+
+
 @forget_app.command(
     epilog="Examples:  fedrank forget client runs/my --client 9  ·  fedrank forget client runs/my --client 9 "
     "--client 3 --method fed-eraser --set steps=2 --verify  ·  fedrank forget client runs/my --client 9 "
     "--method retrain --purge-parent"
 )
+@with_settings
 def client(
     folders: RunsFolders,
     client: Annotated[list[int], typer.Option(help="Number of the client, from 0; may be repeated.")],
@@ -44,10 +52,6 @@ def client(
     ] = "fed-eraser",
     set_: MethodChanges = None,
     out: Annotated[Path, typer.Option(help="Folder for the results; they are written to OUT/NAME.")] = Path("runs"),
-    name: Annotated[
-        str | None,
-        typer.Option(hidden=True, help="Name of the results. Default: the name of the runs and -unlearned."),
-    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Also retrain without these clients, with four seeds, and compare.")
     ] = False,
@@ -55,36 +59,26 @@ def client(
         bool, typer.Option("--purge-parent", help="Delete the models of the runs and the updates of these clients.")
     ] = False,
     yes: Yes = False,
-    trust: Annotated[
-        bool,
-        typer.Option(
-            "--trust", hidden=True, help="Import methods from other packages that the spec names; they run as code."
-        ),
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", hidden=True, help="Do not print progress.")] = False,
     config: Config = None,
+    *,
+    more: UnlearnOptions,
 ) -> None:
     """Unlearn clients of finished runs: write new runs without them, each with a receipt."""
     from fedrank.experiments.report.command_output import about_forgotten
     from fedrank.experiments.runner.unlearning import unlearn_runs
-    from fedrank.experiments.spec.families import build
-    from fedrank.toml import parse_override
-    from fedrank.unlearning.methods import Unlearner
 
-    changes = {".".join(keys): value for keys, value in map(parse_override, set_ or [])}
-    unlearner = build(Unlearner, {"name": method} | changes, "method")
-    label = None if name is None else results_name(name, "")
+    chosen = unlearner(method, set_)
+    label = None if more.name is None else results_name(more.name, "")
     if purge_parent and not yes:
         typer.confirm(
             "Delete the models of these runs and the updates of these clients? This cannot be undone.", abort=True
         )
-    console = new_console()
-    with progress(console, quiet) as tell:
+    with progress(more.quiet) as tell:
         results = unlearn_runs(
-            folders, client, unlearner, out, label, verify=verify, purge=purge_parent, trust=trust, progress=tell
+            folders, client, chosen, out, label, verify=verify, purge=purge_parent, trust=more.trust, progress=tell
         )
-    print_sections(about_forgotten(results), console)
-    print_line(console, f"Compare: fedrank report {' '.join(map(str, folders))} {results[0].folder.parent.parent}")
+    print_sections(about_forgotten(results))
+    print_line(f"Compare: fedrank report {' '.join(map(str, folders))} {results[0].folder.parent.parent}")
 
 
 @forget_app.command(
@@ -118,16 +112,15 @@ def person(
         raise FileNotFoundError(f"no folder {missing[0]}; give a folder of trials as --trials")
     in_trials = find_trials(trials or ([Path("trials")] if Path("trials").is_dir() else []))
     affected = [found for found in (one.events_of(person) for one in in_trials) if found.searches or found.clicks]
-    console = new_console()
     if not plan and clear_traces(data):  # first, because files of a stopped command may contain deleted rows
-        print_line(console, f"Deleted temporary files beside {data} that a stopped command had left.")
+        print_line(f"Deleted temporary files beside {data} that a stopped command had left.")
     found = replace(plan_forgetting(person, data, folders, trust), trials=tuple(vars(one) for one in affected))
     if plan:
-        _print_plan(found, console)
-        print_line(console, "Nothing was changed.")
+        _print_plan(found)
+        print_line("Nothing was changed.")
         return
     if not yes:
-        _print_plan(found, console)
+        _print_plan(found)
         typer.confirm(f"Delete these rows from {data}? This cannot be undone.", abort=True)
 
     def from_trials() -> list[dict[str, Any]]:
@@ -135,35 +128,34 @@ def person(
         return [vars(one) for one in removed if one.searches or one.clicks]
 
     receipt, path = forget_person(person, data, folders, out, trust, from_trials)
-    print_line(console, receipt.summary)
-    _print_commands(found.runs, console, before=False)
-    print_line(console, f"Receipt: {path}")
+    print_line(receipt.summary)
+    _print_commands(found.runs, before=False)
+    print_line(f"Receipt: {path}")
 
 
-def _print_plan(plan: ForgettingPlan, console: Console) -> None:
+def _print_plan(plan: ForgettingPlan) -> None:
     removed = plan.removed
     print_line(
-        console,
         f"{removed.entries:,} lists of one {plan.unit}, {removed.clicks:,} clicks, {removed.queries:,} queries and "
-        f"{removed.pairs:,} rows of features that occur only there",
+        f"{removed.pairs:,} rows of features that occur only there"
     )
     for trial in plan.trials:
-        print_line(console, f"{trial['trial']}: {trial['searches']:,} searches and {trial['clicks']:,} clicks")
+        print_line(f"{trial['trial']}: {trial['searches']:,} searches and {trial['clicks']:,} clicks")
     for run in plan.runs:
-        print_line(console, f"{run.run}: {run.used}{f' ({run.because})' if run.because else ''}")
+        print_line(f"{run.run}: {run.used}{f' ({run.because})' if run.because else ''}")
         if run.holds:
-            print_line(console, f"    privacy guarantee of its model: {'; '.join(run.claims) or 'none'}")
-    _print_commands(plan.runs, console, before=True)
+            print_line(f"    privacy guarantee of its model: {'; '.join(run.claims) or 'none'}")
+    _print_commands(plan.runs, before=True)
 
 
-def _print_commands(runs: tuple[AffectedRun, ...], console: Console, before: bool) -> None:
+def _print_commands(runs: tuple[AffectedRun, ...], before: bool) -> None:
     unlearn = dict.fromkeys(run.unlearn_command for run in runs if run.unlearn_command)
     if before and unlearn:
-        print_line(console, "Before rows are deleted, unlearn without training again:")
+        print_line("Before rows are deleted, unlearn without training again:")
         for line in unlearn:
-            print_line(console, f"    {line}")
+            print_line(f"    {line}")
     again = dict.fromkeys(run.retrain_command for run in runs if run.retrain_command and run.holds)
     if again:
-        print_line(console, "After rows are deleted, train again on the remaining data:")
+        print_line("After rows are deleted, train again on the remaining data:")
         for line in again:
-            print_line(console, f"    {line}")
+            print_line(f"    {line}")

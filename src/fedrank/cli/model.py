@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,11 +15,11 @@ from fedrank.cli.shared import (
     DataFile,
     ModelFile,
     Picture,
-    new_console,
+    print_file,
     print_json,
     print_line,
     print_note,
-    print_sections,
+    print_result,
 )
 from fedrank.files import write_atomic
 
@@ -54,7 +53,7 @@ def score(
         sys.stdout.writelines(lines)
     else:
         write_atomic(out, lines)
-        print_line(new_console(), f"Scores: {out}")
+        print_line(f"Scores: {out}")
 
 
 @model_app.command(
@@ -77,15 +76,11 @@ def evaluate(
     from fedrank.ranking.measures import average
 
     quality = evaluate_model(model, data, measure or ["ndcg@10", "mrr@10", "map"], client, print_note)
-    console = new_console()
-    if as_json:
-        print_json(dict(zip(quality.measures, average(quality.values), strict=True)))
-    else:
-        print_sections(about_quality(quality), console)
+    means = dict(zip(quality.measures, average(quality.values), strict=True))
+    print_result(as_json, lambda: means, lambda: about_quality(quality))
     if per_query is not None:
         write_atomic(per_query, quality.csv())
-        if not as_json:
-            print_line(console, f"Values per query: {per_query}")
+        print_file("Values per query", per_query, as_json)
 
 
 @model_app.command(
@@ -110,9 +105,8 @@ def export(
     from fedrank.trees.export import export as write
 
     done = write(model, to, out, name=name, feature_names=feature_names, client=client, tell=print_note, store=store)
-    console = new_console()
-    print_line(console, f"{done.what}: {done.path}")
-    print_line(console, done.next)
+    print_line(f"{done.what}: {done.path}")
+    print_line(done.next)
     if done.needs:
         print_note(done.needs)
 
@@ -145,25 +139,20 @@ def estimate(
     from fedrank.experiments.runner.estimating import estimate_model
     from fedrank.ranking.estimate import CannotTell
 
-    console = new_console()
     try:
         found = estimate_model(
             model, log, latest=latest, bias=bias_named(bias), propensities=propensities, client=client, tell=print_note
         )
     except CannotTell as problem:
         if as_json:
-            typer.echo(json.dumps({"cannot": problem.because}))
+            print_json({"cannot": problem.because})
         else:
-            print_line(console, f"The clicks cannot be estimated from this log: {problem.because}.")
+            print_line(f"The clicks cannot be estimated from this log: {problem.because}.")
         raise typer.Exit(EXIT_FAILURE) from None
-    if as_json:
-        typer.echo(json.dumps(found.as_json(), indent=1))
-    else:
-        print_sections(about_estimate(found), console)
+    print_result(as_json, found.as_json, lambda: about_estimate(found))
     if out is not None:
         draw_estimate(found, out)
-        if not as_json:
-            print_line(console, f"Picture: {out}")
+        print_file("Picture", out, as_json)
 
 
 def bias_named(name: str) -> Bias:

@@ -16,9 +16,9 @@ from fedrank.cli.shared import (
     Spec,
     Trust,
     Variants,
-    new_console,
     print_json,
     print_line,
+    print_result,
     print_sections,
     progress,
 )
@@ -60,19 +60,19 @@ def show(
     for value in target or []:
         if not value > 0:
             raise ValueError(f"--target must be positive (got {value:g})")
-    files, console = answer_files(out, "privacy"), new_console()
+    files = answer_files(out, "privacy")
     grid = read_spec(spec, set_ or [], trust=trust).only(variant or [])
     if as_json:
         if files:
             raise ValueError("--json prints what --out writes; remove one of them")
         print_json(as_facts(grid, target or TARGETS, runs))
         return
-    with progress(console, quiet) as tell:
+    with progress(quiet) as tell:
         sections = about_privacy(grid, target or TARGETS, tell, runs)
-    print_sections(sections, console)
+    print_sections(sections)
     write_answer(files, sections, lambda: as_facts(grid, target or TARGETS, runs))
     for file in files:
-        print_line(console, f"Written: {file}")
+        print_line(f"Written: {file}")
 
 
 @privacy_app.command(
@@ -101,20 +101,20 @@ def audit(
     from fedrank.experiments.runner.audit import as_facts, audit_experiment
     from fedrank.experiments.spec.source import read_spec
 
-    files, console = answer_files(out, "audit"), new_console()
+    files = answer_files(out, "audit")
     if as_json and files:
         raise ValueError("--json prints what --out writes; remove one of them")
     grid = read_spec(spec, set_ or []).only(variant or [])
-    with progress(console, quiet or as_json) as tell:
+    with progress(quiet or as_json) as tell:
         findings = audit_experiment(grid, messages=messages, progress=tell)
     if as_json:
         print_json(as_facts(findings, grid))
         return
     sections = about_audit(findings, grid)
-    print_sections(sections, console)
+    print_sections(sections)
     write_answer(files, sections, lambda: as_facts(findings, grid))
     for file in files:
-        print_line(console, f"Written: {file}")
+        print_line(f"Written: {file}")
 
 
 @privacy_app.command(
@@ -140,7 +140,7 @@ def impact(
     with writing(out, replace=False) as file:
         file.write(text.encode())
     marks = text.count(TO_FILL_IN.strip())
-    print_line(new_console(), f"Written: {out}; {marks:,} entries to complete are marked {TO_FILL_IN.strip(': ')}")
+    print_line(f"Written: {out}; {marks:,} entries to complete are marked {TO_FILL_IN.strip(': ')}")
 
 
 @ledger_app.command(
@@ -160,11 +160,8 @@ def ledger_show(
     for folder in folders:
         if not folder.is_dir():
             raise FileNotFoundError(f"no folder {folder}; give a folder of runs, or of a population")
-    sections = about_ledgers(folders)
-    if not as_json:
-        print_sections(sections, new_console())
-        return
-    print_json(_ledger_facts(folders))
+    sections = about_ledgers(folders)  # in any case, because it checks the ledgers
+    print_result(as_json, lambda: _ledger_facts(folders), lambda: sections)
 
 
 def _ledger_facts(folders: list[Path]) -> list[dict[str, object]]:
@@ -193,7 +190,7 @@ def ledger_upgrade(home: Annotated[Path, typer.Argument(help="Folder of a deploy
     from fedrank.deploy.heads import upgrade
 
     entries = upgrade(home)
-    print_line(new_console(), f"The journal of {home} has {entries:,} entries")
+    print_line(f"The journal of {home} has {entries:,} entries")
 
 
 @ledger_app.command(
@@ -223,6 +220,4 @@ def ledger_forget(
     if words.strip() != sentence:
         raise ValueError(f"the sentence must be {sentence!r} (got {words!r}); nothing was deleted")
     record = forget_ledgers(folder, because)
-    print_line(
-        new_console(), f"Deleted {len(record['ledgers'])} ledgers; {folder / FORGOTTEN} records which, when and why"
-    )
+    print_line(f"Deleted {len(record['ledgers'])} ledgers; {folder / FORGOTTEN} records which, when and why")

@@ -9,18 +9,15 @@ import difflib
 import re
 from collections.abc import Collection, Sequence
 
-# Words after `fedrank` in an earlier version: their replacement. A group comes after its commands.
+# Words after `fedrank` in an earlier version: their replacement. A group comes after its commands; those that are not
+# listed have the same name in the new group.
 RENAMED = {
     "demo": "`run demo`",
     "runs": "`watch FOLDERS --list`",
     "clients": "`data clients`",
-    "logs build": "`data build`",
     "logs convert": "`data build --aol4foltr METADATA --letor LETOR --out OUT`",
     "logs describe": "`data check FOLDER` (`--json` in place of `--numbers`)",
     "logs places": "`data propensities`",
-    "logs propensities": "`data propensities`",
-    "logs redact": "`data redact`",
-    "logs synth": "`data synth`",
     "logs": "`data`",
     "score": "`model score`",
     "evaluate": "`model evaluate`",
@@ -29,8 +26,6 @@ RENAMED = {
     "privacy SPEC": "`privacy show SPEC`",
     "audit": "`privacy audit`",
     "impact": "`privacy impact`",
-    "ledger show": "`privacy ledger show`",
-    "ledger forget": "`privacy ledger forget`",
     "ledger": "`privacy ledger`",
     "unlearn": "`forget client`",
     "forget-person": "`forget person`",
@@ -55,12 +50,6 @@ RENAMED = {
     "deploy request": "`deploy join INVITATION`",
     "deploy readmit": "`deploy run SPEC --readmit SITE`",
     "deploy unlearn": "`deploy forget`",
-    "trial plan": "`engine trial plan`",
-    "trial read": "`engine trial read`",
-    "trial show": "`engine trial show`",
-    "trial decide": "`engine trial decide`",
-    "trial adopt": "`engine trial adopt`",
-    "trial rollback": "`engine trial rollback`",
     "trial": "`engine trial`",
     "search demo": "`search serve --demo`",
     "methods place": "`methods placement`",

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,17 +18,17 @@ from fedrank.cli.shared import (
     Port,
     Quiet,
     Yes,
-    browse,
-    new_console,
+    open_page,
+    print_json,
     print_line,
     print_note,
+    print_outcome,
+    print_sections,
     progress,
 )
 from fedrank.search.folders import default_folder, folder_option
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedrank.search.client import SearchClient
     from fedrank.search.joining import Meeting
     from fedrank.search.results import Indexed, SearchStatus, SkippedFile
@@ -77,25 +75,24 @@ def search_index(
     """Index documents, or update the index. A stopped command continues where it stopped."""
     from fedrank.search.render import skipped_counts
 
-    console = new_console()
     if remove:
         if paths or bookmarks or encoder or watch:
             raise ValueError("--remove must be used alone; nothing was changed; remove first, then index")
         with _client(folder) as client:
             for path in remove:
-                print_line(console, f"{path}: {_number(client.remove_root(path), 'document')} removed from the index")
+                print_line(f"{path}: {_number(client.remove_root(path), 'document')} removed from the index")
         return
     with _client(folder, language=language, begin=True) as client:
         if encoder is not None:
             client.vectors.use(encoder)
-        with progress(console, quiet) as tell:
+        with progress(quiet) as tell:
             done = client.index(paths or [], bookmarks=bookmarks or [], progress=tell)
-        _print_indexed(done, console)
+        _print_indexed(done)
         if said := skipped_counts(done.skipped):
-            print_line(console, f"Skipped: {said} (files: fedrank search status --skipped{folder_option(folder)})")
+            print_line(f"Skipped: {said} (files: fedrank search status --skipped{folder_option(folder)})")
         _note_unused(client, done, paths or [])
         if done.documents:
-            print_line(console, f"Search: fedrank search serve{folder_option(folder)}")
+            print_line(f"Search: fedrank search serve{folder_option(folder)}")
         else:
             print_note(
                 "the index is empty; give a folder, such as fedrank search index ~/Documents" + folder_option(folder)
@@ -103,9 +100,9 @@ def search_index(
         if watch:
             from fedrank.search.watch import watch as watch_folders
 
-            print_line(console, "Watching for changes; Ctrl-C stops.")
+            print_line("Watching for changes; Ctrl-C stops.")
             with contextlib.suppress(KeyboardInterrupt):
-                watch_folders(client, lambda done: _print_indexed(done, console), threading.Event())
+                watch_folders(client, _print_indexed, threading.Event())
 
 
 @search_app.command(
@@ -126,7 +123,7 @@ def search_serve(
     folder: Home = None,
 ) -> None:
     """Serve the search page to this machine until Ctrl-C. The link to the page works once."""
-    console, hint = new_console(), ""
+    hint = ""
     if demo:
         source = context.get_parameter_source("folder")
         if source is not None and source.name == "COMMANDLINE":
@@ -134,11 +131,14 @@ def search_serve(
         from fedrank.search.demo import HINT, make_demo
 
         made = DEMO_FOLDER
-        with progress(console) as tell:
+        with progress() as tell:
             folder, hint = make_demo(made, time.time(), tell), HINT
-        print_line(console, f"Generated documents: {made / 'documents'}; to remove the demo, delete {made}")
+        print_line(f"Generated documents: {made / 'documents'}; to remove the demo, delete {made}")
+    from fedrank.search.serve import serve
+
     with _client(folder, serve=True, begin=True) as client:
-        _serve(client, console, port, browser, hint)
+        serve(client, port, hint, lambda link: open_page(link, browser, "stops the server"))
+        print_line("Stopped; all answers are stored.")
 
 
 @search_app.command("status", epilog="Examples:  fedrank search status  ·  fedrank search status --json")
@@ -153,11 +153,11 @@ def search_status(
     with _client(folder) as client:
         status, files = client.status(), client.skipped() if skipped else []
     if skipped:
-        _print_skipped(files, status, as_json, new_console())
+        _print_skipped(files, status, as_json)
     elif as_json:
         typer.echo(status.as_json())
     else:
-        _print_status(status, new_console())
+        _print_status(status)
 
 
 @search_app.command(
@@ -190,7 +190,7 @@ def search_forget(
             raise ValueError(f"--document {document}: no such document; nothing was deleted") from None
     if query is not None and not gone.impressions:
         raise ValueError(f"--query {query!r}: no search with this text; nothing was deleted")
-    print_line(new_console(), f"{gone}")
+    print_line(f"{gone}")
 
 
 @search_app.command("learn", epilog="Examples:  fedrank search learn off  ·  fedrank search learn reset")
@@ -201,17 +201,16 @@ def search_learn(
     folder: Home = None,
 ) -> None:
     """Turn learning from clicks on or off, or reset the model."""
-    said: dict[str, tuple[Literal["on", "off", "reset"], str]] = {
-        "on": ("on", "Learning is on: queries and clicks are recorded on this device, and the model learns from them."),
-        "off": ("off", "Learning is off: queries and clicks are not recorded."),
-        "reset": ("reset", "The model is reset. Queries and clicks stay; `fedrank search forget` deletes them."),
+    said = {
+        "on": "Learning is on: queries and clicks are recorded on this device, and the model learns from them.",
+        "off": "Learning is off: queries and clicks are not recorded.",
+        "reset": "The model is reset. Queries and clicks stay; `fedrank search forget` deletes them.",
     }
     if setting not in said:
         raise ValueError(f"the setting must be on, off or reset (got {setting!r}); nothing was changed")
-    chosen, sentence = said[setting]
     with _client(folder) as client:
-        client.learn_setting(chosen)
-    print_line(new_console(), sentence)
+        client.learn_setting(setting)  # type: ignore[arg-type]  # checked above
+    print_line(said[setting])
 
 
 @search_app.command("export", epilog="Example:  fedrank search export --ubi my-searches")
@@ -221,9 +220,8 @@ def search_export(
     """Write all queries and clicks in the format of User Behavior Insights 1.3."""
     with _client(folder) as client:
         written = client.export_ubi(ubi)
-    console = new_console()
-    print_line(console, f"{written.queries}: {written.searches:,} queries")
-    print_line(console, f"{written.events}: {written.clicks:,} clicks")
+    print_line(f"{written.queries}: {written.searches:,} queries")
+    print_line(f"{written.events}: {written.clicks:,} clicks")
 
 
 @search_app.command(
@@ -251,7 +249,7 @@ def search_join(
     """Train with others: show what leaves this device and its privacy budget, accept plans, and answer requests."""
     from fedrank.search import joining
 
-    console, meeting = new_console(), joining.meeting_of(federation)
+    meeting = joining.meeting_of(federation)
     if meeting.network and any(given is not None for given in (name, fingerprint, epsilon)):
         raise ValueError(
             f"--name, --fingerprint and --epsilon are for file:FOLDER; {meeting.folder / 'site.toml'} sets them here "
@@ -259,11 +257,11 @@ def search_join(
         )
     with _client(folder, begin=True) as client:
         if joining.state_of(client, meeting):
-            _continue(client, meeting, once, yes, console)
+            _continue(client, meeting, once, yes)
         elif meeting.network:
-            _join_network(client, meeting.folder, yes, console)
+            _join_network(client, meeting.folder, yes)
         else:
-            _ask_to_join(client, meeting.folder, name, fingerprint, 8.0 if epsilon is None else epsilon, yes, console)
+            _ask_to_join(client, meeting.folder, name, fingerprint, 8.0 if epsilon is None else epsilon, yes)
 
 
 @search_app.command("leave", epilog="Example:  fedrank search leave --because 'enough'")
@@ -280,7 +278,7 @@ def search_leave(
         if not yes:
             typer.confirm("Leave the federation? You cannot join again under this name.", abort=True)
         leave(client, because)
-    print_line(new_console(), "Left. Recorded queries were deleted; the ledger and the list of sent data stay.")
+    print_line("Left. Recorded queries were deleted; the ledger and the list of sent data stay.")
 
 
 @search_app.command(
@@ -305,32 +303,18 @@ def search_aggregate(
 
     In a shared folder each device adds noise to its own update; with NVFLARE, secure aggregation shows only the sum.
     """
-    from fedrank.cli.deploy import tell_results
     from fedrank.deploy.transport import shared_folder
     from fedrank.experiments.runner.stop_signals import stop_requested
     from fedrank.search.coordinator import aggregate, aggregate_online
 
-    console = new_console()
     print_note("quality is measured on generated documents; it reveals a broken model, not the quality for your users")
-    shared = shared or shared_folder(home)
-    with progress(console, quiet) as report, stop_requested() as stop:
+    shared, runs = shared or shared_folder(home), home / "runs"
+    with progress(quiet) as report, stop_requested() as stop:
         if shared is None:
-            results = aggregate_online(
-                home, home / "runs", name, epsilon, stop, report, lambda line: print_line(console, line)
-            )
+            results = aggregate_online(home, runs, name, epsilon, stop, report, print_line)
         else:
-            results = aggregate(
-                shared,
-                home,
-                home / "runs",
-                name,
-                epsilon,
-                stop,
-                report,
-                patience,
-                lambda line: print_line(console, line),
-            )
-    tell_results(results, home / "runs" / name)
+            results = aggregate(shared, home, runs, name, epsilon, stop, report, patience, print_line)
+    print_outcome(results, runs / name)
 
 
 _NEVER_LEAVES = (
@@ -349,14 +333,13 @@ def _client(folder: Path | None, serve: bool = False, language: str | None = Non
     return SearchClient(folder or default_folder(), serve=serve, language=language)
 
 
-def _continue(client: SearchClient, meeting: Meeting, once: bool, yes: bool, console: Console) -> None:
+def _continue(client: SearchClient, meeting: Meeting, once: bool, yes: bool) -> None:
     """Show the plans, ask for consent, and answer the requests of accepted plans."""
-    from fedrank.cli.shared import print_sections
     from fedrank.deploy.show import about_plan
     from fedrank.search import joining
 
     for plan, view in [] if once else joining.open_plans(client):
-        print_sections(about_plan(view), console)
+        print_sections(about_plan(view))
         if view.refused:
             continue  # the sections contain the reason; it cannot be accepted
         compare = "Did each member read you their fingerprint by telephone? Participate in this run?"
@@ -366,47 +349,35 @@ def _continue(client: SearchClient, meeting: Meeting, once: bool, yes: bool, con
             joining.decline(client, plan)
     done = joining.take_part(client)
     for one in done:
-        print_line(console, f"Round {one.round}: {one.kind} {'refused' if one.refused else 'answered'}")
+        print_line(f"Round {one.round}: {one.kind} {'refused' if one.refused else 'answered'}")
     if meeting.network:
-        print_line(console, _WHEN_ANSWERED.format(meeting.folder))
+        print_line(_WHEN_ANSWERED.format(meeting.folder))
     elif not done:
         waits = joining.state_of(client) == "waiting"
-        print_line(console, "The coordinator has not approved you yet." if waits else "No open requests.")
+        print_line("The coordinator has not approved you yet." if waits else "No open requests.")
 
 
-def _join_network(client: SearchClient, site: Path, yes: bool, console: Console) -> None:
+def _join_network(client: SearchClient, site: Path, yes: bool) -> None:
     from fedrank.search.joining import join_network, server
 
     there = server(client, site)
+    print_line(f"Federation {there.federation} at {there.address}, CA {there.fingerprint}; you are {there.name}")
+    print_line("Nothing leaves this device now. While the site runs, it is connected to that server, which sees that.")
     print_line(
-        console, f"Federation {there.federation} at {there.address}, CA {there.fingerprint}; you are {there.name}"
-    )
-    print_line(
-        console,
-        "Nothing leaves this device now. While the site runs, it is connected to that server, which sees that.",
-    )
-    print_line(
-        console,
         f"Later, only for runs that you accept: at most one update per round, from 30 queries or more, with noise "
         f"that is added on this device; the plan says whether the server sees each update or only their sum. The "
-        f"total privacy budget is at most ε = {there.epsilon:g} (δ = {there.delta:g}).",
+        f"total privacy budget is at most ε = {there.epsilon:g} (δ = {there.delta:g})."
     )
-    print_line(console, _NEVER_LEAVES)
+    print_line(_NEVER_LEAVES)
     if not yes:
         typer.confirm("Participate with your queries?", abort=True)
     join_network(client, site)
-    print_line(console, _WHEN_ANSWERED.format(site))
-    print_line(console, f"When a run is planned, show and accept it: fedrank search join {site}")
+    print_line(_WHEN_ANSWERED.format(site))
+    print_line(f"When a run is planned, show and accept it: fedrank search join {site}")
 
 
 def _ask_to_join(
-    client: SearchClient,
-    shared: Path,
-    name: str | None,
-    fingerprint: str | None,
-    epsilon: float,
-    yes: bool,
-    console: Console,
+    client: SearchClient, shared: Path, name: str | None, fingerprint: str | None, epsilon: float, yes: bool
 ) -> None:
     from fedrank.search.joining import ask_to_join, invitation
 
@@ -416,89 +387,70 @@ def _ask_to_join(
             f"--name and --fingerprint are missing; choose a name, and ask the coordinator of {there.federation!r} for "
             "the fingerprint by telephone; nothing was sent"
         )
-    print_line(console, f"Federation {there.federation}, coordinator {there.fingerprint}")
-    print_line(console, f"Members: {', '.join(there.members) or 'none yet'}")
-    print_line(console, f"Now the name {name} and a public key leave this device; all readers of {shared} see them.")
+    print_line(f"Federation {there.federation}, coordinator {there.fingerprint}")
+    print_line(f"Members: {', '.join(there.members) or 'none yet'}")
+    print_line(f"Now the name {name} and a public key leave this device; all readers of {shared} see them.")
     print_line(
-        console,
         f"Later, only for runs that you accept: at most one update per round, from 30 queries or more, with noise "
-        f"that is added on this device. The total privacy budget is at most ε = {epsilon:g} (δ = 1e-05).",
+        f"that is added on this device. The total privacy budget is at most ε = {epsilon:g} (δ = 1e-05)."
     )
-    print_line(console, _NEVER_LEAVES)
+    print_line(_NEVER_LEAVES)
     if not yes:
         typer.confirm("Ask to participate?", abort=True)
     own = ask_to_join(client, shared, name, fingerprint, epsilon)
-    print_line(console, "Your fingerprint; tell the coordinator by telephone:")
-    print_line(console, own, style="bold")
-    print_line(console, f"Then, and regularly: fedrank search join file:{shared}")
+    print_line("Your fingerprint; tell the coordinator by telephone:")
+    print_line(own, style="bold")
+    print_line(f"Then, and regularly: fedrank search join file:{shared}")
 
 
-def _serve(client: SearchClient, console: Console, port: int, browser: bool, hint: str = "") -> None:
-    from fedrank.search.serve import serve
-
-    def ready(link: str) -> None:
-        print_line(console, f"Open {link}")
-        print_line(console, "The link works once, in one browser. Ctrl-C stops the server.")
-        if browser:
-            browse(link)
-
-    serve(client, port, hint, ready)
-    print_line(console, "Stopped; all answers are stored.")
-
-
-def _print_indexed(done: Indexed, console: Console) -> None:
+def _print_indexed(done: Indexed) -> None:
     print_line(
-        console,
         f"{done.documents:,} documents: {done.added:,} new, {done.changed:,} changed, {done.removed:,} removed; "
-        f"{done.unchanged:,} of {done.files:,} files unchanged; {done.seconds:.1f} s",
+        f"{done.unchanged:,} of {done.files:,} files unchanged; {done.seconds:.1f} s"
     )
 
 
-def _print_status(status: SearchStatus, console: Console) -> None:
+def _print_status(status: SearchStatus) -> None:
     from fedrank.search.render import ORDERS, kind_counts, moment, size, skipped_counts
 
+    changed = sorted(status.weights, key=lambda one: -abs(one.now - one.start))[:5] if status.learned_from else []
+    week = status.weeks[-1] if status.weeks else None
+    replay = [
+        f"{name} {value:.0f}" if name == "searches" else f"{name} {value:.3f}" for name, value in status.replay.items()
+    ]
+    trial = status.trial
     lines = [
         ("Documents", f"{status.documents:,}" + (f" ({kind_counts(status.kinds)})" if status.kinds else "")),
         ("From", ", ".join(status.roots) or "nothing yet; use fedrank search index ~/Documents"),
+        ("Missing", ", ".join(status.missing)),
         ("Skipped", skipped_counts(status.skipped) or "nothing"),
         ("Queries", f"{status.searches:,}"),
         ("Clicks", f"{status.clicks:,}, and {status.bounced:,} left within five seconds"),
         ("Learning", ("on" if status.learn else "off: nothing is recorded") + f"; order: {ORDERS[status.order][0]}"),
         ("Model", f"{status.model}; features {status.feature_set}"),
+        ("Changed most", ", ".join(f"{one.feature} {one.start:+.2f} to {one.now:+.2f}" for one in changed)),
+        (
+            "Last week",
+            f"{week.searches:,} queries, {week.first:,} with a click at the top, {week.clicked:,} with a click"
+            if week
+            else "",
+        ),
+        ("Clicked, 1/log2", ", ".join(replay)),
+        ("Interleaved lists", ", ".join(f"{name} {value:.3g}" for name, value in status.interleaved.items())),
+        (
+            "On trial",
+            f"{trial.origin}: {trial.state}; {trial.kept:,} queries counted, {trial.wins:,} won, {trial.losses:,} lost"
+            if trial
+            else "",
+        ),
+        ("Folder", f"{status.folder}, {size(status.disk_bytes)}"),
+        ("Sent", f"{status.sent_bytes:,} bytes" + ("" if status.sent else ": nothing has left this device")),
+        *(("", f"{moment(one.time)} to {one.to}: {one.what}, {one.bytes:,} bytes") for one in status.sent),
     ]
-    if status.missing:
-        lines.insert(2, ("Missing", ", ".join(status.missing)))
-    changed = sorted(status.weights, key=lambda one: -abs(one.now - one.start))[:5]
-    if status.learned_from:
-        text = ", ".join(f"{one.feature} {one.start:+.2f} to {one.now:+.2f}" for one in changed)
-        lines.append(("Changed most", text))
-    if status.weeks:
-        week = status.weeks[-1]
-        lines.append(
-            (
-                "Last week",
-                f"{week.searches:,} queries, {week.first:,} with a click at the top, {week.clicked:,} with a click",
-            )
-        )
-    if status.replay:
-        text = ", ".join(
-            f"{name} {value:.0f}" if name == "searches" else f"{name} {value:.3f}"
-            for name, value in status.replay.items()
-        )
-        lines.append(("Clicked, 1/log2", text))
-    if status.interleaved:
-        lines.append(
-            ("Interleaved lists", ", ".join(f"{name} {value:.3g}" for name, value in status.interleaved.items()))
-        )
-    if (trial := status.trial) is not None:
-        text = f"{trial.state}; {trial.kept:,} queries counted, {trial.wins:,} won, {trial.losses:,} lost"
-        lines.append(("On trial", f"{trial.origin}: {text}"))
-    lines.append(("Folder", f"{status.folder}, {size(status.disk_bytes)}"))
-    lines.append(("Sent", f"{status.sent_bytes:,} bytes" + ("" if status.sent else ": nothing has left this device")))
-    lines += [("", f"{moment(one.time)} to {one.to}: {one.what}, {one.bytes:,} bytes") for one in status.sent]
+    lines = [(name, text) for name, text in lines if text]
     wide = max(len(name) for name, _ in lines) + 2
     for name, text in lines:
-        print_line(console, f"{name:{wide}}{text}")
+        print_line(f"{name:{wide}}{text}")
     for text in status.notes:
         print_note(text)
 
@@ -525,19 +477,19 @@ def _note_unused(client: SearchClient, done: Indexed, paths: list[Path]) -> None
             print_note(printable(f"{file.path} was skipped: {SKIPPED.get(file.reason, file.reason)}"))
 
 
-def _print_skipped(files: list[SkippedFile], status: SearchStatus, as_json: bool, console: Console) -> None:
+def _print_skipped(files: list[SkippedFile], status: SearchStatus, as_json: bool) -> None:
     from fedrank.search.render import SKIPPED, skipped_counts
 
     if as_json:
-        typer.echo(json.dumps([asdict(file) for file in files], indent=2))
+        print_json(files)
         return
     for file in files:
         parts = f" ({file.times:,} parts)" if file.times > 1 else ""
-        print_line(console, f"{file.path}: {SKIPPED.get(file.reason, file.reason)}{parts}")
+        print_line(f"{file.path}: {SKIPPED.get(file.reason, file.reason)}{parts}")
     listed = {file.reason for file in files}
     rest = {why: count for why, count in status.skipped.items() if why not in listed}
     if said := skipped_counts(rest):
-        print_line(console, f"Only counted: {said}")
+        print_line(f"Only counted: {said}")
 
 
 def _moment(day: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -16,17 +17,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedrank.value_checks import at_least, at_most
+
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from rich.console import Console
 
     from fedrank.experiments.report.sections import Section
+    from fedrank.experiments.runner.schedule import Results
     from fedrank.experiments.runner.writer import Task
     from fedrank.experiments.spec.grid import Grid
     from fedrank.progress import Progress
+    from fedrank.unlearning.methods import Unlearner
 
-MAX_COUNT = 1_000_000_000  # maximum of options that are counts, as in a spec
 MAX_WAIT = 366 * 86_400  # seconds
 EXIT_FAILURE = 1  # exit code of a command that failed
 FILE_WIDTH = 100_000  # columns: output to a file or a program is not wrapped
@@ -76,6 +80,7 @@ Workers = Annotated[
         help="Number of runs in parallel. Default: one per core, or as many as the executor of --on accepts.",
     ),
 ]
+Threads = Annotated[int, at_least(1), at_most(1_024)]
 RunsFolders = Annotated[list[Path], typer.Argument(help="Folders with runs, such as runs/quickstart.")]
 RunsFolder = Annotated[Path, typer.Option(help="Folder with the runs; population ledgers are in RUNS/populations.")]
 ModelFile = Annotated[
@@ -96,14 +101,17 @@ Port = Annotated[int, typer.Option(min=0, max=65_535, help="Port of the page; 0 
 Browser = Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in your browser.")]
 
 
-def new_console() -> Console:
-    """The console: as wide as the terminal; output to a file or a program is not wrapped."""
+def console() -> Console:
+    """The console of this process: as wide as the terminal; output to a file or a program is not wrapped."""
+    return _console(os.environ.get("COLUMNS"))
+
+
+@functools.lru_cache(1)  # one object, because progress bars must know of every printed line
+def _console(columns: str | None) -> Console:
     from rich.console import Console
 
-    console = Console()
-    if console.is_terminal or "COLUMNS" in os.environ:
-        return console
-    return Console(width=FILE_WIDTH)
+    made = Console()
+    return made if made.is_terminal or columns is not None else Console(width=FILE_WIDTH)
 
 
 def print_json(value: Any) -> None:
@@ -127,11 +135,11 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-def print_line(console: Console, text: str, style: str | None = None) -> None:
+def print_line(text: str, style: str | None = None) -> None:
     """Print a line unchanged: paths are not cut; brackets and `:x:` are not markup."""
     from fedrank.experiments.report.terminal import printable
 
-    console.print(printable(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    console().print(printable(text), style=style, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
 def print_note(text: str) -> None:
@@ -139,23 +147,37 @@ def print_note(text: str) -> None:
     typer.echo(f"note: {text}", err=True)
 
 
-def print_sections(sections: Sequence[Section], console: Console) -> None:
+def print_sections(sections: Sequence[Section]) -> None:
     """Print sections of a report."""
     from fedrank.experiments.report.terminal import show
 
-    show(sections, console)
+    show(sections, console())
+
+
+def print_result(as_json: bool, facts: Callable[[], Any], sections: Callable[[], Sequence[Section]]) -> None:
+    """Print a result as JSON or as sections of a report; only one of them is computed."""
+    if as_json:
+        print_json(facts())
+    else:
+        print_sections(sections())
+
+
+def print_file(what: str, path: Path, as_json: bool = False) -> None:
+    """Print the path of a file that was written, unless the output is JSON."""
+    if not as_json:
+        print_line(f"{what}: {path}")
 
 
 @contextmanager
-def progress(console: Console, quiet: bool = False) -> Iterator[Progress]:
+def progress(quiet: bool = False) -> Iterator[Progress]:
     """Report progress: bars on a terminal, a line every ten seconds elsewhere, nothing if quiet."""
     if quiet:
         from fedrank.progress import quiet as no_progress
 
         yield no_progress
         return
-    if not console.is_terminal:
-        yield _Lines(console)
+    if not console().is_terminal:
+        yield _Lines()
         return
     from rich.progress import BarColumn, ProgressColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
@@ -178,7 +200,7 @@ def progress(console: Console, quiet: bool = False) -> Iterator[Progress]:
         Short(lambda task: str(task.fields["detail"])),
         TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True)),
     )
-    with Bars(*columns, console=console, transient=True) as bars:
+    with Bars(*columns, console=console(), transient=True) as bars:
         shown: dict[str, Any] = {}
 
         def tell(what: str, done: float, of: float, detail: str = "") -> None:
@@ -194,8 +216,7 @@ def progress(console: Console, quiet: bool = False) -> Iterator[Progress]:
 class _Lines:
     """Progress without a terminal: a line every ten seconds for slow tasks, and one when a task ends."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self) -> None:
         self._first: dict[str, tuple[float, float]] = {}  # time and progress of the first report
         self._said: dict[str, float] = {}
 
@@ -207,13 +228,13 @@ class _Lines:
         began, before = self._first.setdefault(what, (now, done))
         if done >= of:
             if detail and what != ALL_RUNS:
-                print_line(self._console, f"{what}: {detail}")
+                print_line(f"{what}: {detail}")
         elif now - self._said.setdefault(what, now) >= SECONDS_BETWEEN_LINES:
             self._said[what] = now
             left = ""
             if done - before >= MIN_SHARE_TO_ESTIMATE * of:
                 left = f", about {duration((now - began) / (done - before) * (of - done))} left"
-            print_line(self._console, f"{what}: {detail or f'{done / of:.0%}'}{left}")
+            print_line(f"{what}: {detail or f'{done / of:.0%}'}{left}")
 
 
 def count_runs(runs: int) -> str:
@@ -231,16 +252,27 @@ def results_name(name: str | None, spec: str) -> str:
     return name
 
 
-def print_failures(failed: Sequence[tuple[Task, str]], console: Console) -> None:
+def unlearner(method: str, changes: list[str] | None) -> Unlearner:
+    """The unlearning method of `--method`, with the settings of `--set`."""
+    from fedrank.experiments.spec.families import build
+    from fedrank.toml import parse_override
+    from fedrank.unlearning.methods import Unlearner
+
+    settings = {".".join(keys): value for keys, value in map(parse_override, changes or [])}
+    built: Unlearner = build(Unlearner, {"name": method} | settings, "method")
+    return built
+
+
+def print_failures(failed: Sequence[tuple[Task, str]]) -> None:
     """Print each cause once, with the last lines of the traceback if code from another package failed."""
     from fedrank.experiments.runner.failures import causes
 
     for cause in causes(failed):
-        print_line(console, cause.message, style="red")
+        print_line(cause.message, style="red")
         for line in cause.lines:
-            print_line(console, f"    {line}", style="dim")
+            print_line(f"    {line}", style="dim")
         if cause.file is not None:
-            print_line(console, f"    Full traceback: {cause.file}")
+            print_line(f"    Full traceback: {cause.file}")
 
 
 def run_and_print(
@@ -257,10 +289,8 @@ def run_and_print(
 
     `executor` runs on other machines; with it comes a line that describes it.
     """
-    from fedrank.experiments.report.compose import brief
     from fedrank.experiments.report.formatting import amount
     from fedrank.experiments.runner.federated import recorded_bytes
-    from fedrank.experiments.runner.runs import load_runs
     from fedrank.experiments.runner.schedule import run_experiment
 
     folder = out / label
@@ -268,53 +298,63 @@ def run_and_print(
         if place.is_file():
             raise NotADirectoryError(f"{place} is a file; --out and --name must lead to a folder")
     runs = len(grid.variants) * len(grid.repeats())
-    console = new_console()
-    print_line(console, grid.title or label, style="bold")
-    print_line(console, f"{count_runs(runs)} of {grid.base.extent}, into {folder}")
+    print_line(grid.title or label, style="bold")
+    print_line(f"{count_runs(runs)} of {grid.base.extent}, into {folder}")
     recorded = sum(recorded_bytes(variant.experiment) for variant in grid.variants) * len(grid.repeats())
     if recorded:
-        print_line(console, f"Recorded updates need at most {amount('bytes', recorded)} there")
+        print_line(f"Recorded updates need at most {amount('bytes', recorded)} there")
     if executor is None:
         workers, pool = workers or os.cpu_count() or 1, None
     else:
         pool, about = executor
-        print_line(console, about)
+        print_line(about)
     if executor is None and not quiet:
-        print_if_compiling(console)
-    with progress(console, quiet) as tell:
+        print_if_compiling()
+    with progress(quiet) as tell:
         results = run_experiment(
             grid, label, out, workers=workers, threads=threads, device=device, progress=tell, executor=pool
         )
     if results.skipped:
-        print_line(console, f"{count_runs(len(results.skipped))} of {runs} were already finished")
-    print_failures(results.failed, console)
+        print_line(f"{count_runs(len(results.skipped))} of {runs} were already finished")
+    print_outcome(results, folder)
+
+
+def print_outcome(results: Results, folder: Path) -> None:
+    """Print the results of runs and the causes of failures; exit if runs failed or were interrupted."""
+    from fedrank.experiments.report.compose import brief
+    from fedrank.experiments.runner.runs import load_runs
+
+    print_failures(results.failed)
     if results.interrupted:
         left = len(results.interrupted)
         are = "is" if left == 1 else "are"
         why = f": {results.stopped}" if results.stopped else ""
         resume = "run the same command to resume."
-        print_line(console, f"Stopped{why}. {count_runs(left)} {are} not finished; {resume}")
+        print_line(f"Stopped{why}. {count_runs(left)} {are} not finished; {resume}")
     if results.finished or results.skipped:
-        print_sections(brief(load_runs(folder)), console)
-        print_line(console, f"Charts and significance tests: fedrank report {folder} --out report.html")
+        print_sections(brief(load_runs(folder)))
+        print_line(f"Charts and significance tests: fedrank report {folder} --out report.html")
     if results.interrupted:
         raise typer.Exit(130)
     if results.failed:
         raise typer.Exit(EXIT_FAILURE)
 
 
-def print_if_compiling(console: Console) -> None:
+def print_if_compiling() -> None:
     """Explain the pause before the first progress of the first run."""
     from fedrank.kernels import compile
 
     # Every run needs the kernels of the measures.
     if not any(Path(compile.COMPILED_IN).rglob("measures.*.nbc")):
-        print_line(console, "Compiling the inner loops (once per version, up to a minute)")
+        print_line("Compiling the inner loops (once per version, up to a minute)")
 
 
-def browse(link: str) -> None:
-    """Open a link in the user's browser."""
+def open_page(link: str, browser: bool, ctrl_c: str) -> None:
+    """Print the link of a page that is now served, and open it in the user's browser."""
     import webbrowser
 
-    # A browser in the terminal would block the server of the page.
-    threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
+    print_line(f"Open {link}")
+    print_line(f"The link works once, in one browser. Ctrl-C {ctrl_c}.")
+    if browser:
+        # A browser in the terminal would block the server of the page.
+        threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from fedrank.cli.config import Config
-from fedrank.cli.shared import AsJson, new_console, print_json, print_line, print_sections, progress
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from fedrank.cli.config import Config, with_settings
+from fedrank.cli.shared import AsJson, print_line, print_result, print_sections, progress
 
 silo_app = typer.Typer(
     help="Sketches of document collections, for organisations that do not share documents.", no_args_is_help=True
@@ -20,9 +18,21 @@ Sketch = Annotated[Path, typer.Argument(help="File written by fedrank silo sketc
 DOCUMENTS = "with id, title and text: .jsonl or .tsv; plain, .gz or .xz"
 
 
+@dataclass(frozen=True)
+class SketchOptions:
+    """Further options of `silo sketch`."""
+
+    kind: str = "count-sketch"  # kind of sketch: count-sketch or count-min
+    stem: str = "none"  # stemming of words: none or english
+    noised_lengths: bool = False  # also protect the lengths of documents; cells then need half the noise
+    querier_budget: float | None = None  # maximum privacy budget ε for one querier
+    quiet: bool = False  # do not print progress
+
+
 @silo_app.command(
     epilog="Example:  fedrank silo sketch --docs corpus.jsonl --key shared.key --noise 1.0 --out hospital-a.sketch"
 )
+@with_settings
 def sketch(
     docs: Annotated[Path, typer.Option(help=f"Documents {DOCUMENTS}.")],
     key: Annotated[
@@ -34,22 +44,10 @@ def sketch(
     ] = 1.0,
     width: Annotated[int, typer.Option(min=1, help="Number of columns; equal in all silos.")] = 100,
     depth: Annotated[int, typer.Option(min=1, help="Number of rows; equal in all silos.")] = 10,
-    kind: Annotated[str, typer.Option(hidden=True, help="Kind of sketch: count-sketch or count-min.")] = "count-sketch",
-    stem: Annotated[str, typer.Option(hidden=True, help="Stemming of words: none or english.")] = "none",
-    noised_lengths: Annotated[
-        bool,
-        typer.Option(
-            "--noised-lengths",
-            hidden=True,
-            help="Also protect the lengths of documents; cells then need half the noise.",
-        ),
-    ] = False,
     budget: Annotated[float | None, typer.Option(help="Maximum privacy budget ε for all queriers together.")] = None,
-    querier_budget: Annotated[
-        float | None, typer.Option(hidden=True, help="Maximum privacy budget ε for one querier.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", hidden=True, help="Do not print progress.")] = False,
     config: Config = None,
+    *,
+    more: SketchOptions,
 ) -> None:
     """Sketch a collection of documents. `fedrank silo update` adds and removes single documents."""
     from fedrank.data.documents import read_documents
@@ -61,15 +59,15 @@ def sketch(
     from fedrank.silo.sketch import Sketcher
     from fedrank.silo.spending import Limits
 
-    settings: dict[str, Any] = {"kind": kind, "tokeniser": Tokeniser(stem)}  # type: ignore[arg-type]
-    sketcher = Sketcher(width=width, depth=depth, noise=noise, exact_lengths=not noised_lengths, **settings)
-    limits = None if budget is None and querier_budget is None else Limits(querier_budget, budget)
-    documents, console = read_documents(docs), new_console()
-    shared = _key(key, console)
-    with progress(console, quiet) as report:
+    settings: dict[str, Any] = {"kind": more.kind, "tokeniser": Tokeniser(more.stem)}  # type: ignore[arg-type]
+    sketcher = Sketcher(width=width, depth=depth, noise=noise, exact_lengths=not more.noised_lengths, **settings)
+    limits = None if budget is None and more.querier_budget is None else Limits(more.querier_budget, budget)
+    documents = read_documents(docs)
+    shared = _key(key)
+    with progress(more.quiet) as report:
         sketch_collection(documents, shared, sketcher, out, limits=limits, progress=report)
-    print_sections(about_sketch(describe_sketch(out)), console)
-    print_line(console, f"Privacy card: {write_card_for(sketch_card(out), out)}")
+    print_sections(about_sketch(describe_sketch(out)))
+    print_line(f"Privacy card: {write_card_for(sketch_card(out), out)}")
 
 
 @silo_app.command(epilog="Example:  fedrank silo describe hospital-a.sketch")
@@ -79,10 +77,7 @@ def describe(sketch: Sketch, as_json: AsJson = False) -> None:
     from fedrank.silo.describe import describe_sketch
 
     found = describe_sketch(sketch)
-    if as_json:
-        print_json(found)
-    else:
-        print_sections(about_sketch(found), new_console())
+    print_result(as_json, lambda: found, lambda: about_sketch(found))
 
 
 @silo_app.command(
@@ -104,23 +99,22 @@ def update(
         raise ValueError("give --add DOCUMENTS, --remove ID, or both")
     if (add is None) != (key is None):
         raise ValueError("--add and --key belong together; give both")
-    console = new_console()
     documents = None if add is None else read_documents(add)
     shared = None if key is None else read_key(key)
     if remove:
         made = remove_documents(sketch, remove)
-        print_line(console, f"{sketch}: {len(set(remove)):,} removed, {len(made):,} documents now")
+        print_line(f"{sketch}: {len(set(remove)):,} removed, {len(made):,} documents now")
     if documents is not None and shared is not None:
         made = add_documents(sketch, documents, shared)
-        print_line(console, f"{sketch}: {len(documents):,} added, {len(made):,} documents now")
+        print_line(f"{sketch}: {len(documents):,} added, {len(made):,} documents now")
 
 
-def _key(file: Path, console: Console) -> bytes:
+def _key(file: Path) -> bytes:
     """The shared key of a file, which is created if it does not exist."""
     from fedrank.silo.keys import fingerprint, new_key, read_key
 
     if file.exists():
         return read_key(file)
     made = new_key(file)
-    print_line(console, f"New key: {file}, fingerprint {fingerprint(made)}. Give it to the other silos confidentially.")
+    print_line(f"New key: {file}, fingerprint {fingerprint(made)}. Give it to the other silos confidentially.")
     return made

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedrank.cli.config import Config
-from fedrank.cli.shared import MAX_COUNT, Seed, new_console, print_note, print_sections
+from fedrank.cli.config import Config, with_settings
+from fedrank.cli.shared import Seed, print_note, print_sections
+from fedrank.value_checks import Positive, at_least, at_most
 
 trees_app = typer.Typer(
     help="Tree models of several organisations: split data, merge models, grow one forest together.",
@@ -16,11 +18,27 @@ trees_app = typer.Typer(
 )
 
 
+Votes = Annotated[int, at_least(0), at_most(1_000_000)]
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """Further options of `trees split`."""
+
+    category: list[str] | None = None  # category of the first client, of the second, and so on; may be repeated
+    rest: str = "no-relevant"  # other queries that the last client gets: all, no-relevant, no-document or none
+    merge: str = "remaining"  # source of the merge sets: remaining or validation
+    bins: Annotated[int, at_least(0), at_most(10_000)] = 0  # categories of a feature; 0 makes each value a category
+    fold: Annotated[int, at_least(1)] = 1  # fold, if the data set has folds
+    seed: int = 1  # random seed
+
+
 @trees_app.command(
     "split",
     epilog="Examples:  fedrank trees split --data istella-s --by category.tsv --rule exclusive --out split  ·  "
     "fedrank trees split --data mslr-sample --by topics --clients 3 --out split",
 )
+@with_settings
 def trees_split(
     data: Annotated[str, typer.Option(help="Data set of the catalog, or LETOR file.")],
     by: Annotated[
@@ -32,37 +50,18 @@ def trees_split(
     out: Annotated[Path, typer.Option(help="Folder for the files of the clients and their merge sets.")],
     rule: Annotated[str, typer.Option(help="Rule for ties: tie-breaking, no-ties or exclusive.")] = "tie-breaking",
     clients: Annotated[int, typer.Option(min=2, max=10_000, help="Number of clients.")] = 2,
-    category: Annotated[
-        list[str] | None,
-        typer.Option(hidden=True, help="Category of the first client, of the second, and so on; may be repeated."),
-    ] = None,
-    rest: Annotated[
-        str,
-        typer.Option(
-            hidden=True, help="Other queries that the last client gets: all, no-relevant, no-document or none."
-        ),
-    ] = "no-relevant",
-    merge: Annotated[
-        str, typer.Option(hidden=True, help="Source of the merge sets: remaining or validation.")
-    ] = "remaining",
-    bins: Annotated[
-        int,
-        typer.Option(
-            min=0, max=10_000, hidden=True, help="Number of categories of a feature; 0 makes each value a category."
-        ),
-    ] = 0,
     validation: Annotated[Path | None, typer.Option(help="LETOR file to split for validation and merging.")] = None,
     test: Annotated[Path | None, typer.Option(help="LETOR file to split for testing.")] = None,
-    fold: Annotated[int, typer.Option(min=1, hidden=True, help="Fold, if the data set has folds.")] = 1,
-    seed: Annotated[int, typer.Option(hidden=True, help="Random seed.")] = 1,
     config: Config = None,
+    *,
+    more: SplitOptions,
 ) -> None:
     """Split queries among clients with different data, with a merge set for each client."""
     from fedrank.experiments.report.command_output import about_split
     from fedrank.trees.split_folder import split_data, splitter_for
 
-    split = splitter_for(by, rule, clients, category or (), rest, merge, bins)
-    print_sections(about_split(split_data(data, split, out, fold, seed, validation, test)), new_console())
+    split = splitter_for(by, rule, clients, more.category or (), more.rest, more.merge, more.bins)
+    print_sections(about_split(split_data(data, split, out, more.fold, more.seed, validation, test)))
 
 
 @trees_app.command(
@@ -85,8 +84,23 @@ def trees_merge(
     from fedrank.experiments.runner.cards import merged_card
     from fedrank.trees.merge_files import merge_models
 
-    print_sections(about_merged(merge_models(models, on, method, out, seed, tell=print_note)), new_console())
+    print_sections(about_merged(merge_models(models, on, method, out, seed, tell=print_note)))
     merged_card(out, len(models)).write(out)
+
+
+@dataclass(frozen=True)
+class GrowOptions:
+    """Further options of `trees grow`."""
+
+    min_data_in_leaf: Positive = 20  # minimum number of rows per leaf
+    bins: Annotated[int, at_least(2), at_most(256)] = 255  # maximum per feature; fewer bins make smaller messages
+    edges: Path | None = None  # file with the bin edges; default: a fixed grid for all numbers
+    edge_noise: float | None = None  # estimate edges from noised counts; multiplier of the sensitivity of one query
+    bounds: tuple[float, float] | None = None  # of all features, with --edge-noise; default: unbounded
+    test: list[Path] | None = None  # LETOR file for testing; may be repeated
+    vote: Votes = 0  # number of features per leaf that each organisation votes for; twice as many are sent; 0: all
+    seed: int = 1  # random seed
+    quiet: bool = False  # do not print progress
 
 
 @trees_app.command(
@@ -94,58 +108,22 @@ def trees_merge(
     epilog="Examples:  fedrank trees grow --silo a.txt --silo b.txt --trees 300 --out forest  ·  fedrank trees grow "
     "--silo a.txt --silo b.txt --validation va.txt --validation vb.txt --secure --out forest",
 )
+@with_settings
 def trees_grow(
     silo: Annotated[list[Path], typer.Option(help="LETOR file of one organisation; repeat it for each organisation.")],
     out: Annotated[Path, typer.Option(help="Folder for the forest; an unfinished forest in it continues.")],
     trees: Annotated[int, typer.Option(min=1, max=100_000, help="Maximum number of trees.")] = 300,
     leaves: Annotated[int, typer.Option(min=2, max=100_000, help="Maximum number of leaves per tree.")] = 64,
     rate: Annotated[float, typer.Option(help="Learning rate.")] = 0.05,
-    min_data_in_leaf: Annotated[
-        int, typer.Option(min=1, max=MAX_COUNT, hidden=True, help="Minimum number of rows per leaf.")
-    ] = 20,
-    bins: Annotated[
-        int,
-        typer.Option(
-            min=2, max=256, hidden=True, help="Maximum number of bins per feature; fewer bins make smaller messages."
-        ),
-    ] = 255,
-    edges: Annotated[
-        Path | None,
-        typer.Option(hidden=True, help="File with the bin edges. Default: a fixed grid for all numbers."),
-    ] = None,
-    edge_noise: Annotated[
-        float | None,
-        typer.Option(
-            hidden=True,
-            help="Estimate bin edges from noised counts, with this noise multiplier (in units of the sensitivity of "
-            "one query).",
-        ),
-    ] = None,
-    bounds: Annotated[
-        tuple[float, float] | None,
-        typer.Option(hidden=True, help="Lower and upper bound of all features, with --edge-noise. Default: unbounded."),
-    ] = None,
     validation: Annotated[
         list[Path] | None, typer.Option(help="LETOR file for early stopping; one per organisation, in order.")
-    ] = None,
-    test: Annotated[
-        list[Path] | None, typer.Option(hidden=True, help="LETOR file for testing; may be repeated.")
     ] = None,
     secure: Annotated[
         bool, typer.Option(help="Use secure aggregation: the server sees only sums of histograms.")
     ] = False,
-    vote: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=1_000_000,
-            hidden=True,
-            help="Number of features per leaf that each organisation votes for; twice as many are sent. 0 sends all.",
-        ),
-    ] = 0,
-    seed: Annotated[int, typer.Option(hidden=True, help="Random seed.")] = 1,
-    quiet: Annotated[bool, typer.Option("--quiet", hidden=True, help="Do not print progress.")] = False,
     config: Config = None,
+    *,
+    more: GrowOptions,
 ) -> None:
     """Grow one forest on the data of several organisations: the forest that pooled data gives.
 
@@ -157,18 +135,31 @@ def trees_grow(
     from fedrank.trees.growing_files import PricedEdges, grow_files
     from fedrank.trees.noise import EdgeNoise
 
-    if bounds is not None and edge_noise is None:
+    if (bounds := more.bounds) is not None and more.edge_noise is None:
         raise ValueError(f"--bounds {bounds[0]:g} {bounds[1]:g} needs --edge-noise; add it, or remove --bounds")
-    rules = Grower(trees, leaves, rate, min_data_in_leaf, bins=bins)
+    rules = Grower(trees, leaves, rate, more.min_data_in_leaf, bins=more.bins)
 
     def tell(grown: int, quality: float) -> None:
-        if grown % 10 == 0 and not quiet:
+        if grown % 10 == 0 and not more.quiet:
             print_note(f"{grown:,} of {trees:,} trees" + ("" if quality != quality else f", nDCG@10 {quality:.4f}"))
 
     def finish(folder: Path, priced: PricedEdges | None) -> None:
         said = "" if priced is None else about_priced_edges(priced.unit, priced.times, priced.epsilon, priced.delta)
         grown_card(folder, len(silo), secure, said).write(folder)
 
-    noise = None if edge_noise is None else EdgeNoise(edge_noise, bounds=bounds)
-    made = grow_files(silo, out, rules, validation or (), test or (), edges, secure, seed, tell, finish, noise, vote)
-    print_sections(about_grown(made), new_console())
+    noise = None if more.edge_noise is None else EdgeNoise(more.edge_noise, bounds=bounds)
+    made = grow_files(
+        silo,
+        out,
+        rules,
+        validation or (),
+        more.test or (),
+        more.edges,
+        secure,
+        more.seed,
+        tell,
+        finish,
+        noise,
+        more.vote,
+    )
+    print_sections(about_grown(made))

@@ -14,18 +14,12 @@ from numpy.typing import NDArray
 
 from fedrank.data.click_log import Clicks, rank_users, read_clicks
 from fedrank.data.documents import Documents
+from fedrank.data.engine_features import ENGINE_1, is_engine_set
+from fedrank.data.feature_sets import Extractor, MakeExtractor, built_in_features
 from fedrank.data.from_ir_datasets import documents_from
 from fedrank.data.lists import K1, NOT_FOUND, TOO_SHORT, B, ListRules, bm25, lists_for_query
-from fedrank.data.live_features import LOG_103
-from fedrank.data.log_extractors import (
-    PAIR_QUERY,
-    Extractor,
-    FeatureChoice,
-    MakeExtractor,
-    built_in_features,
-    compute_features,
-)
-from fedrank.data.log_folder import Marks, build_folder, fingerprint, finish, log_facts, table, write_texts
+from fedrank.data.live_features import LIVE_1, LOG_103
+from fedrank.data.log_folder import Marks, build_folder, fingerprint, finish, log_facts, save_arrays, table, write_texts
 from fedrank.data.logs import ARRAYS, FORMAT, SearchLog, read_names
 from fedrank.data.mapped import save_array
 from fedrank.data.rows import list_reasons
@@ -34,35 +28,47 @@ from fedrank.progress import Progress, quiet
 
 QUERIES = 500  # queries whose lists are made between two checkpoints
 PAIRS = 20_000  # query-document pairs whose features are computed between two checkpoints
+PAIR_QUERY = "askers.unfinished.npy"  # [pairs]: a query, or an entry for published features
 _DROPPED = (NOT_FOUND, TOO_SHORT)  # reason codes in the file of reasons, starting at 1
 _LISTS_FILE, _REASONS_FILE = "lists.unfinished.npy", "reasons.unfinished.npy"
 
 
-@dataclass(frozen=True)
-class LogBuild:
-    """Settings for building a data set from a search log."""
+@dataclass(frozen=True, kw_only=True)
+class BuildSettings:
+    """Settings for building a data set from any log."""
 
-    lists: ListRules = field(default_factory=ListRules)
+    features: str = LOG_103  # or "live-1", which uses English stems in lists and features, or "engine-1"
+    stem: str = "none"  # "english": use stems instead of words, in lists and features
     users: int | None = None  # number of most active users to include; None: all
     min_interactions: int = 1  # minimum number of entries per user
     exclude: tuple[str, ...] = ()  # users to leave out, with all their clicks
     columns: dict[str, str] = field(default_factory=dict)  # names of the log's columns, if not standard
-    match: str = "auto"  # whether clicks name documents by "id" or "url"; see read_clicks
-    published: bool = False  # compute features as the published code did
-    seed: int = 1
-    stem: str = "none"  # "english": use stems instead of words, in lists and features
-    features: str = LOG_103  # or "live-1", which uses English stems in lists and features
 
     def __post_init__(self) -> None:
         if self.users is not None and self.users < 1:
             raise ValueError(f"users must be at least 1, or None for all (got {self.users})")
         if self.min_interactions < 1:
             raise ValueError(f"min_interactions must be at least 1 (got {self.min_interactions})")
-        self.feature_choice()
+        if self.stem not in ("none", "english"):
+            raise ValueError(f"stem must be 'none' or 'english' (got {self.stem!r})")
+        if self.features not in (LOG_103, LIVE_1.version) and not is_engine_set(self.features):
+            known = ", ".join(map(repr, (LOG_103, LIVE_1.version, ENGINE_1.version)))
+            raise ValueError(f"features must be one of {known} (got {self.features!r})")
 
-    def feature_choice(self) -> FeatureChoice:
-        """The validated choice of features."""
-        return FeatureChoice(self.features, self.stem, self.published, self.lists.depth)
+
+@dataclass(frozen=True)
+class LogBuild(BuildSettings):
+    """Settings for building a data set from a search log."""
+
+    lists: ListRules = field(default_factory=ListRules)
+    match: str = "auto"  # whether clicks name documents by "id" or "url"; see read_clicks
+    published: bool = False  # compute features as the published code did
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.published and self.features != LOG_103:
+            raise ValueError(f"published = True is not available for {self.features}; remove one of the two settings")
 
 
 def build_log(
@@ -108,7 +114,10 @@ def build_log(
         collection = documents_from(documents)
         clicks = read_clicks(log, collection, settings.columns, settings.match)
         _check(log, clicks, settings.exclude)
-        chosen_extractor = (extractor or built_in_features(settings.feature_choice(), threads))(collection)
+        chosen_extractor = (
+            extractor
+            or built_in_features(settings.features, settings.stem, settings.published, settings.lists.depth, threads)
+        )(collection)
         progress("read", 1, 1)
         marks.begin()
         steps = _Steps(out, marks, clicks, collection, settings, chosen_extractor, progress)
@@ -132,22 +141,21 @@ def _check(log: Path, clicks: Clicks, exclude: Sequence[str]) -> None:
         raise ValueError(f"exclude = {list(exclude)} excludes every user of {log}; exclude fewer users")
 
 
+@dataclass
 class _Steps:
     """The steps of a build; each continues at its last checkpoint."""
 
-    def __init__(
-        self,
-        out: Path,
-        marks: Marks,
-        clicks: Clicks,
-        documents: Documents,
-        settings: LogBuild,
-        extractor: Extractor,
-        report: Progress,
-    ) -> None:
-        self.out, self.marks, self.clicks, self.documents = out, marks, clicks, documents
-        self.settings, self.extractor, self.report = settings, extractor, report
-        self.wanted = ~np.isin(clicks.user, [clicks.users.index(name) for name in settings.exclude])  # [entries]
+    out: Path
+    marks: Marks
+    clicks: Clicks
+    documents: Documents
+    settings: LogBuild
+    extractor: Extractor
+    report: Progress
+
+    def __post_init__(self) -> None:
+        excluded = [self.clicks.users.index(name) for name in self.settings.exclude]
+        self.wanted = ~np.isin(self.clicks.user, excluded)  # [entries]
 
     def make_lists(self) -> None:
         """Write the documents of every entry's list in blocks of queries."""
@@ -184,11 +192,9 @@ class _Steps:
         chosen = with_list & (rank[clicks.user] >= 0)
         order, starts = _by_query(clicks, chosen)
         self._write_pairs(chosen, order, starts)
-        save_array(out / "user.npy", rank[clicks.user[chosen]])
-        save_array(out / "time.npy", clicks.time[chosen])
         group = np.empty(len(clicks), dtype=np.int32)
         group[order] = np.repeat(np.arange(len(starts) - 1, dtype=np.int32), np.diff(starts))
-        save_array(out / "query.npy", group[chosen])
+        save_arrays(out, user=rank[clicks.user[chosen]], time=clicks.time[chosen], query=group[chosen])
         queries = [clicks.queries[clicks.query[order[start]]] for start in starts[:-1]]
         write_texts(out, [clicks.users[user] for user in ranking], queries, self.documents.ids)
         other_users = int((with_list & ~chosen).sum())
@@ -235,8 +241,7 @@ class _Steps:
             pairs += len(codes)
         lists.flush()
         sync(out / "lists.npy")
-        save_array(out / "target.npy", target)
-        save_array(out / "document.npy", np.concatenate(pair_document))
+        save_arrays(out, target=target, document=np.concatenate(pair_document))
         save_array(out / PAIR_QUERY, np.concatenate(pair_query))
 
     def stored_queries(self) -> Sequence[str]:
@@ -279,3 +284,37 @@ def _stored(settings: LogBuild) -> dict[str, Any]:
     if settings.features == LOG_103:
         del stored["features"]  # older data sets do not record the default
     return stored
+
+
+def compute_features(
+    out: Path,
+    marks: Marks,
+    extractor: Extractor,
+    queries: Sequence[str],
+    size: int,
+    report: Progress,
+    time: NDArray[np.int64] | None = None,
+) -> None:
+    """Write the features of all pairs with a mark every `size` pairs; `time` [pairs] is the time of the search."""
+    width = len(extractor.names)
+    pair_query: NDArray[np.int32] = np.load(out / PAIR_QUERY, mmap_mode="r")
+    document: NDArray[np.int32] = np.load(out / "document.npy", mmap_mode="r")
+    done = marks.done.get("features", 0)
+    rows_on_disk = table(out / "features.npy", (len(pair_query), width), ARRAYS["features"], new=not done)
+    for start in range(done, len(pair_query), size):
+        report("features", start, len(pair_query))
+        rows = slice(start, min(start + size, len(pair_query)))
+        query = np.asarray(pair_query[rows], dtype=np.int64)
+        first, last = int(query[0]), int(query[-1]) + 1  # pairs are sorted by query
+        pairs = queries[first:last], query - first, np.asarray(document[rows], dtype=np.int64)
+        timed = None if time is None else extractor.timed
+        values = extractor.features(*pairs) if timed is None or time is None else timed(*pairs, time[rows])
+        if values.shape != (rows.stop - rows.start, width) or not np.isfinite(values).all():
+            raise ValueError(
+                f"features {values.shape} of pairs {rows.start:,} .. {rows.stop - 1:,} have the wrong shape or are not "
+                "finite; check the extractor"
+            )
+        rows_on_disk[rows] = values
+        rows_on_disk.flush()
+        marks.set("features", rows.stop)
+    report("features", len(pair_query), len(pair_query))

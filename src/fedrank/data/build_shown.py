@@ -19,21 +19,30 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.data.build_log import PAIRS
+from fedrank.data.build_log import PAIR_QUERY, PAIRS, BuildSettings, compute_features
 from fedrank.data.click_caps import ClickCaps, Cut, apply_caps
 from fedrank.data.click_log import rank_users
 from fedrank.data.documents import Documents
+from fedrank.data.feature_sets import MakeExtractor, built_in_features
 from fedrank.data.from_ir_datasets import documents_from
 from fedrank.data.lists import ListRules
-from fedrank.data.live_features import LOG_103
-from fedrank.data.log_extractors import PAIR_QUERY, FeatureChoice, MakeExtractor, built_in_features, compute_features
-from fedrank.data.log_folder import Marks, build_folder, fingerprint, finish, log_facts, table, write_texts
-from fedrank.data.logs import FORMAT, SHOWN_ARRAYS, SHOWN_MORE, SearchLog
+from fedrank.data.log_folder import (
+    Marks,
+    ShownLists,
+    build_folder,
+    fingerprint,
+    finish,
+    log_facts,
+    save_arrays,
+    table,
+    write_shown,
+    write_texts,
+)
+from fedrank.data.logs import ARRAYS, FORMAT, SearchLog
 from fedrank.data.mapped import save_array
 from fedrank.data.redaction import Redaction, replaced
 from fedrank.data.rows import BAD_ROW, list_reasons, stored_reasons
 from fedrank.data.shown import UNKNOWN_FIRST, ShownRows, read_shown
-from fedrank.data.shown_folder import ShownLists, write_shown
 from fedrank.data.ubi import ANONYMOUS, IS_EVENT, OTHER_APPLICATION, UbiRules, read_ubi
 from fedrank.files import sync
 from fedrank.progress import Progress, quiet
@@ -64,15 +73,9 @@ class UbiSource(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ShownBuild:
+class ShownBuild(BuildSettings):
     """Settings for building a data set from a log of shown lists."""
 
-    features: str = LOG_103  # or "live-1", "engine-1"
-    stem: str = "none"  # "english": use stems instead of words
-    users: int | None = None  # number of most active users to include; None: all
-    min_interactions: int = 1  # minimum number of lists per user
-    exclude: tuple[str, ...] = ()  # users to leave out
-    columns: dict[str, str] = field(default_factory=dict)  # column names of a table, if not standard
     drawn: tuple[float, float] | None = None  # temperature and keep probability of a table's scores
     ubi: UbiRules = field(default_factory=UbiRules)
     caps: ClickCaps = field(default_factory=ClickCaps)
@@ -80,17 +83,9 @@ class ShownBuild:
     keep_days: int | None = None  # retention period; older lists are not stored. None: no limit
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.keep_days is not None and self.keep_days < 1:
             raise ValueError(f"keep_days must be at least 1, or None for no limit (got {self.keep_days})")
-        if self.users is not None and self.users < 1:
-            raise ValueError(f"users must be at least 1, or None for all (got {self.users})")
-        if self.min_interactions < 1:
-            raise ValueError(f"min_interactions must be at least 1 (got {self.min_interactions})")
-        self.feature_choice()
-
-    def feature_choice(self) -> FeatureChoice:
-        """The validated choice of features."""
-        return FeatureChoice(self.features, self.stem, depth=ListRules().depth)
 
 
 def build_shown(
@@ -132,7 +127,8 @@ def build_shown(
             rows = read_shown(source, collection, settings.columns, settings.ubi.positions, settings.drawn)
             files = {"log": source.name}
         chosen = choose(rows, settings, since)
-        chosen_extractor = (extractor or built_in_features(settings.feature_choice(), threads))(collection)
+        built_in = built_in_features(settings.features, settings.stem, False, ListRules().depth, threads)
+        chosen_extractor = (extractor or built_in)(collection)
         progress("read", 1, 1)
         marks.begin()
         texts = [chosen.rows.queries[query] for query in np.unique(chosen.rows.query)]
@@ -252,25 +248,12 @@ def write_described(
     """Write a data set from lists with existing features, with the filters and redaction of `build_shown`."""
     chosen = choose(rows, ShownBuild())
     rows = chosen.rows
-    lengths = np.diff(rows.offsets)
-    grid = np.arange(int(lengths.max())) < lengths[:, None]
-
-    def spread(values: NDArray[Any] | None, empty: float) -> NDArray[Any] | None:
-        if values is None:
-            return None
-        whole = np.full(grid.shape, empty, values.dtype)
-        whole[grid] = values
-        return whole
-
     pairs, row = np.unique(rows.document, return_inverse=True)
     queries, query, why = chosen.queries()
-    lists, clicks = spread(row.astype(np.int64), -1), spread(rows.clicks, 0)
-    assert lists is not None
-    assert clicks is not None
+    lengths = np.diff(rows.offsets)
     shown = ShownLists(
         features=described.features[pairs],
-        lists=lists,
-        clicks=clicks,
+        **{name: _padded(values, lengths, empty) for name, values, empty in _columns(rows, row.astype(np.int64))},
         user=chosen.rank[rows.user],
         time=rows.time,
         query=query,
@@ -280,8 +263,6 @@ def write_described(
         documents=described.documents,
         feature_names=described.names,
         first=rows.first,
-        dwell=spread(rows.dwell, np.nan),
-        scores=spread(rows.scores, 0.0),
         temperature=None if rows.drawn is None else rows.drawn[0],
         keep=None if rows.drawn is None else rows.drawn[1],
         unit=rows.unit,
@@ -325,31 +306,37 @@ def _gather(out: Path, chosen: ChosenLists, documents: Documents) -> None:
     lengths = np.diff(rows.offsets)
     codes, pair = np.unique(np.repeat(query, lengths) * len(documents) + rows.document, return_inverse=True)
     longest = int(lengths.max())
-    for name, values, empty in (
+    for name, values, empty in _columns(rows, pair):
+        grid = table(out / f"{name}.npy", (len(rows), longest), ARRAYS[name], new=True)
+        for first in range(0, len(rows), _SOME):
+            some = lengths[first : first + _SOME]
+            own = values[rows.offsets[first] : rows.offsets[first + len(some)]]
+            grid[first : first + len(some)] = _padded(own, some, empty, longest)
+        grid.flush()
+        sync(out / f"{name}.npy")
+    save_arrays(out, first=rows.first, user=chosen.rank[rows.user], time=rows.time, query=query)
+    save_arrays(out, document=codes % len(documents))
+    save_array(out / PAIR_QUERY, (codes // len(documents)).astype(np.int32))
+    write_texts(out, chosen.users, queries, documents.ids)
+
+
+def _columns(rows: ShownRows, pair: NDArray[np.int64]) -> list[tuple[str, NDArray[Any], float]]:
+    """Arrays of shown documents, with the value that pads short lists."""
+    columns = (
         ("lists", pair, -1),
         ("clicks", rows.clicks, 0),
         ("dwell", rows.dwell, np.nan),
         ("scores", rows.scores, 0),
-    ):
-        if values is not None:
-            kind = (SHOWN_ARRAYS | SHOWN_MORE)[name]
-            grid = table(out / f"{name}.npy", (len(rows), longest), kind, new=True)
-            for first in range(0, len(rows), _SOME):
-                some = lengths[first : first + _SOME]
-                block = np.full((len(some), longest), empty, dtype=grid.dtype)
-                block[np.arange(longest) < some[:, None]] = values[
-                    rows.offsets[first] : rows.offsets[first + len(some)]
-                ]
-                grid[first : first + len(some)] = block
-            grid.flush()
-            sync(out / f"{name}.npy")
-    save_array(out / "first.npy", rows.first)
-    save_array(out / "user.npy", chosen.rank[rows.user])
-    save_array(out / "time.npy", rows.time)
-    save_array(out / "query.npy", query.astype(np.int32))
-    save_array(out / "document.npy", (codes % len(documents)).astype(np.int32))
-    save_array(out / PAIR_QUERY, (codes // len(documents)).astype(np.int32))
-    write_texts(out, chosen.users, queries, documents.ids)
+    )
+    return [(name, values, empty) for name, values, empty in columns if values is not None]
+
+
+def _padded(values: NDArray[Any], lengths: NDArray[np.int64], empty: float, width: int | None = None) -> NDArray[Any]:
+    """[lists, longest]: concatenated lists as rows."""
+    longest = int(lengths.max()) if width is None else width
+    whole = np.full((len(lengths), longest), empty, dtype=values.dtype)
+    whole[np.arange(longest) < lengths[:, None]] = values
+    return whole
 
 
 def _times_of_pairs(out: Path) -> NDArray[np.int64]:

@@ -45,15 +45,8 @@ def load(key: str) -> RankingData | None:
     folder = _entries() / key
     try:
         header = parse_json(read_text(folder / "header.json"))
-        arrays = {name: _open(folder / f"{name}.npy", header["arrays"][name]) for name in _ARRAYS}
-        return RankingData(
-            features=arrays["features"],
-            grades=arrays["grades"],
-            offsets=arrays["offsets"],
-            query_ids=arrays["query_ids"],
-            top_grade=int(header["top_grade"]),
-            normalised=str(header["normalised"]),
-        )
+        arrays: dict[str, Any] = {name: _open(folder / f"{name}.npy", header["arrays"][name]) for name in _ARRAYS}
+        return RankingData(**arrays, top_grade=int(header["top_grade"]), normalised=str(header["normalised"]))
     except (OSError, ValueError, KeyError, TypeError, IndexError, EOFError):
         return None
 

@@ -130,18 +130,13 @@ def describe(name: str) -> DataSet:
 
 def require(name: str) -> None:
     """Raise an error with instructions if a data set of the catalog was not found."""
-    entry = describe(name)
-    if entry.layout != "built-in":
-        _found(entry)
+    _found(describe(name))
 
 
 def files_read(name: str, fold: int) -> dict[str, Path]:
     """Return the files that a fold is read from, by name; built-in sets have none."""
-    entry = describe(name)
-    if entry.layout == "built-in":
-        return {}
-    own = f"Fold{fold}/"
-    wanted = {what: path for what, path in _found(entry).items() if what.startswith(own) or not what.startswith("Fold")}
+    own, files = f"Fold{fold}/", _found(describe(name))
+    wanted = {what: path for what, path in files.items() if what.startswith(own) or not what.startswith("Fold")}
     return {f"{name}/{(Path(what).parent / path.name).as_posix()}": path for what, path in wanted.items()}
 
 
@@ -222,17 +217,12 @@ def load_files(
     tune = rest[0] if rest else None
     if normalise == "global":
         learn, tune, check = _by_training_ranges(learn, tune, check)
-    return Fold(learn, tune, check, learn.name, 1, notes=tuple(_shared_queries(learn, check)))
-
-
-def _shared_queries(train: RankingData, test: RankingData) -> list[str]:
-    shared = int(np.isin(test.query_ids, train.query_ids).sum())
-    if not shared:
-        return []
-    return [
-        f"{shared:,} of {test.queries:,} {SHARED_QUERIES}; if they are the same queries, the model was tested "
-        "on what it was trained on, and its quality is overestimated"
-    ]
+    shared = int(np.isin(check.query_ids, learn.query_ids).sum())
+    note = (
+        f"{shared:,} of {check.queries:,} {SHARED_QUERIES}; if they are the same queries, the model was tested on what "
+        "it was trained on, and its quality is overestimated"
+    )
+    return Fold(learn, tune, check, learn.name, 1, notes=(note,) if shared else ())
 
 
 def intent_grades(name: str = "clueweb09-intents", cache: bool = True) -> NDArray[np.int8]:
@@ -387,6 +377,9 @@ def _disagreements(judged: NDArray[np.int8]) -> list[str]:
 
 
 def _found(entry: DataSet) -> dict[str, Path]:
+    """The files of a set by their role; built-in sets have none."""
+    if entry.layout == "built-in":
+        return {}
     place = _locate(entry, _index())
     if place is not None:
         return place[1]

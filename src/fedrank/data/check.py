@@ -51,14 +51,12 @@ class FileCheck:
         return self.sorted_queries > 0.5
 
 
-def check_files(
-    paths: Sequence[str | os.PathLike[str]], *, features: int | None = None, missing: float | None = None
-) -> list[FileCheck]:
+def check_files(paths: Sequence[str | os.PathLike[str]]) -> list[FileCheck]:
     """Check each file; an invalid file is a result and raises no exception."""
     checks = []
     for path in paths:
         try:
-            data = read_judged(path, features=features, missing=missing, cache=False)
+            data = read_judged(path, cache=False)
         except JudgedFileError as error:
             checks.append(FileCheck(str(path), error=str(error)))
         except OSError as error:
@@ -121,46 +119,33 @@ def _sorted_queries(data: RankingData, several: NDArray[np.bool_]) -> float:
 
 
 def _oddities(check: FileCheck) -> list[str]:
-    sentences = []
-    if check.without_relevant:
-        sentences.append(f"{_count(check.without_relevant, 'query has', 'queries have')} no relevant document")
-    if check.single:
-        sentences.append(
-            f"{_count(check.single, 'query has', 'queries have')} only one document, so there is nothing to rank"
-        )
-    if check.same_grade:
-        sentences.append(
-            f"{_count(check.same_grade, 'query has', 'queries have')} several documents, all with the same relevance "
-            "label"
-        )
+    queries, documents = ("query has", "queries have"), ("document has", "documents have")
     skipped = [str(grade) for grade, count in enumerate(check.grades) if count == 0]
-    if skipped:
-        sentences.append(f"no document has relevance label {_listed(skipped)}")
-    if check.constant:
-        sentences.append(_features(check.constant, "is constant", "are constant"))
-    if check.all_zero:
-        sentences.append(_features(check.all_zero, "is always 0", "are always 0"))
-    if check.duplicates:
-        sentences.append(
-            f"{_count(check.duplicates, 'document has', 'documents have')} the same features as another document of "
-            "the query"
-        )
-    if check.sorted_by_grade:
-        sentences.append(
-            f"{check.sorted_queries:.0%} of the queries list their documents by relevance label, best first; a ranker "
-            "with tied scores looks perfect if ties keep the order of the file"
-        )
-    return sentences
+    by_label = (
+        f"{check.sorted_queries:.0%} of the queries list their documents by relevance label, best first; a ranker with "
+        "tied scores looks perfect if ties keep the order of the file"
+    )
+    sentences = (
+        _count(check.without_relevant, *queries, "no relevant document"),
+        _count(check.single, *queries, "only one document, so there is nothing to rank"),
+        _count(check.same_grade, *queries, "several documents, all with the same relevance label"),
+        f"no document has relevance label {_listed(skipped)}" if skipped else "",
+        _features(check.constant, "constant"),
+        _features(check.all_zero, "always 0"),
+        _count(check.duplicates, *documents, "the same features as another document of the query"),
+        by_label if check.sorted_by_grade else "",
+    )
+    return [sentence for sentence in sentences if sentence]
 
 
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"
+def _count(number: int, one: str, many: str, what: str) -> str:
+    return f"{number:,} {one if number == 1 else many} {what}" if number else ""
 
 
-def _features(numbers: Sequence[int], one: str, many: str) -> str:
-    if len(numbers) == 1:
-        return f"feature {numbers[0]} {one}"
-    return f"features {_listed([str(number) for number in numbers])} {many}"
+def _features(numbers: Sequence[int], what: str) -> str:
+    if len(numbers) < 2:
+        return f"feature {numbers[0]} is {what}" if numbers else ""
+    return f"features {_listed([str(number) for number in numbers])} are {what}"
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -16,7 +16,6 @@ ROBOT = "of clients that search like a robot"
 EVERYWHERE = "with clicks on nearly every document"
 HOURLY = "above the hourly limit of a client"
 SHARE = "above a client's share of all clicks"
-RULES = (ROBOT, EVERYWHERE, HOURLY, SHARE)
 _HOUR = 3600
 _FEW = 5  # a person may open every document of a list of this length
 
@@ -62,50 +61,38 @@ def apply_caps(
 
     `clicks` [lists] is the number of clicked documents in each list, `lengths` the number of its documents.
     """
+    client, time = np.asarray(client), np.asarray(time)
     chosen = np.ones(len(client), bool)
-    everywhere = (clicks == lengths) & (lengths > _FEW) if caps.clicks_list is not None else ~chosen
     cut: dict[str, Cut] = {}
-    for rule, find in zip(RULES, (_robots, _everywhere, _hourly, _share), strict=True):
-        out = chosen & find(caps, np.asarray(client), np.asarray(time), np.where(chosen, clicks, 0), chosen)
-        out |= chosen & everywhere if rule == EVERYWHERE else False
+
+    def leave_out(rule: str, which: NDArray[np.bool_]) -> None:
+        out = chosen & which
         if out.any():
             cut[rule] = Cut(int(out.sum()), int(clicks[out].sum()), len(np.unique(client[out])))
-        chosen &= ~out
+        chosen[out] = False
+
+    if caps.robot is not None:
+        leave_out(ROBOT, _robots(client, time, caps.robot))
+    if caps.clicks_list is not None:
+        leave_out(EVERYWHERE, (clicks > caps.clicks_list) | ((clicks == lengths) & (lengths > _FEW)))
+    hour, above = time // _HOUR, np.zeros(len(client), bool)
+    for limit, amount in ((caps.lists_hour, chosen), (caps.clicks_hour, np.where(chosen, clicks, 0))):
+        if limit is not None:
+            above |= _running(np.lexsort((hour, client)), (client, hour), amount.astype(np.int64)) > limit
+    leave_out(HOURLY, above)
+    if caps.share is not None and len(client):
+        counted = np.where(chosen, clicks, 0).astype(np.int64)
+        most = fair_share(np.bincount(client, counted).astype(np.float64), caps.share, caps.least)
+        leave_out(SHARE, _running(np.argsort(client, kind="stable"), (client,), counted) > most)
     return chosen, cut
 
 
-def _robots(caps: ClickCaps, client: Any, time: Any, clicks: Any, chosen: Any) -> NDArray[np.bool_]:
-    """All lists of clients with too many lists within sixty minutes."""
-    out = np.zeros(len(client), bool)
-    if caps.robot is None or len(client) <= caps.robot:
-        return out
+def _robots(client: NDArray[Any], time: NDArray[Any], most: int) -> NDArray[np.bool_]:
+    """All lists of clients with more than this number of lists within sixty minutes."""
     order = np.lexsort((time, client))
     clients, times = client[order], time[order]
-    fast = (clients[caps.robot :] == clients[: -caps.robot]) & (times[caps.robot :] - times[: -caps.robot] < _HOUR)
-    return np.isin(client, np.unique(clients[caps.robot :][fast]))
-
-
-def _everywhere(caps: ClickCaps, client: Any, time: Any, clicks: Any, chosen: Any) -> NDArray[np.bool_]:
-    out: NDArray[np.bool_] = clicks > (len(clicks) and clicks.max() if caps.clicks_list is None else caps.clicks_list)
-    return out
-
-
-def _hourly(caps: ClickCaps, client: Any, time: Any, clicks: Any, chosen: Any) -> NDArray[np.bool_]:
-    """Lists that exceed the hourly number of lists or clicks of their client."""
-    hour = time // _HOUR
-    out = np.zeros(len(client), bool)
-    for limit, amount in ((caps.lists_hour, chosen.astype(np.int64)), (caps.clicks_hour, clicks.astype(np.int64))):
-        if limit is not None:
-            out |= _running(np.lexsort((hour, client)), (client, hour), amount) > limit
-    return out
-
-
-def _share(caps: ClickCaps, client: Any, time: Any, clicks: Any, chosen: Any) -> NDArray[np.bool_]:
-    if caps.share is None or not len(client):
-        return np.zeros(len(client), bool)
-    limit = fair_share(np.bincount(client, clicks).astype(np.float64), caps.share, caps.least)
-    out: NDArray[np.bool_] = _running(np.argsort(client, kind="stable"), (client,), clicks.astype(np.int64)) > limit
-    return out
+    fast = (clients[most:] == clients[:-most]) & (times[most:] - times[:-most] < _HOUR)
+    return np.isin(client, np.unique(clients[most:][fast]))
 
 
 def fair_share(clicks: NDArray[np.floating[Any]], share: float, least: int) -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -86,25 +84,30 @@ class LogDescription:
         return float(self.distances.sum() / (size * (size - 1))) if size > 1 else float("nan")
 
 
-def describe_log(log: SearchLog, compared: int = COMPARED, seed: int = 1) -> LogDescription:
+def describe_log(log: SearchLog) -> LogDescription:
     """Describe a log; clicks are compared only among the most active users, with at most 2,000 entries each."""
     if not len(log):
         raise ValueError(f"{log.folder} has no entries to describe; build the data set again")
-    with _check_facts(log):
+    try:
         sentences = tuple(notes(log.facts))
         shown = _shown(log) if log.is_shown else None
+    except (KeyError, TypeError, AttributeError) as problem:
+        raise ValueError(
+            f"{log.folder / FACTS} does not describe the processing of the log ({problem!r}); the folder is damaged: "
+            "delete it and build it again"
+        ) from None
     clicks = np.bincount(log.user, minlength=len(log.users)).astype(np.int64)
-    chosen = _users_with_clicks(log)[:compared]
+    chosen = _users_with_clicks(log)[:COMPARED]
     tables = []
     for user in chosen:
         rows = log.rows_of(user)
         if len(rows) > SAMPLE:
-            rows = np.sort(rng_for(seed, "describe", user).choice(rows, SAMPLE, replace=False))
+            rows = np.sort(rng_for(1, "describe", user).choice(rows, SAMPLE, replace=False))
         tables.append(np.asarray(log.features[log.clicked(rows)], dtype=np.float64))
     chosen = [user for user, table in zip(chosen, tables, strict=True) if len(table)]
     tables = [table for table in tables if len(table)] or [np.zeros((1, log.features.shape[1]))]
     distances, per_feature = feature_distances(tables)
-    mixed = rng_for(seed, "by chance").permutation(np.concatenate(tables))
+    mixed = rng_for(1, "by chance").permutation(np.concatenate(tables))
     ends = np.cumsum([len(table) for table in tables])
     chance, _ = feature_distances(np.split(mixed, ends[:-1]))
     pairs = max(1, len(chosen) * (len(chosen) - 1))
@@ -137,26 +140,12 @@ def describe_log(log: SearchLog, compared: int = COMPARED, seed: int = 1) -> Log
     )
 
 
-@contextlib.contextmanager
-def _check_facts(log: SearchLog) -> Iterator[None]:
-    """Report missing or malformed facts as a damaged folder."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError) as problem:
-        raise ValueError(
-            f"{log.folder / FACTS} does not describe the processing of the log ({problem!r}); the folder is damaged: "
-            "delete it and build it again"
-        ) from None
-
-
 def _users_with_clicks(log: SearchLog) -> list[int]:
     """Users with at least one click, most active first."""
     if log.clicks is None:
         return list(range(len(log.users)))
-    some = [
-        log.user[i : i + _BLOCK_ROWS][log.clicks[i : i + _BLOCK_ROWS].any(axis=1)]
-        for i in range(0, len(log), _BLOCK_ROWS)
-    ]
+    blocks = [slice(i, i + _BLOCK_ROWS) for i in range(0, len(log), _BLOCK_ROWS)]
+    some = [log.user[block][log.clicks[block].any(axis=1)] for block in blocks]
     return [int(user) for user in np.unique(np.concatenate(some))]
 
 

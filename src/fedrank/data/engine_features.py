@@ -15,12 +15,12 @@ in one byte, single precision. `EngineIndex` does the same, to one part in 100,0
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from fedrank import kernels
 from fedrank.data.documents import Documents
 from fedrank.data.text import stemmer
-from fedrank.data.values import parse_time
+from fedrank.data.values import parse_number, parse_time
 from fedrank.types import Features
 
 K1, B = np.float32(1.2), np.float32(0.75)  # the defaults of all three engines
@@ -208,11 +208,8 @@ class EngineFeatures:
 
     stemmer: str = "none"  # or a Snowball language
 
-    names: tuple[str, ...] = field(default=NAMES, init=False)
-
-    @property
-    def features(self) -> tuple[EngineFeature, ...]:
-        return NAMED
+    names: ClassVar[tuple[str, ...]] = NAMES
+    features: ClassVar[tuple[EngineFeature, ...]] = NAMED
 
     @property
     def version(self) -> str:
@@ -341,14 +338,14 @@ class EngineIndex:
         together = lengths["title"] + lengths["body"]
         fields["all"] = FieldPostings.of(both[np.argsort(owner, kind="stable")], together, len(terms))
         changed = [parse_time(text) for text in documents.changed] or [None] * len(documents)
-        popularity = [_number(text) for text in documents.popularity] or [0.0] * len(documents)
+        popularity = [parse_number(text) or 0.0 for text in documents.popularity] or [0.0] * len(documents)
         return cls(
             features,
             terms,
             fields,
             words,
             offsets,
-            np.array([math.nan if moment is None else moment for moment in changed], np.float64),
+            np.array([np.nan if moment is None else moment for moment in changed], np.float64),
             np.array(popularity, np.float64),
         )
 
@@ -411,11 +408,3 @@ class EngineIndex:
             return np.zeros(len(rows))
         days = np.abs(time - self.changed[rows]) / DAY  # engines use the absolute distance
         return np.nan_to_num(kernels.elementary.exp_each(-_LN2 * days / half_life), nan=0.0)
-
-
-def _number(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        return 0.0
-    return value if math.isfinite(value) else 0.0

@@ -183,7 +183,10 @@ def _write(log: SearchLog, name: str, part: Path, removed: RemovedRows, note: di
     }
     for text in TEXTS:
         write_names(part / f"{text}.txt", texts[text])
-    _copy_others(log, part, {*(f"{array}.npy" for array in shapes), *(f"{text}.txt" for text in TEXTS), FACTS})
+    ours = {*(f"{array}.npy" for array in shapes), *(f"{text}.txt" for text in TEXTS), FACTS}
+    for path in log.folder.iterdir():  # receipts and other files, without temporary ones
+        if path.is_file() and path.name not in ours and UNFINISHED not in path.name:
+            shutil.copy2(path, part / path.name)
     counts = log.facts["counts"] | {
         "entries": len(entries),
         "pairs": int(pairs.sum()),
@@ -196,13 +199,6 @@ def _write(log: SearchLog, name: str, part: Path, removed: RemovedRows, note: di
         facts["heavy_user"] = None
     facts["forgotten"] = [*log.facts.get("forgotten", ()), {"entries": removed.entries, **note}]
     write_atomic(part / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n", private=True)
-
-
-def _copy_others(log: SearchLog, part: Path, ours: set[str]) -> None:
-    """Copy receipts and other files, without temporary ones."""
-    for path in log.folder.iterdir():
-        if path.is_file() and path.name not in ours and UNFINISHED not in path.name:
-            shutil.copy2(path, part / path.name)
 
 
 def _without(value: Any, name: str) -> Any:

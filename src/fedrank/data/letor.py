@@ -27,10 +27,6 @@ _GROWTH = 64 << 20  # up to this size arrays double; larger ones grow by at leas
 _BOM = b"\xef\xbb\xbf"
 
 
-class LetorError(JudgedFileError):
-    """An invalid LETOR file; the message names file, line, text and remedy."""
-
-
 def read_letor(
     paths: Paths,
     *,
@@ -66,7 +62,7 @@ def read_letor(
         data = _read(files, features, normalise, missing)
         if kept.cache_key(files, options) != key:
             which = files[0] if len(files) == 1 else f"one of {', '.join(map(str, files))}"
-            raise LetorError(
+            raise JudgedFileError(
                 f"{which} changed while it was read, so its contents may be inconsistent; wait until it is written, "
                 "then read it again"
             )
@@ -86,7 +82,7 @@ def read_comments(paths: Paths) -> list[str]:
     """
     comments = []
     for path in _files(paths):
-        with unpacked_file(path, LetorError) as stream:
+        with unpacked_file(path, JudgedFileError) as stream:
             for number, line in enumerate(stream):
                 if number == 0:
                     line = line.removeprefix(_BOM)
@@ -158,7 +154,7 @@ class _Table:
         before = int(state[kernel.ROW])
         state[kernel.LINE] = 1
         first, end = True, MAX_QUERY_LENGTH
-        with unpacked_file(path, LetorError) as stream:
+        with unpacked_file(path, JudgedFileError) as stream:
             ended = False
             while not ended:
                 filled = _fill(stream, memoryview(text)[end:-1])
@@ -170,8 +166,7 @@ class _Table:
                     end += 1
                 stop = text.rfind(b"\n", MAX_QUERY_LENGTH, end) + 1
                 if not ended and stop == 0:
-                    what = f"the line is longer than {BLOCK:,} bytes; check that this is a LETOR file"
-                    raise self._error(int(state[kernel.LINE]), "", what)
+                    raise self._error(f"the line is longer than {BLOCK:,} bytes; check that this is a LETOR file")
                 bom = first and text.startswith(_BOM, MAX_QUERY_LENGTH)
                 state[kernel.POSITION] = MAX_QUERY_LENGTH + (len(_BOM) if bom else 0)
                 first = False
@@ -184,15 +179,17 @@ class _Table:
                     end = MAX_QUERY_LENGTH + len(rest)
                     text[MAX_QUERY_LENGTH:end] = rest
         if state[kernel.ROW] == before:
-            raise LetorError(f"{path}: the file contains no documents; check that it is the right file and complete")
+            raise JudgedFileError(
+                f"{path}: the file contains no documents; check that it is the right file and complete"
+            )
 
     def finish(self) -> None:
         """Trim the arrays to the documents read."""
         rows, highest, fewest = (int(self._state[place]) for place in (kernel.ROW, kernel.HIGHEST, kernel.FEWEST))
         if highest == 0:
-            raise LetorError(f"{self._path}: no document has a feature; lines must look like '2 qid:1 1:0.5 2:3'")
+            raise JudgedFileError(f"{self._path}: no document has a feature; lines must look like '2 qid:1 1:0.5 2:3'")
         if self.expected is not None and highest < self.expected and fewest == highest:
-            raise LetorError(
+            raise JudgedFileError(
                 f"{self._path}: every document has {highest} features, but {self.expected} were expected; "
                 f"use another file, or features={highest}"
             )
@@ -236,14 +233,13 @@ class _Table:
             try:
                 name = self._bytes[start:end].decode()
             except UnicodeDecodeError as error:
-                text = repr(_short(self._bytes[start:end].decode(errors="replace")))
-                raise self._error(line, text, "is not valid UTF-8; save the file as UTF-8") from error
+                text = _short(self._bytes[start:end].decode(errors="replace"))
+                raise self._error(f"{text!r} is not valid UTF-8; save the file as UTF-8", line) from error
             if name in self._known:
                 raise self._error(
+                    f"qid:{name} has occurred before, with other queries in between, but the lines of a query must be "
+                    "adjacent; sort the lines by query",
                     line,
-                    f"qid:{name}",
-                    "has occurred before, with other queries in between, but the lines of a query must be adjacent; "
-                    "sort the lines by query",
                 )
             self._known.add(name)
             self.query_ids.append(name)
@@ -257,22 +253,19 @@ class _Table:
             with np.errstate(over="ignore", under="ignore"):
                 value = np.float32(float(text))
             if np.isinf(value):
-                raise self._infinite(line, f"{column + 1}:{text}")
+                raise self._infinite(f"{column + 1}:{text}", line)
             self.features[row, column] = value
 
     def _widen(self, wanted: int) -> None:
         if self.expected is not None:
             raise self._error(
-                int(self._state[kernel.LINE]),
-                f"feature {wanted}",
-                f"is above the expected number of features, {self.expected}; use another file, or features={wanted}",
+                f"feature {wanted} is above the expected number of features, {self.expected}; use another file, or "
+                f"features={wanted}"
             )
         if wanted > WIDEST:
             raise self._error(
-                int(self._state[kernel.LINE]),
-                f"feature {wanted}",
-                f"is above {WIDEST:,}, and every document stores all features; if the number is right, "
-                f"set features={wanted} (in a spec data.features = {wanted})",
+                f"feature {wanted} is above {WIDEST:,}, and every document stores all features; if the number is "
+                f"right, set features={wanted} (in a spec data.features = {wanted})"
             )
         width = self.features.shape[1]
         # Reserve more the second time: in a sparse file, the highest index grows line by line.
@@ -299,45 +292,40 @@ class _Table:
         size = 4 * max(width, 16)
         if self.expected is None and 4 * rows * width > SMALL + PER_BYTE * self._read:
             raise self._error(
-                int(self._state[kernel.LINE]),
-                "",
                 f"{rows:,} documents of {width:,} features would take {4 * rows * width / 1e9:.1f} GB, but the text so "
                 f"far has only {self._read / 1e6:,.1f} MB; correct the feature index if it is wrong, or set the number "
-                "of features: features=N (in a spec data.features = N)",
+                "of features: features=N (in a spec data.features = N)"
             )
         room = rows + max(rows // 8, min(rows, _GROWTH // size), (1 << 20) // size, 1)
         if self._free is not None and room * size > self._free:
             raise self._error(
-                int(self._state[kernel.LINE]),
-                "",
                 f"{rows:,} documents of {width:,} features need over {4 * rows * width / 1e9:.1f} GB, which exceeds "
-                "the free memory; use a part of the file, or fewer features",
+                "the free memory; use a part of the file, or fewer features"
             )
         return room
 
-    def _bad_line(self, status: int) -> LetorError:
+    def _bad_line(self, status: int) -> JudgedFileError:
         state, text = self._state, self._bytes
-        line, mark = int(state[kernel.LINE]), int(state[kernel.MARK])
+        mark = int(state[kernel.MARK])
         whole = bytes(text[state[kernel.POSITION] : text.index(b"\n", mark)])
         words = bytes(text[mark : mark + 80]).split(b"\n")[0].split()
         word = words[0].decode(errors="replace") if words else ""
         if b"\0" in whole:
-            return self._error(line, "", _REMEDIES[kernel.NUL])
-        if status == kernel.INFINITE:
-            return self._infinite(line, word)
-        if status == kernel.BAD_VALUE and _is_not_finite(word):
-            return self._infinite(line, word)
-        return self._error(line, repr(_short(word)), _REMEDIES[status])
+            return self._error(_REMEDIES[kernel.NUL])
+        if status == kernel.INFINITE or (status == kernel.BAD_VALUE and _is_not_finite(word)):
+            return self._infinite(word)
+        return self._error(f"{_short(word)!r} {_REMEDIES[status]}")
 
-    def _infinite(self, line: int, word: str) -> LetorError:
+    def _infinite(self, word: str, line: int | None = None) -> JudgedFileError:
         return self._error(
+            f"{_short(word)!r} is not a finite float32; correct it, or, if this value marks a missing feature, name "
+            "it: missing=...",
             line,
-            repr(_short(word)),
-            "is not a finite float32; correct it, or, if this value marks a missing feature, name it: missing=...",
         )
 
-    def _error(self, line: int, text: str, what: str) -> LetorError:
-        return LetorError(f"{self._path}, line {line}: {text}{' ' if text else ''}{what}")
+    def _error(self, what: str, line: int | None = None) -> JudgedFileError:
+        """An error in this line, or in the current one."""
+        return JudgedFileError(f"{self._path}, line {self._state[kernel.LINE] if line is None else line}: {what}")
 
 
 _REMEDIES = {

@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from importlib.resources import files
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,51 +34,43 @@ _HEAD = struct.Struct("<III")  # stored words of the title, stored words in tota
 _HASH_BITS = (1 << 31) - 1
 
 
-@dataclass(frozen=True)
-class LiveFeature:
-    """A feature: its name and its meaning."""
-
-    name: str
-    meaning: str
-
-
-NAMED = (
-    LiveFeature("bm25", "BM25 (k1 .9, b .4) of title and body, divided by the query's sum of idf"),
-    LiveFeature("bm25 of title", "the same of the title (k1 1.2, b .75)"),
-    LiveFeature("bm25 of body", "the same of the body (k1 1.2, b .75)"),
-    LiveFeature("engine", "the engine's score / the best score of the list"),
-    LiveFeature("rank", "1 / (r / 10 + 1), r the engine's rank from 0"),
-    LiveFeature("covered", "idf of the query's terms that occur / idf of all"),
-    LiveFeature("covered by title", "the same in the title"),
-    LiveFeature("covered by beginning", "the same in the first 50 words of the body"),
-    LiveFeature("all terms", "1 if every term of the query occurs"),
-    LiveFeature("all terms in title", "1 if every term of the query occurs in the title"),
-    LiveFeature("rarest term", "1 if the query's rarest term occurs"),
-    LiveFeature("rarest term in title", "1 if the query's rarest term occurs in the title"),
-    LiveFeature("adjacent pairs", "share of adjacent query terms that are adjacent in the same order"),
-    LiveFeature("near pairs", "share of adjacent query terms at most 8 words apart, in any order"),
-    LiveFeature("smallest window", "m / words of the shortest window with all m matched terms x m / terms"),
-    LiveFeature("first place", "1 / (1 + p / 20), p the position of the first match from 0, the title first"),
-    LiveFeature("title precision", "words of the title that are query terms / words of the title"),
-    LiveFeature("length", "ln(1 + words) / 11.5, at most 1"),
-    LiveFeature("title length", "ln(1 + words of the title) / 4, at most 1"),
-    LiveFeature("largest tf", "t / (t + 2), t how often the most frequent term of the query occurs"),
-    LiveFeature("bm25 of a term", "x / (x + 2), x BM25 / terms"),
-    LiveFeature("log tf", "y / (y + 1), y the mean of ln(1 + tf), weighted by idf"),
-    LiveFeature("feedback", "cosine (ln(1 + tf) x idf) with the sum of the 5 best other documents"),
-    LiveFeature("expanded bm25", "bm25 with the 30 heaviest terms of these documents at half the query's weight"),
-    LiveFeature("latent", "cosine of vectors of query and document, at least 0; 0 without vectors"),
-    LiveFeature("latent feedback", "the same with the sum of the 5 best other documents"),
-    LiveFeature("clicked for this query", "c / (c + 1), c earlier clicks on it for this query after the first"),
-    LiveFeature("clicked", "c / (c + 1), c earlier clicks on it for any query"),
-    LiveFeature("opened lately", "e^(-d / 30), d days since it was opened; 0 if never"),
-    LiveFeature("changed lately", "e^(-d / 7), d days since it changed; 0 if unknown"),
-    LiveFeature("changed this year", "e^(-d / 365)"),
-    LiveFeature("kind", "mail 1, page 1/2, file 0"),
-    LiveFeature("depth", "f / (f + 4), f the number of parent folders or slashes"),
-    LiveFeature("from somebody answered", "1 if it is a mail from a sender whom the user wrote to"),  # prose: ok
-)
-NAMES = tuple(feature.name for feature in NAMED)
+MEANINGS = {
+    "bm25": "BM25 (k1 .9, b .4) of title and body, divided by the query's sum of idf",
+    "bm25 of title": "the same of the title (k1 1.2, b .75)",
+    "bm25 of body": "the same of the body (k1 1.2, b .75)",
+    "engine": "the engine's score / the best score of the list",
+    "rank": "1 / (r / 10 + 1), r the engine's rank from 0",
+    "covered": "idf of the query's terms that occur / idf of all",
+    "covered by title": "the same in the title",
+    "covered by beginning": "the same in the first 50 words of the body",
+    "all terms": "1 if every term of the query occurs",
+    "all terms in title": "1 if every term of the query occurs in the title",
+    "rarest term": "1 if the query's rarest term occurs",
+    "rarest term in title": "1 if the query's rarest term occurs in the title",
+    "adjacent pairs": "share of adjacent query terms that are adjacent in the same order",
+    "near pairs": "share of adjacent query terms at most 8 words apart, in any order",
+    "smallest window": "m / words of the shortest window with all m matched terms x m / terms",
+    "first place": "1 / (1 + p / 20), p the position of the first match from 0, the title first",
+    "title precision": "words of the title that are query terms / words of the title",
+    "length": "ln(1 + words) / 11.5, at most 1",
+    "title length": "ln(1 + words of the title) / 4, at most 1",
+    "largest tf": "t / (t + 2), t how often the most frequent term of the query occurs",
+    "bm25 of a term": "x / (x + 2), x BM25 / terms",
+    "log tf": "y / (y + 1), y the mean of ln(1 + tf), weighted by idf",
+    "feedback": "cosine (ln(1 + tf) x idf) with the sum of the 5 best other documents",
+    "expanded bm25": "bm25 with the 30 heaviest terms of these documents at half the query's weight",
+    "latent": "cosine of vectors of query and document, at least 0; 0 without vectors",
+    "latent feedback": "the same with the sum of the 5 best other documents",
+    "clicked for this query": "c / (c + 1), c earlier clicks on it for this query after the first",
+    "clicked": "c / (c + 1), c earlier clicks on it for any query",
+    "opened lately": "e^(-d / 30), d days since it was opened; 0 if never",
+    "changed lately": "e^(-d / 7), d days since it changed; 0 if unknown",
+    "changed this year": "e^(-d / 365)",
+    "kind": "mail 1, page 1/2, file 0",
+    "depth": "f / (f + 4), f the number of parent folders or slashes",
+    "from somebody answered": "1 if it is a mail from a sender whom the user wrote to",  # prose: ok
+}
+NAMES = tuple(MEANINGS)
 ENGINE = NAMES.index("engine")
 KINDS = {"mail": 1.0, "page": 0.5, "file": 0.0}
 
@@ -221,9 +213,8 @@ class Usage:
 
 
 def _fading(days: float | None, scale: float) -> float:
-    return (
-        0.0 if days is None else float(np.exp(-max(days, 0.0) / scale))
-    )  # a clock may have been set back, which gives negative days
+    # A clock may have been set back, which gives negative days.
+    return 0.0 if days is None else float(np.exp(-max(days, 0.0) / scale))
 
 
 @dataclass(frozen=True)
@@ -231,7 +222,8 @@ class FeatureSet:
     """A version of the feature set, including its stemmer, since other stems give other features."""
 
     stemmer: str = "english"  # a Snowball language, or "none"
-    names: tuple[str, ...] = field(default=NAMES, init=False)
+    names: ClassVar[tuple[str, ...]] = NAMES
+    meanings: ClassVar[dict[str, str]] = MEANINGS
 
     @property
     def version(self) -> str:
@@ -246,11 +238,6 @@ class FeatureSet:
         if language in ("", version, "english"):
             raise ValueError(f'unknown feature set {version!r}; use "live-1", or with another stemmer "live-1-german"')
         return cls(language)
-
-    @property
-    def meanings(self) -> dict[str, str]:
-        """The meaning of each feature."""
-        return {feature.name: feature.meaning for feature in NAMED}
 
     @cached_property
     def constants(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -7,9 +7,8 @@ documents, too; no searcher knows the complete collection.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
-from typing import ClassVar, Protocol
+from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,29 +17,23 @@ from scipy import sparse
 from fedrank.data.catalog import Fold
 from fedrank.data.collection import Collection, load_collection
 from fedrank.data.documents import Documents
-from fedrank.data.engine_features import NAMES as ENGINE_NAMES
-from fedrank.data.engine_features import EngineFeatures, EngineIndex, is_engine_set
-from fedrank.data.feature_sets import default_normalisation, fixed_ranges, known_features
-from fedrank.data.lists import bm25, ranked
-from fedrank.data.live_features import (
-    BUCKETS,
-    ENGINE,
-    LIVE_1,
-    LOG_103,
-    NAMES,
-    FeatureSet,
-    ForwardRows,
-    WordStatistics,
+from fedrank.data.feature_sets import (
+    ENGINE_WORDS,
+    Describer,
+    default_normalisation,
+    describer,
+    fixed_ranges,
+    forward_rows,
+    live_describer,
 )
-from fedrank.data.log_features import FEATURE_NAMES, Statistics, features_of
+from fedrank.data.lists import bm25, ranked
+from fedrank.data.live_features import BUCKETS, ENGINE, NAMES, ForwardRows, WordStatistics
 from fedrank.data.normalise import normalise
 from fedrank.data.ranking import RankingData
-from fedrank.data.text import Tokeniser
 from fedrank.kernels.elementary import log1p_each
 from fedrank.seeds import rng_for
-from fedrank.types import Features, Scores
+from fedrank.types import Features
 
-ENGINE_WORDS = Tokeniser("english")  # candidates do not depend on the features
 CANDIDATES = 100
 ROUNDS = 20  # iterations of k-means
 CROWDED = 1.5  # maximum size of a topic relative to the mean
@@ -51,83 +44,21 @@ class NothingToLearn(ValueError):
     """No query has a relevant document among its candidates."""
 
 
-class Described(Protocol):
-    """A function that computes features of candidates from a searcher's own documents."""
-
-    @property
-    def names(self) -> tuple[str, ...]: ...
-
-    def __call__(self, query: str, candidates: NDArray[np.int64], scores: Scores) -> Features:
-        """Return [candidates, features]; candidates index the searcher's documents, best score first."""
-
-
-@dataclass(frozen=True, eq=False)
-class LiveDescribed:
-    """The features live-1."""
-
-    rows: ForwardRows
-    features: FeatureSet = LIVE_1
-    scaled: bool = True
-
-    names: ClassVar[tuple[str, ...]] = NAMES
-
-    @cached_property
-    def statistics(self) -> WordStatistics:
-        return WordStatistics.of(self.rows)
-
-    def __call__(self, query: str, candidates: NDArray[np.int64], scores: Scores) -> Features:
-        raw = self.features.raw(self.features.query(query), self.rows.select(candidates), scores, self.statistics)
-        return self.features.scaled(raw) if self.scaled else raw
-
-
-@dataclass(frozen=True, eq=False)
-class LogDescribed:
-    """The 103 features of AOL4FOLTRand the engine's score, as a comparison to live-1."""
-
-    documents: Documents
-
-    names: ClassVar[tuple[str, ...]] = (*FEATURE_NAMES, NAMES[ENGINE])
-
-    @cached_property
-    def statistics(self) -> Statistics:
-        return Statistics.of(self.documents)
-
-    def __call__(self, query: str, candidates: NDArray[np.int64], scores: Scores) -> Features:
-        return np.column_stack([features_of(query, candidates, self.statistics), scores])
-
-
-@dataclass(frozen=True, eq=False)
-class EngineDescribed:
-    """The features engine-1, unscaled; recency is 0, since judged queries have no time."""
-
-    index: EngineIndex
-
-    names: ClassVar[tuple[str, ...]] = ENGINE_NAMES
-
-    def __call__(self, query: str, candidates: NDArray[np.int64], scores: Scores) -> Features:
-        return self.index.describe(query, candidates)
-
-
-def forward_rows(documents: Documents, features: FeatureSet = LIVE_1) -> ForwardRows:
-    """Return a collection's documents in the form that features are computed from."""
-    return ForwardRows.join([features.row(*one) for one in zip(documents.title, documents.text, strict=True)])
-
-
 def live_ranking(
     collection: Collection,
     queries: Sequence[int] | NDArray[np.integer] | None = None,
     part: Sequence[int] | NDArray[np.integer] | None = None,
-    describe: Callable[[Documents, NDArray[np.int64]], Described] | None = None,
+    describe: Callable[[Documents, NDArray[np.int64]], Describer] | None = None,
 ) -> RankingData:
     """Return queries with the best 100 of BM25 as candidates, in the engine's order.
 
-    `part` are the searcher's documents (None: all). `describe` returns a function for features, given these documents
+    `part` are the searcher's documents (None: all). `describe` returns how to compute features, given these documents
     and their indices in the collection; None: scaled live-1. Queries without a relevant candidate are left out, since
     all orders of their candidates are equally good.
     """
     held = np.arange(len(collection.documents)) if part is None else np.sort(np.asarray(part, np.int64))
     own = _some(collection.documents, held)
-    described = LiveDescribed(forward_rows(own)) if describe is None else describe(own, held)
+    names, features = live_describer(forward_rows(own)) if describe is None else describe(own, held)
     score = bm25(own, ENGINE_WORDS)
     grades_of = np.zeros(len(collection.documents), np.int8)
     found: list[Features] = []
@@ -139,7 +70,7 @@ def live_ranking(
         scores = score(collection.queries[query])
         best = ranked(scores, CANDIDATES)
         if grades_of[held[best]].any():
-            found.append(described(collection.queries[query], best, scores[best]))
+            found.append(features(collection.queries[query], best, scores[best]))
             grades.append(grades_of[held[best]])
             asked.append(collection.query_ids[query])
         grades_of[judged] = 0
@@ -155,8 +86,8 @@ def live_ranking(
         np.array(asked),
         name=collection.name,
         top_grade=collection.top_grade,
-        feature_names=described.names,
-        given=NAMES[ENGINE] if NAMES[ENGINE] in described.names else "file",  # candidates are in the engine's order
+        feature_names=names,
+        given=NAMES[ENGINE] if NAMES[ENGINE] in names else "file",  # candidates are in the engine's order
     )
 
 
@@ -165,35 +96,6 @@ def _some(documents: Documents, which: NDArray[np.int64]) -> Documents:
     ids, titles, texts, urls = ([column[d] for d in which] for column in of)
     changed, popularity = ([column[d] for d in which if column] for column in (documents.changed, documents.popularity))
     return Documents(ids, titles, texts, urls, changed=changed, popularity=popularity)
-
-
-def pair_features(
-    documents: Documents, depth: int
-) -> Callable[[Sequence[str], NDArray[np.int64], NDArray[np.int64]], Features]:
-    """Return a function from queries and pairs of query and document to scaled live-1, for search logs.
-
-    A pair is described as one candidate among the best `depth` of BM25, independently of other pairs.
-    """
-    described, score = LiveDescribed(forward_rows(documents)), bm25(documents, ENGINE_WORDS)
-
-    def features(queries: Sequence[str], query: NDArray[np.int64], rows: NDArray[np.int64]) -> Features:
-        out = np.empty((len(rows), len(NAMES)), np.float32)
-        for one in np.unique(query):
-            here = np.flatnonzero(query == one)
-            scores = score(queries[one])
-            best = ranked(scores, depth)
-            of_best = described(queries[one], best, scores[best])
-            place = {int(document): where for where, document in enumerate(best)}
-            for pair in here:
-                document = int(rows[pair])
-                if document in place:
-                    out[pair] = of_best[place[document]]
-                else:  # a clicked document outside the best is appended, one at a time
-                    last = np.append(best, document)
-                    out[pair] = described(queries[one], last, scores[last])[-1]
-        return out
-
-    return features
 
 
 def topics(rows: ForwardRows, count: int, seed: int) -> NDArray[np.int64]:
@@ -276,6 +178,10 @@ def collection_fold(name: str, parts: int, fold: int, features: str = "live-1", 
     searcher (`who`) and their order as time. A searcher with fewer than two usable queries gets none.
     """
     collection, rows = _with_rows(name)
+
+    def describe(own: Documents, held: NDArray[np.int64]) -> Describer:
+        return describer(features, own, lambda: rows.select(held))
+
     of_document = topics(rows, parts, fold) if parts > 1 else np.zeros(len(rows), np.int64)
     of_query = owners(collection, of_document, parts)
     halves: tuple[list[RankingData], list[RankingData]] = ([], [])
@@ -284,7 +190,7 @@ def collection_fold(name: str, parts: int, fold: int, features: str = "live-1", 
         if len(asked) < 2:
             continue
         try:
-            data = live_ranking(collection, asked, np.flatnonzero(of_document == part), _describing(features, rows))
+            data = live_ranking(collection, asked, np.flatnonzero(of_document == part), describe)
         except NothingToLearn:
             continue
         if data.queries < 2:
@@ -293,7 +199,8 @@ def collection_fold(name: str, parts: int, fold: int, features: str = "live-1", 
         data = normalise(data, how, fixed_ranges(features) if how == "global" else None)
         dealt = rng_for(fold, "halves", part).permutation(data.queries)
         for half, some in zip(halves, (dealt[: len(dealt) // 2], dealt[len(dealt) // 2 :]), strict=True):
-            half.append(_of_searcher(data.select(np.sort(some)), part))
+            own = data.select(np.sort(some))
+            half.append(replace(own, who=np.full(own.queries, part, np.int32), when=np.arange(own.queries)))
     if not halves[0]:
         raise ValueError(f"{name} has too few usable queries for {parts} parts; use fewer parts")
     train, test = (_joined(half) for half in halves)
@@ -304,23 +211,6 @@ def collection_fold(name: str, parts: int, fold: int, features: str = "live-1", 
         "candidate are left out"
     )
     return Fold(train, None, test, collection.name, fold, (note,))
-
-
-def _describing(features: str, rows: ForwardRows) -> Callable[[Documents, NDArray[np.int64]], Described]:
-    """Return `describe` for a feature set; `rows` are the whole collection with the default stemmer, to save time."""
-    if known_features(features) == LOG_103:
-        return lambda own, held: LogDescribed(own)
-    if is_engine_set(features):
-        of_engine = EngineFeatures.named(features)
-        return lambda own, held: EngineDescribed(of_engine.index(own))
-    if features == LIVE_1.version:
-        return lambda own, held: LiveDescribed(rows.select(held))
-    other = FeatureSet.named(features)
-    return lambda own, held: LiveDescribed(forward_rows(own, other), other)
-
-
-def _of_searcher(data: RankingData, part: int) -> RankingData:
-    return replace(data, who=np.full(data.queries, part, np.int32), when=np.arange(data.queries))
 
 
 def _joined(parts: list[RankingData]) -> RankingData:

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from array import array
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,93 +27,45 @@ K1 = 1.5  # BM25: saturation of term frequency; the default of bm25s and rank_bm
 B = 0.75  # BM25: length normalisation, 0 to 1
 FLOOR = 0.25  # published BM25 only: a term with negative idf gets this share of the list's mean idf
 DOCUMENTS_AT_ONCE = 4096  # per batch; bounds the memory for tokens
-PAIRS_AT_ONCE = 4096  # minimum batch per thread, and the interval of progress reports
+PAIRS_AT_ONCE = 4096  # per batch of a thread
 
 
-@dataclass(frozen=True)
-class Feature:
-    """One of the 103 features: its definition here and in the published files."""
-
-    number: int  # from 1, as in LETOR files
-    name: str
-    stream: str  # title, body or URL
-    meaning: str
-    published: str  # definition with published=True if it differs; otherwise ""
+def _summaries(of: str) -> tuple[str, ...]:
+    return tuple(f"{summary} of {of}" for summary in ("min", "max", "sum", "mean", "variance"))
 
 
-_SUMMARIES = ("min", "max", "sum", "mean", "variance")
-_REPEATS = "a repeated word of the query counts as often as it occurs"
-
-
-def _kinds() -> Iterator[tuple[str, str, str]]:
-    """(name, meaning, published) of each feature that every stream has."""
-    yield (
-        "BM25",
-        f"BM25 of the query: sum of idf x tf / (tf + k1 (1 - b + b length / mean length)), k1 = {K1}, b = {B}.",
-        f"Times k1 + 1, with idf = ln((N - n + 0.5) / (n + 0.5)) over the list's N documents that have this stream; "
-        f"a negative idf becomes {FLOOR} x the list's mean idf.",
-    )
-    over = (
-        ("TF", "tf, how often a query term occurs in the stream", f"The same, but {_REPEATS}."),
-        (
-            "IDF",
-            "idf = ln(1 + (N - n + 0.5) / (n + 0.5)), n of N documents having the term in this stream; 0 if n = 0",
-            f"idf = ln((1 + N) / (1 + n)) + 1 over the N documents of the list; {_REPEATS}.",
-        ),
-        ("TF-IDF", "tf x idf", f"With the published idf; {_REPEATS}."),
-    )
-    for name, meaning, published in over:
-        for summary in _SUMMARIES:
-            yield f"{summary} of {name}", f"The {summary} over the query's terms of {meaning}.", published
-    for summary in _SUMMARIES:
-        yield (
-            f"{summary} of word length",
-            f"The {summary} over the stream's words of their length in characters.",
-            'The same under the name "stream length".',
-        )
-    for summary in _SUMMARIES:
-        yield (
-            f"{summary} of length-normalised TF",
-            f"The {summary} over the query's terms of tf / number of words in the stream.",
-            "Always 0." if summary == "variance" else f"The sum, contrary to the name; {_REPEATS}.",
-        )
-    yield (
-        "cosine",
-        "Cosine between query (idf) and stream (tf x idf).",
-        f"With the published idf; {_REPEATS}.",
-    )
-    yield "covered query terms", "Number of query terms that occur in the stream.", f"The same, but {_REPEATS}."
-    yield "covered query term ratio", "Share of query terms that occur in the stream.", f"The same, but {_REPEATS}."
-    yield "characters", "Length of the stream in characters, without surrounding white space.", ""
-    yield "terms", "Length of the stream in words.", ""
-    yield (
-        "query terms",
-        "Number of query terms.",
-        f"The same, but {_REPEATS}; 0 if no document of the list has the stream.",
-    )
-    yield (
-        "exact match",
-        "1 if every query term occurs in the stream, otherwise 0 (MSLR's boolean model).",
-        "The same, but 0 whenever a word of the query is repeated.",
-    )
-    yield (
-        "match ratio",
-        "Share of the stream's distinct terms that are query terms.",
-        "Distinct query terms that occur in the stream / words of the query, repeated ones included.",
-    )
-
-
-def _features() -> Iterator[Feature]:
-    number = 0
-    for name, meaning, published in _kinds():
-        for stream in STREAMS:
-            number += 1
-            yield Feature(number, f"{name} of {stream}", stream, meaning, published)
-    yield Feature(number + 1, "number of slashes in URL", "URL", "Number of slashes in the URL.", "")
-
-
-FEATURES = tuple(_features())  # [103]: feature after feature, each for title, body, URL
-FEATURE_NAMES = tuple(feature.name for feature in FEATURES)
+# The features of every stream. "Published" is the definition with published=True, if it differs; a repeated word of the
+# query then counts as often as it occurs.
+_OF_STREAMS = (
+    # Sum of idf x tf / (tf + k1 (1 - b + b length / mean length)). Published: times k1 + 1, with
+    # idf = ln((N - n + 0.5) / (n + 0.5)) over the list's N documents that have this stream; a negative idf becomes
+    # FLOOR x the list's mean idf.
+    "BM25",
+    # Over the query's terms: tf, how often a term occurs in the stream.
+    *_summaries("TF"),
+    # Over the query's terms: idf = ln(1 + (N - n + 0.5) / (n + 0.5)), n of N documents having the term in this stream;
+    # 0 if n = 0. Published: idf = ln((1 + N) / (1 + n)) + 1 over the N documents of the list, here and below.
+    *_summaries("IDF"),
+    *_summaries("TF-IDF"),  # over the query's terms: tf x idf
+    # Over the stream's words: their length in characters. Published: the same, under the name "stream length".
+    *_summaries("word length"),
+    # Over the query's terms: tf / number of words in the stream. Published: always the sum, contrary to the name; the
+    # variance is always 0.
+    *_summaries("length-normalised TF"),
+    "cosine",  # between query (idf) and stream (tf x idf)
+    "covered query terms",  # number of query terms that occur in the stream
+    "covered query term ratio",  # share of query terms that occur in the stream
+    "characters",  # length of the stream in characters, without surrounding white space
+    "terms",  # length of the stream in words
+    "query terms",  # number of query terms. Published: 0 if no document of the list has the stream
+    # 1 if every query term occurs in the stream, otherwise 0 (MSLR's boolean model). Published: 0 whenever a word of
+    # the query is repeated.
+    "exact match",
+    # Share of the stream's distinct terms that are query terms. Published: distinct query terms that occur in the
+    # stream / words of the query.
+    "match ratio",
+)
+FEATURE_NAMES = (*(f"{name} of {stream}" for name in _OF_STREAMS for stream in STREAMS), "number of slashes in URL")
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,9 +76,7 @@ class Statistics:
     its features are 0 except idf and the number of query terms, which depend only on the query.
     """
 
-    vocabulary: NDArray[np.uint8]  # all terms in UTF-8, one after the other
-    vocabulary_offsets: NDArray[np.int64]  # [terms + 1]
-    alphabetical: NDArray[np.int32]  # [terms]: terms by their UTF-8, for looking them up
+    vocabulary: dict[str, int]  # numbers of terms
     frequencies: NDArray[np.int32]  # [terms, 3]: how many documents have the term in this stream
     offsets: NDArray[np.int64]  # [3 documents + 1]: stream s of document d is row 3 d + s
     terms: NDArray[np.int32]  # distinct terms of each row, ascending
@@ -140,11 +91,6 @@ class Statistics:
     def __len__(self) -> int:
         return len(self.slashes)
 
-    @property
-    def nbytes(self) -> int:
-        """Total size of the arrays in bytes."""
-        return sum(getattr(self, field.name).nbytes for field in fields(self))
-
     @classmethod
     def of(cls, documents: Documents) -> Statistics:
         """Compute the statistics of a collection; texts are read once and not stored."""
@@ -152,7 +98,6 @@ class Statistics:
 
         ids, offsets, terms, counts, characters = _count(documents)
         number = len(documents.ids)
-        spelled = [term.encode() for term in ids]
         frequencies = np.zeros((len(ids), 3), np.int32)
         lengths = np.zeros((number, 3), np.int32)
         words = np.zeros((number, 3, 5), np.float32)
@@ -161,9 +106,7 @@ class Statistics:
         norms = np.empty((number, 3))
         document_norms(offsets, terms, counts, idf(frequencies, number), norms)
         return cls(
-            vocabulary=np.frombuffer(b"".join(spelled), np.uint8),
-            vocabulary_offsets=_ends(np.fromiter(map(len, spelled), np.int64, len(spelled))),
-            alphabetical=np.array(sorted(range(len(spelled)), key=spelled.__getitem__), np.int32),
+            vocabulary=ids,
             frequencies=frequencies,
             offsets=offsets,
             terms=terms,
@@ -175,27 +118,6 @@ class Statistics:
             norms=norms,
             slashes=np.fromiter((url.count("/") for url in documents.url), np.int32, number),
         )
-
-    def term(self, number: int) -> str:
-        """Return the text of a term."""
-        return self._spelled(number).decode()
-
-    def find(self, term: str) -> int:
-        """Return the number of a term, or -1 if no document contains it."""
-        wanted = term.encode(errors="replace")
-        low, high = 0, len(self.alphabetical)
-        while low < high:
-            middle = (low + high) // 2
-            if self._spelled(self.alphabetical[middle]) < wanted:
-                low = middle + 1
-            else:
-                high = middle
-        if low < len(self.alphabetical) and self._spelled(self.alphabetical[low]) == wanted:
-            return int(self.alphabetical[low])
-        return -1
-
-    def _spelled(self, number: int) -> bytes:
-        return self.vocabulary[self.vocabulary_offsets[number] : self.vocabulary_offsets[number + 1]].tobytes()
 
 
 def idf(frequencies: NDArray[Any], documents: int) -> NDArray[np.float64]:
@@ -223,15 +145,14 @@ def features_for(
     rows_of_pair: ArrayLike,
     statistics: Statistics,
     threads: int = 1,
-    progress: Callable[[int, int], None] | None = None,
     published: bool = False,
 ) -> NDArray[np.float32]:
-    """Return features [pairs, 103] of many queries and documents; `progress(done, pairs)` is called periodically.
+    """Return features [pairs, 103] of many queries and documents.
 
     A repeated query word counts once, term features of a query without words are 0, and all values are finite. A pair
     depends only on its query, its document and the collection, so pairs can be computed in any portions.
 
-    `published` uses the definitions of AOL4FOLTR's files (see `FEATURES`), in which a pair depends on its result list:
+    `published` uses the definitions of AOL4FOLTR's files (see above), in which a pair depends on its result list:
     all pairs with the same `query_of_pair` are one list, and statistics are those of the list. Give every list a
     separate entry in `queries`, and never divide a list between two calls. Words are split by the tokenizer of this
     package, and one published rule is omitted: that tf, idf and cosine are 0 where a stream of the whole list
@@ -246,33 +167,26 @@ def features_for(
     asked = _asked([queries[i] for i in used], statistics)
     s = statistics
     collection = (s.offsets, s.terms, s.counts, s.lengths, s.mean_lengths, s.characters, s.words, s.norms, s.slashes)
-    out = np.empty((len(rows), len(FEATURES)), np.float32)
+    out = np.empty((len(rows), len(FEATURE_NAMES)), np.float32)
     steps = [*range(0, len(rows), PAIRS_AT_ONCE), len(rows)]
     ends = _ends(np.bincount(position, minlength=len(used))) if published else np.arange(len(rows) + 1)
     edges = np.unique(np.searchsorted(ends, steps))  # do not divide a list
     order = np.lexsort((rows, position)) if published else None
 
-    def some(first: int, last: int) -> int:
+    def some(first: int, last: int) -> None:
         if order is not None:
-            words = len(s.alphabetical)
+            words = len(s.vocabulary)
             published_features(out, first, last, ends, order, rows, words, asked, collection, K1, B, FLOOR)
         else:
             collection_features(out, first, last, position, rows, asked, collection, K1, B)
-        return int(ends[last])
 
-    for done in _in_threads(some, edges, threads):
-        if progress is not None:
-            progress(done, len(rows))
+    if threads > 1:
+        with ThreadPoolExecutor(threads) as pool:  # portions are independent
+            list(pool.map(some, edges[:-1], edges[1:]))
+    else:
+        for first, last in pairwise(edges):
+            some(first, last)
     return out
-
-
-def _in_threads(some: Callable[[int, int], int], edges: NDArray[np.int64], threads: int) -> Iterator[int]:
-    """Yield the results of all portions in order; portions are independent."""
-    if threads < 2 or len(edges) < 3:
-        yield from map(some, edges[:-1], edges[1:])
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        yield from pool.map(some, edges[:-1], edges[1:])
 
 
 def _check(asking: NDArray[np.int64], rows: NDArray[np.int64], queries: int, documents: int) -> None:
@@ -288,16 +202,10 @@ def _check(asking: NDArray[np.int64], rows: NDArray[np.int64], queries: int, doc
 
 def _asked(queries: Sequence[str], statistics: Statistics) -> tuple[NDArray[Any], ...]:
     """Return the distinct terms of each query in order: (offsets, terms, repeats, idf [terms, 3])."""
-    known: dict[str, int] = {}
     wanted, repeats, sizes = array("i"), array("q"), array("q")
     for query in queries:
-        counted: dict[str, int] = {}
-        for token in tokens(query):
-            counted[token] = counted.get(token, 0) + 1
-        for token in counted:
-            if token not in known:
-                known[token] = statistics.find(token)
-            wanted.append(known[token])
+        counted = Counter(tokens(query))
+        wanted.extend(statistics.vocabulary.get(token, -1) for token in counted)
         repeats.extend(counted.values())
         sizes.append(len(counted))
     terms = np.array(wanted, np.int32)
@@ -332,6 +240,7 @@ def _count(
         some_terms.append(terms[:end].copy())
         small = end == 0 or counts[:end].max() <= np.iinfo(np.uint16).max
         some_counts.append(counts[:end].astype(np.uint16 if small else np.int32))
+    ids.default_factory = None  # unknown terms are not added any more
     return ids, _ends(sizes), np.concatenate(some_terms), np.concatenate(some_counts), characters
 
 

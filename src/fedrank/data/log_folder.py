@@ -1,4 +1,4 @@
-"""The folder of a data set during a build: its lock, the completed steps, and the final files.
+"""The folder of a data set while it is written: its lock, the completed steps, and the final files.
 
 A step is marked on disk when it is complete. A build that is killed continues at the last mark and writes the same
 bytes.
@@ -10,30 +10,22 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.lib.format import open_memmap
+from numpy.typing import NDArray
 
 from fedrank.data import from_ir_datasets
-from fedrank.data.logs import (
-    ARRAYS,
-    BEGUN,
-    FACTS,
-    FORMAT,
-    SHOWN_ARRAYS,
-    SHOWN_MORE,
-    TEXTS,
-    SearchLog,
-    load_log,
-    write_names,
-)
-from fedrank.data.mapped import new_mapped
+from fedrank.data.logs import ARRAYS, BEGUN, FACTS, FORMAT, TEXTS, SearchLog, load_log, write_names
+from fedrank.data.mapped import new_mapped, save_array
 from fedrank.data.rows import stored_reasons
 from fedrank.files import UNFINISHED as PART
 from fedrank.files import add_path_to_errors, locked, opened, parse_json, private_folder, read_text, sync, write_atomic
+from fedrank.types import Features
 
 if TYPE_CHECKING:
     from fedrank.data.click_log import Clicks
@@ -158,6 +150,12 @@ def table(path: Path, shape: tuple[int, ...], kind: str, new: bool) -> np.memmap
     return found
 
 
+def save_arrays(out: Path, **arrays: NDArray[Any]) -> None:
+    """Write arrays of a data set, converted to their types and flushed to disk."""
+    for name, array in arrays.items():
+        save_array(out / f"{name}.npy", np.asarray(array).astype(ARRAYS[name], copy=False))
+
+
 def write_texts(out: Path, users: Sequence[str], queries: Sequence[str], documents: Sequence[str]) -> None:
     """Write the names of users, queries and documents, flushed to disk."""
     for name, names in zip(TEXTS, (users, queries, documents), strict=True):
@@ -174,29 +172,41 @@ def log_facts(
     broken_documents: int = 0,
     exclude: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Return the facts common to all data sets; builders extend them."""
-    out, made_from = marks.path.parent, dict(marks.request)
+    """Return the facts of a data set that was built from files; builders extend them."""
+    made_from = dict(marks.request)
     del made_from["format"]
-    paths = {name: out / f"{name}.npy" for name in ARRAYS | SHOWN_ARRAYS | SHOWN_MORE}
+    settings = made_from.pop("settings")
+    return _facts(marks.path.parent, settings, feature_names, rows.rows, usable) | {
+        "files": files,
+        "made_from": made_from,
+        "left_out": stored_reasons(rows.left_out),
+        "out_of_order": rows.out_of_order,
+        "broken_documents": broken_documents,
+        "heavy_user": heavy_user(rows, exclude),
+    }
+
+
+def _facts(out: Path, settings: dict[str, Any], names: Sequence[str], rows: int, usable: int) -> dict[str, Any]:
+    """Return the facts of the arrays and texts in a folder; no row was left out."""
+    paths = {name: out / f"{name}.npy" for name in ARRAYS}
     shapes = {name: list(np.load(path, mmap_mode="r").shape) for name, path in paths.items() if path.is_file()}
     return {
         "format": FORMAT,
-        "files": files,
-        "settings": made_from.pop("settings"),
-        "made_from": made_from,
+        "settings": settings,
         "counts": {
-            "rows": rows.rows,  # in all files of the log
+            "rows": rows,  # in all files of the log
             "sound": usable,
             "entries": shapes["lists"][0],  # in the data set
             "pairs": shapes["features"][0],
             **{name: (out / f"{name}.txt").read_bytes().count(b"\n") for name in TEXTS},
         },
-        "left_out": stored_reasons(rows.left_out),
-        "out_of_order": rows.out_of_order,
-        "broken_documents": broken_documents,
-        "heavy_user": heavy_user(rows, exclude),
+        "left_out": {},
+        "dropped": {},
+        "out_of_order": 0,
+        "broken_documents": 0,
+        "heavy_user": None,
         "shapes": shapes,
-        "feature_names": list(feature_names),
+        "feature_names": list(names),
     }
 
 
@@ -219,3 +229,62 @@ def fingerprint(path: Path) -> str:
         return from_ir_datasets.size_of(path)
     with opened(path) as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownLists:
+    """Lists, clicks and features in memory; entries and users in any order. See `SearchLog` for the fields."""
+
+    features: Features  # [pairs, features]
+    lists: NDArray[np.integer[Any]]  # [entries, longest]
+    clicks: NDArray[Any]  # [entries, longest]
+    user: NDArray[np.integer[Any]]  # [entries]
+    time: NDArray[np.integer[Any]]  # [entries]
+    query: NDArray[np.integer[Any]]  # [entries]
+    document: NDArray[np.integer[Any]]  # [pairs]
+    users: Sequence[str]
+    queries: Sequence[str]
+    documents: Sequence[str]
+    feature_names: Sequence[str]
+    first: NDArray[np.integer[Any]] | None = None  # [entries]; None: all are first pages
+    dwell: NDArray[np.floating[Any]] | None = None  # [entries, longest]
+    scores: NDArray[np.floating[Any]] | None = None  # [entries, longest], with `temperature` and `keep`
+    temperature: float | None = None
+    keep: float | None = None
+    unit: str = "person"  # or "browser"
+
+    def __post_init__(self) -> None:
+        if self.unit not in ("person", "browser"):
+            raise ValueError(f"unit must be one of person, browser (got {self.unit!r})")
+        if self.scores is not None and (self.temperature is None or self.keep is None):
+            raise ValueError("scores need temperature and keep to determine how lists were sampled; give all three")
+
+    def ordered(self) -> ShownLists:
+        """Return entries ordered by time, and users with the most active first."""
+        order = np.argsort(self.time, kind="stable")
+        active = np.argsort(-np.bincount(self.user, minlength=len(self.users)), kind="stable")
+        number = np.empty(len(self.users), np.int64)
+        number[active] = np.arange(len(self.users))
+        names = ("lists", "clicks", "time", "query", "first", "dwell", "scores")
+        by_entry = {name: getattr(self, name)[order] for name in names if getattr(self, name) is not None}
+        return replace(self, **by_entry | {"user": number[self.user[order]], "users": [self.users[i] for i in active]})
+
+
+def write_shown(
+    folder: str | os.PathLike[str], shown: ShownLists, settings: Mapping[str, Any], facts: Mapping[str, Any] = {}
+) -> SearchLog:
+    """Write a data set and open it. `settings` describe how it was made, such as {"features": "engine-1"}.
+
+    `facts` override the default facts, by which every entry is a valid row and no row was left out.
+    """
+    folder, shown = Path(folder), shown.ordered()
+    values = shown.__dict__ | {"first": np.zeros(len(shown.user)) if shown.first is None else shown.first}
+    draw = {} if shown.scores is None else {"temperature": shown.temperature, "keep": shown.keep}
+    with working_on(folder):
+        begin(folder, {"settings": dict(settings)}).begin()  # marks the folder as unfinished
+        save_arrays(folder, **{name: values[name] for name in ARRAYS if values.get(name) is not None})
+        write_texts(folder, shown.users, shown.queries, shown.documents)
+        entries = len(shown.user)
+        own = _facts(folder, dict(settings), shown.feature_names, entries, entries)
+        finish(folder, {**own, "unit": shown.unit, **draw, **facts})
+    return load_log(folder)

@@ -116,21 +116,19 @@ class SearchLog:
         return np.flatnonzero(self.user == user)
 
 
-ARRAYS: dict[str, str] = {  # arrays of a data set with synthetic lists, and their types
+ARRAYS: dict[str, str] = {  # arrays of a data set, and their types
     "features": "<f4",
     "lists": "<i8",
-    "target": "|i1",
+    "target": "|i1",  # of synthetic lists
     "user": "<i4",
     "time": "<i8",
     "query": "<i4",
     "document": "<i4",
-}
-SHOWN_ARRAYS: dict[str, str] = {  # arrays of a data set with shown lists
-    **{name: kind for name, kind in ARRAYS.items() if name != "target"},
-    "clicks": "|u1",
+    "clicks": "|u1",  # of shown lists, as are the following
     "first": "<i4",
+    "dwell": "<f4",  # optional
+    "scores": "<f4",  # optional
 }
-SHOWN_MORE: dict[str, str] = {"dwell": "<f4", "scores": "<f4"}  # optional arrays
 TEXTS = ("users", "queries", "documents")
 
 
@@ -165,10 +163,10 @@ def load_log(folder: str | os.PathLike[str]) -> SearchLog:
         )
     if not all(isinstance(facts.get(key), dict) for key in ("shapes", "counts")):
         raise ValueError(f"{folder / FACTS} does not match the files in the folder; {_DAMAGED}")
-    wanted = ARRAYS
+    wanted = ["features", "lists", "user", "time", "query", "document", "target"]
     if "clicks" in facts["shapes"]:
-        wanted = SHOWN_ARRAYS | {name: kind for name, kind in SHOWN_MORE.items() if name in facts["shapes"]}
-    arrays: dict[str, Any] = {name: _open(folder, name, kind, facts) for name, kind in wanted.items()}
+        wanted[-1:] = ["clicks", "first", *(name for name in ("dwell", "scores") if name in facts["shapes"])]
+    arrays: dict[str, Any] = {name: _open(folder, name, facts) for name in wanted}
     texts: dict[str, Any] = {name: read_names(folder / f"{name}.txt") for name in TEXTS}
     for name in TEXTS:
         if len(texts[name]) != facts["counts"].get(name):
@@ -180,12 +178,8 @@ def load_log(folder: str | os.PathLike[str]) -> SearchLog:
 
 def log_files(folder: str) -> dict[str, Path]:
     """Return the files of a data set by name, without its card, which contains the date."""
-    names = [
-        FACTS,
-        *(f"{name}.npy" for name in (*ARRAYS, *SHOWN_ARRAYS, *SHOWN_MORE)),
-        *(f"{name}.txt" for name in TEXTS),
-    ]
-    paths = {f"{folder}/{name}": Path(folder) / name for name in dict.fromkeys(names)}
+    names = [FACTS, *(f"{name}.npy" for name in ARRAYS), *(f"{name}.txt" for name in TEXTS)]
+    paths = {f"{folder}/{name}": Path(folder) / name for name in names}
     return {name: path for name, path in paths.items() if path.is_file()}
 
 
@@ -229,14 +223,18 @@ def _check_shown(log: SearchLog) -> None:
     for begin in range(0, len(log), _SOME):
         some = slice(begin, begin + _SOME)
         there = log.lists[some] >= 0
-        for name, sound in (
-            ("lists", there[:, :1].all() and not np.any(there[:, 1:] & ~there[:, :-1])),
-            ("clicks", not np.any(log.clicks[some][~there])),  # type: ignore[index]  # a shown log has them
-            ("dwell", log.dwell is None or _are_seconds(log.dwell[some], there)),
-            ("scores", log.scores is None or bool(np.isfinite(log.scores[some][there]).all())),
+        gaps = not there[:, :1].all() or np.any(there[:, 1:] & ~there[:, :-1])
+        late = np.any(log.clicks[some][~there])  # type: ignore[index]  # a shown log has clicks
+        dwell = log.dwell is not None and not _are_seconds(log.dwell[some], there)
+        scores = log.scores is not None and not np.isfinite(log.scores[some][there]).all()
+        for name, wrong, problem in (
+            ("lists", gaps, "has an empty list, or -1 within one"),
+            ("clicks", late, "has clicks after the end of a list"),
+            ("dwell", dwell, "contains times that are infinite, negative or after the end of a list"),
+            ("scores", scores, "contains scores that are not finite"),
         ):
-            if not sound:
-                raise ValueError(f"{log.folder / name}.npy {_UNSOUND[name]}; {_DAMAGED}")
+            if wrong:
+                raise ValueError(f"{log.folder / name}.npy {problem}; {_DAMAGED}")
     if log.scores is not None:
         drawn = [log.facts.get(name) for name in ("temperature", "keep")]
         known = all(isinstance(one, (int, float)) and not isinstance(one, bool) for one in drawn)
@@ -245,14 +243,6 @@ def _check_shown(log: SearchLog) -> None:
                 f"{log.folder / FACTS} contains temperature {drawn[0]!r} and keep {drawn[1]!r} for sampled lists, "
                 f"which are invalid; {_DAMAGED}"
             )
-
-
-_UNSOUND = {
-    "lists": "has an empty list, or -1 within one",
-    "clicks": "has clicks after the end of a list",
-    "dwell": "contains times that are infinite, negative or after the end of a list",
-    "scores": "contains scores that are not finite",
-}
 
 
 def _are_seconds(dwell: NDArray[np.float32], there: NDArray[np.bool_]) -> bool:
@@ -350,8 +340,8 @@ _DAMAGED = "the folder is damaged: delete it and build it again"
 _SOME = 100_000  # entries with lists in memory at a time
 
 
-def _open(folder: Path, name: str, kind: str, facts: dict[str, Any]) -> NDArray[Any]:
-    path = folder / f"{name}.npy"
+def _open(folder: Path, name: str, facts: dict[str, Any]) -> NDArray[Any]:
+    path, kind = folder / f"{name}.npy", ARRAYS[name]
     try:
         found = open_mapped(path)
     except (OSError, ValueError, EOFError) as error:

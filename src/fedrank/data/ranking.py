@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,9 +46,8 @@ class RankingData(DisplayMixin):
     who: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))  # [queries]: user
     when: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # [queries]: seconds since 1970
     # Of shown lists; otherwise empty.
-    position: NDArray[np.int32] = field(
-        default_factory=lambda: np.empty(0, np.int32)
-    )  # [documents]: from 0, over pages
+    # [documents]: from 0, over pages
+    position: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     # Of lists with known sampling: scores, and temperature and keep probability; otherwise empty, and None.
     drawn: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))  # [documents]
     draw: tuple[float, float] | None = None
@@ -78,22 +78,15 @@ class RankingData(DisplayMixin):
                 f"{len(self.who)} users and {len(self.when)} times for {self.queries} queries; give one per query, or "
                 "none"
             )
-        if len(self.position) not in (0, documents):
-            raise ValueError(
-                f"{len(self.position)} positions for {documents} documents; give one per document, or none"
-            )
-        if len(self.relevance) not in (0, documents):
-            raise ValueError(
-                f"{len(self.relevance)} values of relevance for {documents} documents; give one per document, or none"
-            )
+        for name in ("position", "relevance", "drawn"):
+            if (count := len(getattr(self, name))) not in (0, documents):
+                raise ValueError(f"{count} values of {name} for {documents} documents; give one per document, or none")
+        if (len(self.drawn) > 0) != (self.draw is not None):
+            raise ValueError(f"{len(self.drawn)} values of drawn with draw = {self.draw}; give both, or neither")
         if len(self.intents) and self.intents.shape[1] != documents:
             raise ValueError(
                 f"labels by intent of {self.intents.shape[1]} documents, but there are {documents}; give one per "
                 "document"
-            )
-        if len(self.drawn) not in (0, documents) or (len(self.drawn) > 0) != (self.draw is not None):
-            raise ValueError(
-                f"{len(self.drawn)} sampling scores for {documents} documents, draw {self.draw}: give both, or neither"
             )
         if self.top_grade < 0:
             object.__setattr__(self, "top_grade", int(self.grades.max(initial=0)))
@@ -137,19 +130,11 @@ class RankingData(DisplayMixin):
         lengths = np.diff(self.offsets)[queries]
         offsets = np.concatenate(([0], np.cumsum(lengths)))
         rows = np.repeat(self.offsets[queries] - offsets[:-1], lengths) + np.arange(offsets[-1])
-        return replace(
-            self,
-            features=self.features[rows],
-            grades=self.grades[rows],
-            offsets=offsets,
-            query_ids=self.query_ids[queries],
-            who=self.who[queries] if len(self.who) else self.who,
-            when=self.when[queries] if len(self.when) else self.when,
-            position=self.position[rows] if len(self.position) else self.position,
-            relevance=self.relevance[rows] if len(self.relevance) else self.relevance,
-            drawn=self.drawn[rows] if len(self.drawn) else self.drawn,
-            intents=self.intents[:, rows] if len(self.intents) else self.intents,
-        )
+        by_query, by_document = ("query_ids", "who", "when"), ("features", "grades", "position", "relevance", "drawn")
+        chosen = dict.fromkeys(by_query, queries) | dict.fromkeys(by_document, rows)
+        arrays = {name: getattr(self, name)[which] for name, which in chosen.items() if len(getattr(self, name))}
+        intents = self.intents[:, rows] if len(self.intents) else self.intents
+        return replace(self, offsets=offsets, intents=intents, **arrays)
 
     @staticmethod
     def join(parts: Sequence[RankingData]) -> RankingData:
@@ -164,46 +149,34 @@ class RankingData(DisplayMixin):
         if len(parts) == 1:
             return parts[0]
         starts = np.cumsum([0] + [part.documents for part in parts[:-1]])
+        ranges = parts[0].ranges
+        if ranges is None or any(part.ranges is None or not np.array_equal(part.ranges, ranges) for part in parts):
+            ranges = None
+        intents = np.empty((0, 0), np.int8)
+        if len({len(part.intents) for part in parts}) == 1 and len(parts[0].intents):
+            intents = np.concatenate([part.intents for part in parts], axis=1)
+
+        def joined(name: str) -> NDArray[Any]:
+            """[documents]: values of all parts; none if a part has none."""
+            values: list[NDArray[Any]] = [getattr(part, name) for part in parts]
+            complete = all(len(own) == part.documents for own, part in zip(values, parts, strict=True))
+            return np.concatenate(values) if complete else values[0][:0]
+
         return replace(
             parts[0],
-            features=np.concatenate([part.features for part in parts]),
-            grades=np.concatenate([part.grades for part in parts]),
+            features=joined("features"),
+            grades=joined("grades"),
             offsets=np.concatenate(
                 [[0]] + [part.offsets[1:] + start for part, start in zip(parts, starts, strict=True)]
             ),
             query_ids=np.concatenate([part.query_ids for part in parts]),
             top_grade=max(part.top_grade for part in parts),
-            ranges=_shared_ranges(parts),
+            ranges=ranges,
             who=np.empty(0, np.int32),  # parts of different logs share neither users nor an order
             when=np.empty(0, np.int64),
-            position=_all_positions(parts),
-            relevance=_all_relevance(parts),
+            position=joined("position"),
+            relevance=joined("relevance"),
             drawn=np.empty(0, np.float32),  # parts may be sampled in different ways
             draw=None,
-            intents=_all_intents(parts),
+            intents=intents,
         )
-
-
-def _shared_ranges(parts: Sequence[RankingData]) -> NDArray[np.float32] | None:
-    first = parts[0].ranges
-    if first is None or any(part.ranges is None or not np.array_equal(part.ranges, first) for part in parts):
-        return None
-    return first
-
-
-def _all_positions(parts: Sequence[RankingData]) -> NDArray[np.int32]:
-    if any(len(part.position) != part.documents for part in parts):
-        return np.empty(0, np.int32)
-    return np.concatenate([part.position for part in parts])
-
-
-def _all_relevance(parts: Sequence[RankingData]) -> NDArray[np.float32]:
-    if any(len(part.relevance) != part.documents for part in parts):
-        return np.empty(0, np.float32)
-    return np.concatenate([part.relevance for part in parts])
-
-
-def _all_intents(parts: Sequence[RankingData]) -> NDArray[np.int8]:
-    if len({len(part.intents) for part in parts}) > 1 or not len(parts[0].intents):
-        return np.empty((0, 0), np.int8)
-    return np.concatenate([part.intents for part in parts], axis=1)

@@ -6,6 +6,8 @@ stay equal. With `what = "drop"`, the lists of such a query are left out, too.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -15,7 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.files import read_text
+from fedrank.data.log_folder import working_on
+from fedrank.data.logs import FACTS, SearchLog, load_log
+from fedrank.files import read_text, write_atomic
 
 PATTERNS: dict[str, re.Pattern[str]] = {
     "an e-mail address": re.compile(r"[^\s@]+\s?@\s?[^\s@]+\.[^\s@.]{2,}"),
@@ -25,14 +29,15 @@ PATTERNS: dict[str, re.Pattern[str]] = {
 }
 RARE, LISTED = "asked by too few", "a listed word"
 WHAT = ("replace", "drop")
-_PEOPLE = 5
+EARLIER = "for reasons that are not on record"  # by a process that was killed before it counted them
+_REDACTED = re.compile(r"\[redacted ([0-9]+)\]")
 
 
 @dataclass(frozen=True)
 class Redaction:
     """Which query texts are redacted, and whether their lists are stored."""
 
-    people: int = _PEOPLE  # minimum number of users of a stored query; 1: store rare queries
+    people: int = 5  # minimum number of users of a stored query; 1: store rare queries
     patterns: bool = True  # redact e-mail addresses, phone numbers and long numbers
     words: tuple[str, ...] = ()  # redact queries with one of these words
     what: str = "replace"  # replace the text; or "drop" the lists of such queries
@@ -83,3 +88,34 @@ def replaced(queries: Sequence[str], reasons: Sequence[str]) -> list[str]:
     """Replace the texts of redacted queries."""
     numbers = iter(range(1, len(queries) + 1))
     return [f"[redacted {next(numbers)}]" if why else text for text, why in zip(queries, reasons, strict=True)]
+
+
+def redact_log(folder: str | os.PathLike[str], how: Redaction) -> SearchLog:
+    """Permanently replace texts that must not be stored. Lists, clicks and features remain.
+
+    A process that is killed between its two writes has replaced the texts but not counted them; another call counts
+    them.
+    """
+    folder = Path(folder)
+    if how.what != "replace":
+        raise ValueError("lists cannot be dropped from an existing data set; build it again with --drop-redacted")
+    with working_on(folder):
+        log = load_log(folder)
+        searched = np.unique(np.stack([log.query, log.user]), axis=1)[0]
+        people = np.bincount(searched, minlength=len(log.queries))
+        reasons = how.reasons(log.queries, people)
+        before = [_REDACTED.fullmatch(text) for text in log.queries]
+        next_number = 1 + max((int(found[1]) for found in before if found), default=0)
+        texts, counts = [], dict(log.facts.get("redacted") or {})
+        for text, why, was in zip(log.queries, reasons, before, strict=True):
+            if why and not was:
+                text, next_number = f"[redacted {next_number}]", next_number + 1
+                counts[why] = counts.get(why, 0) + 1
+            texts.append(text)
+        uncounted = sum(bool(_REDACTED.fullmatch(text)) for text in texts) - sum(counts.values())
+        if uncounted > 0:
+            counts[EARLIER] = uncounted
+        write_atomic(folder / "queries.txt", "".join(f"{text}\n" for text in texts), private=True)
+        facts = log.facts | {"redacted": counts}
+        write_atomic(folder / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n", private=True)
+    return load_log(folder)

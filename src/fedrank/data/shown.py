@@ -12,7 +12,7 @@ import math
 import os
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,16 +119,11 @@ class ShownRows:
     def select(self, chosen: NDArray[np.bool_]) -> ShownRows:
         """Return some of the lists; indices of users and queries stay the same."""
         inner = np.repeat(chosen, np.diff(self.offsets))
-        about = {
-            name: value if value is None else value[inner]
-            for name in ("document", "clicks", "dwell", "scores")
-            for value in (getattr(self, name),)
-        }
-        about |= {name: getattr(self, name)[chosen] for name in ("user", "time", "query", "first")}
-        about["client"] = None if self.client is None else self.client[chosen]
-        about["offsets"] = np.concatenate(([0], np.cumsum(np.diff(self.offsets)[chosen])))
-        about["ids"] = tuple(itertools.compress(self.ids, chosen))
-        return ShownRows(**(self.__dict__ | about))
+        wanted: dict[str, Any] = dict.fromkeys(("user", "time", "query", "first", "client"), chosen)
+        wanted |= dict.fromkeys(("document", "clicks", "dwell", "scores"), inner)
+        arrays = {name: getattr(self, name)[which] for name, which in wanted.items() if getattr(self, name) is not None}
+        offsets = np.concatenate(([0], np.cumsum(np.diff(self.offsets)[chosen])))
+        return replace(self, offsets=offsets, ids=tuple(itertools.compress(self.ids, chosen)), **arrays)
 
 
 class ListColumns:
@@ -142,9 +137,8 @@ class ListColumns:
         self.user, self.query, self.first = array("i"), array("i"), array("i")
         self.time, self.line = array("d"), array("q")
         self.offsets, self.document = array("q", [0]), array("i")
-        self.scores: array[float] | None = None  # as long as `document` once a list has scores
-        self.drawn: set[tuple[float, float]] = set()
-        self.unscored = 0
+        self.scores = array("f")  # as long as `document` if every list has scores
+        self.drawn: set[tuple[float, float] | None] = set()  # None: of a list without scores
         self.clicks = bytearray()  # [documents shown]
         self.dwell = array("f")  # [documents shown], once a dwell time is known
         self.cut_unknown = self.cut_positions = 0
@@ -168,14 +162,8 @@ class ListColumns:
         self.time.append(moment)
         self.first.append(first)
         self.line.append(line)
-        if drawn is None:
-            self.unscored += 1
-        else:
-            self.drawn.add((drawn.temperature, drawn.keep))
-            if self.scores is None:
-                self.scores = array("f", bytes(4 * len(self.document)))
-        if self.scores is not None:
-            self.scores.extend(drawn.scores[:length] if drawn else [0.0] * length)
+        self.drawn.add(None if drawn is None else (drawn.temperature, drawn.keep))
+        self.scores.extend([] if drawn is None else drawn.scores[:length])
         self.document.extend(rows[:length])
         self.clicks.extend(bytes(length))
         self.offsets.append(len(self.document))
@@ -207,7 +195,7 @@ class ListColumns:
         lengths = np.diff(offsets)[order]
         ends = np.concatenate(([0], np.cumsum(lengths)))
         inner = np.repeat(offsets[:-1][order] - ends[:-1], lengths) + np.arange(ends[-1])
-        certain = self.scores is not None and self.unscored == 0 and len(self.drawn) == 1
+        drawn = next(iter(self.drawn)) if len(self.drawn) == 1 else None
         latest = np.maximum.accumulate(time) if len(time) else time
         if self.dwell:
             self.dwell.extend(itertools.repeat(math.nan, len(self.document) - len(self.dwell)))
@@ -225,8 +213,8 @@ class ListColumns:
             clicks=np.frombuffer(bytes(self.clicks), dtype=np.uint8)[inner],
             client=None if client is None else np.array(client, dtype=np.int32)[order],
             dwell=np.array(self.dwell, dtype=np.float32)[inner] if self.dwell else None,
-            scores=np.array(self.scores, dtype=np.float32)[inner] if certain else None,
-            drawn=next(iter(self.drawn)) if certain else None,
+            scores=None if drawn is None else np.array(self.scores, dtype=np.float32)[inner],
+            drawn=drawn,
             users=list(self.users),
             queries=list(self.queries),
             out_of_order=int(np.count_nonzero(time < latest)),

@@ -10,11 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
+from fedrank.data.synthetic_text import SYLLABLES, draw_words
 from fedrank.files import read_bytes, write_atomic
 from fedrank.seeds import rng_for
 
@@ -22,7 +24,6 @@ LOG, CORPUS = "log.tsv", "corpus.jsonl"
 LARGEST = {"users": 1_000_000, "documents": 1_000_000, "topics": 1_000, "days": 36_500, "least": 10_000}
 _BEGINNING = 1_141_171_200  # 1 March 2006, the first day of AOL's log
 _DAY = 86_400
-_SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
 _FILLS = 20  # documents that a query should match
 _MOST = 100  # maximum ratio of entries to those of the least active user
 
@@ -34,20 +35,9 @@ class _Document:
     url: str
 
 
-def synthetic_log(
-    out: str | Path,
-    users: int = 1000,
-    seed: int = 1,
-    *,
-    documents: int = 2000,
-    topics: int = 20,
-    days: int = 90,
-    exponent: float = 2.0,  # of the power law of entries per user; larger: more equal
-    taste: float = 0.1,  # Dirichlet parameter; smaller: fewer topics per user
-    least: int = 5,  # entries of the least active user
-) -> tuple[Path, Path]:
-    """Write a log and its documents into a folder and return both files."""
-    lines, described = log_lines(users, seed, documents, topics, days, exponent, taste, least)
+def synthetic_log(out: str | Path, users: int = 1000, seed: int = 1, **others: Any) -> tuple[Path, Path]:
+    """Write a log and its documents into a folder and return both files; `others` are arguments of `log_lines`."""
+    lines, described = log_lines(users, seed, **others)
     log, corpus = Path(out) / LOG, Path(out) / CORPUS
     write_new({corpus: described, log: ["user\ttime\tquery\tdocument\n", *lines]})
     return log, corpus
@@ -59,9 +49,9 @@ def log_lines(
     documents: int = 2000,
     topics: int = 20,
     days: int = 90,
-    exponent: float = 2.0,
-    taste: float = 0.1,
-    least: int = 5,
+    exponent: float = 2.0,  # of the power law of entries per user; larger: more equal
+    taste: float = 0.1,  # Dirichlet parameter; smaller: fewer topics per user
+    least: int = 5,  # entries of the least active user
 ) -> tuple[list[str], list[str]]:
     """Return the lines of a log without header, and those of its documents."""
     given = {"users": users, "documents": documents, "topics": topics, "days": days, "least": least}
@@ -83,7 +73,11 @@ def log_lines(
         entries = int(least * min(_MOST, kernels.elementary.power(rng.random(), -1 / (exponent - 1))))
         lines += _activity(f"u{user}", entries, pools, days, taste, rng)
     lines.sort()  # by time; equal times by user
-    return [line for _, line in lines], [_line(row, one) for row, one in enumerate(collection)]
+    described = [
+        {"id": f"d{row}", "title": " ".join(one.title), "text": " ".join(one.text), "url": one.url}
+        for row, one in enumerate(collection)
+    ]
+    return [line for _, line in lines], [json.dumps(document) + "\n" for document in described]
 
 
 def write_new(files: Mapping[Path, Sequence[str]]) -> None:
@@ -101,15 +95,10 @@ def write_new(files: Mapping[Path, Sequence[str]]) -> None:
         write_atomic(path, contents[path])
 
 
-def _line(row: int, one: _Document) -> str:
-    fields = {"id": f"d{row}", "title": " ".join(one.title), "text": " ".join(one.text), "url": one.url}
-    return json.dumps(fields) + "\n"
-
-
 def _words(topics: int, rng: np.random.Generator) -> list[list[str]]:
     """Words of every topic, in order of frequency; the last row are general words."""
     drawn = dict.fromkeys(
-        "".join(rng.choice(_SYLLABLES, size=int(size))) for size in rng.integers(2, 5, size=400 * (topics + 1))
+        "".join(rng.choice(SYLLABLES, size=int(size))) for size in rng.integers(2, 5, size=400 * (topics + 1))
     )
     spelled = list(drawn)
     size = len(spelled) // (topics + 1)
@@ -117,18 +106,12 @@ def _words(topics: int, rng: np.random.Generator) -> list[list[str]]:
 
 
 def _document(row: int, own: list[str], words: list[list[str]], rng: np.random.Generator) -> _Document:
-    title = _draw(own, int(rng.integers(2, 7)), rng)
+    title = draw_words(own, int(rng.integers(2, 7)), rng)
     size = int(kernels.elementary.exp(3.5 + 0.5 * rng.normal())) + 5
     about = int(rng.binomial(size, 0.6))
-    text = [*_draw(own, about, rng), *_draw(words[-1], size - about, rng)]
+    text = [*draw_words(own, about, rng), *draw_words(words[-1], size - about, rng)]
     rng.shuffle(text)
     return _Document(title, text, f"http://{title[0]}.example/{'/'.join(title[1:3])}/{row}")
-
-
-def _draw(words: list[str], count: int, rng: np.random.Generator) -> list[str]:
-    """Draw words approximately by Zipf's law: frequency 1 / r for rank r."""
-    ranks = kernels.elementary.exp_each(rng.random(count) * kernels.elementary.log(len(words))).astype(int) - 1
-    return [words[rank] for rank in np.minimum(ranks, len(words) - 1)]
 
 
 @dataclass(frozen=True)

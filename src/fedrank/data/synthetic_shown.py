@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import kernels
+from fedrank.data.log_folder import ShownLists, write_shown
 from fedrank.data.logs import SearchLog
 from fedrank.data.ranking import RankingData
-from fedrank.data.shown_folder import ShownLists, write_shown
 from fedrank.seeds import rng_for
 from fedrank.types import Features
 

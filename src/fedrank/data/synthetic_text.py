@@ -7,43 +7,15 @@ of a query even if they share few of its words.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedrank import kernels
 from fedrank.data.collection import Collection
 from fedrank.data.documents import Documents
 from fedrank.seeds import rng_for
 
-_SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
-_BLOCK = 1024  # documents per batch, to bound memory
+SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
 _GENERAL, _ABOUT = 2000, 60  # numbers of general words, and of words per topic
 _ON_TOPIC = 0.4  # share of a text's words that are about its topics
-
-
-def zipf_documents(
-    n: int, terms: int, vocabulary: int, seed: int, *, exponent: float = 1.0
-) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32]]:
-    """Sample the word counts of n documents of a given length: (offsets, terms, counts).
-
-    Document d contains terms[offsets[d] : offsets[d + 1]], in ascending order. The word of rank r, counted from 1, has
-    a probability proportional to 1 / r^exponent.
-    """
-    for name, value in (("n", n), ("terms", terms), ("vocabulary", vocabulary)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1 (got {value})")
-    edges = np.cumsum(kernels.elementary.power_each(np.arange(1, vocabulary + 1), -exponent))
-    sizes, words, counts = [], [], []
-    for first in range(0, n, _BLOCK):
-        rows = min(_BLOCK, n - first)
-        rng = rng_for(seed, "zipf", first)
-        drawn = np.searchsorted(edges, rng.random(rows * terms) * edges[-1], side="right")
-        cells = np.repeat(np.arange(rows) * vocabulary, terms) + np.minimum(drawn, vocabulary - 1)
-        cells, times = np.unique(cells, return_counts=True)
-        sizes.append(np.bincount(cells // vocabulary, minlength=rows))
-        words.append((cells % vocabulary).astype(np.int32))
-        counts.append(times.astype(np.int32))
-    offsets = np.concatenate([[0], np.cumsum(np.concatenate(sizes))]).astype(np.int64)
-    return offsets, np.concatenate(words), np.concatenate(counts)
 
 
 def synthetic_collection(
@@ -63,20 +35,20 @@ def synthetic_collection(
     side = rng.integers(topics, size=documents)
     titles, texts = [], []
     for first, second in zip(main, side, strict=True):
-        titles.append(" ".join(_draw(about[first], int(rng.integers(2, 5)), rng)))
+        titles.append(" ".join(draw_words(about[first], int(rng.integers(2, 5)), rng)))
         size = int(kernels.elementary.exp(kernels.elementary.log(float(length)) + 0.4 * rng.normal())) + 5
         own = int(rng.binomial(size, _ON_TOPIC))
         other = own // 4
         words = [
-            *_draw(about[first], own - other, rng),
-            *_draw(about[second], other, rng),
-            *_draw(general, size - own, rng),
+            *draw_words(about[first], own - other, rng),
+            *draw_words(about[second], other, rng),
+            *draw_words(general, size - own, rng),
         ]
         texts.append(" ".join(rng.permutation(words)))
     kept = [set(f"{title} {text}".split()) for title, text in zip(titles, texts, strict=True)]
     asked, grades = [], []
     for topic in rng.integers(topics, size=queries):
-        words = [*_draw(about[topic], int(rng.integers(1, 4)), rng), *_draw(general, 1, rng)]
+        words = [*draw_words(about[topic], int(rng.integers(1, 4)), rng), *draw_words(general, 1, rng)]
         asked.append(" ".join(words))
         found = {}
         on_topic = (main == topic).astype(int) + ((main == topic) | (side == topic))
@@ -99,13 +71,13 @@ def _words(topics: int, rng: np.random.Generator) -> tuple[list[str], list[list[
     wanted = _GENERAL + topics * _ABOUT
     spelled: dict[str, None] = {}
     while len(spelled) < wanted:
-        sizes, parts = rng.integers(2, 5, size=wanted), rng.integers(len(_SYLLABLES), size=(wanted, 4))
-        spelled |= {"".join(_SYLLABLES[i] for i in row[:size]): None for row, size in zip(parts, sizes, strict=True)}
+        sizes, parts = rng.integers(2, 5, size=wanted), rng.integers(len(SYLLABLES), size=(wanted, 4))
+        spelled |= {"".join(SYLLABLES[i] for i in row[:size]): None for row, size in zip(parts, sizes, strict=True)}
     words = list(spelled)
     return words[:_GENERAL], [words[start : start + _ABOUT] for start in range(_GENERAL, wanted, _ABOUT)]
 
 
-def _draw(words: list[str], count: int, rng: np.random.Generator) -> list[str]:
+def draw_words(words: list[str], count: int, rng: np.random.Generator) -> list[str]:
     """Draw words approximately by Zipf's law: frequency 1 / r for rank r."""
     ranks = kernels.elementary.exp_each(rng.random(count) * kernels.elementary.log(len(words))).astype(int) - 1
     return [words[rank] for rank in np.minimum(ranks, len(words) - 1)]

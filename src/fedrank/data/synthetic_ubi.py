@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -26,16 +26,11 @@ _ROBOT, _FORGER = 400, 60  # number of robot searches, number of forged clicks
 _FORGED = ("click", 99)  # action and position of forged events
 
 
-class MadeUpUbi(NamedTuple):
-    """Files of a synthetic production log."""
+def synthetic_ubi(out: str | Path, users: int = 1000, seed: int = 1, **others: int) -> tuple[Path, Path, Path]:
+    """Write a log into a folder and return its files: queries, events and documents.
 
-    queries: Path
-    events: Path
-    corpus: Path
-
-
-def synthetic_ubi(out: str | Path, users: int = 1000, seed: int = 1, **others: int) -> MadeUpUbi:
-    """Write the two UBI files and the documents into a folder; `others` are arguments of `synthetic_log`."""
+    `others` are arguments of `log_lines`.
+    """
     out = Path(out)
     queries, events, corpus = out / QUERIES, out / EVENTS, out / CORPUS
     lines, described = log_lines(users, seed, **others)
@@ -54,7 +49,7 @@ def synthetic_ubi(out: str | Path, users: int = 1000, seed: int = 1, **others: i
     for row, happened in _trouble(int(rows[-1][1]), rows[0][2], engine):
         (done if happened else asked).append(json.dumps(row) + "\n")
     write_new({queries: asked, events: done})
-    return MadeUpUbi(queries, events, corpus)
+    return queries, events, corpus
 
 
 class _Engine:

@@ -63,18 +63,13 @@ def find_id(value: Any, rows: Mapping[str, int]) -> int:
     return rows.get(parse_id(value), -1) if row is None else row
 
 
-def normalise_query(value: Any) -> str:
-    """Normalise a query for comparison: lower case, single spaces.
+def parse_query(value: Any) -> str | None:
+    """A query in lower case with single spaces; None if it is empty or not a single line of text.
 
-    >>> normalise_query("  New  York ")
+    >>> parse_query("  New  York ")
     'new york'
     """
-    return " ".join(as_text(value).lower().split())
-
-
-def parse_query(value: Any) -> str | None:
-    """A normalised query; None if it is empty or not a single line of text."""
-    text = " ".join(value.lower().split()) if type(value) is str else normalise_query(value)
+    text = " ".join((value if type(value) is str else as_text(value)).lower().split())
     return text if is_name(text) else None
 
 

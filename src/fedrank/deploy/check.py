@@ -5,7 +5,6 @@ Certificates are read through `Kits`, so the other checks work without NVFLARE.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import socket
@@ -453,8 +452,3 @@ def storage_problem(folder: Path) -> str:
 
 def _days(days: int) -> str:
     return "1 day" if days == 1 else f"{days:,} days"
-
-
-def as_json(lines: Iterable[CheckLine]) -> str:
-    """The lines as JSON."""
-    return json.dumps([vars(line) for line in lines], ensure_ascii=False, indent=1)

@@ -7,7 +7,7 @@ file atomically and never remove an entry of its history.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +32,13 @@ class InUse:
     because: str
     trial: str  # its id; empty without a trial
 
-    def is_model(self, model: TrialModel) -> bool:
-        return self.digest == model.digest
-
 
 @dataclass(frozen=True)
 class Current:
     """The model in use and all previous ones, oldest first."""
 
     now: InUse | None = None
-    history: tuple[InUse, ...] = field(default=())
+    history: tuple[InUse, ...] = ()
 
 
 def read_current(path: str | Path) -> Current:
@@ -99,9 +96,8 @@ def adopt(trial: EngineTrial, who: str | None = None, because: str = "", anyway:
         if count.unfair > UNFAIR:
             raise ValueError(
                 f"the assignment of this trial was not balanced: the old model was first in {count.leads[0]:,} lists, "
-                "the "
-                f"new one in {count.leads[1]:,}, so its clicks are not valid. Nothing was changed; check the code that "
-                "interleaves the lists"
+                f"the new one in {count.leads[1]:,}, so its clicks are not valid. Nothing was changed; check the code "
+                "that interleaves the lists"
             )
     return _put(
         trial, trial.plan.new, "adopted", who, because or judgement.because, instead_of=trial.plan.old, anyway=anyway
@@ -128,32 +124,32 @@ def _put(
     path = trial.current
     with trial.working(), locked(path.with_name(f".{path.name}.lock"), str(path)):
         before = read_current(path)
-        if before.now is not None and not before.now.is_model(instead_of) and not before.now.is_model(model):
+        in_use = before.now
+        there = in_use is not None and in_use.digest == model.digest  # the new model was only on trial
+        if in_use is not None and in_use.digest not in (instead_of.digest, model.digest):
             if what == "rolled back":
                 raise ValueError(
-                    f"the model in use is {before.now.name}, which is not part of this trial; nothing was changed. "
+                    f"the model in use is {in_use.name}, which is not part of this trial; nothing was changed. "
                     "Roll back the trial that adopted it"
                 )
             if not anyway:
                 raise ValueError(
-                    f"the model in use is {before.now.name}, but this trial compared with {instead_of.name}, so it "
-                    "does not "
-                    "show which of the two is better. Nothing was changed; start another trial, or use --anyway "
-                    "--because"
+                    f"the model in use is {in_use.name}, but this trial compared with {instead_of.name}, so it "
+                    "does not show which of the two is better. Nothing was changed; start another trial, or use "
+                    "--anyway --because"
                 )
-        if before.now is not None and before.now.is_model(model) and what == "adopted":
-            raise ValueError(f"{model.name} is already in use since {before.now.since}; nothing was changed")
+        if in_use is not None and there and what == "adopted":
+            raise ValueError(f"{model.name} is already in use since {in_use.since}; nothing was changed")
         put = InUse(model.name, model.path, model.digest, now(), who or somebody(), because, trial.plan.id)
         facts: dict[str, Any] = {"digest": model.digest, "instead_of": instead_of.digest}
         facts |= {"anyway": True} if anyway and what == "adopted" else {}
-        there = before.now is not None and before.now.is_model(model)  # the new model was only on trial
         last = next(reversed(trial.history()), None)
         # Recorded first, so the reason of a model in use is always known; after a crash it is not recorded again.
         if there or last is None or (last.what, last.who, last.because, last.facts) != (what, put.who, because, facts):
             trial.note(what, who, because, **facts)
-        if before.now is not None and there:
-            return before.now
-        rows = [asdict(one) for one in (*before.history, *([before.now] if before.now else []))]
+        if in_use is not None and there:
+            return in_use
+        rows = [asdict(one) for one in (*before.history, *([in_use] if in_use else []))]
         content = {"format": FORMAT, "now": asdict(put), "history": rows}
         write_atomic(path, json.dumps(content, indent=1) + "\n")
         return put

@@ -64,7 +64,7 @@ class ComparedScores:
         return self.scores.agrees and self.same_top == self.lists
 
 
-def compare_scores(logged: LoggedFeatures, model: Scorer, tolerance: float = TOLERANCE) -> ComparedScores:
+def compare_scores(logged: LoggedFeatures, model: Scorer) -> ComparedScores:
     """Score the logged features with the model, and compare with the scores of the engine."""
     if model.features != len(logged.names):
         raise ValueError(
@@ -80,16 +80,12 @@ def compare_scores(logged: LoggedFeatures, model: Scorer, tolerance: float = TOL
     for one in lists:
         given, own = logged.scores[one], ours[one]
         theirs, mine = (np.argsort(-values, kind="stable")[:TOP] for values in (given, own))
-        same += bool(np.all(_apart(own[theirs], own[mine]) <= tolerance))
-    return ComparedScores(_compared("scores", logged.scores[known], ours[known], tolerance), len(lists), same)
+        same += bool(np.all(_apart(own[theirs], own[mine]) <= TOLERANCE))
+    return ComparedScores(_compared("scores", logged.scores[known], ours[known]), len(lists), same)
 
 
 def compare_features(
-    logged: LoggedFeatures,
-    documents: Documents,
-    queries: dict[str, AskedQuery],
-    features: EngineFeatures,
-    tolerance: float = TOLERANCE,
+    logged: LoggedFeatures, documents: Documents, queries: dict[str, AskedQuery], features: EngineFeatures
 ) -> list[Compared]:
     """Compute engine-1 from documents for the logged searches, and compare each feature."""
     if logged.names != features.names:
@@ -110,7 +106,7 @@ def compare_features(
     if not theirs:
         raise ValueError("no logged search matches the queries and documents; check that the files belong together")
     there, here_ = np.concatenate(theirs), np.concatenate(ours)
-    return [_compared(name, there[:, i], here_[:, i], tolerance) for i, name in enumerate(features.names)]
+    return [_compared(name, there[:, i], here_[:, i]) for i, name in enumerate(features.names)]
 
 
 def read_queries(path: str | os.PathLike[str]) -> dict[str, AskedQuery]:
@@ -147,6 +143,6 @@ def _apart(one: Any, other: Any) -> Any:
     return np.abs(np.asarray(one, np.float64) - other) / np.maximum(np.abs(np.asarray(other, np.float64)), 1.0)
 
 
-def _compared(what: str, theirs: Any, ours: Any, tolerance: float) -> Compared:
+def _compared(what: str, theirs: Any, ours: Any) -> Compared:
     apart = _apart(theirs, ours)
-    return Compared(what, len(apart), float(apart.max(initial=0.0)), int(np.count_nonzero(apart > tolerance)))
+    return Compared(what, len(apart), float(apart.max(initial=0.0)), int(np.count_nonzero(apart > TOLERANCE)))

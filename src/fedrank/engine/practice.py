@@ -19,7 +19,7 @@ from fedrank.data.engine_features import ENGINE_1
 from fedrank.data.synthetic_shown import Browsing, rounded_normals
 from fedrank.data.synthetic_text import synthetic_collection
 from fedrank.engine.team_draft import team_draft
-from fedrank.engine.trial_record import TrialModel, read_plan
+from fedrank.engine.trial_record import read_plan
 from fedrank.files import write_atomic
 from fedrank.seeds import rng_for
 from fedrank.trees.export import plain_scores
@@ -116,7 +116,7 @@ class Practice:
         """
         plan, folder = read_plan(trial), Path(folder)
         rng = rng_for(self.seed, "practice", "trial", plan.id, first)
-        orders = [self._order(model) for model in (plan.old, plan.new)]
+        orders = [self._order(model.path) for model in (plan.old, plan.new)]
         queries, events = [], []
         for number, (query, site, client, time) in enumerate(self._searches(searches, rng, first, people), first):
             id = f"{plan.id}-{number}"
@@ -133,15 +133,14 @@ class Practice:
 
     def clicks_a_search(self, model: str | Path | None = None) -> float:
         """The true expected number of clicks per search on lists of a model or of the engine."""
-        order = np.tile(np.arange(FOUND), (len(self.queries), 1)) if model is None else self._by_model(model)
+        order = self._order(model)
         shown = np.take_along_axis(self.relevance, order, axis=1)[:, :PLACES]
         return float(kernels.sums.products(shown, self.browsing.examined(np.arange(PLACES))[None]).mean())
 
-    def _order(self, model: TrialModel) -> NDArray[np.int64]:
-        return np.tile(np.arange(FOUND), (len(self.queries), 1)) if model.is_engine else self._by_model(model.path)
-
-    def _by_model(self, path: str | Path) -> NDArray[np.int64]:
-        """[queries, FOUND]: positions in the engine's list, in the order of the model."""
+    def _order(self, path: str | Path | None) -> NDArray[np.int64]:
+        """[queries, FOUND]: positions in the engine's list, in the order of a model; without one, of the engine."""
+        if not path:
+            return np.tile(np.arange(FOUND), (len(self.queries), 1))
         model = load_model(path)
         scores = np.stack([plain_scores(model, table) for table in self.features])
         order: NDArray[np.int64] = np.argsort(-scores, axis=1, kind="stable")

@@ -71,17 +71,17 @@ class EngineSetup:
             ("index", self.index, _NAME if self.to == "solr" else _INDEX, "letters, digits, dots and dashes"),
             ("model", self.model, _NAME, "letters, digits, dots and dashes"),
         ]
-        checks += [(name, getattr(self, name), _FIELD, "letters, digits and underscores") for name in _TEXTS]
-        checks += [(n, getattr(self, n), _FIELD, "letters, digits and underscores") for n in _MORE if getattr(self, n)]
+        named = {name: getattr(self, name) for name in ("title", "body", "all", "changed", "popularity")}
+        used = {name: value for name, value in named.items() if value or name in ("title", "body", "all")}
+        checks += [(name, value, _FIELD, "letters, digits and underscores") for name, value in used.items()]
         for name, value, allowed, remedy in checks:
             if not allowed.fullmatch(value):
                 raise ValueError(
                     f"{name} = {value!r} contains characters that are not allowed in addresses and queries; use "
                     f"{remedy}"
                 )
-        used = [getattr(self, name) for name in (*_TEXTS, *_MORE) if getattr(self, name)]
-        if len(set(used)) < len(used):
-            raise ValueError(f"two fields have the same name ({', '.join(used)}); use different names")
+        if len(set(used.values())) < len(used):
+            raise ValueError(f"two fields have the same name ({', '.join(used.values())}); use different names")
 
     @property
     def name(self) -> str:
@@ -96,10 +96,6 @@ class EngineSetup:
     def legacy(self) -> bool:
         """Whether BM25 has the factor k1 + 1: in Elasticsearch, and in OpenSearch before version 3."""
         return (self.bm25 or ("legacy" if self.to == "elasticsearch" else "lucene")) == "legacy"
-
-
-_TEXTS = ("title", "body", "all")
-_MORE = ("changed", "popularity")
 
 
 def feature_set(setup: EngineSetup) -> Any:
@@ -120,7 +116,6 @@ def logging_query(
     ids: Sequence[str] | None = None,
     time: float | None = None,
     query_id: str = "",
-    depth: int = DEPTH,
 ) -> dict[str, Any]:
     """A search that returns features: of these documents, unordered; or of the engine's best, in its order."""
     moment = _moment(time)
@@ -135,7 +130,7 @@ def logging_query(
         return {
             "query": query,
             "fields": f"id,score,[features store={setup.name} efi.keywords=$keywords efi.time=$time]",
-            "limit": depth if ids is None else len(ids),
+            "limit": DEPTH if ids is None else len(ids),
             "params": params | ({"query_id": query_id} if query_id else {}),
         }
     sltr = {"_name": LOGGED, "featureset": setup.name, "params": {"keywords": keywords, "time": moment}}
@@ -145,31 +140,31 @@ def logging_query(
     else:
         which["filter"].insert(0, {"terms": {"_id": list(ids)}})
     return {
-        "size": depth if ids is None else len(ids),
+        "size": DEPTH if ids is None else len(ids),
         "_source": False,
         "query": {"bool": which},
         "ext": {"ltr_log": {"log_specs": {"name": setup.name, "named_query": LOGGED, "missing_as_zero": True}}},
     }
 
 
-def rescore_query(setup: EngineSetup, keywords: str, time: float | None = None, depth: int = DEPTH) -> dict[str, Any]:
+def rescore_query(setup: EngineSetup, keywords: str, time: float | None = None) -> dict[str, Any]:
     """A search whose best documents are reranked by the model; features are logged with it."""
     moment = _moment(time)
     if setup.to == "solr":
-        model = f"{{!ltr model={setup.model} reRankDocs={depth} efi.keywords=$keywords efi.time=$time}}"
+        model = f"{{!ltr model={setup.model} reRankDocs={DEPTH} efi.keywords=$keywords efi.time=$time}}"
         return {
             "query": _solr_match(setup),
             "fields": "id,score,[features]",
-            "limit": depth,
+            "limit": DEPTH,
             "params": {"keywords": _plain(keywords), "time": moment, "rq": model, "echoParams": "explicit"},
         }
     sltr = {"model": setup.model, "params": {"keywords": keywords, "time": moment}}
     return {
-        "size": depth,
+        "size": DEPTH,
         "_source": False,
         "query": {"match": {setup.all: {"query": keywords}}},
         "rescore": {
-            "window_size": depth,
+            "window_size": DEPTH,
             "query": {"rescore_query": {"sltr": sltr}, "query_weight": 0.0, "rescore_query_weight": 1.0},
         },
         "ext": {"ltr_log": {"log_specs": {"name": setup.name, "rescore_index": 0, "missing_as_zero": True}}},

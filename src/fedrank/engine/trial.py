@@ -30,13 +30,12 @@ import numpy as np
 
 from fedrank.engine.trial_decision import DecidedSearch, Judgement, judge
 from fedrank.engine.trial_events import EventLines, SearchClick, ShownSearch, read_events
-from fedrank.engine.trial_record import LABELS, PLAN, TrialPlan, now, read_plan, somebody
+from fedrank.engine.trial_record import LABELS, PLAN, TrialPlan, digest_of, now, read_plan, somebody
 from fedrank.files import locked, parse_json, private_folder, read_bytes, write_atomic
 from fedrank.ranking.gate import Draft, Team
 
 EVENTS, HISTORY, LOCK = "events", "history.json", ".lock"
 BATCH_FORMAT = "fedrank-trial-events"
-LISTED = ("earlier",)  # keys of a header that list pseudonyms of clients
 UNFAIR = 4.5  # standard deviations that a fair assignment does not exceed
 TEAMS = {"o": Team.OLD, "n": Team.NEW, "b": Team.NEITHER}
 ENDED = ("adopted", "rolled back")  # events that end a trial
@@ -167,16 +166,12 @@ class EngineTrial:
             before = {entry["digest"] for head, _, _ in batches for entry in head["inputs"]}
             found, skipped = EventLines(), []
             for file in files:
-                one = read_events(self.plan, file, known_labels)
-                if one.inputs[0]["digest"] in before:
+                digest = digest_of(file)  # first: a file that grows meanwhile has another digest when it is read again
+                if digest in before:
                     skipped.append(str(file))
                     continue
-                before.add(one.inputs[0]["digest"])
-                found.searches += one.searches
-                found.clicks += one.clicks
-                found.dropped += one.dropped
-                found.earlier |= one.earlier
-                found.inputs += one.inputs
+                before.add(digest)
+                read_events(found, self.plan, file, known_labels, digest)
             searches, clicks = self._new(batches, found)
             brought = len(found.searches) + len(found.clicks)
             if known_labels != self.labels():  # only after something was read with them
@@ -216,7 +211,7 @@ class EngineTrial:
             left = [one for one in clicks if one.search not in theirs and (not stand_in or one.client != stand_in)]
             removed_searches += len(searches) - len(kept)
             removed_clicks += len(clicks) - len(left)
-            listed = {key: [one for one in head[key] if one != stand_in] for key in LISTED if key in head}
+            listed = {"earlier": [one for one in head["earlier"] if one != stand_in]} if "earlier" in head else {}
             if write and (len(kept), len(left), head | listed) != (len(searches), len(clicks), head):
                 self._write_batch(path, head | listed, kept, left)
         return ForgottenEvents(str(self.folder), removed_searches, removed_clicks)

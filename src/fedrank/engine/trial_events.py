@@ -6,7 +6,6 @@ such a search. Other claims of a click, such as its position or team, are compar
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from fedrank.data.rows import Column, RowFormat, RowReader, UnusableRow
 from fedrank.data.values import nested_value, parse_id, parse_list, parse_time
 from fedrank.engine.team_draft import BOTH, NEW, OLD, team_draft
 from fedrank.engine.trial_record import TrialPlan
-from fedrank.files import opened
 
 MAX_SHOWN = 1000  # documents in a list
 BEFORE = "a search before the trial: it shows only that its client is not new"
@@ -50,10 +48,6 @@ class EarlierSearch(NamedTuple):
     client: str
 
 
-class NotCounted(UnusableRow):
-    """Why a line is not counted."""
-
-
 @dataclass
 class EventLines:
     """The content of some files."""
@@ -65,46 +59,43 @@ class EventLines:
     earlier: set[str] = field(default_factory=set)  # clients with a search before the trial
 
 
-def read_events(plan: TrialPlan, file: str | Path, labels: Mapping[str, str]) -> EventLines:
-    """Read a file of searches, clicks, or both: UBI, lines of `team_draft.py`, or answers of Solr and OpenSearch.
+def read_events(found: EventLines, plan: TrialPlan, file: str | Path, labels: Mapping[str, str], digest: str) -> None:
+    """Add a file of searches, clicks, or both: UBI, lines of `team_draft.py`, or answers of Solr and OpenSearch.
 
     `labels` assigns OpenSearch's ids to "old" and "new". A file without a usable line is refused.
     """
-    found = EventLines()
-    with opened(file) as source:  # first: a file that grows meanwhile has another digest when it is read again
-        digest = hashlib.file_digest(source, "sha256").hexdigest()
-    before = 0
+    earlier: list[str] = []
     column = Column((), lambda row: parse_row(row, plan, labels))
     reader = RowReader(file, RowFormat({"event": column}, kind="json", nested=True))
     for _, row in reader:
         if isinstance(row["event"], ShownSearch):
             found.searches.append(row["event"])
         elif isinstance(row["event"], EarlierSearch):
-            found.earlier.add(row["event"].client)
-            before += 1
+            earlier.append(row["event"].client)
         else:
             found.clicks.append(row["event"])
     rows = reader.rows
-    found.dropped = Counter({reason: one["rows"] for reason, one in reader.left_out.found.items()})
-    if before:
-        found.dropped[BEFORE] += before
-    if rows and not found.earlier and found.dropped.total() == rows:
-        reason, times = found.dropped.most_common(1)[0]
+    dropped = Counter({reason: one["rows"] for reason, one in reader.left_out.found.items()})
+    if earlier:
+        dropped[BEFORE] += len(earlier)
+    elif rows and dropped.total() == rows:
+        reason, times = dropped.most_common(1)[0]
         raise ValueError(
             f"{file}: none of its {rows:,} lines can be used for this trial; the most frequent reason ({times:,} "
             f"lines): {reason}"
         )
+    found.earlier.update(earlier)
+    found.dropped += dropped
     found.inputs.append({"name": Path(file).name, "digest": digest, "lines": rows})
-    return found
 
 
 def parse_row(
     row: dict[str, Any], plan: TrialPlan, labels: Mapping[str, str]
 ) -> ShownSearch | SearchClick | EarlierSearch:
-    """Parse one line; raise NotCounted with the reason if it cannot be used."""
+    """Parse one line; raise UnusableRow with the reason if it cannot be used."""
     if "action_name" in row:
         if row["action_name"] != "click":
-            raise NotCounted("an event that is not a click")
+            raise UnusableRow("an event that is not a click")
         return _click(row, "query_id", "event_attributes.object.object_id", "client_id", "event_attributes.team")
     if "clicked" in row:
         return _click(row, "search", "clicked", "client", "team")
@@ -120,7 +111,7 @@ def parse_row(
     elif "response" in row or "hits" in row:
         row = _answer(row)
     if "shown" not in row:
-        raise NotCounted("neither a search nor a click")
+        raise UnusableRow("neither a search nor a click")
     return _search(row, plan, labels)
 
 
@@ -129,7 +120,7 @@ def _click(row: dict[str, Any], search: str, document: str, client: str, team: s
     return SearchClick(
         _name(row, search, "a click without a query id"),
         _name(row, document, "a click without a document"),
-        _client(row, client),
+        parse_id(nested_value(row, client)),
         "" if claimed is None else parse_id(claimed) or "?",
     )
 
@@ -146,9 +137,9 @@ def _answer(row: dict[str, Any]) -> dict[str, Any]:
     elif isinstance(hits, list):
         places, document, team = hits, "_id", "_search_configuration_id"
     else:
-        raise NotCounted("neither a search nor a click")
+        raise UnusableRow("neither a search nor a click")
     if not all(isinstance(place, dict) for place in places):
-        raise NotCounted("a list that cannot be read")
+        raise UnusableRow("a list that cannot be read")
     return {
         **{name: row[name] for name in ("old", "new", "trial") if name in row},
         "search": row.get("query_id"),
@@ -161,33 +152,33 @@ def _answer(row: dict[str, Any]) -> dict[str, Any]:
 
 def _search(row: dict[str, Any], plan: TrialPlan, labels: Mapping[str, str]) -> ShownSearch | EarlierSearch:
     if row.get("trial") not in (None, plan.id):
-        raise NotCounted("a search of another trial")
+        raise UnusableRow("a search of another trial")
     search = _name(row, "search", "a search without an id")
-    client = _client(row, "client")
+    client = parse_id(row.get("client"))  # "" if none is named or the name is not valid
     shown, teams = _ids(row["shown"]), parse_list(row.get("teams"))
     if not any(teams or ()):
         began, at = parse_time(plan.planned), parse_time(row.get("time"))
         if client and began is not None and at is not None and at < began:
             return EarlierSearch(client)
     if not teams:
-        raise NotCounted("a search without teams: it was not part of the trial")
+        raise UnusableRow("a search without teams: it was not part of the trial")
     if len(teams) != len(shown):
-        raise NotCounted("the numbers of teams and positions differ")
+        raise UnusableRow("the numbers of teams and positions differ")
     if len(set(shown)) < len(shown):
-        raise NotCounted("a list with a duplicate document")
+        raise UnusableRow("a list with a duplicate document")
     found = [plan.team(team, labels) if isinstance(team, str) else None for team in teams]
     whose = [team for team in found if team is not None]
     if len(whose) < len(found):
-        raise NotCounted("a team that is not part of this trial")
+        raise UnusableRow("a team that is not part of this trial")
     if len(whose) > 1 and len(set(whose)) == 1 and BOTH not in whose:
-        raise NotCounted("a list of one model only: it was not interleaved")
+        raise UnusableRow("a list of one model only: it was not interleaved")
     known = plan.to == "own"
     if "old" in row or "new" in row:
         whose = _checked(search, shown, whose, _ids(row.get("old")), _ids(row.get("new")), plan)
         known = True
     time = parse_time(row.get("time"))
     if time is None:
-        raise NotCounted("a search without a valid time")
+        raise UnusableRow("a search without a valid time")
     return ShownSearch(search, client, time, shown, "".join(CODES[team] for team in whose), known)
 
 
@@ -197,7 +188,7 @@ def _checked(
     """Teams derived from both lists, with shared choices marked; a list that does not follow from them is refused."""
     if plan.to == "own":
         if list(zip(shown, teams, strict=True)) != team_draft(old, new, len(shown), plan.key, search):
-            raise NotCounted("teams that contradict the two lists and the trial's key")
+            raise UnusableRow("teams that contradict the two lists and the trial's key")
         return teams
     found, taken = [], set[str]()
     leads = ""  # which team made the first choice of this turn
@@ -206,7 +197,7 @@ def _checked(
             side: next((one for one in ranking if one not in taken), None) for side, ranking in ((OLD, old), (NEW, new))
         }
         if wish[team] != document:
-            raise NotCounted("teams that contradict the two lists")
+            raise UnusableRow("teams that contradict the two lists")
         begins = not leads or leads == team
         found.append(BOTH if begins and wish[OLD] == wish[NEW] else team)
         leads = team if begins else ""
@@ -217,21 +208,16 @@ def _checked(
 def _ids(value: Any) -> tuple[str, ...]:
     listed = parse_list(value)
     if not listed:
-        raise NotCounted("an empty or missing list")
+        raise UnusableRow("an empty or missing list")
     if len(listed) > MAX_SHOWN:
-        raise NotCounted(f"a list of more than {MAX_SHOWN:,} positions")
+        raise UnusableRow(f"a list of more than {MAX_SHOWN:,} positions")
     names = tuple(map(parse_id, listed))
     if "" in names:
-        raise NotCounted("a list with an invalid document id")
+        raise UnusableRow("a list with an invalid document id")
     return names
 
 
 def _name(row: dict[str, Any], field: str, without: str) -> str:
     if name := parse_id(nested_value(row, field)):
         return name
-    raise NotCounted(without)
-
-
-def _client(row: dict[str, Any], field: str) -> str:
-    """The browser; "" if none is named or the name is not valid."""
-    return parse_id(nested_value(row, field))
+    raise UnusableRow(without)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import getpass
 import hashlib
 import json
-import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from fedrank.engine.trial_decision import TrialRules
-from fedrank.files import parse_json, private_folder, read_bytes, writing
-from fedrank.ranking.gate import Gate
+from fedrank.files import opened, parse_json, private_folder, read_bytes, writing
 from fedrank.trees.model_files import load_model
+from fedrank.value_checks import checked
 
 FORMAT, VERSION = "fedrank-trial", 1
 PLAN, CURRENT, LABELS = "trial.json", "current.json", "labels.json"
@@ -83,7 +82,8 @@ def model_on_trial(path: str | Path, to: str) -> TrialModel:
 
 
 def digest_of(file: str | Path) -> str:
-    return hashlib.sha256(read_bytes(file)).hexdigest()
+    with opened(file) as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()
 
 
 def check_unchanged(model: TrialModel) -> None:
@@ -145,45 +145,21 @@ def read_plan(folder: str | Path) -> TrialPlan:
 
 
 def _plan(content: dict[str, Any]) -> TrialPlan:
-    rules = content["rules"]
-    whole = {name: _number(rules["gate"][name]) for name in ("level", "stake", "harm", "harm_stake")}
-    gate = Gate(**whole, most=_whole(rules["gate"]["most"]))
-    texts = {name: _text(content[name]) for name in ("id", "to", "planned", "who", "because", "key", "current")}
-    if texts["to"] not in ENGINES:
-        raise ValueError(f"to = {texts['to']!r} is not one of {', '.join(ENGINES)}")
-    return TrialPlan(
-        **texts,
-        old=_model(content["old"]),
-        new=_model(content["new"]),
-        rules=TrialRules(
-            gate,
-            _whole(rules["per_client"]),
-            _whole(rules["liars"]),
-            _number(rules["wait"]),
-            _number(rules.get("liar_share", 0.0)),  # a plan of an earlier version assumed a number only
-        ),
-        places=_whole(content["places"]),
-        engine={_text(name): _text(value) for name, value in content["engine"].items()},
+    if content["to"] not in ENGINES:
+        raise ValueError(f"to = {content['to']!r} is not one of {', '.join(ENGINES)}")
+    content["rules"].setdefault("liar_share", 0.0)  # a plan of an earlier version assumed a number only
+    plan: TrialPlan = _read(TrialPlan, content)
+    return plan
+
+
+def _read(kind: Any, content: dict[str, Any]) -> Any:
+    """A dataclass from an object of JSON; every value must fit the type hint of its field."""
+    hints = get_type_hints(kind)
+    return kind(
+        **{
+            one.name: _read(hints[one.name], content[one.name])
+            if is_dataclass(hints[one.name])
+            else checked(hints[one.name], content[one.name], one.name)
+            for one in fields(kind)
+        }
     )
-
-
-def _model(content: dict[str, Any]) -> TrialModel:
-    return TrialModel(*(_text(content[name]) for name in ("name", "path", "digest")))
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"expected a text (got {value!r})")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise ValueError(f"expected a number (got {value!r})")
-    return float(value)
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
-        raise ValueError(f"expected an integer (got {value!r})")
-    return value

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from fedrank.engine.adoption import read_current
-from fedrank.engine.trial import UNFAIR, Count, EngineTrial, HistoryEntry, ImportResult
+from fedrank.engine.trial import UNFAIR, Count, EngineTrial, ImportResult
 from fedrank.engine.trial_decision import Judgement, Needed
 from fedrank.engine.trial_record import TrialPlan
 from fedrank.experiments.report.sections import Section
@@ -134,24 +134,21 @@ def _history(trial: EngineTrial) -> list[Section]:
     current = read_current(trial.current).now
     section = Section("History")
     if entries:
-        section = section.points(_told(entry) for entry in entries)
+        section = section.points(f"{one.at[:16]} {one.what} by {one.who}{_reason(one.because)}" for one in entries)
     if current is not None:
         section = section.paragraph(f"In use: {current.name}, since {current.since[:16]}")
     return [section] if section.parts else []
 
 
-def _told(entry: HistoryEntry) -> str:
-    return f"{entry.at[:16]} {entry.what} by {entry.who}" + (f": {entry.because}" if entry.because else "")
-
-
 def _with_models(section: Section, plan: TrialPlan) -> Section:
+    planned = f"{plan.planned[:16]} by {plan.who}{_reason(plan.because)}"
     return section.pairs(
-        [("new", str(plan.new)), ("old", str(plan.old)), ("interleaved by", plan.to), ("planned", _planned(plan))]
+        [("new", str(plan.new)), ("old", str(plan.old)), ("interleaved by", plan.to), ("planned", planned)]
     )
 
 
-def _planned(plan: TrialPlan) -> str:
-    return f"{plan.planned[:16]} by {plan.who}" + (f": {plan.because}" if plan.because else "")
+def _reason(because: str) -> str:
+    return f": {because}" if because else ""
 
 
 def _odds(evidence: float) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from fedrank.data.ranking import RankingData
 from fedrank.federated.partition import Iid, Partition, Split
 from fedrank.ranking.click_models import ClickModel, OwnClickModel, click_model_for
-from fedrank.ranking.own_clicks import IN_TABLE, compiled_function
+from fedrank.ranking.loops import IN_TABLE, compiled_function
 from fedrank.seeds import rng_for
 from fedrank.types import SimulatedClients
 

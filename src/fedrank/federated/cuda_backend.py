@@ -14,7 +14,7 @@ from fedrank.federated.federation import cohort_size
 from fedrank.federated.multi_round import MultiRound
 from fedrank.federated.round import ClientResults, LocalWork, Outcome, RoundContext, Watch, outcome_of, run_round
 from fedrank.federated.server import Combined, RoundError, State
-from fedrank.ranking.cuda.choice import DeviceLearner
+from fedrank.ranking.cuda.pdgd import PdgdOnDevice
 from fedrank.ranking.cuda.robust import RobustOnDevice, most_clients
 from fedrank.seeds import Chance
 from fedrank.types import (
@@ -35,7 +35,7 @@ DEVICE_BYTES = 1 << 30  # bytes of updates on a GPU
 class Cuda:
     """Clients learn on a GPU, which also computes means, clipped sums and robust aggregators."""
 
-    def __init__(self, context: RoundContext, learner: DeviceLearner) -> None:
+    def __init__(self, context: RoundContext, learner: PdgdOnDevice) -> None:
         federation, clients, mechanism = context.federation, context.clients, context.federation.mechanism
         self._learner, self._threads = learner, context.threads
         self._host = backends.Compiled(context)
@@ -55,7 +55,7 @@ class Cuda:
         # Many small rounds are done per launch, since launch overhead exceeds the time of a small round.
         self._many = None
         if self._weighted is not None:
-            self._many = MultiRound.of(learner.on_device, federation, clients, context.seed, self._weighted)
+            self._many = MultiRound.of(learner, federation, clients, context.seed, self._weighted)
 
     def rounds(self, context: RoundContext, state: State, memory: Memory, last: int) -> Iterator[Outcome]:
         while state.round < last:
@@ -73,7 +73,7 @@ class Cuda:
     def learn(self, work: LocalWork) -> Learned:
         if work.correction.personal is not None:
             return self._host.learn(work)
-        return self._learner(work.start, work.chance, work.rows, work.correction)
+        return self._learner.learned(work.start, work.chance, work.rows, work.correction)
 
     def combine(
         self, context: RoundContext, state: State, memory: Memory, cohort: NDArray[np.int64], watch: Watch | None
@@ -136,7 +136,7 @@ class Cuda:
         """The result of a robust aggregator on the GPU; None if an update is not finite."""
         chance = Chance(context.seed, state.round + 1)
         updates, observed = self._learner.stay(state.weights, chance, _which(context.clients, cohort))
-        on_device = RobustOnDevice(self._learner.on_device.device, updates)
+        on_device = RobustOnDevice(self._learner.device, updates)
         if not on_device.sound():
             return None
         try:
@@ -157,12 +157,12 @@ def weighted_by_sizes(aggregator: Aggregator, sizes: NDArray[np.int64]) -> bool 
     return False if np.array_equal(weights, np.ones(len(sizes))) else None
 
 
-def robust_rule(aggregator: Aggregator, learner: DeviceLearner, clients: int) -> Any:
+def robust_rule(aggregator: Aggregator, learner: PdgdOnDevice, clients: int) -> Any:
     """Return the GPU version of a robust aggregator; None if there is none, or clients do not fit."""
     rule = fast_path(aggregator, "on_device")
-    if rule is None or not learner.updates_stay:
+    if rule is None or learner.bytes_each is not None:
         return None
-    return rule if clients <= most_clients(learner.on_device.device, cast(Any, aggregator).device_bytes) else None
+    return rule if clients <= most_clients(learner.device, cast(Any, aggregator).device_bytes) else None
 
 
 def _sizes(clients: SimulatedClients, cohort: NDArray[np.int64]) -> NDArray[np.int64]:

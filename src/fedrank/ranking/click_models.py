@@ -76,16 +76,12 @@ def checked_clicks(model: object, clicks: Any, count: int) -> NDArray[np.bool_]:
 PERFECT = {2: (0.0, 1.0), 3: (0.0, 0.5, 1.0), 5: (0.0, 0.2, 0.4, 0.8, 1.0)}
 
 
-def _never(levels: int) -> tuple[float, ...]:
-    return (0.0,) * levels
-
-
-def _position_based(decay: float) -> dict[int, ClickModel]:
-    return {levels: ClickModel(click, _never(levels), decay) for levels, click in PERFECT.items()}
+def _without_stop(clicks: dict[int, tuple[float, ...]], decay: float = 0.0) -> dict[int, ClickModel]:
+    return {levels: ClickModel(click, (0.0,) * levels, decay) for levels, click in clicks.items()}
 
 
 CLICK_MODELS: dict[str, dict[int, ClickModel]] = {  # name -> number of relevance labels -> tables
-    "perfect": {levels: ClickModel(click, _never(levels)) for levels, click in PERFECT.items()},
+    "perfect": _without_stop(PERFECT),
     "navigational": {
         2: ClickModel((0.05, 0.95), (0.2, 0.9)),
         3: ClickModel((0.05, 0.5, 0.95), (0.2, 0.5, 0.9)),
@@ -96,12 +92,8 @@ CLICK_MODELS: dict[str, dict[int, ClickModel]] = {  # name -> number of relevanc
         3: ClickModel((0.4, 0.7, 0.9), (0.1, 0.3, 0.5)),
         5: ClickModel((0.4, 0.6, 0.7, 0.8, 0.9), (0.1, 0.2, 0.3, 0.4, 0.5)),
     },
-    "poison": {levels: ClickModel(click[::-1], _never(levels)) for levels, click in PERFECT.items()},
-    "position-0": _position_based(0.0),
-    "position-0.5": _position_based(0.5),
-    "position-1": _position_based(1.0),
-    "position-1.5": _position_based(1.5),
-    "position-2": _position_based(2.0),
+    "poison": _without_stop({levels: click[::-1] for levels, click in PERFECT.items()}),
+    **{f"position-{decay:g}": _without_stop(PERFECT, decay) for decay in (0.0, 0.5, 1.0, 1.5, 2.0)},
 }
 
 CLICK_MODEL_MEANINGS = {

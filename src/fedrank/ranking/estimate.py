@@ -17,7 +17,7 @@ Confidence intervals are over queries: a bootstrap resamples queries and recompu
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,14 +29,17 @@ from fedrank.ranking.propensity import (
     MAX_POSITIONS,
     REPEATS,
     Bias,
+    Integers,
     NotIdentifiable,
     Propensities,
+    Reals,
     Repeated,
     ShownResults,
     drawn_queries,
     numbered,
     repeated_propensities,
     spread_of,
+    standardised,
 )
 from fedrank.types import Features
 
@@ -104,11 +107,10 @@ class ClickEstimate:
         """One sentence, based on the doubly robust estimate."""
         row = next(row for row in self.rows if row.name == DOUBLY_ROBUST)
         low, high = row.difference.low, row.difference.high
-        if low > 0:
-            return f"users would click more: {row.difference.value:+.4f} per list ({low:+.4f} to {high:+.4f})"
-        if high < 0:
-            return f"users would click less: {row.difference.value:+.4f} per list ({low:+.4f} to {high:+.4f})"
-        return f"the difference is not significant: {row.difference.value:+.4f} per list ({low:+.4f} to {high:+.4f})"
+        what = "the difference is not significant"
+        if low > 0 or high < 0:
+            what = f"users would click {'more' if low > 0 else 'less'}"
+        return f"{what}: {row.difference.value:+.4f} per list ({low:+.4f} to {high:+.4f})"
 
     def as_json(self) -> dict[str, Any]:
         found = {name: value for name, value in vars(self).items() if name not in ("rows", "propensities")}
@@ -125,7 +127,6 @@ def estimate_clicks(
     bias: Bias = "position",
     by: Propensities | None = None,
     counted: NDArray[np.bool_] | None = None,
-    seed: int = 1,
 ) -> ClickEstimate:
     """Estimate the clicks if `scores` [results] had ranked every list; raises `CannotTell` if that is unknown.
 
@@ -139,9 +140,9 @@ def estimate_clicks(
     position = new_places(shown, scores)
     inside = shown.position < MAX_POSITIONS
     asked = shown.query[inside]
-    shown, position = _where(shown, inside), position[inside]
+    shown, position = replace(shown.select(inside), query=numbered(asked)[0]), position[inside]
     try:
-        repeated = _given(shown, by, seed) if by is not None else repeated_propensities(shown, features, bias, seed)
+        repeated = _given(shown, by) if by is not None else repeated_propensities(shown, features, bias)
     except NotIdentifiable as problem:
         raise CannotTell(str(problem)) from None
     positions = _usable(repeated)
@@ -149,8 +150,7 @@ def estimate_clicks(
         kept = counted[inside]
         if not kept.any():
             raise ValueError("no search is counted; count at least one")
-        shown, position = ShownResults(*(column[kept] for column in vars(shown).values())), position[kept]
-        asked = asked[kept]
+        shown, position, asked = shown.select(kept), position[kept], asked[kept]
     counts = _count(shown, position, positions, repeated.multiples.shape[1])
     if not counts.clicks.sum():
         raise CannotTell(f"nothing was clicked in the first {positions} positions")
@@ -176,7 +176,7 @@ def estimate_clicks(
     rows = [
         _row(name, "clicks per list", logged, values) for name, values in zip((IPS, DOUBLY_ROBUST), both, strict=True)
     ]
-    rows.append(_replayed(shown, position, positions, repeated.multiples))
+    rows.append(_replayed(shown, position, positions, counts.searches, repeated.multiples))
     cut = counts.clicks @ (_ratios(counts, slope[:1], cut=False)[0][:, 0] > MAX_RATIO) / counts.clicks.sum()
     return ClickEstimate(
         tuple(rows),
@@ -193,7 +193,7 @@ def estimate_clicks(
     )
 
 
-def new_places(shown: ShownResults, scores: NDArray[np.floating]) -> NDArray[np.int64]:
+def new_places(shown: ShownResults, scores: NDArray[np.floating]) -> Integers:
     """[results]: the model's position of each among the documents of its list; ties keep the order shown."""
     order = np.lexsort((shown.position, -np.asarray(scores, np.float64), shown.search))
     before = np.lexsort((shown.position, shown.search))
@@ -205,28 +205,23 @@ def new_places(shown: ShownResults, scores: NDArray[np.floating]) -> NDArray[np.
 class _Counts(NamedTuple):
     """Documents with their logged and new numbers of impressions per position."""
 
-    pair: NDArray[np.int64]  # [documents]
-    query: NDArray[np.int64]  # [documents], from 0 to queries - 1
-    here: NDArray[np.float64]  # [documents, positions]: times shown
-    there: NDArray[np.float64]  # [documents, positions]: times shown by the model
-    clicks: NDArray[np.float64]  # [documents], in these positions
-    searches: NDArray[np.float64]  # [queries]
+    pair: Integers  # [documents]
+    query: Integers  # [documents], from 0 to queries - 1
+    here: Reals  # [documents, positions]: times shown
+    there: Reals  # [documents, positions]: times shown by the model
+    clicks: Reals  # [documents], in these positions
+    searches: Reals  # [queries]
 
     @property
     def queries(self) -> int:
         return len(self.searches)
 
 
-def _where(shown: ShownResults, kept: NDArray[np.bool_]) -> ShownResults:
-    query, _ = numbered(shown.query[kept])
-    return ShownResults(shown.pair[kept], query, shown.position[kept], shown.clicked[kept], shown.search[kept])
-
-
-def _count(shown: ShownResults, position: NDArray[np.int64], positions: int, queries: int) -> _Counts:
+def _count(shown: ShownResults, position: Integers, positions: int, queries: int) -> _Counts:
     pair, row = np.unique(shown.pair, return_inverse=True)
     row = row.ravel()
 
-    def table(where: NDArray[np.int64]) -> NDArray[np.float64]:
+    def table(where: Integers) -> Reals:
         inside = where < positions
         cells = np.bincount(row[inside] * positions + where[inside], minlength=len(pair) * positions)
         return cells.reshape(len(pair), positions).astype(np.float64)
@@ -240,9 +235,7 @@ def _count(shown: ShownResults, position: NDArray[np.int64], positions: int, que
     return _Counts(pair, query, table(shown.position), table(position), clicks, searches)
 
 
-def _ratios(
-    counts: _Counts, slope: NDArray[np.float64], cut: bool = True
-) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _ratios(counts: _Counts, slope: Reals, cut: bool = True) -> tuple[Reals, NDArray[np.bool_]]:
     """Importance weights [documents, repeats], and whether each document was examined."""
     seen, would = counts.here @ slope.T, counts.there @ slope.T
     there = seen > 0
@@ -250,12 +243,8 @@ def _ratios(
 
 
 def _estimates(
-    counts: _Counts,
-    expected: NDArray[np.float64],
-    slope: NDArray[np.float64],
-    extra: NDArray[np.float64],
-    multiples: NDArray[np.int64],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    counts: _Counts, expected: Reals, slope: Reals, extra: Reals, multiples: Integers
+) -> tuple[Reals, Reals]:
     """Clicks per list by (self-normalised IPS, doubly robust) [1 + repeats], the estimate first."""
     from scipy import sparse
 
@@ -269,9 +258,9 @@ def _estimates(
         some = slice(first, first + _AT_A_TIME)
         alpha, beta, counted = slope[some].T, extra[some].T, often[some]
 
-        def total(each: NDArray[np.float64], counted: NDArray[np.float64] = counted) -> NDArray[np.float64]:
+        def total(each: Reals, counted: Reals = counted) -> Reals:
             """Sums over documents [documents, repeats], weighted by the multiplicity of their queries."""
-            summed: NDArray[np.float64] = np.einsum("qr,rq->r", by_query @ each, counted)
+            summed: Reals = np.einsum("qr,rq->r", by_query @ each, counted)
             return summed
 
         ratio, _ = _ratios(counts, slope[some])
@@ -294,31 +283,26 @@ def _usable(repeated: Repeated) -> int:
     return int(np.argmin(told)) if not told.all() else len(told)
 
 
-def _logged(counts: _Counts, multiples: NDArray[np.int64]) -> NDArray[np.float64]:
+def _logged(counts: _Counts, multiples: Integers) -> Reals:
     """Logged clicks per list, in the log and in all repeats."""
     clicks = np.bincount(counts.query, weights=counts.clicks, minlength=counts.queries)
     return np.concatenate([[clicks.sum() / counts.searches.sum()], multiples @ clicks / (multiples @ counts.searches)])
 
 
-def _row(name: str, unit: str, logged: NDArray[np.float64], values: NDArray[np.float64], note: str = "") -> EstimateRow:
+def _row(name: str, unit: str, logged: Reals, values: Reals, note: str = "") -> EstimateRow:
     return EstimateRow(name, unit, float(logged[0]), _interval(values), _interval(values - logged), note)
 
 
-def _interval(values: NDArray[np.float64]) -> Interval:
+def _interval(values: Reals) -> Interval:
     error = CERTAIN * float(np.std(values[1:], ddof=1))
     return Interval(float(values[0]), float(values[0]) - error, float(values[0]) + error)
 
 
-def _regression(
-    counts: _Counts, slope: NDArray[np.float64], extra: NDArray[np.float64], features: Features
-) -> NDArray[np.float64]:
+def _regression(counts: _Counts, slope: Reals, extra: Reals, features: Features) -> Reals:
     """[documents]: relevance predicted from features, by regressions on the other half of the queries."""
     seen = counts.here @ slope
     rate = np.divide(counts.clicks - counts.here @ extra, seen, out=np.zeros_like(seen), where=seen > 0)
-    table = np.asarray(features[counts.pair], np.float64)
-    spread = table.std(axis=0)
-    table = (table - table.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
-    table = np.column_stack([np.ones(len(table)), table])
+    table = standardised(features, counts.pair)
     expected = np.zeros(len(rate))
     for half in (0, 1):
         fit, use = counts.query % 2 != half, counts.query % 2 == half
@@ -329,23 +313,20 @@ def _regression(
 
 
 def _replayed(
-    shown: ShownResults, position: NDArray[np.int64], positions: int, multiples: NDArray[np.int64]
+    shown: ShownResults, position: Integers, positions: int, searches: Reals, multiples: Integers
 ) -> EstimateRow:
     """The clicks, discounted by their new and by their logged positions."""
-    _, first = np.unique(shown.search, return_index=True)
-    queries = multiples.shape[1]
-    searches = np.bincount(shown.query[first], minlength=queries).astype(np.float64)
     found = []
     for where in (shown.position, position):
         gains = np.where(where < positions, shown.clicked / np.log2(where + 2.0), 0.0)
-        total = np.bincount(shown.query, weights=gains, minlength=queries)
+        total = np.bincount(shown.query, weights=gains, minlength=len(searches))
         found.append(np.concatenate([[total.sum() / searches.sum()], multiples @ total / (multiples @ searches)]))
     return _row(REPLAY, "discounted clicks per list", found[0], found[1], BIASED)
 
 
-def _given(shown: ShownResults, by: Propensities, seed: int) -> Repeated:
+def _given(shown: ShownResults, by: Propensities) -> Repeated:
     """Known propensities are the same in all repeats."""
     assert by.how == GIVEN
-    multiples = drawn_queries(int(shown.query.max()) + 1, REPEATS, seed)
+    multiples = drawn_queries(int(shown.query.max()) + 1, REPEATS)
     slope, extra = (np.tile(values, (REPEATS + 1, 1)) for values in (by.slope, by.extra))
     return Repeated(by, multiples, slope, extra)

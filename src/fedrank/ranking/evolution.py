@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -11,8 +10,7 @@ from numpy.typing import NDArray
 
 from fedrank import kernels
 from fedrank.ranking.impressions import learn_one_by_one
-from fedrank.ranking.loops import as_sent, by_threads, loops_of
-from fedrank.ranking.own_clicks import loop_for
+from fedrank.ranking.loops import as_sent, by_threads, loop_for, loops_of
 from fedrank.ranking.rankers import Linear
 from fedrank.seeds import Chance
 from fedrank.types import (
@@ -75,7 +73,11 @@ class Evolution:
             raise ValueError(
                 f'chance must be "independent", or "shared" as in the published code (got {self.chance!r})'
             )
-        _check_truth(self.truth)
+        if not 1 / REWARD_VALUES < self.truth <= 1:
+            raise ValueError(
+                f"truth must be above 1/{REWARD_VALUES}, the probability of a random reward, and at most 1 "
+                f"(got {self.truth})"
+            )
         if self.truth < 1 and self.reward != "max-rr":
             raise ValueError(
                 f"truth = {self.truth} needs a reward with {REWARD_VALUES} values, but {self.reward!r} has more; "
@@ -110,9 +112,7 @@ class Evolution:
             )  # fmt: skip
 
         updates, online = by_threads(some, start.shape[-1], clients, threads)
-        sent = np.empty(count, dtype=MESSAGE)
-        sent["seed"], sent["plus"], sent["minus"] = seeds, means[:, 0], means[:, 1]
-        return Learned(updates, Observed(online, rewards), sent=sent)
+        return Learned(updates, Observed(online, rewards), sent=messages_of(seeds, means))
 
     def check(self, clients: SimulatedClients) -> None:
         """Raise an error for clients that cannot try both signs."""
@@ -196,6 +196,13 @@ class Evolution:
         return updates
 
 
+def messages_of(seeds: NDArray[np.uint64], means: NDArray[np.float32]) -> NDArray[Any]:
+    """The messages of clients from the seeds of their noise and their mean rewards [clients, 2]."""
+    sent = np.empty(len(seeds), dtype=MESSAGE)
+    sent["seed"], sent["plus"], sent["minus"] = seeds, means[:, 0], means[:, 1]
+    return sent
+
+
 def keys_of(chance: Chance) -> tuple[np.uint64, np.uint64, np.uint64]:
     """Keys of searches, noise and answers; the seed of the noise reveals nothing about the others."""
     return chance.key("learn"), chance.key("noise"), chance.key("answer")
@@ -206,35 +213,3 @@ def _searches_once(client: int) -> str:
         f"client {client} has one search per round, so only one sign of its noise is ever tried; "
         "give every client at least 2 interactions"
     )
-
-
-def epsilon_per_reward(truth: float) -> float:
-    """ε of local differential privacy of one reported reward: log(10 p / (1 - p)).
-
-    Local: it holds against the server, which sees the message. Per reward: it does not cover a whole message or many
-    rounds; see the two functions below.
-
-    >>> round(epsilon_per_reward(0.5), 1)
-    2.3
-    """
-    _check_truth(truth)
-    if truth == 1:
-        return math.inf
-    return math.log(truth * (REWARD_VALUES - 1) / (1 - truth))
-
-
-def epsilon_per_message(truth: float, interactions: int) -> float:
-    """ε of all rewards in one message; they add up, since one person made all of the clicks."""
-    return interactions * epsilon_per_reward(truth)
-
-
-def epsilon_in_total(truth: float, interactions: int, rounds: int) -> float:
-    """ε of all messages of a client that participates in `rounds` rounds (pure, δ = 0)."""
-    return rounds * epsilon_per_message(truth, interactions)
-
-
-def _check_truth(truth: float) -> None:
-    if not 1 / REWARD_VALUES < truth <= 1:
-        raise ValueError(
-            f"truth must be above 1/{REWARD_VALUES}, the probability of a random reward, and at most 1 (got {truth})"
-        )

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 Ruling = Literal["adopt", "refuse", "undecided"]
 
-SURE_OF_NOISE = 3.0  # standard deviations of the noise that are assumed against the new model
-
 
 class Team(IntEnum):
     """Which model chose a position of an interleaved list."""
@@ -52,32 +50,24 @@ def team_draft(old: NDArray[np.integer], new: NDArray[np.integer], positions: in
     orders = (list(map(int, old)), list(map(int, new)))
     shown: list[int] = []
     team: list[int] = []
-    taken: set[int] = set()
-    at = [0, 0]
 
-    def choice(side: int) -> int | None:
-        order = orders[side]
-        while at[side] < len(order) and order[at[side]] in taken:
-            at[side] += 1
-        return order[at[side]] if at[side] < len(order) else None
-
-    def place(document: int, side: int) -> None:
-        taken.add(document)
-        shown.append(document)
-        team.append(side)
+    def wish(side: int) -> int | None:
+        return next((document for document in orders[side] if document not in shown), None)
 
     while len(shown) < positions:
-        wishes = choice(Team.OLD), choice(Team.NEW)
-        if wishes[Team.OLD] is None and wishes[Team.NEW] is None:
+        one, other = wish(Team.OLD), wish(Team.NEW)
+        if one is None and other is None:
             break
-        if wishes[Team.OLD] == wishes[Team.NEW]:
-            place(wishes[Team.OLD], Team.NEITHER)  # type: ignore[arg-type]
+        if one is not None and one == other:
+            shown.append(one)
+            team.append(Team.NEITHER)
             continue
         leads = int(rng.integers(2))
         for side in (leads, 1 - leads):
-            wish = choice(side)
-            if wish is not None and len(shown) < positions:
-                place(wish, side)
+            document = wish(side)
+            if document is not None and len(shown) < positions:
+                shown.append(document)
+                team.append(side)
     return Draft(np.array(shown, np.int64), np.array(team, np.int8))
 
 
@@ -111,15 +101,9 @@ class Gate:
             losses * math.log1p(self.harm_stake) + wins * math.log1p(-self.harm_stake),
         )
 
-    def verdict(self, wins: float, losses: float, noise: float = 0.0) -> Ruling:
-        """Decide by the counts so far; call it after every decided search, or after every round of a federation.
-
-        `noise` is the standard deviation of the noise on each of two pooled counts, which then count at their
-        worst.
-        """
-        slack = SURE_OF_NOISE * noise
-        gained, _ = self.evidence(max(wins - slack, 0.0), losses + slack)
-        _, against = self.evidence(wins + slack, max(losses - slack, 0.0))
+    def verdict(self, wins: float, losses: float) -> Ruling:
+        """Decide by the counts so far; call it after every decided search, or after every round of a federation."""
+        gained, against = self.evidence(wins, losses)
         if against >= -math.log(self.harm):
             return "refuse"
         if gained >= -math.log(self.level):

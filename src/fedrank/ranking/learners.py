@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from fedrank import kernels
 from fedrank.ranking.evolution import Evolution
 from fedrank.ranking.impressions import draw_list, learn_one_by_one
-from fedrank.ranking.loops import as_sent, by_threads, corrections_of, loops_of
-from fedrank.ranking.own_clicks import loop_for
+from fedrank.ranking.loops import as_sent, by_threads, corrections_of, loop_for, loops_of
 from fedrank.ranking.rankers import Linear
 from fedrank.seeds import Chance, key_for
 from fedrank.types import (

@@ -124,7 +124,7 @@ class MeasureSettings(NamedTuple):
     relevant: NDArray[np.int64]  # [queries]: number of relevant documents
     kinds: NDArray[np.int64]  # [measures]
     cutoffs: NDArray[np.int64]
-    scales: Values  # [measures, queries]
+    scales: Values  # [measures, queries]: normalisation constants; 1 without relevant documents
     top_grade: int
 
 
@@ -151,9 +151,7 @@ class Evaluator:
     measures: Sequence[str | Measure]
     grades: Grades | None = None  # [documents]: replaces the relevance labels of the data
 
-    _parsed: tuple[Measure, ...] = field(init=False, repr=False)
-    _grades: Grades = field(init=False, repr=False)
-    _offsets: Offsets = field(init=False, repr=False)
+    parsed: tuple[Measure, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         parsed = tuple(measure(each) for each in self.measures)
@@ -176,10 +174,7 @@ class Evaluator:
                 f"{self.data.name or 'this data set'} has no judgements by intent for '{by}'; remove it, or use "
                 "data with judgements by intent, such as synthetic-intents"
             )
-        object.__setattr__(self, "_parsed", parsed)
-        # Copies, because code would be compiled again for read-only (memory-mapped) arrays.
-        object.__setattr__(self, "_grades", np.array(grades, dtype=np.int8))
-        object.__setattr__(self, "_offsets", np.array(self.data.offsets, dtype=np.int64))
+        object.__setattr__(self, "parsed", parsed)
 
     def __call__(self, weights: Weights, ranker: Ranker) -> Values:
         """Return averages over queries: [measures, models], or [measures] for one weight vector."""
@@ -203,9 +198,9 @@ class Evaluator:
         return values if given.ndim == 2 else values[:, 0]
 
     def _values(self, score: Callable[[slice, slice], Scores], models: int) -> Values:
-        if not any(each.by for each in self._parsed):
+        if not any(each.by for each in self.parsed):
             return self._by_own_grades(score, models)
-        values = np.empty((len(self._parsed), models, self.data.queries))
+        values = np.empty((len(self.parsed), models, self.data.queries))
         known: dict[tuple[int, int], Scores] = {}
 
         def once(some: slice, rows: slice) -> Scores:
@@ -223,11 +218,11 @@ class Evaluator:
     def _by_labels(self) -> list[tuple[list[int], list[Evaluator]]]:
         """Indices of the measures with the same labels, and an evaluator for each of these labels."""
         intents = self.data.intents
-        rows = {"": [self._grades], "intents": list(intents), "union": [intents.max(axis=0)]}
+        rows = {"": [self.grades], "intents": list(intents), "union": [intents.max(axis=0)]}
         found = []
-        for by in dict.fromkeys(each.by for each in self._parsed):
-            places = [place for place, each in enumerate(self._parsed) if each.by == by]
-            measures = [replace(self._parsed[place], by="") for place in places]
+        for by in dict.fromkeys(each.by for each in self.parsed):
+            places = [place for place, each in enumerate(self.parsed) if each.by == by]
+            measures = [replace(self.parsed[place], by="") for place in places]
             found.append((places, [Evaluator(self.data, measures, grades) for grades in rows[by]]))
         return found
 
@@ -235,97 +230,69 @@ class Evaluator:
         """Evaluate batches of models in chunks of queries; `score` returns [models, documents] for both."""
         from fedrank.kernels.measures import measure_lists
 
-        values = np.empty((len(self._parsed), models, self.data.queries))
-        for first, last in self._chunks:
-            rows = slice(int(self._offsets[first]), int(self._offsets[last]))
+        offsets, grades, relevant, kinds, cutoffs, scales, top_grade = self.compiled_settings
+        values = np.empty((len(self.parsed), models, self.data.queries))
+        for first, last in query_chunks(offsets, DOCUMENTS):
+            rows = slice(int(offsets[first]), int(offsets[last]))
             for some in (slice(begin, min(begin + MODELS, models)) for begin in range(0, models, MODELS)):
                 # Diverged models overflow; the error below is clearer than a warning.
                 with np.errstate(over="ignore", invalid="ignore"):
                     scores = np.require(score(some, rows).T, np.float32, ["C", "W"])
                 bad = measure_lists(
-                    scores.view(np.int32),
-                    self._offsets,
-                    first,
-                    last,
-                    self._grades,
-                    self._kinds,
-                    self._cutoffs,
-                    self._scales,
-                    self._top_grade,
-                    some.start,
+                    scores.view(np.int32), offsets, first, last, grades, kinds, cutoffs, scales, top_grade, some.start,
                     values,
-                )
+                )  # fmt: skip
                 if bad > 0:
                     self._refuse(scores, first, some.start)
-        for values_of_measure, each in zip(values, self._parsed, strict=True):
-            values_of_measure[:, self._relevant == 0] = {"skip": np.nan, "zero": 0.0, "one": 1.0}[each.empty]
+        for values_of_measure, each in zip(values, self.parsed, strict=True):
+            values_of_measure[:, relevant == 0] = {"skip": np.nan, "zero": 0.0, "one": 1.0}[each.empty]
         return values
 
     def _refuse(self, scores: Scores, first: int, shift: int) -> NoReturn:
         row, model = np.argwhere(np.isnan(scores))[0]
-        query = np.searchsorted(self._offsets, self._offsets[first] + row, side="right") - 1
+        query = np.searchsorted(self.data.offsets, self.data.offsets[first] + row, side="right") - 1
         raise ValueError(
             f"model {shift + model} scores a document of query {self.data.query_ids[query]} as NaN; look for NaN or "
             "infinity in features and weights, and for a learning rate that is too high"
         )
 
-    @property
-    def parsed(self) -> tuple[Measure, ...]:
-        return self._parsed
-
+    @cached_property
     def compiled_settings(self) -> MeasureSettings:
-        """Return the arguments of compiled loops and GPU kernels."""
-        return MeasureSettings(
-            self._offsets, self._grades, self._relevant, self._kinds, self._cutoffs, self._scales, self._top_grade
-        )
+        """The arguments of compiled loops and GPU kernels."""
+        from fedrank.kernels.measures import ERR, GAIN, MAP, MRR, NDCG, NDCG_LINEAR, PRECISION, best_dcg
 
-    @cached_property
-    def _chunks(self) -> list[tuple[int, int]]:
-        return list(_chunks(self._offsets))
-
-    @cached_property
-    def _relevant(self) -> NDArray[np.int64]:
-        """[queries]: number of documents with label 1 or more."""
-        return np.add.reduceat(self._grades >= 1, self._offsets[:-1], dtype=np.int64)
-
-    @cached_property
-    def _kinds(self) -> NDArray[np.int64]:
-        from fedrank.kernels.measures import ERR, MAP, MRR, NDCG, NDCG_LINEAR, PRECISION
-
+        # Copies, because code would be compiled again for read-only (memory-mapped) arrays.
+        grades = np.array(self.data.grades if self.grades is None else self.grades, dtype=np.int8)
+        offsets = np.array(self.data.offsets, dtype=np.int64)
+        relevant = np.add.reduceat(grades >= 1, offsets[:-1], dtype=np.int64)
         kinds = {"ndcg": NDCG, "ndcg-linear": NDCG_LINEAR, "map": MAP, "mrr": MRR, "err": ERR, "p": PRECISION}
-        return np.array([kinds[each.name] for each in self._parsed], dtype=np.int64)
-
-    @cached_property
-    def _cutoffs(self) -> NDArray[np.int64]:
-        return np.array([each.cutoff or EVERY_RANK for each in self._parsed], dtype=np.int64)
-
-    @cached_property
-    def _top_grade(self) -> int:
-        return max(self.data.top_grade, int(self._grades.max()))
-
-    @cached_property
-    def _scales(self) -> Values:
-        """[measures, queries]: normalisation constants; 1 without relevant documents."""
-        from fedrank.kernels.measures import GAIN, best_dcg
-
-        scales = np.ones((len(self._parsed), self.data.queries))
-        for scale, each, cutoff in zip(scales, self._parsed, self._cutoffs, strict=True):
+        cutoffs = np.array([each.cutoff or EVERY_RANK for each in self.parsed], dtype=np.int64)
+        scales = np.ones((len(self.parsed), self.data.queries))
+        for scale, each, cutoff in zip(scales, self.parsed, cutoffs, strict=True):
             if each.name in ("ndcg", "ndcg-linear"):
                 gain = GAIN if each.name == "ndcg" else np.arange(128.0)
-                scale[:] = best_dcg(self._grades[None], self._offsets, gain, int(cutoff))[0]
+                scale[:] = best_dcg(grades[None], offsets, gain, int(cutoff))[0]
             elif each.name == "map":
-                scale[:] = self._relevant
+                scale[:] = relevant
             elif each.name == "p":
                 scale[:] = cutoff
-        scales[:, self._relevant == 0] = 1.0
-        return scales
+        scales[:, relevant == 0] = 1.0
+        return MeasureSettings(
+            offsets,
+            grades,
+            relevant,
+            np.array([kinds[each.name] for each in self.parsed], dtype=np.int64),
+            cutoffs,
+            scales,
+            max(self.data.top_grade, int(grades.max())),
+        )
 
 
-def _chunks(offsets: Offsets) -> Iterator[tuple[int, int]]:
-    """Ranges of queries with about DOCUMENTS documents: (first, one after the last)."""
+def query_chunks(offsets: Offsets, documents: int) -> Iterator[tuple[int, int]]:
+    """Ranges of queries with about this number of documents: (first, one after the last)."""
     first, queries = 0, len(offsets) - 1
     while first < queries:
-        last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + DOCUMENTS, side="right")) - 1)
+        last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + documents, side="right")) - 1)
         yield first, last
         first = last
 
@@ -393,14 +360,3 @@ def ranking(scores: ArrayLike, offsets: Offsets) -> NDArray[np.int64]:
     if len(column) != offsets[-1]:
         raise ValueError(f"{len(column)} scores for {offsets[-1]} documents; give one per document")
     return ranked_rows(column.view(np.int32), np.array(offsets, dtype=np.int64))
-
-
-def max_rr(clicks: ArrayLike) -> Values:
-    """Reciprocal rank of the first click in the top 10, 0 without clicks: clicks [..., ranks] -> [...].
-
-    >>> max_rr([[False, True, True], [False, False, False]]).tolist()
-    [0.5, 0.0]
-    """
-    shown = np.asarray(clicks, dtype=bool)[..., :10]
-    ranks = np.arange(1.0, shown.shape[-1] + 1.0)
-    return np.asarray((shown / ranks).max(axis=-1, initial=0.0))

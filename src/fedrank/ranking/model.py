@@ -178,9 +178,9 @@ def unheard(note: str) -> None:
     """Ignore a warning."""
 
 
-def load_weights(path: str | Path, tell: Tell = unheard) -> Model:
+def load_weights(path: str | Path) -> Model:
     """Read a model that is a vector of weights, which training, attacks and unlearning need."""
-    return read_model(path, _only_weights, tell)
+    return read_model(path, _only_weights)
 
 
 def read_model(

@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from fedrank.seeds import rng_for
 from fedrank.types import Features
 
+Reals = NDArray[np.float64]
+Integers = NDArray[np.int64]
 Bias = Literal["position", "trust"]
 BIASES: tuple[Bias, ...] = ("position", "trust")
 SHARED, OWN = "shared", "own"  # source of clicks: all clients together, or each client alone
@@ -52,17 +54,18 @@ _CONTRADICTS = 3.0  # maximum standard errors between both methods for a positio
 _LOOKED_AT_FOR_TRUST = 5  # positions from the top that are tested for trust bias
 _FARTHEST = 12.0  # maximum absolute logarithm of a strength
 _RIDGE = 1e-6
+_SEED = 1
 
 
 @dataclass(frozen=True, eq=False)
 class ShownResults:
     """Shown results, one per row; a pair is a query with one of its documents."""
 
-    pair: NDArray[np.int64]
-    query: NDArray[np.int64]
-    position: NDArray[np.int64]  # from 0
+    pair: Integers
+    query: Integers
+    position: Integers  # from 0
     clicked: NDArray[np.bool_]
-    search: NDArray[np.int64]  # the list it belongs to
+    search: Integers  # the list it belongs to
 
     def __len__(self) -> int:
         return len(self.pair)
@@ -89,10 +92,9 @@ class ShownResults:
             search=search,
         )
 
-    def of_searches(self, which: NDArray[np.bool_]) -> ShownResults:
-        """Return some of the searches, selected by a mask [searches]."""
-        kept = which[self.search]
-        return ShownResults(*(getattr(self, name)[kept] for name in ("pair", "query", "position", "clicked", "search")))
+    def select(self, kept: NDArray[np.bool_]) -> ShownResults:
+        """Return some of the results."""
+        return ShownResults(*(column[kept] for column in vars(self).values()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,10 +133,10 @@ class NotIdentifiable(ValueError):
 class Propensities:
     """Click rates by position relative to the first: slope x (rate in the first position) + extra."""
 
-    slope: NDArray[np.float64]  # [positions], 1 in the first; NaN: unknown
-    extra: NDArray[np.float64]  # [positions], 0 in the first; clicks due to trust, 0 in a position-only model
-    low: NDArray[np.float64]  # [positions]: confidence interval of the slope
-    high: NDArray[np.float64]
+    slope: Reals  # [positions], 1 in the first; NaN: unknown
+    extra: Reals  # [positions], 0 in the first; clicks due to trust, 0 in a position-only model
+    low: Reals  # [positions]: confidence interval of the slope
+    high: Reals
     how: str  # method of estimation
     moved: int = 0  # number of pairs of query and document that changed positions
     queries: int = 0
@@ -151,7 +153,7 @@ class Propensities:
     def known(self) -> NDArray[np.bool_]:
         return np.isfinite(self.slope)
 
-    def at(self, position: NDArray[np.integer]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def at(self, position: NDArray[np.integer]) -> tuple[Reals, Reals]:
         """Return (slope, extra) of positions; NaN if unknown."""
         inside = np.minimum(position, len(self.slope) - 1)
         beyond = position >= len(self.slope)
@@ -197,24 +199,20 @@ class Repeated(NamedTuple):
     """Propensities with their bootstrap repeats over queries."""
 
     found: Propensities
-    multiples: NDArray[np.int64]  # [repeats, queries]: multiplicity of each query
-    slope: NDArray[np.float64]  # [1 + repeats, positions]: the estimate, even if uncertain, then all repeats
-    extra: NDArray[np.float64]
+    multiples: Integers  # [repeats, queries]: multiplicity of each query
+    slope: Reals  # [1 + repeats, positions]: the estimate, even if uncertain, then all repeats
+    extra: Reals
 
 
-def propensities_of(
-    shown: ShownResults, features: Features | None = None, bias: Bias = "position", seed: int = 1
-) -> Propensities:
+def propensities_of(shown: ShownResults, features: Features | None = None, bias: Bias = "position") -> Propensities:
     """Estimate propensities by position from a log with the first method that works, or raise `NotIdentifiable`.
 
     `features` [pairs, features] are for regression EM. Confidence intervals are over queries.
     """
-    return repeated_propensities(shown, features, bias, seed).found
+    return repeated_propensities(shown, features, bias).found
 
 
-def repeated_propensities(
-    shown: ShownResults, features: Features | None = None, bias: Bias = "position", seed: int = 1
-) -> Repeated:
+def repeated_propensities(shown: ShownResults, features: Features | None = None, bias: Bias = "position") -> Repeated:
     """Like `propensities_of`, with all repeats of the bootstrap over queries."""
     if bias not in BIASES:
         raise ValueError(f"bias must be one of {', '.join(BIASES)} (got {bias!r})")
@@ -224,7 +222,7 @@ def repeated_propensities(
         raise NotIdentifiable("the log has no clicks")
     if not meetings.moved:
         raise NotIdentifiable("no document changed its position for the same query", offer_swaps(shown))
-    multiples = drawn_queries(meetings.queries, REPEATS, seed)
+    multiples = drawn_queries(meetings.queries, REPEATS)
     if bias == "trust":
         return _trusting(shown, meetings, multiples)
     logs = np.vstack([strengths(meetings.clicks(None)), strengths(meetings.clicks(multiples))])
@@ -233,7 +231,7 @@ def repeated_propensities(
         found = replace(found, notes=_signs_of_trust(meetings, multiples))
         return Repeated(found, multiples, np.exp(logs), np.zeros_like(logs))
     if features is not None:
-        return _by_regression(shown, features, meetings, logs, seed)
+        return _by_regression(shown, features, meetings, logs)
     raise NotIdentifiable(
         f"only {meetings.moved:,} documents changed positions, too few for an interval within a factor of {WIDEST:g}",
         offer_swaps(shown),
@@ -247,17 +245,15 @@ def repeated_propensities(
 class Meetings:
     """Pairs of positions that shared a document: one row per query and pair of positions, a < b."""
 
-    a: NDArray[np.int64]
-    b: NDArray[np.int64]
-    query: NDArray[np.int64]  # [rows], from 0 to queries - 1
-    sums: NDArray[
-        np.float64
-    ]  # [rows, 7]: weight; x, y, xy of click rates in a and b; for the last three see `_trusting`
+    a: Integers
+    b: Integers
+    query: Integers  # [rows], from 0 to queries - 1
+    sums: Reals  # [rows, 8]: weight, and x, y of click rates in a and b; for the others see `affine`
     positions: int
     queries: int
     moved: int  # number of documents that moved
 
-    def clicks(self, multiples: NDArray[np.int64] | None) -> NDArray[np.float64]:
+    def clicks(self, multiples: Integers | None) -> Reals:
         """[repeats, positions, positions]: entry (a, b) are the weighted clicks in a of documents also in b."""
         summed = self.summed(multiples)
         clicks = np.zeros((len(summed), self.positions, self.positions))
@@ -266,7 +262,7 @@ class Meetings:
         clicks[:, b, a] += summed[..., 2]
         return clicks
 
-    def summed(self, multiples: NDArray[np.int64] | None) -> NDArray[np.float64]:
+    def summed(self, multiples: Integers | None) -> Reals:
         """[repeats, positions x positions, 7]: sums over queries, weighted by `multiples` [repeats, queries]."""
         from scipy import sparse
 
@@ -287,69 +283,47 @@ def meetings_of(shown: ShownResults) -> Meetings:
     The weight n m / (n + m) of n impressions in one and m in the other position does not depend on clicks, so any two
     positions are compared by the same documents (the paper uses equal weights, which is less efficient).
     """
-    cells = _cells(shown)
-    pair, position, times, clicks, query, positions = (*cells.columns, cells.positions)
+    pair, position, times, clicks, query, positions, queries = _cells(shown)
     left, right = _within(pair)
     n, m = times[left], times[right]
     weight = n * m / (n + m)
     x, y = clicks[left] / n, clicks[right] / m
     squares = np.where(n > 1, clicks[left] * (clicks[left] - 1) / np.maximum(n * (n - 1), 1), 0.0)
     twice = np.where(n > 1, weight, 0.0)
-    values = np.stack([weight, weight * x, weight * y, twice, twice * x, twice * x * y, twice * squares], axis=1)
-    values = np.column_stack([values, twice * y])
+    values = (weight, weight * x, weight * y, twice, twice * x, twice * x * y, twice * squares, twice * y)
     rows = (query[left] * positions + position[left]) * positions + position[right]
     met, of_row = np.unique(rows, return_inverse=True)
     sums: NDArray[Any] = np.stack(
-        [np.bincount(of_row.ravel(), weights=column, minlength=len(met)) for column in values.T], axis=1
+        [np.bincount(of_row.ravel(), weights=column, minlength=len(met)) for column in values], axis=1
     )
     rest, b = np.divmod(met, positions)
     q, a = np.divmod(rest, positions)
-    return Meetings(a, b, q, sums, positions, cells.queries, len(np.unique(pair[left])))
+    return Meetings(a, b, q, sums, positions, queries, len(np.unique(pair[left])))
 
 
-class _Cells(NamedTuple):
-    """Documents in a position, one per row, sorted by document."""
-
-    pair: NDArray[np.int64]
-    position: NDArray[np.int64]
-    times: NDArray[np.float64]  # number of impressions
-    clicks: NDArray[np.float64]
-    query: NDArray[np.int64]  # from 0 to queries - 1
-    positions: int
-    queries: int
-
-    @property
-    def columns(self) -> tuple[Any, ...]:
-        return self[:5]
-
-    def of_queries(self, which: NDArray[np.int64]) -> _Cells:
-        kept = np.isin(self.query, which)
-        pair, position, times, clicks, query = (column[kept] for column in self.columns)
-        return _Cells(pair, position, times, clicks, query, self.positions, self.queries)
-
-
-def _cells(shown: ShownResults) -> _Cells:
+def _cells(shown: ShownResults) -> tuple[Integers, Integers, Reals, Reals, Integers, int, int]:
+    """Documents in a position, sorted by document: (pair, position, impressions, clicks, query, positions, queries)."""
     inside = shown.position < MAX_POSITIONS
     positions = int(shown.position[inside].max(initial=0)) + 1
     keys, of_result, times = np.unique(
         shown.pair[inside] * positions + shown.position[inside], return_inverse=True, return_counts=True
     )
-    clicks: NDArray[np.float64] = np.zeros(len(keys))
+    clicks: Reals = np.zeros(len(keys))
     clicks += np.bincount(of_result.ravel(), weights=shown.clicked[inside], minlength=len(keys))
     pair, position = np.divmod(keys, positions)
     asked = np.zeros(len(keys), np.int64)
     asked[of_result.ravel()] = shown.query[inside]
     query, queries = numbered(asked)
-    return _Cells(pair, position, times.astype(np.float64), clicks, query, positions, queries)
+    return pair, position, times.astype(np.float64), clicks, query, positions, queries
 
 
-def numbered(query: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+def numbered(query: Integers) -> tuple[Integers, int]:
     """Number queries from 0, and return their count; very many queries are combined into groups."""
     names, number = np.unique(query, return_inverse=True)
     return number.ravel() % MAX_GROUPS, min(len(names), MAX_GROUPS)
 
 
-def _within(pair: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _within(pair: Integers) -> tuple[Integers, Integers]:
     """All combinations of two positions of one pair; `pair` is sorted."""
     left, right, step = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 1
     while True:
@@ -361,12 +335,12 @@ def _within(pair: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int6
         step += 1
 
 
-def drawn_queries(queries: int, repeats: int, seed: int) -> NDArray[np.int64]:
+def drawn_queries(queries: int, repeats: int) -> Integers:
     """[repeats, queries]: multiplicities of queries in bootstrap samples."""
-    return rng_for(seed, "bootstrap over queries").multinomial(queries, np.full(queries, 1 / queries), size=repeats)
+    return rng_for(_SEED, "bootstrap over queries").multinomial(queries, np.full(queries, 1 / queries), size=repeats)
 
 
-def strengths(clicks: NDArray[np.float64]) -> NDArray[np.float64]:
+def strengths(clicks: Reals) -> Reals:
     """[repeats, positions]: logarithms of propensities, 0 in the first position; NaN if clicks do not identify them.
 
     Newton's method on the Bradley-Terry likelihood: of the clicks in a and b on documents that were in both positions,
@@ -391,7 +365,7 @@ def strengths(clicks: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(reached & (np.abs(logs) < _FARTHEST), logs, np.nan)
 
 
-def _reached(weight: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _reached(weight: Reals) -> NDArray[np.bool_]:
     """[repeats, positions]: which positions are connected to the first one by shared documents."""
     reached = np.zeros(weight.shape[:2], bool)
     reached[:, 0] = True
@@ -400,12 +374,12 @@ def _reached(weight: NDArray[np.float64]) -> NDArray[np.bool_]:
     return reached
 
 
-def _with_intervals(logs: NDArray[np.float64], meetings: Meetings, how: str) -> Propensities:
+def _with_intervals(logs: Reals, meetings: Meetings, how: str) -> Propensities:
     """The first row is the estimate, the others are repeats of it."""
     with np.errstate(invalid="ignore"):
         error = CERTAIN * spread_of(logs[1:])
     sure = np.isfinite(logs[0]) & (2 * error < math.log(WIDEST))
-    value: NDArray[np.float64] = np.where(sure, np.exp(logs[0]), np.nan)
+    value: Reals = np.where(sure, np.exp(logs[0]), np.nan)
     return Propensities(
         value.round(DIGITS),
         np.zeros(len(value)),
@@ -417,7 +391,7 @@ def _with_intervals(logs: NDArray[np.float64], meetings: Meetings, how: str) -> 
     )
 
 
-def spread_of(repeats: NDArray[np.float64]) -> NDArray[np.float64]:
+def spread_of(repeats: Reals) -> Reals:
     """Standard deviation; infinite if a repeat has no value."""
     lost = np.isnan(repeats).any(axis=0)
     return np.where(lost, np.inf, np.std(np.where(np.isnan(repeats), 0, repeats), axis=0, ddof=1))
@@ -433,7 +407,7 @@ def _enough(found: Propensities, shown: ShownResults) -> bool:
 # Trust
 
 
-def _trusting(shown: ShownResults, meetings: Meetings, multiples: NDArray[np.int64]) -> Repeated:
+def _trusting(shown: ShownResults, meetings: Meetings, multiples: Integers) -> Repeated:
     """Estimate slopes and extras of all positions from the joint click rates of documents in two positions."""
     slopes, extras = affine(meetings.summed(None), meetings.positions)
     more, extra = affine(meetings.summed(multiples), meetings.positions)
@@ -441,15 +415,11 @@ def _trusting(shown: ShownResults, meetings: Meetings, multiples: NDArray[np.int
     found = _with_intervals(logs, meetings, INTERVENTIONS)
     unsure = spread_of(extra)
     sure = found.known & np.isfinite(extras[0]) & np.isfinite(unsure)
-    made = Propensities(
-        np.where(sure, found.slope, np.nan),
-        np.where(sure, np.round(extras[0], DIGITS), np.nan),
-        found.low,
-        found.high,
-        INTERVENTIONS,
-        meetings.moved,
-        meetings.queries,
-        (TRUST_NOTE,),
+    made = replace(
+        found,
+        slope=np.where(sure, found.slope, np.nan),
+        extra=np.where(sure, np.round(extras[0], DIGITS), np.nan),
+        notes=(TRUST_NOTE,),
     )
     if not _enough(made, shown):
         raise NotIdentifiable(
@@ -461,7 +431,7 @@ def _trusting(shown: ShownResults, meetings: Meetings, multiples: NDArray[np.int
     return Repeated(made, multiples, np.exp(logs), np.vstack([extras, extra]))
 
 
-def _signs_of_trust(meetings: Meetings, multiples: NDArray[np.int64]) -> tuple[str, ...]:
+def _signs_of_trust(meetings: Meetings, multiples: Integers) -> tuple[str, ...]:
     """Warn if click rates of the same documents in two positions are not proportional."""
     with np.errstate(all="ignore"):
         _, extras = affine(meetings.summed(None), meetings.positions)
@@ -477,7 +447,7 @@ def _signs_of_trust(meetings: Meetings, multiples: NDArray[np.int64]) -> tuple[s
     return ()
 
 
-def affine(summed: NDArray[np.float64], positions: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def affine(summed: Reals, positions: int) -> tuple[Reals, Reals]:
     """(slopes, extras) [repeats, positions] from sums over documents that were in two positions, the upper one twice.
 
     Rates x above and y below are noisy, so the slopes of least squares would be too small. The noise affects only the
@@ -500,7 +470,7 @@ def affine(summed: NDArray[np.float64], positions: int) -> tuple[NDArray[np.floa
     return slopes, offset * slopes
 
 
-def _levels(weight: NDArray[np.float64], difference: NDArray[np.float64]) -> NDArray[np.float64]:
+def _levels(weight: Reals, difference: Reals) -> Reals:
     """[repeats, positions]: levels, 0 for the first, whose differences (b minus a) fit the given ones best."""
     repeats, positions = weight.shape[:2]
     both = weight + weight.transpose(0, 2, 1)
@@ -516,19 +486,14 @@ def _levels(weight: NDArray[np.float64], difference: NDArray[np.float64]) -> NDA
 # Documents that are alike
 
 
-def _by_regression(
-    shown: ShownResults, features: Features, meetings: Meetings, harvested: NDArray[np.float64], seed: int
-) -> Repeated:
+def _by_regression(shown: ShownResults, features: Features, meetings: Meetings, harvested: Reals) -> Repeated:
     """Regression EM from two starts, which must agree with each other and with the documents that moved."""
-    cells = _cells(shown)
-    if len(cells.pair) > _EM_CELLS:  # a sample of queries is enough
-        order = rng_for(seed, "regression EM").permutation(cells.queries)
-        cells = cells.of_queries(order[: cells.queries * _EM_CELLS // len(cells.pair)])
-    pair, position, times, clicks, query, positions = (*cells.columns, cells.positions)
-    table = np.asarray(features[pair], np.float64)
-    spread = table.std(axis=0)
-    table = (table - table.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
-    table = np.column_stack([np.ones(len(table)), table])
+    pair, position, times, clicks, query, positions, queries = _cells(shown)
+    if len(pair) > _EM_CELLS:  # a sample of queries is enough
+        order = rng_for(_SEED, "regression EM").permutation(queries)
+        kept = np.isin(query, order[: queries * _EM_CELLS // len(pair)])
+        pair, position, query, times, clicks = pair[kept], position[kept], query[kept], times[kept], clicks[kept]
+    table = standardised(features, pair)
     flat, steep = np.ones(positions), 1 / np.arange(1, positions + 1)
     (one, rates), (other, _) = (regression_em(position, times, clicks, table, begin) for begin in (flat, steep))
     seen = np.bincount(position, weights=clicks, minlength=positions) > 0
@@ -544,7 +509,7 @@ def _by_regression(
             f"variance between documents of one position, less than {_EXPLAINED:.0%}",
             offer_swaps(shown),
         )
-    multiples = drawn_queries(cells.queries, _EM_REPEATS, seed)
+    multiples = drawn_queries(queries, _EM_REPEATS)
     repeats = [regression_em(position, times * more, clicks * more, table, one)[0] for more in multiples[:, query]]
     logs = np.log(np.vstack([one, *repeats]))
     logs[:, ~seen] = np.nan  # all repeats agree on a position without clicks, but without evidence
@@ -568,13 +533,14 @@ def _by_regression(
     return Repeated(replace(found, notes=(note,)), multiples, np.exp(logs), np.zeros_like(logs))
 
 
-def regression_em(
-    position: NDArray[np.int64],
-    times: NDArray[np.float64],
-    clicks: NDArray[np.float64],
-    table: NDArray[np.float64],
-    begin: NDArray[np.float64],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def standardised(features: Features, pair: Integers) -> Reals:
+    """[pairs, 1 + features]: a constant, and features with mean 0 and standard deviation 1."""
+    table = np.asarray(features[pair], np.float64)
+    spread = table.std(axis=0)
+    return np.column_stack([np.ones(len(table)), (table - table.mean(axis=0)) / np.where(spread > 0, spread, 1.0)])
+
+
+def regression_em(position: Integers, times: Reals, clicks: Reals, table: Reals, begin: Reals) -> tuple[Reals, Reals]:
     """Return propensities [positions], 1 in the first position, and the resulting click rates of the rows.
 
     Rows are documents in a position, with their numbers of impressions and clicks.
@@ -586,12 +552,12 @@ def regression_em(
 
     positions, width = len(begin), table.shape[1]
 
-    def scores(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    def scores(weights: Reals) -> Reals:
         # Not `@`: its threads wait for each other ten times as long as such small products take.
-        found: NDArray[np.float64] = np.einsum("rf,f->r", table, weights)
+        found: Reals = np.einsum("rf,f->r", table, weights)
         return np.clip(found, -30, 30)
 
-    def cost(free: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    def cost(free: Reals) -> tuple[float, Reals]:
         looked = np.exp(np.concatenate([[0.0], free[: positions - 1]]))[position]
         weights = free[positions - 1 :]
         relevant = 1 / (1 + np.exp(-scores(weights)))
@@ -609,9 +575,7 @@ def regression_em(
     return looked, looked[position] / (1 + np.exp(-scores(found.x[positions - 1 :])))
 
 
-def explained(
-    position: NDArray[np.int64], times: NDArray[np.float64], clicks: NDArray[np.float64], rates: NDArray[np.float64]
-) -> float:
+def explained(position: Integers, times: Reals, clicks: Reals, rates: Reals) -> float:
     """Share of the variance in click rates between documents of one position that `rates` explain.
 
     It uses documents with at least two impressions: c (c - 1) / (n (n - 1)) is an unbiased squared rate. 0 without

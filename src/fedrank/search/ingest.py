@@ -55,7 +55,7 @@ def remember_roots(
         if not path.exists():
             raise SearchError(f"{path} does not exist; nothing was indexed; check the path")
     for path in given["bookmarks"]:
-        if not _contains_bookmarks(path):
+        if not has_bookmarks(path):
             raise SearchError(
                 f"{path} contains no bookmarks; nothing was indexed; give the HTML file that your browser exports, and "
                 "other files and folders without --bookmarks"
@@ -83,24 +83,23 @@ def remove_root(store: Store, path: str | os.PathLike[str]) -> int:
         known = ", ".join(str(root.path) for root in roots) or "none"
         raise SearchError(f"{resolved} is not one of the indexed folders ({known}); nothing was removed")
     with store.writing():
-        below = "file IN (SELECT id FROM files WHERE root = ?)"
-        removed = store.remove(id for (id,) in store.rows(f"SELECT id FROM documents WHERE {below}", found.id))
-        store.db.execute(f"DELETE FROM skipped WHERE {below}", (found.id,))
-        store.db.execute("DELETE FROM files WHERE root = ?", (found.id,))
+        removed = _remove_files(store, "root = ?", found.id)
         store.db.execute("DELETE FROM passed_over WHERE root = ?", (found.id,))
         store.db.execute("DELETE FROM roots WHERE id = ?", (found.id,))
     return removed
 
 
+def _remove_files(store: Store, which: str, id: int) -> int:
+    """Remove files with their documents; `which` is a condition with one value. Returns the number of documents."""
+    below = f"file IN (SELECT id FROM files WHERE {which})"
+    removed = store.remove(document for (document,) in store.rows(f"SELECT id FROM documents WHERE {below}", id))
+    store.db.execute(f"DELETE FROM skipped WHERE {below}", (id,))
+    store.db.execute(f"DELETE FROM files WHERE {which}", (id,))
+    return removed
+
+
 def _resolved(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.abspath(os.path.expanduser(path)))
-
-
-def _contains_bookmarks(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    with open(path, "rb") as file:
-        return has_bookmarks(file)
 
 
 def _is_walked(path: Path, folder: Path) -> bool:
@@ -190,7 +189,7 @@ class Collector:
         self._flush()
         with self.store.writing():
             for key in known.keys() - seen:
-                self._remove_file(known[key][0])
+                self.counts.removed += _remove_files(self.store, "id = ?", known[key][0])
             self.store.db.execute("DELETE FROM passed_over WHERE root = ?", (root.id,))
             self.store.db.executemany(
                 "INSERT INTO passed_over VALUES (?, ?, ?)", ((root.id, why, times) for why, times in passed.items())
@@ -278,13 +277,6 @@ class Collector:
         db.execute(
             "UPDATE files SET path = ?, size = ?, modified = ? WHERE id = ?", (work.found.path, size, modified, work.id)
         )
-
-    def _remove_file(self, file: int) -> None:
-        self.counts.removed += self.store.remove(
-            id for (id,) in self.store.rows("SELECT id FROM documents WHERE file = ?", file)
-        )
-        self.store.db.execute("DELETE FROM skipped WHERE file = ?", (file,))
-        self.store.db.execute("DELETE FROM files WHERE id = ?", (file,))
 
     def _is_forgotten(self, root: Root, key: bytes, part: str) -> bool:
         if not self._some_are_forgotten:

@@ -23,11 +23,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import urlsplit
 from xml.parsers import expat
 
+from fedrank.data.values import parse_time
 from fedrank.extras import missing_extra
 from fedrank.search.results import Kind
 
@@ -117,9 +118,12 @@ def read_pieces(file: BinaryIO, size: int, name: str, format: str) -> Iterator[P
         yield from READERS[format](file.read(size), name)
 
 
-def has_bookmarks(file: BinaryIO) -> bool:
-    """Whether a file contains bookmarks as browsers export them."""
-    return any(True for _ in _bookmarks(file.read(MAX_PART), ""))
+def has_bookmarks(path: Path) -> bool:
+    """Whether this is a file with bookmarks as browsers export them."""
+    if not path.is_file():
+        return False
+    with open(path, "rb") as file:
+        return any(True for _ in _bookmarks(file.read(MAX_PART), ""))
 
 
 def clean(text: str) -> str:
@@ -164,13 +168,9 @@ def _one_line(text: str, most: int = 300) -> str:
 def _text(data: bytes, name: str) -> Iterator[ParsedDocument]:
     ending = name.rpartition(".")[2].lower()
     text = clean(decoded(data)[: 4 * MAX_TEXT])
-    if not text:
-        raise Unreadable("empty")
     heading = re.search(r"^#{1,3}[ \t]+(.{1,300})", text, re.MULTILINE) if ending in ("md", "markdown") else None
-    if heading is not None:
-        yield _titled(_one_line(heading[1].strip("# ")), text, name)
-    else:
-        yield _titled(_first_line(text) if ending in _PROSE else "", text, name)
+    title = _first_line(text) if ending in _PROSE else ""
+    yield _titled(title if heading is None else _one_line(heading[1].strip("# ")), text, name)
 
 
 def _first_line(text: str) -> str:
@@ -182,6 +182,8 @@ def _first_line(text: str) -> str:
 
 def _titled(title: str, text: str, name: str) -> ParsedDocument:
     """A file as a document, with a title from its content or else its name."""
+    if not title and not text:
+        raise Unreadable("empty")
     own = bool(title) and title != name
     return ParsedDocument("", "file", title if own else name, text, name=name if own else "")
 
@@ -235,10 +237,7 @@ def text_of_markup(source: str) -> tuple[str, str]:
 
 
 def _markup(data: bytes, name: str) -> Iterator[ParsedDocument]:
-    title, text = text_of_markup(decoded(data))
-    if not title and not text:
-        raise Unreadable("empty")
-    yield _titled(title, text, name)
+    yield _titled(*text_of_markup(decoded(data)), name)
 
 
 _BOOKMARK = re.compile(
@@ -328,12 +327,7 @@ def _date(text: str) -> int:
     try:
         return _moment(float(text))
     except ValueError:
-        pass
-    try:
-        when = datetime.fromisoformat(text.strip()[:40])
-    except ValueError:
-        return 0
-    return _moment((when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp())
+        return _moment(parse_time(text) or 0)
 
 
 def _moment(seconds: float) -> int:
@@ -469,12 +463,8 @@ def _parts_of(message: email.message.Message) -> tuple[list[str], list[str]]:
 
 
 def _in_charset(data: bytes, charset: str | None) -> str:
-    if charset and charset.lower() not in (
-        "us-ascii",
-        "utf-8",
-        "unknown-8bit",
-        "punycode",
-    ):  # decoding punycode does not take linear time
+    # Decoding punycode does not take linear time.
+    if charset and charset.lower() not in ("us-ascii", "utf-8", "unknown-8bit", "punycode"):
         try:
             return data.decode(charset, "replace")
         except (LookupError, ValueError):  # an unknown codec, or one that is not a text encoding
@@ -496,8 +486,6 @@ def _office(data: bytes, name: str) -> Iterator[ParsedDocument]:
             texts.append(text)
             left -= used
     text = clean("\n".join(texts))
-    if not text:
-        raise Unreadable("empty")
     yield _titled(_first_line(text) if ending in _PROSE else "", text, name)
 
 
@@ -506,9 +494,7 @@ _BREAKS = {"p", "h", "tab", "br", "line-break", "table-row", "tr"}
 
 def _xml_text(archive: zipfile.ZipFile, member: str, most: int) -> tuple[str, int]:
     pieces: list[str] = []
-    parser = expat.ParserCreate()
-
-    depth = 0
+    parser, depth = expat.ParserCreate(), 0
 
     def refuse(*_: object) -> None:
         raise Unreadable("broken office file")
@@ -517,7 +503,7 @@ def _xml_text(archive: zipfile.ZipFile, member: str, most: int) -> tuple[str, in
         nonlocal depth
         depth += 1
         if depth > DEEPEST_XML:
-            raise Unreadable("broken office file")
+            refuse()
 
     def end(name: str) -> None:
         nonlocal depth

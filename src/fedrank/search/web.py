@@ -16,8 +16,7 @@ from fedrank.search.open_original import OpensOriginal, open_original
 from fedrank.search.render import many, part, render
 from fedrank.search.results import Document, Filters, Gone, Kind, NotFound, Order, SearchError, Sort
 from fedrank.web.access import Access
-from fedrank.web.local_app import LocalApp
-from fedrank.web.middleware import see_other
+from fedrank.web.local_app import LocalApp, see_other
 
 if TYPE_CHECKING:
     from starlette.requests import Request

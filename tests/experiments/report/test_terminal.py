@@ -25,10 +25,11 @@ def printed(to: Console) -> str:
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_no_markup_and_no_emoji(text):
+def test_no_markup_and_no_emoji(monkeypatch, text):
     to = console()
-    print_line(to, f"failed {text}")
-    print_line(to, f"failed {text}", style="red")
+    monkeypatch.setattr("fedrank.cli.shared.console", lambda: to)
+    print_line(f"failed {text}")
+    print_line(f"failed {text}", style="red")
     assert printed(to) == f"failed {text}\n" * 2
     table = Table([text, "n"], [[Cell(text), Cell(text)]], notes=[text])
     parts = (paragraph(text), Points((text,)), Pairs(((text, text),)), table, Listing(text))
@@ -37,10 +38,11 @@ def test_no_markup_and_no_emoji(text):
     assert printed(to).count(text) == 2 + 1 + 1 + 2 + 4 + 1
 
 
-def test_nothing_that_a_terminal_obeys():
+def test_nothing_that_a_terminal_obeys(monkeypatch):
     text = "a\x1b[2J\x1b]0;title\x07b\x9b1mc"
     to = console()
-    print_line(to, text)
+    monkeypatch.setattr("fedrank.cli.shared.console", lambda: to)
+    print_line(text)
     terminal.show([Section(text, (paragraph(text), Table([text], [[Cell(text)]])))], to)
     assert printed(to).count("a\\x1b[2J\\x1b]0;title\\x07b\\x9b1mc") == 5
     assert not set(printed(to)) & {"\x1b", "\x07", "\x9b"}

@@ -178,7 +178,8 @@ def test_the_time_left_is_said_as_soon_as_it_can_be_known(monkeypatch):
     clock = iter(range(0, 1000, 20))
     monkeypatch.setattr("fedrank.cli.shared.time.monotonic", lambda: next(clock))
     console = Console(file=io.StringIO(), width=100)
-    with progress(console) as tell:
+    monkeypatch.setattr("fedrank.cli.shared.console", lambda: console)
+    with progress() as tell:
         for share in (0.0, 0.01, 0.25, 1.0):
             tell("attack", share, 1)
     assert console.file.getvalue().splitlines() == ["attack: 1%", "attack: 25%, about 2 min 00 s left"]

@@ -256,7 +256,7 @@ def test_rows_in_trials_of_an_engine_are_removed_and_in_the_receipt(log, fedrank
     save_model(Model(Linear(), np.array([1.0, 0.5]), 2), tmp_path / "new.json")
     save_model(Model(Linear(), np.array([0.5, 1.0]), 2), tmp_path / "old.json")
     folder = tmp_path / "trials" / "spring"
-    plan = plan_trial(tmp_path / "new.json", tmp_path / "old.json", "own", folder, TrialRules(), who="ann").plan
+    plan, _ = plan_trial(tmp_path / "new.json", tmp_path / "old.json", "own", folder, TrialRules(), who="ann")
     lines = []
     for number, client in enumerate(["user1", "user2", "user1"]):
         mixed = team_draft.team_draft(["a", "b"], ["b", "a"], 2, plan.key, f"s{number}")

@@ -203,7 +203,7 @@ def test_no_report_before_a_run_is_finished(tmp_path: Path) -> None:
 def test_the_guard_is_that_of_the_search_page(site: WatchedPage, headers: dict[str, str], status: int) -> None:
     import httpx
 
-    from fedrank.web.middleware import HEADERS
+    from fedrank.web.local_app import HEADERS
 
     sent = {
         key: f"{site.door.cookie}={site.door._session}" if value == "mine" else value for key, value in headers.items()

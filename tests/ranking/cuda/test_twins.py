@@ -21,7 +21,7 @@ from fedrank.federated.simulation import simulate
 from fedrank.kernels.devices import DeviceError, Processor
 from fedrank.ranking.cuda import pdgd
 from fedrank.ranking.cuda.choice import find_device_learner, why_not
-from fedrank.ranking.cuda.pdgd import PdgdOnDevice, in_blocks, in_tight_blocks
+from fedrank.ranking.cuda.pdgd import PdgdOnDevice, in_blocks
 from fedrank.seeds import Chance
 from fedrank.types import LocalCorrection
 
@@ -122,8 +122,7 @@ def test_a_sum_in_parts_is_added_up_in_the_same_parts(machine: Processor, monkey
 
 def test_documents_lie_in_groups_of_a_warp() -> None:
     data = problem(1, 3, 70)
-    blocks, places = in_blocks(data.features, data.offsets)
-    flat = blocks.reshape(-1)
+    flat, places = in_blocks(data.features, data.offsets, step=32)
     for query in range(data.queries):
         begin, end = data.offsets[query], data.offsets[query + 1]
         for d in range(end - begin):
@@ -135,7 +134,7 @@ def test_documents_lie_in_groups_of_a_warp() -> None:
 def test_documents_lie_tightly_and_in_pairs(half: bool) -> None:
     data = problem(1, 3, 170)
     features = data.features.astype(np.float16) if half else data.features
-    blocks, places = in_tight_blocks(features, data.offsets)
+    blocks, places = in_blocks(features, data.offsets)
     group = 64 if half else 32
     for query in range(data.queries):
         begin, count = int(data.offsets[query]), int(np.diff(data.offsets)[query])

@@ -2,61 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
-
-import numpy as np
-from numpy.typing import NDArray
+from functools import cache
+from typing import Any, cast
 
 from fedrank.kernels.devices import CudaDevice, Device, DeviceError
 from fedrank.names import did_you_mean
 from fedrank.ranking.cuda.pdgd import PdgdOnDevice
-from fedrank.seeds import Chance
-from fedrank.types import Clip, Learned, Learner, LocalCorrection, Observed, SimulatedClients, Weights, fast_path
+from fedrank.types import Learner, SimulatedClients, fast_path
 
 DEVICES = ("cpu", "cuda", "cuda-float16", "auto")
 ENOUGH = 20_000  # interactions per round; with fewer, launch overhead exceeds the time of one CPU core
 ENOUGH_NEURAL = 1_000  # for neural rankers, which take ten times as long on a CPU core
-
-_cards: list[CudaDevice] = []  # created on first use, one per process
-
-
-class DeviceLearner(NamedTuple):
-    """A learner and its clients on a GPU; results equal those of the learner bit for bit."""
-
-    on_device: PdgdOnDevice
-
-    @property
-    def updates_stay(self) -> bool:
-        """Whether updates can stay on the GPU, which is not the case if clients send less than an update."""
-        return self.bytes_each is None
-
-    @property
-    def bytes_each(self) -> int | None:
-        """Bytes per message, if messages are not updates."""
-        message = getattr(self.on_device.learner, "message", None)
-        return None if message is None else int(message.itemsize)
-
-    def __call__(
-        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, correction: LocalCorrection
-    ) -> Learned:
-        """Return what these clients learn; all clients without `present`."""
-        return self.on_device.learned(start, chance, present, correction)
-
-    def stay(self, start: Weights, chance: Chance, present: NDArray[np.int64] | None) -> tuple[Any, Observed]:
-        """Return updates that stay on the GPU, and observations."""
-        return self.on_device.stay(start, chance, present)
-
-    def parts(
-        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, weighted: bool, rows: int
-    ) -> tuple[NDArray[np.float64], Observed]:
-        """Return sums over parts of the updates, which stay on the GPU, and observations."""
-        return self.on_device.parts(start, chance, present, weighted, rows)
-
-    def clipped(
-        self, start: Weights, chance: Chance, present: NDArray[np.int64] | None, clip: Clip
-    ) -> tuple[NDArray[np.int64], Observed]:
-        """Return the sum of clipped updates on a grid, and observations."""
-        return self.on_device.clipped(start, chance, present, clip)
 
 
 def why_not(learner: Learner, clients: SimulatedClients) -> str:
@@ -102,10 +58,13 @@ def choose(device: str | Device, learner: Learner, clients: SimulatedClients) ->
     return card() if isinstance(device, str) else device
 
 
-def find_device_learner(device: str | Device, learner: Learner, clients: SimulatedClients) -> DeviceLearner | None:
-    """Return the learner on its device; None: the CPU."""
+def find_device_learner(device: str | Device, learner: Learner, clients: SimulatedClients) -> PdgdOnDevice | None:
+    """Return the learner and its clients on their device, with the same results bit for bit; None: the CPU."""
     chosen = choose(device, learner, clients)
-    return None if chosen is None else DeviceLearner(cast(Any, learner).on_device(chosen, clients, features_of(device)))
+    if chosen is None:
+        return None
+    on_device: PdgdOnDevice = cast(Any, learner).on_device(chosen, clients, features_of(device))
+    return on_device
 
 
 def features_of(device: str | Device) -> str:
@@ -113,8 +72,7 @@ def features_of(device: str | Device) -> str:
     return "float16" if device == "cuda-float16" else "float32"
 
 
+@cache
 def card() -> CudaDevice:
     """Return the GPU of this process."""
-    if not _cards:
-        _cards.append(CudaDevice())
-    return _cards[0]
+    return CudaDevice()

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from fedrank.kernels.devices import Device
 from fedrank.ranking.cuda.neural import WarpGroups, group_global_bytes, group_shared_bytes, widened
-from fedrank.ranking.cuda.pdgd import SHORT, SHOWN, TASK, PdgdOnDevice
-from fedrank.ranking.evolution import MESSAGE, Evolution, keys_of
+from fedrank.ranking.cuda.pdgd import LANES, SHORT, SHOWN, TASK, PdgdOnDevice, aligned
+from fedrank.ranking.evolution import MESSAGE, Evolution, keys_of, messages_of
 from fedrank.seeds import Chance
 from fedrank.types import Learned, LocalCorrection, Observed, SimulatedClients, Weights
 
@@ -28,14 +28,14 @@ EVOLUTION_TASK = np.dtype(
 def linear_shared_bytes(features: int, longest: int) -> int:
     """Bytes per warp, in the layout of `furnish_player` in kernels/evolution.cu."""
     at_least = max(longest, SHOWN)
-    parts = (4 * (features + 8), 8 * features, 8 * at_least, 4 * longest, 4 * at_least, 12 * SHOWN)
-    return sum(-(-part // 16) * 16 for part in parts)
+    return aligned(4 * (features + 8), 8 * features, 8 * at_least, 4 * longest, 4 * at_least, 12 * SHOWN)
 
 
 class EvolutionOnDevice(PdgdOnDevice):
     """The learner with its clients and their data in device memory, laid out as for PDGD."""
 
     many_rounds = False
+    bytes_each = MESSAGE.itemsize
 
     def __init__(self, device: Device, learner: Evolution, clients: SimulatedClients) -> None:
         learner.check(clients)
@@ -71,9 +71,7 @@ class EvolutionOnDevice(PdgdOnDevice):
         count = len(updates)
         assert self._outputs is not None
         _, seeds, means = (self.device.get(each[:count]) for each in self._outputs)
-        sent = np.empty(count, dtype=MESSAGE)
-        sent["seed"], sent["plus"], sent["minus"] = seeds, means[:, 0], means[:, 1]
-        return Learned(self.device.get(updates), self._observed(count), sent=sent)
+        return Learned(self.device.get(updates), self._observed(count), sent=messages_of(seeds, means))
 
     def _observed(self, count: int) -> Observed:
         assert self._outputs is not None
@@ -83,7 +81,7 @@ class EvolutionOnDevice(PdgdOnDevice):
 class NeuralEvolutionOnDevice(EvolutionOnDevice):
     """The same for a neural ranker."""
 
-    tight = False
+    step = LANES
 
     def __init__(self, device: Device, learner: Evolution, clients: SimulatedClients) -> None:
         super().__init__(device, learner, clients)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fedrank import kernels
 from fedrank.kernels.devices import Device
 from fedrank.ranking.cuda.pdgd import LANES, SHOWN
-from fedrank.ranking.measures import Evaluator, Values
+from fedrank.ranking.measures import Evaluator, Values, query_chunks
 from fedrank.ranking.rankers import Linear
 from fedrank.types import Ranker, Weights
 
@@ -62,7 +62,7 @@ class EvaluatorOnDevice:
 
     def __init__(self, device: Device, evaluator: Evaluator) -> None:
         self.device, self.evaluator = device, evaluator
-        data, settings = evaluator.data, evaluator.compiled_settings()
+        data, settings = evaluator.data, evaluator.compiled_settings
         self._offsets: NDArray[np.int64] = settings.offsets
         order = np.concatenate([
             begin + np.argsort(_tie_keys(end - begin), kind="stable")
@@ -89,7 +89,7 @@ class EvaluatorOnDevice:
             self._task[name] = number
         skipped = np.array([each.empty == "skip" for each in evaluator.parsed])
         self._counted = np.where(skipped, int(np.count_nonzero(settings.relevant)), data.queries)
-        self._chunks = _chunks(self._offsets)
+        self._chunks = list(query_chunks(self._offsets, DOCUMENTS))
         self._buffers: tuple[int, Any, Any] | None = None
 
     def __call__(self, weights: Weights, ranker: Ranker) -> Values:
@@ -139,13 +139,3 @@ def _tie_keys(documents: int) -> NDArray[np.int64]:
     from fedrank.kernels.measures import LOW, STEP, TURN
 
     return (np.arange(documents, dtype=np.int64) * STEP + documents * TURN) & LOW
-
-
-def _chunks(offsets: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Ranges of queries with about DOCUMENTS documents: (first, one after the last)."""
-    first, queries, found = 0, len(offsets) - 1, []
-    while first < queries:
-        last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + DOCUMENTS, side="right")) - 1)
-        found.append((first, last))
-        first = last
-    return found

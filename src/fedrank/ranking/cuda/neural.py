@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedrank.kernels.devices import Device
-from fedrank.ranking.cuda.pdgd import LANES, SHOWN, TASK, PdgdOnDevice
+from fedrank.ranking.cuda.pdgd import LANES, SHOWN, TASK, PdgdOnDevice, aligned
 from fedrank.seeds import Chance
 from fedrank.types import LocalCorrection, SimulatedClients
 
@@ -32,18 +32,14 @@ def group_shared_bytes(features: int, hidden: int, longest: int) -> int:
     """Bytes of shared memory per group of warps, in the layout of `furnish_crew` in kernels/neural_pdgd.cu."""
     layer, at_least = 4 * (features + 2) * TILE * -(-abs(hidden) // TILE), max(longest, SHOWN)
     small = 8 * (2 * SHOWN * SHOWN + 3 * SHOWN + 1) + 4 * SHOWN + 4
-    lists = sum(map(_rounded, (8 * longest, 8 * at_least, 4 * longest, 4 * at_least)))
-    return _rounded(layer) + max(lists, _rounded(8 * SHOWN * features)) + _rounded(small)
-
-
-def _rounded(size: int) -> int:
-    return -(-size // 16) * 16
+    lists = aligned(8 * longest, 8 * at_least, 4 * longest, 4 * at_least)
+    return aligned(layer, max(lists, aligned(8 * SHOWN * features)), small)
 
 
 def group_global_bytes(parameters: int, hidden: int, longest: int, clipped: bool) -> int:
     """Bytes of global memory per group of warps."""
     units = 4 * abs(hidden) * (-(-longest // LANES) * LANES)
-    return sum(map(_rounded, (8 * parameters, 8 * parameters * clipped, units)))
+    return aligned(8 * parameters, 8 * parameters * clipped, units)
 
 
 class WarpGroups:
@@ -71,8 +67,7 @@ class NeuralOnDevice(PdgdOnDevice):
     """A learner of a neural ranker with its clients and their data in device memory."""
 
     many_rounds = False
-
-    tight = False
+    step = LANES
 
     def __init__(self, device: Device, learner: Any, clients: SimulatedClients) -> None:
         super().__init__(device, learner, clients)

@@ -46,27 +46,15 @@ PIECES, PIECE = 16, 4096  # pieces per round, so sums overlap with learning; and
 
 
 def in_blocks(
-    features: NDArray[np.float32], offsets: NDArray[np.int64]
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Return features in groups of 32 documents of a query, [group, feature, 32], and the start of each query."""
-    sizes, width = np.diff(offsets), features.shape[1]
-    groups = -(-sizes // LANES)
-    places = np.concatenate([[0], np.cumsum(groups)[:-1]]) * (width * LANES)
-    padded = np.zeros((int(groups.sum()) * LANES, width), dtype=np.float32)
-    rows = np.arange(len(features)) + np.repeat(np.cumsum(groups * LANES) - groups * LANES - offsets[:-1], sizes)
-    padded[rows] = features
-    return np.ascontiguousarray(padded.reshape(-1, LANES, width).transpose(0, 2, 1)), places.astype(np.int64)
-
-
-def in_tight_blocks(
-    features: NDArray[np.floating[Any]], offsets: NDArray[np.int64]
+    features: NDArray[np.floating[Any]], offsets: NDArray[np.int64], step: int = 8
 ) -> tuple[NDArray[np.floating[Any]], NDArray[np.int64]]:
-    """Like `in_blocks`, with a last group per query that is only as large as needed; see kernels/show.cu.
+    """Return features in groups of 32 documents of a query, [group, feature, 32], and the start of each query.
 
-    Features of two bytes are in groups of 64, in pairs.
+    The last group of a query has only as many documents as needed, rounded up to a multiple of `step`; see
+    kernels/show.cu. Features of two bytes are in groups of 64, in pairs.
     """
     width, half = features.shape[1], features.dtype == np.float16
-    group, step = (2 * LANES, 8) if half else (LANES, 8)
+    group = 2 * LANES if half else LANES
     sizes = np.diff(offsets)
     rounded = sizes // group * group + -(-(sizes % group) // step) * step
     places = (np.concatenate([[0], np.cumsum(rounded)[:-1]]) * width).astype(np.int64)
@@ -103,12 +91,17 @@ def rounded_features(features: NDArray[np.float32], kind: str) -> NDArray[np.flo
     return features.astype(np.float16)
 
 
+def aligned(*parts: int) -> int:
+    """The size of consecutive parts in bytes; each part begins at a multiple of 16."""
+    return sum(-(-part // 16) * 16 for part in parts)
+
+
 def shared_bytes_of(features: int, longest: int, clipped: bool) -> int:
     """Bytes per warp, in the layout of `furnish` in kernels/pdgd.cu."""
     at_least = max(longest, SHOWN)
     parts = (4 * (features + 8), 8 * features, 8 * features * clipped, 8 * longest, 8 * at_least, 4 * longest)
     small = 8 * (2 * SHOWN * SHOWN + 3 * SHOWN + 1) + 4 * SHOWN + 40
-    return sum(-(-part // 16) * 16 for part in (*parts, 4 * at_least, small))
+    return aligned(*parts, 4 * at_least, small)
 
 
 def check_memory(device: Device, simulated: SimulatedClients, features: str) -> None:
@@ -138,14 +131,15 @@ class PdgdOnDevice:
     """A learner with its clients and their data in device memory."""
 
     many_rounds: ClassVar[bool] = True  # whether a kernel can run many rounds per launch
-    tight: ClassVar[bool] = True  # layout of features for linear kernels; neural kernels need full groups
+    bytes_each: ClassVar[int | None] = None  # bytes per message, if messages are not updates
+    step: ClassVar[int] = 8  # of the last group of documents; neural kernels need full groups
 
     def __init__(self, device: Device, learner: Any, clients: SimulatedClients, features: str = "float32") -> None:
         self.device, self.learner, self.clients, self.kind = device, learner, clients, features
         data, put = clients.data, device.put
         check_memory(device, clients, features)
         rows = rounded_features(data.features, features)
-        blocks, places = (in_tight_blocks if self.tight else in_blocks)(rows, data.offsets)
+        blocks, places = in_blocks(rows, data.offsets, self.step)
         self._held = {
             "rows": put(rows),
             "blocks": put(blocks),

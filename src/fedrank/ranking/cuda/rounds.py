@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.ranking.cuda.pdgd import LANES, SHOWN, TASK, PdgdOnDevice
+from fedrank.ranking.cuda.pdgd import LANES, SHOWN, TASK, PdgdOnDevice, aligned
 from fedrank.types import Weights
 
 TEAM = 8  # warps per client, as in kernels/warp.cu
@@ -50,17 +50,8 @@ class RoundsDone(NamedTuple):
 
 def team_shared_bytes(features: int, longest: int, remembered: int) -> int:
     """Bytes of a team after those of a warp, in the layout of `furnish_team` in kernels/rounds.cu."""
-    parts = (
-        8 * features,
-        8 * remembered,
-        1024 * -(-longest // LANES),
-        16 * longest,
-        16 * longest,
-        2 * _SEARCH,
-        16,
-        32 * SHOWN,
-    )
-    return sum(-(-part // 16) * 16 for part in (*parts, 2 * longest))
+    lists = 1024 * -(-longest // LANES), 16 * longest, 16 * longest
+    return aligned(8 * features, 8 * remembered, *lists, 2 * _SEARCH, 16, 32 * SHOWN, 2 * longest)
 
 
 class RoundsOnDevice:

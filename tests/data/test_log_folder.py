@@ -9,9 +9,9 @@ import pytest
 
 from fedrank.data import log_fold as log_fold_module
 from fedrank.data.log_fold import log_fold
+from fedrank.data.log_folder import ShownLists, write_shown
 from fedrank.data.logs import FACTS, as_ranking, load_log
 from fedrank.data.ranking import RankingData
-from fedrank.data.shown_folder import ShownLists, write_shown
 from tests.made_up import made_up_log, made_up_shown
 
 CLICK_MODELS = [1, 0, 1, 2, 1, 0, 1, 0, 1, 2]
@@ -73,7 +73,7 @@ def test_places_stay_with_their_documents(tmp_path):
     without = as_ranking(load_log(made_up_log(tmp_path / "old", CLICK_MODELS)), [0])
     assert not len(without.position), "made-up lists were shown to nobody"
     assert not len(RankingData.join([as_ranking(load_log(tmp_path / "log"), [0]), without]).position)
-    with pytest.raises(ValueError, match="1 positions for"):
+    with pytest.raises(ValueError, match="1 values of position for"):
         RankingData(train.features, train.grades, train.offsets, train.query_ids, position=np.zeros(1, np.int32))
 
 
