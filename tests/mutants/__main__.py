@@ -33,7 +33,7 @@ from tests.mutants.operators import Mutant, sample
 SEED = 16
 COUNT = 100
 CAUGHT = 0.9  # of all mutants, at least
-WORKERS = 2
+WORKERS = os.cpu_count() or 2
 PACKAGES = (
     *("data", "ranking", "kernels", "federated", "privacy", "attacks", "unlearning", "silo", "trees"),
     *("experiments/spec", "experiments/runner", "experiments/report"),
@@ -132,7 +132,7 @@ def pytest_process(work: Path, task: dict[str, Any], arguments: Iterable[str]) -
 
 
 def find_tests(work: Path, mutants: dict[int, Mutant], uncompiled: bool, files: Sequence[str]) -> list[dict[str, Any]]:
-    """Run the tests once, in two processes, and return what each of them met."""
+    """Run the tests once, in several processes, and return what each of them met."""
     out = work / f"{'uncompiled' if uncompiled else 'compiled'}.jsonl"
 
     def lines() -> list[dict[str, Any]]:
