@@ -210,9 +210,8 @@ def other_data(finished: Runs) -> list[str]:
         for file, checksum in run.files.items():
             sums.setdefault(file, set()).add(checksum)
     return [
-        f"Runs read {len(versions)} different versions of {file}, so their results are not comparable; run those "
-        "again that "
-        "read an old one."
+        f"Runs read {len(versions)} different versions of {file}, so their results are not comparable; run those again "
+        "that read an old one."
         for file, versions in sums.items()
         if len(versions) > 1
     ]
@@ -561,10 +560,8 @@ RULE = (
     "bootstrap over the test queries of the last models, then over seeds, around the difference of final values; "
     "degrees of freedom by Satterthwaite. Where another seed has other test queries: the corrected t-test of Nadeau "
     "and Bengio (2003) over splits. Where values are known of runs only, such as online quality: a t-test over at "
-    "least three folds, corrected for the queries they share. Seeds measure random variation in training and are "
-    "never counted as data. p is "
-    "corrected for the number of comparisons (Holm). These conclusions are about this data set; “in general” is "
-    "tested over "
-    "data sets."
+    "least three folds, corrected for the queries they share. Seeds measure random variation in training and are never "
+    "counted as data. p is corrected for the number of comparisons (Holm). These conclusions are about this data set; "
+    "“in general” is tested over data sets."
 )
 _FINAL = f"A final value is the mean of the last {LAST} offline evaluations of a run (all of them if there were fewer)."

@@ -97,8 +97,7 @@ def queries_section(analysis: Analysis) -> list[Section]:
     about = paragraph(
         f"{heading(column)} of the last models, mean over the repeats that all have, to four digits. Queries that a "
         "measure skips are left out. Single queries also differ by random variation: use the list to find queries to "
-        "inspect, not as a "
-        "finding."
+        "inspect, not as a finding."
     )
     still: tuple[Part, ...] = (_tally_table(rows, table, second), _named_table(rows, table, column, first, second))
     shown = Interactive("queries", lambda: _data(analysis, rows, first, second), still)

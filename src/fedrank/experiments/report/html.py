@@ -55,6 +55,7 @@ def _is_lively(part: Part) -> bool:
 def _environment() -> Environment:
     environment = templates("fedrank.experiments.report", "templates")
     environment.filters |= {"drawing": _drawing, "data": lambda part: script_json(part.data())}
+    environment.filters["kind"] = lambda part: type(part).__name__
     return environment
 
 

@@ -52,7 +52,7 @@ def curves(runs: Runs | Run, column: str | None = None) -> Picture:
 
 def final(runs: Runs | Run, column: str | None = None) -> Picture:
     """The final value of one column: a point for each repeat, and the mean of each variant with its 95% interval."""
-    from fedrank.experiments.report.plot_figures import final_figure
+    from fedrank.experiments.report.figures import final_figure
 
     analysis = _found(runs)
     chosen = _column(column, analysis.columns)
@@ -75,7 +75,7 @@ def weights(models: Runs | Run | Model, top: int = 12) -> Picture:
 
 def clients(simulated: SimulatedClients) -> Picture:
     """How many queries each client holds, and the share of documents with each relevance label."""
-    from fedrank.experiments.report.plot_figures import clients_figure
+    from fedrank.experiments.report.figures import clients_figure
 
     data = simulated.data
     shares = np.zeros((len(simulated), data.top_grade + 1))
