@@ -235,7 +235,7 @@ def watch(
     for option, given in (("--clean", clean), ("--yes", yes), ("--json", as_json)):
         if given:
             raise ValueError(f"{option} needs --list; add it, or remove {option}")
-    from fedrank.experiments.watch.serve import watch
+    from fedrank.experiments.watch.web import watch
 
     watch(folders, port, lambda link: open_page(link, browser, "closes the page; the runs continue"))
     print_line("Closed; the runs continue.")

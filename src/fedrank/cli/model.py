@@ -136,7 +136,7 @@ def estimate(
 ) -> None:
     """Estimate from a click log which clicks this model would have received, with a confidence interval."""
     from fedrank.experiments.report.command_output import about_estimate
-    from fedrank.experiments.runner.estimating import estimate_model
+    from fedrank.experiments.runner.scoring import estimate_model
     from fedrank.ranking.estimate import CannotTell
 
     try:

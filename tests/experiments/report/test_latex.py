@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrank.experiments.report.latex import ESCAPED, latex
+from fedrank.experiments.report.paper_files import ESCAPED, latex
 from fedrank.experiments.report.sections import Cell, Table
 from fedrank.experiments.report.write import write_report
 from fedrank.experiments.runner.runs import load_runs

@@ -25,7 +25,6 @@ from fedrank.experiments.spec.kinds import KINDS
 from fedrank.files import error_message, read_text
 from fedrank.names import did_you_mean
 from fedrank.ranking.baseline_ranking import LOGGED
-from fedrank.ranking.measures import average
 from fedrank.toml import parse_toml, readable
 from fedrank.types import has_trait
 
@@ -245,7 +244,8 @@ def _analyse(runs: Runs, readings: Mapping[Path, RunValues], baseline: str | Non
             f"The attackers of {len(problems)} runs are unknown because their specifications cannot be read "
             f"({problems[0]})."
         )
-    notes += _shared_queries(runs.finished)
+    shared = dict.fromkeys(note for run in runs.finished for note in run.notes if SHARED_QUERIES in note)
+    notes += [f"Warning: {note}." for note in shared]
     notes += other_data(runs.finished)
     counts = {len(variant.repeats) for variant in variants}
     if len(counts) > 1:
@@ -293,12 +293,6 @@ def _read_grid(run: Run) -> tuple[Grid[Any] | None, str, list[str]]:
     return None, "", ["There is no experiment.toml next to the runs, so the settings are taken from the runs."]
 
 
-def _shared_queries(finished: Runs) -> list[str]:
-    """Notes of runs whose test queries may also be training queries."""
-    found = dict.fromkeys(note for run in finished for note in run.notes if SHARED_QUERIES in note)
-    return [f"Warning: {note}." for note in found]
-
-
 def _labels(runs: Runs) -> dict[str, str]:
     """Short label -> variant name. Settings called "name" need no key: "krum, malicious=1"."""
     named = {run.variant: run.settings for run in runs}
@@ -307,13 +301,9 @@ def _labels(runs: Runs) -> dict[str, str]:
     short = {key: end if ends.count(end) == 1 or end == "name" else key for key, end in zip(keys, ends, strict=True)}
     labels = {}
     for name, settings in named.items():
-        if "=" not in name or not settings:
-            labels[name] = name
-            continue
-        labels[name] = ", ".join(
-            readable(value) if short[key] == "name" else f"{short[key]}={readable(value)}"
-            for key, value in settings.items()
-        )
+        starts = ("" if short[key] == "name" else f"{short[key]}=" for key in settings)
+        texts = [start + readable(value) for start, value in zip(starts, settings.values(), strict=True)]
+        labels[name] = ", ".join(texts) if "=" in name and texts else name
     if len(set(labels.values())) < len(labels):
         labels = {name: name for name in labels}
     return {label: name for name, label in labels.items()}
@@ -323,7 +313,7 @@ def baseline_results(variants: Sequence[VariantRuns], measures: Sequence[str]) -
     """What users have without learning: one for all variants that were tested on the same queries in the same order."""
     groups: list[tuple[dict[Repeat, RunValues], list[VariantRuns]]] = []
     for variant in variants:
-        found = {repeat: _without_model(each) for repeat, each in variant.repeats.items() if each.nothing}
+        found = {repeat: each.without_model for repeat, each in variant.repeats.items() if each.nothing}
         if not found:
             continue
         for repeats, members in groups:
@@ -348,13 +338,6 @@ def baseline_results(variants: Sequence[VariantRuns], measures: Sequence[str]) -
         }
         made.append(BaselineResult(order, values, comparisons))
     return tuple(made)
-
-
-def _without_model(reading: RunValues) -> RunValues:
-    """The same run without learning."""
-    values = {name: average(per_query).item() for name, per_query in reading.nothing.items()}
-    queries, given = reading.nothing, reading.given
-    return RunValues(values, query_ids=reading.query_ids, queries=queries, given=given, nothing=queries)
 
 
 def _same(one: RunValues, other: RunValues) -> bool:
@@ -517,23 +500,16 @@ def _claims(analysis: Analysis) -> tuple[Verdict, ...]:
         reasons = (run.not_testable for run in analysis.runs.finished if run.variant in (claim.higher, claim.lower))
         if reason := next(filter(None, reasons), None):
             found = Contrast(reason=f"not testable: {reason}")
-        reported = claim.difference or _as_published(analysis.about.published, claim.higher, claim.lower, column)
-        stated.append(Stated(claim.says, column, found, claim.within, reported, scale_of(analysis, column)))
+        published = {row.variant: row.value for row in analysis.about.published if column_of(row) == column}
+        reported = claim.difference or None
+        if reported is None and {claim.higher, claim.lower} <= published.keys():
+            reported = published[claim.higher] - published[claim.lower]
+        highest = 1.0  # value that the column can have
+        if column == "online_sum":
+            rounds = max((run.asked or run.round for run in analysis.runs.finished), default=1)
+            highest = (1 - DISCOUNT**rounds) / (1 - DISCOUNT)
+        stated.append(Stated(claim.says, column, found, claim.within, reported, highest))
     return judge_all(stated)
-
-
-def _as_published(rows: Sequence[Published], higher: str, lower: str, column: str) -> float | None:
-    """The difference of two published values; None where one of them is not there."""
-    values = {row.variant: row.value for row in rows if column_of(row) == column}
-    return values[higher] - values[lower] if {higher, lower} <= values.keys() else None
-
-
-def scale_of(analysis: Analysis, column: str) -> float:
-    """The highest value that a column can have."""
-    if column != "online_sum":
-        return 1.0
-    rounds = max((run.asked or run.round for run in analysis.runs.finished), default=1)
-    return (1 - DISCOUNT**rounds) / (1 - DISCOUNT)
 
 
 def what_final_means(analysis: Analysis) -> list[str]:

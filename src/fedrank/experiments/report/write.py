@@ -79,13 +79,8 @@ def _composed(
     title = sections[0].heading if len(sections) == 1 else f"{len(sections)} experiments"
     last = [paragraph(missing, tone="warn")] if missing else []
     if len(sections) > 1:
-        last.append(
-            paragraph(
-                "These experiments were not tested on the same queries with the same measure, so they are not "
-                "compared.",
-                tone="note",
-            )
-        )
+        apart = "These experiments were not tested on the same queries with the same measure, so they are not compared."
+        last.append(paragraph(apart, tone="note"))
     return title, sections, last
 
 
@@ -125,16 +120,14 @@ def numbers(reported: Sequence[Analysis]) -> str:
                     found = comparison.contrast
                     values += [found.repeats, found.difference, *found.interval(), found.unit, found.counted, found.p]
                     values += [comparison.p, comparison.comparisons, found.effect]
-                published = [
-                    entry for entry in analysis.published if entry.variant is variant and entry.column == column
+                own_column = (entry for entry in analysis.published if entry.column == column)
+                published = [entry for entry in own_column if entry.variant is variant]
+                values += [
+                    ";".join(str(entry.value) for entry in published),
+                    ";".join("" if entry.spread is None else str(entry.spread) for entry in published),
+                    ";".join("" if math.isnan(entry.z) else f"{entry.z:.6g}" for entry in published),
+                    ";".join(entry.verdict for entry in published),
                 ]
-                for value in (
-                    [";".join(str(entry.value) for entry in published)],
-                    [";".join("" if entry.spread is None else str(entry.spread) for entry in published)],
-                    [";".join("" if math.isnan(entry.z) else f"{entry.z:.6g}" for entry in published)],
-                    [";".join(entry.verdict for entry in published)],
-                ):
-                    values += value
                 own = [readable(variant.settings[key]) if key in variant.settings else "" for key in settings]
                 of, name = variant.experiment or analysis.name, variant.name.removeprefix(f"{variant.experiment}/")
                 rows.append([of, name, *own, column, *values, unfinished])

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
-from fedrank.experiments.spec.families import FAMILIES, Family, SpecSection, default_of, hints_of, is_required, name_of
+from fedrank.experiments.spec.families import FAMILIES, Family, SpecSection, name_of
 from fedrank.experiments.spec.kinds import KINDS
-from fedrank.experiments.spec.listing import comments_of, summary_of
+from fedrank.experiments.spec.listing import settings_in, summary_of
 from fedrank.names import did_you_mean
 from fedrank.toml import shown
 
@@ -76,41 +75,29 @@ def _head(kind: str, schema: str) -> Iterator[str]:
 
 
 def _body(kind: str) -> Iterator[str]:
-    begin, spec = BEGINNINGS[kind], KINDS[kind].spec
-    tables: list[str] = []
-    for field in dataclasses.fields(spec):
-        if field.name == "kind":
-            continue
-        what = _plain_hint(hints_of(spec)[field.name])
-        if what in FAMILIES:
-            default = None if is_required(field) else default_of(field)
-            name = begin.get(field.name) or (None if default is None else name_of(default))
-            tables += ["", *_method(field.name, FAMILIES[what], name, comments_of(spec).get(field.name, ""), begin)]
-        elif isinstance(what, type) and issubclass(what, SpecSection):
-            tables += ["", *_section(field.name, what, begin)]
-        else:
-            yield _line(field, comments_of(spec).get(field.name, ""), begin.get(field.name))
-    yield from tables
+    lines, tables = _settings(KINDS[kind].spec, "", BEGINNINGS[kind])
+    yield from (*lines, *tables)
     yield ""
     yield "# Values to compare: every combination is a variant."
     yield "# [vary]"
     yield f"# {VARIED[kind]}"
 
 
-def _section(name: str, kind: type, begin: Mapping[str, Any]) -> Iterator[str]:
-    yield f"# {summary_of(kind)}"
-    yield f"[{name}]"
-    later: list[str] = []
-    for field in dataclasses.fields(kind):
-        hint = _plain_hint(hints_of(kind)[field.name])
-        comment = comments_of(kind).get(field.name, "")
-        if hint in FAMILIES:
-            default = None if is_required(field) else default_of(field)
-            chosen = begin.get(f"{name}.{field.name}") or (None if default is None else name_of(default))
-            later += ["", *_method(f"{name}.{field.name}", FAMILIES[hint], chosen, comment, begin)]
-        else:
-            yield _line(field, comment, begin.get(f"{name}.{field.name}"))
-    yield from later
+def _settings(kind: type, location: str, begin: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The lines of plain settings, and below them the tables of methods and sections."""
+    lines: list[str] = []
+    tables: list[str] = []
+    for field, hint, default, comment in settings_in(kind):
+        at, what = f"{location}.{field.name}".lstrip("."), _plain_hint(hint)
+        if what in FAMILIES:
+            name = begin.get(at) or (None if default is None else name_of(default))
+            tables += ["", *_method(at, FAMILIES[what], name, comment, begin)]
+        elif isinstance(what, type) and issubclass(what, SpecSection):
+            inner, below = _settings(what, at, begin)
+            tables += ["", f"# {summary_of(what)}", f"[{at}]", *inner, *below]
+        elif at != "kind":
+            lines.append(_line(field.name, default, comment, begin.get(at)))
+    return lines, tables
 
 
 def _method(location: str, family: Family, name: str | None, comment: str, begin: Mapping[str, Any]) -> Iterator[str]:
@@ -124,20 +111,18 @@ def _method(location: str, family: Family, name: str | None, comment: str, begin
         return
     kind = family.methods[name]
     yield f'name = "{name}"  # {summary_of(kind)}'
-    for field in dataclasses.fields(kind):
-        if field.init and _plain_hint(hints_of(kind)[field.name]) not in FAMILIES:
-            yield _line(field, comments_of(kind).get(field.name, ""), begin.get(f"{location}.{field.name}"))
+    for field, hint, default, about in settings_in(kind):
+        if _plain_hint(hint) not in FAMILIES:
+            yield _line(field.name, default, about, begin.get(f"{location}.{field.name}"))
 
 
-def _line(field: dataclasses.Field[Any], comment: str, value: Any = None) -> str:
+def _line(name: str, default: Any, comment: str, value: Any) -> str:
     """One setting: with the value of the template, or commented out at its default."""
     behind = f"  # {_in_words(comment)}" if comment else ""
     if value is not None:
-        return f"{field.name} = {shown(value)}{behind}"
-    default = None if is_required(field) else default_of(field)
-    if default is None:
-        return f"# {field.name} = ...{behind}"
-    return f"# {field.name} = {shown(list(default) if isinstance(default, tuple) else default)}{behind}"
+        return f"{name} = {shown(value)}{behind}"
+    text = "..." if default is None else shown(list(default) if isinstance(default, tuple) else default)
+    return f"# {name} = {text}{behind}"
 
 
 def _in_words(comment: str) -> str:

@@ -5,15 +5,14 @@ It is generated from the same type hints by which specs are read.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import types
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from fedrank.experiments.spec.families import FAMILIES, SpecSection, default_of, hints_of, is_required, name_of
+from fedrank.experiments.spec.families import FAMILIES, SpecSection, is_required, name_of
 from fedrank.experiments.spec.grid import About
 from fedrank.experiments.spec.kinds import KINDS
-from fedrank.experiments.spec.listing import comments_of, summary_of
+from fedrank.experiments.spec.listing import settings_in, summary_of
 from fedrank.value_checks import Limit
 
 Schema = dict[str, Any]
@@ -27,13 +26,12 @@ def spec_schema() -> Schema:
     by_class: dict[type, list[str]] = {}
     for name, kind in KINDS.items():
         by_class.setdefault(kind.spec, []).append(name)
-    default = default_of(next(field for field in dataclasses.fields(KINDS["federated"].spec) if field.name == "kind"))
     about = _properties(About)
     kinds = []
     for spec, names in by_class.items():
         table = _table(spec)
         table["properties"] = table["properties"] | about | {"kind": {"enum": names}}
-        if default not in names:
+        if "federated" not in names:  # the kind of a spec that names none
             table["required"] = ["kind", *table["required"]]
         kinds.append({"title": f"kind = {' or '.join(names)}"} | table)
     families = {
@@ -61,28 +59,24 @@ def _method(name: str, kind: type) -> Schema:
 
 
 def _table(kind: type) -> Schema:
-    fields = [field for field in dataclasses.fields(kind) if field.init]
     return {
         "type": "object",
         "properties": _properties(kind),
-        "required": [field.name for field in fields if is_required(field)],
+        "required": [field.name for field, *_ in settings_in(kind) if is_required(field)],
         "additionalProperties": False,
     }
 
 
 def _properties(kind: type) -> dict[str, Schema]:
-    comments, found = comments_of(kind), {}
-    for field in dataclasses.fields(kind):
-        if not field.init:
-            continue
-        one = _of(hints_of(kind)[field.name])
-        if comment := comments.get(field.name):
+    found = {}
+    for field, hint, default, comment in settings_in(kind):
+        one = _of(hint)
+        if comment:
             one = {"description": comment} | (one if "$ref" not in one else {"allOf": [one]})
-        value = None if is_required(field) else default_of(field)
-        if isinstance(value, (bool, int, float, str)):
-            one["default"] = value
-        elif value is not None and hints_of(kind)[field.name] in FAMILIES:
-            one["default"] = name_of(value)
+        if isinstance(default, (bool, int, float, str)):
+            one["default"] = default
+        elif default is not None and hint in FAMILIES:
+            one["default"] = name_of(default)
         found[field.name] = one
     return found
 
