@@ -143,7 +143,7 @@ def _task_of(remote: RemoteTask) -> Task:
     if experiment.single(remote.fold, remote.seed) != experiment:
         raise ValueError(f"the spec is not that of fold {remote.fold} with seed {remote.seed}; send the runs again")
     check_device(remote.device)
-    experiment.require_data()
+    experiment.data.require()
     changed = changed_files(remote.files, data_sums(experiment)) if remote.files else []
     if changed:
         more = f" and {len(changed) - 1} more of its files" if len(changed) > 1 else ""

@@ -45,6 +45,7 @@ class Experiment(ABC):
     if TYPE_CHECKING:  # declared by every kind with its own type
         kind: str
         data: Any  # a section with `folds` and `require`
+        rounds: int
 
     @property
     @abstractmethod
@@ -57,13 +58,9 @@ class Experiment(ABC):
         return self.measures
 
     @property
-    @abstractmethod
     def rounds_asked(self) -> int:
         """The maximum number of rows in rounds.csv."""
-
-    def require_data(self) -> None:
-        """Raise an error if the data are missing, before any run begins."""
-        self.data.require()
+        return self.rounds
 
     def repeats(self) -> list[tuple[int, int]]:
         """The (fold, seed) pair of every repeat."""
