@@ -49,8 +49,7 @@ def new(
     kind: Annotated[str, typer.Option(help="Kind of experiment: federated, async, silo or trees.")] = "federated",
 ) -> None:
     """Write a commented spec, and a JSON schema with which editors complete its keys."""
-    from fedrank.experiments.spec.blank import NEEDED, SCHEMA, blank_spec
-    from fedrank.experiments.spec.schema import schema_text
+    from fedrank.experiments.spec.new_spec import NEEDED, SCHEMA, blank_spec, schema_text
 
     if file.suffix != ".toml":
         raise ValueError(f"the name of a spec must end in .toml (got {file}); use {file}.toml")

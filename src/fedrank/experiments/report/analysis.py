@@ -1,15 +1,20 @@
-"""Analyse the finished runs of one experiment: comparisons, claims and warnings, without layout."""
+"""Analyse finished runs: comparisons, claims and warnings, without layout.
+
+Experiments that were tested on the same queries are joined: one table, one set of curves, one test.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrank.data.catalog import SHARED_QUERIES
 from fedrank.experiments.report.claims import Stated, Verdict, judge_all
@@ -28,7 +33,7 @@ from fedrank.ranking.baseline_ranking import LOGGED
 from fedrank.toml import parse_toml, readable
 from fedrank.types import has_trait
 
-MAX_NAMED = 4  # variants of one warning
+MAX_NAMED = 4  # variants of one warning, experiments in a title
 FEWEST = 3  # repeats for a band: the interval of two is twelve times as wide as their standard error
 
 
@@ -510,6 +515,122 @@ def _claims(analysis: Analysis) -> tuple[Verdict, ...]:
             highest = (1 - DISCOUNT**rounds) / (1 - DISCOUNT)
         stated.append(Stated(claim.says, column, found, claim.within, reported, highest))
     return judge_all(stated)
+
+
+def join(reported: Sequence[Analysis], baseline: str | None = None) -> list[Analysis]:
+    """The same findings, where those that can be compared are one. What they do not share is left out of it."""
+    groups: list[list[Analysis]] = []
+    for analysis in reported:
+        group = next((group for group in groups if all(_fit(one, analysis) for one in group)), None)
+        if group is None:
+            groups.append([analysis])
+        else:
+            group.append(analysis)
+    return [group[0] if len(group) == 1 else _joined(group, baseline) for group in groups]
+
+
+def _fit(one: Analysis, other: Analysis) -> bool:
+    """Whether two experiments share a measure, and queries that it was measured on."""
+    if one.kind != other.kind or not {*one.measures} & {*other.measures}:
+        return False
+    if one.runs.finished[0].data.get("name") != other.runs.finished[0].data.get("name"):
+        return False
+    ours, theirs = _tested_on(one), _tested_on(other)
+    shared = [(repeat, repeat) for repeat in ours if repeat in theirs]
+    if not shared:  # other seeds of the same folds can stand in one table, though nothing pairs them
+        shared = [(first, second) for first in ours for second in theirs if first[0] == second[0]]
+    return bool(shared) and all(np.array_equal(ours[first], theirs[second]) for first, second in shared)
+
+
+def _tested_on(analysis: Analysis) -> dict[Repeat, NDArray[np.str_]]:
+    return {repeat: reading.query_ids for variant in analysis.variants for repeat, reading in variant.repeats.items()}
+
+
+def _joined(parts: Sequence[Analysis], baseline: str | None) -> Analysis:
+    parts = [replace(part, name=name) for part, name in zip(parts, _names(parts), strict=True)]
+    variants = tuple(
+        replace(
+            variant,
+            name=f"{part.name}/{variant.name}",
+            label=part.name if variant.name == "only" else f"{part.name}: {variant.label}",
+            experiment=part.name,
+        )
+        for part in parts
+        for variant in part.variants
+    )
+    measures = tuple(column for column in parts[0].measures if all(column in part.measures for part in parts))
+    nothing = baseline_results(variants, measures)
+    chosen, reason = _joined_baseline(parts, variants, baseline)
+    if baseline == NOTHING and len(nothing) == 1:
+        chosen, reason = nothing[0].values, "as chosen"
+    notes: list[str] = []
+    if unshared := sorted({column for part in parts for column in part.measures} - {*measures}):
+        notes.append(f"Not measured by all of these experiments, and left out: {', '.join(unshared)}.")
+    if len({run.asked for part in parts for run in part.runs.finished}) > 1 and any(part.served for part in parts):
+        notes.append(
+            "Experiments differ in their rounds: sums over rounds are left out, and final values are from different "
+            "numbers of rounds."
+        )
+    runs = Runs(tuple(replace(run, variant=f"{part.name}/{run.variant}") for part in parts for run in part.runs))
+    notes += other_data(runs.finished)
+    names = [part.name for part in parts]
+    listed = ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) <= MAX_NAMED else f"{len(names)} experiments"
+    analysis = Analysis(
+        name=", ".join(names),
+        title=f"{listed}, compared",
+        folder=parts[0].folder,
+        grid=None,
+        text="",
+        measures=measures,
+        variants=variants,
+        baseline=chosen,
+        baseline_reason=reason,
+        claims=tuple(replace(claim, says=f"{part.name}: {claim.says}") for part in parts for claim in part.claims),
+        runs=runs,
+        expected=parts[0].expected if len({part.expected for part in parts}) == 1 else None,
+        nothing=nothing,
+        parts=tuple(parts),
+    )
+    known = {variant.name: variant for variant in variants}
+    published = tuple(
+        replace(entry, variant=known.get(f"{part.name}/{entry.variant.name}", entry.variant))
+        for part in parts
+        for entry in part.published
+        if entry.column in analysis.columns
+    )
+    compared = {column: compare(analysis, column) for column in analysis.columns}
+    notes += untested(analysis, compared)
+    # Notes on comparisons within one experiment, unless they apply to all.
+    notes += [f"{part.name}: {note}" for part in parts for note in part.notes if note not in notes]
+    return replace(analysis, comparisons=compared, published=published, notes=tuple(dict.fromkeys(notes)))
+
+
+def _names(parts: Sequence[Analysis]) -> list[str]:
+    """A name for each experiment: its own, or as much of its folder as tells it from the others."""
+    for length in range(max(len(part.folder.parts) for part in parts) + 1):
+        names = ["/".join(part.folder.parts[-length:]) if length else part.name for part in parts]
+        if max(Counter(names).values()) == 1:
+            break
+    return names
+
+
+def _joined_baseline(
+    parts: Sequence[Analysis], variants: Sequence[VariantRuns], wanted: str | None
+) -> tuple[VariantRuns, str]:
+    """The requested variant, or the baseline of the first experiment that has one."""
+    runs = {part.name: part.runs for part in parts}
+    for variant in variants:
+        own = variant.name.removeprefix(f"{variant.experiment}/"), variant.own_label
+        if wanted in (variant.name, variant.label, *own):
+            return variant, "as chosen"
+        if wanted and any(is_of(wanted, runs[variant.experiment], name) for name in own):
+            return variant, "as chosen"
+    for part in parts:
+        if part.baseline is not None:
+            for variant in variants:
+                if variant.name == f"{part.name}/{part.baseline.name}":
+                    return variant, f"the baseline of {part.name}"
+    return variants[0], "the first variant, because no baseline was named"
 
 
 def what_final_means(analysis: Analysis) -> list[str]:

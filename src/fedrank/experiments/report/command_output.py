@@ -33,7 +33,7 @@ from fedrank.experiments.runner.privacy import (
     planned,
     prices_by_observer,
 )
-from fedrank.experiments.runner.recorded_charges import check_recorded
+from fedrank.experiments.runner.recorded_charges import check_populations
 from fedrank.experiments.runner.runs import Run, Runs
 from fedrank.experiments.spec.families import describe
 from fedrank.experiments.spec.federated import FederatedExperiment
@@ -43,18 +43,7 @@ from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.federated.traits import from_outside
 from fedrank.privacy.guarantees import down, up
-from fedrank.privacy.population import (
-    FOLDER,
-    LEDGER,
-    PEOPLE,
-    Account,
-    Population,
-    forgotten,
-    home_of,
-    ledger_folders,
-    ledgers_below,
-    spent_together,
-)
+from fedrank.privacy.population import Account, forgotten, ledger_folders, ledgers_below, spent_together
 from fedrank.progress import Progress, quiet
 from fedrank.ranking.measures import average, measure
 from fedrank.ranking.propensity import IN_THE_CLEAR, SHARED, Propensities, ShownResults
@@ -338,7 +327,7 @@ def about_ledgers(folders: Sequence[Path]) -> list[Section]:
     rows: list[Row] = []
     accounts, parts = [], []
     for folder in folders:
-        _check_populations(folder)
+        check_populations(folder)
         for ledger in ledgers_below(folder):
             account = Account.read(ledger)
             if account is None:
@@ -367,16 +356,6 @@ def about_ledgers(folders: Sequence[Path]) -> list[Section]:
         spent = spent_together(accounts, delta)
         parts.append(paragraph(f"If all of these are the same people: {_dearest(spent)} at δ = {delta:g}."))
     return [Section("", (table, *parts))]
-
-
-def _check_populations(folder: Path) -> None:
-    """Raise an error if a ledger of a population in or below a folder is incomplete."""
-    folder = folder.absolute()
-    around = {home for ledger in (*ledger_folders(folder), folder / LEDGER) if (home := home_of(ledger)) is not None}
-    for people in sorted({file.parent for file in folder.rglob(PEOPLE)} | around):
-        Population.find(people)
-        if people.parent.name == FOLDER:
-            check_recorded(people.parent.parent, people.name)
 
 
 def _dearest(spent: Mapping[str, float]) -> str:

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrank.experiments.report.analysis import Analysis, analyse
+from fedrank.experiments.report.analysis import Analysis, analyse, join
 from fedrank.experiments.report.formatting import heading
-from fedrank.experiments.report.join import join
 from fedrank.experiments.report.run_values import RunValues, VariantRuns
 from fedrank.experiments.runner.runs import Run, Runs
 from fedrank.names import did_you_mean

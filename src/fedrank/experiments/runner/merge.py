@@ -10,16 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedrank.data.catalog import Fold
-from fedrank.experiments.runner.cards import (
-    GROWN_FOREST,
-    GROWN_IN_SUM,
-    MERGED_FORESTS,
-    NOISED_FOREST,
-    NOISED_IN_SUM,
-    TREES,
-    about_priced_edges,
-    forest_card,
-)
+from fedrank.experiments.runner import cards
 from fedrank.experiments.runner.data import described, evaluation_queries, load_fold
 from fedrank.experiments.runner.folder import Card, Paid
 from fedrank.experiments.runner.privacy import Price
@@ -95,10 +86,10 @@ class ForestDisclosure:
     @classmethod
     def of(cls, merge: Merger) -> ForestDisclosure:
         if not isinstance(merge, Histograms):
-            return cls(MERGED_FORESTS, TREES)
+            return cls(cards.MERGED_FORESTS, cards.TREES)
         if merge.private == "no":
-            return cls(GROWN_IN_SUM if merge.secure else GROWN_FOREST, TREES)
-        return cls(NOISED_IN_SUM if merge.secure else NOISED_FOREST, NOISED_TREES)
+            return cls(cards.GROWN_IN_SUM if merge.secure else cards.GROWN_FOREST, cards.TREES)
+        return cls(cards.NOISED_IN_SUM if merge.secure else cards.NOISED_FOREST, NOISED_TREES)
 
 
 @dataclass(frozen=True)
@@ -235,7 +226,7 @@ def perform_merge(run: MergeRun) -> None:
     tuned = [{"trials": experiment.tune, "trees": best.trees, **best.settings} for best in studies.best] or None
     untuned = sum(best.trees == 0 for best in studies.best)
     notes = [f"{untuned} stacked models use the settings of the spec: no tried setting could split the merge set"]
-    card = forest_card(len(outcome.local))
+    card = cards.forest_card(len(outcome.local))
     if isinstance(experiment.merge, Histograms):
         card = account.card(card, experiment.merge, Histograms.rules(experiment.booster), len(portions), fold)
     run.finish(outcome, card=card, tuned=tuned, notes=notes if untuned else [])
@@ -291,7 +282,7 @@ class TreeAccount:
             return bare
         # Without a guarantee of the forest, only the estimate of its bin edges is priced.
         cost = edge_noise.guarantee(fold.train.features.shape[1]).epsilon(edges, merge.delta)
-        text = about_priced_edges(merge.unit, edges, cost, merge.delta)
+        text = cards.about_priced_edges(merge.unit, edges, cost, merge.delta)
         return replace(bare, rounds_charged=edges, summary=bare.summary + text)
 
 
