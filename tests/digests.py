@@ -121,7 +121,7 @@ def experiments(folder: Path, names: Sequence[str], quick_only: bool = False) ->
                     one = dataclasses.replace(one, data=dataclasses.replace(one.data, log=str(log)))
                     one = dataclasses.replace(one, clients=dataclasses.replace(one.clients, interactions=2))
                 try:
-                    one.require_data()
+                    one.data.require()
                 except FileNotFoundError:
                     continue
                 yield f"{name}{' quick' if quick else ''} {variant.name}", small(one, folder)

@@ -7,7 +7,7 @@ import pytest
 
 import fedrank as fr
 from fedrank.display import as_rows
-from fedrank.experiments.runner.frames import Records
+from fedrank.experiments.runner.runs import Records
 from fedrank.experiments.runner.schedule import Results
 from tests.experiments.report.made_up_runs import write_run
 

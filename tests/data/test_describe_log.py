@@ -8,6 +8,7 @@ import math
 from dataclasses import replace
 from types import SimpleNamespace
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -22,9 +23,9 @@ from fedrank.data.describe_log import (
 )
 from fedrank.data.log_folder import ShownLists, write_shown
 from fedrank.data.logs import SearchLog
-from fedrank.experiments.report import log_figures
+from fedrank.experiments.report import charts
+from fedrank.experiments.report.charts import draw_log
 from fedrank.experiments.report.command_output import about_log
-from fedrank.experiments.report.log_figures import draw_log
 from fedrank.experiments.report.terminal import show
 from tests.made_up import made_up_shown
 
@@ -115,10 +116,9 @@ def test_lists_as_they_were_shown(tmp_path):
 def test_clicks_are_drawn_by_place_where_enough_lists_reach():
     """Of 400 lists, four have a document at the third place and three at the fourth."""
     axis = Figure().subplots()
-    log_figures._draw_positions(
-        axis,
-        SimpleNamespace(shown_at=np.array([400, 200, 4, 3]), clicked_at=np.array([100, 20, 3, 3]), unclicked=0.695),
-    )
+    shown = SimpleNamespace(shown_at=np.array([400, 200, 4, 3]), clicked_at=np.array([100, 20, 3, 3]), unclicked=0.695)
+    with mpl.rc_context(charts.CHART):
+        charts._draw_positions(axis, shown)
     [line] = axis.lines
     assert line.get_xydata().tolist() == [[1, 0.25], [2, 0.1], [3, 0.75]]
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("position", "clicks per document shown")

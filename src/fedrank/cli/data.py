@@ -106,7 +106,7 @@ def _describe_log(folder: Path, out: Path | None, as_json: bool) -> None:
     else:
         print_sections(about_log(log))
     if out is not None:
-        from fedrank.experiments.report.log_figures import draw_log
+        from fedrank.experiments.report.charts import draw_log
 
         draw_log(log, out)
         print_file("Picture", out, as_json)
@@ -133,7 +133,7 @@ def data_clients(
     summary = describe_clients(read_experiment(spec, set_ or []), fold, seed)
     print_result(as_json, lambda: summary, lambda: about_clients(summary))
     if out is not None:
-        from fedrank.experiments.report.client_figures import draw_clients
+        from fedrank.experiments.report.charts import draw_clients
 
         draw_clients(summary, out)
         print_file("Picture", out, as_json)
@@ -323,7 +323,7 @@ def data_propensities(
     If the log does not identify the propensities, the command prints the cost of an experiment that would.
     """
     from fedrank.data.logs import load_log
-    from fedrank.experiments.report.estimates import about_positions
+    from fedrank.experiments.report.command_output import about_positions
     from fedrank.experiments.runner.position_bias import positions_of_log, shown_results
     from fedrank.ranking.propensity import NotIdentifiable
 

@@ -388,7 +388,7 @@ def _print_trial(trial: EngineTrial, count: Count, judgement: Judgement, out: Pa
 
     print_sections(about_trial(trial, count, judgement))
     if out is not None:
-        from fedrank.experiments.report.trial_figures import draw_trial
+        from fedrank.experiments.report.charts import draw_trial
 
         title = f"{trial.plan.id}: {judgement.because}"
         draw_trial(judgement.evidence, trial.plan.rules.gate, title, out)

@@ -49,8 +49,7 @@ def new(
     kind: Annotated[str, typer.Option(help="Kind of experiment: federated, async, silo or trees.")] = "federated",
 ) -> None:
     """Write a commented spec, and a JSON schema with which editors complete its keys."""
-    from fedrank.experiments.spec.blank import NEEDED, SCHEMA, blank_spec
-    from fedrank.experiments.spec.schema import schema_text
+    from fedrank.experiments.spec.new_spec import NEEDED, SCHEMA, blank_spec, schema_text
 
     if file.suffix != ".toml":
         raise ValueError(f"the name of a spec must end in .toml (got {file}); use {file}.toml")
@@ -235,7 +234,7 @@ def watch(
     for option, given in (("--clean", clean), ("--yes", yes), ("--json", as_json)):
         if given:
             raise ValueError(f"{option} needs --list; add it, or remove {option}")
-    from fedrank.experiments.watch.serve import watch
+    from fedrank.experiments.watch.web import watch
 
     watch(folders, port, lambda link: open_page(link, browser, "closes the page; the runs continue"))
     print_line("Closed; the runs continue.")

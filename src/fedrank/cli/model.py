@@ -135,8 +135,8 @@ def estimate(
     as_json: AsJson = False,
 ) -> None:
     """Estimate from a click log which clicks this model would have received, with a confidence interval."""
-    from fedrank.experiments.report.estimates import about_estimate, draw_estimate
-    from fedrank.experiments.runner.estimating import estimate_model
+    from fedrank.experiments.report.command_output import about_estimate
+    from fedrank.experiments.runner.scoring import estimate_model
     from fedrank.ranking.estimate import CannotTell
 
     try:
@@ -151,6 +151,8 @@ def estimate(
         raise typer.Exit(EXIT_FAILURE) from None
     print_result(as_json, found.as_json, lambda: about_estimate(found))
     if out is not None:
+        from fedrank.experiments.report.charts import draw_estimate
+
         draw_estimate(found, out)
         print_file("Picture", out, as_json)
 

@@ -11,10 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from fedrank.cli import app
-from fedrank.experiments.report.analysis import analyse
+from fedrank.experiments.report.analysis import analyse, join
 from fedrank.experiments.report.by_query import by_query, queries_section, tally
 from fedrank.experiments.report.formatting import number, signed
-from fedrank.experiments.report.join import join
 from fedrank.experiments.report.sections import Interactive
 from fedrank.experiments.report.tables import final_table, settings_rows
 from fedrank.experiments.report.write import write_report

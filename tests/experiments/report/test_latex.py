@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedrank.experiments.report.latex import ESCAPED, latex
 from fedrank.experiments.report.sections import Cell, Table
-from fedrank.experiments.report.write import write_report
+from fedrank.experiments.report.write import ESCAPED, latex, write_report
 from fedrank.experiments.runner.runs import load_runs
 from tests.experiments.report.made_up_runs import write_experiment, write_run
 from tests.experiments.report.strict_latex import check_table

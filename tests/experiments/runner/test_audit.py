@@ -283,6 +283,6 @@ def test_an_audit_of_quickstart_is_planned_to_end_within_two_minutes():
     """By the cost of a message that was measured on a busy machine."""
     grid, seconds = read_spec("quickstart"), 0.0
     for variant in grid.variants:
-        for step in audit._plan(variant, grid, audit._Effort(None, 10, 10, None)):
+        for step in audit._plan(variant, grid, {"messages": None, "repeats": 10, "runs": 10, "source": None}):
             seconds += step.seconds if isinstance(step, PlannedAttack) else 0.0
     assert 0 < seconds < audit.SECONDS

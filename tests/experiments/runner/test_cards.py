@@ -204,7 +204,7 @@ def test_the_command_writes_the_card_of_a_log(tmp_path, monkeypatch):
 
 @pytest.mark.long
 def test_a_picture_shows_no_user_ids(log, tmp_path):
-    from fedrank.experiments.report.log_figures import draw_log
+    from fedrank.experiments.report.charts import draw_log
 
     found = describe_log(log)
     ids = {*found.plotted_users, *found.compared}

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedrank.experiments.report import client_figures
-from fedrank.experiments.report.client_figures import draw_clients
+from fedrank.experiments.report import charts
+from fedrank.experiments.report.charts import draw_clients
 from fedrank.experiments.report.command_output import about_clients
 from fedrank.experiments.report.terminal import show
 from fedrank.experiments.runner.client_summary import MAX_VARIANTS, describe_clients
@@ -149,7 +149,7 @@ def test_picture(who, tmp_path, ending):
 
 def test_the_more_relevant_the_darker(who, monkeypatch):
     drawn = []
-    monkeypatch.setattr(client_figures, "save_picture", lambda figure, path: drawn.append(figure))
+    monkeypatch.setattr(charts, "save_picture", lambda figure, path: drawn.append(figure))
     draw_clients(replace(who, groups=who.groups[:1]), "clients.svg")
     bars, *_ = drawn[0].subfigs[0].axes
     handles, labels = bars.get_legend_handles_labels()

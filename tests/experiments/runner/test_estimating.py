@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from fedrank.cli import app
 from fedrank.data.synthetic_shown import STATIC, made_up_queries, simulate_shown
-from fedrank.experiments.runner.estimating import estimate_model
 from fedrank.experiments.runner.position_bias import read_propensities
+from fedrank.experiments.runner.scoring import estimate_model
 from fedrank.ranking.estimate import CannotTell
 from fedrank.ranking.model import Model, save_model
 from fedrank.ranking.rankers import Linear

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fedrank.experiments.runner.frames import Records, framed
-from fedrank.experiments.runner.runs import load_runs
+from fedrank.experiments.runner.runs import Records, framed, load_runs
 from tests.experiments.report.made_up_runs import write_run
 
 WHO = ["experiment", "variant", "aggregator.name", "fold", "seed"]

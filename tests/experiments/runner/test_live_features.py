@@ -103,7 +103,7 @@ def test_settings_of_a_collection_need_one(tmp_path):
 
 def test_a_collection_that_is_not_there_is_missed_before_anything_runs(tmp_path):
     with pytest.raises(FileNotFoundError, match="no text collection 'nowhere'"):
-        asked(tmp_path, "data.collection=nowhere").base.require_data()
+        asked(tmp_path, "data.collection=nowhere").base.data.require()
 
 
 @pytest.mark.long

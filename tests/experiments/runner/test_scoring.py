@@ -134,7 +134,7 @@ def test_measures_agree_with_the_oracle_and_skip_where_they_say(tmp_path, data):
 def test_a_table_of_quality(tmp_path, data):
     [section] = about_quality(evaluate_model(model_file(tmp_path), data, ["map"]))
     mean = (oracle.value("map", None, SCORES[:3], [0, 2, 1], 2) + 1) / 2
-    [row] = section.tables[0].cells
+    [row] = section.parts[0].cells
     assert [cell.text for cell in row[:4]] == ["map", f"{mean:.4f}", "2", "1"]
 
 

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from fedrank.data.synthetic_shown import made_up_queries, simulate_shown
-from fedrank.experiments.spec.blank import BEGINNINGS, NEEDED, SCHEMA, blank_spec
 from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.kinds import KINDS
-from fedrank.experiments.spec.schema import schema_text
+from fedrank.experiments.spec.new_spec import BEGINNINGS, NEEDED, SCHEMA, blank_spec, schema_text
 from fedrank.experiments.spec.source import builtin_specs
 
 TYPES = {"object": dict, "array": list, "string": str, "boolean": bool}

@@ -489,7 +489,7 @@ def test_every_built_in_spec_runs_for_two_rounds(name, tmp_path):
             few = dataclasses.replace(few, data=dataclasses.replace(few.data, log=str(log)))
             few = dataclasses.replace(few, clients=dataclasses.replace(few.clients, interactions=2))
         try:
-            few.require_data()
+            few.data.require()
         except FileNotFoundError as reason:
             needs.skip("data", str(reason))
         if few.kind == "trees":

@@ -12,9 +12,8 @@ from pathlib import Path
 import httpx
 
 from fedrank.experiments.runner.runs import working_on
-from fedrank.experiments.watch.serve import COMMAND
 from fedrank.experiments.watch.state import Watched
-from fedrank.experiments.watch.web import make_app
+from fedrank.experiments.watch.web import COMMAND, make_app
 from fedrank.web.access import Access
 from fedrank.web.server import listening, make_server
 from tests.experiments.report.made_up_runs import write_experiment, write_run

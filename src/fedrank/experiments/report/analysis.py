@@ -1,15 +1,20 @@
-"""Analyse the finished runs of one experiment: comparisons, claims and warnings, without layout."""
+"""Analyse finished runs: comparisons, claims and warnings, without layout.
+
+Experiments that were tested on the same queries are joined: one table, one set of curves, one test.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrank.data.catalog import SHARED_QUERIES
 from fedrank.experiments.report.claims import Stated, Verdict, judge_all
@@ -25,11 +30,10 @@ from fedrank.experiments.spec.kinds import KINDS
 from fedrank.files import error_message, read_text
 from fedrank.names import did_you_mean
 from fedrank.ranking.baseline_ranking import LOGGED
-from fedrank.ranking.measures import average
 from fedrank.toml import parse_toml, readable
 from fedrank.types import has_trait
 
-MAX_NAMED = 4  # variants of one warning
+MAX_NAMED = 4  # variants of one warning, experiments in a title
 FEWEST = 3  # repeats for a band: the interval of two is twelve times as wide as their standard error
 
 
@@ -210,9 +214,8 @@ def other_data(finished: Runs) -> list[str]:
         for file, checksum in run.files.items():
             sums.setdefault(file, set()).add(checksum)
     return [
-        f"Runs read {len(versions)} different versions of {file}, so their results are not comparable; run those "
-        "again that "
-        "read an old one."
+        f"Runs read {len(versions)} different versions of {file}, so their results are not comparable; run those again "
+        "that read an old one."
         for file, versions in sums.items()
         if len(versions) > 1
     ]
@@ -246,7 +249,8 @@ def _analyse(runs: Runs, readings: Mapping[Path, RunValues], baseline: str | Non
             f"The attackers of {len(problems)} runs are unknown because their specifications cannot be read "
             f"({problems[0]})."
         )
-    notes += _shared_queries(runs.finished)
+    shared = dict.fromkeys(note for run in runs.finished for note in run.notes if SHARED_QUERIES in note)
+    notes += [f"Warning: {note}." for note in shared]
     notes += other_data(runs.finished)
     counts = {len(variant.repeats) for variant in variants}
     if len(counts) > 1:
@@ -294,12 +298,6 @@ def _read_grid(run: Run) -> tuple[Grid[Any] | None, str, list[str]]:
     return None, "", ["There is no experiment.toml next to the runs, so the settings are taken from the runs."]
 
 
-def _shared_queries(finished: Runs) -> list[str]:
-    """Notes of runs whose test queries may also be training queries."""
-    found = dict.fromkeys(note for run in finished for note in run.notes if SHARED_QUERIES in note)
-    return [f"Warning: {note}." for note in found]
-
-
 def _labels(runs: Runs) -> dict[str, str]:
     """Short label -> variant name. Settings called "name" need no key: "krum, malicious=1"."""
     named = {run.variant: run.settings for run in runs}
@@ -308,13 +306,9 @@ def _labels(runs: Runs) -> dict[str, str]:
     short = {key: end if ends.count(end) == 1 or end == "name" else key for key, end in zip(keys, ends, strict=True)}
     labels = {}
     for name, settings in named.items():
-        if "=" not in name or not settings:
-            labels[name] = name
-            continue
-        labels[name] = ", ".join(
-            readable(value) if short[key] == "name" else f"{short[key]}={readable(value)}"
-            for key, value in settings.items()
-        )
+        starts = ("" if short[key] == "name" else f"{short[key]}=" for key in settings)
+        texts = [start + readable(value) for start, value in zip(starts, settings.values(), strict=True)]
+        labels[name] = ", ".join(texts) if "=" in name and texts else name
     if len(set(labels.values())) < len(labels):
         labels = {name: name for name in labels}
     return {label: name for name, label in labels.items()}
@@ -324,7 +318,7 @@ def baseline_results(variants: Sequence[VariantRuns], measures: Sequence[str]) -
     """What users have without learning: one for all variants that were tested on the same queries in the same order."""
     groups: list[tuple[dict[Repeat, RunValues], list[VariantRuns]]] = []
     for variant in variants:
-        found = {repeat: _without_model(each) for repeat, each in variant.repeats.items() if each.nothing}
+        found = {repeat: each.without_model for repeat, each in variant.repeats.items() if each.nothing}
         if not found:
             continue
         for repeats, members in groups:
@@ -349,13 +343,6 @@ def baseline_results(variants: Sequence[VariantRuns], measures: Sequence[str]) -
         }
         made.append(BaselineResult(order, values, comparisons))
     return tuple(made)
-
-
-def _without_model(reading: RunValues) -> RunValues:
-    """The same run without learning."""
-    values = {name: average(per_query).item() for name, per_query in reading.nothing.items()}
-    queries, given = reading.nothing, reading.given
-    return RunValues(values, query_ids=reading.query_ids, queries=queries, given=given, nothing=queries)
 
 
 def _same(one: RunValues, other: RunValues) -> bool:
@@ -518,23 +505,132 @@ def _claims(analysis: Analysis) -> tuple[Verdict, ...]:
         reasons = (run.not_testable for run in analysis.runs.finished if run.variant in (claim.higher, claim.lower))
         if reason := next(filter(None, reasons), None):
             found = Contrast(reason=f"not testable: {reason}")
-        reported = claim.difference or _as_published(analysis.about.published, claim.higher, claim.lower, column)
-        stated.append(Stated(claim.says, column, found, claim.within, reported, scale_of(analysis, column)))
+        published = {row.variant: row.value for row in analysis.about.published if column_of(row) == column}
+        reported = claim.difference or None
+        if reported is None and {claim.higher, claim.lower} <= published.keys():
+            reported = published[claim.higher] - published[claim.lower]
+        highest = 1.0  # value that the column can have
+        if column == "online_sum":
+            rounds = max((run.asked or run.round for run in analysis.runs.finished), default=1)
+            highest = (1 - DISCOUNT**rounds) / (1 - DISCOUNT)
+        stated.append(Stated(claim.says, column, found, claim.within, reported, highest))
     return judge_all(stated)
 
 
-def _as_published(rows: Sequence[Published], higher: str, lower: str, column: str) -> float | None:
-    """The difference of two published values; None where one of them is not there."""
-    values = {row.variant: row.value for row in rows if column_of(row) == column}
-    return values[higher] - values[lower] if {higher, lower} <= values.keys() else None
+def join(reported: Sequence[Analysis], baseline: str | None = None) -> list[Analysis]:
+    """The same findings, where those that can be compared are one. What they do not share is left out of it."""
+    groups: list[list[Analysis]] = []
+    for analysis in reported:
+        group = next((group for group in groups if all(_fit(one, analysis) for one in group)), None)
+        if group is None:
+            groups.append([analysis])
+        else:
+            group.append(analysis)
+    return [group[0] if len(group) == 1 else _joined(group, baseline) for group in groups]
 
 
-def scale_of(analysis: Analysis, column: str) -> float:
-    """The highest value that a column can have."""
-    if column != "online_sum":
-        return 1.0
-    rounds = max((run.asked or run.round for run in analysis.runs.finished), default=1)
-    return (1 - DISCOUNT**rounds) / (1 - DISCOUNT)
+def _fit(one: Analysis, other: Analysis) -> bool:
+    """Whether two experiments share a measure, and queries that it was measured on."""
+    if one.kind != other.kind or not {*one.measures} & {*other.measures}:
+        return False
+    if one.runs.finished[0].data.get("name") != other.runs.finished[0].data.get("name"):
+        return False
+    ours, theirs = _tested_on(one), _tested_on(other)
+    shared = [(repeat, repeat) for repeat in ours if repeat in theirs]
+    if not shared:  # other seeds of the same folds can stand in one table, though nothing pairs them
+        shared = [(first, second) for first in ours for second in theirs if first[0] == second[0]]
+    return bool(shared) and all(np.array_equal(ours[first], theirs[second]) for first, second in shared)
+
+
+def _tested_on(analysis: Analysis) -> dict[Repeat, NDArray[np.str_]]:
+    return {repeat: reading.query_ids for variant in analysis.variants for repeat, reading in variant.repeats.items()}
+
+
+def _joined(parts: Sequence[Analysis], baseline: str | None) -> Analysis:
+    parts = [replace(part, name=name) for part, name in zip(parts, _names(parts), strict=True)]
+    variants = tuple(
+        replace(
+            variant,
+            name=f"{part.name}/{variant.name}",
+            label=part.name if variant.name == "only" else f"{part.name}: {variant.label}",
+            experiment=part.name,
+        )
+        for part in parts
+        for variant in part.variants
+    )
+    measures = tuple(column for column in parts[0].measures if all(column in part.measures for part in parts))
+    nothing = baseline_results(variants, measures)
+    chosen, reason = _joined_baseline(parts, variants, baseline)
+    if baseline == NOTHING and len(nothing) == 1:
+        chosen, reason = nothing[0].values, "as chosen"
+    notes: list[str] = []
+    if unshared := sorted({column for part in parts for column in part.measures} - {*measures}):
+        notes.append(f"Not measured by all of these experiments, and left out: {', '.join(unshared)}.")
+    if len({run.asked for part in parts for run in part.runs.finished}) > 1 and any(part.served for part in parts):
+        notes.append(
+            "Experiments differ in their rounds: sums over rounds are left out, and final values are from different "
+            "numbers of rounds."
+        )
+    runs = Runs(tuple(replace(run, variant=f"{part.name}/{run.variant}") for part in parts for run in part.runs))
+    notes += other_data(runs.finished)
+    names = [part.name for part in parts]
+    listed = ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) <= MAX_NAMED else f"{len(names)} experiments"
+    analysis = Analysis(
+        name=", ".join(names),
+        title=f"{listed}, compared",
+        folder=parts[0].folder,
+        grid=None,
+        text="",
+        measures=measures,
+        variants=variants,
+        baseline=chosen,
+        baseline_reason=reason,
+        claims=tuple(replace(claim, says=f"{part.name}: {claim.says}") for part in parts for claim in part.claims),
+        runs=runs,
+        expected=parts[0].expected if len({part.expected for part in parts}) == 1 else None,
+        nothing=nothing,
+        parts=tuple(parts),
+    )
+    known = {variant.name: variant for variant in variants}
+    published = tuple(
+        replace(entry, variant=known.get(f"{part.name}/{entry.variant.name}", entry.variant))
+        for part in parts
+        for entry in part.published
+        if entry.column in analysis.columns
+    )
+    compared = {column: compare(analysis, column) for column in analysis.columns}
+    notes += untested(analysis, compared)
+    # Notes on comparisons within one experiment, unless they apply to all.
+    notes += [f"{part.name}: {note}" for part in parts for note in part.notes if note not in notes]
+    return replace(analysis, comparisons=compared, published=published, notes=tuple(dict.fromkeys(notes)))
+
+
+def _names(parts: Sequence[Analysis]) -> list[str]:
+    """A name for each experiment: its own, or as much of its folder as tells it from the others."""
+    for length in range(max(len(part.folder.parts) for part in parts) + 1):
+        names = ["/".join(part.folder.parts[-length:]) if length else part.name for part in parts]
+        if max(Counter(names).values()) == 1:
+            break
+    return names
+
+
+def _joined_baseline(
+    parts: Sequence[Analysis], variants: Sequence[VariantRuns], wanted: str | None
+) -> tuple[VariantRuns, str]:
+    """The requested variant, or the baseline of the first experiment that has one."""
+    runs = {part.name: part.runs for part in parts}
+    for variant in variants:
+        own = variant.name.removeprefix(f"{variant.experiment}/"), variant.own_label
+        if wanted in (variant.name, variant.label, *own):
+            return variant, "as chosen"
+        if wanted and any(is_of(wanted, runs[variant.experiment], name) for name in own):
+            return variant, "as chosen"
+    for part in parts:
+        if part.baseline is not None:
+            for variant in variants:
+                if variant.name == f"{part.name}/{part.baseline.name}":
+                    return variant, f"the baseline of {part.name}"
+    return variants[0], "the first variant, because no baseline was named"
 
 
 def what_final_means(analysis: Analysis) -> list[str]:
@@ -561,10 +657,8 @@ RULE = (
     "bootstrap over the test queries of the last models, then over seeds, around the difference of final values; "
     "degrees of freedom by Satterthwaite. Where another seed has other test queries: the corrected t-test of Nadeau "
     "and Bengio (2003) over splits. Where values are known of runs only, such as online quality: a t-test over at "
-    "least three folds, corrected for the queries they share. Seeds measure random variation in training and are "
-    "never counted as data. p is "
-    "corrected for the number of comparisons (Holm). These conclusions are about this data set; “in general” is "
-    "tested over "
-    "data sets."
+    "least three folds, corrected for the queries they share. Seeds measure random variation in training and are never "
+    "counted as data. p is corrected for the number of comparisons (Holm). These conclusions are about this data set; "
+    "“in general” is tested over data sets."
 )
 _FINAL = f"A final value is the mean of the last {LAST} offline evaluations of a run (all of them if there were fewer)."

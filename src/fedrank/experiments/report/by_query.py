@@ -78,8 +78,8 @@ def tally(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> QueryTally:
     known = ~np.isnan(difference)
     order = np.argsort(-difference, kind="stable")
     order = order[known[order] & (difference[order] != 0)]
-    won, lost = int(np.sum(difference[known] > 0)), int(np.sum(difference[known] < 0))
-    return QueryTally(won, lost, int(known.sum()) - won - lost, order, difference)
+    won, lost, equal = (int(np.sum(np.sign(difference[known]) == sign)) for sign in (1, -1, 0))
+    return QueryTally(won, lost, equal, order, difference)
 
 
 def queries_section(analysis: Analysis) -> list[Section]:
@@ -97,8 +97,7 @@ def queries_section(analysis: Analysis) -> list[Section]:
     about = paragraph(
         f"{heading(column)} of the last models, mean over the repeats that all have, to four digits. Queries that a "
         "measure skips are left out. Single queries also differ by random variation: use the list to find queries to "
-        "inspect, not as a "
-        "finding."
+        "inspect, not as a finding."
     )
     still: tuple[Part, ...] = (_tally_table(rows, table, second), _named_table(rows, table, column, first, second))
     shown = Interactive("queries", lambda: _data(analysis, rows, first, second), still)
@@ -142,7 +141,7 @@ def _data(analysis: Analysis, rows: Sequence[VariantRuns], first: int, second: i
     """The data of the interactive table, as integers in units of 1/10,000; fewer measures on large pages."""
     measures: list[str] = []
     values: list[list[list[int | None]]] = []
-    names: tuple[str, ...] | None = None
+    names: tuple[str, ...] = ()
     size = 0
     for column in analysis.measures:
         table = by_query(rows, column)
@@ -158,7 +157,7 @@ def _data(analysis: Analysis, rows: Sequence[VariantRuns], first: int, second: i
     return {
         "names": [row.label for row in rows],
         "measures": measures,
-        "queries": list(names or ()),
+        "queries": list(names),
         "values": values,
         "steps": STEPS,
         "first": first,

@@ -72,7 +72,8 @@ def judge(claim: Stated, level: float = LEVEL) -> Verdict:
     the interval lies inside ± within, and does not if it lies outside.
     """
     found, within = claim.contrast, claim.within
-    sought = _sought(claim)
+    # The difference that a design should be able to show.
+    sought = within if within is not None else abs(claim.reported) if claim.reported else claim.small
     power = found.power(sought, level) if within is None else found.power_alike(within, level)
     low, high = found.interval(level)
     if found.repeats == 0 and not found.counted:
@@ -89,7 +90,11 @@ def judge(claim: Stated, level: float = LEVEL) -> Verdict:
     if verdict != OPEN:
         return judged
     outlook = _needed(claim, level)
-    return replace(judged, reason=f"{_could(claim, power)}; {outlook}", outlook=outlook)
+    could = f"power {power:.2f} to show them alike"
+    if within is None:
+        whose = "the paper's difference" if claim.reported else "the smallest of interest"
+        could = f"power {power:.2f} for {sought:.3g}, {whose}"
+    return replace(judged, reason=f"{could}; {outlook}", outlook=outlook)
 
 
 def _on_these_queries(found: Contrast) -> str:
@@ -101,13 +106,6 @@ def _on_these_queries(found: Contrast) -> str:
     return f"; on exactly these, {found.repeats} repeats put it between {low:+.4g} and {high:+.4g}"
 
 
-def _sought(claim: Stated) -> float:
-    """The difference that a design should be able to show."""
-    if claim.within is not None:
-        return claim.within
-    return claim.small if not claim.reported else abs(claim.reported)
-
-
 def _decided_at(claim: Stated) -> float:
     """The smallest level at which the interval would decide the claim: its p; infinite where there is no test."""
     found = claim.contrast
@@ -116,14 +114,6 @@ def _decided_at(claim: Stated) -> float:
     far = abs(found.difference)
     margin = claim.small if claim.within is None else claim.within
     return min(found.beyond(margin - far), found.beyond(far if claim.within is None else far - margin))
-
-
-def _could(claim: Stated, power: float) -> str:
-    """The power of the design in words."""
-    if claim.within is not None:
-        return f"power {power:.2f} to show them alike"
-    whose = "the paper's difference" if claim.reported else "the smallest of interest"
-    return f"power {power:.2f} for {_sought(claim):.3g}, {whose}"
 
 
 def _needed(claim: Stated, level: float) -> str:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedrank.experiments.report.formatting import duration
-from fedrank.experiments.report.sections import Cell, Part, Row, Section, Span, Table, Tone, paragraph
+from fedrank.experiments.report.formatting import duration, signed
+from fedrank.experiments.report.sections import Cell, Part, Points, Row, Section, Span, Table, Tone, paragraph
 from fedrank.experiments.report.statistics import randomisation_test
 from fedrank.experiments.runner.disclosures import (
     Disclosure,
@@ -33,7 +33,7 @@ from fedrank.experiments.runner.privacy import (
     planned,
     prices_by_observer,
 )
-from fedrank.experiments.runner.recorded_charges import check_recorded
+from fedrank.experiments.runner.recorded_charges import check_populations
 from fedrank.experiments.runner.runs import Run, Runs
 from fedrank.experiments.spec.families import describe
 from fedrank.experiments.spec.federated import FederatedExperiment
@@ -43,21 +43,10 @@ from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.federated.traits import from_outside
 from fedrank.privacy.guarantees import down, up
-from fedrank.privacy.population import (
-    FOLDER,
-    LEDGER,
-    PEOPLE,
-    Account,
-    Population,
-    forgotten,
-    home_of,
-    ledger_folders,
-    ledgers_below,
-    spent_together,
-)
+from fedrank.privacy.population import Account, forgotten, ledger_folders, ledgers_below, spent_together
 from fedrank.progress import Progress, quiet
 from fedrank.ranking.measures import average, measure
-from fedrank.ranking.propensity import IN_THE_CLEAR, SHARED
+from fedrank.ranking.propensity import IN_THE_CLEAR, SHARED, Propensities, ShownResults
 from fedrank.types import has_trait
 from fedrank.unlearning.verify import mean_of
 
@@ -70,6 +59,7 @@ if TYPE_CHECKING:
     from fedrank.experiments.runner.scoring import Quality
     from fedrank.experiments.runner.tune import Tried
     from fedrank.experiments.runner.unlearning import Forgotten
+    from fedrank.ranking.estimate import ClickEstimate, Interval
     from fedrank.ranking.model import Scorer
     from fedrank.trees.growing_files import GrownFile
     from fedrank.trees.merge_files import MergedFile
@@ -95,7 +85,7 @@ def about_runs(runs: Runs) -> list[Section]:
     """One line for each run: status, quality and time."""
     if not len(runs):
         return [
-            Section("", (paragraph("No runs here. Start one with ", Span("fedrank run EXPERIMENT.toml", "code"), "."),))
+            Section("").paragraph("No runs here. Start one with ", Span("fedrank run EXPERIMENT.toml", "code"), ".")
         ]
     sections = []
     for (_, name), group in runs.group("folder", "experiment").items():
@@ -337,7 +327,7 @@ def about_ledgers(folders: Sequence[Path]) -> list[Section]:
     rows: list[Row] = []
     accounts, parts = [], []
     for folder in folders:
-        _check_populations(folder)
+        check_populations(folder)
         for ledger in ledgers_below(folder):
             account = Account.read(ledger)
             if account is None:
@@ -366,16 +356,6 @@ def about_ledgers(folders: Sequence[Path]) -> list[Section]:
         spent = spent_together(accounts, delta)
         parts.append(paragraph(f"If all of these are the same people: {_dearest(spent)} at δ = {delta:g}."))
     return [Section("", (table, *parts))]
-
-
-def _check_populations(folder: Path) -> None:
-    """Raise an error if a ledger of a population in or below a folder is incomplete."""
-    folder = folder.absolute()
-    around = {home for ledger in (*ledger_folders(folder), folder / LEDGER) if (home := home_of(ledger)) is not None}
-    for people in sorted({file.parent for file in folder.rglob(PEOPLE)} | around):
-        Population.find(people)
-        if people.parent.name == FOLDER:
-            check_recorded(people.parent.parent, people.name)
 
 
 def _dearest(spent: Mapping[str, float]) -> str:
@@ -412,16 +392,12 @@ def about_audit(findings: Sequence[Finding], grid: Grid[Any]) -> list[Section]:
     sections = []
     for variant in grid.variants:
         mine = [each for each in findings if each.variant == variant.name]
-        sentences = [
-            paragraph(
-                f"{each.attacked[0].upper()}{each.attacked[1:]}: {each.sentence[0].lower()}{each.sentence[1:]}",
-                tone="quiet",
-            )
-            for each in mine
-        ]
-        title = variant.name if len(grid.variants) > 1 else ""
-        parts = (paragraph(_attacked(variant.experiment)), findings_table(mine), *sentences, _audit_verdict(mine))
-        sections.append(Section(title, parts))
+        section = Section(variant.name if len(grid.variants) > 1 else "")
+        section = section.paragraph(_attacked(variant.experiment)).add(findings_table(mine))
+        for each in mine:
+            what = f"{each.attacked[0].upper()}{each.attacked[1:]}"
+            section = section.paragraph(f"{what}: {each.sentence[0].lower()}{each.sentence[1:]}", tone="quiet")
+        sections.append(section.add(_audit_verdict(mine)))
     return sections
 
 
@@ -430,27 +406,25 @@ def _audit_verdict(findings: Sequence[Finding]) -> Part:
     by = {verdict: [each for each in findings if each.verdict == verdict] for verdict in (*VERDICTS, "NOT READ")}
     open_ = [each for each in findings if each.verdict in ("NO POWER", "SKIPPED")]
     inconclusive = f" {len(open_)} of {len(findings)} attacks gave no answer." if open_ else ""
+    tone, text = "warn", "no attack was made; the reasons are above."
     if broken := by["VIOLATED"]:
         what = "; ".join(f"{each.attacked}: {each.shown}, where {each.promised} is promised" for each in broken)
-        return _verdict_line(
-            "worse", f"the guarantee does not hold ({what}). Do not run this spec; use another mechanism, or report it."
-        )
-    if read := by["READ"]:
+        advice = "Do not run this spec; use another mechanism, or report it."
+        tone, text = "worse", f"the guarantee does not hold ({what}). {advice}"
+    elif read := by["READ"]:
         what = "; ".join(f"{each.attacked}: {each.shown}" for each in read)
-        return _verdict_line("worse", f"not protected: messages were read ({what}). Add noise, or add more of it.")
-    if by["NOT SHOWN"]:
-        return _verdict_line(
-            "better",
+        tone, text = "worse", f"not protected: messages were read ({what}). Add noise, or add more of it."
+    elif by["NOT SHOWN"]:
+        tone = "better"
+        text = (
             "no attack contradicted the guarantee, and the same attacks find one with a quarter less noise. This does "
-            f"not prove the guarantee.{inconclusive}",
+            f"not prove the guarantee.{inconclusive}"
         )
-    if by["NOT READ"]:
-        return _verdict_line(
-            "warn", f"these attacks read nothing, which proves nothing about better ones.{inconclusive}"
-        )
-    if any(each.verdict == "NO POWER" for each in findings):
-        return _verdict_line("warn", f"nothing can be concluded; attack more messages with --messages.{inconclusive}")
-    return _verdict_line("warn", "no attack was made; the reasons are above.")
+    elif by["NOT READ"]:
+        text = f"these attacks read nothing, which proves nothing about better ones.{inconclusive}"
+    elif by["NO POWER"]:
+        text = f"nothing can be concluded; attack more messages with --messages.{inconclusive}"
+    return _verdict_line(tone, text)
 
 
 def _verdict_line(tone: Tone, text: str) -> Part:
@@ -471,16 +445,10 @@ def _attacked(spec: Any) -> str:
 
 def findings_table(findings: Sequence[Finding]) -> Table:
     """A table of attack results."""
-    rows: list[Row] = [
-        [
-            each.attacked,
-            each.promised,
-            each.shown,
-            each.guessed,
-            Cell(each.verdict, tone=VERDICTS.get(each.verdict, "")),
-        ]
-        for each in findings
-    ]
+    rows: list[Row] = []
+    for each in findings:
+        verdict = Cell(each.verdict, tone=VERDICTS.get(each.verdict, ""))
+        rows.append([each.attacked, each.promised, each.shown, each.guessed, verdict])
     return Table(["attacked", "promised", "shown", "by guessing", "verdict"], rows, 5)
 
 
@@ -525,9 +493,8 @@ def _before_and_after(receipt: Receipt) -> Table:
 
 def _verdict(verified: Mapping[str, Any]) -> str:
     count, within = verified["retrained"], verified["within_spread"]
-    text = (
-        f"Distances are to {count} models that were retrained with different seeds; those differ as the last row says."
-    )
+    seeds = "were retrained with different seeds"
+    text = f"Distances are to {count} models that {seeds}; those differ as the last row says."
     if within is None:
         return text
     if within:
@@ -559,15 +526,9 @@ def _group(group: Group) -> Section:
     for c in _first_and_last(len(differences.queries)):
         if c > before + 1:
             rows.append(["…", *[""] * (len(header) - 1)])
-        counts = (
-            differences.queries[c],
-            differences.without[c],
-            differences.documents[c],
-            *differences.grades[c],
-            differences.interactions[c],
-        )
-        texts = [str(c), *(f"{count:,}" for count in counts), f"{differences.from_all[c]:.3f}"]
-        rows.append([*texts, *([] if alike else [differences.users[c]])])
+        held = (differences.queries[c], differences.without[c], differences.documents[c], *differences.grades[c])
+        texts = [str(c), *(f"{count:,}" for count in (*held, differences.interactions[c]))]
+        rows.append([*texts, f"{differences.from_all[c]:.3f}", *([] if alike else [differences.users[c]])])
         before = c
     apart = []
     for one in differences.distances:
@@ -604,14 +565,7 @@ def about_quality(quality: Quality) -> list[Section]:
     for text, values, mean in zip(quality.measures, quality.values, average(quality.values), strict=True):
         parsed, skipped = measure(text), int(np.isnan(values).sum())
         shown = "-" if np.isnan(mean) else f"{mean:.4f}"
-        cells = (
-            text,
-            shown,
-            str(len(values) - skipped),
-            str(skipped),
-            parsed.about,
-        )
-        rows.append([*cells])
+        rows.append([text, shown, str(len(values) - skipped), str(skipped), parsed.about])
     return [Section("", (Table(["measure", "mean", "queries", "skipped", "meaning"], rows),))]
 
 
@@ -627,16 +581,18 @@ def about_split(made: SplitMade) -> list[Section]:
             if queries is not None:
                 client = f"{number}: {portion.name}" if part == PARTS[0] else ""
                 rows.append([client, part, *(f"{size:,}" for size in sizes(queries).values())])
-    differences = Table(["client", "set", "queries", "documents", "relevant"], rows, 2)
     apart = [
-        [*(one.name, f"{one.mean:.3f}", f"{one.mean_by_chance:.3f}", MEANINGS[one.name])]
+        [one.name, f"{one.mean:.3f}", f"{one.mean_by_chance:.3f}", MEANINGS[one.name]]
         for one in made.distances[:2]  # no query belongs to two clients, and all clients have the same relevance labels
     ]
-    different = Table(["how different", "mean", "by chance", "meaning"], apart)
     return [
-        Section("", (differences,)),
-        Section("", (different, paragraph("written to ", Span(str(made.folder), "code")))),
+        Section("").table(["client", "set", "queries", "documents", "relevant"], rows, 2),
+        Section("").table(["how different", "mean", "by chance", "meaning"], apart).add(_written_to(made.folder)),
     ]
+
+
+def _written_to(path: Path) -> Part:
+    return paragraph("written to ", Span(str(path), "code"))
 
 
 def about_merged(made: Sequence[MergedFile]) -> list[Section]:
@@ -650,22 +606,18 @@ def about_merged(made: Sequence[MergedFile]) -> list[Section]:
             parts = values.shape[1] - 1
             compared = randomisation_test(values[0, :parts], values[0, parts])
             for position in range(parts + 1):
-                label = (
-                    "merged"
-                    if position == parts
-                    else f"model {position + 1}" + (" (own)" if position == one.own else "")
-                )
+                label, p = "merged", ""
+                if position < parts:
+                    label = f"model {position + 1}{' (own)' if position == one.own else ''}"
+                    p = f"{compared[position]:.4f}"
                 cells = [f"{value:.4f}" for value in average(values[:, position])]
-                p = "" if position == parts else f"{compared[position]:.4f}"
-                rows.append([*(name if position == 0 else "", label, *cells, p)])
+                rows.append([name if position == 0 else "", label, *cells, p])
         table = Table(["queries", "model", *COLUMNS, f"p ({COLUMNS[0]})"], rows, 2)
-        written = paragraph("written to ", Span(str(one.file), "code"))
-        sections.append(Section(f"{one.client or 'merged model'}: {_made_of(one.model)}", (table, written)))
-    last = (
-        paragraph("p: randomisation test over queries, each model against the merged one", tone="quiet"),
-        paragraph("on the merge set, weights and stacked models look better than they are", tone="quiet"),
-    )
-    return [*sections, Section("", last)]
+        title = f"{one.client or 'merged model'}: {_made_of(one.model)}"
+        sections.append(Section(title, (table, _written_to(one.file))))
+    last = Section("").paragraph("p: randomisation test over queries, each model against the merged one", tone="quiet")
+    last = last.paragraph("on the merge set, weights and stacked models look better than they are", tone="quiet")
+    return [*sections, last]
 
 
 def _made_of(model: Scorer) -> str:
@@ -682,24 +634,20 @@ def _made_of(model: Scorer) -> str:
 def about_grown(made: GrownFile) -> list[Section]:
     """The clients of a forest, its cost and its quality."""
     rows = [[name, f"{data.queries:,}", f"{data.documents:,}"] for name, data in made.silos.items()]
-    summary = Table(["silo", "queries", "documents"], rows, 1)
+    section = Section("one forest, grown together").table(["silo", "queries", "documents"], rows, 1)
     size = len(made.forest)
-    paragraphs = [paragraph(f"{size:,} trees" + (f", the best of {made.grown:,}" if size < made.grown else ""))]
+    section = section.paragraph(f"{size:,} trees" + (f", the best of {made.grown:,}" if size < made.grown else ""))
     if made.finished_before:
-        paragraphs.append(paragraph("already finished: nothing was done", tone="quiet"))
+        section = section.paragraph("already finished: nothing was done", tone="quiet")
     else:
         if made.resumed:
-            paragraphs.append(paragraph(f"{made.resumed:,} of them were there before", tone="quiet"))
+            section = section.paragraph(f"{made.resumed:,} of them were there before", tone="quiet")
         fresh = max(made.grown - made.resumed, 1) * len(made.silos)
-        paragraphs.append(paragraph(f"{made.bytes_up / fresh / 1e6:.2f} MB sent per tree and client"))
-    paragraphs += [paragraph(f"nDCG@10 {value:.4f} on ", Span(name, "code")) for name, value in made.test.items()]
-    paragraphs.append(
-        paragraph(
-            "histograms of few rows reveal relevance labels: growing trees is not private without noise", tone="quiet"
-        )
-    )
-    paragraphs.append(paragraph("written to ", Span(str(made.file), "code")))
-    return [Section("one forest, grown together", (summary, *paragraphs))]
+        section = section.paragraph(f"{made.bytes_up / fresh / 1e6:.2f} MB sent per tree and client")
+    for name, value in made.test.items():
+        section = section.paragraph(f"nDCG@10 {value:.4f} on ", Span(name, "code"))
+    about = "histograms of few rows reveal relevance labels: growing trees is not private without noise"
+    return [section.paragraph(about, tone="quiet").add(_written_to(made.file))]
 
 
 def about_catalog(
@@ -711,13 +659,11 @@ def about_catalog(
         counts = (f"{count:,}" if count else "" for count in (entry.queries, entry.documents))
         built_in = entry.layout == "built-in"
         here = "built in" if built_in else "no" if folder is None else "yes"
-        texts = (entry.name, *counts, str(entry.features), f"0-{entry.grades - 1}", str(entry.folds))
-        rows.append([*texts, here])
+        rows.append([entry.name, *counts, str(entry.features), f"0-{entry.grades - 1}", str(entry.folds), here])
         if not built_in:
             position = "; ".join(filter(None, (entry.publisher, entry.licence))) if folder is None else str(folder)
-            positions.append(
-                paragraph(Span(entry.name, "strong"), ": ", Span(position, "code"))
-            )  # an address that can be copied
+            # An address stays whole, so it can be copied.
+            positions.append(paragraph(Span(entry.name, "strong"), ": ", Span(position, "code")))
     table = Table(["name", "queries", "documents", "features", "grades", "folds", "here"], rows, unbroken_column=0)
     where = paragraph("Location, or where to get them:", tone="quiet")
     named = [
@@ -734,18 +680,13 @@ def about_checks(checks: Sequence[FileCheck]) -> list[Section]:
     from fedrank.data.check import short_names
 
     names = short_names([check.path for check in checks])
-    rows = [
-        [
-            names[check.path],
-            *(f"{check.queries:,}", f"{check.documents:,}", f"{check.features:,}"),
-            f"{check.fewest} / {check.median:g} / {check.most}",
-            "  ".join(f"{count:,}" for count in check.grades),
-            f"{check.zeros:.0%}",
-            "0 .. 1" if check.looks_normalised else "raw",
-        ]
-        for check in checks
-        if check.sound
-    ]
+    rows = []
+    for check in (check for check in checks if check.sound):
+        sizes = (f"{check.queries:,}", f"{check.documents:,}", f"{check.features:,}")
+        lengths = f"{check.fewest} / {check.median:g} / {check.most}"
+        grades = "  ".join(f"{count:,}" for count in check.grades)
+        values = "0 .. 1" if check.looks_normalised else "raw"
+        rows.append([names[check.path], *sizes, lengths, grades, f"{check.zeros:.0%}", values])
     header = ["file", "queries", "documents", "features", "docs per query", "documents by label 0, 1 ...", "zeros"]
     parts: list[Part] = []
     if rows:
@@ -760,19 +701,17 @@ def about_checks(checks: Sequence[FileCheck]) -> list[Section]:
 
 def about_sketch(description: Mapping[str, str]) -> list[Section]:
     """The properties of a sketch; what is not protected is highlighted."""
-    rows = [(name, text, "worse" if text.startswith(("none", "SECRET")) else "") for name, text in description.items()]
-    return [Section("", (_named(rows),))]
+    return [Section("", (_named(description.items(), lambda text: text.startswith(("none", "SECRET"))),))]
 
 
 def about_log(log: LogDescription) -> list[Section]:
     """Statistics of a search log."""
-    rows = [(name, text, "") for name, text in _log_rows(log)]
-    return [Section(log.name, tuple(map(paragraph, log.notes))), Section("", (_named(rows),))]
+    return [Section(log.name, tuple(map(paragraph, log.notes))), Section("", (_named(_log_rows(log)),))]
 
 
-def _named(rows: Sequence[tuple[str, str, Tone]]) -> Table:
+def _named(rows: Iterable[tuple[str, str]], is_bad: Callable[[str], bool] = lambda text: False) -> Table:
     """Names, and what each is."""
-    cells = [[Cell(name, tone="name"), Cell(text, tone=tone)] for name, text, tone in rows]
+    cells = [[Cell(name, tone="name"), Cell(text, tone="worse" if is_bad(text) else "")] for name, text in rows]
     return Table(["what", "meaning"], cells, 2, unbroken_column=0, bare=True)
 
 
@@ -788,31 +727,22 @@ def _log_rows(log: LogDescription) -> list[tuple[str, str]]:
         ("half of the entries", f"come from {log.half:,} users ({log.half / log.users:.1%})"),
     ]
     if law := log.power_law:
-        rows.append(
-            (
-                "power law",
-                f"exponent {law.exponent:.2f} from {law.least:,} entries on ({law.users:,} users, distance "
-                f"{law.distance:.3f})",
-            )
-        )
+        tail = f"{law.users:,} users, distance {law.distance:.3f}"
+        rows.append(("power law", f"exponent {law.exponent:.2f} from {law.least:,} entries on ({tail})"))
     bursts = log.burstiness[~np.isnan(log.burstiness)]
     if len(bursts):
         low, middle, high = np.quantile(bursts, (0.25, 0.5, 0.75))
-        rows.append(
-            (
-                "burstiness",
-                f"median {middle:.2f}, half of the users {low:.2f} .. {high:.2f} (-1 like a clock, 0 at random, "
-                f"1 in bursts; {len(bursts):,} users with {MIN_ENTRIES} entries or more)",
-            )
+        text = (
+            f"median {middle:.2f}, half of the users {low:.2f} .. {high:.2f} (-1 like a clock, 0 at random, 1 in "
+            f"bursts; {len(bursts):,} users with {MIN_ENTRIES} entries or more)"
         )
+        rows.append(("burstiness", text))
     if len(log.compared) > 1:
-        rows.append(
-            (
-                "difference in clicks",
-                f"{log.mean_distance:.3f} standard deviations (Wasserstein) between the {len(log.compared)} most "
-                f"active users; {log.by_chance:.3f} by chance",
-            )
+        text = (
+            f"{log.mean_distance:.3f} standard deviations (Wasserstein) between the {len(log.compared)} most active "
+            f"users; {log.by_chance:.3f} by chance"
         )
+        rows.append(("difference in clicks", text))
         rows.append(("differ most in", "; ".join(f"{name} ({value:.2f})" for name, value in log.features[:5])))
     return rows + (_shown_rows(log.shown) if log.shown else [])
 
@@ -839,3 +769,49 @@ def _shown_rows(shown: ShownDescription) -> list[tuple[str, str]]:
         rows.append(("cut", f"{one['lists']:,} lists with {one['clicks']:,} clicks of {one['clients']:,}: {rule}"))
     rows += [("odd", f"{n:,} {reason}") for reason, n in shown.noticed.items()]
     return rows
+
+
+def about_estimate(found: ClickEstimate) -> list[Section]:
+    """The estimates and their limits."""
+    rows: list[Row] = []
+    for row in found.rows:
+        name = Cell(row.name, tone="warn" if row.note else "")
+        values = f"{row.logged:.4f}", f"{row.model.value:.4f}", _between(row.model)
+        rows.append([name, row.unit, *values, signed("", row.difference.value), _between(row.difference, "+")])
+    headings = ["estimate", "unit", "logged order", "model", "95 % interval", "difference", "95 % interval"]
+    points = [
+        f"{found.searches:,} lists of {found.queries:,} queries, an effective sample of {found.effective:,.0f} queries "
+        f"that weigh alike; {found.clicks:,} clicks in the first {found.positions} positions; intervals are over "
+        "queries",
+        f"propensities from {found.propensities.how}; {found.clipped:.1%} of clicks had their weight clipped, "
+        f"{found.unseen:.1%} of the model's top results were never shown at a known position",
+        f"the model moves {found.moved:.0%} of all results within their list; it reorders what was shown and retrieves "
+        "no other documents",
+        *(f"{row.name} is {row.note}" for row in found.rows if row.note),
+        *found.notes,
+    ]
+    verdict = paragraph(f"{found.verdict[0].upper()}{found.verdict[1:]}.")
+    return [Section("", (verdict, Table(headings, rows), Points(tuple(points))))]
+
+
+def about_positions(by: Propensities, shown: ShownResults) -> list[Section]:
+    """Propensity of each position, relative to the first."""
+    lists, clicks = (np.bincount(shown.position, weights=weights) for weights in (None, shown.clicked))
+    trust = bool(by.extra[by.known].any())
+    rows = []
+    for position in range(len(by.slope)):
+        known = bool(by.known[position])
+        cells = [str(position + 1), f"{clicks[position] / max(lists[position], 1):.4f}"]
+        cells.append(f"{by.slope[position]:.3f}" if known else "not known")
+        cells.append(f"{by.low[position]:.3f} to {by.high[position]:.3f}" if known and position else "")
+        rows.append([*cells, *[signed("", by.extra[position]) if known else ""] * trust])
+    headings = ["position", "click rate", "compared with position 1", "95 % interval", *["clicks by trust"] * trust]
+    note = (
+        f"From {by.how}: {by.moved:,} pairs of a query and a document were shown in several positions. The click rate "
+        "is that of the documents shown there; the comparison uses the same documents in both positions."
+    )
+    return [Section("", (Table(headings, rows), paragraph(note), *([Points(by.notes)] if by.notes else [])))]
+
+
+def _between(one: Interval, sign: str = "") -> str:
+    return f"{one.low:{sign}.4f} to {one.high:{sign}.4f}"

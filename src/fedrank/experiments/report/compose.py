@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.display import count_of
+from fedrank.experiments.report import tables
 from fedrank.experiments.report.analysis import FEWEST, Analysis, analyse, below_nothing, what_final_means
 from fedrank.experiments.report.by_query import queries_section
 from fedrank.experiments.report.formatting import heading
-from fedrank.experiments.report.run_values import VariantRuns
 from fedrank.experiments.report.sections import (
     Drawing,
     Interactive,
@@ -28,25 +28,6 @@ from fedrank.experiments.report.sections import (
     Table,
     paragraph,
 )
-from fedrank.experiments.report.tables import (
-    claims_table,
-    clients_table,
-    comparison_table,
-    cost_table,
-    final_table,
-    headline,
-    interval_table,
-    nothing_table,
-    privacy_lines,
-    privacy_table,
-    promotion_table,
-    provenance_rows,
-    published_table,
-    robustness_table,
-    settings_rows,
-    unfinished_table,
-    unlearned_table,
-)
 from fedrank.experiments.runner.failures import alike, several
 from fedrank.experiments.runner.folder import LAST
 from fedrank.experiments.runner.runs import Runs
@@ -55,8 +36,12 @@ from fedrank.experiments.runner.runs import Runs
 def whole(analysis: Analysis, anchor: str = "") -> Section:
     """All sections on one experiment."""
     over = f"{analysis.kind} experiment · {analysis.name}" if analysis.kind else analysis.name
-    charts = _charts(analysis)
-    first: list[Part] = [paragraph(headline(analysis), tone="lead"), *_below(analysis), *charts[:1]]
+    drawings = curve_drawings(analysis)
+    charts = [
+        Interactive("curves", partial(curve_data, analysis, column), (drawings[column],))
+        for column in sorted(drawings, key=lambda column: column != analysis.main)  # the main measure comes first
+    ]
+    first: list[Part] = [paragraph(tables.headline(analysis), tone="lead"), *_below(analysis), *charts[:1]]
     return Section(analysis.title, (*first, *_sections(analysis, charts[1:])), over, anchor)
 
 
@@ -68,18 +53,16 @@ def brief(runs: Runs, baseline: str | None = None) -> list[Section]:
 
 
 def _brief(analysis: Analysis) -> Section:
-    parts: list[Part] = [final_table(analysis), *_below(analysis)]
+    parts: list[Part] = [tables.final_table(analysis), *_below(analysis)]
     parts += [replace(note, tone="quiet") for note in warnings(analysis)]
     if analysis.claims:
-        parts.append(Section("Does it hold?", (replace(claims_table(analysis), notes=()),)))
-    parts += _with_table("Under attack", robustness_table(analysis))
-    if (promoted := promotion_table(analysis)) is not None:
+        parts.append(Section("Does it hold?", (replace(tables.claims_table(analysis), notes=()),)))
+    parts += _with_table("Under attack", tables.robustness_table(analysis))
+    if (promoted := tables.promotion_table(analysis)) is not None:
         parts.append(Section("Promoted", (replace(promoted, notes=()),)))
-    parts += map(paragraph, privacy_lines(analysis))
-    if len(analysis.unfinished):
-        parts.append(
-            paragraph(f"{len(analysis.unfinished)} of {len(analysis.runs)} runs are not finished and not included:")
-        )
+    parts += map(paragraph, tables.privacy_lines(analysis))
+    if count := len(analysis.unfinished):
+        parts.append(paragraph(f"{count} of {len(analysis.runs)} runs are not finished and not included:"))
         for some in alike(analysis.unfinished):
             parts.append(paragraph(f"  {several(some)}: {some[0].status}, {some[0].reason}", tone="warn"))
     return Section(analysis.title, tuple(parts))
@@ -114,48 +97,40 @@ def conventions(analysis: Analysis) -> Section:
     return Section("How it was measured", (Points(tuple(sentences)),))
 
 
-def _charts(analysis: Analysis) -> list[Interactive]:
-    """The learning curves of each measure; the main measure comes first."""
-    drawings = curve_drawings(analysis)
-    columns = sorted(drawings, key=lambda column: column != analysis.main)
-    return [Interactive("curves", partial(curve_data, analysis, column), (drawings[column],)) for column in columns]
-
-
 def _sections(analysis: Analysis, charts: Sequence[Interactive]) -> Iterator[Section]:
     """In reading order: the table, its limits, tests, details, settings."""
-    intervals = tuple(Section(heading(column), (interval_table(analysis, column),)) for column in analysis.columns)
+    intervals = tuple(
+        Section(heading(column), (tables.interval_table(analysis, column),)) for column in analysis.columns
+    )
     folded = Section("Confidence intervals and ranges", intervals, folded=True)
-    yield Section("Final quality", (final_table(analysis), folded, *_unfinished_note(analysis), *warnings(analysis)))
+    notes = warnings(analysis)
+    if count := len(analysis.unfinished):
+        runs = f"{count} of {len(analysis.runs)} runs {'is' if count == 1 else 'are'}"
+        text = f"{runs} not finished and not included; see “Unfinished runs” below."
+        notes.insert(0, paragraph(text, tone="warn"))
+    yield Section("Final quality", (tables.final_table(analysis), folded, *notes))
     if charts:
         yield Section("Other learning curves", tuple(charts))
     if analysis.nothing:
         yield _against_nothing(analysis)
     if analysis.baseline is not None:
         yield _against_the_baseline(analysis)
-    yield from _with_table("Does it hold?", claims_table(analysis) if analysis.claims else None)
-    yield from _with_table("Published and measured", published_table(analysis) if analysis.published else None)
+    yield from _with_table("Does it hold?", tables.claims_table(analysis) if analysis.claims else None)
+    yield from _with_table("Published and measured", tables.published_table(analysis) if analysis.published else None)
     yield from queries_section(analysis)
-    yield from _with_table("Under attack", robustness_table(analysis))
-    yield from _with_table("Unlearned", unlearned_table(analysis))
-    yield from _with_table("Promoted", promotion_table(analysis))
-    yield from _with_table("Whom it serves", clients_table(analysis))
+    yield from _with_table("Under attack", tables.robustness_table(analysis))
+    yield from _with_table("Unlearned", tables.unlearned_table(analysis))
+    yield from _with_table("Promoted", tables.promotion_table(analysis))
+    yield from _with_table("Whom it serves", tables.clients_table(analysis))
     yield from _privacy(analysis)
-    yield Section("Cost", (cost_table(analysis),))
+    yield Section("Cost", (tables.cost_table(analysis),))
     yield from _weights(analysis)
     yield _settings_section(analysis)
     yield conventions(analysis)
     if len(analysis.unfinished):
         left_out = paragraph("These are left out of every table and chart above.")
-        yield Section("Unfinished runs", (left_out, unfinished_table(analysis.unfinished)))
+        yield Section("Unfinished runs", (left_out, tables.unfinished_table(analysis.unfinished)))
     yield _provenance(analysis)
-
-
-def _unfinished_note(analysis: Analysis) -> list[Paragraph]:
-    count = len(analysis.unfinished)
-    if not count:
-        return []
-    runs = f"{count} of {len(analysis.runs)} runs {'is' if count == 1 else 'are'}"
-    return [paragraph(f"{runs} not finished and not included; see “Unfinished runs” below.", tone="warn")]
 
 
 def _settings_section(analysis: Analysis) -> Section:
@@ -163,13 +138,15 @@ def _settings_section(analysis: Analysis) -> Section:
         "Settings that have their default are not listed; the experiment in full is under “Provenance”.", tone="note"
     )
     if not analysis.parts:
-        return Section("Settings", (Pairs(tuple(settings_rows(analysis))), note))
+        return Section("Settings", (Pairs(tuple(tables.settings_rows(analysis))), note))
     about = paragraph(
         "These experiments were tested on the same queries, so one table shows their variants. Values are compared "
         "over the folds and seeds that two variants share. Other differences between the experiments are listed here; "
         "the comparison does not correct for them."
     )
-    each = [Section(f"{part.name}: {part.title}", (Pairs(tuple(settings_rows(part))),)) for part in analysis.parts]
+    each = [
+        Section(f"{part.name}: {part.title}", (Pairs(tuple(tables.settings_rows(part))),)) for part in analysis.parts
+    ]
     return Section("Settings", (about, *each, note))
 
 
@@ -186,15 +163,14 @@ def _against_nothing(analysis: Analysis) -> Section:
         "training is enough for this test; another seed may give another result.",
     )
     columns = [name for name in analysis.measures if any(name in nothing.comparisons for nothing in analysis.nothing)]
-    tables = [Section(heading(column), (nothing_table(analysis, column),)) for column in columns]
-    more = [Section("The same for the other measures", tuple(tables[1:]), folded=True)] if tables[1:] else []
-    return Section("Against doing nothing", (about, tables[0], *more))
+    first, *rest = [Section(heading(column), (tables.nothing_table(analysis, column),)) for column in columns]
+    more = [Section("The same for the other measures", tuple(rest), folded=True)] if rest else []
+    return Section("Against doing nothing", (about, first, *more))
 
 
 def _against_the_baseline(analysis: Analysis) -> Section:
     assert analysis.baseline is not None
-    first, *rest = analysis.columns
-    count = sum(found.contrast.tested for found in analysis.comparisons[first].values())
+    count = sum(found.contrast.tested for found in analysis.comparisons[analysis.main].values())
     about = paragraph(
         "Baseline: ",
         Span(analysis.baseline.label, "strong"),
@@ -202,12 +178,12 @@ def _against_the_baseline(analysis: Analysis) -> Section:
         f"that both finished; p is corrected for the {count_of(count, 'comparison')} that could be tested (Holm). "
         "The conclusions are about this data set.",
     )
-    tables = [Section(heading(column), (comparison_table(analysis, column),)) for column in analysis.columns]
-    parts: list[Part] = [about, tables[0]]
-    if rest:
-        names = ", ".join(heading(column) for column in rest)
-        parts.append(Section(f"The same for {names}", tuple(tables[1:]), folded=True))
-    return Section("Against the baseline", tuple(parts))
+    first, *rest = [
+        Section(heading(column), (tables.comparison_table(analysis, column),)) for column in analysis.columns
+    ]
+    names = ", ".join(section.heading for section in rest)
+    more = [Section(f"The same for {names}", tuple(rest), folded=True)] if rest else []
+    return Section("Against the baseline", (about, first, *more))
 
 
 def curve_drawings(analysis: Analysis) -> dict[str, Drawing]:
@@ -247,17 +223,14 @@ def curve_data(analysis: Analysis, column: str) -> dict[str, Any]:
         curve = variant.curve(column)
         if curve is None:
             continue
-        band = curve.repeats >= FEWEST
-        lines.append(
-            {
-                "name": variant.label,
-                "rounds": curve.rounds.tolist(),
-                "interactions": None if curve.interactions is None else curve.interactions.tolist(),
-                "mean": _short(curve.mean),
-                "half": _short(curve.half) if band else None,
-            }
-            | line_look(i)
-        )
+        drawn = {
+            "name": variant.label,
+            "rounds": curve.rounds.tolist(),
+            "interactions": None if curve.interactions is None else curve.interactions.tolist(),
+            "mean": _short(curve.mean),
+            "half": _short(curve.half) if curve.repeats >= FEWEST else None,
+        }
+        lines.append(drawn | line_look(i))
     levels = [
         {"name": f"{each.values.label}: {each.order}", "value": each.values.summary(column).mean}
         for each in analysis.nothing
@@ -271,7 +244,7 @@ def _short(values: NDArray[np.float64]) -> list[float]:
 
 
 def _privacy(analysis: Analysis) -> list[Section]:
-    table = privacy_table(analysis)
+    table = tables.privacy_table(analysis)
     if table is not None:
         return _with_table("Privacy", table)
     card = next((card for variant in analysis.variants if (card := variant.card) is not None), None)
@@ -294,7 +267,13 @@ def _weights(analysis: Analysis) -> list[Section]:
     text += " Blue raises a document's score, orange lowers it."
     if any(run.data.get("normalised") == "none" for run in analysis.runs.finished):
         text += " Features were not normalised by fedrank: compare weights only if they share a scale."
-    return [Section("What the linear model learned", (Drawing(partial(_draw_weights, shown), text),))]
+
+    def draw() -> str:
+        from fedrank.experiments.report.figures import as_svg, weights_figure
+
+        return as_svg(weights_figure(shown))
+
+    return [Section("What the linear model learned", (Drawing(draw, text),))]
 
 
 def draw_curves(analysis: Analysis, column: str) -> str:
@@ -304,17 +283,11 @@ def draw_curves(analysis: Analysis, column: str) -> str:
     return as_svg(curves_figure(analysis, column, heading(column)))
 
 
-def _draw_weights(variants: Sequence[VariantRuns]) -> str:
-    from fedrank.experiments.report.figures import as_svg, weights_figure
-
-    return as_svg(weights_figure(variants))
-
-
 def _provenance(analysis: Analysis) -> Section:
     versions = ", ".join(sorted({run.version for run in analysis.runs.finished if run.version})) or "unknown"
     repeats = sum(len(variant.repeats) for variant in analysis.variants)
     parts: list[Part] = [paragraph(f"fedrank {versions}, {repeats} finished run{'s' if repeats != 1 else ''}.")]
-    if origin := provenance_rows(analysis.runs.finished):
+    if origin := tables.provenance_rows(analysis.runs.finished):
         parts.append(Pairs(tuple(origin)))
     for one in analysis.parts or (analysis,):
         if one.text:
@@ -330,7 +303,6 @@ def left_out(runs: Runs, reported: Sequence[Analysis]) -> str:
     if not missing:
         return ""
     groups = [some for own in Runs(tuple(missing)).group("folder").values() for some in alike(own)]
-    text = (f"{some[0].experiment}, {several(some)}: {some[0].status}, {some[0].reason}" for some in groups[:20])
-    reasons = "; ".join(text)
-    more = f"; and {len(groups) - 20} more" if len(groups) > 20 else ""
-    return f"Experiments without a finished run are not in this report: {reasons}{more}."
+    reasons = [f"{some[0].experiment}, {several(some)}: {some[0].status}, {some[0].reason}" for some in groups[:20]]
+    reasons += [f"and {len(groups) - 20} more"] if len(groups) > 20 else []
+    return f"Experiments without a finished run are not in this report: {'; '.join(reasons)}."

@@ -99,14 +99,16 @@ def contrast(ours: VariantRuns, theirs: VariantRuns, column: str, single: bool =
     (2003). Values by run alone, such as online quality: by folds, corrected for the queries they share. `single` lets
     one training stand for itself.
     """
-    shared = [
-        repeat for repeat in ours.repeats if repeat in theirs.repeats and not _unknown(ours, theirs, repeat, column)
-    ]
-    if not shared:
+    finals_of: dict[Repeat, float] = {}
+    for repeat in (repeat for repeat in ours.repeats if repeat in theirs.repeats):
+        one, other = (variant.repeats[repeat].values.get(column, math.nan) for variant in (ours, theirs))
+        if not math.isnan(one - other):
+            finals_of[repeat] = one - other
+    if not finals_of:
         return Contrast(reason="no repeat of both variants is finished")
-    finals = np.array([_final(ours, theirs, repeat, column) for repeat in shared])
-    pairs = [(ours.repeats[repeat], theirs.repeats[repeat]) for repeat in shared]
-    folds = np.array([fold for fold, _ in shared])
+    finals = np.array([*finals_of.values()])
+    pairs = [(ours.repeats[repeat], theirs.repeats[repeat]) for repeat in finals_of]
+    folds = np.array([fold for fold, _ in finals_of])
     if any(column not in reading.queries for pair in pairs for reading in pair):
         return by_folds(finals, folds)
     if any(not np.array_equal(one.query_ids, other.query_ids) for one, other in pairs):
@@ -115,14 +117,6 @@ def contrast(ours: VariantRuns, theirs: VariantRuns, column: str, single: bool =
         return by_splits(finals, float(np.mean([one.test_share for one, _ in pairs])))
     found = [_known(one, other, column) for one, other in pairs]
     return by_queries(finals, folds, [ids for ids, _ in found], [values for _, values in found], single)
-
-
-def _final(ours: VariantRuns, theirs: VariantRuns, repeat: Repeat, column: str) -> float:
-    return ours.repeats[repeat].values.get(column, math.nan) - theirs.repeats[repeat].values.get(column, math.nan)
-
-
-def _unknown(ours: VariantRuns, theirs: VariantRuns, repeat: Repeat, column: str) -> bool:
-    return math.isnan(_final(ours, theirs, repeat, column))
 
 
 def _known(one: RunValues, other: RunValues, column: str) -> tuple[NDArray[np.str_], NDArray[np.float64]]:
@@ -166,18 +160,16 @@ def by_queries(
     counts = np.bincount(flat, minlength=n * runs).reshape(shape).astype(np.float64)
     moved = _resampled(sums, counts)  # [draws, runs]: how far each run's mean moves with the queries drawn
     each = np.bincount(folds)[folds]  # runs in the fold of each run
-    spread = _over_queries(sums, counts)
+    spread = float((sums.sum(axis=1) / counts.sum(axis=1)).std(ddof=1))  # of queries, each with its mean over runs
     over_queries = float(moved.mean(axis=1).var())
     if each.min() >= 2:
         weights = _seed_weights(tuple(folds.tolist()))
         error2 = float(((finals + moved) * weights).sum(axis=1).var())
         seed_variance, seed_freedom = float((finals * weights).sum(axis=1).var()), runs - len(np.unique(folds))
-    elif runs >= 2:
-        between = float(finals.var(ddof=1)) / runs  # of queries and seeds together
+    elif runs >= 2 or single:
+        between = float(finals.var(ddof=1)) / runs if runs >= 2 else 0.0  # of queries and seeds together
         if between > over_queries:
             return Contrast(mean, math.sqrt(between), runs - 1, "queries", n, runs, spread, math.sqrt(over_queries))
-        error2, seed_variance, seed_freedom = over_queries, 0.0, 1
-    elif single:
         error2, seed_variance, seed_freedom = over_queries, 0.0, 1
     else:
         return Contrast(mean, unit="queries", counted=n, repeats=runs, spread=spread, reason=ONE_TRAINING)
@@ -186,11 +178,6 @@ def by_queries(
     if seed_variance > over_queries:  # Satterthwaite is too hopeful where most of the error rests on a few seeds
         freedom = min(freedom, seed_freedom)
     return Contrast(mean, math.sqrt(error2), freedom, "queries", n, runs, spread, math.sqrt(over_queries))
-
-
-def _over_queries(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> float:
-    """Standard deviation over queries, each with its mean over runs."""
-    return float((sums.sum(axis=1) / counts.sum(axis=1)).std(ddof=1))
 
 
 def _resampled(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -235,13 +222,13 @@ def by_splits(finals: NDArray[np.float64], test_share: float) -> Contrast:
     Splits share training and test queries, so their variance is raised from s² / J to s² (1 / J + test / train).
     """
     runs, mean = len(finals), float(finals.mean())
+    reason = ""
     if runs < FEWEST:
         reason = f"{_few(runs, 'random split')} of the queries: too few for a test; use at least {FEWEST} seeds"
-        return Contrast(mean, unit="splits", counted=runs, repeats=runs, reason=reason)
-    if math.isnan(test_share):
-        reason = (
-            "the number of training queries is unknown, so splits cannot be corrected for the queries that they share"
-        )
+    elif math.isnan(test_share):
+        unknown = "the number of training queries is unknown"
+        reason = f"{unknown}, so splits cannot be corrected for the queries that they share"
+    if reason:
         return Contrast(mean, unit="splits", counted=runs, repeats=runs, reason=reason)
     spread = float(finals.std(ddof=1))
     error = spread * math.sqrt(1 / runs + test_share)

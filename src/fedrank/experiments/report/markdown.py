@@ -5,17 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from fedrank.experiments.report.sections import (
-    Drawing,
-    Interactive,
-    Listing,
-    Pairs,
-    Paragraph,
-    Part,
-    Points,
-    Section,
-    Table,
-)
+from fedrank.experiments.report import sections as content
 
 # An underscore within a word marks nothing, nor do brackets unless something follows that makes them a link.
 MARKS = re.compile(r"[\\`*~]|(?<![^\W_])_|_(?![^\W_])|\](?=[(\[:])")
@@ -25,14 +15,14 @@ ENTITIES = re.compile(r"&(?=#?\w+;)")
 TICKS = re.compile("`+")
 
 
-def markdown(parts: Sequence[Part]) -> str:
+def markdown(parts: Sequence[content.Part]) -> str:
     return "\n\n".join(_blocks(parts, 1)) + "\n"
 
 
-def _blocks(parts: Sequence[Part], level: int) -> Iterator[str]:
+def _blocks(parts: Sequence[content.Part], level: int) -> Iterator[str]:
     for part in parts:
         match part:
-            case Section():
+            case content.Section():
                 if part.parts and all(map(_is_drawn, part.parts)):
                     continue
                 if part.heading:
@@ -40,18 +30,18 @@ def _blocks(parts: Sequence[Part], level: int) -> Iterator[str]:
                 if part.over:
                     yield _block(part.over)
                 yield from _blocks(part.parts, level + 1)
-            case Paragraph():
+            case content.Paragraph():
                 yield f"> {_paragraph(part)}" if part.tone == "warn" else _paragraph(part)
-            case Points():
+            case content.Points():
                 yield "\n".join(f"- {_block(point)}" for point in part.points)
-            case Pairs():
+            case content.Pairs():
                 yield "\n".join(f"- {_block(name)}: {_plain(text)}" for name, text in part.pairs)
-            case Table():
+            case content.Table():
                 yield _table(part)
                 yield from map(_block, part.notes)
-            case Interactive():
+            case content.Interactive():
                 yield from _blocks(part.still, level)
-            case Listing():
+            case content.Listing():
                 fence = "`" * max(4, 1 + max(map(len, TICKS.findall(part.text)), default=0))
                 yield f"{fence}{part.language}\n{part.text.strip()}\n{fence}"
 
@@ -65,12 +55,14 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def _is_drawn(part: Part) -> bool:
+def _is_drawn(part: content.Part) -> bool:
     """Whether nothing of a part can be said in words."""
-    return isinstance(part, Drawing) or (isinstance(part, Interactive) and all(map(_is_drawn, part.still)))
+    if isinstance(part, content.Interactive):
+        return all(map(_is_drawn, part.still))
+    return isinstance(part, content.Drawing)
 
 
-def _table(table: Table) -> str:
+def _table(table: content.Table) -> str:
     lines = [
         list(map(_cell, table.header)),
         [":---" if i < table.text_columns else "---:" for i in range(len(table.header))],
@@ -83,7 +75,7 @@ def _cell(text: str) -> str:
     return _plain(text).replace("|", "\\|")
 
 
-def _paragraph(part: Paragraph) -> str:
+def _paragraph(part: content.Paragraph) -> str:
     """Words, some of which may lead somewhere."""
     if not any(span.link for span in part.spans):
         return _block(part.text)

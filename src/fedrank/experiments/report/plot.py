@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrank.experiments.report.analysis import Analysis, analyse
+from fedrank.experiments.report.analysis import Analysis, analyse, join
 from fedrank.experiments.report.formatting import heading
-from fedrank.experiments.report.join import join
 from fedrank.experiments.report.run_values import RunValues, VariantRuns
 from fedrank.experiments.runner.runs import Run, Runs
 from fedrank.names import did_you_mean
@@ -52,7 +51,7 @@ def curves(runs: Runs | Run, column: str | None = None) -> Picture:
 
 def final(runs: Runs | Run, column: str | None = None) -> Picture:
     """The final value of one column: a point for each repeat, and the mean of each variant with its 95% interval."""
-    from fedrank.experiments.report.plot_figures import final_figure
+    from fedrank.experiments.report.figures import final_figure
 
     analysis = _found(runs)
     chosen = _column(column, analysis.columns)
@@ -75,7 +74,7 @@ def weights(models: Runs | Run | Model, top: int = 12) -> Picture:
 
 def clients(simulated: SimulatedClients) -> Picture:
     """How many queries each client holds, and the share of documents with each relevance label."""
-    from fedrank.experiments.report.plot_figures import clients_figure
+    from fedrank.experiments.report.figures import clients_figure
 
     data = simulated.data
     shares = np.zeros((len(simulated), data.top_grade + 1))

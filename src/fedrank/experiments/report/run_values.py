@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
@@ -20,6 +20,7 @@ from fedrank.experiments.spec.families import describe
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.federated.aggregators import Mean
 from fedrank.files import read_text
+from fedrank.ranking.measures import average
 from fedrank.toml import TomlTable
 
 POINTS = 240  # of a drawn curve; more cannot be seen
@@ -74,6 +75,13 @@ class RunValues:
     nothing: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # measure -> [queries] in that order
     interactions: Line | None = None  # up to the rounds of the curves
     test_share: float = math.nan  # test queries for each that was trained on
+
+    @property
+    def without_model(self) -> RunValues:
+        """The same run without learning."""
+        values = {name: average(per_query).item() for name, per_query in self.nothing.items()}
+        queries = self.nothing
+        return RunValues(values, query_ids=self.query_ids, queries=queries, given=self.given, nothing=queries)
 
 
 @dataclass(frozen=True)
@@ -143,22 +151,11 @@ class VariantRuns:
 
 def read_run(run: Run, threats: dict[str, Threat | None]) -> RunValues:
     """What a report keeps of a run; `threats` remembers those of specs that were read before."""
-    rounds, measures = run.rounds, run.measures
+    rounds = run.rounds
     if not np.isfinite(rounds["round"]).all() or (np.diff(rounds["round"]) <= 0).any():
         raise ValueError("rounds.csv has rounds that do not increase")
     number = rounds["round"].astype(np.int64)
-    curves: dict[str, Line] = {}
-    for name in measures:
-        rows = np.flatnonzero(np.isfinite(rounds[name]))
-        rows = rows[thinned(len(rows))]
-        if len(rows):
-            curves[name] = number[rows], rounds[name][rows]
-    window = max(1, len(number) // 50)
-    # A centrally trained model shows no lists during training.
-    served = np.flatnonzero(np.isfinite(rounds.get("online", np.full(len(number), np.nan))))
-    if len(served):
-        rows = thinned(len(served))
-        curves["online"] = number[served][rows], running_mean(rounds["online"][served], window)[rows]
+    curves = {name: (number[rows], values) for name, (rows, values) in drawn_rows(rounds, run.measures).items()}
     drawn = np.unique(np.concatenate([np.empty(0, np.int64), *(line[0] for line in curves.values())]))
     interactions = rounds.get("interactions")
     counted = None
@@ -166,6 +163,7 @@ def read_run(run: Run, threats: dict[str, Threat | None]) -> RunValues:
         counted = drawn, interactions[np.searchsorted(number, drawn)]
     by_query = run.queries if (run.path / "queries.csv").exists() else (np.array([], dtype=np.str_), {})
     weights, names = _linear(run.model)
+    trained, tested = run.data.get("train_queries"), run.data.get("test_queries")
     threat, problem = None, ""
     try:
         threat = _threat(run, threats)
@@ -174,7 +172,7 @@ def read_run(run: Run, threats: dict[str, Threat | None]) -> RunValues:
     return RunValues(
         run.final_values,
         curves,
-        window,
+        _window(rounds),
         run.costs,
         *by_query,
         run.clients[1],
@@ -188,13 +186,8 @@ def read_run(run: Run, threats: dict[str, Threat | None]) -> RunValues:
         run.given or "",
         run.nothing,
         counted,
-        _test_share(run.data),
+        tested / trained if trained and tested else math.nan,
     )
-
-
-def _test_share(data: dict[str, Any]) -> float:
-    trained, tested = data.get("train_queries"), data.get("test_queries")
-    return tested / trained if trained and tested else math.nan
 
 
 def _threat(run: Run, known: dict[str, Threat | None]) -> Threat | None:
@@ -226,6 +219,27 @@ def _threat_in(spec: Experiment) -> Threat | None:
         data=replace(spec.data, folds=()),
     )
     return Threat(attack, clients.malicious, clients.count, rule, repr(rest))
+
+
+def _window(rounds: dict[str, NDArray[np.float64]]) -> int:
+    """How many rounds online quality is averaged over in a curve."""
+    return max(1, len(rounds["round"]) // 50)
+
+
+def drawn_rows(
+    rounds: dict[str, NDArray[np.float64]], measures: Sequence[str], usable: NDArray[np.bool_] | bool = True
+) -> dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]]:
+    """By column, the rows of rounds.csv that a curve is drawn with, and its values; online quality is smoothed."""
+    found = {}
+    for column in (*measures, "online"):
+        values = rounds.get(column)
+        if values is None:  # a centrally trained model shows no lists during training
+            continue
+        rows = np.flatnonzero(np.isfinite(values) & usable)
+        shown = running_mean(values[rows], _window(rounds)) if column == "online" else values[rows]
+        if len(chosen := thinned(len(rows))):
+            found[column] = rows[chosen], shown[chosen]
+    return found
 
 
 def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 BOLD = "Bold: highest mean of its column."
 Tone = str  # "", "better", "worse", "warn", "quiet", "note", "name" or "lead"
@@ -26,8 +26,6 @@ class Span:
 class Paragraph:
     """A paragraph of text."""
 
-    shape: ClassVar[str] = "paragraph"
-
     spans: tuple[Span, ...]
     tone: Tone = ""
 
@@ -45,16 +43,12 @@ def paragraph(*parts: str | Span, tone: Tone = "") -> Paragraph:
 class Points:
     """A list of sentences."""
 
-    shape: ClassVar[str] = "points"
-
     points: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Pairs:
     """Names with their descriptions."""
-
-    shape: ClassVar[str] = "pairs"
 
     pairs: tuple[tuple[str, str], ...]
 
@@ -80,8 +74,6 @@ Row = Sequence[str | Cell]
 class Table:
     """A table with headings and notes."""
 
-    shape: ClassVar[str] = "table"
-
     header: Sequence[str]
     rows: Sequence[Row]
     text_columns: int = 1  # number of leading columns with text; the others contain numbers
@@ -105,8 +97,6 @@ class Table:
 class Drawing:
     """A drawing."""
 
-    shape: ClassVar[str] = "figure"
-
     draw: Callable[[], str]  # returns SVG; called only if the drawing is shown
     caption: str
 
@@ -114,8 +104,6 @@ class Drawing:
 @dataclass(frozen=True)
 class Interactive:
     """An interactive part of a page; without a script, the parts that it replaces."""
-
-    shape: ClassVar[str] = "interactive"
 
     shows: str  # "curves" or "queries": the part of the script that draws it
     data: Callable[[], Mapping[str, Any]]  # for JSON; called only if the part is shown
@@ -126,8 +114,6 @@ class Interactive:
 class Listing:
     """Preformatted text, such as a spec."""
 
-    shape: ClassVar[str] = "listing"
-
     text: str
     language: str = ""
 
@@ -136,18 +122,12 @@ class Listing:
 class Section:
     """A heading with its contents; a section within a section is one level lower."""
 
-    shape: ClassVar[str] = "section"
-
     heading: str
     parts: tuple[Part, ...] = ()
     over: str = ""  # a small line beside the heading
     anchor: str = ""  # id for links to it
     link: str = ""  # link target of the heading
     folded: bool = False  # collapsed in HTML
-
-    @property
-    def tables(self) -> list[Table]:
-        return [part for part in self.parts if isinstance(part, Table)]
 
     # Each of these methods returns the section with one more part at the end.
 

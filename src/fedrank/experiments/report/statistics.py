@@ -32,24 +32,22 @@ def summarise(values: ArrayLike) -> Summary:
     >>> summarise([1.0, 2.0, 3.0]).sd
     1.0
     """
-    known = _known(values)
+    known = np.asarray(values, dtype=np.float64).ravel()
+    known = known[~np.isnan(known)]
     n = len(known)
     if n == 0:
         return Summary(0, *[float("nan")] * 6)
-    mean, smallest, largest = float(known.mean()), float(known.min()), float(known.max())
-    if n == 1:
-        return Summary(1, mean, float("nan"), float("nan"), float("nan"), smallest, largest)
-    half = float(half_width(known[:, None])[0])
-    return Summary(n, mean, float(known.std(ddof=1)), mean - half, mean + half, smallest, largest)
+    mean, half = float(known.mean()), float(half_width(known[:, None])[0])
+    sd = float(known.std(ddof=1)) if n > 1 else float("nan")
+    return Summary(n, mean, sd, mean - half, mean + half, float(known.min()), float(known.max()))
 
 
-def half_width(values: NDArray[np.float64], confidence: float = 0.95) -> NDArray[np.float64]:
-    """Half the width of the confidence interval of the mean of each column, by Student's t; NaN for one row."""
+def half_width(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Half the width of the 95% confidence interval of the mean of each column, by Student's t; NaN for one row."""
     n = len(values)
     if n < 2:
         return np.full(values.shape[1:], np.nan)
-    quantile = t_quantile(0.5 + confidence / 2, n - 1)
-    half: NDArray[np.float64] = quantile * values.std(axis=0, ddof=1) / np.sqrt(n)
+    half: NDArray[np.float64] = t_quantile(1 - LEVEL / 2, n - 1) * values.std(axis=0, ddof=1) / np.sqrt(n)
     return half
 
 
@@ -124,8 +122,3 @@ def holm(p: Sequence[float]) -> list[float]:
         highest = max(highest, min(1.0, value * (len(tests) - done)))
         corrected[i] = highest
     return corrected
-
-
-def _known(values: ArrayLike) -> NDArray[np.float64]:
-    array = np.asarray(values, dtype=np.float64).ravel()
-    return array[~np.isnan(array)]

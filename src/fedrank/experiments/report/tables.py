@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrank.display import count_of
+from fedrank.display import count_of, listed
 from fedrank.experiments.report.analysis import Analysis
 from fedrank.experiments.report.claims import CANNOT, FAILS, HOLDS, OPEN, SMALL, UNTESTED, Verdict
 from fedrank.experiments.report.formatting import (
@@ -69,24 +69,16 @@ def final_table(analysis: Analysis, columns: Sequence[str] | None = None) -> Tab
     best = {column: _best(analysis, column) for column in columns}
     several = len(analysis.rows) > 1
     rows: Rows = []
-    for variant in analysis.variants:
-        n = len(variant.repeats)
-        short = analysis.expected is not None and n < analysis.expected
+    for variant in analysis.rows:
+        n, learned = len(variant.repeats), variant in analysis.variants  # the last rows are doing nothing
+        short = learned and analysis.expected is not None and n < analysis.expected
         cells = [Cell(f"{n} of {analysis.expected}" if short else str(n), tone="worse" if short else "")]
         for column in columns:
-            summary = variant.summary(column)
-            hint = f"95% interval {number(column, summary.low)} to {number(column, summary.high)}" if n > 1 else ""
-            strong = several and variant.name in best[column]
-            cells.append(Cell(spread(column, summary), strong, hint, mark=mark_of(analysis, variant, column)))
+            summary, strong = variant.summary(column), several and variant.name in best[column]
+            hint = f"95% interval {number(column, summary.low)} to {number(column, summary.high)}"
+            tone, mark = "" if learned else "quiet", mark_of(analysis, variant, column)
+            cells.append(Cell(spread(column, summary), strong, hint if learned and n > 1 else "", tone, mark))
         rows.append((variant, cells))
-    for nothing in analysis.nothing:
-        values = nothing.values
-        room = None if analysis.baseline is None else ""  # an empty mark keeps digits below digits
-        cells = [Cell(str(len(values.repeats)))]
-        for column in columns:
-            strong = several and values.name in best[column]
-            cells.append(Cell(spread(column, values.summary(column)), strong, tone="quiet", mark=room))
-        rows.append((values, cells))
     notes = [BOLD] if several else []
     header = ["repeats", *map(heading, columns)]
     return _variant_table(analysis, header, rows, notes=[*notes, *final_notes(analysis)])
@@ -183,9 +175,8 @@ PUBLISHED = ("published", "measured", "95% of our mean", "repeats", "ours - thei
 PUBLISHED_RULE = (
     "Rule: a published value is within if the 95% interval of ours - theirs holds 0. Its standard error is that of "
     "random variation: paired by folds where they are published, else of seeds within folds, with one run per fold "
-    "behind the "
-    "published mean unless it says how many. With one seed a fold, the spread between folds can put a value outside, "
-    "and no more. z is the difference in standard errors. ± is the spread over repeats, and decides nothing."
+    "behind the published mean unless it says how many. With one seed a fold, the spread between folds can put a value "
+    "outside, and no more. z is the difference in standard errors. ± is the spread over repeats, and decides nothing."
 )
 
 
@@ -210,19 +201,11 @@ def published_tone(verdict: str) -> str:
 
 def claims_table(analysis: Analysis) -> Table:
     """What the paper found, and whether it holds here."""
-    rows: list[Row] = [
-        [
-            claim.says,
-            Cell(verdict_text(claim), tone=TONES[claim.verdict]),
-            heading(claim.column),
-            with_interval(claim),
-            effect_size(claim.contrast.effect, 1),
-            tested_over(claim),
-            str(claim.contrast.repeats),
-            power(claim),
-        ]
-        for claim in analysis.claims
-    ]
+    rows: list[Row] = []
+    for claim in analysis.claims:
+        verdict, effect = Cell(verdict_text(claim), tone=TONES[claim.verdict]), effect_size(claim.contrast.effect, 1)
+        counts = tested_over(claim), str(claim.contrast.repeats), power(claim)
+        rows.append([claim.says, verdict, heading(claim.column), with_interval(claim), effect, *counts])
     tested = sum(claim.contrast.tested for claim in analysis.claims)
     note = (
         f"On this data set, by the rule of all tables. Difference with a confidence interval at the level {LEVEL:g} "
@@ -273,9 +256,7 @@ def with_interval(claim: Verdict) -> str:
 def tested_over(claim: Verdict) -> str:
     """What was counted."""
     found = claim.contrast
-    return (
-        f"{found.counted:,} {found.unit if found.counted != 1 else found.unit.removesuffix('s')}" if found.unit else "-"
-    )
+    return count_of(found.counted, found.unit.removesuffix("s"), found.unit) if found.unit else "-"
 
 
 def power(claim: Verdict) -> str:
@@ -324,8 +305,7 @@ def clients_table(analysis: Analysis) -> Table | None:
         return None
     note = (
         "Each client's final model on the queries that it searches with, by its own relevance labels; means over "
-        "repeats. "
-        "They learned from these queries: compare variants here, not with the tables above."
+        "repeats. They learned from these queries: compare variants here, not with the tables above."
     )
     if analysis.kind == "silo":
         note = "Each client's final model on its own test queries; means over repeats."
@@ -364,16 +344,11 @@ def cost_table(analysis: Analysis) -> Table:
 
 def unfinished_table(runs: Runs) -> Table:
     """Runs that no table counts, each with its reason."""
-    rows: list[Row] = [
-        [
-            run.variant,
-            f"fold {run.fold}, seed {run.seed}",
-            Cell(run.status, tone="worse" if run.status in ("failed", "broken") else ""),
-            f"{run.round:,} of {run.asked:,}" if run.asked else "-",
-            run.reason,
-        ]
-        for run in runs
-    ]
+    rows: list[Row] = []
+    for run in runs:
+        status = Cell(run.status, tone="worse" if run.status in ("failed", "broken") else "")
+        rounds = f"{run.round:,} of {run.asked:,}" if run.asked else "-"
+        rows.append([run.variant, f"fold {run.fold}, seed {run.seed}", status, rounds, run.reason])
     return Table(["variant", "repeat", "status", "rounds", "reason"], rows, 5)
 
 
@@ -501,24 +476,21 @@ def privacy_table(analysis: Analysis) -> Table | None:
     """What may be claimed for each variant's model, against whom; None where nothing was protected."""
     if not any(variant.is_protected for variant in analysis.variants):
         return None
-    cards = [(variant, card) for variant in analysis.variants if (card := variant.card) is not None]
-    rows: Rows = [(variant, cells) for variant, card in cards for cells in _claimed(card)]
+    rows: Rows = []
+    summaries = []
+    for variant in analysis.variants:
+        if (card := variant.card) is None:
+            continue
+        summaries.append(card.summary)
+        if card.mechanism is None or not card.promises:
+            rows.append((variant, ["none", "everybody", "none", "", ""]))
+            continue
+        for row in card.promises:
+            spent = ["none", "", ""] if row.epsilon is None else [up(row.epsilon), f"{row.delta:g}", row.often]
+            rows.append((variant, [card.mechanism["name"], row.against, *spent]))
     about = "What is stated is what the client that took part most often has spent."
-    notes = [*dict.fromkeys(card.summary for _, card in cards), about, *_together(analysis)]
+    notes = [*dict.fromkeys(summaries), about, *_together(analysis)]
     return _variant_table(analysis, ["mechanism", "against", "ε", "δ", "for"], rows, 2, notes)
-
-
-def _claimed(card: Card) -> list[tuple[str, ...]]:
-    """Cells for every promise of a card."""
-    if card.mechanism is None or not card.promises:
-        return [("none", "everybody", "none", "", "")]
-    name = card.mechanism["name"]
-    return [
-        (name, row.against, "none", "", "")
-        if row.epsilon is None
-        else (name, row.against, up(row.epsilon), f"{row.delta:g}", row.often)
-        for row in card.promises
-    ]
 
 
 def _together(analysis: Analysis) -> list[str]:
@@ -542,9 +514,7 @@ def privacy_lines(analysis: Analysis) -> list[str]:
             by_claim.setdefault(claim, []).append(row.against)
         text = "; ".join(f"{claim} against {', '.join(whom)}" for claim, whom in by_claim.items())
         by_text.setdefault(text, []).append(variant.label)
-    lines = []
-    for text, labels in by_text.items():
-        lines.append(f"{labels[0]}{f' and {len(labels) - 1} more' if len(labels) > 1 else ''}: {text}")
+    lines = [f"{listed(labels, 1)}: {text}" for text, labels in by_text.items()]
     lines += [
         f"{run.label}: {note}" for run in analysis.runs.finished for note in run.notes if "privacy budget" in note
     ]
@@ -593,11 +563,16 @@ def _common_settings(grid: Grid[Any]) -> TomlTable:
         if key in ("kind", "title", "seeds") or key not in grid.tables:
             continue
         part, given = getattr(grid.base, key), grid.tables[key]
-        if isinstance(given, dict) and dataclasses.is_dataclass(part) and not isinstance(part, ExternalMethod):
+        if _is_table(given, part):
             given = _but_defaults(part, given)
         if given != {}:
             tables[key] = given
     return tables
+
+
+def _is_table(given: Any, part: Any) -> bool:
+    """Whether a value of a spec is the table of this method or section."""
+    return isinstance(given, dict) and dataclasses.is_dataclass(part) and not isinstance(part, (type, ExternalMethod))
 
 
 def _but_defaults(part: Any, given: TomlTable) -> TomlTable:
@@ -610,11 +585,7 @@ def _but_defaults(part: Any, given: TomlTable) -> TomlTable:
             now = getattr(part, key)
             if now == default_of(field):
                 continue
-            if (
-                isinstance(value, dict)
-                and dataclasses.is_dataclass(now)
-                and not isinstance(now, (type, ExternalMethod))
-            ):
+            if _is_table(value, now):
                 value = _but_defaults(now, value)
         changed[key] = value
     return changed
@@ -648,7 +619,7 @@ def _verdicts(analysis: Analysis) -> str:
     for verdict, names in verdicts.items():
         if names:
             which = " and ".join(labels[name] for name in names) if len(names) < 3 else f"{len(names)} variants"
-            groups.append(f"{which} {_is(len(names))} {verdict}")
+            groups.append(f"{which} {'is' if len(names) == 1 else 'are'} {verdict}")
     return f"Compared with {analysis.baseline.label}, {', '.join(groups)}." if groups else ""
 
 
@@ -701,7 +672,3 @@ def data_facts(facts: Json) -> list[str]:
     if "top_grade" in facts:
         sentences.append(f"relevance labels 0 to {facts['top_grade']}")
     return sentences
-
-
-def _is(n: int) -> str:
-    return "is" if n == 1 else "are"

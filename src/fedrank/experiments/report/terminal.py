@@ -5,18 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fedrank.experiments.report.sections import (
-    BOLD,
-    Interactive,
-    Listing,
-    Pairs,
-    Paragraph,
-    Part,
-    Points,
-    Section,
-    Table,
-    Tone,
-)
+from fedrank.experiments.report import sections as content
+from fedrank.experiments.report.sections import BOLD, Section, Table, Tone
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -54,7 +44,7 @@ def show(sections: Sequence[Section], console: Console) -> None:
         console.print()
 
 
-def _show(part: Part, console: Console) -> None:
+def _show(part: content.Part, console: Console) -> None:
     from rich.text import Text
 
     match part:
@@ -64,24 +54,24 @@ def _show(part: Part, console: Console) -> None:
                 console.print(Text.assemble((printable(part.heading), "bold"), over))
             for inner in part.parts:
                 _show(inner, console)
-        case Paragraph():
+        case content.Paragraph():
             _line(part, console)
-        case Points():
+        case content.Points():
             for point in part.points:
                 console.print(Text(printable(f"- {point}")))
-        case Pairs():
+        case content.Pairs():
             rows = [(Text(printable(name), style="dim"), Text(printable(text))) for name, text in part.pairs]
             console.print(_grid(rows))
         case Table():
             _table(part, console)
-        case Interactive():
+        case content.Interactive():
             for inner in part.still:
                 _show(inner, console)
-        case Listing():
+        case content.Listing():
             console.print(Text(printable(part.text)), soft_wrap=True)
 
 
-def _line(part: Paragraph, console: Console) -> None:
+def _line(part: content.Paragraph, console: Console) -> None:
     from rich.text import Text
 
     looks = {"strong": "bold", "code": "cyan", "": ""}

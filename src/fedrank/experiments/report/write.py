@@ -1,20 +1,27 @@
-"""Reports on runs, as files: a web page, Markdown, or a table of numbers."""
+"""Reports on runs, as files: a web page, Markdown, a table of numbers; for a paper, figures and LaTeX tables.
+
+The tables need the LaTeX package booktabs and nothing else.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from fedrank.experiments.report.analysis import Analysis, analyse
-from fedrank.experiments.report.compose import left_out, whole
+from fedrank.experiments.report.analysis import Analysis, analyse, join
+from fedrank.experiments.report.compose import curve_drawings, left_out, whole
+from fedrank.experiments.report.formatting import heading
 from fedrank.experiments.report.html import page
-from fedrank.experiments.report.join import join
 from fedrank.experiments.report.markdown import markdown
-from fedrank.experiments.report.sections import Paragraph, Section, paragraph
+from fedrank.experiments.report.sections import Cell, Paragraph, Section, Table, paragraph
+from fedrank.experiments.report.tables import comparison_table, cost_table, final_table, nothing_table, privacy_table
 from fedrank.experiments.runner.folder import table
 from fedrank.experiments.runner.runs import Runs
 from fedrank.files import write_atomic
@@ -25,6 +32,43 @@ NUMBERS = (
     *("difference_low95", "difference_high95", "unit", "counted", "p", "p_holm", "comparisons", "cohens_d"),
     *("published", "published_spread", "published_z", "published_verdict", "unfinished_runs"),
 )
+FORMATS = {  # without a date: the same runs give the same files
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "ModDate": None, "Creator": None, "Producer": None},
+}
+ESCAPED = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": "$<$",
+    ">": "$>$",
+    "|": "$|$",
+    "[": "{[}",  # after the end of a row, a bracket would be its argument
+    "*": "{*}",  # and so would a star
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "ε": r"$\varepsilon$",
+    "δ": r"$\delta$",
+    "▲": r"$^{\uparrow}$",
+    "▼": r"$^{\downarrow}$",
+    "“": "``",
+    "”": "''",
+    "…": r"\ldots{}",
+    "·": r"$\cdot$",
+    "–": "--",
+    "−": "$-$",
+    "≤": r"$\leq$",
+    "≥": r"$\geq$",
+    "→": r"$\rightarrow$",
+    "√": r"$\surd$",
+    "α": r"$\alpha$",
+    "β": r"$\beta$",
+    "λ": r"$\lambda$",
+    "σ": r"$\sigma$",
+    "Δ": r"$\Delta$",
+}
+SIGNS = str.maketrans(ESCAPED)
 
 
 def write_report(
@@ -53,8 +97,6 @@ def write_report(
     found = analyse(runs, baseline)
     reported = join(found, baseline)
     if figures is not None:
-        from fedrank.experiments.report.paper_files import write_figures
-
         write_figures(reported, Path(figures))
     if file.suffix == ".csv":
         write_atomic(file, numbers(reported))
@@ -79,13 +121,8 @@ def _composed(
     title = sections[0].heading if len(sections) == 1 else f"{len(sections)} experiments"
     last = [paragraph(missing, tone="warn")] if missing else []
     if len(sections) > 1:
-        last.append(
-            paragraph(
-                "These experiments were not tested on the same queries with the same measure, so they are not "
-                "compared.",
-                tone="note",
-            )
-        )
+        apart = "These experiments were not tested on the same queries with the same measure, so they are not compared."
+        last.append(paragraph(apart, tone="note"))
     return title, sections, last
 
 
@@ -125,17 +162,102 @@ def numbers(reported: Sequence[Analysis]) -> str:
                     found = comparison.contrast
                     values += [found.repeats, found.difference, *found.interval(), found.unit, found.counted, found.p]
                     values += [comparison.p, comparison.comparisons, found.effect]
-                published = [
-                    entry for entry in analysis.published if entry.variant is variant and entry.column == column
+                own_column = (entry for entry in analysis.published if entry.column == column)
+                published = [entry for entry in own_column if entry.variant is variant]
+                values += [
+                    ";".join(str(entry.value) for entry in published),
+                    ";".join("" if entry.spread is None else str(entry.spread) for entry in published),
+                    ";".join("" if math.isnan(entry.z) else f"{entry.z:.6g}" for entry in published),
+                    ";".join(entry.verdict for entry in published),
                 ]
-                for value in (
-                    [";".join(str(entry.value) for entry in published)],
-                    [";".join("" if entry.spread is None else str(entry.spread) for entry in published)],
-                    [";".join("" if math.isnan(entry.z) else f"{entry.z:.6g}" for entry in published)],
-                    [";".join(entry.verdict for entry in published)],
-                ):
-                    values += value
                 own = [readable(variant.settings[key]) if key in variant.settings else "" for key in settings]
                 of, name = variant.experiment or analysis.name, variant.name.removeprefix(f"{variant.experiment}/")
                 rows.append([of, name, *own, column, *values, unfinished])
     return table(["experiment", "variant", *settings, "column", *NUMBERS], rows)
+
+
+def write_figures(reported: Sequence[Analysis], folder: Path) -> list[Path]:
+    """Write every chart as SVG and PDF, and the tables as LaTeX; the files."""
+    if folder.exists() and not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file; --figures needs a folder")
+    written: list[Path] = []
+    for i, analysis in enumerate(reported, 1):
+        before = "" if len(reported) == 1 else f"{i}-{_plain(analysis.name)}-"
+        for column in curve_drawings(analysis):
+            written += _draw(analysis, column, folder / f"{before}curves-{_plain(column)}")
+        for name, caption, shown in _tables(analysis):
+            file = folder / f"{before}{name}.tex"
+            write_atomic(file, latex(shown, caption, f"{before}{name}"))
+            written.append(file)
+    return written
+
+
+def _draw(analysis: Analysis, column: str, stem: Path) -> Iterator[Path]:
+    import matplotlib as mpl
+
+    from fedrank.experiments.report.figures import LOOK, curves_figure
+
+    figure = curves_figure(analysis, column, heading(column))
+    for kind, metadata in FORMATS.items():
+        content = BytesIO()
+        with mpl.rc_context(LOOK | {"svg.fonttype": "path", "pdf.fonttype": 42}), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # letters that the font lacks
+            figure.savefig(content, format=kind, metadata=metadata, bbox_inches="tight")
+        file = stem.with_name(f"{stem.name}.{kind}")
+        write_atomic(file, content.getvalue())
+        yield file
+
+
+def _tables(analysis: Analysis) -> Iterator[tuple[str, str, Table]]:
+    yield "final", f"Final quality: {analysis.title}", final_table(analysis)
+    if analysis.baseline is not None:
+        for column in analysis.columns:
+            caption = f"Differences from {analysis.baseline.label} in {heading(column)}"
+            yield f"against-baseline-{_plain(column)}", caption, comparison_table(analysis, column)
+    if analysis.nothing:
+        caption = f"Differences from doing nothing in {heading(analysis.main)}"
+        yield "against-nothing", caption, nothing_table(analysis, analysis.main)
+    yield "cost", "What a run cost", cost_table(analysis)
+    if (privacy := privacy_table(analysis)) is not None:
+        yield "privacy", "What was spent", privacy
+
+
+def _plain(text: str) -> str:
+    """A name as part of the name of a file."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.")[:60] or "unnamed"
+
+
+def latex(table: Table, caption: str, label: str) -> str:
+    """A floating table with its caption; what is said below a table in a report stands in a comment."""
+    columns = "".join("l" if table.is_text(i) else "r" for i in range(len(table.header)))
+    lines = [*(f"% {' '.join(note.split())}" for note in table.notes)]
+    lines += [r"\begin{table}", r"  \centering", rf"  \caption{{{escaped(caption)}}}", rf"  \label{{tab:{label}}}"]
+    lines += [
+        rf"  \begin{{tabular}}{{{columns}}}",
+        r"    \toprule",
+        f"    {_row([escaped(name) for name in table.header])}",
+    ]
+    lines += [r"    \midrule", *(f"    {_row([_cell(cell) for cell in row])}" for row in table.cells)]
+    lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
+    return "\n".join(lines) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text that LaTeX prints as it is.
+
+    >>> print(escaped("50 % of a_b"))
+    50 \\% of a\\_b
+    """
+    return " ".join(text.split()).translate(SIGNS)
+
+
+def _cell(cell: Cell) -> str:
+    shown = escaped(cell.text)
+    if shown.startswith("-") and shown[1:2].isdigit():
+        shown = f"${shown[0]}${shown[1:]}"  # a minus, and no hyphen
+    shown = rf"\textbf{{{shown}}}" if cell.strong else shown
+    return shown + escaped(cell.mark or "")
+
+
+def _row(cells: list[str]) -> str:
+    return " & ".join(cells) + r" \\"

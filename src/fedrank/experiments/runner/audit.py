@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -41,16 +41,6 @@ NO_LIMIT = "giving --messages"
 TREES = 100  # maximum in an attacked forest, to limit the running time
 
 
-@dataclass(frozen=True)
-class _Effort:
-    """The number of attacked messages, and the source of noise."""
-
-    messages: int | None
-    repeats: int
-    runs: int
-    source: Source | None
-
-
 def audit_experiment(
     grid: Grid[Any],
     *,
@@ -68,7 +58,8 @@ def audit_experiment(
     messages of each are attacked, and an attack that does not finish in time is skipped, which its finding says.
     `source` and `clock` are for tests: by default, noise comes from the system's secure source.
     """
-    began, effort, variants = clock(), _Effort(messages, repeats, runs, source), len(grid.variants)
+    began, variants = clock(), len(grid.variants)
+    effort = {"messages": messages, "repeats": repeats, "runs": runs, "source": source}
     plans = [_plan(variant, grid, effort) for variant in grid.variants]
     steps = [(number, step) for number, plan in enumerate(plans) for step in plan]
     attacks = [step for _, step in steps if isinstance(step, PlannedAttack)]
@@ -120,8 +111,8 @@ class _Line:
         self.progress(ALL_ATTACKS, min(done, 0.999), 1, f"{done:.0%}, {self.detail}")
 
 
-def _plan(variant: Variant[Any], grid: Grid[Any], effort: _Effort) -> Plan:
-    """The attacks that apply to a variant."""
+def _plan(variant: Variant[Any], grid: Grid[Any], effort: Mapping[str, Any]) -> Plan:
+    """The attacks that apply to a variant; `effort` has the number of attacked messages and the source of noise."""
     (fold, seed), experiment = grid.repeats()[0], variant.experiment
     if isinstance(experiment, SiloExperiment):
         return SketchAudit(
@@ -131,7 +122,7 @@ def _plan(variant: Variant[Any], grid: Grid[Any], effort: _Effort) -> Plan:
             seed=seed,
             variant=variant.name,
             level=_level(sketches.TESTS, grid),
-            source=effort.source,
+            source=effort["source"],
         ).plan()
     if isinstance(experiment, TreesExperiment):
         kind, seen = ForestAudit, {}
@@ -147,9 +138,9 @@ def _plan(variant: Variant[Any], grid: Grid[Any], effort: _Effort) -> Plan:
         ).plan()
     clients = clients_of(experiment, fold, seed)
     setting = setting_of(experiment, clients.data.features.shape[1])
-    if effort.messages is None:
+    if effort["messages"] is None:
         share = audits.SECONDS / len(grid.variants)
-        effort = replace(effort, messages=audits.messages_for(max(setting.interactions), share))
+        effort = {**effort, "messages": audits.messages_for(max(setting.interactions), share)}
     return Audit(
         setting=setting,
         clients=clients,
@@ -159,7 +150,7 @@ def _plan(variant: Variant[Any], grid: Grid[Any], effort: _Effort) -> Plan:
         seed=seed,
         variant=variant.name,
         level=_level(audits.TESTS, grid),
-        **vars(effort),
+        **effort,
     ).plan()
 
 

@@ -162,39 +162,28 @@ def about_priced_edges(unit: str, times: int, epsilon: float, delta: float) -> s
 def log_card(log: SearchLog) -> Card:
     """The card of a data set built from a search log."""
     sees = "every user who can read the folder sees everything"
+    summary = f"No mechanism: {sees}. Nothing can be claimed; do not share it."
+    not_covered = [*LOG, *([BROWSERS] if log.unit == "browser" else [])]
+    if days := log.facts.get("settings", {}).get("keep_days"):
+        summary += (
+            f" Lists older than {days:,} days at build time are not stored. The data set is refused once it contains "
+            "older ones; build it again then."
+        )
+    if redacted := log.facts.get("redacted"):
+        not_covered.append("lists, clicks and features of redacted queries, which can reveal a lot about them")
+        reasons = ", ".join(f"{reason}: {n:,}" for reason, n in redacted.items())
+        summary += f" The text of {sum(redacted.values()):,} queries is not stored ({reasons})."
     made = Card(
         what=SEARCH_LOG,
         mechanism=None,
         who_sees_what=sees,
         delta=0.0,
         budget=None,
-        not_covered=(*LOG, *_not_covered_of_shown(log)),
+        not_covered=tuple(not_covered),
         clients=len(log.users),
-        summary=f"No mechanism: {sees}. Nothing can be claimed; do not share it.{_not_stored_of_shown(log)}",
+        summary=summary,
     )
     return issued(made, log.folder, log.folder.name, [FACTS])
-
-
-def _not_covered_of_shown(log: SearchLog) -> tuple[str, ...]:
-    text = [BROWSERS] if log.unit == "browser" else []
-    if log.facts.get("redacted"):
-        text.append("lists, clicks and features of redacted queries, which can reveal a lot about them")
-    return tuple(text)
-
-
-def _not_stored_of_shown(log: SearchLog) -> str:
-    """Sentences about data that were deliberately not stored."""
-    settings, redacted = log.facts.get("settings", {}), log.facts.get("redacted") or {}
-    text = ""
-    if days := settings.get("keep_days"):
-        text += (
-            f" Lists older than {days:,} days at build time are not stored. The data set is refused once it contains "
-            "older ones; build it again then."
-        )
-    if redacted:
-        reasons = ", ".join(f"{reason}: {n:,}" for reason, n in redacted.items())
-        text += f" The text of {sum(redacted.values()):,} queries is not stored ({reasons})."
-    return text
 
 
 def sketch_card(path: Path) -> Card:
@@ -203,23 +192,21 @@ def sketch_card(path: Path) -> Card:
     from fedrank.silo.files import open_sketch
 
     description, sketcher = describe_sketch(path), open_sketch(path).sketcher
-    mechanism = {"name": "sketch", "noise": sketcher.noise} if "not covered" in description else None
-    about = [description["noise"], description["privacy"]]
-    if mechanism is not None:
-        about += [
-            f"For a word that occurs more often, {description['for more']}",
-            f"Holds for {description['holds for']}",
-        ]
+    about, mechanism = [description["noise"], description["privacy"]], None
+    not_covered = "the whole content: the file is as confidential as the documents"
+    if "not covered" in description:
+        mechanism, not_covered = {"name": "sketch", "noise": sketcher.noise}, description["not covered"]
+        about.append(f"For a word that occurs more often, {description['for more']}")
+        about.append(f"Holds for {description['holds for']}")
+    sentences = (f"{part if part.startswith('ε') else part[0].upper() + part[1:]}." for part in about if part)
     made = Card(
         what=SKETCH_FILE,
         mechanism=mechanism,
         who_sees_what=f"held by {description['held by']}",
         delta=DELTA,
         budget=None,
-        not_covered=(description["not covered"],)
-        if mechanism
-        else ("the whole content: the file is as confidential as the documents",),
-        summary=_sentences(about),
+        not_covered=(not_covered,),
+        summary=" ".join(sentences),
     )
     return issued(made, path.parent, description["documents"] + " documents", [path.name])
 
@@ -229,7 +216,3 @@ def write_card_for(card: Card, path: Path) -> Path:
     beside = path.with_name(f"{path.name}.{Card.FILE}")
     write_atomic(beside, card.json())
     return beside
-
-
-def _sentences(parts: Sequence[str]) -> str:
-    return " ".join(f"{part if part.startswith('ε') else part[0].upper() + part[1:]}." for part in parts if part)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedrank.display import count_of, listed
 from fedrank.experiments.runner.data import clients_of, load_fold
 from fedrank.experiments.spec.families import describe
 from fedrank.experiments.spec.federated import FederatedExperiment
@@ -34,8 +35,7 @@ class Group:
 
     @property
     def title(self) -> str:
-        names = ", ".join(self.variants[:3])
-        return names if len(self.variants) <= 3 else f"{names} and {len(self.variants) - 3} more"
+        return listed(self.variants, 3)
 
 
 @dataclass(frozen=True)
@@ -80,9 +80,8 @@ def _how(experiment: FederatedExperiment, clients: SimulatedClients) -> str:
     people = experiment.clients.people
     searches = np.unique(clients.interactions // people).tolist()
     brings = f"{searches[0]}" if len(searches) == 1 else f"{searches[0]} to {searches[-1]}"
-    many = "1 client" if len(clients) == 1 else f"{len(clients):,} clients"
     each = "" if people == 1 else f" of {people:,} people each"
-    return f"{many}{each}, partition {_short(partition)}, {brings} interactions per round"
+    return f"{count_of(len(clients), 'client')}{each}, partition {_short(partition)}, {brings} interactions per round"
 
 
 def _short(table: dict[str, Any]) -> str:

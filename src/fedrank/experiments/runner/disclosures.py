@@ -50,7 +50,8 @@ def leaving(experiment: SiloExperiment | TreesExperiment) -> list[Disclosure]:
 def _from_silos(experiment: SiloExperiment) -> list[Disclosure]:
     method, found = experiment.method, []
     if isinstance(method, LocalPlus):
-        guarantee = next(iter(silo_card(_without_budget(experiment)).promises), None)
+        unlimited = replace(experiment, privacy=replace(experiment.privacy, budget=None))
+        guarantee = next(iter(silo_card(unlimited).promises), None)
         if method.counts == "exact":
             what, because = "documents that match queries, with their lengths and exact term counts", NO_NOISE
         elif method.noise_in == "paper":
@@ -77,29 +78,19 @@ def _from_silos(experiment: SiloExperiment) -> list[Disclosure]:
     return found
 
 
-def _without_budget(experiment: SiloExperiment) -> SiloExperiment:
-    return replace(experiment, privacy=replace(experiment.privacy, budget=None))
-
-
 def _from_trees(experiment: TreesExperiment) -> list[Disclosure]:
     merge = experiment.merge
     if merge is None:
         return [Disclosure(f"the forest: {FOREST}", "every recipient of the model", NO_NOISE)]
     if isinstance(merge, Alone):
         return []
+    forest = Disclosure(f"the forest: {FOREST}", "all clients", NO_NOISE)
     if isinstance(merge, Pooled):
-        data = Disclosure(
-            "all queries, documents and relevance labels",
-            "the organisation that grows the forest",
-            "the data are not protected",
-        )
-        return [data, Disclosure(f"the forest: {FOREST}", "all clients", NO_NOISE)]
+        what, to = "all queries, documents and relevance labels", "the organisation that grows the forest"
+        return [Disclosure(what, to, "the data are not protected"), forest]
     if isinstance(merge, (Bagged, Cyclic)):
-        tree = Disclosure(f"every tree: {FOREST}", "all other clients", NO_NOISE)
-        return [
-            tree,
-            Disclosure("nDCG@10 on the client's validation queries after every round", "all other clients", NO_NOISE),
-        ]
+        quality = "nDCG@10 on the client's validation queries after every round"
+        return [Disclosure(what, "all other clients", NO_NOISE) for what in (f"every tree: {FOREST}", quality)]
     if isinstance(merge, Histograms) and merge.private != "no":
         clients = getattr(experiment.split, "clients", 2)  # the minimum, for a split without this setting
         noise = merge.tree_noise(clients)
@@ -112,13 +103,13 @@ def _from_trees(experiment: TreesExperiment) -> list[Disclosure]:
     if isinstance(merge, Histograms):
         to = "the server, summed over all clients" if merge.secure else "the server"
         which = f"{2 * merge.vote} elected features" if merge.vote else "every feature"
-        counts = Disclosure(f"histograms of gradients, hessians and rows for every leaf and {which}", to, NO_NOISE)
-        votes = Disclosure(
-            f"the {merge.vote} features with the highest gain on the client's rows, for every leaf", to, NO_NOISE
-        )
-        quality = Disclosure("nDCG@10 on validation queries after every tree, summed over clients", to, NO_NOISE)
-        first = [votes, counts] if merge.vote else [counts]
-        return [*first, quality, Disclosure(f"the forest: {FOREST}", "all clients", NO_NOISE)]
+        votes = f"the {merge.vote} features with the highest gain on the client's rows, for every leaf"
+        sent = [
+            *([votes] if merge.vote else []),
+            f"histograms of gradients, hessians and rows for every leaf and {which}",
+            "nDCG@10 on validation queries after every tree, summed over clients",
+        ]
+        return [*(Disclosure(what, to, NO_NOISE) for what in sent), forest]
     return [Disclosure(f"the forest of every client: {FOREST}", "all other clients", NO_NOISE)]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from fedrank.display import count_of
 from fedrank.extras import missing_extra
 from fedrank.names import did_you_mean
 
@@ -86,7 +87,7 @@ def _dask(on: str) -> Iterator[tuple[Executor, str]]:
 def _about_workers(address: str, threads: Sequence[int]) -> str:
     if not threads:
         return f"Runs are submitted to Dask at {address}, which has no worker yet; they begin when one joins"
-    text = f"Runs are submitted to Dask at {address}, which has {len(threads)} worker{'' if len(threads) == 1 else 's'}"
+    text = f"Runs are submitted to Dask at {address}, which has {count_of(len(threads), 'worker')}"
     if max(threads) > 1:
         text += (
             "; each executes one run at a time, so start one worker per core: dask worker --nworkers auto --nthreads 1"

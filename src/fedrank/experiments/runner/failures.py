@@ -34,7 +34,7 @@ def note_failure(problem: BaseException, experiment: Experiment, folder: Path) -
     line = own_line(problem, experiment)
     if line is None and isinstance(problem, EXPLAINED):
         return known
-    cause = _first_cause(problem)
+    *_, cause = _causes(problem)
     text = f"{type(cause).__name__}: {cause}" if str(cause) else type(cause).__name__
     return known | {"message": text if line is None else f"{text}; {line}", "crashed": True}
 
@@ -57,10 +57,6 @@ def _causes(problem: BaseException) -> Iterator[BaseException]:
     while one is not None:
         yield one
         one = one.__cause__
-
-
-def _first_cause(problem: BaseException) -> BaseException:
-    return list(_causes(problem))[-1]
 
 
 def _modules_outside(table: Any) -> set[str]:
@@ -93,33 +89,32 @@ def causes(failed: Iterable[tuple[Task, str]]) -> list[FailureCause]:
     """Failures by cause, in order of first occurrence."""
     groups: dict[str, list[tuple[Task, str]]] = {}
     for task, reason in failed:
-        alike = PLACE.sub("", reason).replace(str(task.folder), "")
-        groups.setdefault(alike, []).append((task, reason))
-    return [_cause(some) for some in groups.values()]
+        groups.setdefault(_without_place(reason, task.folder), []).append((task, reason))
+    found = []
+    for (task, reason), *others in groups.values():
+        runs, file = (task.label, *(each.label for each, _ in others)), task.folder / TRACEBACK
+        crashed = file.is_file() and (load_runs(task.folder)[0].error or {}).get("crashed")
+        more = (_last_lines(read_text(file)), file) if crashed else ()
+        found.append(FailureCause(reason, runs, *more))
+    return found
 
 
 def alike(runs: Iterable[Run]) -> list[list[Run]]:
     """Unfinished runs by state and reason, without the round or client in the reason."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        reason = PLACE.sub("", run.reason).replace(str(run.path), "")
-        groups.setdefault((run.status, reason), []).append(run)
+        groups.setdefault((run.status, _without_place(run.reason, run.path)), []).append(run)
     return list(groups.values())
+
+
+def _without_place(reason: str, folder: Path) -> str:
+    return PLACE.sub("", reason).replace(str(folder), "")
 
 
 def several(runs: Sequence[Run]) -> str:
     """A short description: the name of a single run, or the number of runs and the first of them."""
     first = f"{runs[0].variant} fold {runs[0].fold} seed {runs[0].seed}"
     return first if len(runs) == 1 else f"{len(runs):,} runs, first {first}"
-
-
-def _cause(some: Sequence[tuple[Task, str]]) -> FailureCause:
-    task, reason = some[0]
-    runs = tuple(each.label for each, _ in some)
-    file = task.folder / TRACEBACK
-    if not file.is_file() or not (load_runs(task.folder)[0].error or {}).get("crashed"):
-        return FailureCause(reason, runs)
-    return FailureCause(reason, runs, _last_lines(read_text(file)), file)
 
 
 def _last_lines(text: str) -> tuple[str, ...]:

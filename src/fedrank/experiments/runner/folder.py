@@ -21,6 +21,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from fedrank import __version__
+from fedrank.display import count_of
 from fedrank.experiments.spec.families import hints_of, is_required
 from fedrank.files import opened, parse_json, read_text, write_atomic
 from fedrank.privacy.guarantees import up
@@ -97,6 +98,11 @@ def _table(content: Any, hints: Mapping[str, Any], location: str) -> Json:
     """A table of a file with these entries, each checked against its type; other entries are not checked."""
     known = dict(checked(Json, content, location))
     return known | {key: checked(hint, known[key], f"{location}.{key}") for key, hint in hints.items()}
+
+
+def _check_rows(rows: Iterable[Any], hints: Mapping[str, Any], location: str) -> None:
+    for i, row in enumerate(rows):
+        _table(row, hints, f"{location}[{i}]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,18 +214,16 @@ class Card(Written):
     @classmethod
     def values(cls, folder: Path) -> Json:
         values = super().values(folder)
-        if values.get("deployment") is not None:
-            _table(values["deployment"], DEPLOYMENT, f"{cls.FILE}: deployment")
-            for i, entry in enumerate(values["deployment"]["left"]):
-                _table(entry, LEFT, f"{cls.FILE}: deployment.left[{i}]")
-            for i, entry in enumerate(values["deployment"]["collusion"]):
-                _table(entry, COLLUSION, f"{cls.FILE}: deployment.collusion[{i}]")
+        if (deployment := values.get("deployment")) is not None:
+            _table(deployment, DEPLOYMENT, f"{cls.FILE}: deployment")
+            _check_rows(deployment["left"], LEFT, f"{cls.FILE}: deployment.left")
+            _check_rows(deployment["collusion"], COLLUSION, f"{cls.FILE}: deployment.collusion")
         if values["mechanism"] is not None:
             _table(values["mechanism"], {"name": str}, f"{cls.FILE}: mechanism")
-        if values.get("population") is not None:
-            _table(values["population"], POPULATION, f"{cls.FILE}: population")
-            for i, record in enumerate(values["population"]["forgotten"]):
-                _table(record, {"forgotten": str, "because": str}, f"{cls.FILE}: population.forgotten[{i}]")
+        if (population := values.get("population")) is not None:
+            _table(population, POPULATION, f"{cls.FILE}: population")
+            hints = {"forgotten": str, "because": str}
+            _check_rows(population["forgotten"], hints, f"{cls.FILE}: population.forgotten")
         locations = ((f"{cls.FILE}: promises[{i}]", row) for i, row in enumerate(values.get("promises", ())))
         paid = tuple(Paid(**_fields(Paid, checked(Json, row, location), f"{location}.")) for location, row in locations)
         return values | {"promises": paid}
@@ -262,15 +266,10 @@ class Receipt(Written):
     @classmethod
     def values(cls, folder: Path) -> Json:
         values = super().values(folder)
-        asked: dict[str, Mapping[str, Any]] = {
-            "removed": {"clients": Annotated[list[Any], NotEmpty]},
-            "method": {"name": str},
-            "cost": {"share_of_retraining": float | None},
-        }
-        for key, hints in asked.items():
-            _table(values[key], hints, f"{cls.FILE}: {key}")
-        for i, one in enumerate(values.get("remains", ())):
-            _table(one, {"file": str}, f"{cls.FILE}: remains[{i}]")
+        _table(values["removed"], {"clients": Annotated[list[Any], NotEmpty]}, f"{cls.FILE}: removed")
+        _table(values["method"], {"name": str}, f"{cls.FILE}: method")
+        _table(values["cost"], {"share_of_retraining": float | None}, f"{cls.FILE}: cost")
+        _check_rows(values.get("remains", ()), {"file": str}, f"{cls.FILE}: remains")
         for measure, models in values.get("quality", {}).items():
             _table(models, {"parent": float | None, "unlearned": float | None}, f"{cls.FILE}: quality.{measure}")
         return values
@@ -284,17 +283,16 @@ class Receipt(Written):
         """A sentence about what has been shown for the removed clients."""
         clients, method = self.removed["clients"], self.method["name"]
         named = f"Client {clients[0]} is" if len(clients) == 1 else f"Clients {', '.join(map(str, clients))} are"
+        not_shown = f"{named} NOT shown to be forgotten: after {method}, the model"
         if self.method.get("exact"):
             text = f"{named} forgotten by this model: it was retrained from scratch without them."
         elif self.verified.get("within_spread"):
-            text = (
-                f"{named} not shown to be forgotten: after {method}, the model is as close to retrained models as "
-                "these are to each other, which does not prove that it forgot."
-            )
+            close = "is as close to retrained models as these are to each other, which does not prove that it forgot"
+            text = f"{not_shown.replace('NOT', 'not')} {close}."
         elif self.is_verified:
-            text = f"{named} NOT shown to be forgotten: after {method}, the model differs from all retrained models."
+            text = f"{not_shown} differs from all retrained models."
         else:
-            text = f"{named} NOT shown to be forgotten: after {method}, the model was not compared with retrained ones."
+            text = f"{not_shown} was not compared with retrained ones."
         if self.remains:
             files = dict.fromkeys(one["file"] for one in self.remains)
             text += f" Files of the previous run that still contain their data: {', '.join(files)}."
@@ -303,10 +301,7 @@ class Receipt(Written):
 
 def paid_for(paid: str, times: int) -> str:
     """How often a client paid, as text."""
-    if paid == "once" and times <= 1:
-        return "once"
-    unit = "round" if paid == "round" else "time"
-    return f"{times:,} {unit}{'' if times == 1 else 's'}"
+    return "once" if paid == "once" and times <= 1 else count_of(times, "round" if paid == "round" else "time")
 
 
 def checkpoint_round(folder: Path) -> int | None:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import secrets
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,6 @@ from fedrank.experiments.spec.source import read_spec
 from fedrank.files import UNFINISHED, read_bytes, writing
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.population import now
-from fedrank.types import has_trait
 
 LEARNED, TESTED, NOT_USED, NOT_KNOWN = "learned from them", "was only tested on them", "did not use them", "not known"
 NOT_COVERED = (
@@ -63,6 +61,11 @@ class AffectedRun:
     def holds(self) -> bool:
         """Whether its model may contain information about the person."""
         return self.used in (LEARNED, NOT_KNOWN) and self.status == "finished"
+
+    def json(self) -> Json:
+        """The entry of a receipt, without the command that is of no use after rows are removed."""
+        values = {name: value for name, value in asdict(self).items() if value and not name.endswith("_command")}
+        return values | ({"after": self.retrain_command} if self.retrain_command else {})
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,7 @@ def _unlearn(run: Run, spec: FederatedExperiment, clients: Sequence[int]) -> str
     """The command that unlearns clients from a run, if there is one besides retraining."""
     if run.status != "finished" or spec.kind != "federated" or spec.clients.people > 1 or spec.mechanism is not None:
         return ""
-    if history_of(run.path) is None or has_trait(spec.mechanism, "adds up"):
+    if history_of(run.path) is None:
         return ""
     flags = " ".join(f"--client {client}" for client in clients)
     return f"fedrank forget client {shlex.quote(str(run.path))} {flags} --method fed-eraser --verify"
@@ -228,14 +231,14 @@ def _claims(card: Card | None) -> tuple[str, ...]:
 def _receipt(plan: ForgettingPlan, number: str, issued: str, digest: str) -> PersonReceipt:
     others = NOT_COVERED if plan.unit == "person" else (BROWSER, *NOT_COVERED)
     return PersonReceipt(
-        summary=receipt_summary(plan),
+        summary=" ".join(_sentences(plan)),
         number=number,
         issued=issued,
         issuer=issuer(),
         data=plan.folder.resolve().name,
         unit=plan.unit,
         removed=asdict(plan.removed) | {"first": _day(plan.removed.first), "last": _day(plan.removed.last)},
-        runs=tuple(_as_json(run) for run in plan.runs),
+        runs=tuple(run.json() for run in plan.runs),
         trials=plan.trials,
         not_covered=others,
         files={FACTS: digest},
@@ -243,37 +246,27 @@ def _receipt(plan: ForgettingPlan, number: str, issued: str, digest: str) -> Per
     )
 
 
-def _as_json(run: AffectedRun) -> Json:
-    values: dict[str, Any] = asdict(run)
-    del values["unlearn_command"]  # of no use after rows are removed
-    values["after"] = values.pop("retrain_command")
-    return {key: value for key, value in values.items() if value}
-
-
-def receipt_summary(plan: ForgettingPlan) -> str:
-    """What was removed and what remains, in sentences."""
+def _sentences(plan: ForgettingPlan) -> Iterator[str]:
+    """What was removed and what remains."""
     removed = plan.removed
-    parts = [
+    yield (
         f"{removed.entries:,} lists of one {plan.unit}, from {_day(removed.first)} to {_day(removed.last)}, with "
         f"{removed.clicks:,} clicks, {removed.queries:,} queries that only this {plan.unit} asked and "
         f"{removed.pairs:,} feature rows that only these needed, were removed from the data set "
         f"{plan.folder.resolve().name}."
-    ]
+    )
     holding = [run for run in plan.runs if run.holds]
     if not plan.runs:
-        parts.append("No run on it was found in the folders that were searched.")
+        yield "No run on it was found in the folders that were searched."
     elif not holding:
-        parts.append(f"None of {len(plan.runs):,} runs on it has a model that was trained on them.")
+        yield f"None of {len(plan.runs):,} runs on it has a model that was trained on them."
     for run in holding:
         under = f"with {'; '.join(run.claims)}" if run.claims else "and no privacy guarantee limits that"
         verb = "was trained on them and still contains" if run.used == LEARNED else "may be trained on them and contain"
-        parts.append(f"The model in {run.run} {verb} what it learned from them, {under}.")
-    for trial in plan.trials:
-        parts.append(
-            f"{trial['searches']:,} searches and {trial['clicks']:,} clicks were removed from {trial['trial']}."
-        )
-    parts.append("Shared copies, and the files it was built from, are not affected.")
-    return " ".join(parts)
+        yield f"The model in {run.run} {verb} what it learned from them, {under}."
+    for one in plan.trials:
+        yield f"{one['searches']:,} searches and {one['clicks']:,} clicks were removed from {one['trial']}."
+    yield "Shared copies, and the files it was built from, are not affected."
 
 
 def _day(seconds: int) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,31 +10,22 @@ from typing import Any
 import numpy as np
 
 from fedrank.data.catalog import Fold
-from fedrank.data.ranking import RankingData
-from fedrank.experiments.runner.cards import (
-    GROWN_FOREST,
-    GROWN_IN_SUM,
-    MERGED_FORESTS,
-    NOISED_FOREST,
-    NOISED_IN_SUM,
-    TREES,
-    about_priced_edges,
-    forest_card,
-)
+from fedrank.experiments.runner import cards
+from fedrank.experiments.runner.data import described, evaluation_queries, load_fold
 from fedrank.experiments.runner.folder import Card, Paid
-from fedrank.experiments.runner.tree_data import begin_trees
+from fedrank.experiments.runner.privacy import Price
 from fedrank.experiments.runner.writer import RunWriter
 from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.files import private_folder
 from fedrank.privacy.guarantees import cost_together, up
 from fedrank.privacy.ledger import Ledger
 from fedrank.privacy.population import LEDGER
-from fedrank.ranking.baseline_ranking import BaselineRanking
-from fedrank.ranking.measures import average
+from fedrank.ranking.baseline_ranking import BaselineRanking, baseline_order
+from fedrank.ranking.measures import Evaluator, average
 from fedrank.ranking.model import Scorer
 from fedrank.seeds import rng_for
-from fedrank.trees.boosters import Booster, Grower, best_size
-from fedrank.trees.forest import make_forest
+from fedrank.trees.boosters import MEASURE, Booster, Grower, best_size
+from fedrank.trees.forest import lightgbm, make_forest
 from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown
 from fedrank.trees.histograms import Histograms, edges_round
 from fedrank.trees.mergers import ENOUGH, Merger, Stacking, WeightedSum
@@ -53,11 +43,37 @@ NOISED_TREES = (
     "smallest and largest feature values, which a model contains if data are normalised globally",
 )
 AGREED_EDGES = "bin edges from a file: if they were computed from data, they reveal information about them"
+OF_FORESTS = {
+    "rounds": "row r is the forest of the first r trees; the last row is the model, of the size that ranks the "
+    "validation queries best",
+    "final": "the last evaluation, which is that of the model",
+    "stopping": f"by {MEASURE} of the validation queries under fedrank's convention: those without a relevant document "
+    "do not count, where LightGBM counts them as 1",
+}
 CONVENTIONS = {
     "rounds": "one round: clients train their models and merge them; values are those of the merged models, mean over "
     "clients",
     "final": "the only evaluation",
 }
+
+
+def begin_trees(experiment: TreesExperiment, writer: RunWriter) -> tuple[Fold, Evaluator, BaselineRanking]:
+    """Describe the data in the run folder; return the data, the evaluator and the baseline ranking."""
+    asked = experiment.unscaled
+    fold = load_fold(asked, writer.task.fold)
+    engine = (
+        f"LightGBM {lightgbm().__version__}, objective lambdarank: splits and leaf values by gradients and hessians; "
+        "another version or processor may grow slightly different trees"
+    )  # figures of other engines are not comparable
+    writer.update_facts(
+        notes=fold.notes,
+        conventions=OF_FORESTS | {"engine": engine},
+        data=described(fold.name, fold.train.queries, fold.test.queries, fold.train),
+        engine=engine,
+        behind_final=1,
+    )
+    evaluator = Evaluator(evaluation_queries(fold, asked), experiment.measures)
+    return fold, evaluator, baseline_order(evaluator, asked.given)
 
 
 @dataclass(frozen=True)
@@ -70,10 +86,10 @@ class ForestDisclosure:
     @classmethod
     def of(cls, merge: Merger) -> ForestDisclosure:
         if not isinstance(merge, Histograms):
-            return cls(MERGED_FORESTS, TREES)
+            return cls(cards.MERGED_FORESTS, cards.TREES)
         if merge.private == "no":
-            return cls(GROWN_IN_SUM if merge.secure else GROWN_FOREST, TREES)
-        return cls(NOISED_IN_SUM if merge.secure else NOISED_FOREST, NOISED_TREES)
+            return cls(cards.GROWN_IN_SUM if merge.secure else cards.GROWN_FOREST, cards.TREES)
+        return cls(cards.NOISED_IN_SUM if merge.secure else cards.NOISED_FOREST, NOISED_TREES)
 
 
 @dataclass(frozen=True)
@@ -165,8 +181,13 @@ class MergeRun:
         per_query = average(np.moveaxis(outcome.after, 1, -1))  # [measures, queries]: mean over clients
         writer.add(1, values=average(per_query).tolist())
         writer.report_progress(1, 1)
+        clients: dict[str, Any] = {
+            "client": list(outcome.queries),
+            "queries": list(outcome.queries.values()),
+            "interactions": [0] * len(outcome.queries),
+        }
         found = (self.fold.test.query_ids.tolist(), per_query)
-        writer.finish(1, queries=found, baseline=self.baseline, clients=_by_client(outcome), **facts)
+        writer.finish(1, queries=found, baseline=self.baseline, clients=clients | outcome.by_client(), **facts)
 
     def _measured(self, queries: Mapping[str, int], local: Sequence[Any], merged: Sequence[Any]) -> Merging:
         """Quality of the models of organisations; the test queries belong to none of them."""
@@ -205,7 +226,7 @@ def perform_merge(run: MergeRun) -> None:
     tuned = [{"trials": experiment.tune, "trees": best.trees, **best.settings} for best in studies.best] or None
     untuned = sum(best.trees == 0 for best in studies.best)
     notes = [f"{untuned} stacked models use the settings of the spec: no tried setting could split the merge set"]
-    card = forest_card(len(outcome.local))
+    card = cards.forest_card(len(outcome.local))
     if isinstance(experiment.merge, Histograms):
         card = account.card(card, experiment.merge, Histograms.rules(experiment.booster), len(portions), fold)
     run.finish(outcome, card=card, tuned=tuned, notes=notes if untuned else [])
@@ -214,13 +235,11 @@ def perform_merge(run: MergeRun) -> None:
 def _part_sizes(fold: Fold, portions: Sequence[Portion]) -> list[dict[str, Any]]:
     """Numbers of queries, documents and relevant documents of the whole set and of every client."""
     whole = {"train": fold.train, "validation": fold.validation, "test": fold.test}
-    parts = [{"client": "all"} | whole]
-    parts += [
-        {"client": one.name, "train": one.train, "validation": one.validation, "test": one.test, "merge": one.merge}
-        for one in portions
-    ]
+    own = ("train", "validation", "test", "merge")
+    parts = {"all": whole} | {one.name: {name: getattr(one, name) for name in own} for one in portions}
     return [
-        {name: sizes(part) if isinstance(part, RankingData) else part for name, part in row.items()} for row in parts
+        {"client": client} | {name: None if data is None else sizes(data) for name, data in sets.items()}
+        for client, sets in parts.items()
     ]
 
 
@@ -255,21 +274,16 @@ class TreeAccount:
             return bare
         charged, edges = self._ledger.rounds(), self._ledger.times(edges_round(rules))
         self._ledger.close()
-        noise = merge.tree_noise(clients)
-        if noise is None:
-            return _with_priced_edges(bare, merge, edges, clients, fold.train.features.shape[1])
-        bare = replace(bare, rounds_charged=charged)
-        return noised_card(bare, merge, rules, (charged - edges) * noise.releases, clients, edges)
-
-
-def _with_priced_edges(bare: Card, merge: Histograms, times: int, clients: int, features: int) -> Card:
-    """The card of a forest without a guarantee, but with a priced estimate of its bin edges."""
-    noise = merge.edge_noise(clients)
-    if noise is None:
-        return bare
-    cost = noise.guarantee(features).epsilon(times, merge.delta)
-    text = about_priced_edges(merge.unit, times, cost, merge.delta)
-    return replace(bare, rounds_charged=times, summary=bare.summary + text)
+        noise, edge_noise = merge.tree_noise(clients), merge.edge_noise(clients)
+        if noise is not None:
+            bare = replace(bare, rounds_charged=charged)
+            return noised_card(bare, merge, rules, (charged - edges) * noise.releases, clients, edges)
+        if edge_noise is None:
+            return bare
+        # Without a guarantee of the forest, only the estimate of its bin edges is priced.
+        cost = edge_noise.guarantee(fold.train.features.shape[1]).epsilon(edges, merge.delta)
+        text = cards.about_priced_edges(merge.unit, edges, cost, merge.delta)
+        return replace(bare, rounds_charged=edges, summary=bare.summary + text)
 
 
 def noised_card(bare: Card, merge: Histograms, rules: Grower, releases: int, clients: int, edges: int = 0) -> Card:
@@ -296,24 +310,4 @@ def paid_for_trees(merge: Histograms, rules: Grower, releases: int, clients: int
     if edge_noise is not None:
         spent.append((edge_noise.guarantee(MAX_FEATURES), edges))
     total, each = cost_together(spent, merge.delta), guarantee.epsilon(1, merge.delta)
-    releases += edges
-    return Paid(
-        against="server",
-        epsilon=None if math.isinf(total) else total,
-        epsilon_each_time=None if math.isinf(each) else each,
-        times=releases,
-        paid_per="round",
-        delta=merge.delta,
-        unit=merge.unit,
-        neighbours="zero-out",
-        because=guarantee.because,
-    )
-
-
-def _by_client(outcome: Merging) -> dict[str, Any]:
-    columns = {
-        "client": list(outcome.queries),
-        "queries": list(outcome.queries.values()),
-        "interactions": [0] * len(outcome.queries),
-    }
-    return columns | outcome.by_client()
+    return Price(guarantee, releases + edges, each, total, merge.delta).paid

@@ -57,10 +57,12 @@ def corrected_data(data: RankingData, log: SearchLog, source: str, bias: Bias) -
         shown_results(log, rows[:1])  # checks that there are shown lists
     by = positions_of_log(log, bias, rows) if source == SHARED else read_propensities(source)
     found = correct(data.grades > 0, data.position, by)
+    known = [position for position in np.flatnonzero(by.known).tolist() if position > 0][:_LISTED]
+    each = [f"{by.slope[k]:.2f} at position {k + 1} ({by.low[k]:.2f} to {by.high[k]:.2f})" for k in known]
     return replace(data, relevance=found.relevance), [
-        f"clicks are corrected by propensities ({by.how}): {_first_propensities(by)}; {found.clipped:.1%} of clicks "
-        f"have their weight clipped to {MAX_WEIGHT:g}, {found.unknown:.1%} are at positions with unknown propensity "
-        "and are ignored",
+        f"clicks are corrected by propensities ({by.how}): clicks relative to the first position: {', '.join(each)}; "
+        f"{found.clipped:.1%} of clicks have their weight clipped to {MAX_WEIGHT:g}, {found.unknown:.1%} are at "
+        "positions with unknown propensity and are ignored",
         *by.notes,
         *([IN_THE_CLEAR] if source == SHARED else []),
         "test queries are evaluated with uncorrected logged clicks, which favour the shown order; `fedrank model "
@@ -126,9 +128,3 @@ def _documents(data: RankingData, queries: NDArray[np.integer[Any]]) -> NDArray[
     starts = np.cumsum(lengths) - lengths
     rows: NDArray[np.int64] = np.repeat(data.offsets[queries] - starts, lengths) + np.arange(lengths.sum())
     return rows
-
-
-def _first_propensities(by: Propensities) -> str:
-    known = [position for position in np.flatnonzero(by.known).tolist() if position > 0][:_LISTED]
-    each = (f"{by.slope[k]:.2f} at position {k + 1} ({by.low[k]:.2f} to {by.high[k]:.2f})" for k in known)
-    return f"clicks relative to the first position: {', '.join(each)}"

@@ -139,7 +139,4 @@ def processor() -> str:
 
 def known(experiment: Experiment) -> dict[str, Any]:
     """The origin of a run at its start. An unreadable file is reported when its data are loaded."""
-    files: Sums = {}
-    with suppress(OSError, ValueError):
-        files = data_sums(experiment)
-    return {"commits": commits(), "processor": processor(), "files": files}
+    return {"commits": commits(), "processor": processor(), "files": DataSums()(experiment) or {}}

@@ -14,7 +14,7 @@ from fedrank.experiments.runner.runs import Run, load_runs, read_toml
 from fedrank.experiments.runner.traces import ancestors_of
 from fedrank.files import read_bytes, read_text
 from fedrank.privacy.ledger import LedgerError
-from fedrank.privacy.population import FOLDER, Account, forgotten, ledger_folders
+from fedrank.privacy.population import FOLDER, LEDGER, PEOPLE, Account, Population, forgotten, home_of, ledger_folders
 from fedrank.toml import shown
 
 
@@ -49,6 +49,16 @@ def check_recorded(home: Path, name: str) -> None:
             "after that run; without one, treat the privacy budget of these people as spent. If the run was on "
             f"other people, move its folder out of {home}"
         )
+
+
+def check_populations(folder: Path) -> None:
+    """Raise an error if a ledger of a population in or below a folder is incomplete."""
+    folder = folder.absolute()
+    around = {home for ledger in (*ledger_folders(folder), folder / LEDGER) if (home := home_of(ledger)) is not None}
+    for people in sorted({file.parent for file in folder.rglob(PEOPLE)} | around):
+        Population.find(people)
+        if people.parent.name == FOLDER:
+            check_recorded(people.parent.parent, people.name)
 
 
 def below(home: Path, run: Path) -> Path:

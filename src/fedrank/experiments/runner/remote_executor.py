@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from fedrank import __version__
 from fedrank.experiments.runner.folder import checkpoint_round
@@ -43,13 +43,6 @@ MAX_CAUSES = 10  # length of an examined chain of causes
 NOT_THERE = ("No module named 'fedrank", "Can't get attribute 'do_remote_task'", "cannot import name 'do_remote_task'")
 
 
-class SentRuns(NamedTuple):
-    """The rest of submitted runs."""
-
-    not_begun: list[Task]
-    stopped: str = ""  # the reason, if this process did not request it
-
-
 class Follower(Protocol):
     """Receives the progress and results of runs."""
 
@@ -71,19 +64,16 @@ class _Try:
 
 
 def send(
-    tasks: Sequence[Task],
-    executor: Executor,
-    most: int,
-    threads: int,
-    stop: Callable[[], bool],
-    follower: Follower,
-) -> SentRuns:
+    tasks: Sequence[Task], executor: Executor, most: int, threads: int, stop: Callable[[], bool], follower: Follower
+) -> tuple[list[Task], str]:
     """Submit the runs of one experiment, at most `most` at a time, until all have ended or `stop` returns True.
 
-    They also stop when the file that requests them is deleted, or when another command submits them.
+    They also stop when the file that requests them is deleted, or when another command submits them. The result has
+    the runs that did not begin, and why runs stopped if this process did not request it.
     """
     folder, token = tasks[0].folder.absolute().parents[1], secrets.token_hex(8)
-    sender = _Sender(executor, threads, follower, folder, token, tasks)
+    waiting = deque(_Try(task, round=checkpoint_round(task.folder) or 0) for task in tasks)
+    sender = _Sender(executor, threads, follower, folder, token, waiting)
     announce(folder, token)
     wanted = RequestedRun(folder, token)
     try:
@@ -100,31 +90,26 @@ def send(
         withdraw(folder, token)
         for future in sender.under_way:
             future.cancel()
-    return SentRuns(sender.not_begun, stopped)
+    return sender.not_begun, stopped
 
 
+@dataclass
 class _Sender:
     """Submitted and waiting runs."""
 
-    def __init__(
-        self,
-        executor: Executor,
-        threads: int,
-        follower: Follower,
-        folder: Path,
-        token: str,
-        tasks: Sequence[Task],
-    ) -> None:
-        self.executor, self.threads, self.follower = executor, threads, follower
-        self.folder, self.token = folder, token
-        self.waiting = deque(_Try(task, round=checkpoint_round(task.folder) or 0) for task in tasks)
-        self.under_way: dict[Future[tuple[str, str]], _Try] = {}
-        self._answered: dict[str, tuple[_Try, str, float]] = {}  # label -> run, status, deadline
-        self.not_begun: list[Task] = []
-        self._stopping = False
-        self._look_next = time.monotonic()
-        self._seen: dict[str, int] = {}  # label -> last reported round
-        self._sums = DataSums()
+    executor: Executor
+    threads: int
+    follower: Follower
+    folder: Path
+    token: str
+    waiting: deque[_Try]
+    under_way: dict[Future[tuple[str, str]], _Try] = field(default_factory=dict)
+    not_begun: list[Task] = field(default_factory=list)
+    _answered: dict[str, tuple[_Try, str, float]] = field(default_factory=dict)  # label -> run, status, deadline
+    _seen: dict[str, int] = field(default_factory=dict)  # label -> last reported round
+    _sums: DataSums = field(default_factory=DataSums)
+    _stopping: bool = False
+    _look_next: float = field(default_factory=time.monotonic)
 
     @property
     def left(self) -> bool:

@@ -143,7 +143,7 @@ def _task_of(remote: RemoteTask) -> Task:
     if experiment.single(remote.fold, remote.seed) != experiment:
         raise ValueError(f"the spec is not that of fold {remote.fold} with seed {remote.seed}; send the runs again")
     check_device(remote.device)
-    experiment.require_data()
+    experiment.data.require()
     changed = changed_files(remote.files, data_sums(experiment)) if remote.files else []
     if changed:
         more = f" and {len(changed) - 1} more of its files" if len(changed) > 1 else ""
@@ -177,7 +177,8 @@ def _in_turn(task: Task, threads: int, stop: Callable[[], bool], here: str) -> t
         deadline = time.monotonic() + SECONDS_FOR_LOCK
         while not stop():
             if is_locked(task.folder / LOCK) is not True:
-                if _is_done(task):
+                # Another worker may have finished it: an executor may have lost a worker that was only slow.
+                if task.folder.is_dir() and any(run.status == "finished" for run in load_runs(task.folder)):
                     return "finished", ""
                 try:
                     return perform(task, threads, stop=stop), ""
@@ -191,8 +192,3 @@ def _in_turn(task: Task, threads: int, stop: Callable[[], bool], here: str) -> t
         return "interrupted", ""
     finally:
         _turn.release()
-
-
-def _is_done(task: Task) -> bool:
-    """Whether another worker finished it: an executor may have lost a worker that was only slow."""
-    return task.folder.is_dir() and any(run.status == "finished" for run in load_runs(task.folder))

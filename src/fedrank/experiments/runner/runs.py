@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from fedrank.display import DisplayMixin, as_rows, count_of
 from fedrank.experiments.runner.cards import read_card
 from fedrank.experiments.runner.folder import FORMAT, STATES, Card, Facts, Receipt, checkpoint_round, read_json
-from fedrank.experiments.runner.frames import framed
 from fedrank.experiments.spec.experiment import Experiment
 from fedrank.experiments.spec.families import with_new_names
 from fedrank.experiments.spec.grid import read_tables
@@ -145,29 +144,30 @@ class Run(DisplayMixin, Facts):
     @property
     def measures(self) -> tuple[str, ...]:
         """Recorded offline measures, in the order of rounds.csv."""
-        return _measures(self.rounds)
+        return tuple(name for name in self.rounds if name not in BOOKKEEPING)
 
     @property
     def evaluated(self) -> NDArray[np.int64]:
         """Rows of rounds.csv that were evaluated offline; all of them if nothing was measured."""
-        return _evaluated(self.rounds)
+        rounds, measures = self.rounds, self.measures
+        if not measures:
+            return np.arange(len(rounds["round"]))
+        return np.flatnonzero(np.any([~np.isnan(rounds[name]) for name in measures], axis=0))
 
     def final_value(self, column: str) -> float:
         """Mean of the last ten evaluations, which reduces the noise of single rounds.
 
         Online quality is averaged over the same rounds. If training chose its end, only the last evaluation counts.
         """
-        rounds = self.rounds
-        return self._mean_of_last(self._column(column, rounds)[_evaluated(rounds)])
+        return self._mean_of_last(self._column(column)[self.evaluated])
 
     @property
     def final_values(self) -> dict[str, float]:
         """The final value of every measure; with users, also of online quality and its discounted sum."""
-        rounds = self.rounds
-        rows, served = _evaluated(rounds), "online" in rounds
-        columns = (*_measures(rounds), "online") if served else _measures(rounds)
+        rounds, rows = self.rounds, self.evaluated
+        columns = (*self.measures, *(["online"] if "online" in rounds else []))
         values = {name: self._mean_of_last(rounds[name][rows]) for name in columns}
-        return values | {"online_sum": self.online_sum()} if served else values
+        return values | {"online_sum": self.online_sum()} if "online" in rounds else values
 
     @property
     def latest_value(self) -> tuple[str, float]:
@@ -190,10 +190,10 @@ class Run(DisplayMixin, Facts):
                     return column, float(np.mean(values[::-1]))
         return column, float(np.mean(values[::-1])) if values else float("nan")
 
-    def online_sum(self, discount: float = DISCOUNT) -> float:
+    def online_sum(self) -> float:
         """Discounted online quality of the whole run: earlier rounds have more weight."""
         online = self._column("online")
-        return float(np.sum(discount ** np.arange(len(online)) * online))
+        return float(np.sum(DISCOUNT ** np.arange(len(online)) * online))
 
     def checked(self) -> Run:
         """This run, marked as broken if it is finished but its files are unreadable."""
@@ -230,8 +230,8 @@ class Run(DisplayMixin, Facts):
         values = values[~np.isnan(values)][-self.behind_final :]
         return float(values.mean()) if len(values) else float("nan")
 
-    def _column(self, name: str, rounds: dict[str, Column] | None = None) -> Column:
-        rounds = self.rounds if rounds is None else rounds
+    def _column(self, name: str) -> Column:
+        rounds = self.rounds
         if name not in rounds:
             raise KeyError(f"column {name!r} does not exist in {self.path / 'rounds.csv'}; it has {', '.join(rounds)}")
         return rounds[name]
@@ -270,7 +270,7 @@ class Runs:
         lines = [f"Runs({len(self)}{': ' + tally if tally else ''})"]
         for (_, name), group in self.group("folder", "experiment").items():
             variants = group.group("variant")
-            lines.append(f"  {name}: {len(variants)} variant{'s' if len(variants) != 1 else ''}")
+            lines.append(f"  {name}: {count_of(len(variants), 'variant')}")
             for (variant,), some in list(variants.items())[:8]:
                 done = sum(run.status == "finished" for run in some)
                 lines.append(f"    {variant}: {done} of {len(some)} finished")
@@ -319,9 +319,7 @@ class Runs:
         """One row per run, with final values of finished runs."""
         rows = []
         for run in self.checked():
-            row = {"experiment": run.experiment, "variant": run.variant, **run.settings}
-            row |= {"fold": run.fold, "seed": run.seed, "status": run.status}
-            row |= {"round": run.round, "rounds": run.asked}
+            row = _run_keys(run) | {"status": run.status, "round": run.round, "rounds": run.asked}
             if run.status == "finished":
                 row |= run.final_values
             rows.append(row)
@@ -332,13 +330,10 @@ class Runs:
 
         The result is a pandas frame if pandas is installed, else a list of records.
         """
-        return framed(
-            [
-                _run_keys(run) | {"measure": name, "value": value}
-                for run in self._counted
-                for name, value in run.final_values.items()
-            ]
-        )
+        rows = []
+        for run in self._counted:
+            rows += [_run_keys(run) | {"measure": name, "value": value} for name, value in run.final_values.items()]
+        return framed(rows)
 
     def curves(self) -> Any:
         """The learning curves of finished runs, one value per row: as `final`, with round and interactions.
@@ -363,20 +358,31 @@ class Runs:
         """Finished runs, each with its files in memory; damaged ones are skipped."""
         return (run for each in self if (run := each.checked()).status == "finished")
 
-    def to_pandas(self) -> Any:
-        """The same rows as a data frame."""
-        try:
-            import pandas  # type: ignore[import-untyped, import-not-found, unused-ignore]
-        except ImportError:
-            raise ImportError(
-                "to_pandas needs pandas, which is not installed; run `pip install pandas`, or use table(), "
-                "which gives the same rows as a list"
-            ) from None
-        return pandas.DataFrame(self.table())
-
     def checked(self) -> Runs:
         """These runs, with finished ones marked as broken if their files are unreadable."""
         return Runs(tuple(run.checked() for run in self))
+
+
+class Records(list[dict[str, Any]]):
+    """Rows as dictionaries, all with the same keys; a notebook shows them as a table."""
+
+    def __repr__(self) -> str:
+        keys = ", ".join(self[0]) if self else ""
+        return f"<{count_of(len(self), 'record')}{': ' if keys else ''}{keys}>"
+
+    def _repr_html_(self) -> str:
+        return as_rows(count_of(len(self), "record"), self)
+
+
+def framed(rows: list[dict[str, Any]]) -> Any:
+    """The rows as a pandas frame if pandas is installed, else as `Records`; missing values are None."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    whole = Records({name: row.get(name) for name in names} for row in rows)
+    try:
+        import pandas  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    except ImportError:
+        return whole
+    return pandas.DataFrame(list(whole), columns=names)
 
 
 def _run_keys(run: Run) -> dict[str, Any]:
@@ -491,10 +497,6 @@ def _run_folders(root: str) -> Iterator[str]:
             yield from _run_folders(below.path)
 
 
-def _is_run_folder(path: Path) -> bool:
-    return _holds_run(str(path), set(os.listdir(path)))
-
-
 def _holds_run(path: str, names: set[str]) -> bool:
     if "run.json" in names:
         return True
@@ -503,7 +505,7 @@ def _holds_run(path: str, names: set[str]) -> bool:
 
 def _may_delete(path: Path) -> bool:
     try:
-        if not path.is_dir() or path.is_symlink() or not _is_run_folder(path):
+        if not path.is_dir() or path.is_symlink() or not _holds_run(str(path), set(os.listdir(path))):
             return False
         file = path / "run.json"
         # A run of a newer fedrank looks broken to this version.
@@ -533,7 +535,9 @@ def _load(path: Path) -> Run:
             return run.broken(f"run.json has status {run.status!r}, which is not one of {', '.join(STATES)}")
         if run.status == "running":
             # run.json was written when the run began, or was resumed.
-            status = "running" if _worked_on(path, run.pid) else "interrupted"
+            held = is_locked(path / LOCK)
+            works = run.pid > 0 and is_alive(run.pid) if held is None else held
+            status = "running" if works else "interrupted"
             return replace(run, status=status, round=_round_reached(path, run.round))
         if run.status == "finished":
             _check_end(run._file("rounds.csv"), run.round)
@@ -546,9 +550,9 @@ def _load(path: Path) -> Run:
 
 def _round_reached(path: Path, begun: int) -> int:
     """The last saved round of a run; without a checkpoint, the last round with a row."""
-    ledgers = checkpoint_round(path)
-    if ledgers is not None:
-        return ledgers
+    saved = checkpoint_round(path)
+    if saved is not None:
+        return saved
     try:
         file = os.path.join(path, "rounds.csv")
         names, lines = _last_lines(file, END)
@@ -596,11 +600,6 @@ def working_on(folder: Path) -> AbstractContextManager[None]:
     return locked(folder / LOCK, str(folder))
 
 
-def _worked_on(folder: Path, pid: int) -> bool:
-    held = is_locked(folder / LOCK)
-    return pid > 0 and is_alive(pid) if held is None else held
-
-
 def _matches(run: Run, name: str, wanted: Any) -> bool:
     value = run.settings.get(name) if name in run.settings else getattr(run, name, None)
     if isinstance(wanted, (list, tuple, set, frozenset)) and not isinstance(value, (list, tuple)):
@@ -613,17 +612,6 @@ def _version_of(file: str) -> tuple[str, int, int, int]:
     # The inode is needed as well: if the clock is set back, a new file may have the time of the old one.
     state = os.stat(file)
     return file, state.st_ino, state.st_mtime_ns, state.st_size
-
-
-def _measures(rounds: dict[str, Column]) -> tuple[str, ...]:
-    return tuple(name for name in rounds if name not in BOOKKEEPING)
-
-
-def _evaluated(rounds: dict[str, Column]) -> NDArray[np.int64]:
-    measures = _measures(rounds)
-    if not measures:
-        return np.arange(len(rounds["round"]))
-    return np.flatnonzero(np.any([~np.isnan(rounds[name]) for name in measures], axis=0))
 
 
 # Bounded, because a thousand long runs do not fit into memory.

@@ -52,11 +52,10 @@ class Results(DisplayMixin):
 
     def _display(self) -> tuple[str, dict[str, str]]:
         done = {"finished": self.finished, "finished before": self.skipped, "interrupted": self.interrupted}
-        return "", {what: f"{len(tasks):,}" for what, tasks in done.items() if tasks} | {
-            "failed": f"{len(self.failed):,}, first {self.failed[0][0].label}: {self.failed[0][1]}"
-            if self.failed
-            else ""
-        }
+        facts = {what: f"{len(tasks):,}" for what, tasks in done.items() if tasks}
+        if self.failed:
+            facts["failed"] = f"{len(self.failed):,}, first {self.failed[0][0].label}: {self.failed[0][1]}"
+        return "", facts
 
 
 def plan(grid: Grid[Any], name: str, out: str | Path) -> list[Task]:
@@ -108,7 +107,7 @@ def run_experiment(
     for task in tasks:
         (results.skipped if is_finished(task, sums) else waiting).append(task)
     for experiment in {task.experiment.data: task.experiment for task in waiting}.values():
-        experiment.require_data()
+        experiment.data.require()
     check_before(waiting)
     folder = Path(out) / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +124,11 @@ def run_experiment(
             left, results.stopped = send(waiting, executor, workers, threads, stop, show)
             results.interrupted += left
         elif workers == 1:
-            _one_after_the_other(waiting, threads, stop, show)
+            for task in waiting:
+                if stop():
+                    results.interrupted.append(task)
+                else:
+                    show.ended(task, *_performed(task, threads, partial(show.news, task), stop))
         else:
             _side_by_side(waiting, workers, threads, stop, show)
     return results
@@ -209,14 +212,6 @@ def _check_same_data(task: Task, before: Sums, status: str, sums: DataSums) -> N
             "its result does not belong to the current data, and is not overwritten; choose another --out or "
             "--name, delete that folder, or restore the old data"
         )
-
-
-def _one_after_the_other(waiting: list[Task], threads: int, stop: Callable[[], bool], show: _Show) -> None:
-    for task in waiting:
-        if stop():
-            show.results.interrupted.append(task)
-        else:
-            show.ended(task, *_performed(task, threads, partial(show.news, task), stop))
 
 
 def _performed(task: Task, threads: int, tell: Callable[[News], None], stop: Callable[[], bool]) -> tuple[str, str]:

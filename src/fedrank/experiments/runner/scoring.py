@@ -1,4 +1,4 @@
-"""Applies a trained model to new data: scores, TREC run files, measures."""
+"""Applies a trained model to new data: scores, TREC run files, measures, an estimate of its clicks."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from fedrank.data.logs import SearchLog, load_log, pairs_of
 from fedrank.data.normalise import normalise
 from fedrank.data.ranking import RankingData
 from fedrank.experiments.runner.folder import table
+from fedrank.experiments.runner.position_bias import read_propensities, shown_results
 from fedrank.names import did_you_mean, missing_file
+from fedrank.ranking.estimate import CannotTell, ClickEstimate, estimate_clicks
 from fedrank.ranking.measures import measure, per_query, ranking
 from fedrank.ranking.model import Model, Scorer, Tell, check_features, read_for, unheard
+from fedrank.ranking.propensity import Bias
 from fedrank.trees.model_files import load_model
 from fedrank.types import Scores
 
@@ -67,11 +70,16 @@ def evaluate_model(
 
 
 def _scored(model_path: str | Path, data: str, client: int | None, tell: Tell) -> tuple[RankingData, Scores]:
+    model = _load(model_path, client, tell)
+    read = _read(data, model, tell)
+    return read, model.score(read, client)
+
+
+def _load(model_path: str | Path, client: int | None, tell: Tell) -> Scorer:
     model = load_model(model_path, tell)
     if client is not None and not (isinstance(model, Model) and model.weights.ndim == 2):
         raise ValueError(f"{model_path} holds one model for all clients; remove client = {client}")
-    read = _read(data, model, tell)
-    return read, model.score(read, client)
+    return model
 
 
 def _read(data: str, model: Scorer, tell: Tell) -> RankingData:
@@ -146,3 +154,52 @@ def _trec_lines(data: RankingData, scores: Scores, documents: Sequence[str], tag
     for query, (begin, end) in enumerate(zip(data.offsets[:-1], data.offsets[1:], strict=True)):
         for rank, row in enumerate(order[begin:end], start=1):
             yield f"{data.query_ids[query]} Q0 {documents[row]} {rank} {float(scores[row]):.9g} {tag}\n"
+
+
+def estimate_model(
+    model_path: str | Path,
+    folder: str | Path,
+    *,
+    latest: float | None = None,
+    bias: Bias = "position",
+    propensities: str | Path | None = None,
+    client: int | None = None,
+    tell: Tell = unheard,
+) -> ClickEstimate:
+    """Estimate the clicks on the lists of a log if this model had ranked each list; `CannotTell` if that is impossible.
+
+    If the model was trained on this log, only the last fifth of the entries is used, which it has not seen, unless
+    `latest` gives another fraction.
+    """
+    log, model = load_log(folder), _load(model_path, client, tell)
+    shown = shown_results(log)
+    _check_features_of_log(model, log)
+    learned = model.notes.get("data") == log.folder.name
+    share = (TEST_SHARE if learned else 1.0) if latest is None else latest
+    if not 0 < share <= 1:
+        raise ValueError(f"latest must be greater than 0 and at most 1 (got {share:g})")
+    if learned and share > TEST_SHARE:
+        tell("the model was trained on some of these entries, so the estimate is too optimistic; use --latest 0.2")
+    elif learned and latest is None:
+        tell(f"the model was trained on this log; only the last {TEST_SHARE:.0%} of its entries are used")
+    first_counted = len(log) - math.floor(len(log) * share)
+    data = log_part(log, np.arange(len(log)), model.normalised, getattr(model, "ranges", None))
+    scores = np.asarray(model.score(data, client), np.float64)
+    known = None if propensities is None else read_propensities(propensities)
+    return estimate_clicks(shown, scores, log.features, bias, known, shown.search >= first_counted)
+
+
+def _check_features_of_log(model: Scorer, log: SearchLog) -> None:
+    names = log.feature_names
+    if len(names) != model.features:
+        raise CannotTell(f"features differ: the model uses {model.features} features, the log has {len(names)}")
+    if model.feature_names and model.feature_names != names:
+        position = next(
+            i for i, (one, other) in enumerate(zip(model.feature_names, names, strict=True)) if one != other
+        )
+        raise CannotTell(
+            f"features differ: feature {position + 1} is {model.feature_names[position]!r} in the model, but "
+            f"{names[position]!r} in the log"
+        )
+    if model.normalised == "global" and getattr(model, "ranges", None) is None:
+        raise CannotTell('features differ: the model has normalise = "global" but no feature ranges')

@@ -88,11 +88,7 @@ def perform_silo(experiment: SiloExperiment, writer: RunWriter) -> None:
         writer.add(round, interactions=documents, bytes_up=traffic, bytes_down=traffic, model=model)
         writer.after_round(round, last, lambda weights=weights: packed | {"weights": weights}, ends)  # type: ignore[misc]
     ranking = _ranking_part(weights)
-    origin = writer.origin(collection.name)
-    save_model(
-        Model(_RANKER, ranking, len(FEATURE_NAMES), test.normalised, FEATURE_NAMES, origin, test.ranges),
-        writer.folder / "model.json",
-    )
+    _save(ranking, test, writer, writer.origin(collection.name))
     writer.finish(
         last,
         queries=(test.query_ids.tolist(), per_query(evaluator, ranking, _RANKER)),
@@ -134,9 +130,7 @@ class SiloEvaluation:
         self._values = per_query(self._evaluator, model.weights, _RANKER)
         for number in range(1, last + 1):
             writer.add(number, values=average(self._values).tolist() if number == last else None)
-        notes = model.notes | writer.origin(self.collection.name)
-        shape = len(FEATURE_NAMES), test.normalised, FEATURE_NAMES, notes, test.ranges
-        save_model(Model(_RANKER, model.weights, *shape), writer.folder / "model.json")
+        _save(model.weights, test, writer, model.notes | writer.origin(self.collection.name))
 
     def finish(self, notes: Sequence[str]) -> None:
         last = self.experiment.rounds
@@ -147,6 +141,11 @@ class SiloEvaluation:
             baseline=BaselineRanking(BM25, self._evaluator.per_query_of_scores(self._lists.bm25)),
             notes=list(notes),
         )
+
+
+def _save(weights: Weights, test: RankingData, writer: RunWriter, notes: dict[str, Any]) -> None:
+    shape = len(FEATURE_NAMES), test.normalised, FEATURE_NAMES, notes, test.ranges
+    save_model(Model(_RANKER, weights, *shape), writer.folder / "model.json")
 
 
 def _packed(lists: Lists) -> dict[str, Any]:
@@ -282,23 +281,16 @@ def silo_card(experiment: SiloExperiment, silos: Sequence[Silo] | None = None) -
             reason = " The published noise is added, equal for all rows of a document, which hides nothing."
     spent = math.inf if guarantee is None or guarantee.epsilon is None else guarantee.epsilon
     if budget is not None and sees and spent > budget:
-        claim = "adds no noise, so no ε holds"
-        if reason:
-            claim = "adds the published noise, which hides nothing, so no ε holds"
-        if guarantee is not None:
-            claim = f"costs ε = {up(spent)} for one occurrence of a term"
+        noise = "the published noise, which hides nothing" if reason else "no noise"
+        claim = f"costs ε = {up(spent)} for one occurrence of a term" if guarantee else f"adds {noise}, so no ε holds"
         raise ValueError(f"the method {claim}, but the budget is {budget:g}; use more noise, or another budget")
     summary = "; ".join(sees or ["silos exchange nothing"]).capitalize() + "." + reason
-    if guarantee is not None and guarantee.paid_per == "once":
-        summary += (
-            f" Sketches are noised: ε = {up(spent)} at δ = {delta:g} for one occurrence of one term, paid "
-            "once for all queries of all silos; a word that occurs k times costs as much as a group of k."
-        )
-    elif guarantee is not None:
-        summary += (
-            f" Every answer is noised: ε = {up(spent)} for one occurrence of one term, {guarantee.often}; a "
-            "word that occurs k times costs as much as a group of k."
-        )
+    if guarantee is not None:
+        claim = f"Every answer is noised: ε = {up(spent)} for one occurrence of one term, {guarantee.often}"
+        if guarantee.paid_per == "once":
+            claim = f"Sketches are noised: ε = {up(spent)} at δ = {delta:g} for one occurrence of one term, paid once"
+            claim += " for all queries of all silos"
+        summary += f" {claim}; a word that occurs k times costs as much as a group of k."
     elif sees:
         summary += " Nothing can be claimed." if reason else " Noise is not added, and nothing can be claimed."
     return Card(
@@ -317,37 +309,24 @@ def _promised(method: LocalPlus, delta: float, silos: Sequence[Silo] | None) -> 
     """The guarantee; None if there is none."""
     if method.counts == "exact" or method.noise_in == "paper":
         return None
-    unit, neighbours = (
-        "one occurrence of one term in one field of one document",
-        ("one occurrence is replaced by another term: lengths are published"),
-    )
-    against = "silos and relays that see sketches or answers"
     if method.noise_in == "lookup":
-        times = 1 if silos is None else _released_numbers(silos)
-        return Paid(
-            against=against,
-            epsilon=method.epsilon * times,
-            epsilon_each_time=method.epsilon,
-            times=times,
-            paid_per="released number",
-            delta=delta,
-            unit=unit,
-            neighbours=neighbours,
-            because="Laplace noise on every released count and document frequency",
-        )
-    spent = method.sketcher.privacy(delta)
-    if math.isinf(spent):
+        times, each = 1 if silos is None else _released_numbers(silos), method.epsilon
+        paid_per, because = "released number", "Laplace noise on every released count and document frequency"
+    elif math.isinf(each := method.sketcher.privacy(delta)):
         return None
+    else:
+        times, paid_per = 1, "once"
+        because = "Gaussian noise in the sketch of the document and in that of the document frequencies"
     return Paid(
-        against=against,
-        epsilon=spent,
-        epsilon_each_time=spent,
-        times=1,
-        paid_per="once",
+        against="silos and relays that see sketches or answers",
+        epsilon=each * times,
+        epsilon_each_time=each,
+        times=times,
+        paid_per=paid_per,
         delta=delta,
-        unit=unit,
-        neighbours=neighbours,
-        because="Gaussian noise in the sketch of the document and in that of the document frequencies",
+        unit="one occurrence of one term in one field of one document",
+        neighbours="one occurrence is replaced by another term: lengths are published",
+        because=because,
     )
 
 

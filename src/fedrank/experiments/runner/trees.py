@@ -19,8 +19,7 @@ from fedrank.data.catalog import Fold
 from fedrank.data.ranking import RankingData
 from fedrank.experiments.runner.cards import forest_card
 from fedrank.experiments.runner.folder import table
-from fedrank.experiments.runner.merge import MergeRun, perform_merge
-from fedrank.experiments.runner.tree_data import begin_trees
+from fedrank.experiments.runner.merge import MergeRun, begin_trees, perform_merge
 from fedrank.experiments.runner.writer import RunWriter
 from fedrank.experiments.spec.experiment import of_sizes
 from fedrank.experiments.spec.trees import TreesExperiment

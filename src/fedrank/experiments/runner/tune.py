@@ -58,7 +58,6 @@ def tune(
     out: str | Path = "runs",
     *,
     workers: int = 1,
-    threads: int = 1,
     progress: Progress = quiet,
 ) -> tuple[Results, list[Tried], Path | None]:
     """Run missing settings, then choose. Returns the results of runs, all tried settings, and the tuned spec's file.
@@ -67,7 +66,7 @@ def tune(
     tuning is expected to try steps that are too large.
     """
     tuning, label = tuning_of(grid, over), f"{name}-tuning"
-    results = run_experiment(tuning, label, out, workers=workers, threads=threads, progress=progress)
+    results = run_experiment(tuning, label, out, workers=workers, progress=progress)
     if results.interrupted:
         return results, [], None
     folder = Path(out) / label

@@ -72,7 +72,6 @@ def unlearn_runs(
     verify: bool = False,
     purge: bool = False,
     trust: bool = False,
-    threads: int = 1,
     progress: Progress = quiet,
 ) -> list[Forgotten]:
     """Make every finished run in some folders forget the leaving clients.
@@ -92,14 +91,14 @@ def unlearn_runs(
     done = [request.done_before(verify) for request in requests]
     for request, before in zip(requests, done, strict=True):
         if before is None:
-            request.case(threads)
+            request.case()
             if verify and request.spec.mechanism is not None:
                 raise ValueError(
                     f"{request.run.path}: --verify retrains, but this run protects every message, and retraining "
                     "cannot be charged to its ledger; remove --verify"
                 )
     results = [
-        _forget(request, verify, threads, progress) if before is None else before
+        _forget(request, verify, progress) if before is None else before
         for request, before in zip(requests, done, strict=True)
     ]
     return [_purge(result, requests[0].leaving) for result in results] if purge else results
@@ -167,14 +166,14 @@ class _Request:
         weights = start_weights(self.spec, clients, seed)
         return first_weights(self.spec.learner.ranker, clients, seed) if weights is None else weights
 
-    def case(self, threads: int) -> tuple[Case, Model]:
+    def case(self) -> tuple[Case, Model]:
         """The original run, if this method can unlearn it, and its model."""
         try:
-            return self._case(threads)
+            return self._case()
         except ValueError as problem:
             raise ValueError(f"{self.run.path}: {problem}") from None
 
-    def _case(self, threads: int) -> tuple[Case, Model]:
+    def _case(self) -> tuple[Case, Model]:
         run, spec, before = self.run, self.spec, self.before
         _check_protection(spec)
         if spec.population != SIMULATED:
@@ -197,7 +196,6 @@ class _Request:
             rounds=rounds,
             history=history_of(ancestors_of(run.path)[-1]),
             points=max(1, min(MAX_POINTS, len(run.evaluated))),
-            threads=threads,
         )
         case = replace(case, first=self.first(case.remaining, run.seed))
         name = describe(self.unlearner)["name"]
@@ -259,24 +257,31 @@ def _check_protection(spec: FederatedExperiment) -> None:
     if not has_trait(spec.mechanism, "adds up"):
         return
     placement = describe(spec.mechanism)["placement"]["name"]
+    reason = "noise was added only to the sum of updates, so a model computed from some of them would be unprotected"
     if placement == "secure-aggregation":
         reason = "the server never saw single updates, so none can be removed"
-    else:
-        reason = (
-            "noise was added only to the sum of updates, so a model computed from some of them would be unprotected"
-        )
     raise ValueError(
         f"the mechanism has placement = {placement!r}: {reason}; run the experiment again without the leaving clients"
     )
 
 
-def _forget(request: _Request, verify: bool, threads: int, progress: Progress) -> Forgotten:
+def _forget(request: _Request, verify: bool, progress: Progress) -> Forgotten:
     """Create the new run."""
-    case, model = request.case(threads)
+    case, model = request.case()
     with _charges_for(request, case) as charges:
         if charges is not None:
             case = replace(case, journal_for=charges.journal_for(case.remaining))
-        return _forgotten(request, case, model, charges, verify, threads, progress)
+        evaluator = _evaluator(request.task)
+        done = forget(case, request.unlearner, by_rounds(progress, request.task.label))
+        paper = _receipt(request, case, model, done, evaluator, verify, progress)
+        weights = done.unlearned.weights
+        if model.weights.ndim == 2:
+            weights = personal_models(case.without, done.unlearned.state, done.unlearned.memory, case.remaining)
+        notes = model.notes | {"unlearned": {"clients": request.gone, "method": describe(request.unlearner)}}
+        changed = replace(model, weights=weights, notes=notes)
+        facts = _facts(request, case, done) | {"card": _card(request, done, charges)}
+        paper = _write_run(request.task, request.run, done, changed, paper, evaluator, **facts)
+    return Forgotten(request.run, request.task.folder, paper)
 
 
 def _charges_for(request: _Request, case: Case) -> AbstractContextManager[UnlearningCharges | None]:
@@ -287,28 +292,6 @@ def _charges_for(request: _Request, case: Case) -> AbstractContextManager[Unlear
     known = {key: request.asked[key] for key in ("clients", "method")}
     known |= {"parent": sha256(request.run.path / "model.json")}
     return UnlearningCharges.open(request.spec, case.remaining, parents, request.task.folder, known)
-
-
-def _forgotten(
-    request: _Request,
-    case: Case,
-    model: Model,
-    charges: UnlearningCharges | None,
-    verify: bool,
-    threads: int,
-    progress: Progress,
-) -> Forgotten:
-    evaluator = _evaluator(request.task)
-    done = forget(case, request.unlearner, by_rounds(progress, request.task.label))
-    paper = _receipt(request, case, model, done, evaluator, verify, progress)
-    unlearned, weights = done.unlearned, done.unlearned.weights
-    if model.weights.ndim == 2:
-        weights = personal_models(case.without, unlearned.state, unlearned.memory, case.remaining)
-    notes = model.notes | {"unlearned": {"clients": request.gone, "method": describe(request.unlearner)}}
-    changed = replace(model, weights=weights, notes=notes)
-    facts = _facts(request, case, done) | {"card": _card(request, done, charges)}
-    paper = _write_run(request.task, request.run, done, changed, paper, evaluator, threads, **facts)
-    return Forgotten(request.run, request.task.folder, paper)
 
 
 def unlearn_recorded(
@@ -358,7 +341,6 @@ def _write_run(
     model: Model,
     paper: Receipt,
     evaluator: Evaluator,
-    threads: int = 1,
     online: bool = True,
     **facts: Any,
 ) -> Receipt:
@@ -366,7 +348,7 @@ def _write_run(
     spec = task.experiment
     assert isinstance(spec, FederatedExperiment)
     ranker = spec.learner.ranker
-    with atomic_run_folder(task.folder) as part, RunWriter(replace(task, folder=part), threads) as writer:
+    with atomic_run_folder(task.folder) as part, RunWriter(replace(task, folder=part)) as writer:
         writer.begin(lambda models: evaluator(models, ranker), online=online)
         writer.totals = Totals(seconds=done.seconds, cpu_seconds=done.cpu_seconds)
         for point in done.points:
@@ -390,28 +372,19 @@ def _write_run(
 
 
 def _receipt(
-    request: _Request,
-    case: Case,
-    parent: Model,
-    done: Forgetting,
-    evaluator: Evaluator,
-    verify: bool,
-    progress: Progress,
+    request: _Request, case: Case, parent: Model, done: Forgetting, evaluator: Evaluator, verify: bool, tell: Progress
 ) -> Receipt:
     """What was done, and the distance to retrained models if verification is requested."""
     spec, unlearner, weights = request.spec, request.unlearner, done.unlearned.weights
     ranker, shared = spec.learner.ranker, parent.weights if parent.weights.ndim == 1 else None
     again = found = None
     if verify:
-        again = retrain(case, unlearner, partial(request.first, case.remaining), request.task.label, progress)
+        again = retrain(case, unlearner, partial(request.first, case.remaining), request.task.label, tell)
         test = load_fold(spec.data, request.run.fold).test
         found = distance_to_retrained(weights, again.models, ranker, test, shared)
     paper = receipt(case, unlearner, done.unlearned, found)
-    paper["cost"] |= {
-        "seconds": round(done.seconds, 3),
-        "cpu_seconds": round(done.cpu_seconds, 3),
-        "bytes_up": done.bytes_up,
-    }
+    times = {"seconds": round(done.seconds, 3), "cpu_seconds": round(done.cpu_seconds, 3)}
+    paper["cost"] |= times | {"bytes_up": done.bytes_up}
     retrained = None if again is None else again.models
     quality = quality_of(evaluator, ranker, parent.weights, weights, retrained)
     if again is not None:
@@ -446,30 +419,23 @@ def _facts(request: _Request, case: Case, done: Forgetting) -> dict[str, Any]:
 def _card(request: _Request, done: Forgetting, charges: UnlearningCharges | None) -> Card:
     """The privacy card of the new model: the parent's, as far as it still holds, and what unlearning added."""
     had, made = request.run.card, card(replace(request.spec, record_every=0), [], 0, 0)
+    rounds: int | None
+    often: int | None
     if charges is not None:
         rounds, often = charges.rounds, charges.participations
         made = replace(made, rounds_charged=rounds, participations_charged=often, promises=charges.paid())
     elif had is not None:
-        made = replace(
-            made,
-            rounds_charged=had.rounds_charged,
-            participations_charged=had.participations_charged,
-            promises=_promises(had.promises),
-        )
+        rounds, often = had.rounds_charged, had.participations_charged
+        made = replace(made, rounds_charged=rounds, participations_charged=often, promises=_promises(had.promises))
     if request.spec.population != SIMULATED:
         people, _ = population_of(request.spec, ancestors_of(request.run.path)[-1])
         made = replace(made, population=population_totals(people))
     added = NOBODY_ASKED
+    more = f"unlearning requested updates of {done.unlearned.rounds:,} more rounds from the remaining clients"
     if charges is not None:
-        added = (
-            f"unlearning requested updates of {done.unlearned.rounds:,} more rounds from the remaining clients, "
-            f"protected like those of the run and charged to population {charges.population.name!r}"
-        )
+        added = f"{more}, protected like those of the run and charged to population {charges.population.name!r}"
     elif done.bytes_up:
-        added = (
-            f"unlearning requested updates of {done.unlearned.rounds:,} more rounds from the remaining clients, "
-            "without protection; no guarantee holds for these either"
-        )
+        added = f"{more}, without protection; no guarantee holds for these either"
     parent = "the parent run, as far as it still exists; receipt.json lists its contents"
     return replace(
         made,

@@ -43,14 +43,8 @@ TIES = "equal scores are ordered by a fixed shuffle of positions, which favours 
 NOISE = "from the system's secure source: a repeated run gives different numbers"
 # Files that a run deletes when it ends; the ledger is kept, because sent updates cannot be recalled.
 AT_THE_END = (
-    "queries.csv",
-    "nothing.csv",
-    "clients.csv",
-    "validation.csv",
-    "selected.npz",
-    "model.json",
-    "privacy.json",
-)
+    "queries.csv", "nothing.csv", "clients.csv", "validation.csv", "selected.npz", "model.json", "privacy.json",
+)  # fmt: skip
 
 
 # Errors of ZipFile, NumPy and JSON for invalid files. RuntimeError: an encrypted part, unknown
@@ -138,21 +132,15 @@ class RunWriter:
         on_progress: Callable[[News], None] = lambda news: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.task, self.folder, self.threads, self.on_progress, self.stop = (
-            task,
-            task.folder,
-            threads,
-            on_progress,
-            stop,
-        )
+        self.task, self.folder, self.threads = task, task.folder, threads
+        self.on_progress, self.stop = on_progress, stop
         self._damage: ValueError | None = None  # why the checkpoint is unusable
         try:
             self.restored = _read_checkpoint(task.folder)  # the state of an earlier process, if any
         except ValueError as problem:
             self.restored, self._damage = None, problem
         self.round = 0 if self.restored is None else int(self.restored["round"])  # the last saved round
-        self.quality = math.nan
-        self.totals = Totals()
+        self.quality, self.totals = math.nan, Totals()
         self.safe: Callable[[int], None] = lambda round: None  # called after every checkpoint
         self.facts = _first_facts(task, self.round)
         if self.restored is not None and "checksum" not in self.restored:
@@ -163,10 +151,12 @@ class RunWriter:
         self._models: list[Weights] = []  # waiting for evaluation
         self._unmeasured: list[int] = []  # the rows that wait for their values
         self._reported = 0.0
+        self._start_clocks()
+
+    def _start_clocks(self) -> None:
         self._began = self._clock = self._saved = time.monotonic()
-        self._cpu = time.process_time()
-        self._pause = SECONDS_BETWEEN_CHECKPOINTS
-        self._resumed, self._interactions_before = self.round, 0
+        self._cpu, self._pause = time.process_time(), SECONDS_BETWEEN_CHECKPOINTS
+        self._resumed, self._interactions_before = self.round, self.totals.interactions
 
     def __enter__(self) -> RunWriter:
         write_atomic(self.folder / "spec.toml", to_toml(self.task.experiment))
@@ -180,13 +170,8 @@ class RunWriter:
     def origin(self, data: str) -> dict[str, Any]:
         """The origin in a model file, from which `fedrank model score` finds the test queries of its fold."""
         task = self.task
-        return {
-            "experiment": task.name,
-            "variant": task.variant,
-            "fold": task.fold,
-            "seed": task.seed,
-            "data": data,
-        }
+        run = {"variant": task.variant, "fold": task.fold, "seed": task.seed}
+        return {"experiment": task.name, **run, "data": data}
 
     def check_checkpoint(self) -> None:
         """Raise an error before anything is done if the checkpoint is damaged."""
@@ -231,9 +216,7 @@ class RunWriter:
             self._file = open(path, "w+b", opener=for_owner)  # noqa: SIM115
             with add_path_to_errors(path):
                 self._file.write((",".join([*columns, *self._measures, *["reward"] * reward]) + "\n").encode())
-        self._began = self._clock = self._saved = time.monotonic()
-        self._cpu, self._pause = time.process_time(), SECONDS_BETWEEN_CHECKPOINTS
-        self._resumed, self._interactions_before = self.round, self.totals.interactions
+        self._start_clocks()
         return checkpoint
 
     @property
@@ -253,19 +236,10 @@ class RunWriter:
         values: Sequence[float] | None = None,  # [measures], if already known
     ) -> None:
         """Add one row; amounts are those of this round alone."""
-        old = self.totals
-        self.totals = now = Totals(
-            old.interactions + interactions,
-            old.bytes_up + bytes_up,
-            old.bytes_down + bytes_down,
-            old.seconds,
-            old.cpu_seconds,
-        )
-        cells = [
-            str(round),
-            *[cell(online)] * self._online,
-            *map(str, (now.interactions, now.bytes_up, now.bytes_down)),
-        ]
+        before = self.totals
+        counts = (before.interactions + interactions, before.bytes_up + bytes_up, before.bytes_down + bytes_down)
+        self.totals = Totals(*counts, before.seconds, before.cpu_seconds)
+        cells = [str(round), *[cell(online)] * self._online, *map(str, counts)]
         if values is not None:
             cells += map(cell, map(float, values))
             self.quality = float(values[0])
@@ -387,8 +361,7 @@ class RunWriter:
 
 
 def _first_facts(task: Task, round: int) -> Facts:
-    measured = map(measure, task.experiment.measures)
-    conventions = {str(one): one.about for one in measured}
+    conventions = {str(one): one.about for one in map(measure, task.experiment.measures)}
     machine = kernels.compile.compiled_for()
     if not kernels.compile.same_bytes_here():
         conventions["machine"] = (

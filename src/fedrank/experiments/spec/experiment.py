@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from fedrank.experiments.spec.families import SpecSection, default_of, describe, is_required, read_fields, settings_of
+from fedrank.experiments.spec.families import SpecSection, default_of, describe, read_fields, settings_of
 from fedrank.experiments.spec.sections import PrivacySpec
 from fedrank.privacy.population import SIMULATED
 from fedrank.ranking.measures import measure
@@ -45,6 +45,7 @@ class Experiment(ABC):
     if TYPE_CHECKING:  # declared by every kind with its own type
         kind: str
         data: Any  # a section with `folds` and `require`
+        rounds: int
 
     @property
     @abstractmethod
@@ -57,13 +58,9 @@ class Experiment(ABC):
         return self.measures
 
     @property
-    @abstractmethod
     def rounds_asked(self) -> int:
         """The maximum number of rows in rounds.csv."""
-
-    def require_data(self) -> None:
-        """Raise an error if the data are missing, before any run begins."""
-        self.data.require()
+        return self.rounds
 
     def repeats(self) -> list[tuple[int, int]]:
         """The (fold, seed) pair of every repeat."""
@@ -85,8 +82,7 @@ class Experiment(ABC):
         values = read_fields(cls, tables, "", problems, known=known, full_check=full_check)
         cls.complete(values, tables, problems)
         if full_check:
-            fields = {field.name: field for field in dataclasses.fields(cls)}
-            defaults = {name: None if is_required(field) else default_of(field) for name, field in fields.items()}
+            defaults = {field.name: default_of(field) for field in dataclasses.fields(cls)}
             unusable = set(tables) - set(values)  # these have been reported already
             problems += cls.problems(SimpleNamespace(**(defaults | values), unusable=unusable))
         return cls(**values) if len(problems) == before else None

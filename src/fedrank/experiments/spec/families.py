@@ -271,6 +271,9 @@ def is_required(field: dataclasses.Field[Any]) -> bool:
 
 
 def default_of(field: dataclasses.Field[Any]) -> Any:
+    """The default of a setting; None if it is required."""
+    if is_required(field):
+        return None
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 

@@ -156,10 +156,6 @@ class FederatedExperiment(Experiment):
     def extent(self) -> str:
         return f"{self.rounds:,} rounds"
 
-    @property
-    def rounds_asked(self) -> int:
-        return self.rounds
-
     def setting(self, features: int) -> Setting:
         """What the guarantees of a mechanism depend on, for data with so many features."""
         return promised_in(self, self.learner.ranker.size(features))

@@ -218,14 +218,10 @@ def _read_variants(given: TomlTable, problems: list[str]) -> TomlTable:
     return {name: changes for name, changes in given.items() if name and isinstance(changes, dict)}
 
 
-def _read_quick(given: TomlTable, problems: list[str]) -> TomlTable:
-    return flat(given, lambda key, table: "name" in table)
-
-
 _TABLES = {
     "vary": (_read_vary, "[vary]"),
     "variants": (_read_variants, "[variants.NAME]"),
-    "quick": (_read_quick, "[quick]"),
+    "quick": (lambda given, problems: flat(given, lambda key, table: "name" in table), "[quick]"),
 }
 
 

@@ -8,9 +8,10 @@ import inspect
 import textwrap
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from fedrank import plugins
-from fedrank.experiments.spec.families import FAMILIES, default_of, hints_of, is_required, name_of
+from fedrank.experiments.spec.families import FAMILIES, default_of, hints_of, name_of
 from fedrank.names import did_you_mean
 from fedrank.ranking.click_models import CLICK_MODEL_MEANINGS
 from fedrank.ranking.measures import MEASURES
@@ -90,17 +91,19 @@ def summary_of(cls: type) -> str:
     return " ".join((cls.__doc__ or "").split("\n\n")[0].split())
 
 
+def settings_in(cls: type) -> list[tuple[dataclasses.Field[Any], Any, Any, str]]:
+    """The settings of a method or section: each with its type hint, its default (None if required) and its comment."""
+    hints, comments = hints_of(cls), comments_of(cls)
+    fields = [field for field in dataclasses.fields(cls) if field.init]
+    return [(each, hints[each.name], default_of(each), comments.get(each.name, "")) for each in fields]
+
+
 def _settings(cls: type) -> tuple[ListedSetting, ...]:
-    comments = comments_of(cls)
     rows = []
-    for field in dataclasses.fields(cls):
-        hint = hints_of(cls)[field.name]
-        value = None if is_required(field) else default_of(field)
-        if hint in FAMILIES:
-            what, default = FAMILIES[hint].name, "" if value is None else name_of(value)
-        else:
-            what, default = str(field.type), "" if value is None else shown(value)
-        rows.append(ListedSetting(field.name, what, default, comments.get(field.name, "")))
+    for field, hint, default, comment in settings_in(cls):
+        family = FAMILIES.get(hint)
+        text = "" if default is None else shown(default) if family is None else name_of(default)
+        rows.append(ListedSetting(field.name, str(field.type) if family is None else family.name, text, comment))
     return tuple(rows)
 
 

@@ -80,7 +80,3 @@ class SiloExperiment(Experiment):
     @property
     def extent(self) -> str:
         return f"{self.rounds:,} passes over {self.silos.count} silos"
-
-    @property
-    def rounds_asked(self) -> int:
-        return self.rounds

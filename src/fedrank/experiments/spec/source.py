@@ -107,14 +107,11 @@ def _mark_changed(tables: TomlTable, before: TomlTable, changes: Sequence[tuple[
     if "paper" not in tables or not other:
         return
     tables.pop("published", None)
-    changed = ", ".join(f"{key}={_briefly(value)}" for key, value in other.items() if key != "data.folds")
+    files = {key: Path(value).name for key, value in other.items() if isinstance(value, str) and "/" in value}
+    texts = {key: files.get(key) or readable(value) for key, value in other.items() if key != "data.folds"}
+    changed = ", ".join(f"{key}={text}" for key, text in texts.items())
     if changed and "title" not in keys:  # folds are only a selection of runs
         tables["title"] = f"{tables.get('title', '')} (changed: {changed})".strip()
-
-
-def _briefly(value: Any) -> str:
-    """A value in a title; for a file, its name."""
-    return Path(value).name if isinstance(value, str) and "/" in value else readable(value)
 
 
 def _as_written(tables: TomlTable, keys: list[str]) -> list[str]:
@@ -258,7 +255,9 @@ def _resolve(tables: TomlTable, folder: Path) -> None:
             return {inner: full(f"{key}.{inner}", below) for inner, below in value.items()}
         return os.path.abspath(folder / value) if _FILES.fullmatch(key) and _is_path(key, value) else value
 
-    for table in (tables, *_tables_in(tables.get("variants"))):
+    variants = tables.get("variants")
+    changes = variants.values() if isinstance(variants, dict) else ()
+    for table in (tables, *(table for table in changes if isinstance(table, dict))):
         for key, value in table.items():
             if key not in ABOUT:
                 table[key] = full(key, value)
@@ -273,7 +272,3 @@ def _resolve(tables: TomlTable, folder: Path) -> None:
 def _is_path(key: str, value: Any) -> bool:
     words = {"start": (GIVEN,), "over": ("grade",), "propensities": (SHARED, OWN)}  # values that are not files
     return isinstance(value, str) and bool(value) and value not in words.get(key.rpartition(".")[2], ())
-
-
-def _tables_in(tables: Any) -> list[TomlTable]:
-    return [table for table in tables.values() if isinstance(table, dict)] if isinstance(tables, dict) else []

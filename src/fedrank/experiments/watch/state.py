@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from fedrank.experiments.report.formatting import heading
-from fedrank.experiments.report.run_values import running_mean, thinned
+from fedrank.experiments.report.run_values import drawn_rows
 from fedrank.experiments.runner.folder import STATES
 from fedrank.experiments.runner.runs import Run, Runs, load_runs
-from fedrank.experiments.spec.grid import Grid, read_tables
+from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.kinds import KINDS
 from fedrank.files import opened, read_text
 from fedrank.toml import parse_toml
@@ -143,22 +143,14 @@ def _experiment(runs: Runs) -> WatchedExperiment:
     first, grid = runs[0], None
     with suppress(OSError, ValueError):  # there may be none, or one of a newer fedrank
         grid = read_tables(parse_toml(read_text(first.folder / "experiment.toml")), full_check=False)
-    asked = len(runs) if grid is None else max(len(runs), len(grid.variants) * len(grid.repeats()))
-    return WatchedExperiment(
-        _id(first.folder),
-        first.experiment,
-        (grid.title if grid is not None else "") or first.title,
-        first.folder,
-        "federated" if grid is None else grid.kind,
-        tuple(map(_run, _in_order(runs, grid))),
-        asked,
-    )
-
-
-def _in_order(runs: Runs, grid: Grid[Any] | None) -> list[Run]:
-    """Return the runs in the order of the variants in the spec."""
-    positions = {name: position for position, name in enumerate([] if grid is None else grid.names)}
-    return sorted(runs, key=lambda run: (positions.get(run.variant, len(positions)), run.variant, run.repeat))
+    asked, title, kind, names = len(runs), first.title, "federated", list[str]()
+    if grid is not None:
+        asked, names = max(asked, len(grid.variants) * len(grid.repeats())), grid.names
+        title, kind = grid.title or title, grid.kind
+    positions = {name: position for position, name in enumerate(names)}  # variants in the order of the spec
+    ordered = sorted(runs, key=lambda run: (positions.get(run.variant, len(names)), run.variant, run.repeat))
+    shown = tuple(map(_run, ordered))
+    return WatchedExperiment(_id(first.folder), first.experiment, title, first.folder, kind, shown, asked)
 
 
 def _run(run: Run) -> WatchedRun:
@@ -221,18 +213,13 @@ def preview(experiment: WatchedExperiment) -> list[dict[str, str]]:
         return []
     first, last = min(min(rounds) for *_, rounds, _ in curves), max(max(rounds) for *_, rounds, _ in curves)
     low, high = min(min(values) for *_, values in curves), max(max(values) for *_, values in curves)
-    across, up = PREVIEW_SIZE[0] / max(last - first, 1), (PREVIEW_SIZE[1] - 4) / max(high - low, 1e-9)
-    return [
-        {
-            "name": variant,
-            "colour": colour,
-            "points": " ".join(
-                f"{(x - first) * across:.1f},{PREVIEW_SIZE[1] - 2 - (y - low) * up:.1f}"
-                for x, y in zip(rounds, values, strict=True)
-            ),
-        }
-        for variant, colour, rounds, values in curves
-    ]
+    (width, height), drawn = PREVIEW_SIZE, []
+    across, up = width / max(last - first, 1), (height - 4) / max(high - low, 1e-9)
+    for variant, colour, rounds, values in curves:
+        places = ((x - first) * across for x in rounds), (height - 2 - (y - low) * up for y in values)
+        points = " ".join(f"{x:.1f},{y:.1f}" for x, y in zip(*places, strict=True))
+        drawn.append({"name": variant, "colour": colour, "points": points})
+    return drawn
 
 
 def _lines(runs: Sequence[WatchedRun], many: bool) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -247,21 +234,12 @@ def _lines(runs: Sequence[WatchedRun], many: bool) -> Iterator[tuple[str, dict[s
 
 def _curves(run: Run) -> dict[str, dict[str, Any]]:
     rounds = run.rounds
-    number, found = rounds["round"], {}
-    interactions, known = rounds.get("interactions"), np.isfinite(number)
-    if interactions is not None:
-        known &= np.isfinite(interactions)
-    for column in (*run.measures, "online"):
-        values = rounds.get(column)
-        if values is None:
-            continue
-        rows = np.flatnonzero(np.isfinite(values) & known)
-        shown = running_mean(values[rows], max(1, len(number) // 50)) if column == "online" else values[rows]
-        drawn_rows = thinned(len(rows))
-        if len(drawn_rows):
-            found[column] = {
-                "rounds": number[rows][drawn_rows].astype(int).tolist(),
-                "interactions": None if interactions is None else interactions[rows][drawn_rows].tolist(),
-                "mean": [round(value, 5) for value in shown[drawn_rows].tolist()],
-            }
+    number, interactions, found = rounds["round"], rounds.get("interactions"), {}
+    usable = np.isfinite(number) if interactions is None else np.isfinite(number) & np.isfinite(interactions)
+    for column, (rows, values) in drawn_rows(rounds, run.measures, usable).items():
+        found[column] = {
+            "rounds": number[rows].astype(int).tolist(),
+            "interactions": None if interactions is None else interactions[rows].tolist(),
+            "mean": [round(value, 5) for value in values.tolist()],
+        }
     return found

@@ -1,12 +1,13 @@
-"""The routes of the page. It only reads; nothing on it changes a run."""
+"""The page on runs: its routes, and serving it. It only reads; nothing on it changes a run."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedrank.experiments.report.formatting import duration
@@ -16,6 +17,7 @@ from fedrank.experiments.runner.runs import Runs
 from fedrank.experiments.watch.state import Watched, WatchedExperiment, charts, log_of, preview
 from fedrank.web.access import Access
 from fedrank.web.local_app import LocalApp
+from fedrank.web.server import serve_page
 from fedrank.web.templates import script_json, templates
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
     from starlette.types import ASGIApp
 
+COMMAND = "fedrank watch"
 PARTS = {
     "style.css": "text/css",
     "chart.js": "text/javascript",
@@ -35,6 +38,15 @@ MAX_COMPARED = 12  # experiments
 
 class UnknownRun(Exception):
     """This experiment or run does not exist, or was deleted."""
+
+
+def watch(folders: Sequence[Path], port: int = 0, ready: Callable[[str], None] = lambda link: None) -> None:
+    """Serve until interrupted; `ready` gets the one-time link as soon as it can be opened."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise FileNotFoundError(f"no folder {folder}; give the folder that runs go to, such as runs")
+    watched = Watched(tuple(one.resolve() for one in folders))
+    serve_page(COMMAND, lambda door: make_app(watched, door), port, ready, extra="watch")
 
 
 def make_app(watched: Watched, door: Access) -> ASGIApp:
