@@ -191,7 +191,7 @@ def privacy_verdict(spec: Any) -> str:
     for against, price in prices_by_observer(planned(spec)).items():
         whom = "every observer" if against == "everybody" else f"the {against}"
         if math.isinf(price.total):
-            parts.append(f"cannot be claimed against {whom}: {price.guarantee.because}")
+            parts.append(f"no privacy guarantee against {whom}: {price.guarantee.because}")
             continue
         sure = 100 / (1 + math.exp(-min(price.total, 500.0)))
         about = f"ε = {up(price.total)} (δ = {price.delta:g}) against {whom}"
@@ -207,7 +207,7 @@ def privacy_verdict(spec: Any) -> str:
         reachable = [value for value in needed if not math.isinf(value)]
         advice = f" For ε = {max(TARGETS):g}, set mechanism.noise to {enough(max(reachable))}." if reachable else ""
     if from_outside(spec.mechanism):
-        parts.insert(0, "cannot be claimed by fedrank, which does not know this mechanism; its author claims")
+        parts.insert(0, "not verified, because the mechanism is not part of fedrank; its author claims")
     return "; ".join(parts) + "." + advice
 
 
@@ -307,7 +307,7 @@ def _leaving(spec: SiloExperiment | TreesExperiment, targets: Sequence[float]) -
     yield Table(["leaves", "to", "ε", "δ"], rows, 2)
     for each in leaves:
         if each.guarantee is None:
-            yield paragraph(f"Nothing can be claimed for {each.what.partition(':')[0]}: {each.because}.", tone="quiet")
+            yield paragraph(f"No privacy guarantee for {each.what.partition(':')[0]}: {each.because}.", tone="quiet")
         else:
             protects = f"{each.guarantee.unit}; {each.guarantee.neighbours}"
             yield paragraph(f"ε is for {protects}, paid {each.guarantee.often}: {each.because}.", tone="quiet")
@@ -317,7 +317,7 @@ def _leaving(spec: SiloExperiment | TreesExperiment, targets: Sequence[float]) -
 
 def _of_sketches(spec: SiloExperiment, targets: Sequence[float]) -> Iterable[Part]:
     if costs := cost_of_words(spec):
-        header = ["a word that stands in a document", *("once" if often == 1 else f"{often} times" for often in costs)]
+        header = ["a word that occurs in a document", *("once" if often == 1 else f"{often} times" for often in costs)]
         yield Table(header, [["ε", *(up(cost) for cost in costs.values())]])
         needed = ["none" if math.isinf(noise) else enough(noise) for noise in sketch_noise_needed(spec, targets)]
         have = getattr(spec.method, "noise", math.nan)
@@ -402,7 +402,7 @@ def about_prices(prices: Sequence[Price]) -> list[Part]:
             often = paid_for(guarantee.paid, price.times)
             cells = (f"one {guarantee.unit}", up(price.each), often, up(price.total), f"{price.delta:g}")
         rows.append([against, *cells])
-        verb = "Nothing can be claimed" if nothing else "Holds"
+        verb = "No privacy guarantee" if nothing else "Holds"
         reasons.append(paragraph(f"{verb} against {against}: {guarantee.because}.", tone="quiet"))
     return [Table(["against", "protects", "ε each time", "for", "ε in total", "δ"], rows, 2), *reasons]
 
@@ -441,15 +441,13 @@ def _audit_verdict(findings: Sequence[Finding]) -> Part:
     if by["NOT SHOWN"]:
         return _verdict_line(
             "better",
-            "no attack contradicted the guarantee, and the same attacks find one with a quarter less noise. This does "
-            f"not prove the guarantee.{inconclusive}",
+            "no attack contradicted the guarantee, although the same attacks detect a copy with a quarter less noise. "
+            f"This does not prove the guarantee.{inconclusive}",
         )
     if by["NOT READ"]:
-        return _verdict_line(
-            "warn", f"these attacks read nothing, which proves nothing about better ones.{inconclusive}"
-        )
+        return _verdict_line("warn", f"these attacks read nothing; better attacks may.{inconclusive}")
     if any(each.verdict == "NO POWER" for each in findings):
-        return _verdict_line("warn", f"nothing can be concluded; attack more messages with --messages.{inconclusive}")
+        return _verdict_line("warn", f"the result is inconclusive; attack more messages with --messages.{inconclusive}")
     return _verdict_line("warn", "no attack was made; the reasons are above.")
 
 

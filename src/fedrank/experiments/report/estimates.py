@@ -32,9 +32,8 @@ def about_estimate(found: ClickEstimate) -> list[Section]:
     ]
     headings = ["estimate", "unit", "logged order", "model", "95 % interval", "difference", "95 % interval"]
     points = [
-        f"{found.searches:,} lists of {found.queries:,} queries, an effective sample of {found.effective:,.0f} "
-        "queries that "
-        f"weigh alike; {found.clicks:,} clicks in the first {found.positions} positions; intervals are over queries",
+        f"{found.searches:,} lists of {found.queries:,} queries, an effective sample size of {found.effective:,.0f} "
+        f"queries; {found.clicks:,} clicks in the first {found.positions} positions; intervals are over queries",
         f"propensities from {found.propensities.how}; {found.clipped:.1%} of clicks had their weight clipped, "
         f"{found.unseen:.1%} of the model's top results were never shown at a known position",
         f"the model moves {found.moved:.0%} of all results within their list; it reorders what was shown and retrieves "

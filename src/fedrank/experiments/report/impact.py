@@ -30,7 +30,7 @@ from fedrank.privacy.guarantees import up
 from fedrank.privacy.population import now
 
 TO_FILL_IN = "TO FILL IN: "
-NOT_SAID = "not said"
+NOT_SAID = "not stated"
 DISCLAIMER = (
     "This is a template, not an assessment or legal advice. fedrank filled in what files contain; people must decide "
     "whether it is true "
@@ -291,7 +291,9 @@ def _promises(assessed: Assessed, home: Path) -> Section:
     for run, card in assessed.cards:
         if card is None:
             parts.append(
-                paragraph(Span(run.label, style="strong"), ": it has no privacy card, so nothing can be claimed.")
+                paragraph(
+                    Span(run.label, style="strong"), ": it has no privacy card, so there is no privacy guarantee."
+                )
             )
             continue
         summary, _, _ = card.summary.partition(" Not covered: ")  # covered in a separate section
@@ -319,7 +321,7 @@ def _paid(card: Card) -> Table:
     rows = [
         [
             paid.against,
-            "nothing can be claimed" if paid.epsilon is None else up(paid.epsilon),
+            "no privacy guarantee" if paid.epsilon is None else up(paid.epsilon),
             f"{paid.delta:g}",
             paid.unit,
             paid.often,
@@ -426,7 +428,7 @@ def _protection(spec: Any) -> Iterable[str]:
     yield f"protection of updates: {describe(spec.mechanism)['name'] if spec.mechanism is not None else 'none'}"
     budget = spec.privacy.budget
     yield f"a run stops at ε = {budget:g}" if budget is not None else "no budget stops a run"
-    yield f"recorded updates: {f'every {spec.record_every}. round' if spec.record_every else 'none'}"
+    yield f"recorded updates: {f'every {spec.record_every} rounds' if spec.record_every else 'none'}"
 
 
 def _settings(values: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ def _draw_users(axis: Any, log: LogDescription) -> None:
     at_least = len(log.clicks) - np.searchsorted(np.sort(log.clicks), values)
     axis.loglog(values, at_least, ".", color=COLOURS[0], ms=4)
     what = _entries(log)
-    title = f"Users with at least so many {what}"
+    title = f"Users with at least this many {what}"
     if law := log.power_law:
         tail = values[values >= law.least]
         axis.loglog(
@@ -114,7 +114,7 @@ def _draw_lost(axis: Any, shown: ShownDescription) -> None:
         plain(text)
     axis.set_ylim(max(len(lost), 5) - 0.5, -0.7)
     axis.set_xlabel("how many")
-    axis.set_title("Left out, cut by limits, and odd", loc="left", fontsize=9.5)
+    axis.set_title("Left out, removed by limits, and unusual", loc="left", fontsize=9.5)
 
 
 def _draw_shares(axis: Any, shown: ShownDescription) -> None:

@@ -54,7 +54,7 @@ class AffectedRun:
     used: str  # one of the four above
     because: str = ""  # the reason if it is not known
     clients: tuple[int, ...] = ()  # clients that held their searches
-    claims: tuple[str, ...] = ()  # of its privacy card; empty: nothing can be claimed
+    claims: tuple[str, ...] = ()  # of its privacy card; empty: no privacy guarantee
     remains: tuple[Json, ...] = ()  # files with data about them, and which data
     unlearn_command: str = ""  # to be run before rows are removed
     retrain_command: str = ""  # to be run after rows are removed

@@ -49,7 +49,7 @@ from fedrank.ranking.propensity import IN_THE_CLEAR, SHARED
 from fedrank.types import has_trait
 
 UNPROTECTED = (
-    "No mechanism: clients send exact updates, from which clicks can be reconstructed. Nothing can be claimed "
+    "No mechanism: clients send exact updates, from which clicks can be reconstructed. No privacy guarantee "
     "against an observer who sees an update."
 )
 TARGETS = (1.0, 2.0, 4.0, 8.0)  # values of ε for which the required noise is shown
@@ -408,7 +408,7 @@ def summary(card: Card) -> str:
         )
     for row in card.promises:
         if row.epsilon is None:
-            parts.append(f"Against the {row.against}: nothing can be claimed ({row.because}).")
+            parts.append(f"Against the {row.against}: no privacy guarantee ({row.because}).")
         else:
             claim = f"ε = {up(row.epsilon)} at δ = {row.delta:g}, paid {row.often}"
             parts.append(f"Against the {row.against}: {claim} ({row.because}).")
