@@ -318,7 +318,7 @@ def test_an_answer_to_another_question_is_refused(owner_of, parties):
     with pytest.raises(ValueError, match="another question"):
         read_answer(answer(one.letter, owner), two, parties["b"])
     _, content = unseal(answer(one.letter, owner), "answer", parties["b"])
-    with pytest.raises(ValueError, match="the answer of .c. belongs to another question"):
+    with pytest.raises(ValueError, match="the answer of 'c' belongs to another question"):
         read_answer(seal(content, "answer", parties["c"], "b"), one, parties["b"])
 
 

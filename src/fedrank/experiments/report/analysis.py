@@ -407,7 +407,7 @@ def _baseline(
     choices = [*variants, *(each.values for each in nothing)]
     if len(variants) < 2 and NOTHING not in (wanted, named):
         return None, ""
-    for name, reason in ((wanted, "named with --baseline"), (named, "named by the experiment")):
+    for name, reason in ((wanted, "as requested"), (named, "named by the experiment")):
         if not name:
             continue
         for variant in choices:

@@ -53,7 +53,7 @@ def _joined(parts: Sequence[Analysis], baseline: str | None) -> Analysis:
     nothing = baseline_results(variants, measures)
     chosen, reason = _baseline(parts, variants, baseline)
     if baseline == NOTHING and len(nothing) == 1:
-        chosen, reason = nothing[0].values, "named with --baseline"
+        chosen, reason = nothing[0].values, "as requested"
     notes: list[str] = []
     if unshared := sorted({column for part in parts for column in part.measures} - {*measures}):
         notes.append(f"Not measured by all of these experiments, and left out: {', '.join(unshared)}.")
@@ -119,9 +119,9 @@ def _baseline(
     for variant in variants:
         own = variant.name.removeprefix(f"{variant.experiment}/"), variant.own_label
         if wanted in (variant.name, variant.label, *own):
-            return variant, "named with --baseline"
+            return variant, "as requested"
         if wanted and any(is_of(wanted, runs[variant.experiment], name) for name in own):
-            return variant, "named with --baseline"
+            return variant, "as requested"
     for part in parts:
         if part.baseline is not None:
             for variant in variants:

@@ -183,9 +183,9 @@ PUBLISHED = ("published", "measured", "95% of our mean", "repeats", "ours - thei
 PUBLISHED_RULE = (
     "Rule: a published value is within if the 95% interval of ours - theirs contains 0. Its standard error is that of "
     "random variation: paired by folds where their values are published, otherwise of seeds within folds. The "
-    "published mean counts as one run per fold unless the paper says how many. With one seed per fold, the rule can find a value "
-    "outside, but not within. z is the difference in standard errors. ± is the standard deviation over repeats and is "
-    "not part of the rule."
+    "published mean counts as one run per fold unless the paper says how many. With one seed per fold, the rule can "
+    "find a value outside, but not within. z is the difference in standard errors. ± is the standard deviation over "
+    "repeats and is not part of the rule."
 )
 
 
