@@ -244,7 +244,7 @@ def _place(cells: NDArray[Any], signs: NDArray[Any], depth: int, width: int) -> 
 
 
 def _with_slots(top: ReverseTopK, slots: int) -> ReverseTopK:
-    """A copy with so many positions at every end of a cell."""
+    """A copy with this many positions at every end of a cell."""
     filled = min(slots, top.documents.shape[3])
     documents = np.full((*top.sizes.shape, slots), -1, dtype=np.int32)
     documents[..., :filled] = top.documents[..., :filled]

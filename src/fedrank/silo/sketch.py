@@ -142,7 +142,7 @@ class Sketcher:
         return counts.lengths + rounded_gaussian(LENGTH_NOISE * self.noise).draw(len(counts), source or SecureSource())
 
     def privacy(self, delta: float, occurrences: int = 1) -> float:
-        """ε for so many occurrences of a term in one field of one document; infinite without noise."""
+        """ε for this many occurrences of a term in one field of one document; infinite without noise."""
         if occurrences < 1:
             raise ValueError(f"occurrences must be at least 1 (got {occurrences})")
         if self.multiplier is None:

@@ -189,7 +189,7 @@ def privacy_verdict(spec: Any) -> str:
         return f"not protected: {ADD_NOISE}"
     parts = []
     for against, price in prices_by_observer(planned(spec)).items():
-        whom = "every observer" if against == "everybody" else f"the {against}"
+        whom = against if against == "every observer" else f"the {against}"
         if math.isinf(price.total):
             parts.append(f"no privacy guarantee against {whom}: {price.guarantee.because}")
             continue
@@ -687,7 +687,7 @@ def about_grown(made: GrownFile) -> list[Section]:
         paragraphs.append(paragraph("already finished: nothing was done", tone="quiet"))
     else:
         if made.resumed:
-            paragraphs.append(paragraph(f"{made.resumed:,} of them were there before", tone="quiet"))
+            paragraphs.append(paragraph(f"{made.resumed:,} of them were grown earlier", tone="quiet"))
         fresh = max(made.grown - made.resumed, 1) * len(made.silos)
         paragraphs.append(paragraph(f"{made.bytes_up / fresh / 1e6:.2f} MB sent per tree and client"))
     paragraphs += [paragraph(f"nDCG@10 {value:.4f} on ", Span(name, "code")) for name, value in made.test.items()]

@@ -1,7 +1,7 @@
 """A data protection impact assessment, begun: what a spec, a data set, privacy cards and ledgers say is filled in.
 
 It follows Article 35(7) of the GDPR: what is done and why, whether it is needed, the risks, the measures. What only a
-person can say is marked with TO FILL IN. Nothing is claimed here that a card does not claim.
+person can say is marked with TO FILL IN. It states no guarantee that a card does not state.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def _fit(one: Analysis, other: Analysis) -> bool:
         return False
     ours, theirs = _tested_on(one), _tested_on(other)
     shared = [(repeat, repeat) for repeat in ours if repeat in theirs]
-    if not shared:  # other seeds of the same folds can stand in one table, though nothing pairs them
+    if not shared:  # other seeds of the same folds can be in one table, although they are not paired
         shared = [(first, second) for first in ours for second in theirs if first[0] == second[0]]
     return bool(shared) and all(np.array_equal(ours[first], theirs[second]) for first, second in shared)
 

@@ -511,7 +511,7 @@ def privacy_table(analysis: Analysis) -> Table | None:
 def _claimed(card: Card) -> list[tuple[str, ...]]:
     """Cells for every promise of a card."""
     if card.mechanism is None or not card.promises:
-        return [("none", "everybody", "none", "", "")]
+        return [("none", "every observer", "none", "", "")]
     name = card.mechanism["name"]
     return [
         (name, row.against, "none", "", "")
@@ -528,7 +528,7 @@ def _together(analysis: Analysis) -> list[str]:
 
 
 def privacy_lines(analysis: Analysis) -> list[str]:
-    """What each protected variant has spent, and where a budget ended a run, a line each."""
+    """What each protected variant has spent, and where a budget ended a run; one line per item."""
     by_text: dict[str, list[str]] = {}
     for variant in analysis.variants:
         card = variant.card

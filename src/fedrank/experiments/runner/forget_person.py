@@ -245,7 +245,7 @@ def _receipt(plan: ForgettingPlan, number: str, issued: str, digest: str) -> Per
 
 def _as_json(run: AffectedRun) -> Json:
     values: dict[str, Any] = asdict(run)
-    del values["unlearn_command"]  # of no use after rows are removed
+    del values["unlearn_command"]  # not usable after rows are removed
     values["after"] = values.pop("retrain_command")
     return {key: value for key, value in values.items() if value}
 

@@ -123,7 +123,7 @@ def planned(experiment: FederatedExperiment) -> list[Price]:
 
 
 def _most_often(experiment: FederatedExperiment, rounds: int) -> tuple[int, int]:
-    """Upper bound (99.9 %) on the participations of one client in so many rounds, and the number of rounds."""
+    """Upper bound (99.9 %) on the participations of one client in this many rounds, and the number of rounds."""
     if experiment.arrival is not None:
         return _arrivals(replace(experiment, rounds=rounds))
     return experiment.most_participations(rounds), rounds
@@ -418,7 +418,7 @@ def summary(card: Card) -> str:
 def prices_by_observer(rows: Sequence[Price]) -> dict[str, Price]:
     """Rows by observer, with equal rows combined."""
     if all(_same(row.guarantee, rows[0].guarantee) for row in rows):
-        return {"everybody": rows[0]} if rows else {}
+        return {"every observer": rows[0]} if rows else {}
     found: dict[str, Price] = {}
     for row in rows:
         key = next((key for key, other in found.items() if _same(other.guarantee, row.guarantee)), None)
