@@ -126,7 +126,7 @@ FAMILY_PAGES = {
     "measure": FamilyPage(
         "How a ranking is evaluated.",
         'measures = ["ndcg@10", "map"]',
-        "reference/metrics.md",
+        "reference/spec.md",
     ),
 }
 

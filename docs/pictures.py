@@ -191,7 +191,7 @@ def browser() -> Iterator[Any]:
 
 
 def without_folder(tab: Any, folder: Path) -> None:
-    """Where this machine keeps the documents is of no interest to readers."""
+    """Hide where this machine stores the documents."""
     tab.evaluate(
         """folder => { for (const one of document.querySelectorAll("body *"))
         for (const node of one.childNodes)

@@ -1,6 +1,6 @@
 # What opensearch.sh and solr.sh share; they source this file.
 #
-# With --dry-run, requests are printed instead of sent. Whatever needs no engine is done in both cases.
+# With --dry-run, requests are printed instead of sent. Steps that need no engine run in both cases.
 # Passwords belong into ~/.netrc, which curl reads; nothing here takes one.
 
 dry_run=no
@@ -36,7 +36,7 @@ ask() {
   fi
 }
 
-# later COMMAND...: something that needs answers of the engine.
+# later COMMAND...: a step that needs answers of the engine.
 later() {
   if [ "$dry_run" = yes ]; then
     printf '%q ' "$@"
@@ -68,7 +68,7 @@ for number, query in enumerate(asked.values()):
 PYTHON
 }
 
-# gather log|rescore: all answers as one file, a line each, with the ids of their searches.
+# gather log|rescore: all answers in one file, one per line, with the ids of their searches.
 gather() {
   "$python" - "$1" "$work" << 'PYTHON'
 import json, sys
@@ -83,7 +83,7 @@ with open(work / f"{kind}.ndjson", "w", encoding="utf-8") as file:
 PYTHON
 }
 
-# documents: all of them as the engine takes them at once.
+# documents: all documents in the bulk format of the engine.
 documents() {
   "$python" - "$docs" "$work/documents.ndjson" "$to" "$index" << 'PYTHON'
 import sys

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # What three people do with fedrank, from an empty folder: a doctoral student, the search engineer of a hospital group,
-# and the privacy officer of one of its clinics. Every step prints what is asked and what came, and checks it.
+# and the privacy officer of one of its clinics. Every step prints its command and the output, and checks it.
 #
 #     examples/three_users.sh [FOLDER]              # with the fedrank that is installed; PYTHON names another Python
 #     examples/three_users.sh --install [FOLDER]    # installs this checkout first, into FOLDER/.venv
 #
-# It takes about a minute. Everything is made up, and small.
+# It takes about a minute. All data are generated, and small.
 
 set -euo pipefail
 checkout=$(cd "$(dirname "$0")/.." && pwd)
@@ -29,7 +29,7 @@ trap 'for one in "${served[@]:-}"; do if [ -n "$one" ]; then kill "$one" 2>/dev/
 person() { printf '\n\n######## %s\n' "$*"; }
 step() { printf '\n# %s\n' "$*"; }
 
-# shown COMMAND ...: as one would type it.
+# shown COMMAND ...: the command as a user would type it.
 shown() {
   local word line='$'
   for word in "$@"; do
@@ -42,7 +42,7 @@ shown() {
   printf '%s\n' "$line"
 }
 
-# ask COMMAND ...: prints the command and what it says; it has to succeed.
+# ask COMMAND ...: prints the command and its output; it must succeed.
 ask() {
   shown "$@"
   if ! "$@" >said.txt 2>&1; then
@@ -53,7 +53,7 @@ ask() {
   cat said.txt
 }
 
-# refused COMMAND ...: the same, and it has to fail.
+# refused COMMAND ...: the same, but it must fail.
 refused() {
   shown "$@"
   if "$@" >said.txt 2>&1; then
@@ -64,7 +64,7 @@ refused() {
   cat said.txt
 }
 
-# sees TEXT ...: the last command said each of them, wherever its lines ended.
+# sees TEXT ...: the output of the last command contains each of them, regardless of line breaks.
 sees() {
   local text
   for text in "$@"; do
@@ -75,7 +75,7 @@ sees() {
   done
 }
 
-# there FILE ...: it was written, and is not empty.
+# there FILE ...: each file exists and is not empty.
 there() {
   local file
   for file in "$@"; do
@@ -98,12 +98,12 @@ if [ $install = yes ]; then
 fi
 ask fedrank --version
 
-step "A first experiment, small: what does federation cost, and what does it bring?"
+step "A small first experiment: what does federation cost, and what does it bring?"
 small=(--set rounds=60 --set "seeds=[1, 2, 3]" --set "data.folds=[1]")
 ask fedrank run quickstart --name first "${small[@]}"
 sees "federated (baseline)" "do nothing" "fedrank report runs/first"
 
-step "An aggregator of my own, in a file of my own"
+step "My own aggregator, in my own file"
 cat >mine.py <<'END'
 from dataclasses import dataclass
 
@@ -122,7 +122,7 @@ END
 ask fedrank run quickstart --name mine "${small[@]}" --set "variants={mine={aggregator='mine:HalfMedian'}}" --set baseline=mine
 sees "finished (3 of 3)"
 
-step "A mistake in it is told by its name"
+step "An error in it is reported with its name"
 sed 's/axis=0) + /axis=1) + /' mine.py >wrong.py
 refused fedrank run quickstart --name wrong "${small[@]}" --set "variants={wrong={aggregator='wrong:HalfMedian'}}" --set baseline=wrong
 sees "wrong.py"
@@ -140,7 +140,7 @@ there first_federation.ipynb
 
 person "The search engineer: from the log of our engine to a model in it, and to one with the other clinics"
 
-step "A log as our engine writes it (here: made up), and what is in it"
+step "A log of our engine (here: generated), and what it contains"
 ask fedrank data synth --ubi --users 60 --out log
 ask fedrank data build --ubi-queries log/ubi_queries.ndjson --ubi-events log/ubi_events.ndjson --docs log/corpus.jsonl \
   --features engine-1 --out shop
@@ -148,7 +148,7 @@ sees "the data set contains"
 ask fedrank data check shop
 sees "clicked by position"
 
-step "A model from our own clicks, and as OpenSearch reads it"
+step "A model trained on our own clicks, exported to OpenSearch"
 cat >own.toml <<'END'
 title          = "Our users as clients, from the log of our engine"
 rounds         = 30
@@ -183,7 +183,7 @@ for place, clinic in enumerate(["clinic-a", "clinic-b", "clinic-c"]):
         for line in letor_lines(own):
             query = line.split()[1].removeprefix("qid:")
             file.write(f"{line.rstrip()} # patient = {patients[query]}\n")
-    print(f"data/{clinic}.txt: {own.queries} searches of {len(set(patients.values()))} patients, made up")
+    print(f"data/{clinic}.txt: {own.queries} searches of {len(set(patients.values()))} patients, generated")
 END
 ask fedrank deploy init --folder shared --name clinics --home coordinator
 whole=$(grep -o 'SHA256:[0-9a-f-]*' said.txt)
@@ -213,7 +213,7 @@ done
 
 person "The privacy officer of clinic A: what would leave us, and may it?"
 
-step "What is asked of us, as a spec; what it costs patients, before anything runs"
+step "The requested spec, and what it costs patients, before anything runs"
 cat >first.toml <<'END'
 title    = "Three clinics learn together"
 rounds   = 8
@@ -243,9 +243,9 @@ clip  = 0.15
 noise = 9.0
 END
 ask fedrank privacy show first.toml
-sees "protects" "one person" "Holds against everybody"
+sees "protects" "one person" "Holds against every observer"
 
-step "Without noise: our own machine refuses, whatever the coordinator asks"
+step "Without noise: our own machine refuses, regardless of the coordinator"
 grep -v -e '^unit' -e '^clip' -e '^noise' -e '^name  = "gaussian"' -e mechanism first.toml >bare.toml
 ask fedrank deploy show bare.toml --home clinic-a
 sees "What would be refused"
@@ -255,12 +255,12 @@ step "With noise: what leaves, to whom, at which price"
 ask fedrank deploy show first.toml --home clinic-a
 sees "Nothing: the plan fits the policy of this site." "What this site sends" "What is not covered"
 
-step "Why noise: somebody who attacks messages without it reads the clicks"
+step "Why noise: an attacker reads the clicks from messages without it"
 ask fedrank privacy audit quickstart --variant federated --messages 20 --out audit.md
 sees "No mechanism" "READ"
 there audit.md
 
-step "We take part in this plan, and never in another one"
+step "We participate in this plan only"
 ask fedrank deploy accept first.toml --home clinic-a --yes
 sees "Accepted"
 sed 's/^rounds.*/rounds   = 9/' first.toml >longer.toml
@@ -276,7 +276,7 @@ done
 ask fedrank deploy run first.toml --home coordinator
 sees "finished" "is spent against server, other clients, public"
 
-step "What it cost our patients, and what is left; the card that came with the model"
+step "What it cost our patients, and the remaining budget; the privacy card of the model"
 ask fedrank deploy check --home clinic-a
 sees "of 8 spent in 1 runs"
 ask fedrank privacy ledger show clinic-a
@@ -291,9 +291,9 @@ for file in Path("clinic-a/models").rglob("privacy.json"):
 END
 sees "of a deployed run" "Against the server" "Not covered"
 
-step "The beginning of an impact assessment: what files say is filled in, what people must say is marked"
+step "A draft of an impact assessment: known facts are filled in, open questions are marked"
 ask fedrank privacy impact coordinator/runs/first --out dpia.md
 sees "entries to complete are marked TO FILL IN"
 ask grep -n -m 8 -e '^## ' dpia.md
 
-printf '\nAll three came to their end. What they made lies in %s\n' "$PWD"
+printf '\nAll three users are done. Their files are in %s\n' "$PWD"

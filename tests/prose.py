@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import re
 import sys
 import tokenize
@@ -59,6 +60,11 @@ RULES = [
     (r"\bin the same breath\b|\bword of honour\b|\btakes? for granted\b", "plain words"),
     (r"\bdo(?:es)? not know of\b|\bknows of\b", "has no record of"),
     (r"\bas well as none\b|\bnone at all\b", "plain words"),
+    (r"\bnothing (?:can be|is) claimed\b", "no privacy guarantee"),
+    (r"(?<!in )\bso many\b(?! [\w ]+ that\b)", "this many"),
+    (r", and (?!who)\S+ (?:was|were) (?:asked|expected|wanted)\b", "must be ... (got ...), or 'expected ...'"),
+    (r"\bin vain\b|\bis of no use\b|\ba line each\b", "plain words"),
+    (r"\bthan (?:they|it) says?\b|\bthan the settings say\b", "does not match"),
 ]
 PATTERNS = [(re.compile(pattern, re.IGNORECASE), instead) for pattern, instead in RULES]
 
@@ -91,16 +97,38 @@ def prose_of_markdown(text: str) -> Iterator[tuple[int, str]]:
             yield number, re.sub(r"`[^`]*`|\]\([^)]*\)", "", line)
 
 
+def prose_of_template(text: str) -> Iterator[tuple[int, str]]:
+    """Lines of a page without tags and expressions, or of a script without quotes."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if EXEMPT not in line:
+            yield number, re.sub(r"<[^>]*>|\{[{%].*?[%}]\}", " ", line).strip()
+
+
+def prose_of_notebook(text: str) -> Iterator[tuple[int, str]]:
+    """Lines of the Markdown cells, with the number of the cell."""
+    for number, cell in enumerate(json.loads(text)["cells"]):
+        if cell["cell_type"] == "markdown":
+            yield from ((number, line) for _, line in prose_of_markdown("".join(cell["source"])))
+
+
+READERS = {
+    ".py": prose_of_python,
+    ".html": prose_of_template,
+    ".sh": prose_of_template,
+    ".ipynb": prose_of_notebook,
+    ".md": prose_of_markdown,
+}
+
+
 def prose(path: Path) -> Iterator[tuple[int, str]]:
     """The sentences of a file by line."""
-    text = path.read_text(encoding="utf-8")
-    return prose_of_python(text) if path.suffix == ".py" else prose_of_markdown(text)
+    return READERS.get(path.suffix, prose_of_markdown)(path.read_text(encoding="utf-8"))
 
 
 def files(places: list[str]) -> Iterator[Path]:
     for place in map(Path, places):
         found = [place] if place.is_file() else sorted(place.rglob("*"))
-        yield from (file for file in found if file.suffix in (".py", ".md") or file.name == "Makefile")
+        yield from (file for file in found if file.suffix in READERS or file.name == "Makefile")
 
 
 def main() -> int:

@@ -228,7 +228,7 @@ def test_run_again_skips_and_another_spec_is_not_overwritten(fedrank, results):
     before = {path: content for path, content in snapshot().items() if path.name != "experiment.toml"}
     code, out, err = fedrank("run", "small.toml", "--workers", "1")
     assert (code, err) == (0, "")
-    assert "2 runs of 2 were already finished" in out
+    assert "2 of 2 runs were already finished" in out
     code, out, err = fedrank("run", "small.toml", "--workers", "1", "--set", "learner.rate=0.5")
     assert code == 2
     assert re.fullmatch(r"fedrank: runs/small/.* contains a run of another spec, which is not overwritten; .*\n", err)

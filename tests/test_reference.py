@@ -30,7 +30,7 @@ def _keys(page: str, header: str) -> list[str]:
 
 
 def test_every_measure_is_listed():
-    page = _page("metrics")
+    page = _page("spec")
     assert _keys(page, "Name") == list(MEASURES)
     assert _keys(page, "After the slash") == list(EMPTY)
     assert _keys(page, "By") == [name for name in LABELS if name]

@@ -80,7 +80,7 @@ def test_sites_grow_the_forest_of_their_pooled_rows(tmp_path, merge):
     forest = load_model(made.task.folder / "model.json")
     assert forest.trees == pooled(made)
     card = json.loads((made.task.folder / "privacy.json").read_text())
-    assert "Nothing can be claimed" in card["summary"]
+    assert "No privacy guarantee" in card["summary"]
     assert ("sees only" in card["who_sees_what"]) == (merge == SECURE)
     for where in made.folders.values():
         [place] = (where / "models").iterdir()

@@ -78,7 +78,7 @@ def test_body_comes_before_title_and_both_have_names() -> None:
 
 
 def test_counts_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"counts are \[1, 2\] for 1 documents and 1 terms"):
+    with pytest.raises(ValueError, match=r"counts have shape \[1, 2\] for 1 documents and 1 terms"):
         field_features(np.zeros((1, 2)), np.ones(1), Background(1, 1.0, np.ones(1)))
 
 

@@ -306,7 +306,7 @@ def test_a_forged_file_cannot_lead_compiled_code_astray(tmp_path):
         with pytest.raises(SketchFileError):
             open_sketch(tmp_path / "bad.sketch")
     forged(file, tmp_path / "bad.sketch", **{"body.sizes": np.zeros_like(top.sizes)})
-    with pytest.raises(SketchFileError, match="another number of documents"):
+    with pytest.raises(SketchFileError, match="declared number of documents"):
         open_sketch(tmp_path / "bad.sketch")
 
 
@@ -322,10 +322,10 @@ def test_a_forged_file_cannot_lead_compiled_code_astray(tmp_path):
         (lambda header: {**header, "rule": {**header["rule"], "alpha": float("inf")}}, "infinity"),
         (lambda header: {**header, "rule": {**header["rule"], "alpha": float("nan")}}, "alpha must be"),
         (lambda header: {**header, "sketcher": {**header["sketcher"], "noise": float("nan")}}, "noise must be"),
-        (lambda header: {**header, "sketcher": {**header["sketcher"], "width": 51}}, "other shapes"),
+        (lambda header: {**header, "sketcher": {**header["sketcher"], "width": 51}}, "do not match its settings"),
         (lambda header: {**header, "sketcher": {**header["sketcher"], "more": 1}}, "more"),
-        (lambda header: {**header, "fields": ["title"]}, "a sketch has a body"),
-        (lambda header: {**header, "fields": ["body", "secret"]}, "a sketch has a body"),
+        (lambda header: {**header, "fields": ["title"]}, "must be body, or body and title"),
+        (lambda header: {**header, "fields": ["body", "secret"]}, "must be body, or body and title"),
         (lambda header: {**header, "fingerprint": 5}, "str"),
     ],
 )
@@ -417,7 +417,7 @@ def test_a_copy_in_a_file_of_version_0_1_is_refused(tmp_path):
     del settings["parts"]
     parts = {name: part for name, part in parts.items() if name not in ("ids", "pseudonym-key")}
     array_file.write_arrays(tmp_path / "copy.sketch", settings, parts, files.TYPES)
-    with pytest.raises(SketchFileError, match=r"copy\.sketch: a copy .* use the owner's file"):
+    with pytest.raises(SketchFileError, match=r"copy\.sketch: it is a copy .* use the owner's file"):
         open_sketch(tmp_path / "copy.sketch")
 
 

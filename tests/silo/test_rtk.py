@@ -286,17 +286,17 @@ def test_wrong_rules_are_refused(settings, message):
 def test_wrong_questions_are_refused():
     rtk = built(random_sketches(1, 5), TopKRule(k=2))
     right = np.zeros(DEPTH, dtype=int), np.ones(DEPTH, dtype=int)
-    with pytest.raises(ValueError, match="k = 3"):
+    with pytest.raises(ValueError, match="got 3"):
         rtk.query(*right, k=3)
-    with pytest.raises(ValueError, match="4 rows"):
+    with pytest.raises(ValueError, match="4 cells and signs"):
         rtk.query(right[0][:3], right[1][:3])
-    with pytest.raises(ValueError, match="a cell outside"):
+    with pytest.raises(ValueError, match="cells must be from 0"):
         rtk.query(right[0] + WIDTH, right[1])
-    with pytest.raises(ValueError, match="a sign"):
+    with pytest.raises(ValueError, match="signs 1 or -1"):
         rtk.query(right[0], 0 * right[1])
-    with pytest.raises(ValueError, match="these are of 4 x 3"):
+    with pytest.raises(ValueError, match="must have 4 x 3"):
         rtk.insert(np.zeros((1, 3, 4), dtype=np.int32))
     with pytest.raises(ValueError, match="build it again"):
         replace(rtk, rule=TopKRule(alpha=1, k=4))  # keeps 4, and 5 are there
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="do not match the documents"):
         replace(rtk, sizes=rtk.sizes[0])

@@ -219,7 +219,7 @@ def test_wrong_settings_are_refused(settings, message):
 
 
 def test_hashes_of_another_size_are_refused():
-    with pytest.raises(ValueError, match="30 x 100 cells and sketches of 30 x 200"):
+    with pytest.raises(ValueError, match="30 x 100 cells, but sketches have 30 x 200"):
         Sketcher().locate(["a"], Hashing(KEY, 100))
     with pytest.raises(ValueError, match="chance must be between 0 and 1"):
         Sketcher().error_bound(0, 1, 1)

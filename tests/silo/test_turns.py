@@ -206,7 +206,7 @@ def test_a_model_on_fixed_ranges_says_so_and_can_be_exported(three, first, tmp_p
     assert read_open_turn(path.read_bytes()).agreement.normalise == "fixed"
     assert load_model(path).ranges.tolist() == RANGES.tolist()
     assert export(path, "opensearch", tmp_path / "model.os.json").what == "model/linear for OpenSearch of 16 features"
-    with pytest.raises(ValueError, match="normalise = query, and the model has normalise = fixed"):
+    with pytest.raises(ValueError, match="normalise is query, but the model has fixed"):
         take_turn(b.collection, b.me, b.partners(a), model, {"normalise": "query"})
     content = json.loads(path.read_text())
     del content["checksum"]
@@ -227,7 +227,7 @@ def test_models_without_that_choice_are_read_and_written_as_before(first) -> Non
         *("bias", "turns", "checksum"),
     }
     assert read_open_turn(content).agreement.normalise == "query"
-    with pytest.raises(ValueError, match="normalise = 'always'; use 'query' or 'fixed'"):
+    with pytest.raises(ValueError, match="normalise must be 'query' or 'fixed'"):
         replace(first.agreement, normalise="always")
 
 
@@ -245,7 +245,7 @@ def test_a_model_by_letter_proves_who_trained_it(three, first) -> None:
         read_turn(letter, c.me)
     with pytest.raises(ValueError, match=f"{a.me.name} trained the model last"):
         seal_turn(first, c.me, b.me.name)
-    with pytest.raises(ValueError, match=rf"the letter is of {c.me.name}, and {a.me.name} trained"):
+    with pytest.raises(ValueError, match=rf"the letter is from {c.me.name}, but {a.me.name} trained"):
         read_turn(seal(open_turn(first), "model", c.me, b.me.name), b.me)
     with pytest.raises(ValueError, match=r"is not a valid model"):
         read_turn(seal(b"{", "model", a.me, b.me.name), b.me)
@@ -287,20 +287,20 @@ def changed(content: dict, where: str, value: object) -> None:
         ("weights.0", float("inf"), "not finite"),
         ("weights.0", 1e300, "a weight exceeds"),
         ("weights", [0.0] * 15, "it has 15 weights"),
-        ("weights", [[0.0] * 16] * 2, "a Linear model on 16 features"),
+        ("weights", [[0.0] * 16] * 2, "got Linear on 16 features"),
         ("features", 15, "it has 16 weights"),
-        ("feature_names.2", "colour", "has other features"),
+        ("feature_names.2", "colour", "not those of silos"),
         ("normalised", "none", "scaled by 'none'"),
         ("notes.silo", None, "do not describe turns"),
         ("notes.silo", 3, "cannot be read"),
         ("notes.silo.bias", None, "cannot be read"),
         ("notes.silo.parties", ["a"], "two or more"),
-        ("notes.silo.parties", ["b", "a"], "each once, in order"),
+        ("notes.silo.parties", ["b", "a"], "in order, each once"),
         ("notes.silo.parties", [1, 2], "cannot be read"),
-        ("notes.silo.rate", -1.0, "rate = -1.0; use a number from"),
+        ("notes.silo.rate", -1.0, "rate must be a number from"),
         ("notes.silo.rate", "fast", "cannot be read"),
-        ("notes.silo.batch", 1.5, "batch = 1.5; use a number from"),
-        ("notes.silo.seed", True, "seed = True"),
+        ("notes.silo.batch", 1.5, "batch must be an integer from"),
+        ("notes.silo.seed", True, "got True"),
         ("notes.silo.more", 1, "of another version"),
         ("notes.silo.k", None, "of another version"),
         ("format", "theirs", "not a model file of fedrank"),
@@ -317,7 +317,7 @@ def test_a_model_that_was_changed_is_refused(first, where, value, told) -> None:
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", "null", "[" * 100_000, "x" * (1 << 21)])
 def test_what_is_no_model_is_refused(content) -> None:
-    with pytest.raises(ValueError, match=r"is not a valid model|more than such a model"):
+    with pytest.raises(ValueError, match=r"is not a valid model|the model has 2,097,152 bytes"):
         read_open_turn(content.encode())
 
 
@@ -347,11 +347,11 @@ def test_another_agreement_is_refused(three, first) -> None:
     ):
         with pytest.raises(ValueError, match=f"the {name} of {a.me.name} is .*use equal sketches"):
             take_turn(b.collection, b.me, [other], first)
-    with pytest.raises(ValueError, match="k = 20, and the model has k = 150"):
+    with pytest.raises(ValueError, match="k is 20, but the model has 150"):
         take_turn(b.collection, b.me, [known], first, {"k": 20, "rate": None})
     assert take_turn(b.collection, b.me, [known], first, {"k": 150}).model.agreement == first.agreement
     graded = replace(b.collection, grades=np.full_like(b.collection.grades, 4))
-    with pytest.raises(ValueError, match="go up to 4, and those of the model up to 2"):
+    with pytest.raises(ValueError, match="go up to 4, those of the model only to 2"):
         take_turn(graded, b.me, [known], first)
     for wrong in ({"k": 0}, {"rate": 0.0}, {"batch": 0}, {"seed": -1}, {"top_grade": 200}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))} = .*use a number from"):

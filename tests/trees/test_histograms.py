@@ -183,7 +183,7 @@ def test_the_command(files):
     assert "not private" in done.output
     assert len(load_model(files / "out" / "model.json")) == 3
     card = json.loads((files / "out" / "privacy.json").read_text())
-    assert "Nothing can be claimed" in card["summary"]
+    assert "No privacy guarantee" in card["summary"]
     assert card["what"] == "simulated run"  # one process read all files
     again = CliRunner().invoke(app, [*asked, "--vote", "1", "--test", str(files / "v0.txt")])
     assert again.exit_code == 0, again.output

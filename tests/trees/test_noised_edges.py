@@ -155,7 +155,7 @@ def test_the_command_and_its_card(tmp_path, silos):
     app(["trees", "grow", *where, *settings, f"--out={tmp_path / 'out'}"], standalone_mode=False)
     card = json.loads((tmp_path / "out" / "privacy.json").read_text())
     cost = up(EdgeNoise(noise=0.5, bounds=(0, 1)).guarantee(5).epsilon(1, 1e-5))
-    assert "noise is not added to anything else. Nothing can be claimed." in card["summary"]
+    assert "noise is not added to anything else. No privacy guarantee." in card["summary"]
     assert f"Bin edges alone cost ε = {cost} at δ = 1e-05 for one query" in card["summary"]
     assert card["promises"] == []
 

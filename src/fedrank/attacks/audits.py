@@ -154,7 +154,7 @@ class Audit:
         return [self._reading(audit), self._matching(audit, control, epsilon, delta)]
 
     def _has_control(self, messages: int) -> bool:
-        """Whether so many messages could violate the guarantee; then they are attacked again with less noise."""
+        """Whether this many messages could violate the guarantee; then they are attacked again with less noise."""
         promised = self._promised_each_time()
         return promised is not None and 1 - upper_bound(0, messages, self.level) > matching_bound(*promised)
 

@@ -315,7 +315,7 @@ def run_and_print(
             grid, label, out, workers=workers, threads=threads, device=device, progress=tell, executor=pool
         )
     if results.skipped:
-        print_line(f"{count_runs(len(results.skipped))} of {runs} were already finished")
+        print_line(f"{len(results.skipped):,} of {count_runs(runs)} were already finished")
     print_outcome(results, folder)
 
 

@@ -129,7 +129,7 @@ def site_card(plan: Plan, clients: Sequence[int], sees: str = "") -> Card:
     """The card of a model that sites trained together; `sees` describes what each party sees if it is not forests."""
     card = forest_card(len(clients))
     if sees:
-        card = replace(card, who_sees_what=sees, summary=f"No mechanism: {sees}. Nothing can be claimed.")
+        card = replace(card, who_sees_what=sees, summary=f"No mechanism: {sees}. No privacy guarantee.")
     return deployed(card, plan, clients)
 
 

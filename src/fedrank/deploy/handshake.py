@@ -67,7 +67,7 @@ class Handshake:
             self.calls.pause(over, why)
 
     def greet_once(self, over: int) -> dict[str, str]:
-        """Send hello to every site once, after so many rounds; return why sites did not answer."""
+        """Send hello to every site once, after this many rounds; return why sites did not answer."""
         self.over = over
         return self._greet(self.calls.sites())[1]
 

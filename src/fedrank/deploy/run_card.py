@@ -97,7 +97,7 @@ def data_of(plan: Plan, received: ReceivedAnswers, evaluated: str) -> str:
 
 
 def against_colluders(card: Card, plan: Plan) -> list[dict[str, Any]]:
-    """The ε against the coordinator alone, with one site, and with two sites; None: nothing can be claimed."""
+    """The ε against the coordinator alone, with one site, and with two sites; None: no privacy guarantee."""
     found = []
     for colluders, against in enumerate(COLLUDERS[: len(plan.sites)]):
         cost, because = _colluding(card, plan, colluders)
@@ -115,7 +115,7 @@ def about_collusion(collusion: Sequence[Mapping[str, Any]], plan: Plan) -> list[
     """Sentences about parties that collude."""
     lines = []
     for one in collusion:
-        claim = "nothing can be claimed" if one["epsilon"] is None else f"ε = {up(one['epsilon'])}"
+        claim = "no privacy guarantee" if one["epsilon"] is None else f"ε = {up(one['epsilon'])}"
         lines.append(f"Against the {one['against']}: {claim} ({one['because']}).")
     if plan.summed and len(plan.sites) == 3:
         lines.append(

@@ -446,7 +446,7 @@ def about_plan(view: PlanView) -> list[Section]:
 
 
 def as_facts(view: PlanView) -> dict[str, Any]:
-    """The same as data for a file; values that cannot be claimed are null."""
+    """The same as data for a file; values without a guarantee are null."""
     facts = asdict(view) | {
         "prices": [asdict(price.paid) for price in view.prices],
         "leaves": [asdict(one) | {"bytes_in_all": one.bytes_in_all} for one in view.leaves],

@@ -77,7 +77,7 @@ class SiloHub:
 
         def check_final(sent: list[bytes], name: str) -> None:
             if len(sent) != 1:
-                raise Refused(f"{len(sent)} models came, and one was expected")
+                raise Refused(f"{len(sent)} models arrived (expected one)")
             read_final_model(sent[0], turns, self.plan.normalised)
 
         for number, turn in enumerate(turns):

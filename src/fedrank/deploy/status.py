@@ -122,7 +122,7 @@ def about_status(found: DeploymentStatus) -> list[Section]:
 
 
 def as_facts(found: DeploymentStatus) -> dict[str, Any]:
-    """The status as data; values that cannot be claimed are null."""
+    """The status as data; values without a guarantee are null."""
     spent = found.spent
     return asdict(found) | {
         "spent": None

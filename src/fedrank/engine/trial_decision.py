@@ -40,11 +40,11 @@ class TrialRules:
     liar_share: float = 0.05  # the same as a share of the clients that counted
 
     def cap(self, counted: int) -> int:
-        """Maximum number of decided searches of one client after so many in total."""
+        """Maximum number of decided searches of one client after this many in total."""
         return min(self.per_client, max(1, int(MAX_SHARE * counted)))
 
     def assumed_liars(self, clients: int) -> int:
-        """Number of clients without whom adoption must hold, after so many have counted.
+        """Number of clients without whom adoption must hold, after this many have counted.
 
         >>> [TrialRules().assumed_liars(clients) for clients in (10, 20, 200)], TrialRules(liars=0).assumed_liars(200)
         ([1, 1, 10], 0)
@@ -104,7 +104,7 @@ class Judgement:
     clients: int  # number of clients that counted
     capped: int  # clients that reached the limit
     harmful: bool  # whether it was refused as harmful
-    survives: int = 0  # adoption holds without any so many clients
+    survives: int = 0  # adoption holds without any group of this many clients
     unknown: int = 0  # decided searches of clients that were not seen before the trial
 
     @property

@@ -154,7 +154,7 @@ def fill_bins(features, edges, zero, words, columns):
             for row in range(begin, min(begin + TILE, rows)):
                 value = np.float64(features[row, column])
                 place = np.uint64(0)
-                # Binary search without branches, so many rows are processed concurrently.
+                # Binary search without branches, which lets the processor work on many rows at once.
                 for half in (128, 64, 32, 16, 8, 4, 2, 1):
                     place += np.uint64(half) * np.uint64(line[place + np.uint64(half - 1)] < value)
                 if value != value:

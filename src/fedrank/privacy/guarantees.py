@@ -38,8 +38,8 @@ class Guarantee:
     """The guarantee against one kind of observer."""
 
     against: str  # one of OBSERVERS
-    event: Event | None  # the privacy event of each payment; None: nothing can be claimed
-    because: str  # the assumption under which it holds, or why nothing can be claimed
+    event: Event | None  # the privacy event of each payment; None: no privacy guarantee
+    because: str  # the assumption under which it holds, or why there is no guarantee
     paid: Literal["participation", "round", "once"] = "participation"  # how often a client pays
     # What is protected: everything one client or person does, one interaction or query, or one word of a document.
     unit: Literal["client", "interaction", "person", "query", "occurrence"] = "client"
@@ -56,7 +56,7 @@ class Guarantee:
         return rounds if self.paid == "round" else participations
 
     def epsilon(self, times: int, delta: float) -> float:
-        """The ε of this many payments at this δ; infinite where nothing can be claimed."""
+        """The ε of this many payments at this δ; infinite where there is no guarantee."""
         if self.event is None:
             return math.inf
         # If p and q are exact up to factors exp(±slack / 2), p - e^ε q is at most exp(slack / 2) (p - e^(ε - slack) q).

@@ -13,7 +13,7 @@ from fedrank.privacy.ledger import KeptRound, Ledger
 from fedrank.privacy.population import Account, BudgetSpentError, LedgerTerms, Population
 from fedrank.types import Change
 
-MAX_AHEAD = 64  # rounds reserved at once: one disk sync for all, and at most this many are charged in vain by a crash
+MAX_AHEAD = 64  # rounds reserved at once: one disk sync for all, and a crash wastes the charges of at most this many
 
 
 class Spending:

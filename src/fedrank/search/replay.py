@@ -65,7 +65,7 @@ def replay(recorded: Sequence[Replayed], scores: Sequence[NDArray[np.floating]])
         before = prefix_probabilities(one.impression.scores, shown, one.temperature, one.keep)
         after = prefix_probabilities(new, shown, one.temperature, one.keep)
         if before[-1] <= 0:
-            continue  # cannot have been drawn so: what was recorded is of no use
+            continue  # cannot have been drawn in this way: the record is not usable
         weights[row, : len(shown)] = np.minimum(after / before, CLIP)
         clicks[row, : len(shown)] = clicked
     discounts = 1 / np.log2(np.arange(POSITIONS) + 2)

@@ -153,7 +153,7 @@ def _read(
             "size may; do not use this file, it may be malicious"
         )
     if len(sizes) != dtype.itemsize:
-        raise ValueError(f"{len(sizes)} planes for numbers of {dtype.itemsize} bytes")
+        raise ValueError(f"it has {len(sizes)} planes for numbers of {dtype.itemsize} bytes")
     columns = np.empty((count, dtype.itemsize), np.uint8)
     for column, length in enumerate(sizes):
         columns[:, column] = np.frombuffer(_inflated(raw[:length], count), np.uint8)
@@ -170,9 +170,9 @@ def _inflated(data: memoryview, count: int) -> bytes:
     try:
         found = inflate.decompress(data, count + 1)
     except zlib.error as problem:
-        raise ValueError(f"bytes that cannot be unpacked: {problem}") from None
+        raise ValueError(f"its bytes cannot be unpacked: {problem}") from None
     if len(found) != count or not inflate.eof or inflate.unused_data:
-        raise ValueError(f"{len(found):,} bytes in a plane of {count:,}")
+        raise ValueError(f"a plane has {len(found):,} bytes (expected {count:,})")
     return found
 
 

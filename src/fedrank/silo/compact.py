@@ -79,19 +79,19 @@ def expand(parts: Mapping[str, Part], sizes: NDArray[np.int32], rule: TopKRule, 
     held, gaps, counts = (parts[name] for name in PARTS[:3])
     ends, depth, width = sizes.shape
     if rule.keep not in SORTED or ends != rule.ends or held.shape != (depth, width):
-        raise ValueError("packed cells of another rule or shape than the settings say")
+        raise ValueError("its packed cells do not match its settings")
     held, in_ends = held.reshape(-1).astype(np.int64), sizes.reshape(ends, -1)
     if held.min(initial=0) < 0 or not gaps.shape == counts.shape == (held.sum(),):
-        raise ValueError("packed cells that hold another number of documents than they say")
+        raise ValueError("its packed cells do not hold the declared number of documents")
     if in_ends.min(initial=0) < 0 or np.any(in_ends > held):
-        raise ValueError("a cell with more documents at an end than it holds")
+        raise ValueError("a cell has more documents at an end than it holds")
     if np.any(held > in_ends.sum(axis=0, dtype=np.int64)):  # a full cell needs space in all cells that are read with it
-        raise ValueError("a cell that holds documents which are at none of its ends")
+        raise ValueError("a cell holds documents that are at none of its ends")
     slots = int(in_ends.max(initial=0))
     if 8 * in_ends.size * slots > most:
-        raise ValueError(f"packed cells of {8 * in_ends.size * slots:,} bytes, more than a file of this size can have")
+        raise ValueError(f"its packed cells have {8 * in_ends.size * slots:,} bytes, too many for a file of this size")
     if gaps.min(initial=1) < 1 or not _small(counts):
-        raise ValueError("packed cells with a document twice, or with a count that is too large")
+        raise ValueError("its packed cells contain a document twice, or a count that is too large")
     bits, used = np.unpackbits(parts["ties"]).astype(np.bool_), 0
     starts = np.concatenate([[0], np.cumsum(held)])
     documents = np.full((*in_ends.shape, slots), -1, dtype=np.int32)
@@ -106,18 +106,18 @@ def expand(parts: Mapping[str, Part], sizes: NDArray[np.int32], rule: TopKRule, 
             rows[filled], value[filled] = gaps[flat], best
             rows = np.cumsum(rows, axis=1) - 1
             if rows.max(initial=0) >= LARGEST:
-                raise ValueError("a cell that names documents that do not exist")
+                raise ValueError("a cell names documents that do not exist")
             order = _order(value)  # stable: equal values stay in the order of rows
             value, rows = np.take_along_axis(value, order, axis=1), np.take_along_axis(rows, order, axis=1)
             better, tied = _edge(value, size)
             asked = int(np.count_nonzero(tied))
             if used + asked > len(bits):
-                raise ValueError("fewer bits for equal values than there are")
+                raise ValueError("it has too few bits for equal values")
             inside = better
             inside[tied] = bits[used : used + asked]
             used += asked
             if np.any(np.count_nonzero(inside, axis=1) != size[:, 0]):
-                raise ValueError("bits for equal values that do not fit the number of documents")
+                raise ValueError("its bits for equal values do not match the number of documents")
             taken = np.arange(slots) < size
             documents[end, some][taken] = rows[inside]
             values[end, some][taken] = value[inside] if end else -value[inside]

@@ -92,8 +92,8 @@ def field_features(counts: Real, lengths: NDArray[Any], background: Background) 
     """
     if counts.shape != (len(lengths), len(background.frequencies)):
         raise ValueError(
-            f"counts are {list(counts.shape)} for {len(lengths)} documents and {len(background.frequencies)} terms; "
-            "give one for each pair of document and term"
+            f"counts have shape {list(counts.shape)} for {len(lengths)} documents and {len(background.frequencies)} "
+            "terms; give one for each pair of document and term"
         )
     length = np.maximum(np.asarray(lengths, np.float64), 0.0)[:, None]
     clipped = np.clip(counts, 0.0, length)

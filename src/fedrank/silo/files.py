@@ -341,14 +341,14 @@ def _kind(name: str) -> str:
 
 def _from_parts(path: Path, header: Mapping[str, Any], parts: Mapping[str, Part]) -> SketchFile:
     if "ids" not in parts:
-        raise ValueError("a copy that version 0.1 exported for a querier; use the owner's file")
+        raise ValueError("it is a copy that version 0.1 exported for a querier; use the owner's file")
     settings = header["sketcher"]
     sketcher = Sketcher(**{**settings, "tokeniser": Tokeniser.named(settings["tokeniser"])})
     rule = TopKRule(**header["rule"])
     rows = len(parts["body.lengths"])
     fields, lengths, frequencies = {}, {}, {}
     if header["fields"] not in (["body"], ["body", "title"]):
-        raise ValueError(f"fields {header['fields']}; a sketch has a body, and may have a title")
+        raise ValueError(f"its fields must be body, or body and title (got {header['fields']})")
     left = GROWTH * os.path.getsize(path) - sum(part.nbytes for part in parts.values())
     for name in header["fields"]:
         if f"{name}.gaps" in parts:
@@ -362,19 +362,19 @@ def _from_parts(path: Path, header: Mapping[str, Any], parts: Mapping[str, Part]
         # Compiled loops do not check these numbers, and the file may be malicious.
         shapes = documents.shape[1:-1], lengths[name].shape, frequencies[name].shape
         if shapes != ((sketcher.depth, sketcher.width), (rows,), (sketcher.depth, sketcher.wide.width)):
-            raise ValueError("parts of other shapes than the settings say")
+            raise ValueError("its parts do not match its settings")
         if documents.size and not -1 <= documents.min() <= documents.max() < rows:
-            raise ValueError("a cell that names documents that do not exist")
+            raise ValueError("a cell names documents that do not exist")
         if not 0 <= sizes.min() <= sizes.max() <= documents.shape[3]:
-            raise ValueError("a cell with more documents than it can hold")
+            raise ValueError("a cell has more documents than it can hold")
         top = ReverseTopK(rule, sketcher.kind, documents, values, sizes, lost, np.ones(rows, dtype=np.bool_))
         if np.any((documents >= 0) != (np.arange(documents.shape[3]) < sizes[..., None])):
-            raise ValueError("a cell that holds another number of documents than it says")
+            raise ValueError("a cell does not hold the declared number of documents")
         fields[name] = top
     file = SketchFile(sketcher, fields, lengths, frequencies, path, bytes.fromhex(header["fingerprint"]))
     ids = _split(parts["ids"])
     if len(ids) != rows:
-        raise ValueError(f"{len(ids)} ids for {rows} documents")
+        raise ValueError(f"it has {len(ids)} ids for {rows} documents")
     squares = {name: parts[f"{name}.squares"] for name in fields}
     secret = parts["pseudonym-key"].tobytes()
     return replace(file, ids=ids, squares=squares, pseudonym_key=secret, removed=int(header["removed"]))

@@ -99,18 +99,20 @@ def read_address(letter: bytes) -> Address:
         raise Refused(f"{len(letter)} bytes are less than an envelope ({ENVELOPE.size}): the letter is truncated")
     form, version, number, sender, addressee, body = ENVELOPE.unpack_from(letter)
     if form != FORMAT:
-        raise Refused(f"begins with {form!r}, so it is not a letter between silos")
+        raise Refused(f"the bytes begin with {form!r}, so they are not a letter between silos")
     if version != VERSION:
         older = "this side" if version > VERSION else "the sender"
-        raise Refused(f"a letter of version {version}, and this fedrank reads version {VERSION}; update {older}")
+        raise Refused(f"the letter has version {version}, but this fedrank reads version {VERSION}; update {older}")
     kind = next((name for name, value in KINDS.items() if value == number), None)
     if kind is None:
-        raise Refused(f"a letter of unknown kind {number}; it is damaged, or the sender has a newer version: update")
+        raise Refused(
+            f"the letter has the unknown kind {number}: it is damaged, or the sender is newer; update fedrank"
+        )
     if len(letter) > LONGEST[kind]:
         raise Refused(f"a {kind} of {len(letter):,} bytes is longer than the maximum of {LONGEST[kind]:,}")
     if body != len(letter) - ENVELOPE.size:
         raise Refused(
-            f"a {kind} must have {body:,} bytes (got {len(letter) - ENVELOPE.size:,}): it is truncated or damaged; "
+            f"the {kind} must have {body:,} bytes (got {len(letter) - ENVELOPE.size:,}): it is truncated or damaged; "
             "ask for it again"
         )
     return Address(kind, _name(sender), _name(addressee), len(letter))
@@ -124,7 +126,9 @@ def unseal(letter: bytes, kind: Kind, me: Party, own: bool = False) -> tuple[str
     mine, other = (address.sender, address.addressee) if own else (address.addressee, address.sender)
     if mine != me.name:
         went = f"a letter to {mine!r} came to {me.name!r}; the coordinator must deliver it there"
-        raise Refused(f"a letter of {mine!r}, and this is {me.name!r}; give an own letter" if own else went)
+        raise Refused(
+            f"the letter is from {mine!r}, not from {me.name!r}; give a letter of {me.name!r}" if own else went
+        )
     key = me.key(kind, address.sender, address.addressee)
     from cryptography.exceptions import InvalidTag
 
@@ -138,7 +142,9 @@ def unseal(letter: bytes, kind: Kind, me: Party, own: bool = False) -> tuple[str
         ) from None
     length = _LENGTH.unpack_from(plain)[0] if len(plain) >= _LENGTH.size else len(plain)
     if length > len(plain) - _LENGTH.size:
-        raise Refused(f"a letter from {address.sender!r} must have {length:,} bytes of content and has fewer")
+        raise Refused(
+            f"the letter from {address.sender!r} has fewer than the {length:,} bytes that it declares; ask for it again"
+        )
     return other, plain[_LENGTH.size : _LENGTH.size + length]
 
 

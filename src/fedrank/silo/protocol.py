@@ -125,7 +125,7 @@ def ask(terms: Sequence[str], owner: str, me: Party, sketcher: Sketcher, key: by
     if not asked:
         raise ValueError("the query has no words; leave it out")
     if len(asked) > MAX_TERMS:
-        raise ValueError(f"{len(asked)} terms in one question; ask for at most {MAX_TERMS} at a time")
+        raise ValueError(f"a question must have at most {MAX_TERMS} terms (got {len(asked)}); ask several questions")
     SystemRandom().shuffle(asked)
     hashing = sketcher.hashing(key)
     at = locate(asked, sketcher, hashing, sketcher.wide.hashing(key))
@@ -224,32 +224,32 @@ def read_answer(letter: bytes, question: SentQuestion, me: Party) -> Answered:
     """The answer of an owner to our question; a refusal raises `Declined`."""
     owner, content = unseal(letter, "answer", me)
     if owner != question.owner or content[:16] != question.id:
-        raise Refused(f"an answer of {owner!r} belongs to another question: letters were mixed up or repeated")
+        raise Refused(f"the answer of {owner!r} belongs to another question; ask again")
     reader = _Reader(content, owner)
     _, status, noise, terms, fields, documents, many, with_lengths = reader.take(ANSWER)
     if status == REFUSED:
         why = content[ANSWER.size :].decode(errors="replace")
         raise Declined(f"{owner} refuses: {''.join(char if char.isprintable() else ' ' for char in why)}")
     if (status, noise, with_lengths) != (ANSWERED, IN_SKETCH, 1) or not fields & 1 or fields >> len(FIELDS):
-        raise Refused(f"an answer of {owner!r} of unknown kind ({status}, {noise}); its version may be newer: update")
+        raise Refused(f"the answer of {owner!r} has an unknown kind ({status}, {noise}); update fedrank")
     if terms != len(question.signs):
-        raise Refused(f"an answer of {owner!r} about {terms} terms, and {len(question.signs)} were asked about")
+        raise Refused(f"the answer of {owner!r} must be about {len(question.signs)} terms (got {terms}); ask again")
     names = reader.array("<u8", many).astype(np.uint64)
     if many > documents or np.any(names[1:] <= names[:-1]):
-        raise Refused(f"an answer of {owner!r} names a document twice, or more documents than there are; ask again")
+        raise Refused(f"the answer of {owner!r} names a document twice, or more documents than exist; ask again")
     words, lengths = dict.fromkeys(FIELDS, 0.0), {}
     results: dict[str, dict[str, tuple[Found, Real]]] = {}
     for name in (each for index, each in enumerate(FIELDS) if fields >> index & 1):
         words[name], rows, numbers = reader.take(FIELD)
         if rows not in (1, question.sketcher.depth) or numbers != 1:
-            raise Refused(f"an answer of {owner!r} for {rows} and {numbers} rows, and 1 was asked for")
+            raise Refused(f"the answer of {owner!r} must be for 1 row (got {rows} and {numbers}); ask again")
         frequencies = reader.array("<f8", terms * rows).reshape(terms, rows)
         lengths[name] = reader.array("<i4", many).astype(np.int64)
         sizes = reader.array("<u4", terms).astype(np.int64)
         index = reader.array("<u4", int(sizes.sum()))
         values = reader.array("<f4", len(index)).astype(np.float64)
         if not all(np.isfinite(each).all() for each in (words[name], frequencies, values)) or np.any(index >= many):
-            raise Refused(f"an answer of {owner!r} has a count that is not finite or without a document; ask again")
+            raise Refused(f"the answer of {owner!r} has a count that is not finite, or without a document; ask again")
         ends = np.cumsum(sizes)
         results[name] = {}
         for term, at in question.terms.items():
@@ -294,14 +294,16 @@ def _read_question(content: bytes, sender: str) -> _Question:
     reader = _Reader(content, sender)
     _, fingerprint, kind, width, depth, k, terms, tokeniser = reader.take(QUESTION)
     if kind >= len(KINDS) or terms > MAX_TERMS:
-        raise Refused(f"a question of kind {kind} about {terms} terms; ask for up to {MAX_TERMS}")
+        raise Refused(
+            f"a question must have a known kind and at most {MAX_TERMS} terms (got kind {kind}, {terms} terms)"
+        )
     named = Tokeniser.named(tokeniser.rstrip(b"\0").decode(errors="replace"))
     sketcher = Sketcher(KINDS[kind], width, depth, named)
     cells = reader.array("<u4", terms * depth).astype(np.int64).reshape(terms, depth)
     wide = reader.array("<u2", terms * depth).astype(np.int64).reshape(terms, depth)
     bits = np.unpackbits(reader.array("|u1", -(-terms * depth // 8)), count=terms * depth)
     if np.any(cells >= width) or np.any(wide >= sketcher.wide.width):
-        raise Refused(f"a cell beyond the {width} or {sketcher.wide.width} of a row; ask again")
+        raise Refused(f"the question names a cell beyond the {width} or {sketcher.wide.width} of a row; ask again")
     signs = (2 * bits.astype(np.int8) - 1).reshape(terms, depth)
     return _Question(sketcher, fingerprint, k, TermCells(cells.astype(np.int32), signs, wide.astype(np.int32)))
 
@@ -318,10 +320,10 @@ def _check_question(question: _Question, owner: Owner) -> None:
         ("key (by its fingerprint)", question.fingerprint.hex(), file.fingerprint.hex()),
     ):
         if theirs != ours:
-            raise ValueError(f"your {what} is {theirs}, and this owner's is {ours}: ask with the same")
+            raise ValueError(f"your {what} is {theirs}, but the owner has {ours}; use the same {what}")
     most = file.fields["body"].rule.k
     if question.k > most:
-        raise ValueError(f"k = {question.k}, and this owner stores documents for up to {most}")
+        raise ValueError(f"k must be at most {most}, for which the owner stores documents (got {question.k})")
     longest = len(question.at.cells) * min(question.k or most, len(file)) * len(file.fields) * (4 + 4)
     if longest > LONGEST["answer"] // 2:
         raise ValueError(f"an answer of {longest:,} bytes is too long; ask for fewer terms or documents at a time")

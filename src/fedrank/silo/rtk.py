@@ -41,7 +41,7 @@ class TopKRule:
             raise ValueError(f"k must be at least 1 (got {self.k})")
         for name, value, known in (("keep", self.keep, KEEP), ("missing", self.missing, MISSING)):
             if value not in known:
-                raise ValueError(f"{name} = {value!r}; choose {' or '.join(map(repr, known))}")
+                raise ValueError(f"{name} must be {' or '.join(map(repr, known))} (got {value!r})")
         if self.keep == "magnitude" and self.missing == "threshold":
             raise ValueError("the sign of a missing value cannot be derived from a magnitude; choose missing = 'zero'")
 
@@ -82,11 +82,11 @@ class ReverseTopK:
         ends, depth, width, slots = self.documents.shape
         if ends != self.rule.ends or slots > self.rule.capacity:
             raise ValueError(
-                f"{ends} ends of {slots} documents, and the rule keeps {self.rule.ends} of {self.rule.capacity}; "
-                "build it again"
+                f"cells have {ends} ends of {slots} documents, but the rule keeps {self.rule.ends} of "
+                f"{self.rule.capacity}; build it again"
             )
         if self.values.shape != self.documents.shape or not self.sizes.shape == self.lost.shape == (ends, depth, width):
-            raise ValueError("values, sizes and thresholds do not fit the documents; build it again")
+            raise ValueError("values, sizes and thresholds do not match the documents; build it again")
 
     def __len__(self) -> int:
         """Documents that can be found."""
@@ -154,7 +154,7 @@ class ReverseTopK:
 
         k = self.rule.k if k is None else k
         if not 1 <= k <= self.rule.k:
-            raise ValueError(f"k = {k}, and cells are stored for 1 .. {self.rule.k}; build with a larger k")
+            raise ValueError(f"k must be between 1 and {self.rule.k} (got {k}); build the sketch with a larger k")
         cells, signs = _place(cells, signs, self.depth, self.width)
         end = np.where(signs < 0, self.rule.ends - 1, 0)
         row = np.arange(self.depth)
@@ -237,14 +237,14 @@ def cover_rate(found: NDArray[Any], counts: NDArray[Any], k: int) -> float:
 def _place(cells: NDArray[Any], signs: NDArray[Any], depth: int, width: int) -> tuple[NDArray[Any], NDArray[Any]]:
     cells, signs = np.asarray(cells, dtype=np.int64), np.asarray(signs, dtype=np.int64)
     if cells.shape != (depth,) or signs.shape != (depth,):
-        raise ValueError(f"cells {cells.shape} and signs {signs.shape} of a term; this sketch has {depth} rows")
+        raise ValueError(f"a term must have {depth} cells and signs, one per row (got {cells.shape} and {signs.shape})")
     if cells.min() < 0 or cells.max() >= width or not np.all(np.abs(signs) == 1):
-        raise ValueError(f"a cell outside 0 .. {width - 1} or a sign that is not 1 or -1; use `Sketcher.locate`")
+        raise ValueError(f"cells must be from 0 to {width - 1} and signs 1 or -1; use `Sketcher.locate`")
     return cells, signs
 
 
 def _with_slots(top: ReverseTopK, slots: int) -> ReverseTopK:
-    """A copy with so many positions at every end of a cell."""
+    """A copy with this many positions at every end of a cell."""
     filled = min(slots, top.documents.shape[3])
     documents = np.full((*top.sizes.shape, slots), -1, dtype=np.int32)
     documents[..., :filled] = top.documents[..., :filled]
@@ -263,7 +263,7 @@ def _merge(into: ReverseTopK, sketches: NDArray[np.int32], first: int) -> None:
     from fedrank.kernels.sketch import merge_block
 
     if sketches.shape[1:] != (into.depth, into.width):
-        raise ValueError(f"sketches of {sketches.shape[1:]} cells; these are of {into.depth} x {into.width}")
+        raise ValueError(f"sketches must have {into.depth} x {into.width} cells (got {sketches.shape[1:]})")
     if not len(sketches):
         return
     merge_block(

@@ -47,7 +47,7 @@ class Sketcher:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"kind = {self.kind!r}; choose {' or '.join(map(repr, KINDS))}")
+            raise ValueError(f"kind must be {' or '.join(map(repr, KINDS))} (got {self.kind!r})")
         Hashing(bytes(32), self.width, self.depth)
         if not (isfinite(self.noise) and self.noise >= 0):
             raise ValueError(f"noise must be a finite number of at least 0 (got {self.noise}), such as 1")
@@ -114,7 +114,7 @@ class Sketcher:
         from fedrank.privacy.noise import SecureSource, rounded_gaussian
 
         if len(counts) and counts.lengths.max() >= LONGEST:
-            raise ValueError(f"a document of {counts.lengths.max()} terms; sketches count up to {LONGEST}: split it")
+            raise ValueError(f"a document has {counts.lengths.max()} terms (at most {LONGEST - 1}); split it")
         cells, signs = self.locate(counts.vocabulary, hashing)
         law = rounded_gaussian(self.deviation) if self.noise else None
         source = source or SecureSource()
@@ -142,7 +142,7 @@ class Sketcher:
         return counts.lengths + rounded_gaussian(LENGTH_NOISE * self.noise).draw(len(counts), source or SecureSource())
 
     def privacy(self, delta: float, occurrences: int = 1) -> float:
-        """ε for so many occurrences of a term in one field of one document; infinite without noise."""
+        """ε for this many occurrences of a term in one field of one document; infinite without noise."""
         if occurrences < 1:
             raise ValueError(f"occurrences must be at least 1 (got {occurrences})")
         if self.multiplier is None:
@@ -208,6 +208,6 @@ class Sketcher:
     def _check(self, hashing: Hashing) -> None:
         if (hashing.width, hashing.depth) != (self.width, self.depth):
             raise ValueError(
-                f"hashes for {hashing.depth} x {hashing.width} cells and sketches of {self.depth} x {self.width}: "
-                "use `Sketcher.hashing`"
+                f"hashes are for {hashing.depth} x {hashing.width} cells, but sketches have {self.depth} x "
+                f"{self.width}; use `Sketcher.hashing`"
             )

@@ -61,7 +61,7 @@ class Agreement:
             check_name(name)
         if len(self.parties) < 2 or list(self.parties) != sorted(set(self.parties)):
             raise ValueError(
-                f"parties are {', '.join(self.parties) or 'none'}; there must be two or more, each once, in order"
+                f"parties must be two or more names in order, each once (got {', '.join(self.parties) or 'none'})"
             )
         for name, least, most in (
             ("top_grade", 1, 127),
@@ -72,9 +72,12 @@ class Agreement:
         ):
             value = getattr(self, name)
             if not least <= value <= most or (name != "rate" and type(value) is not int):
-                raise ValueError(f"{name} = {value!r}; use a number from {least:g} to {most:g}")
+                kind = "a number" if name == "rate" else "an integer"
+                raise ValueError(f"{name} must be {kind} from {least:g} to {most:g} (got {value!r})")
         if self.normalise not in get_args(Normalisation):
-            raise ValueError(f"normalise = {self.normalise!r}; use {' or '.join(map(repr, get_args(Normalisation)))}")
+            raise ValueError(
+                f"normalise must be {' or '.join(map(repr, get_args(Normalisation)))} (got {self.normalise!r})"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """As in the notes of a model; `normalise` is left out where it has the default, as in version 0.1."""
@@ -244,19 +247,18 @@ def _check_agreement(
         for name, theirs in one.settings.items():
             if theirs != getattr(agreement, name):
                 raise ValueError(
-                    f"the {name} of {one.owner} is {theirs}, and that of the model or of others is "
+                    f"the {name} of {one.owner} is {theirs}, but the model or other organisations have "
                     f"{getattr(agreement, name)}, so counts cannot be compared; use equal sketches"
                     + (", with the same key, rows and cells" if name == "key" else "")
                 )
     for name, value in chosen.items():
         if value != getattr(agreement, name):
             raise ValueError(
-                f"{name} = {value}, and the model has {name} = {getattr(agreement, name)}, which must be the same "
-                "for all"
+                f"{name} is {value}, but the model has {getattr(agreement, name)}; use the value of the model"
             )
     if collection.top_grade > agreement.top_grade:
         raise ValueError(
-            f"own relevance labels go up to {collection.top_grade}, and those of the model up to "
+            f"relevance labels of this organisation go up to {collection.top_grade}, those of the model only to "
             f"{agreement.top_grade}; begin a new model with top_grade = {collection.top_grade}"
         )
 
@@ -300,7 +302,7 @@ def read_turn(letter: bytes, me: Party) -> TravellingModel:
 def read_open_turn(content: bytes) -> TravellingModel:
     """The model in the content of a `model.json`, checked; its checksum finds damage but does not prove its origin."""
     if len(content) > LONGEST["model"]:
-        raise ValueError(f"{len(content):,} bytes are more than such a model can have; ask for it again")
+        raise ValueError(f"the model has {len(content):,} bytes (at most {LONGEST['model']:,}); ask for it again")
     with _readable(), TemporaryDirectory() as folder:
         path = Path(folder) / "model.json"
         path.write_bytes(content)
@@ -310,17 +312,17 @@ def read_open_turn(content: bytes) -> TravellingModel:
 def _check_last(model: TravellingModel, sender: str) -> None:
     last = model.turns[-1].party
     if last != sender:
-        raise ValueError(f"the letter is of {sender}, and {last} trained the model last")
+        raise ValueError(f"the letter is from {sender}, but {last} trained the model last; ask {last} for it")
 
 
 def _travelling(model: Model) -> TravellingModel:
     if not isinstance(model.ranker, Linear) or model.weights.shape != (len(FEATURE_NAMES),):
         kind = type(model.ranker).__name__
         raise ValueError(
-            f"a {kind} model on {model.features} features; turns need a linear model on the features of silos"
+            f"it must be a linear model on the features of silos (got {kind} on {model.features} features)"
         )
     if tuple(model.feature_names) != FEATURE_NAMES:
-        raise ValueError("the model has other features than those of silos")
+        raise ValueError("its features are not those of silos; begin a new model")
     if "silo" not in model.notes:
         raise ValueError("its notes do not describe turns; begin a new model")
     notes = dict(model.notes["silo"])
@@ -335,8 +337,8 @@ def _travelling(model: Model) -> TravellingModel:
     ranges = ranges_of(agreement.normalise)
     if model.normalised != ("query" if ranges is None else "global") or not np.array_equal(model.ranges, ranges):  # type: ignore[arg-type]
         raise ValueError(
-            f"features scaled by {model.normalised!r}, or by other ranges than normalise = {agreement.normalise!r} "
-            "has; use the same version of fedrank everywhere"
+            f"its features are scaled by {model.normalised!r}, or by other ranges than those of normalise = "
+            f"{agreement.normalise!r}; use the same version of fedrank everywhere"
         )
     done = tuple(Turn(turn["party"], turn["passes"]) for turn in turns)
     found = TravellingModel(np.append(model.weights, bias), agreement, done)

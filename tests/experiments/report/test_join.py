@@ -75,7 +75,7 @@ def test_the_baseline_may_be_of_any_experiment(tmp_path: Path, name: str) -> Non
     found = analyse(load_runs(two(tmp_path)))
     (joined,) = join(found, name)
     assert joined.baseline is not None
-    assert (joined.baseline.name, joined.baseline_reason) == ("two/median", "as chosen")
+    assert (joined.baseline.name, joined.baseline_reason) == ("two/median", "as requested")
 
 
 def test_a_baseline_that_nobody_has_is_refused(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_baseline_among_experiments_of_one_name(tmp_path: Path) -> None:
     for given in ("there/mine/median", f"{tmp_path}/there/mine/median", f"{tmp_path}/./there/mine/median"):
         (joined,) = join(analyse(runs, given), given)
         assert joined.baseline is not None
-        assert (joined.baseline.name, joined.baseline_reason) == ("there/mine/median", "as chosen"), given
+        assert (joined.baseline.name, joined.baseline_reason) == ("there/mine/median", "as requested"), given
     with pytest.raises(
         ValueError, match=r"2 experiments have a variant 'mine/median'; .*/here/mine/median or .*/there/"
     ):
@@ -113,7 +113,7 @@ def test_a_baseline_of_one_experiment_may_be_named_with_its_folder(tmp_path: Pat
     same_name(tmp_path)
     (found,) = analyse(load_runs(tmp_path / "here"), name)
     assert found.baseline is not None
-    assert (found.baseline.name, found.baseline_reason) == ("median", "as chosen")
+    assert (found.baseline.name, found.baseline_reason) == ("median", "as requested")
 
 
 def test_sums_over_other_numbers_of_rounds_are_not_compared(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_the_command_writes_one_report_and_its_figures(tmp_path: Path) -> None:
     files = ["--out", str(tmp_path / "both.html"), "--figures", str(tmp_path / "paper")]
     done = CliRunner().invoke(app, ["report", *folders, *files, "--baseline", "two/median"])
     assert done.exit_code == 0, done.output
-    assert "two: median (as chosen)" in " ".join((tmp_path / "both.html").read_text().split())
+    assert "two: median (as requested)" in " ".join((tmp_path / "both.html").read_text().split())
     assert (tmp_path / "paper" / "final.tex").exists()
 
 

@@ -119,7 +119,7 @@ def test_many_models_below_it_are_counted(tmp_path: Path) -> None:
 def test_it_is_a_level_line_in_every_curve(two: Path) -> None:
     page = write_report(load_runs(two), two / "report.html").read_text()
     assert page.count("do nothing: BM25 of whole") >= 2  # one for each measure
-    assert "Level lines: doing nothing." in page
+    assert "Dotted lines: doing nothing." in page
     assert "Against doing nothing" in page
     markdown = write_report(load_runs(two), two / "report.md").read_text()
     assert "| do nothing |" in markdown

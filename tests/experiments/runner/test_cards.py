@@ -144,7 +144,7 @@ def test_forests_that_came_as_files_are_merged_with_a_card(tmp_path):
     (tmp_path / "client-1" / "model.json").write_text("{}")
     card = merged_card(tmp_path, 2)
     assert (card.what, card.clients, list(card.files)) == ("deployed run", 2, ["client-1/model.json"])
-    assert "Nothing can be claimed" in card.summary
+    assert "No privacy guarantee" in card.summary
     assert "leaf values" in card.summary
 
 

@@ -82,7 +82,7 @@ def test_a_budget_that_a_sketch_exceeds_is_announced():
 def test_what_forests_tell_and_to_whom(merge, words):
     text = said(read_tables(FOREST | ({} if merge is None else {"split": SPLIT, "merge": merge})))
     assert all(word in text for word in words)
-    assert ("Nothing can be claimed" in text) == (merge != "alone")
+    assert ("No privacy guarantee" in text) == (merge != "alone")
 
 
 def test_noised_forests_have_a_price_for_a_query_and_none_for_a_row():
@@ -90,7 +90,7 @@ def test_noised_forests_have_a_price_for_a_query_and_none_for_a_row():
     text = said(read_tables(FOREST | {"split": SPLIT, "merge": merge}))
     assert "noised sums of gradients" in text
     assert "never a single row" in text
-    assert "Nothing can be claimed" not in text
+    assert "No privacy guarantee" not in text
 
 
 def test_a_client_that_learns_alone_is_not_said_to_send_anything():
@@ -194,7 +194,7 @@ def test_the_time_left_is_said_as_soon_as_it_can_be_known(monkeypatch):
         ({"mechanism": {"name": "gaussian", "clip": 0.5, "noise": 1.0}}, "not protected in practice: ε = "),
         (
             {"mechanism": {"name": "gaussian", "clip": 0.5, "noise": 9.0, "placement": "server"}},
-            "cannot be claimed against the server: it sees every update without noise",
+            "no privacy guarantee against the server: it sees every update without noise",
         ),
     ],
 )

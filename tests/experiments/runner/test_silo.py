@@ -187,7 +187,7 @@ def test_the_card_claims_what_noise_pays_for(collection: Path, tmp_path: Path) -
     for key in ("alone", "plain", "global"):
         assert cards[key]["mechanism"] is None
         assert not cards[key]["promises"]
-    assert "nothing can be claimed" in cards["plain"]["summary"]
+    assert "no privacy guarantee" in cards["plain"]["summary"]
     assert "exchange nothing" in cards["alone"]["summary"]
 
 
@@ -213,7 +213,7 @@ def test_the_card_says_that_published_noise_hides_nothing(collection: Path, tmp_
     assert perform(done) == "finished"
     card = json.loads((done.folder / "privacy.json").read_text())
     assert not card["promises"]
-    assert "which hides nothing. Nothing can be claimed." in card["summary"]
+    assert "which hides nothing. No privacy guarantee." in card["summary"]
     done = task(spec(collection, method, privacy={"budget": 2.0}), tmp_path / "other")
     assert perform(done) == "failed"
     assert (

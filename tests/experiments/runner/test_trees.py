@@ -474,7 +474,7 @@ def test_estimated_edges_are_paid_for_in_the_ledger_of_the_run(tmp_path, files, 
         assert (ledger.times(5), ledger.rounds()) == (1, 1 if private == "no" else 5)
     if private == "no":
         assert card["promises"] == []
-        assert "Nothing can be claimed. Bin edges alone cost ε = " in card["summary"]
+        assert "No privacy guarantee. Bin edges alone cost ε = " in card["summary"]
     else:  # a fifth release, with the same noise
         [guarantee] = card["promises"]
         assert guarantee["times"] == 5

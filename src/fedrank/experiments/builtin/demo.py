@@ -13,7 +13,7 @@ from fedrank.experiments.report.compose import curve_data, draw_curves
 from fedrank.experiments.report.formatting import heading, spread
 from fedrank.experiments.report.html import page
 from fedrank.experiments.report.run_values import VariantRuns
-from fedrank.experiments.report.sections import Drawing, Interactive, Points, Section, Span, Table, paragraph
+from fedrank.experiments.report.sections import Drawing, Interactive, Section, Span, Table, paragraph
 from fedrank.experiments.runner.audit import audit_experiment
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment
@@ -129,16 +129,18 @@ def last_chapters(learned: Analysis, column: str, forgotten: VariantRuns, attack
         f"{messages} The published noise protects only the sum of all messages; noise at the client protects each, at "
         "a cost in quality."
     )
-    following = Points(
-        (
-            "Compare federated, separate and centralised training: fedrank run quickstart",
-            "Try a federation of a server and three sites on this machine: fedrank deploy run quickstart --local 3",
-            "Search generated documents with a ranker that learns from clicks: fedrank search serve --demo",
-            "Read docs/tutorials/first-experiment.md. After make demo, the command is .venv/bin/fedrank.",
+    following = [
+        paragraph(f"{what}: ", Span(command, "code"))
+        for what, command in (
+            ("Compare federated, separate and centralised training", "fedrank run quickstart"),
+            ("Start a server and three sites on this machine", "fedrank deploy run quickstart --local 3"),
+            ("Search generated documents with a ranker that learns from clicks", "fedrank search serve --demo"),
+            ("Read the tutorial", "docs/tutorials/first-experiment.md"),
+            ("After make demo, the command is", ".venv/bin/fedrank"),
         )
-    )
+    ]
     return [
         Section("They leave", (forgetting, table)),
         Section("What a message reveals", (paragraph(noise), verdicts)),
-        Section("Next", (following,)),
+        Section("Next", tuple(following)),
     ]

@@ -394,7 +394,7 @@ def _baseline(
     choices = [*variants, *(each.values for each in nothing)]
     if len(variants) < 2 and NOTHING not in (wanted, named):
         return None, ""
-    for name, reason in ((wanted, "as chosen"), (named, "as the experiment says")):
+    for name, reason in ((wanted, "as requested"), (named, "named by the experiment")):
         if not name:
             continue
         for variant in choices:
@@ -537,7 +537,7 @@ def _fit(one: Analysis, other: Analysis) -> bool:
         return False
     ours, theirs = _tested_on(one), _tested_on(other)
     shared = [(repeat, repeat) for repeat in ours if repeat in theirs]
-    if not shared:  # other seeds of the same folds can stand in one table, though nothing pairs them
+    if not shared:  # other seeds of the same folds can be in one table, although they are not paired
         shared = [(first, second) for first in ours for second in theirs if first[0] == second[0]]
     return bool(shared) and all(np.array_equal(ours[first], theirs[second]) for first, second in shared)
 
@@ -562,7 +562,7 @@ def _joined(parts: Sequence[Analysis], baseline: str | None) -> Analysis:
     nothing = baseline_results(variants, measures)
     chosen, reason = _joined_baseline(parts, variants, baseline)
     if baseline == NOTHING and len(nothing) == 1:
-        chosen, reason = nothing[0].values, "as chosen"
+        chosen, reason = nothing[0].values, "as requested"
     notes: list[str] = []
     if unshared := sorted({column for part in parts for column in part.measures} - {*measures}):
         notes.append(f"Not measured by all of these experiments, and left out: {', '.join(unshared)}.")
@@ -622,9 +622,9 @@ def _joined_baseline(
     for variant in variants:
         own = variant.name.removeprefix(f"{variant.experiment}/"), variant.own_label
         if wanted in (variant.name, variant.label, *own):
-            return variant, "as chosen"
+            return variant, "as requested"
         if wanted and any(is_of(wanted, runs[variant.experiment], name) for name in own):
-            return variant, "as chosen"
+            return variant, "as requested"
     for part in parts:
         if part.baseline is not None:
             for variant in variants:

@@ -149,7 +149,7 @@ def _data(analysis: Analysis, rows: Sequence[VariantRuns], first: int, second: i
         size += table.values.size
         if table.names != names or (size > MOST and measures):
             continue
-        if size > MOST:  # only the two that stand in the table
+        if size > MOST:  # only the two in the table
             rows, first, second = [rows[first], rows[second]], 0, 1
             table = by_query(rows, column)
         measures.append(heading(column))

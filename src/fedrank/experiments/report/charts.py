@@ -192,7 +192,7 @@ def _draw_lost(axis: Any, shown: ShownDescription) -> None:
         plain(axis.annotate(f"{n:,} {reason}", (0, position - 0.15), (1, 0), **above))
     axis.set_ylim(max(len(lost), 5) - 0.5, -0.7)
     axis.set_xlabel("how many")
-    axis.set_title("Left out, cut by limits, and odd")
+    axis.set_title("Left out, removed by limits, and unusual")
 
 
 def _draw_shares(axis: Any, shown: ShownDescription) -> None:

@@ -179,9 +179,9 @@ def privacy_verdict(spec: Any) -> str:
         return f"not protected: {ADD_NOISE}"
     parts = []
     for against, price in prices_by_observer(planned(spec)).items():
-        whom = "every observer" if against == "everybody" else f"the {against}"
+        whom = against if against == "every observer" else f"the {against}"
         if math.isinf(price.total):
-            parts.append(f"cannot be claimed against {whom}: {price.guarantee.because}")
+            parts.append(f"no privacy guarantee against {whom}: {price.guarantee.because}")
             continue
         sure = 100 / (1 + math.exp(-min(price.total, 500.0)))
         about = f"ε = {up(price.total)} (δ = {price.delta:g}) against {whom}"
@@ -197,7 +197,7 @@ def privacy_verdict(spec: Any) -> str:
         reachable = [value for value in needed if not math.isinf(value)]
         advice = f" For ε = {max(TARGETS):g}, set mechanism.noise to {enough(max(reachable))}." if reachable else ""
     if from_outside(spec.mechanism):
-        parts.insert(0, "cannot be claimed by fedrank, which does not know this mechanism; its author claims")
+        parts.insert(0, "not verified, because the mechanism is not part of fedrank; its author claims")
     return "; ".join(parts) + "." + advice
 
 
@@ -297,7 +297,7 @@ def _leaving(spec: SiloExperiment | TreesExperiment, targets: Sequence[float]) -
     yield Table(["leaves", "to", "ε", "δ"], rows, 2)
     for each in leaves:
         if each.guarantee is None:
-            yield paragraph(f"Nothing can be claimed for {each.what.partition(':')[0]}: {each.because}.", tone="quiet")
+            yield paragraph(f"No privacy guarantee for {each.what.partition(':')[0]}: {each.because}.", tone="quiet")
         else:
             protects = f"{each.guarantee.unit}; {each.guarantee.neighbours}"
             yield paragraph(f"ε is for {protects}, paid {each.guarantee.often}: {each.because}.", tone="quiet")
@@ -307,7 +307,7 @@ def _leaving(spec: SiloExperiment | TreesExperiment, targets: Sequence[float]) -
 
 def _of_sketches(spec: SiloExperiment, targets: Sequence[float]) -> Iterable[Part]:
     if costs := cost_of_words(spec):
-        header = ["a word that stands in a document", *("once" if often == 1 else f"{often} times" for often in costs)]
+        header = ["a word that occurs in a document", *("once" if often == 1 else f"{often} times" for often in costs)]
         yield Table(header, [["ε", *(up(cost) for cost in costs.values())]])
         needed = ["none" if math.isinf(noise) else enough(noise) for noise in sketch_noise_needed(spec, targets)]
         have = getattr(spec.method, "noise", math.nan)
@@ -382,7 +382,7 @@ def about_prices(prices: Sequence[Price]) -> list[Part]:
             often = paid_for(guarantee.paid, price.times)
             cells = (f"one {guarantee.unit}", up(price.each), often, up(price.total), f"{price.delta:g}")
         rows.append([against, *cells])
-        verb = "Nothing can be claimed" if nothing else "Holds"
+        verb = "No privacy guarantee" if nothing else "Holds"
         reasons.append(paragraph(f"{verb} against {against}: {guarantee.because}.", tone="quiet"))
     return [Table(["against", "protects", "ε each time", "for", "ε in total", "δ"], rows, 2), *reasons]
 
@@ -417,13 +417,13 @@ def _audit_verdict(findings: Sequence[Finding]) -> Part:
     elif by["NOT SHOWN"]:
         tone = "better"
         text = (
-            "no attack contradicted the guarantee, and the same attacks find one with a quarter less noise. This does "
-            f"not prove the guarantee.{inconclusive}"
+            "no attack contradicted the guarantee, although the same attacks detect a copy with a quarter less noise. "
+            f"This does not prove the guarantee.{inconclusive}"
         )
     elif by["NOT READ"]:
-        text = f"these attacks read nothing, which proves nothing about better ones.{inconclusive}"
+        text = f"these attacks read nothing; better attacks may.{inconclusive}"
     elif by["NO POWER"]:
-        text = f"nothing can be concluded; attack more messages with --messages.{inconclusive}"
+        text = f"the result is inconclusive; attack more messages with --messages.{inconclusive}"
     return _verdict_line(tone, text)
 
 
@@ -641,7 +641,7 @@ def about_grown(made: GrownFile) -> list[Section]:
         section = section.paragraph("already finished: nothing was done", tone="quiet")
     else:
         if made.resumed:
-            section = section.paragraph(f"{made.resumed:,} of them were there before", tone="quiet")
+            section = section.paragraph(f"{made.resumed:,} of them were grown earlier", tone="quiet")
         fresh = max(made.grown - made.resumed, 1) * len(made.silos)
         section = section.paragraph(f"{made.bytes_up / fresh / 1e6:.2f} MB sent per tree and client")
     for name, value in made.test.items():
@@ -780,9 +780,8 @@ def about_estimate(found: ClickEstimate) -> list[Section]:
         rows.append([name, row.unit, *values, signed("", row.difference.value), _between(row.difference, "+")])
     headings = ["estimate", "unit", "logged order", "model", "95 % interval", "difference", "95 % interval"]
     points = [
-        f"{found.searches:,} lists of {found.queries:,} queries, an effective sample of {found.effective:,.0f} queries "
-        f"that weigh alike; {found.clicks:,} clicks in the first {found.positions} positions; intervals are over "
-        "queries",
+        f"{found.searches:,} lists of {found.queries:,} queries, an effective sample size of {found.effective:,.0f} "
+        f"queries; {found.clicks:,} clicks in the first {found.positions} positions; intervals are over queries",
         f"propensities from {found.propensities.how}; {found.clipped:.1%} of clicks had their weight clipped, "
         f"{found.unseen:.1%} of the model's top results were never shown at a known position",
         f"the model moves {found.moved:.0%} of all results within their list; it reorders what was shown and retrieves "

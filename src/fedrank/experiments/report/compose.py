@@ -209,7 +209,7 @@ def curve_drawings(analysis: Analysis) -> dict[str, Drawing]:
         else:
             text += " Measured on the test queries, after aggregation."
         if analysis.nothing and column in analysis.measures:
-            text += " Level lines: doing nothing."
+            text += " Dotted lines: doing nothing."
         charts[column] = Drawing(partial(draw_curves, analysis, column), text)
     return charts
 

@@ -8,7 +8,7 @@ from fedrank.experiments.report.statistics import Summary
 
 HEADINGS = {
     "online": "online nDCG@10",
-    "online_sum": "online, discounted sum",
+    "online_sum": "discounted online sum",
     "interactions": "interactions",
     "bytes_up": "sent by clients",
     "bytes_down": "sent to clients",

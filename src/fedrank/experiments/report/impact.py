@@ -1,7 +1,7 @@
 """A data protection impact assessment, begun: what a spec, a data set, privacy cards and ledgers say is filled in.
 
 It follows Article 35(7) of the GDPR: what is done and why, whether it is needed, the risks, the measures. What only a
-person can say is marked with TO FILL IN. Nothing is claimed here that a card does not claim.
+person can say is marked with TO FILL IN. It states no guarantee that a card does not state.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedrank.privacy.guarantees import up
 from fedrank.privacy.population import now
 
 TO_FILL_IN = "TO FILL IN: "
-NOT_SAID = "not said"
+NOT_SAID = "not stated"
 DISCLAIMER = (
     "This is a template, not an assessment or legal advice. fedrank filled in what files contain; people must decide "
     "whether it is true of the processing as a whole and whether it is sufficient."
@@ -89,7 +89,7 @@ class Assessed:
                 points += [
                     f"protection of updates: {'none' if spec.mechanism is None else describe(spec.mechanism)['name']}",
                     "no budget stops a run" if budget is None else f"a run stops at ε = {budget:g}",
-                    f"recorded updates: {f'every {every}. round' if every else 'none'}",
+                    f"recorded updates: {f'every {every} rounds' if every else 'none'}",
                 ]
         return list(dict.fromkeys(points))
 
@@ -269,12 +269,12 @@ def _gains(assessed: Assessed) -> list[str]:
 def _promises(assessed: Assessed, home: Path) -> Iterable[Part]:
     for run, card in assessed.runs:
         if card is None:
-            yield _of_run(run, ": it has no privacy card, so nothing can be claimed.")
+            yield _of_run(run, ": it has no privacy card, so there is no privacy guarantee.")
             continue
         yield _of_run(run, f": {card.summary.partition(' Not covered: ')[0]}")  # covered in a separate section
         rows = []
         for paid in card.promises:
-            epsilon = "nothing can be claimed" if paid.epsilon is None else up(paid.epsilon)
+            epsilon = "no privacy guarantee" if paid.epsilon is None else up(paid.epsilon)
             rows.append([paid.against, epsilon, f"{paid.delta:g}", paid.unit, paid.often])
         if rows:
             yield Table(["against", "ε", "δ", "for", "paid"], rows, 5)

@@ -102,7 +102,7 @@ def _found(runs: Runs | Run) -> Analysis:
         names = "; ".join(analysis.name for analysis in reported)
         first = [*dict.fromkeys(run.experiment for run in reported[0].runs)]
         raise ValueError(
-            f"these are experiments that were not tested on the same queries ({names}), which one picture mixes up; "
+            f"these experiments were not tested on the same queries ({names}) and cannot be drawn in one figure; "
             f"choose some, as in runs.filter(experiment={first if len(first) > 1 else first[0]!r})"
         )
     return reported[0]

@@ -11,7 +11,7 @@ from fedrank.experiments.report.run_values import VariantRuns
 from fedrank.experiments.report.statistics import LEVEL, Summary, t_quantile
 from fedrank.experiments.spec.grid import Published
 
-WITHIN, OUTSIDE, UNSURE = "within", "outside", "cannot say"
+WITHIN, OUTSIDE, UNSURE = "within", "outside", "undecided"
 
 
 @dataclass(frozen=True)

@@ -255,7 +255,7 @@ def running_mean(values: NDArray[np.float64], window: int) -> NDArray[np.float64
 
 
 def thinned(n: int) -> NDArray[np.int64]:
-    """Which of so many points a curve is drawn with."""
+    """Which of this many points a curve is drawn with."""
     if n <= POINTS:
         return np.arange(n)
     return np.unique(np.linspace(0, n - 1, min(n, POINTS)).round().astype(np.int64))

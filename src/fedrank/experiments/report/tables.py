@@ -173,10 +173,11 @@ def published_table(analysis: Analysis) -> Table:
 
 PUBLISHED = ("published", "measured", "95% of our mean", "repeats", "ours - theirs", "its 95% interval", "z")
 PUBLISHED_RULE = (
-    "Rule: a published value is within if the 95% interval of ours - theirs holds 0. Its standard error is that of "
-    "random variation: paired by folds where they are published, else of seeds within folds, with one run per fold "
-    "behind the published mean unless it says how many. With one seed a fold, the spread between folds can put a value "
-    "outside, and no more. z is the difference in standard errors. ± is the spread over repeats, and decides nothing."
+    "Rule: a published value is within if the 95% interval of ours - theirs contains 0. Its standard error is that of "
+    "random variation: paired by folds where their values are published, otherwise of seeds within folds. The "
+    "published mean counts as one run per fold unless the paper says how many. With one seed per fold, the rule can "
+    "find a value outside, but not within. z is the difference in standard errors. ± is the standard deviation over "
+    "repeats and is not part of the rule."
 )
 
 
@@ -398,7 +399,7 @@ def robustness_table(analysis: Analysis) -> Table | None:
     header = [*(["such as"] if alike else []), *varied, "rule", "attack", "no attack", "defence alone"]
     header += [f"{malicious} of {count}" for malicious, count in shares]
     note = (
-        f"Mean {heading(analysis.main)}; in brackets, what the attack took from the same rule without attack. "
+        f"Mean {heading(analysis.main)}; in brackets, the change from the same rule without an attack. "
         "“Defence alone”: the rule compared with the mean, without an attack."
     )
     return Table(header, rows, len(header) - len(shares) - 2, [note])
@@ -426,8 +427,8 @@ def unlearned_table(analysis: Analysis) -> Table | None:
     header = ["repeats", "parent", "unlearned", "95% of its mean", "steps, of retraining"]
     header.append("within the spread of retrained")
     note = (
-        f"{heading(main)} of the last models. Only retraining is exact; quality that returns proves no forgetting, and "
-        "a wide spread is easily kept."
+        f"{heading(main)} of the last models. Only retraining is exact: equal quality does not prove forgetting, and "
+        "a wide spread of retrained models includes many others."
     )
     return _variant_table(analysis, header, rows, notes=[note])
 
@@ -440,7 +441,7 @@ def promotion_table(analysis: Analysis) -> Table | None:
         if reached:
             promoted = summarise(reached)
             rows.append((variant, [str(promoted.n), spread("promotion", promoted)]))
-    note = "Compare with the same rule without attack: some of these documents deserve their place."
+    note = "Compare with the same rule without attack: some of these documents are relevant."
     header = ["repeats", "promoted documents in the top ten"]
     return _variant_table(analysis, header, rows, notes=[note]) if rows else None
 
@@ -483,7 +484,7 @@ def privacy_table(analysis: Analysis) -> Table | None:
             continue
         summaries.append(card.summary)
         if card.mechanism is None or not card.promises:
-            rows.append((variant, ["none", "everybody", "none", "", ""]))
+            rows.append((variant, ["none", "every observer", "none", "", ""]))
             continue
         for row in card.promises:
             spent = ["none", "", ""] if row.epsilon is None else [up(row.epsilon), f"{row.delta:g}", row.often]
@@ -500,7 +501,7 @@ def _together(analysis: Analysis) -> list[str]:
 
 
 def privacy_lines(analysis: Analysis) -> list[str]:
-    """What each protected variant has spent, and where a budget ended a run, a line each."""
+    """What each protected variant has spent, and where a budget ended a run; one line per item."""
     by_text: dict[str, list[str]] = {}
     for variant in analysis.variants:
         card = variant.card
@@ -508,7 +509,7 @@ def privacy_lines(analysis: Analysis) -> list[str]:
             continue
         by_claim: dict[str, list[str]] = {}
         for row in card.promises:
-            claim = "nothing can be claimed"
+            claim = "no privacy guarantee"
             if row.epsilon is not None:
                 claim = f"ε = {up(row.epsilon)} at δ = {row.delta:g} is spent"
             by_claim.setdefault(claim, []).append(row.against)

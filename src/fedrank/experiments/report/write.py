@@ -228,7 +228,7 @@ def _plain(text: str) -> str:
 
 
 def latex(table: Table, caption: str, label: str) -> str:
-    """A floating table with its caption; what is said below a table in a report stands in a comment."""
+    """A floating table with its caption; notes below a table of a report become a comment."""
     columns = "".join("l" if table.is_text(i) else "r" for i in range(len(table.header)))
     lines = [*(f"% {' '.join(note.split())}" for note in table.notes)]
     lines += [r"\begin{table}", r"  \centering", rf"  \caption{{{escaped(caption)}}}", rf"  \label{{tab:{label}}}"]

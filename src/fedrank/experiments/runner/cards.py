@@ -107,7 +107,7 @@ def sha256(file: Path) -> str:
 def about_population(population: Mapping[str, Any]) -> str:
     """A sentence about the total ε of all runs on the same population."""
     spent = [
-        f"{'nothing can be claimed' if cost is None else f'ε = {up(cost)}'} against the {against}"
+        f"{'no privacy guarantee' if cost is None else f'ε = {up(cost)}'} against the {against}"
         for against, cost in population["epsilon"].items()
     ]
     text = (
@@ -127,14 +127,14 @@ def read_card(folder: Path) -> Card | None:
     other = [name for name, was in card.files.items() if (folder / name).is_file() and sha256(folder / name) != was]
     if not other:
         return card
-    doubt = f"This card was issued for another {other[0]}, so nothing can be claimed for this one."
+    doubt = f"This card was issued for another {other[0]}, so it is not a privacy guarantee for this one."
     return replace(card, promises=(), summary=doubt)
 
 
 def forest_card(clients: int | None) -> Card:
     """The card of a forest that one organisation grew, or that several merged."""
     sees = SINGLE_FOREST if clients is None else MERGED_FORESTS
-    summary = f"No mechanism: {sees}. Nothing can be claimed."
+    summary = f"No mechanism: {sees}. No privacy guarantee."
     settings: dict[str, Any] = {"mechanism": None, "delta": 0.0, "budget": None}
     return Card(**settings, who_sees_what=sees, not_covered=TREES, clients=clients or 1, summary=summary)
 
@@ -148,7 +148,7 @@ def grown_card(folder: Path, clients: int, secure: bool, edges: str = "") -> Car
     """The card of a forest that clients grew from histograms; `edges` states the cost of its bin edges."""
     sees = GROWN_IN_SUM if secure else GROWN_FOREST
     noised = f"; noise is not added{' to anything else' if edges else ''}"
-    summary = f"No mechanism: {sees}{noised}. Nothing can be claimed.{edges}"
+    summary = f"No mechanism: {sees}{noised}. No privacy guarantee.{edges}"
     card = replace(forest_card(clients), what=SIMULATED_RUN, who_sees_what=sees, summary=summary)
     return issued(card, folder)
 
@@ -162,7 +162,7 @@ def about_priced_edges(unit: str, times: int, epsilon: float, delta: float) -> s
 def log_card(log: SearchLog) -> Card:
     """The card of a data set built from a search log."""
     sees = "every user who can read the folder sees everything"
-    summary = f"No mechanism: {sees}. Nothing can be claimed; do not share it."
+    summary = f"No mechanism: {sees}. No privacy guarantee; do not share it."
     not_covered = [*LOG, *([BROWSERS] if log.unit == "browser" else [])]
     if days := log.facts.get("settings", {}).get("keep_days"):
         summary += (

@@ -39,7 +39,7 @@ class Disclosure:
     what: str
     to: str
     because: str  # the reason why a guarantee holds or not
-    guarantee: Paid | None = None  # None: nothing can be claimed
+    guarantee: Paid | None = None  # None: no privacy guarantee
 
 
 def leaving(experiment: SiloExperiment | TreesExperiment) -> list[Disclosure]:

@@ -150,7 +150,7 @@ class Paid:
     """One privacy guarantee, and what the client that participated most often has paid for it."""
 
     against: str
-    epsilon: Price | None  # None: nothing can be claimed
+    epsilon: Price | None  # None: no privacy guarantee
     epsilon_each_time: Price | None
     times: int
     paid_per: str

@@ -52,7 +52,7 @@ class AffectedRun:
     used: str  # one of the four above
     because: str = ""  # the reason if it is not known
     clients: tuple[int, ...] = ()  # clients that held their searches
-    claims: tuple[str, ...] = ()  # of its privacy card; empty: nothing can be claimed
+    claims: tuple[str, ...] = ()  # of its privacy card; empty: no privacy guarantee
     remains: tuple[Json, ...] = ()  # files with data about them, and which data
     unlearn_command: str = ""  # to be run before rows are removed
     retrain_command: str = ""  # to be run after rows are removed
@@ -63,7 +63,7 @@ class AffectedRun:
         return self.used in (LEARNED, NOT_KNOWN) and self.status == "finished"
 
     def json(self) -> Json:
-        """The entry of a receipt, without the command that is of no use after rows are removed."""
+        """The entry of a receipt, without the command that is not usable after rows are removed."""
         values = {name: value for name, value in asdict(self).items() if value and not name.endswith("_command")}
         return values | ({"after": self.retrain_command} if self.retrain_command else {})
 

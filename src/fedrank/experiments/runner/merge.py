@@ -158,7 +158,7 @@ class MergeRun:
         return self._measured(rows, each, each)
 
     def noised_card(self, bare: Card, releases: int, clients: int) -> Card:
-        """The privacy card of a forest that was grown from so many releases under noise."""
+        """The privacy card of a forest that was grown from this many releases under noise."""
         merge = self.experiment.merge
         assert isinstance(merge, Histograms)
         return noised_card(bare, merge, Histograms.rules(self.experiment.booster), releases, clients)

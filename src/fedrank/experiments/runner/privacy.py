@@ -49,7 +49,7 @@ from fedrank.ranking.propensity import IN_THE_CLEAR, SHARED
 from fedrank.types import has_trait
 
 UNPROTECTED = (
-    "No mechanism: clients send exact updates, from which clicks can be reconstructed. Nothing can be claimed "
+    "No mechanism: clients send exact updates, from which clicks can be reconstructed. No privacy guarantee "
     "against an observer who sees an update."
 )
 TARGETS = (1.0, 2.0, 4.0, 8.0)  # values of ε for which the required noise is shown
@@ -123,7 +123,7 @@ def planned(experiment: FederatedExperiment) -> list[Price]:
 
 
 def _most_often(experiment: FederatedExperiment, rounds: int) -> tuple[int, int]:
-    """Upper bound (99.9 %) on the participations of one client in so many rounds, and the number of rounds."""
+    """Upper bound (99.9 %) on the participations of one client in this many rounds, and the number of rounds."""
     if experiment.arrival is not None:
         return _arrivals(replace(experiment, rounds=rounds))
     return experiment.most_participations(rounds), rounds
@@ -408,7 +408,7 @@ def summary(card: Card) -> str:
         )
     for row in card.promises:
         if row.epsilon is None:
-            parts.append(f"Against the {row.against}: nothing can be claimed ({row.because}).")
+            parts.append(f"Against the {row.against}: no privacy guarantee ({row.because}).")
         else:
             claim = f"ε = {up(row.epsilon)} at δ = {row.delta:g}, paid {row.often}"
             parts.append(f"Against the {row.against}: {claim} ({row.because}).")
@@ -418,7 +418,7 @@ def summary(card: Card) -> str:
 def prices_by_observer(rows: Sequence[Price]) -> dict[str, Price]:
     """Rows by observer, with equal rows combined."""
     if all(_same(row.guarantee, rows[0].guarantee) for row in rows):
-        return {"everybody": rows[0]} if rows else {}
+        return {"every observer": rows[0]} if rows else {}
     found: dict[str, Price] = {}
     for row in rows:
         key = next((key for key, other in found.items() if _same(other.guarantee, row.guarantee)), None)

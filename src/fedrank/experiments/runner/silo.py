@@ -292,7 +292,7 @@ def silo_card(experiment: SiloExperiment, silos: Sequence[Silo] | None = None) -
             claim += " for all queries of all silos"
         summary += f" {claim}; a word that occurs k times costs as much as a group of k."
     elif sees:
-        summary += " Nothing can be claimed." if reason else " Noise is not added, and nothing can be claimed."
+        summary += " No privacy guarantee." if reason else " Noise is not added: no privacy guarantee."
     return Card(
         clients=experiment.silos.count,
         mechanism=mechanism,

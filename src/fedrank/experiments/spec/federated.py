@@ -157,7 +157,7 @@ class FederatedExperiment(Experiment):
         return f"{self.rounds:,} rounds"
 
     def setting(self, features: int) -> Setting:
-        """What the guarantees of a mechanism depend on, for data with so many features."""
+        """What the guarantees of a mechanism depend on, for data with this many features."""
         return promised_in(self, self.learner.ranker.size(features))
 
     def guarantees(self, features: int) -> list[Guarantee]:

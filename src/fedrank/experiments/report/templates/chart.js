@@ -37,7 +37,7 @@ const Charts = (() => {
   // How many digits tell the marks of a logarithmic axis apart.
   const digitsOf = (values) => Math.min(6, Math.max(0, ...values.map((one) => -Math.floor(Math.log10(one) + 1e-9))));
 
-  // One chart, as wide as its place, so that its words are as large as those around it; `view` is what the controls of its section say.
+  // One chart, as wide as its container, so its text has the size of the text around it; `view` is what the controls of its section say.
   function chart(place, data, view) {
     const svg = drawn("svg", {
       role: "img", tabindex: "0", "aria-label": `${data.title}, interactive chart`, height: HEIGHT,
@@ -204,7 +204,7 @@ const Charts = (() => {
 
     function list() {
       const groups = new Map(all.flatMap((data) => data.lines).map((line) => [line.group ?? line.name, line]));
-      if (shown === [...groups.keys()].join("\n")) return; // a box that somebody is about to tick stays where it is
+      if (shown === [...groups.keys()].join("\n")) return; // a box that the user is about to tick stays where it is
       shown = [...groups.keys()].join("\n");
       switches.replaceChildren(made("legend", { textContent: "Shown" }));
       for (const [name, line] of groups) {
