@@ -234,6 +234,31 @@ def test_a_run_whose_processes_are_gone_is_not_running(home):
     assert found(home).state == "interrupted"
 
 
+def test_a_run_whose_command_was_killed_says_that_nothing_watches_it(home):
+    run = home / "runs" / "first"
+    (run / "run.json").write_text(json.dumps({"status": "running"}))
+    (home / "run.lock").touch()
+    with locked(run / "lock", "the job"):
+        assert found(home).unattended
+        assert "run the command again" in printed(found(home))
+        with locked(home / "run.lock", "the command"):
+            assert not found(home).unattended
+    assert not found(home).unattended  # the job has ended, too
+
+
+def test_an_excluded_site_is_shown_also_when_the_run_does_not_wait_for_it(home):
+    (home / "runs" / "first" / "left-out.json").write_text(json.dumps({"s1": "excluded after 3 invalid answers"}))
+    assert {site.name: site.refused for site in found(home).sites}["s1"] == "excluded after 3 invalid answers"
+    assert "excluded after 3" in printed(found(home))
+
+
+def test_progress_counts_rounds_that_were_recorded_after_the_last_report(home):
+    run = home / "runs" / "first"
+    (run / "sites.csv").write_text(SITES)
+    (run / "sites.json").write_text(json.dumps({"round": 1, "rounds": 10, "waiting": {}}))
+    assert found(home).round == 2
+
+
 def test_a_stopped_run_and_reports_of_an_earlier_one(home):
     content = json.loads((home / "active.json").read_text())
     (home / "active.json").write_text(json.dumps(content | {"run": "cd" * 16}))

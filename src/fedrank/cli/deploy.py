@@ -565,7 +565,7 @@ def run(
         return
     from fedrank.deploy.folder import refuse_online_plan
     from fedrank.deploy.folder_members import read_home
-    from fedrank.deploy.make_plans import do_runs, parties_of, plan_runs
+    from fedrank.deploy.make_plans import do_runs, parties_of, plan_runs, site_problems
     from fedrank.deploy.settings import FEDERATION, read_federation
     from fedrank.deploy.transport import shared_folder
     from fedrank.experiments.runner.stop_signals import stop_requested
@@ -583,6 +583,8 @@ def run(
         print_line(f"{site} is asked again. Reason of its exclusion: {why}")
     with progress(quiet) as report, stop_requested() as stop:
         results = do_runs(grid, runs, _transport(home, shared, stop, patience), stop, report)
+    for line in dict.fromkeys(line for task, plan in runs for line in site_problems(task, plan)):
+        print_line(line)
     print_outcome(results, results_in / label)
 
 

@@ -298,6 +298,8 @@ class Books:
         """Store the sites that stay excluded until an operator readmits them, also after a restart."""
         if left_out == self._left_out:
             return
+        for name in left_out.keys() - self._left_out.keys():
+            self._say(f"{name}: {left_out[name]}")
         self._left_out = dict(left_out)
         write_atomic(self.folder / LEFT_OUT, json.dumps(dict(left_out), ensure_ascii=False, indent=1) + "\n")
 

@@ -32,7 +32,7 @@ TAIL = 1 << 16  # bytes read at the end of a file
 RECENT = 20  # rounds from which the remaining time is estimated
 SERVED = "start.lock"  # held by the process that serves a folder
 SHARED = "federation.json"  # of a coordinator that uses a shared folder
-ACTIVE, BOOKS, NEWS, SITES = "active.json", "sites.json", "hub.json", "sites.csv"
+ACTIVE, BOOKS, NEWS, SITES, LEFT_OUT = "active.json", "sites.json", "hub.json", "sites.csv", "left-out.json"
 RUN_LOCK = "lock"  # of a run folder, held by the process that performs the run
 COMMAND_LOCKS = ("run.lock", "folder.lock")  # held by `fedrank deploy run`, with NVFLARE and with a shared folder
 # Reasons for which a run waits that mean that a site does not answer at all.
@@ -77,6 +77,7 @@ class DeploymentStatus:
     limit: float | None = None
     to_decide: tuple[str, ...] = ()  # at a site: plans that have not been accepted or refused
     storage: str = ""  # why nothing can be written, such as a full disk; "" if it can
+    unattended: bool = False  # whether a job continues a run whose command has ended
 
 
 def status(folder: Path, kits: FlareKits | None = None, now: float | None = None) -> DeploymentStatus:
@@ -112,6 +113,11 @@ def about_status(found: DeploymentStatus) -> list[Section]:
     section = Section("").pairs(pairs)
     if found.storage:
         section = section.paragraph(f"{found.storage[0].upper()}{found.storage[1:]}.", tone="warn")
+    if found.unattended:
+        section = section.paragraph(
+            "`fedrank deploy run` is not running: a job continues the run, but nothing replaces it when it fails or "
+            "when a site comes back; run the command again.", tone="warn",
+        )  # fmt: skip
     if found.last_refusal:
         section = section.paragraph(f"Last refusal: {found.last_refusal}", tone="warn")
     if waiting := [f"{site.name}: {site.waited_for}" for site in found.sites if site.waited_for]:
@@ -166,19 +172,24 @@ def _of_coordinator(home: Path, kits: FlareKits, now: float) -> DeploymentStatus
     waiting = _texts(books.get("waiting"))
     reached, rounds = _whole(books.get("round")), _whole(books.get("rounds"))
     # While a run waits, this file names the round in progress.
-    done = max((one.round for one in answered.values()), default=0) if waiting else reached
+    done = max((one.round for one in answered.values()), default=0)
+    done = done if waiting else max(done, reached)
     rounds = rounds or _planned_rounds(active)
     state = _state(home, folder, run, news, bool(waiting), bool(active.get("stopped")))
     reported = news.get("lost")
     lost = reported if isinstance(reported, list) else []
+    excluded = {} if folder is None else _texts(_facts(folder / LEFT_OUT))
     lines = []
     for site, where, until in listed:
         one = answered.get(site, SiteLine(site, ""))
         why = waiting.get(site, "")
         link = _link(one, why, site in lost) if state in ("running", "waiting") and where in ("joined", "") else ""
         lines.append(
-            SiteLine(site, where, one.round, one.seconds, one.refused, why, _days(until, now), link, one.silent)
-        )
+            SiteLine(
+                site, where, one.round, one.seconds, excluded.get(site, one.refused), why, _days(until, now), link,
+                one.silent,
+            )
+        )  # fmt: skip
     at = max((float(found["at"]) for found in (books, news) if isinstance(found.get("at"), (int, float))), default=0.0)
     return DeploymentStatus(
         who="coordinator",
@@ -196,6 +207,7 @@ def _of_coordinator(home: Path, kits: FlareKits, now: float) -> DeploymentStatus
         last_refusal=str(books.get("last_refusal") or news.get("why") or ""),
         sites=tuple(lines),
         storage=storage_problem(home),
+        unattended=state in ("running", "waiting") and is_locked(home / COMMAND_LOCKS[0]) is False,
     )
 
 
