@@ -232,6 +232,10 @@ def test_a_run_whose_processes_are_gone_is_not_running(home):
         assert found(home).state == "starting"
     (run / "lock").unlink()
     assert found(home).state == "interrupted"
+    (run / "run.json").write_text(json.dumps({"status": "interrupted"}))
+    assert found(home).state == "interrupted"
+    with locked(home / "run.lock", "the command"):  # between two jobs of a run
+        assert found(home).state == "starting"
 
 
 def test_a_run_whose_command_was_killed_says_that_nothing_watches_it(home):

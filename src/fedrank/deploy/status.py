@@ -233,9 +233,9 @@ def _state(
     if folder is None:
         return ""
     said = str(run.get("status") or news.get("ended") or "")
-    if said in ("finished", "interrupted", "failed"):
-        return said
     held, commands = is_locked(folder / RUN_LOCK), [is_locked(home / name) for name in COMMAND_LOCKS]
+    if said in ("finished", "failed") or (said == "interrupted" and not any(commands)):
+        return said
     if held:
         return "waiting" if waits else "running"
     if any(commands):
