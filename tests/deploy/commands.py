@@ -19,7 +19,7 @@ from tests.deploy.plans import letor_file
 
 SPEC = """\
 rounds = {rounds}
-evaluate_every = 2
+evaluate_every = {every}
 [data]
 train = "train.txt"
 test = "test.txt"
@@ -54,7 +54,7 @@ class CommandFederation:
 
     def __init__(
         self, folder: Path, sites: int = 3, rounds: int = 4, network: bool = False, min_sites: int = 2,
-        mechanism: str = NOISE,
+        mechanism: str = NOISE, every: int = 2,
     ) -> None:  # fmt: skip
         self.folder, self.network, self.port = Path(folder), network, free_port()
         self.names = [f"clinic-{chr(97 + id)}" if sites <= 26 else f"clinic-{id:02d}" for id in range(sites)]
@@ -64,7 +64,7 @@ class CommandFederation:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         letor_file(self.folder / "train.txt", seed=1001)
         letor_file(self.folder / "test.txt", seed=1002)
-        self.spec.write_text(SPEC.format(rounds=rounds, sites=sites, mechanism=mechanism))
+        self.spec.write_text(SPEC.format(rounds=rounds, every=every, sites=sites, mechanism=mechanism))
         self._join_network() if network else self._join_folder()
         for id, name in enumerate(self.names):
             letor_file(self.home(name) / "train.txt", seed=id)

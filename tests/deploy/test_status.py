@@ -284,6 +284,18 @@ def test_a_site_that_received_the_model_has_finished(site):
         assert found(site).state == "finished"
 
 
+def test_a_site_that_the_server_does_not_admit_says_so(site):
+    line = "{:%Y-%m-%d %H:%M:%S},000 - Communicator - INFO - Failed to send heartbeat. Will try again.\n"
+    at = NOW.astimezone()
+    (site / "engine.log").write_text(line.format(at - timedelta(seconds=90)) + "something else\n")
+    assert found(site).link == ""
+    (site / "engine.log").write_text(line.format(at - timedelta(seconds=6)) + "something else\n")
+    assert found(site).link == "down"
+    assert "no longer admits this site" in printed(found(site))
+    (site / "engine.log").write_text("Failed to send heartbeat\n")
+    assert found(site).link == ""
+
+
 def test_a_full_or_read_only_disk_is_shown(home, site, monkeypatch):
     assert (found(home).storage, found(site).storage) == ("", "")
     for free, said in ((0, "is full"), (50_000_000, "has only 50.0 MB left")):

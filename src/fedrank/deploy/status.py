@@ -18,6 +18,7 @@ from typing import Any
 
 from fedrank.deploy.check import FlareKits, storage_problem
 from fedrank.deploy.consent import proposals
+from fedrank.deploy.protocol import SAY_HELLO
 from fedrank.deploy.settings import FEDERATION, SITE, no_home, read_federation, read_site
 from fedrank.deploy.show import LEDGERS
 from fedrank.experiments.report.formatting import duration
@@ -28,6 +29,7 @@ from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.population import Population
 from fedrank.toml import parse_toml
 
+SILENT = 30.0  # seconds after which a failed heartbeat no longer counts; NVFLARE reports one every few seconds
 TAIL = 1 << 16  # bytes read at the end of a file
 RECENT = 20  # rounds from which the remaining time is estimated
 SERVED = "start.lock"  # held by the process that serves a folder
@@ -77,6 +79,7 @@ class DeploymentStatus:
     limit: float | None = None
     to_decide: tuple[str, ...] = ()  # at a site: plans that have not been accepted or refused
     storage: str = ""  # why nothing can be written, such as a full disk; "" if it can
+    link: str = ""  # at a site: "down" if the server does not accept its heartbeats
     unattended: bool = False  # whether a job continues a run whose command has ended
 
 
@@ -113,6 +116,11 @@ def about_status(found: DeploymentStatus) -> list[Section]:
     section = Section("").pairs(pairs)
     if found.storage:
         section = section.paragraph(f"{found.storage[0].upper()}{found.storage[1:]}.", tone="warn")
+    if found.link:
+        section = section.paragraph(
+            "The server does not accept the heartbeats of this site: it is down, or it no longer admits this site; ask "
+            "the coordinator.", tone="warn",
+        )  # fmt: skip
     if found.unattended:
         section = section.paragraph(
             "`fedrank deploy run` is not running: a job continues the run, but nothing replaces it when it fails or "
@@ -272,7 +280,17 @@ def _of_site(folder: Path, kits: FlareKits, now: float) -> DeploymentStatus:
         limit=settings.policy.largest_epsilon,
         to_decide=tuple(f"{plan.digest[:12]} ({plan.name})" for plan in proposals(folder)),
         storage=storage_problem(folder),
+        link="down" if _heartbeat_fails(folder / "engine.log", now) else "",
     )
+
+
+def _heartbeat_fails(path: Path, now: float) -> bool:
+    """Whether NVFLARE reported lately that the server does not accept a heartbeat of this site."""
+    failed = [line for line in _tail(path) if "Failed to send heartbeat" in line]
+    try:
+        return bool(failed) and now - datetime.fromisoformat(failed[-1][:19]).timestamp() < SILENT
+    except ValueError:
+        return False
 
 
 def _state_of_site(folder: Path, content: Mapping[str, Any]) -> str:
@@ -368,7 +386,8 @@ def _days(until: str, now: float) -> int | None:
 
 
 def _last_refusal(path: Path) -> str:
-    lines = [line for line in _tail(path) if ": Refused: " in line]
+    # A site that was restarted is told about the run again: nothing is wrong.
+    lines = [line for line in _tail(path) if ": Refused: " in line and not line.endswith(SAY_HELLO)]
     return lines[-1] if lines else ""
 
 
