@@ -108,6 +108,8 @@ class Tapped:
                 protocol.read(answer, label, {})
             except wire.Refused as refusal:
                 line["reason"] = str(refusal)
+            if "its log" in line["reason"]:
+                line["reason"] = (self.site.folder / "site.log").read_text().splitlines()[-1]
         append(self.tap, line)
         return found
 
@@ -167,6 +169,7 @@ class Ordeal:
         self.names = self.federation.names
         self.processes: dict[str, Any] = {}
         self.restored: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()  # charges that were seen
         self.outcomes: Counter[str] = Counter()
         self.reasons: dict[str, str] = {}  # with numbers left out: one of them
         self.copies: dict[str, list[Path]] = {name: [] for name in self.names}
@@ -228,12 +231,15 @@ class Ordeal:
     def reached(self) -> int:
         return checkpoint_round(self.task.folder)
 
-    def check(self, name: str) -> None:
+    def check(self, name: str, restored: bool = False) -> None:
         """Nothing is under-charged, and no round has a second message, except attempts of a restored site."""
         sent = self.sent(name)
         messages = sum(map(len, sent.values()))
         charged = Population.charges_by_run(self.folder / name / "people").get(self.run, 0)
         assert charged >= messages, f"{name}: {messages} messages left it, and {charged} are charged"
+        # A site that lost files and was restored may have charged more often than messages left it, before or after.
+        assert restored or charged >= self.most[name], f"{name}: {charged} charges, but {self.most[name]} were made"
+        self.most[name] = charged
         twice = {round: digests for round, digests in sent.items() if len(digests) > 1}
         assert len(twice) <= self.restored[name], f"{name}: rounds {sorted(twice)} have several messages"
 
@@ -366,6 +372,7 @@ class Ordeal:
             self.copies[name].append(self.copy(name))
             self.all_at_work()
         self.kill(name)
+        self.check(name)
         second, newest = self.second(name), self.copy(name)
         what = self.harm(name, second)
         before, last = len(self.lines(name)), max(self.sent(name), default=0)
@@ -407,17 +414,21 @@ class Ordeal:
                 self.start(name)
                 before = len(self.lines(name))
 
+                until = time.monotonic() + 10.0
+
                 def answered() -> bool:
                     self.readmit_if_excluded(name)
-                    return any(line["kind"] == "answers" or is_problem(line) for line in self.lines(name)[before:])
+                    return max(self.sent(name), default=0) > last or time.monotonic() > until
 
                 self.wait(answered, f"{name} after a restore")
-                time.sleep(0.5)
                 if max(self.sent(name), default=0) > last:
-                    self.check(name)
+                    self.check(name, restored=True)
                     self.outcomes["refused, restored and continued"] += 1
-                    # A restored site may have lost what older copies hold.
                     return "refused, restored and continued"
+                said = [line["reason"] for line in self.lines(name)[before:] if is_problem(line)]
+                self.outcomes["restored, and refused again"] += 1
+                print(f"       {name} after a restore: {said[-1] if said else 'nothing'}")
+                self.reasons.setdefault(f"restored: {said[-1:]}", f"{what}, restored: {said[-1:]}")
             except (ValueError, OSError, LedgerError, RuntimeError) as problem:
                 self.reasons.setdefault(f"restore: {type(problem).__name__}", f"{what}, restore: {problem}")
             self.kill(name)

@@ -17,7 +17,7 @@ from fedrank.deploy import folder as folder_module
 from fedrank.deploy import protocol
 from fedrank.deploy.backup import backup, restore
 from fedrank.deploy.coordinate import coordinate
-from fedrank.deploy.folder import FolderSend, RequestName, folder_send, read_plans, serve, serve_once
+from fedrank.deploy.folder import FolderSend, RequestName, folder_send, not_approved, read_plans, serve, serve_once
 from fedrank.deploy.folder_members import (
     FEDERATION,
     MEMBERSHIP,
@@ -125,10 +125,15 @@ def test_a_site_joins_by_fingerprints_that_two_people_compared(tmp_path):
     own = join_folder(shared, site, "anna", told)
     assert membership_state(shared, site) == "waiting"
     assert serve_once(shared, site, Echo(site)) == []
+    said: list[str] = []
+    serve(shared, site, 0.01, stop=lambda: bool(said), site=Echo(site), tell=said.append)
+    assert said == [not_approved(shared, site)]
+    assert f"'anna' with the key {own} is not approved" in said[0]
     assert [(one.name, one.fingerprint) for one in applications(shared, home)] == [("anna", own)]
     approve_in_folder(shared, home, "anna", own.upper())
     assert applications(shared, home) == []
     assert membership_state(shared, site) == "joined"
+    assert not_approved(shared, site) == ""
     assert [(party.name, party.clients) for party in read_home(home).parties()] == [("anna", (0,))]
     assert read_home(home) == read_invitation(shared)
     assert (site / MEMBERSHIP).stat().st_mode & 0o777 == 0o600

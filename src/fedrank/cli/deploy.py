@@ -504,7 +504,7 @@ def start(
 
 
 def _serve_folder(shared: Path, home: Path, once: bool) -> None:
-    from fedrank.deploy.folder import serve, serve_once
+    from fedrank.deploy.folder import not_approved, serve, serve_once
     from fedrank.deploy.folder_members import MEMBERSHIP
     from fedrank.experiments.runner.stop_signals import stop_requested
 
@@ -513,6 +513,8 @@ def _serve_folder(shared: Path, home: Path, once: bool) -> None:
             f"a shared folder needs no server; the coordinator uses `fedrank deploy run SPEC --home {home}`"
         )
     if once:
+        if why := not_approved(shared, home):
+            print_line(why)
         for one in serve_once(shared, home):
             outcome = "refused; site.log says why" if one.refused else "answered"
             print_line(f"Round {one.round}: {one.kind} {outcome}")

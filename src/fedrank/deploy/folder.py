@@ -38,7 +38,7 @@ from fedrank.deploy.folder_members import (
     publish,
 )
 from fedrank.deploy.heads import split
-from fedrank.deploy.identity import IdentityKey, read_identity
+from fedrank.deploy.identity import IdentityKey, fingerprint, read_identity
 from fedrank.deploy.plan import LARGEST as MAX_PLAN
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.signed_files import (
@@ -399,6 +399,8 @@ def serve(
     with nullcontext(site) if site is not None else _opened_site(Path(site_folder)) as at_work:
         while not stop():
             try:
+                if why := not_approved(shared, site_folder):
+                    raise ValueError(why)
                 for one in serve_once(shared, site_folder, at_work, ignoring):
                     tell(
                         f"round {one.round}: {one.kind} "
@@ -413,6 +415,17 @@ def serve(
             while not stop() and time.monotonic() < wake:
                 time.sleep(min(0.2, every))
     return ignoring.reasons
+
+
+def not_approved(shared: Path, site_folder: Path) -> str:
+    """Why a site is asked nothing yet; "" if the coordinator has approved it."""
+    if membership_state(Path(shared), Path(site_folder)) != "waiting":
+        return ""
+    name, key = FolderMembership.read(site_folder).site, fingerprint(read_identity(site_folder).public)
+    return (
+        f"site {name!r} with the key {key} is not approved; ask the coordinator to run `fedrank deploy approve`, or "
+        "restore identity.key and folder.json if they were changed"
+    )
 
 
 def _open_requests(
