@@ -444,7 +444,7 @@ def is_problem(line: dict[str, Any]) -> bool:
     """Whether a site says why it does not answer; a coordinator that is told to say hello does."""
     reason = line.get("reason", "")
     if line["kind"] == "told":
-        return not reason.endswith((" answered", "site.log"))
+        return not reason.endswith(" answered") and " refused: " not in reason
     return line["kind"] in ("refused", "failed") and reason != protocol.SAY_HELLO
 
 

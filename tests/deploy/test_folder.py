@@ -243,7 +243,7 @@ def test_another_coordinator_in_the_same_folder_is_not_obeyed(two, tmp_path):
 def test_requests_go_and_answers_come(two):
     with two.send() as send:
         answers = {site: send(site, call(1), SOON) for site in ("a", "b")}
-        assert [(one.round, one.kind, one.refused) for one in two.serve("a")] == [(1, "round", False)]
+        assert [(one.round, one.kind, one.refused) for one in two.serve("a")] == [(1, "round", "")]
         two.serve("b")
         came = {site: noise(answer.result(SOON), 1) for site, answer in answers.items()}
         assert all(one.startswith(hashlib.sha256(call(1)).digest()) for one in came.values())
@@ -295,7 +295,7 @@ def test_what_was_refused_is_asked_afresh(two):
     site = two.echo("a", refuses=1)
     with two.send() as send:
         first = send("a", call(1), SOON)
-        assert [one.refused for one in two.serve("a", site)] == [True]
+        assert [bool(one.refused) for one in two.serve("a", site)] == [True]
         assert wire.read_label(first.result(SOON)).kind == "refused"
         second = send("a", call(1), SOON)
         assert not second.done()

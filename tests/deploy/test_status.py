@@ -13,6 +13,7 @@ from rich.console import Console
 from fedrank.deploy import check as check_module
 from fedrank.deploy import consent
 from fedrank.deploy.charging import Charging
+from fedrank.deploy.protocol import SAY_HELLO
 from fedrank.deploy.settings import plan_prices, site_template
 from fedrank.deploy.status import TAIL, about_status, as_facts, last_answers, quality, status
 from fedrank.experiments.report.terminal import show
@@ -212,6 +213,9 @@ def test_a_site_that_does_not_answer_is_not_shown_as_connected(home):
     # A site that refuses a request is connected.
     (run / "sites.csv").write_text(SITES + "3,s1,0.1000,200,120,the budget is spent\n")
     assert {site.name: site.link for site in found(home).sites}["s1"] == "up"
+    # A site that could not be told about the run is not the reason; why it could not be, is.
+    (run / "sites.csv").write_text(SITES + f"3,s1,0.1000,200,120,the disk is full\n3,s1,0.1000,200,120,{SAY_HELLO}\n")
+    assert {site.name: site.refused for site in found(home).sites}["s1"] == "the disk is full"
     # The last report of the job counts, and so does what the run waits for now.
     (home / "hub.json").write_text(json.dumps({"lost": ["s0"], "at": 1.0}))
     (run / "sites.json").write_text(json.dumps({"waiting": {"s1": "no answer for 7 s"}}))

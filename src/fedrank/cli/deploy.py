@@ -516,8 +516,7 @@ def _serve_folder(shared: Path, home: Path, once: bool) -> None:
         if why := not_approved(shared, home):
             print_line(why)
         for one in serve_once(shared, home):
-            outcome = "refused; site.log says why" if one.refused else "answered"
-            print_line(f"Round {one.round}: {one.kind} {outcome}")
+            print_line(f"Round {one.round}: {one.kind} {f'refused: {one.refused}' if one.refused else 'answered'}")
         return
     with stop_requested() as stop:
         serve(shared, home, stop=stop, tell=print_line)

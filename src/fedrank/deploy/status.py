@@ -318,6 +318,8 @@ def last_answers(path: Path) -> dict[str, SiteLine]:
         seconds = _number(row.get("seconds"))
         line = SiteLine(row.get("site", ""), "", _whole(row.get("round")), seconds, row.get("refused", ""))
         before, silent = found.get(line.name), not _whole(row.get("bytes_up"))
+        if line.refused == SAY_HELLO and before is not None and before.refused:
+            continue  # the reason why the site does not know the run
         if line.refused and before is not None:  # keep the last answered round
             line = replace(before, refused=line.refused, silent=silent)
         elif line.refused:
