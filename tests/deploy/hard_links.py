@@ -1,14 +1,16 @@
-"""A federation of processes where things are hard: `python -m tests.deploy.hard_links [ten renewal slow memory expel]`.
+"""A federation of processes where things are hard: `python -m tests.deploy.hard_links [ten thirty renewal slow ...]`.
 
-Ten sites on one machine; a certificate that is renewed in the middle of a run; a slow line that loses segments and is
-cut; thousands of rounds, with the bytes and the memory that they take; a site that is expelled meanwhile. Where nobody
-is shut out, the model is that of a simulation, bit for bit.
+Ten sites on one machine; thirty real ones around a shared folder, with the memory that they take; a certificate that is
+renewed in the middle of a run; a slow line that loses segments and is cut; thousands of rounds, with the bytes and the
+memory that they take; a site that is expelled meanwhile. Where nobody is shut out, the model is that of a simulation,
+bit for bit; the thirty sites add noise.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import multiprocessing
 import os
 import re
 import tempfile
@@ -19,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+
 from fedrank.deploy.flare_jobs import run_deployed
 from fedrank.deploy.flare_kit import approve, ca_fingerprint, expel, join, kits, renew, sign
 from fedrank.deploy.flare_local import LocalFederation, provision_locally, running_locally
@@ -26,12 +30,16 @@ from fedrank.deploy.local import prepare, run_local, site_name, trial_plan
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.settings import FEDERATION
 from fedrank.deploy.status import DeploymentStatus, status
+from fedrank.deploy.warm_up import warm_up
 from fedrank.experiments.runner.schedule import is_finished, run_experiment
 from fedrank.experiments.runner.schedule import plan as tasks_of
 from fedrank.experiments.spec.source import read_spec
-from fedrank.files import write_atomic
+from fedrank.files import private_folder, write_atomic
+from fedrank.privacy.population import Population
 from fedrank.toml import write_toml
 from tests.deploy.chaos import kind_of, processes
+from tests.deploy.commands import CommandFederation
+from tests.deploy.restored import serve_site
 from tests.deploy.slow_link import Link, link
 from tests.deploy.trial import check_equal, write_data
 
@@ -117,6 +125,41 @@ def ten(folder: Path) -> None:
     took = time.monotonic() - began
     trial.check()
     say(f"ten sites: 20 rounds in {took:.0f} s from nothing to a model, byte-equal to the simulation")
+
+
+def thirty(folder: Path) -> None:
+    """Thirty real sites around a shared folder, as processes that share the memory of the program."""
+    made, began = CommandFederation(private_folder(folder / "thirty"), sites=30, rounds=5), time.monotonic()
+    os.environ["XDG_STATE_HOME"] = made.environment["XDG_STATE_HOME"]
+    warm_up(["pdgd"])
+    forked = multiprocessing.get_context("fork")
+    sites = [
+        forked.Process(
+            target=serve_site, args=(made.folder / "shared", made.home(name), made.folder / f"{name}.tap", 0)
+        )
+        for name in made.names
+    ]
+    for site in sites:
+        site.start()
+    try:
+        run = made.begin("run", "run", "my.toml", "--home", "hub")
+        while run.poll() is None:
+            held = [psutil.Process(site.pid).memory_full_info().uss / 1e6 for site in sites if site.pid]
+            time.sleep(1.0)
+    finally:
+        for site in sites:
+            site.kill()
+        made.close()
+    assert run.returncode == 0, made.said("run")
+    [plan] = {path.name for name in made.names for path in (made.home(name) / "outbox").iterdir()}
+    answered = [len(Outbox(made.home(name) / "outbox" / plan, bytes.fromhex(plan))) for name in made.names]
+    assert min(answered) >= 1, answered
+    charged = [Population.charges_by_run(made.home(name) / "people")[plan] for name in made.names]
+    assert charged == answered, (charged, answered)
+    say(
+        f"thirty sites: 5 rounds in {time.monotonic() - began:.0f} s; rounds answered by a site: {min(answered)} to "
+        f"{max(answered)}, each charged once; {max(held):.0f} MB of a site that it does not share"
+    )
 
 
 def renewal(folder: Path, federation: LocalFederation, line: Link) -> None:
@@ -236,12 +279,15 @@ TOGETHER = {"renewal": renewal, "slow": slow, "memory": memory, "expel": expelle
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", choices=["ten", *TOGETHER], default=["ten", *TOGETHER])
+    everything = ["ten", "thirty", *TOGETHER]
+    parser.add_argument("what", nargs="*", choices=everything, default=everything)
     asked = parser.parse_args().what
     with tempfile.TemporaryDirectory(prefix="fedrank-hard-") as made:
         folder = Path(made)
         if "ten" in asked:
             ten(folder)
+        if "thirty" in asked:
+            thirty(folder)
         if some := [show for name, show in TOGETHER.items() if name in asked]:
             with three_sites(folder) as (federation, line):
                 for show in some:

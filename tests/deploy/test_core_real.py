@@ -323,6 +323,23 @@ def test_a_site_that_is_started_anew_is_greeted_anew(tmp_path, text):
     assert [len(trial.outbox(name)) for name in trial.names] == [4, 4, 4]
 
 
+def test_a_site_that_was_restarted_after_the_last_round_receives_the_model(tmp_path):
+    trial, restarted = RealTrial(tmp_path, LINEAR, rounds=2), []
+
+    def listen(name, request, answer):
+        label = wire.read_label(request)
+        if name == "clinic-b" and label.kind == "result" and not restarted:
+            restarted.append(label.round)
+            return protocol.refusal(label, 20, protocol.SAY_HELLO)
+        return answer()
+
+    assert trial.run(listen) == "finished"
+    assert restarted == [2]
+    assert list((trial.folders["clinic-b"] / "models").glob("*/model.json"))
+    assert "did not receive" not in str(load_runs(trial.task.folder)[0].notes)
+    assert json.loads((trial.task.folder / "sites.json").read_text())["last_refusal"] == ""
+
+
 @pytest.mark.parametrize(
     ("key", "value", "word"), [("largest_epsilon", "2000.0", "ε = 1000"), ("delta", "1e-3", "δ = 1e-05")]
 )

@@ -65,8 +65,8 @@ class ServerThatIsAway:
     def __init__(self) -> None:
         self.asked_to_end: list[str] = []
 
-    def connected(self) -> set[str]:
-        return {"s0"}
+    def connected(self) -> dict[str, float]:
+        return {"s0": 0.0}
 
     def submit(self, job, token) -> str:
         return token
@@ -88,6 +88,19 @@ def test_a_stopped_run_ends_its_job_without_the_server(tmp_path, monkeypatch):
     assert chain._first() == 2
     replace(FIRST, stretch=2).write(tmp_path)
     assert not StopMark(tmp_path, replace(FIRST, stretch=2))()
+
+
+def test_a_lost_site_is_back_when_the_server_heard_it_again(tmp_path):
+    """The server lists a site that died for half a minute: a new job would begin without it, again and again."""
+    heard = {"s0": 100.0}
+    server = ServerThatIsAway()
+    server.connected = lambda: heard
+    chain = Chain(tmp_path, lambda stretch: FIRST, ["s0"], server)
+    assert chain._over("job", None, 0.0, {"s0": 101.0}) == ""
+    heard["s0"] = 103.0
+    assert chain._over("job", None, 0.0, {"s0": 101.0}) == "s0 reconnected"
+    assert chain._over("job", None, 0.0, {}) == ""
+    assert chain._over("job", None, 0.0, {"s1": 101.0}) == ""
 
 
 def test_a_process_whose_parent_is_process_1_of_a_container_continues(monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import stat
 import zipfile
 from datetime import UTC, datetime, timedelta
@@ -280,6 +281,15 @@ def test_certificates_are_looked_at_before_anything_starts(copied):
         serve(site)
     (startup / "client.key").unlink()
     assert "cannot be read" in problems()
+
+
+def test_a_port_that_another_program_uses_is_named_before_the_server_starts(copied):
+    home = copied[0] / "hub"
+    with socket.socket() as other:
+        other.bind(("", certificate_facts(home / "kit").port))
+        other.listen()
+        with pytest.raises(KitError, match=r"port \d+ cannot be used .*stop the process that uses it"):
+            serve(home)
 
 
 def test_a_wrong_ca_is_named_before_a_process_would_try_for_ever(copied, elsewhere):

@@ -17,7 +17,7 @@ from fedrank.deploy import folder as folder_module
 from fedrank.deploy import protocol
 from fedrank.deploy.backup import backup, restore
 from fedrank.deploy.coordinate import coordinate
-from fedrank.deploy.folder import FolderSend, RequestName, folder_send, read_plans, serve, serve_once
+from fedrank.deploy.folder import FolderSend, RequestName, folder_send, not_approved, read_plans, serve, serve_once
 from fedrank.deploy.folder_members import (
     FEDERATION,
     MEMBERSHIP,
@@ -125,10 +125,15 @@ def test_a_site_joins_by_fingerprints_that_two_people_compared(tmp_path):
     own = join_folder(shared, site, "anna", told)
     assert membership_state(shared, site) == "waiting"
     assert serve_once(shared, site, Echo(site)) == []
+    said: list[str] = []
+    serve(shared, site, 0.01, stop=lambda: bool(said), site=Echo(site), tell=said.append)
+    assert said == [not_approved(shared, site)]
+    assert f"'anna' with the key {own} is not approved" in said[0]
     assert [(one.name, one.fingerprint) for one in applications(shared, home)] == [("anna", own)]
     approve_in_folder(shared, home, "anna", own.upper())
     assert applications(shared, home) == []
     assert membership_state(shared, site) == "joined"
+    assert not_approved(shared, site) == ""
     assert [(party.name, party.clients) for party in read_home(home).parties()] == [("anna", (0,))]
     assert read_home(home) == read_invitation(shared)
     assert (site / MEMBERSHIP).stat().st_mode & 0o777 == 0o600
@@ -238,7 +243,7 @@ def test_another_coordinator_in_the_same_folder_is_not_obeyed(two, tmp_path):
 def test_requests_go_and_answers_come(two):
     with two.send() as send:
         answers = {site: send(site, call(1), SOON) for site in ("a", "b")}
-        assert [(one.round, one.kind, one.refused) for one in two.serve("a")] == [(1, "round", False)]
+        assert [(one.round, one.kind, one.refused) for one in two.serve("a")] == [(1, "round", "")]
         two.serve("b")
         came = {site: noise(answer.result(SOON), 1) for site, answer in answers.items()}
         assert all(one.startswith(hashlib.sha256(call(1)).digest()) for one in came.values())
@@ -290,7 +295,7 @@ def test_what_was_refused_is_asked_afresh(two):
     site = two.echo("a", refuses=1)
     with two.send() as send:
         first = send("a", call(1), SOON)
-        assert [one.refused for one in two.serve("a", site)] == [True]
+        assert [bool(one.refused) for one in two.serve("a", site)] == [True]
         assert wire.read_label(first.result(SOON)).kind == "refused"
         second = send("a", call(1), SOON)
         assert not second.done()

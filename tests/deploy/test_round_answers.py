@@ -9,6 +9,7 @@ from fedrank.deploy.protocol import OBSERVED, Answers
 from fedrank.deploy.round_answers import AnswerReader, RoundAnswers, longest_update
 from fedrank.federated.messages import Message
 from fedrank.federated.server import ServerTask
+from fedrank.types import Messages
 from fedrank.wire import Label, Refused
 from tests.deploy.plans import NOISE, made_plan
 
@@ -67,8 +68,29 @@ def test_an_update_longer_than_noise_is_made_for_is_refused():
         reader.check_message(Message(plan.run, 1, 0, unit * np.float32(longest + 0.01), 1))
 
 
-def test_only_noise_at_the_coordinator_limits_the_length(plan):
-    assert longest_update(plan) == longest_update(made_plan(mechanism=NOISE)) == np.inf
+@pytest.mark.parametrize("name", ["gaussian", "laplace"])
+@pytest.mark.parametrize("placement", ["client", "server"])
+@pytest.mark.parametrize("people", [1, 50])
+def test_no_honest_update_is_too_long_and_a_huge_one_is(name, placement, people):
+    changes = {"mechanism": NOISE | {"name": name, "placement": placement}}
+    if people > 1:
+        changes["mechanism"] |= {"unit": "person"}
+        changes["clients"] = {"count": 3, "interactions": 4, "people": people}
+    plan = made_plan(**changes)
+    mechanism, longest = plan.experiment.mechanism, longest_update(plan)
+    assert mechanism.people == people
+    for _ in range(20):
+        # All people of a client send the longest update in the same direction.
+        updates, ones = np.full((people, plan.sent), 1e6, np.float32), np.ones(people, np.int64)
+        sent = mechanism.protect(Messages(updates, ones, 0 * ones, np.zeros(plan.sent), 1), 3.0, mechanism.source())
+        reader_of(plan, longest_update=longest).check_message(Message(plan.run, 1, 1, sent.updates[0], 1))
+    with pytest.raises(Refused, match="an honest one has at most"):
+        reader_of(plan, longest_update=longest).check_message(message(plan, value=1e6))
+
+
+def test_only_a_clip_limits_the_length(plan):
+    secure = made_plan(mechanism=NOISE | {"placement": "secure-aggregation"})
+    assert longest_update(plan) == longest_update(secure) == np.inf
 
 
 def test_a_trial_observes_every_client_that_was_asked():

@@ -13,6 +13,7 @@ from rich.console import Console
 from fedrank.deploy import check as check_module
 from fedrank.deploy import consent
 from fedrank.deploy.charging import Charging
+from fedrank.deploy.protocol import SAY_HELLO
 from fedrank.deploy.settings import plan_prices, site_template
 from fedrank.deploy.status import TAIL, about_status, as_facts, last_answers, quality, status
 from fedrank.experiments.report.terminal import show
@@ -212,6 +213,9 @@ def test_a_site_that_does_not_answer_is_not_shown_as_connected(home):
     # A site that refuses a request is connected.
     (run / "sites.csv").write_text(SITES + "3,s1,0.1000,200,120,the budget is spent\n")
     assert {site.name: site.link for site in found(home).sites}["s1"] == "up"
+    # A site that could not be told about the run is not the reason; why it could not be, is.
+    (run / "sites.csv").write_text(SITES + f"3,s1,0.1000,200,120,the disk is full\n3,s1,0.1000,200,120,{SAY_HELLO}\n")
+    assert {site.name: site.refused for site in found(home).sites}["s1"] == "the disk is full"
     # The last report of the job counts, and so does what the run waits for now.
     (home / "hub.json").write_text(json.dumps({"lost": ["s0"], "at": 1.0}))
     (run / "sites.json").write_text(json.dumps({"waiting": {"s1": "no answer for 7 s"}}))
@@ -232,6 +236,35 @@ def test_a_run_whose_processes_are_gone_is_not_running(home):
         assert found(home).state == "starting"
     (run / "lock").unlink()
     assert found(home).state == "interrupted"
+    (run / "run.json").write_text(json.dumps({"status": "interrupted"}))
+    assert found(home).state == "interrupted"
+    with locked(home / "run.lock", "the command"):  # between two jobs of a run
+        assert found(home).state == "starting"
+
+
+def test_a_run_whose_command_was_killed_says_that_nothing_watches_it(home):
+    run = home / "runs" / "first"
+    (run / "run.json").write_text(json.dumps({"status": "running"}))
+    (home / "run.lock").touch()
+    with locked(run / "lock", "the job"):
+        assert found(home).unattended
+        assert "run the command again" in printed(found(home))
+        with locked(home / "run.lock", "the command"):
+            assert not found(home).unattended
+    assert not found(home).unattended  # the job has ended, too
+
+
+def test_an_excluded_site_is_shown_also_when_the_run_does_not_wait_for_it(home):
+    (home / "runs" / "first" / "left-out.json").write_text(json.dumps({"s1": "excluded after 3 invalid answers"}))
+    assert {site.name: site.refused for site in found(home).sites}["s1"] == "excluded after 3 invalid answers"
+    assert "excluded after 3" in printed(found(home))
+
+
+def test_progress_counts_rounds_that_were_recorded_after_the_last_report(home):
+    run = home / "runs" / "first"
+    (run / "sites.csv").write_text(SITES)
+    (run / "sites.json").write_text(json.dumps({"round": 1, "rounds": 10, "waiting": {}}))
+    assert found(home).round == 2
 
 
 def test_a_stopped_run_and_reports_of_an_earlier_one(home):
@@ -253,6 +286,18 @@ def test_a_site_that_received_the_model_has_finished(site):
         model.parent.mkdir(parents=True)
         model.write_text("{}")
         assert found(site).state == "finished"
+
+
+def test_a_site_that_the_server_does_not_admit_says_so(site):
+    line = "{:%Y-%m-%d %H:%M:%S},000 - Communicator - INFO - Failed to send heartbeat. Will try again.\n"
+    at = NOW.astimezone()
+    (site / "engine.log").write_text(line.format(at - timedelta(seconds=90)) + "something else\n")
+    assert found(site).link == ""
+    (site / "engine.log").write_text(line.format(at - timedelta(seconds=6)) + "something else\n")
+    assert found(site).link == "down"
+    assert "no longer admits this site" in printed(found(site))
+    (site / "engine.log").write_text("Failed to send heartbeat\n")
+    assert found(site).link == ""
 
 
 def test_a_full_or_read_only_disk_is_shown(home, site, monkeypatch):

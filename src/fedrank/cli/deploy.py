@@ -504,7 +504,7 @@ def start(
 
 
 def _serve_folder(shared: Path, home: Path, once: bool) -> None:
-    from fedrank.deploy.folder import serve, serve_once
+    from fedrank.deploy.folder import not_approved, serve, serve_once
     from fedrank.deploy.folder_members import MEMBERSHIP
     from fedrank.experiments.runner.stop_signals import stop_requested
 
@@ -513,9 +513,10 @@ def _serve_folder(shared: Path, home: Path, once: bool) -> None:
             f"a shared folder needs no server; the coordinator uses `fedrank deploy run SPEC --home {home}`"
         )
     if once:
+        if why := not_approved(shared, home):
+            print_line(why)
         for one in serve_once(shared, home):
-            outcome = "refused; site.log says why" if one.refused else "answered"
-            print_line(f"Round {one.round}: {one.kind} {outcome}")
+            print_line(f"Round {one.round}: {one.kind} {f'refused: {one.refused}' if one.refused else 'answered'}")
         return
     with stop_requested() as stop:
         serve(shared, home, stop=stop, tell=print_line)
@@ -565,7 +566,7 @@ def run(
         return
     from fedrank.deploy.folder import refuse_online_plan
     from fedrank.deploy.folder_members import read_home
-    from fedrank.deploy.make_plans import do_runs, parties_of, plan_runs
+    from fedrank.deploy.make_plans import do_runs, parties_of, plan_runs, site_problems
     from fedrank.deploy.settings import FEDERATION, read_federation
     from fedrank.deploy.transport import shared_folder
     from fedrank.experiments.runner.stop_signals import stop_requested
@@ -583,6 +584,8 @@ def run(
         print_line(f"{site} is asked again. Reason of its exclusion: {why}")
     with progress(quiet) as report, stop_requested() as stop:
         results = do_runs(grid, runs, _transport(home, shared, stop, patience), stop, report)
+    for line in dict.fromkeys(line for task, plan in runs for line in site_problems(task, plan)):
+        print_line(line)
     print_outcome(results, results_in / label)
 
 

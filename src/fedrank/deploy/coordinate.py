@@ -18,7 +18,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedrank.deploy import protocol
 from fedrank.deploy.backup import HEADS
+from fedrank.deploy.handshake import Handshake
 from fedrank.deploy.heads import Witness
 from fedrank.deploy.hub import Hub
 from fedrank.deploy.plan import Plan
@@ -109,13 +111,19 @@ class Coordination:
         whose, by = data_of(self.plan, self.received, data), f"the coordinator of {self.plan.federation}"
         issued(card, self.writer.folder, whose, by=by).write(self.writer.folder)
 
-    def give_result(self, round: int) -> dict[str, str]:
+    def give_result(self, round: int, handshake: Handshake) -> dict[str, str]:
         """Send the model, its card and a receipt to every site; return why sites did not accept them."""
         files = {"model": "model.json", "card": Card.FILE, "receipt": Receipt.FILE}
         paths = {part: self.writer.folder / name for part, name in files.items()}
-        return self.calls.give(
-            round, **{part: path.read_bytes() if path.exists() else b"" for part, path in paths.items()}
-        )
+        content = {part: path.read_bytes() if path.exists() else b"" for part, path in paths.items()}
+        why = self.calls.give(round, content)
+        if protocol.SAY_HELLO in why.values():  # sites that were restarted after the last round
+            handshake.over = round
+            why = handshake.greet_strangers(why)
+            again = [name for name, reason in why.items() if reason == protocol.SAY_HELLO]
+            why = {name: reason for name, reason in why.items() if name not in again}
+            why |= self.calls.give(round, content, again)
+        return why
 
 
 def site_notes(left_out: Mapping[str, str], undelivered: Mapping[str, str]) -> list[str]:
@@ -223,7 +231,7 @@ def _finish(
     run.issue(card_of(folder.experiment, plan, run.books.charged(state.round)), folder.fold.name)
     if departure is not None:
         departure.write_receipt(writer.folder, plan, state, plan.searches)
-    why = run.give_result(state.round)
+    why = run.give_result(state.round, hub.handshake)
     if departure is not None:
         why |= departure.tell_those_who_left(run.calls.send, writer.folder)
     unlearned = None if departure is None else {**departure.asked(writer.folder), "last_round": state.round}
@@ -263,7 +271,7 @@ class Books:
 
     def note(self, round: int, asked: Exchange) -> None:
         self._rows.append((round, asked.site, f"{asked.seconds:.4f}", asked.bytes_down, asked.bytes_up, asked.reason))
-        if asked.reason:
+        if asked.reason and asked.reason != protocol.SAY_HELLO:
             self._refusal = f"round {round}, {asked.site}: {asked.reason}"
 
     def waiting(self, round: int, why: Mapping[str, str]) -> None:
@@ -298,6 +306,8 @@ class Books:
         """Store the sites that stay excluded until an operator readmits them, also after a restart."""
         if left_out == self._left_out:
             return
+        for name in left_out.keys() - self._left_out.keys():
+            self._say(f"{name}: {left_out[name]}")
         self._left_out = dict(left_out)
         write_atomic(self.folder / LEFT_OUT, json.dumps(dict(left_out), ensure_ascii=False, indent=1) + "\n")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -155,9 +155,9 @@ class Chain:
     def _settle(self) -> None:
         """Give sites a moment to reconnect after a restart of the server."""
         deadline = time.monotonic() + SETTLE
-        while not self.server.connected() >= self._were_here and time.monotonic() < deadline:
+        while not self.server.connected().keys() >= self._were_here and time.monotonic() < deadline:
             time.sleep(SETTLE / 10)
-        self._were_here = self.server.connected() & set(self.sites)
+        self._were_here = self.server.connected().keys() & set(self.sites)
 
     def _one(self, active: Active, tell: Callable[[News], None], stop: Callable[[], bool]) -> tuple[str, str]:
         """Submit a job and watch it; return the status of the run, or "" and why the job ended."""
@@ -171,7 +171,7 @@ class Chain:
             id = self.server.submit(job, token)
         asked = moved = time.monotonic()
         shown = 0.0
-        lost: list[str] = []
+        lost: dict[str, float] = {}  # when each site was lost, in seconds since 1970
         while True:
             stopped = stop()
             news = HubNews.read(self.home, active)
@@ -192,15 +192,16 @@ class Chain:
                 replace(active, stopped=True).write(self.home)  # ends the job if the server does not
                 self.server.end(id)
                 return INTERRUPTED, ""
-            newly = news is not None and news.lost != lost
+            newly = news is not None and news.lost != sorted(lost)
             if newly or time.monotonic() - asked >= POLL:
-                asked, lost = time.monotonic(), [] if news is None else news.lost
-                if why := self._over(id, news, asked - moved):
+                asked = time.monotonic()
+                lost = {} if news is None else {site: lost.get(site, time.time()) for site in news.lost}
+                if why := self._over(id, news, asked - moved, lost):
                     self.server.end(id)
                     return "", why
             time.sleep(LOOK)
 
-    def _over(self, id: str, news: HubNews | None, still: float) -> str:
+    def _over(self, id: str, news: HubNews | None, still: float, lost: Mapping[str, float]) -> str:
         """Return why the next job is needed; "" if it is not."""
         try:
             state, said = self.server.state(id)
@@ -208,7 +209,8 @@ class Chain:
             return f"the server no longer has the job ({problem})"
         if state.startswith(ENDED) or (news is not None and news.ended):
             return f"the job ended ({'; '.join(said) or state})"
-        if news is not None and news.lost and (back := sorted(set(news.lost) & self.server.connected())):
+        connected = self.server.connected() if lost else {}
+        if back := sorted(site for site, since in lost.items() if connected.get(site, 0.0) > since):
             return f"{', '.join(back)} reconnected"
         return f"the run made no progress for {still:.0f} s" if still > STILL and state == RUNNING else ""
 

@@ -113,7 +113,7 @@ def wait_for_sites(federation: LocalFederation, problems: list[BaseException] | 
                 raise problems[0]
             try:
                 reached = reached or server.connect()
-                here = server.connected() if reached else set()
+                here = set(server.connected()) if reached else set()
             except Away:
                 reached = False
             if here >= set(federation.sites):

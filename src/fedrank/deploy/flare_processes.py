@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedrank.deploy.flare_certificates import KitError, certificate_facts, host_problems
+from fedrank.deploy.flare_certificates import KitError, KitFinding, certificate_facts, host_problems
 from fedrank.deploy.flare_hardening import ANSWERED_BY_A_SITE, HEARTBEAT
 from fedrank.deploy.flare_kit import CA, KIT, folder_problems
 from fedrank.deploy.records import open_log
@@ -103,6 +103,7 @@ def serve(
     look_before(folder)
     with locked(folder / LOCK, f"{folder} (`fedrank deploy start`)"):
         end_leftovers(folder)
+        _check_port(folder)
         _sweep_jobs(folder / KIT)
         if warm_up is not None:
             tell("preparing; the first start compiles for half a minute or more")
@@ -122,6 +123,15 @@ def look_before(folder: Path) -> None:
         found = host_problems(folder / KIT)
     if found:
         raise KitError(found)
+
+
+def _check_port(folder: Path) -> None:
+    """Raise KitError if another program uses the port of this server, which NVFLARE would not report."""
+    from fedrank.deploy.check import taken
+
+    if (folder / CA).exists() and (why := taken(port := certificate_facts(folder / KIT).port)):
+        remedy = "stop the process that uses it, or create a federation with another port"
+        raise KitError([KitFinding(f"port {port} cannot be used ({why})", remedy)])
 
 
 def stop_serving(folder: Path, patience: float = 15.0) -> bool:

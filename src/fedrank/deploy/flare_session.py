@@ -86,9 +86,13 @@ class Coordinator:
         with contextlib.suppress(Away, NotAllowed):
             self._ask("end", id)
 
-    def connected(self) -> set[str]:
-        """Sites that are connected to the server."""
-        return set(self._ask("connected"))
+    def connected(self) -> dict[str, float]:
+        """Sites that are connected to the server, and when each last sent a heartbeat (seconds since 1970).
+
+        The server considers a site that has died connected for some time.
+        """
+        found: dict[str, float] = self._ask("connected")
+        return found
 
     def command(self, line: str) -> Any:
         """The server's answer to a command line."""
@@ -185,7 +189,7 @@ def _do(session: Any, what: str, words: list[Any]) -> Any:
     if what == "end":
         return session.abort_job(words[0])
     if what == "connected":
-        return [client.name for client in session.get_system_info().client_info]
+        return {client.name: client.last_connect_time or 0.0 for client in session.get_system_info().client_info}
     if what == "command":
         return json.loads(json.dumps(session.do_command(words[0]), default=str))
     raise ValueError(f"unknown request {what!r}")

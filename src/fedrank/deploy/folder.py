@@ -38,7 +38,7 @@ from fedrank.deploy.folder_members import (
     publish,
 )
 from fedrank.deploy.heads import split
-from fedrank.deploy.identity import IdentityKey, read_identity
+from fedrank.deploy.identity import IdentityKey, fingerprint, read_identity
 from fedrank.deploy.plan import LARGEST as MAX_PLAN
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.signed_files import (
@@ -112,7 +112,7 @@ class FolderAnswer:
     round: int
     attempt: int
     kind: str
-    refused: bool  # the reason is in its log
+    refused: str = ""  # the reason that the coordinator receives; "" if the request was answered
 
 
 def refuse_online_plan(plan: Plan) -> None:
@@ -258,7 +258,7 @@ class FolderSend:
             return name._replace(asked=max(answers, default=-1) + 1)
         before = name._replace(asked=max(requests))
         found = self._answer(member, before)
-        if found is not None and _is_refusal(found):
+        if found is not None and _refusal(found):
             return before._replace(asked=before.asked + 1)
         return before
 
@@ -399,11 +399,10 @@ def serve(
     with nullcontext(site) if site is not None else _opened_site(Path(site_folder)) as at_work:
         while not stop():
             try:
+                if why := not_approved(shared, site_folder):
+                    raise ValueError(why)
                 for one in serve_once(shared, site_folder, at_work, ignoring):
-                    tell(
-                        f"round {one.round}: {one.kind} "
-                        f"{'refused; the reason is in site.log' if one.refused else 'answered'}"
-                    )
+                    tell(f"round {one.round}: {one.kind} {f'refused: {one.refused}' if one.refused else 'answered'}")
                 problem = ""
             except (OSError, ValueError) as found:
                 if error_message(found) != problem:  # do not repeat the same message every five seconds
@@ -413,6 +412,17 @@ def serve(
             while not stop() and time.monotonic() < wake:
                 time.sleep(min(0.2, every))
     return ignoring.reasons
+
+
+def not_approved(shared: Path, site_folder: Path) -> str:
+    """Why a site is asked nothing yet; "" if the coordinator has approved it."""
+    if membership_state(Path(shared), Path(site_folder)) != "waiting":
+        return ""
+    name, key = FolderMembership.read(site_folder).site, fingerprint(read_identity(site_folder).public)
+    return (
+        f"site {name!r} with the key {key} is not approved; ask the coordinator to run `fedrank deploy approve`, or "
+        "restore identity.key and folder.json if they were changed"
+    )
 
 
 def _open_requests(
@@ -451,7 +461,7 @@ def _answer_one(
     answer = site.answer(request)
     write_signed(own_folder(shared, FROM, me.site) / str(name), key, _reply(me.federation, me.site, name), answer)
     kind = wire.read_label(request).kind
-    return FolderAnswer(name.run, name.round, name.attempt, kind, _is_refusal(answer))
+    return FolderAnswer(name.run, name.round, name.attempt, kind, _refusal(answer))
 
 
 def _introduce(
@@ -514,12 +524,15 @@ def _foreign(name: str) -> str:
     return COPY if _NAME.match(name) else FOREIGN_NAME
 
 
-def _is_refusal(answer: bytes) -> bool:
-    """Whether an answer is a refusal or cannot be read."""
+def _refusal(answer: bytes) -> str:
+    """The reason in a refusal, or why an answer cannot be read; "" if it is neither."""
     try:
-        return wire.read_label(answer).kind == "refused"
-    except wire.Refused:
-        return True
+        label = wire.read_label(answer)
+        if label.kind == "refused":
+            protocol.read(split(answer)[0], label, {})
+    except wire.Refused as problem:
+        return str(problem)
+    return ""
 
 
 def _state(member: FolderMember | None) -> str:

@@ -190,7 +190,10 @@ class SiteJournal:
         own = [head for head in (seen.heads if seen is not None else ()) if head.site == self.site]
         for head in own:
             if not head.is_of(self.key.public):
-                raise Refused("the request contains a head of this site that the site did not sign")
+                raise Refused(
+                    "the request contains a head of this site that the site did not sign; if id in site.toml or "
+                    f"{IDENTITY} is not this site's own, restore it, otherwise ask the coordinator"
+                )
         witnesses = [(head, "the coordinator or another site") for head in own]
         if (second := self.read_second()) is not None:
             witnesses.append((second, "the second place of this site"))

@@ -142,6 +142,17 @@ def readmit(folder: Path, site: str) -> str:
     return why
 
 
+def site_problems(task: Task, plan: Plan) -> list[str]:
+    """Sites that a run excluded or that did not receive its result, with the reasons; for the operator."""
+    from fedrank.deploy.coordinate import LEFT_OUT
+
+    path, names = task.folder / LEFT_OUT, {site.name for site in plan.sites}
+    found = parse_json(path.read_bytes()) if path.exists() else {}
+    lines = [f"{name}: {why}; `--readmit {name}` asks it again" for name, why in found.items()]
+    notes = load_runs(task.folder)[0].notes if is_finished(task) else ()
+    return lines + [note for note in notes if note.partition(" did not receive the result: ")[0] in names]
+
+
 def plan_task(task: Task, parties: Sequence[PlannedSite], federation: str, simulated: bool = False) -> Plan:
     """The plan of one run. Sites must have the features of the coordinator's own data."""
     experiment: Any = task.experiment

@@ -14,7 +14,6 @@ from fedrank.deploy.plan import Plan
 from fedrank.deploy.protocol import Answers
 from fedrank.federated.messages import Message
 from fedrank.federated.server import ServerTask, State, receive
-from fedrank.privacy.mechanisms import AtServer
 from fedrank.wire import Label, Refused
 
 
@@ -45,7 +44,7 @@ class AnswerReader:
 
     plan: Plan
     task: ServerTask
-    longest_update: float = np.inf  # the norm for which the coordinator's noise is calibrated
+    longest_update: float = np.inf  # norm that an honest update does not exceed
     secure: bool = False  # whether messages are those of secure aggregation, with keys of all partners
 
     def unpack(self, content: bytes, label: Label, clients: int) -> Answers:
@@ -88,8 +87,8 @@ class AnswerReader:
 
 
 def longest_update(plan: Plan) -> float:
-    """The maximum norm of an honest update if the coordinator adds noise; otherwise infinity."""
+    """The maximum norm of an honest update; infinite if no mechanism limits it, or if updates are masked."""
     mechanism: Any = plan.experiment.mechanism
-    if not isinstance(getattr(mechanism, "placement", None), AtServer):
+    if not hasattr(mechanism, "longest_message"):
         return np.inf
-    return float(1.0001 * mechanism.reach(plan.experiment.setting(plan.features)))
+    return float(mechanism.longest_message(plan.experiment.setting(plan.features)))

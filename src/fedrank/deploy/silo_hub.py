@@ -146,6 +146,6 @@ def perform_silos(experiment: SiloExperiment, run: Coordination) -> None:
         hub.passed(hub.passes)
     judging.add(model)
     run.issue(deployed(judging.card, plan), judging.collection.name)
-    why = run.give_result(last)
+    why = run.give_result(last, hub.handshake)
     judging.finish(site_notes({}, why))
     books.progress(plan, last, last)

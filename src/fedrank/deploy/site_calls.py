@@ -178,10 +178,11 @@ class SiteCalls:
                 )
         return reason
 
-    def give(self, round: int, **parts: bytes) -> dict[str, str]:
-        """Send a result to every site; return why sites did not accept it."""
+    def give(self, round: int, parts: Mapping[str, bytes], names: Sequence[str] | None = None) -> dict[str, str]:
+        """Send a result to these sites (None: to all); return why sites did not accept it."""
         content = wire.pack(Label("result", self.plan.run, round), parts)
-        return self.ask({site.name: content for site in self.sites()}, round, protocol.read_facts, "facts")[1]
+        to = [site.name for site in self.sites() if names is None or site.name in names]
+        return self.ask(dict.fromkeys(to, content), round, protocol.read_facts, "facts")[1]
 
     def pause(self, round: int, why: Mapping[str, str], pauses: float = 1.0) -> None:
         """Report the sites that the run waits for, and pause."""

@@ -65,7 +65,10 @@ class SiteHome:
         path = self.folder / SEED
         if not path.exists():
             write_atomic(path, f"{secrets.randbits(63)}\n", private=True)
-        return int(path.read_text(encoding="ascii"))
+        try:
+            return int(path.read_text(encoding="ascii"))
+        except ValueError:
+            raise ValueError(f"{path} does not contain a number; restore it from a backup") from None
 
     def log(self, line: str) -> None:
         """Write a line for the site's administrator; it is never sent."""

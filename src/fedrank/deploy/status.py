@@ -18,6 +18,7 @@ from typing import Any
 
 from fedrank.deploy.check import FlareKits, storage_problem
 from fedrank.deploy.consent import proposals
+from fedrank.deploy.protocol import SAY_HELLO
 from fedrank.deploy.settings import FEDERATION, SITE, no_home, read_federation, read_site
 from fedrank.deploy.show import LEDGERS
 from fedrank.experiments.report.formatting import duration
@@ -28,11 +29,12 @@ from fedrank.privacy.ledger import LedgerError
 from fedrank.privacy.population import Population
 from fedrank.toml import parse_toml
 
+SILENT = 30.0  # seconds after which a failed heartbeat no longer counts; NVFLARE reports one every few seconds
 TAIL = 1 << 16  # bytes read at the end of a file
 RECENT = 20  # rounds from which the remaining time is estimated
 SERVED = "start.lock"  # held by the process that serves a folder
 SHARED = "federation.json"  # of a coordinator that uses a shared folder
-ACTIVE, BOOKS, NEWS, SITES = "active.json", "sites.json", "hub.json", "sites.csv"
+ACTIVE, BOOKS, NEWS, SITES, LEFT_OUT = "active.json", "sites.json", "hub.json", "sites.csv", "left-out.json"
 RUN_LOCK = "lock"  # of a run folder, held by the process that performs the run
 COMMAND_LOCKS = ("run.lock", "folder.lock")  # held by `fedrank deploy run`, with NVFLARE and with a shared folder
 # Reasons for which a run waits that mean that a site does not answer at all.
@@ -77,6 +79,8 @@ class DeploymentStatus:
     limit: float | None = None
     to_decide: tuple[str, ...] = ()  # at a site: plans that have not been accepted or refused
     storage: str = ""  # why nothing can be written, such as a full disk; "" if it can
+    link: str = ""  # at a site: "down" if the server does not accept its heartbeats
+    unattended: bool = False  # whether a job continues a run whose command has ended
 
 
 def status(folder: Path, kits: FlareKits | None = None, now: float | None = None) -> DeploymentStatus:
@@ -112,6 +116,16 @@ def about_status(found: DeploymentStatus) -> list[Section]:
     section = Section("").pairs(pairs)
     if found.storage:
         section = section.paragraph(f"{found.storage[0].upper()}{found.storage[1:]}.", tone="warn")
+    if found.link:
+        section = section.paragraph(
+            "The server does not accept the heartbeats of this site: it is down, or it no longer admits this site; ask "
+            "the coordinator.", tone="warn",
+        )  # fmt: skip
+    if found.unattended:
+        section = section.paragraph(
+            "`fedrank deploy run` is not running: a job continues the run, but nothing replaces it when it fails or "
+            "when a site comes back; run the command again.", tone="warn",
+        )  # fmt: skip
     if found.last_refusal:
         section = section.paragraph(f"Last refusal: {found.last_refusal}", tone="warn")
     if waiting := [f"{site.name}: {site.waited_for}" for site in found.sites if site.waited_for]:
@@ -166,19 +180,24 @@ def _of_coordinator(home: Path, kits: FlareKits, now: float) -> DeploymentStatus
     waiting = _texts(books.get("waiting"))
     reached, rounds = _whole(books.get("round")), _whole(books.get("rounds"))
     # While a run waits, this file names the round in progress.
-    done = max((one.round for one in answered.values()), default=0) if waiting else reached
+    done = max((one.round for one in answered.values()), default=0)
+    done = done if waiting else max(done, reached)
     rounds = rounds or _planned_rounds(active)
     state = _state(home, folder, run, news, bool(waiting), bool(active.get("stopped")))
     reported = news.get("lost")
     lost = reported if isinstance(reported, list) else []
+    excluded = {} if folder is None else _texts(_facts(folder / LEFT_OUT))
     lines = []
     for site, where, until in listed:
         one = answered.get(site, SiteLine(site, ""))
         why = waiting.get(site, "")
         link = _link(one, why, site in lost) if state in ("running", "waiting") and where in ("joined", "") else ""
         lines.append(
-            SiteLine(site, where, one.round, one.seconds, one.refused, why, _days(until, now), link, one.silent)
-        )
+            SiteLine(
+                site, where, one.round, one.seconds, excluded.get(site, one.refused), why, _days(until, now), link,
+                one.silent,
+            )
+        )  # fmt: skip
     at = max((float(found["at"]) for found in (books, news) if isinstance(found.get("at"), (int, float))), default=0.0)
     return DeploymentStatus(
         who="coordinator",
@@ -196,6 +215,7 @@ def _of_coordinator(home: Path, kits: FlareKits, now: float) -> DeploymentStatus
         last_refusal=str(books.get("last_refusal") or news.get("why") or ""),
         sites=tuple(lines),
         storage=storage_problem(home),
+        unattended=state in ("running", "waiting") and is_locked(home / COMMAND_LOCKS[0]) is False,
     )
 
 
@@ -221,9 +241,9 @@ def _state(
     if folder is None:
         return ""
     said = str(run.get("status") or news.get("ended") or "")
-    if said in ("finished", "interrupted", "failed"):
-        return said
     held, commands = is_locked(folder / RUN_LOCK), [is_locked(home / name) for name in COMMAND_LOCKS]
+    if said in ("finished", "failed") or (said == "interrupted" and not any(commands)):
+        return said
     if held:
         return "waiting" if waits else "running"
     if any(commands):
@@ -260,7 +280,17 @@ def _of_site(folder: Path, kits: FlareKits, now: float) -> DeploymentStatus:
         limit=settings.policy.largest_epsilon,
         to_decide=tuple(f"{plan.digest[:12]} ({plan.name})" for plan in proposals(folder)),
         storage=storage_problem(folder),
+        link="down" if _heartbeat_fails(folder / "engine.log", now) else "",
     )
+
+
+def _heartbeat_fails(path: Path, now: float) -> bool:
+    """Whether NVFLARE reported lately that the server does not accept a heartbeat of this site."""
+    failed = [line for line in _tail(path) if "Failed to send heartbeat" in line]
+    try:
+        return bool(failed) and now - datetime.fromisoformat(failed[-1][:19]).timestamp() < SILENT
+    except ValueError:
+        return False
 
 
 def _state_of_site(folder: Path, content: Mapping[str, Any]) -> str:
@@ -288,6 +318,8 @@ def last_answers(path: Path) -> dict[str, SiteLine]:
         seconds = _number(row.get("seconds"))
         line = SiteLine(row.get("site", ""), "", _whole(row.get("round")), seconds, row.get("refused", ""))
         before, silent = found.get(line.name), not _whole(row.get("bytes_up"))
+        if line.refused == SAY_HELLO and before is not None and before.refused:
+            continue  # the reason why the site does not know the run
         if line.refused and before is not None:  # keep the last answered round
             line = replace(before, refused=line.refused, silent=silent)
         elif line.refused:
@@ -356,7 +388,8 @@ def _days(until: str, now: float) -> int | None:
 
 
 def _last_refusal(path: Path) -> str:
-    lines = [line for line in _tail(path) if ": Refused: " in line]
+    # A site that was restarted is told about the run again: nothing is wrong.
+    lines = [line for line in _tail(path) if ": Refused: " in line and not line.endswith(SAY_HELLO)]
     return lines[-1] if lines else ""
 
 

@@ -167,7 +167,7 @@ class Departure:
         calls = SiteCalls(self.plan, send, PATIENCE, left_out=staying)
         why = Handshake(calls, self.plan.secure_sum is not None).greet_once(self.run.round)
         content = {"model": b"", "card": b"", "receipt": (folder / Receipt.FILE).read_bytes()}
-        why |= calls.give(self.run.round, **content)
+        why |= calls.give(self.run.round, content)
         return {name: f"{reason}; send receipt.json by other means" for name, reason in why.items()}
 
 

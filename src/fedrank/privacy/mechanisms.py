@@ -33,6 +33,7 @@ from fedrank.ranking.evolution import REWARD_VALUES
 from fedrank.types import Aggregator, Change, Clip, Mechanism, Messages, Source, Trait, has_trait
 
 LARGEST = 1e30  # of a clip, of noise and of ε: far above any useful value, and products of them stay finite
+UNLIKELY = 28.0  # negative logarithm of the probability that honest noise is longer than a coordinator accepts
 MAX_PROTOCOL = 200  # clients: the run time of secure aggregation grows with their square
 
 
@@ -264,6 +265,15 @@ class _Noise(ABC):
         step = self.step(setting.cohort(self))
         return min(2 * self.clip + step * self._spread(setting), 2 * self.reach(setting))
 
+    def longest_message(self, setting: Setting) -> float:
+        """Norm that an honest message exceeds with a probability below 1e-12; infinite if messages are masked."""
+        if isinstance(self.placement, SecureAggregation):
+            return math.inf
+        longest = self.people * (self.clip + self.step(setting.cohort(self)) * self._spread(setting))
+        if isinstance(self.placement, OnClient):
+            longest = (longest + self.noise * self.clip * self._longest_noise(setting.parameters)) / self.people
+        return 1.0001 * longest  # rounding to four bytes
+
     def _spread(self, setting: Setting) -> float:
         """Norm of the vector (1, 1, ..., 1)."""
         return math.sqrt(setting.parameters) if self.norm == 2 else setting.parameters
@@ -381,6 +391,10 @@ class _Noise(ABC):
         """Noise in grid steps, where the sum of `shares` draws has this scale."""
 
     @abstractmethod
+    def _longest_noise(self, parameters: int) -> float:
+        """Norm that noise of scale 1 exceeds with probability exp(-UNLIKELY) at most."""
+
+    @abstractmethod
     def _event(self, multiplier: float, sampling: float = 1.0) -> Event: ...
 
     @abstractmethod
@@ -396,6 +410,9 @@ class Gaussian(_Noise):
 
     def _share(self, scale: float, shares: int) -> GridNoise:
         return gaussian_share(scale, shares)
+
+    def _longest_noise(self, parameters: int) -> float:
+        return math.sqrt(parameters) + math.sqrt(2 * UNLIKELY)
 
     def _event(self, multiplier: float, sampling: float = 1.0) -> Event:
         return GaussianEvent(multiplier, sampling)
@@ -424,6 +441,9 @@ class Laplace(_Noise):
 
     def _share(self, scale: float, shares: int) -> GridNoise:
         return polya_difference(_wide_enough(scale, shares), shares)
+
+    def _longest_noise(self, parameters: int) -> float:
+        return parameters + math.sqrt(2 * parameters * UNLIKELY) + UNLIKELY  # its L1 norm has a gamma distribution
 
     def _event(self, multiplier: float, sampling: float = 1.0) -> Event:
         return LaplaceEvent(multiplier, sampling)
