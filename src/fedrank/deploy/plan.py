@@ -313,6 +313,13 @@ def make_plan(
     return Plan.load(plan.dump())  # exactly what every site receives and checks
 
 
+def problems_between_sites(experiment: Experiment) -> list[str]:
+    """Reasons why no coordinator can plan an experiment for as many real sites as its spec has."""
+    silos = experiment.silos.count if isinstance(experiment, SiloExperiment) else 0
+    count = experiment.clients.count if isinstance(experiment, FederatedExperiment) else silos
+    return _problems(experiment, [PlannedSite(f"site-{id}", (id,)) for id in range(count)], simulated=False)
+
+
 def _problems(experiment: Experiment, sites: Sequence[PlannedSite], simulated: bool) -> list[str]:
     """Reasons why an experiment cannot be planned for these sites."""
     if isinstance(experiment, TreesExperiment):
