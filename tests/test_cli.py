@@ -446,7 +446,7 @@ COMMANDS = [
     ["trees", "split"], ["trees", "merge"], ["trees", "grow"],
     ["privacy", "show"], ["privacy", "audit"], ["privacy", "impact"],
     ["privacy", "ledger", "show"], ["privacy", "ledger", "forget"], ["privacy", "ledger", "upgrade"],
-    ["forget", "client"], ["forget", "person"],
+    ["forget", "client"], ["forget", "person"], ["forget", "expired"],
     ["silo", "sketch"], ["silo", "describe"], ["silo", "update"],
     ["deploy", "init"], ["deploy", "invite"], ["deploy", "join"], ["deploy", "approve"], ["deploy", "renew"],
     ["deploy", "expel"], ["deploy", "leave"], ["deploy", "check"], ["deploy", "show"], ["deploy", "accept"],

@@ -6,13 +6,14 @@ import json
 import os
 import shutil
 import sys
+import time as clock
 
 import numpy as np
 import pytest
 
 from fedrank import files
 from fedrank.data import forget_user as module
-from fedrank.data.forget_user import GONE, forget_user, rows_of_user, sweep
+from fedrank.data.forget_user import GONE, expired_rows, forget_expired, forget_user, rows_of_user, sweep
 from fedrank.data.logs import FACTS, as_ranking, load_log
 from tests import needs
 from tests.made_up import made_up_log, made_up_shown
@@ -68,6 +69,43 @@ def test_what_is_left_is_what_others_had(log):
     assert len(after) == len(CLICK_MODELS) - removed.entries
     assert after.facts["counts"]["entries"] == len(after)
     assert after.facts["forgotten"] == [{"entries": removed.entries}]
+
+
+def with_period(log, days, oldest):
+    """The data set with this retention period; this many of its entries ended it long ago."""
+    facts = json.loads((log.folder / FACTS).read_text())
+    facts.setdefault("settings", {})["keep_days"] = days
+    (log.folder / FACTS).write_text(json.dumps(facts))
+    now = int(clock.time())
+    np.save(log.folder / "time.npy", np.where(np.arange(len(log)) < oldest, now - (days + 1) * 86_400, now))
+    return load_log(log.folder)
+
+
+def test_entries_older_than_the_retention_period_are_deleted(log):
+    log = with_period(log, 30, 4)  # of users 1, 0, 1 and 2
+    with pytest.raises(ValueError, match="4 entries that are older than its retention period of 30 days"):
+        log.check_retention()
+    before = lists_of(log)[4:]
+    assert expired_rows(log).entries == 4
+    assert forget_expired(log.folder).entries == 4
+    after = load_log(log.folder)
+    after.check_retention()
+    assert lists_of(after) == before
+    assert expired_rows(after) is None
+    assert [one["entries"] for one in after.facts["expired"]] == [4]
+    with pytest.raises(ValueError, match="nothing was deleted"):
+        forget_expired(log.folder)
+    with pytest.raises(ValueError, match="delete the folder instead"):
+        expired_rows(with_period(after, 30, len(after)))
+
+
+def test_a_user_whose_entries_are_all_expired_is_not_named_any_more(tmp_path):
+    log = with_period(load_log(made_up_log(tmp_path / "log", [2, 2, 1, 0, 1])), 30, 2)
+    facts = json.loads((log.folder / FACTS).read_text())
+    (log.folder / FACTS).write_text(json.dumps(facts | {"heavy_user": {"user": "users2", "entries": 2}}))
+    forget_expired(log.folder)
+    assert "users2" not in load_log(log.folder).users
+    assert all(b"users2" not in path.read_bytes() for path in log.folder.iterdir())
 
 
 def test_no_file_names_the_user_or_what_only_they_asked(tmp_path):

@@ -1,8 +1,8 @@
 """A coordinator that breaks the rules of a secure sum, against real sites: what it tries, and what it comes to know.
 
-It swaps keys, shows different rosters and different lists of survivors, delivers to some and not to others, replays
-what it has from before, asks twice and out of order. A single update would be open if it came to know both secrets of
-a site in one attempt, or sums of the same numbers over two lists of survivors.
+It swaps keys, sends one site another model, shows different rosters and different lists of survivors, delivers to some
+and not to others, replays what it has from before, asks twice and out of order. A single update would be open if it
+came to know both secrets of a site in one attempt, or sums of the same numbers over two lists of survivors.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from fedrank.privacy.secure_messages import (
     SIGNATURE,
     Terms,
 )
-from fedrank.wire import Label, Part
+from fedrank.wire import Part
 
 KEYS = secure_messages.SIGNED_KEYS
 WAYS = (
     "honest", "swapped keys", "borrowed keys", "old keys", "two rosters", "withheld posts", "swapped posts",
     "old posts", "masks twice", "second list", "short list", "mixed consent", "forged consent", "old consent",
-    "advertise again", "out of order",
+    "advertise again", "out of order", "other model",
 )  # fmt: skip
 
 
@@ -73,15 +73,18 @@ class ActiveServer:
         [letter] = protocol.unbundle(content, 1, 1 << 20)
         return letter
 
-    def advertise(self, id: int) -> bytes | None:
-        call = Call(self.plan.run, 1, np.zeros(self.plan.sent, np.float32), float(len(self.ids)), self.attempt)
-        return self.ask(id, "advertise", call=call.pack(), asked=np.array([(id, -1, 0)], ASKED).tobytes())
+    def call(self, weight: float = 0.0) -> Call:
+        weights = np.full(self.plan.sent, weight, np.float32)
+        return Call(self.plan.run, 1, weights, float(len(self.ids)), self.attempt)
+
+    def advertise(self, id: int, weight: float = 0.0) -> bytes | None:
+        asked = np.array([(id, -1, 0)], ASKED).tobytes()
+        return self.ask(id, "advertise", call=self.call(weight).pack(), asked=asked)
 
     def attack(self, way: str) -> None:
         """One attempt at a round, in which it does something that it must not."""
         self.attempt += 1
-        label = Label("sum", self.plan.run, 1, self.attempt)
-        agreed = self.plan.sum_terms(label)
+        agreed = self.plan.sum_terms(self.call())
         terms = Terms(agreed["session"], 1, agreed["threshold"], agreed["size"], agreed["bits"], signed=True)
         self.terms, self.min_survivors = terms, agreed["min_survivors"]
         self.opened: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
@@ -92,6 +95,8 @@ class ActiveServer:
         keys = {id: self._body("advertisement", self.advertise(id)) for id in everybody}
         if way == "advertise again":
             keys[victim] = self._body("advertisement", self.advertise(victim))
+        if way == "other model":
+            keys[victim] = self._body("advertisement", self.advertise(victim, 1.0))
         if way == "out of order":
             for kind, parts in (
                 ("mask", {"posts": protocol.bundle([b""])}), ("sign", {"request": self._list(everybody)}),
@@ -100,6 +105,8 @@ class ActiveServer:
                 assert self.ask(victim, kind, **parts) is None
         rosters = self._rosters(way, keys, victim)
         shares = {id: self.ask(id, "share", roster=rosters[id]) for id in everybody}
+        if way == "other model":
+            assert set(shares.values()) == {None}  # every site sees that another one was asked for something else
         posts = self._posts(way, shares, victim)
         masked = {}
         for id in everybody:

@@ -252,8 +252,8 @@ def test_the_ledger_is_read_and_what_it_promised_holds(site):
     assert "of 8 spent in 1 runs" in found["ledger"].said
     text = (site / "site.toml").read_text()
     for before, after, said in (
-        ("largest_epsilon = 8.0", "largest_epsilon = 9.0", "this site promised at most ε = 8"),
-        ("delta           = 1e-5", "delta = 1e-4", "this site promised δ = 1e-05"),
+        ("largest_epsilon = 8.0", "largest_epsilon = 9.0", "promised its people a limit of ε = 8"),
+        ("delta           = 1e-5", "delta = 1e-4", "computed with δ = 1e-05"),
         ("largest_epsilon = 8.0", "largest_epsilon = 0.1", "of 0.1 spent"),
     ):
         (site / "site.toml").write_text(text.replace(before, after))

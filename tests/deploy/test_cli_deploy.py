@@ -312,7 +312,7 @@ def test_show_before_and_accept_after(fedrank):
 def test_what_the_policy_forbids_cannot_be_accepted(fedrank):
     folder = site(most_rounds="3")
     code, out, _ = fedrank("show", "my.toml", "--home", folder)
-    assert code == 0
+    assert code == 1
     assert "policy.most_rounds = 3" in out
     assert "To participate" not in out
     code, _, err = fedrank("accept", "my.toml", "--home", folder, "--yes")

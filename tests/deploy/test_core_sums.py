@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from fedrank import wire
 from fedrank.deploy import consent, protocol, site_calls, site_data
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.site import Site
+from fedrank.federated.messages import Call
 from fedrank.privacy import secure_aggregation, secure_messages
 from tests.deploy.active_server import WAYS, ActiveServer
 from tests.deploy.real_trial import LINEAR, NOISE, SUM, RealTrial
@@ -206,7 +208,8 @@ def test_a_site_that_spoils_sums_is_left_out(tmp_path):
         found, label = answer(), wire.read_label(request)
         if name != "clinic-d" or label.kind != "share":
             return found
-        agreed = trial.plan.sum_terms(label)
+        call = Call(label.run, label.round, np.zeros(trial.plan.sent, np.float32), 4.0, label.attempt)
+        agreed = trial.plan.sum_terms(call)
         agreed.pop("min_survivors")
         terms = secure_messages.Terms(**agreed, signed=True)
         content = wire.unpack(found, wire.read_label(found), {"letters": wire.Part("|S", 1 << 20)})[1]["letters"]
@@ -226,6 +229,21 @@ def test_a_site_that_spoils_sums_is_left_out(tmp_path):
     assert "excluded after spoiling 3 sums" in left_out["clinic-d"]
     assert trial.paid("clinic-a") == 4
     assert json.loads((trial.task.folder / "privacy.json").read_text())["participations_charged"] == 4
+
+
+def test_masks_depend_on_the_whole_plan_and_call(tmp_path):
+    plan = RealTrial(tmp_path, LINEAR + SUM, sites=4, rounds=1).plan
+    call = Call(plan.run, 1, np.zeros(plan.sent, np.float32), 4.0)
+    others = [
+        (plan, replace(call, weights=np.ones(plan.sent, np.float32))),
+        (plan, replace(call, cohort=5.0)),
+        (plan, replace(call, common=call.weights)),
+        (replace(plan, spec=plan.spec + "# other\n"), call),
+        (replace(plan, seed=plan.seed + 1), call),
+        (replace(plan, sites=(*plan.sites[:-1], replace(plan.sites[-1], identity="0" * 64))), call),
+    ]
+    requests = {one.sum_terms(asked)["request"] for one, asked in [(plan, call), *others]}
+    assert len(requests) == 1 + len(others)
 
 
 def test_the_active_server_would_find_sites_that_keep_no_rules(tmp_path, monkeypatch):

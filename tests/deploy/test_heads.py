@@ -170,6 +170,35 @@ def test_a_copy_that_was_put_back_is_refused_by_each_witness(history):
     assert _journal(history.home, read_site(history.home)).state == "fine"  # no witness is asked here
 
 
+@pytest.mark.parametrize("informed", [True, False], ids=["coordinator", "second place"])
+def test_parts_of_an_old_copy_are_no_way_around_a_witness(history, informed):
+    """Every mixture of old and new parts of the folder: ledgers, messages, journal, heads of others, result."""
+    parts = ("people", "outbox", "journal.log", "heads.txt", "models")
+    for mixture in range(1, 2 ** len(parts)):
+        history.reset()
+        for place, name in enumerate(parts):
+            if mixture >> place & 1:
+                path, old = history.home / name, history.old / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+                if old.exists():
+                    (shutil.copytree if old.is_dir() else shutil.copy)(old, path)
+        if informed:
+            shutil.copy(history.old_second, history.second)
+        history.check(informed)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["newest folder", "old folder"])
+def test_an_empty_second_place_is_as_good_as_none(history, old):
+    if old:
+        shutil.rmtree(history.home)
+        shutil.copytree(history.old, history.home)
+    history.second.write_bytes(b"")
+    assert b"is missing or empty, and no witness confirms" in history.ask(history.trial.hello(), informed=False)
+    history.second.write_bytes(b"")
+    answer = history.ask(history.trial.hello(), informed=True)
+    assert kind(answer) == ("refused" if old else "facts")
+
+
 def test_another_site_remembers_what_a_coordinator_has_lost(history):
     shutil.rmtree(history.home)
     shutil.copytree(history.old, history.home)

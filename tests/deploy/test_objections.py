@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from fedrank import wire
+from fedrank.cli import main
 from fedrank.deploy import consent, protocol
 from fedrank.deploy.charging import UNLIMITED, Charging
 from fedrank.deploy.check import check
 from fedrank.deploy.data_sources import load_share
+from fedrank.deploy.heads import upgrade
 from fedrank.deploy.identity import new_identity, read_identity
 from fedrank.deploy.make_plans import plan_runs
 from fedrank.deploy.plan import Plan
@@ -49,6 +51,99 @@ def with_keys(plan, **keys) -> Plan:
     for site in content["sites"]:
         site["identity"] = keys.get(site["name"].replace("-", "_"), site["identity"])
     return Plan.load(json.dumps(content).encode())
+
+
+def changed_policy(where, before, after):
+    path = where / "site.toml"
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+
+
+def spent_before(where):
+    """An earlier run has spent almost everything."""
+    plan = made_plan(mechanism=NOISE | {"noise": 2.0}, rounds=30)
+    charging = Charging(where / "people", plan.digest[:32], 4, site_guarantees(plan), 1e-5, 1000.0)
+    for round in range(1, 31):
+        charging.charge(round, np.zeros(1, dtype=np.int64))
+    left = max(charging.spent().values()) + 0.01
+    charging.close()
+    upgrade(where)
+    changed_policy(where, "largest_epsilon = 1000.0", f"largest_epsilon = {left:.4f}")
+
+
+REFUSED = {
+    "learner": (lambda where: changed_policy(where, "learners", 'learners = ["evolution"]\n#'), "policy.learners"),
+    "placement": (lambda where: changed_policy(where, "placements", 'placements = ["server"]\n#'), "placement"),
+    "clip": (lambda where: changed_policy(where, "[policy]", "[policy]\nlargest_clip = 0.001"), "policy.largest_clip"),
+    "cost": (lambda where: changed_policy(where, "= 1000.0", "= 0.001"), "this run alone would cost"),
+    "budget": (spent_before, "all runs together would cost"),
+}
+
+
+@pytest.mark.parametrize("why", ["", *REFUSED])
+def test_show_accept_check_and_the_site_give_the_same_verdict(tmp_path, monkeypatch, capsys, why):
+    trial = RealTrial(tmp_path, LINEAR + NOISE_TEXT)
+    where, plan = trial.folders["clinic-a"], trial.plan
+    change, reason = REFUSED.get(why, (lambda where: None, ""))
+    change(where)
+    (tmp_path / "plan.json").write_bytes(plan.dump())
+
+    def said(*command) -> tuple[int, str]:
+        monkeypatch.setattr("sys.argv", ["fedrank", "deploy", *command, "--home", str(where)])
+        monkeypatch.setenv("COLUMNS", "400")
+        with pytest.raises(SystemExit) as ended:
+            main()
+        found = capsys.readouterr()
+        return ended.value.code or 0, found.out + found.err
+
+    file = str(tmp_path / "plan.json")
+    verdicts = {
+        "show": said("show", file),
+        "accept": said("accept", file, "--yes"),
+        "check": said("check", file),
+        "site": (0, refusal_at_hello(where, plan)),
+    }
+    if not why:
+        assert verdicts["site"][1] == ""
+        assert verdicts["show"][0] == verdicts["accept"][0] == 0
+        assert "policy   wrong" not in verdicts["check"][1]  # the made-up site has no kit
+        return
+    for name, (code, text) in verdicts.items():
+        assert reason in text, (name, text)
+        assert code != 0 or name == "site", name
+
+
+IMPOSSIBLE = {
+    "fine_tune = 3\n": "fine_tune: is not supported between sites",
+    'aggregator = { name = "krum" }\n': "aggregator: Krum has no guarantee",
+    "attack = 'lie'\n": "attack",
+}
+
+
+@pytest.mark.parametrize("line", IMPOSSIBLE)
+def test_a_spec_that_no_sites_can_run_is_refused_by_every_command(tmp_path, monkeypatch, capsys, line):
+    trial = RealTrial(tmp_path, LINEAR + NOISE_TEXT)
+    where, reason, spec = trial.folders["clinic-a"], IMPOSSIBLE[line], tmp_path / "impossible.toml"
+    spec.write_text(line + (tmp_path / "spec.toml").read_text())
+    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setattr("fedrank.experiments.runner.audit.audit_experiment", lambda *args, **more: [])
+    home = ("--home", str(where))
+    for command in (
+        ("deploy", "show", str(spec), *home),
+        ("deploy", "accept", str(spec), "--yes", *home),
+        ("deploy", "check", str(spec), *home),
+        ("privacy", "show", str(spec)),
+        ("privacy", "audit", str(spec)),
+    ):
+        monkeypatch.setattr("sys.argv", ["fedrank", *command])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        found = capsys.readouterr()
+        assert reason in found.out + found.err, command
+        assert bool(ended.value.code) == (command[0] == "deploy")
+    with pytest.raises(ValueError, match=reason.replace("(", ".")):
+        plan_runs(read_spec(spec), "impossible", tmp_path / "run", trial.plan.sites, "clinics")
 
 
 def test_a_plan_that_fits_is_refused_by_neither(tmp_path):

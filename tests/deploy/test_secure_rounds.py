@@ -11,6 +11,7 @@ from fedrank.deploy.handshake import Handshake
 from fedrank.deploy.protocol import OBSERVED, Answers
 from fedrank.deploy.round_answers import AnswerReader
 from fedrank.deploy.secure_rounds import SecureRounds
+from fedrank.federated.messages import Call
 from fedrank.federated.server import ServerTask
 from fedrank.privacy.secure_aggregation import BadDealing, SumClient
 from fedrank.privacy.secure_messages import Identity
@@ -29,7 +30,8 @@ PARTS = {
 class Sites:
     """Four sites, the r-th of which adds r + 1; `away` says who does not answer from which phase on."""
 
-    def __init__(self, away=()) -> None:
+    def __init__(self, away=(), weights=()) -> None:
+        self.weights = dict(weights)  # of the model that a site received, if it is not that of the others
         secrets = [Ed25519PrivateKey.generate() for _ in range(4)]
         publics = {id: key.public_key().public_bytes_raw() for id, key in enumerate(secrets)}
         self.plan = made_plan(4, mechanism=SUM, identities=[key.hex() for key in publics.values()])
@@ -45,7 +47,10 @@ class Sites:
             for site in self.calls.sites()
         }  # fmt: skip
         self.traffic = []
-        return self.rounds.try_sum(1, attempt, requests, range(4), self.traffic)
+        return self.rounds.try_sum(self.call(attempt), requests, range(4), self.traffic)
+
+    def call(self, attempt, weight=0.0):
+        return Call(self.plan.run, 1, np.full(self.plan.sent, weight, np.float32), 4.0, attempt)
 
     def answer(self, name, content, label):
         id = self.plan.party(name).clients[0]
@@ -53,7 +58,7 @@ class Sites:
         if self.away.get(name) == label.kind:
             return None
         if label.kind == "advertise":
-            terms = self.plan.sum_terms(Label("sum", label.run, label.round, label.attempt))
+            terms = self.plan.sum_terms(self.call(label.attempt, self.weights.get(name, 0.0)))
             identity = Identity(self.secrets[id].private_bytes_raw(), self.publics)
             self.clients[id] = SumClient(id, identity=identity, **terms)
             own = Answers((self.clients[id].advertise(),), np.zeros(0, OBSERVED), np.zeros(0))
@@ -91,6 +96,15 @@ def test_a_site_that_drops_out_is_asked_nothing_more(phase, total):
     assert set(one.total.tolist()) == {total}
     assert one.why == {"clinic-a": "is away"}
     assert [kind for kind, name in sites.asked if name == "clinic-a"][-1] == phase
+
+
+def test_a_site_that_received_another_model_is_not_in_the_sum():
+    sites = Sites(weights={"clinic-b": 1.0})
+    one = sites.try_sum()
+    assert one.total is not None
+    assert set(one.total.tolist()) == {1 + 3 + 4}
+    assert "received another request" in one.why["clinic-b"]
+    assert [kind for kind, name in sites.asked if name == "clinic-b"] == ["advertise"]
 
 
 def test_of_too_few_nothing_is_opened():

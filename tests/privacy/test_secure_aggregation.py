@@ -7,7 +7,7 @@ import hmac
 import itertools
 import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -31,6 +31,7 @@ from fedrank.privacy.secure_messages import (
     BOX,
     CLIENT,
     DEALER,
+    EVERYBODY,
     HEADER,
     KEYS,
     KINDS,
@@ -44,6 +45,7 @@ from fedrank.privacy.secure_messages import (
     START,
     Identity,
     Terms,
+    centred,
     message_bytes,
 )
 
@@ -115,7 +117,7 @@ class Play:
         public = self.clients[client]._mask_key.public_key()
         for other in others:
             # The mask of the other end is the negative of mine.
-            words = words + self.server.terms.pair_mask(self.clients[other]._mask_key, public, other, client)
+            words = words + self.server._bound.pair_mask(self.clients[other]._mask_key, public, other, client)
         return words
 
     def low(self, words: np.ndarray) -> np.ndarray:
@@ -224,7 +226,7 @@ def test_late_numbers_stay_unreadable():
     key = shamir.weighted([play.server._openings[by][4] for by in (1, 2, 3)], weights)
     assert key == play.clients[4]._mask_secret
     residue = play.low(play.without_pair_masks(4, [0, 1, 2, 3]))
-    own = play.server.terms.own_mask(play.clients[4]._seed, 4)
+    own = play.server._bound.own_mask(play.clients[4]._seed, 4)
     assert np.array_equal(residue, play.low(own + np.uint64(7)))
     assert_uniform_bits(residue, 40)
     # The seed of that mask was in no message: every answer about client 4 is a share of its key.
@@ -261,7 +263,7 @@ def test_colluders_below_the_threshold_open_no_survivor():
     size, colluders, honest = 20_000, [0, 1], [2, 3, 4]
     play = Play(np.zeros((5, size), dtype=np.int64) + 11).until_opened()
     # They know the victim's own mask (opened on purpose) and their pairwise masks with it, not those among the honest.
-    own = {c: play.server.terms.own_mask(play.clients[c]._seed, c) for c in honest}
+    own = {c: play.server._bound.own_mask(play.clients[c]._seed, c) for c in honest}
     residue = {c: play.low(play.without_pair_masks(c, colluders) - own[c]) for c in honest}
     assert_uniform_bits(residue[2], 40)
     # All that those residues say is the sum of the honest.
@@ -320,6 +322,60 @@ def test_a_round_bound_into_the_keys_changes_them_even_with_the_same_chance():
 
     assert masked(b"a", 1) == masked(b"a", 1)
     assert len({masked(b"a", 1), masked(b"a", 2), masked(b"b", 1)}) == 3
+
+
+@pytest.mark.parametrize("other", [1, 4], ids=["another request", "another roster"])
+def test_what_clients_with_different_requests_send_looks_like_chance(other):
+    """Even to a server that knows every self mask, and for the group with the same request alone."""
+    size, bits, everybody = 5000, 16, range(5)
+    clients = [
+        SumClient(c, SESSION, 0, 3, size, bits, request=b"another" if c == other == 1 else b"same")
+        for c in everybody
+    ]  # fmt: skip
+    server = SumServer(SESSION, 0, everybody, 3, 0, size, bits)
+    keys = {client.id: server.terms.unpack("advertisement", client.advertise())[1] for client in clients}
+
+    def roster(known) -> bytes:
+        return server.terms.pack("roster", EVERYBODY, b"".join(CLIENT.pack(c) + keys[c] for c in known))
+
+    def total(group) -> np.ndarray:
+        """What is left of what they send without their self masks."""
+        found = np.zeros(size, np.uint32)
+        for c in group:
+            found += np.frombuffer(sent[c][START:], "<u4") - clients[c].terms.own_mask(clients[c]._seed, c)
+        return centred(found, bits)
+
+    shares = {c: clients[c].share(roster((1, 2, 3, 4) if c == other == 4 else everybody)) for c in everybody}
+    boxes: dict[int, list[bytes]] = {c: [] for c in everybody}
+    for c, letter in shares.items():
+        body = server.terms.unpack("shares", letter)[1]
+        for to, *record in BOX.iter_unpack(body[DEALER.size :]):
+            boxes[to].append(BOX.pack(c, *record))
+    boxes[4] = boxes[4] if other == 1 else boxes[4][1:]  # its roster lacks client 0
+    posts = {c: server.terms.pack("post", c, b"".join(found)) for c, found in boxes.items()}
+    sent = {c: clients[c].mask(np.zeros(size, dtype=np.int64), posts[c]) for c in everybody}
+    for group in (everybody, [c for c in everybody if c != other], [other]):
+        left = total(group)
+        ones = (left[:, None] >> np.arange(bits) & 1).mean(axis=0)
+        assert np.all(np.abs(ones - 0.5) < 6 * 0.5 / size**0.5)
+        assert len(np.unique(left)) > 0.9 * size
+
+
+def test_a_client_refuses_the_roster_of_clients_that_received_another_request():
+    who = new_identities(range(4))
+    server = SumServer(SESSION, 0, range(4), 3, 0, 2, 40, identities=who[0].publics, request=b"model 1")
+    clients = [SumClient(c, SESSION, 0, 3, 2, 40, identity=who[c], request=b"model 1") for c in range(3)]
+    victim = SumClient(3, SESSION, 0, 3, 2, 40, identity=who[3], request=b"model 2")
+    advertised = victim.advertise()
+    with pytest.raises(ValueError, match="received another request"):
+        server.receive_advertisement(advertised)
+    for client in clients:
+        server.receive_advertisement(client.advertise())
+    server._keys[3] = server.terms.unpack("advertisement", advertised)[1]
+    roster = server.roster()
+    for client in (*clients, victim):
+        with pytest.raises(ValueError, match="received another request"):
+            client.share(roster)
 
 
 def test_keys_are_those_of_rfc_5869():
@@ -910,7 +966,7 @@ def searched_liars(server: SumServer, answers: dict[int, dict[int, int]]) -> set
             known = {by + 1: answers[by][dealer] for by in chosen}
             secret = shamir.join(known)
             key = X25519PrivateKey.from_private_bytes(shamir.to_bytes(secret)).public_key().public_bytes_raw()
-            if server.terms.seed_commitment(secret, dealer) == dealt.seed or key == server._keys[dealer][:32]:
+            if server._bound.seed_commitment(secret, dealer) == dealt.seed or key == server._keys[dealer][:32]:
                 off.append({by for by, said in answers.items() if value_at(by + 1, known) != said[dealer]})
         liars |= min(off, key=len)
     return liars
@@ -1012,9 +1068,12 @@ def test_who_was_dealt_something_that_is_no_share_is_not_blamed_for_it(monkeypat
 def test_signed_statements_differ_by_everything_they_are_about():
     terms, other = Terms(b"s", 3, 3, 5, 32, signed=True), Terms(b"s", 4, 3, 5, 32, signed=True)
     keys = {terms.keys_statement(1, bytes(64)), terms.keys_statement(2, bytes(64)), terms.keys_statement(1, b"1" * 64)}
-    lists = {terms.survivors_statement(roster, some) for roster in (bytes(32), b"1" * 32) for some in ([1, 2], [1, 3])}
-    again = {other.keys_statement(1, bytes(64)), other.survivors_statement(bytes(32), [1, 2])}
-    assert len(keys | lists | again) == 9
+    known = [terms.with_roster(roster) for roster in (b"", b"1")]
+    lists = {one.survivors_statement(some) for one in known for some in ([1, 2], [1, 3])}
+    again = {other.keys_statement(1, bytes(64)), other.with_roster(b"").survivors_statement([1, 2])}
+    asked = replace(terms, request=b"another model")
+    again |= {asked.keys_statement(1, bytes(64)), asked.with_roster(b"").survivors_statement([1, 2])}
+    assert len(keys | lists | again) == 11
     # Nor is a statement of the one kind ever one of the other, whatever it is about.
     assert not any(one.startswith(b"fedrank secure sum: survivors") for one in keys)
 
@@ -1138,7 +1197,7 @@ def test_without_signatures_a_server_with_two_lists_reads_a_client_and_a_higher_
 
     play, seed, key = stolen(3)  # the semi-honest threshold for up to two colluders
     assert (seed, key) == (play.clients[0]._seed, play.clients[0]._mask_secret)
-    residue = play.without_pair_masks(0, without) - play.server.terms.own_mask(seed, 0)
+    residue = play.without_pair_masks(0, without) - play.server._bound.own_mask(seed, 0)
     assert np.array_equal(play.low(residue), play.low(play.values[0].astype(np.uint64)))
     play, seed, key = stolen(threshold_for(6, active=True))
     assert seed != play.clients[0]._seed
@@ -1190,8 +1249,8 @@ def test_a_server_that_shows_two_lists_gets_nothing_opened():
     # Two of the clients work with the server and sign what it likes.
     for colluder in (1, 4):
         list_ = [*range(6)] if colluder == 4 else [1, 2, 3, 4, 5]
-        roster = hashlib.sha256(play.roster).digest()
-        made_up = play.who[colluder].sign(play.server.terms.survivors_statement(roster, list_))
+        terms = play.server.terms.with_roster(play.roster)
+        made_up = play.who[colluder].sign(terms.survivors_statement(list_))
         signed[10 + colluder] = play.server.terms.pack("signature", colluder, made_up)
     for request, group, signers in (
         (first, (0, 2), {0: 0, 1: 1, 2: 2, 4: 14}),

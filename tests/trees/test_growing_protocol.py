@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from itertools import islice
 
@@ -21,7 +22,7 @@ from fedrank.trees.growing import GrowPlan, LocalClients, grow_alone, grow_fores
 from fedrank.trees.growing_protocol import TreeClient, TreeServer, forest_from
 from fedrank.trees.releases import Layout, check_histogram, decode, encode
 from fedrank.trees.row_store import RowStore
-from fedrank.wire import Label, Refused, pack, read_label
+from fedrank.wire import Label, Part, Refused, pack, read_label, unpack
 from tests.made_up import made_up_data
 
 RULES = Grower(trees=4, leaves=6, min_data_in_leaf=3, rate=0.3)
@@ -94,6 +95,52 @@ def test_with_identity_keys_the_same():
     identities = new_identities(plan.clients)
     server = TreeServer(plan, answering(clients_of(plan, identities)), identities[0].publics)
     assert list(server.forest()) == pooled()
+
+
+def other_past(content, label):
+    """The first tree with another value of a leaf."""
+    if label.kind != "grow-past":
+        return content
+    text = unpack(content, label, {"trees": Part("|S", 2**20)})[1]["trees"]
+    return pack(label, {"trees": re.sub(rb"(leaf_value=-?\d+\.)", rb"\g<1>9", text)})
+
+
+def other_cut(content, label):
+    if label.kind != "grow-cut":
+        return content
+    found = unpack(content, label, {"number": Part("<i8", 1), "cut": Part("<i4", 5)})[1]
+    cut = found["cut"].copy()
+    cut[3] = cut[3] - 1 if cut[3] else cut[3] + 1  # the bin
+    return pack(label, {"number": found["number"], "cut": cut})
+
+
+def other_shift(content, label):
+    if label.kind != "grow-begin":
+        return content
+    found = unpack(content, label, {"shift": Part("<i8", 1), "roster": Part("|S", 2**20)})[1]
+    return pack(label, {"shift": found["shift"] + 1, "roster": found["roster"]})
+
+
+@pytest.mark.parametrize("change", [other_past, other_cut, other_shift])
+def test_a_server_that_asks_clients_for_different_histograms_gets_random_numbers(change, monkeypatch):
+    plan = plan_for(secure=True)
+    clients, sums, add = clients_of(plan), [], SeriesServer.sum
+
+    def ask(requests):
+        asked = {client: change(one, read_label(one)) if client == 1 else one for client, one in requests.items()}
+        return {client: clients[client].answer(content) for client, content in asked.items()}
+
+    def total(self, number, size, messages):
+        sums.append(add(self, number, size, messages))
+        return sums[-1]
+
+    monkeypatch.setattr(SeriesServer, "sum", total)
+    with pytest.raises(ValueError, match="have no valid sum"):
+        list(TreeServer(plan, ask).forest(*zip(*pooled()[:1], strict=True)))
+    last = sums[-1].astype(np.uint64)
+    ones = (last[:, None] >> np.arange(plan.bits, dtype=np.uint64) & np.uint64(1)).mean(axis=0)
+    assert len(last) > 100
+    assert np.all(np.abs(ones - 0.5) < 6 * 0.5 / len(last) ** 0.5)
 
 
 def test_it_does_not_matter_who_holds_which_queries():

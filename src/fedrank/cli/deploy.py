@@ -406,8 +406,9 @@ def show(
         return
     for view in views:
         print_sections(about_plan(view))
-    if not any(view.refused for view in views):
-        print_line(f"To participate: fedrank deploy accept {spec} --home {home}")
+    if any(view.refused for view in views):
+        raise typer.Exit(EXIT_FAILURE)
+    print_line(f"To participate: fedrank deploy accept {spec} --home {home}")
 
 
 @deploy_app.command(epilog="Example:  fedrank deploy accept 3bbe77746412 --home clinic-a")

@@ -1,4 +1,4 @@
-"""`fedrank forget`: a client of finished runs, or a person of a data set."""
+"""`fedrank forget`: a client of finished runs, or a person or expired entries of a data set."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from fedrank.experiments.runner.forget_person import AffectedRun, ForgettingPlan
 
 forget_app = typer.Typer(
-    help="Unlearn a client of finished runs, or delete a person from a data set.", no_args_is_help=True
+    help="Unlearn a client of finished runs, or delete a person or expired entries from a data set.",
+    no_args_is_help=True,
 )
 
 
@@ -131,6 +132,33 @@ def person(
     print_line(receipt.summary)
     _print_commands(found.runs, before=False)
     print_line(f"Receipt: {path}")
+
+
+@forget_app.command(epilog="Examples:  fedrank forget expired log --plan  ·  fedrank forget expired log --yes")
+def expired(
+    data: Annotated[Path, typer.Argument(help="Data set written by fedrank data build --keep-days.")],
+    plan: Annotated[bool, typer.Option("--plan", help="Print what would be deleted, and change nothing.")] = False,
+    yes: Yes = False,
+) -> None:
+    """Delete the entries of a data set that are older than its retention period. Run it every day, for example."""
+    from fedrank.data.forget_user import expired_rows, forget_expired
+    from fedrank.data.logs import load_log
+
+    found = expired_rows(load_log(data))
+    if found is None:
+        print_line(f"No entry of {data} is older than its retention period.")
+        return
+    print_line(
+        f"{found.entries:,} lists, {found.clicks:,} clicks, {found.queries:,} queries and {found.pairs:,} rows of "
+        "features that occur only there"
+    )
+    if plan:
+        print_line("Nothing was changed.")
+        return
+    if not yes:
+        typer.confirm(f"Delete them from {data}? This cannot be undone.", abort=True)
+    forget_expired(data)
+    print_line("Deleted. Models that were trained on these entries still contain what they learned.")
 
 
 def _print_plan(plan: ForgettingPlan) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,6 +22,12 @@ from fedrank.cli.shared import (
     print_sections,
     progress,
 )
+
+SIMULATED = "is valid only in a simulation"  # in a reason of `fedrank deploy`
+
+if TYPE_CHECKING:
+    from fedrank.experiments.report.sections import Section
+    from fedrank.experiments.spec.grid import Grid
 
 privacy_app = typer.Typer(
     help="Privacy: guarantees of a spec, attacks on its messages, ledgers, impact assessment.", no_args_is_help=True
@@ -65,12 +71,12 @@ def show(
     if as_json:
         if files:
             raise ValueError("--json prints what --out writes; remove one of them")
-        print_json(as_facts(grid, target or TARGETS, runs))
+        print_json(as_facts(grid, target or TARGETS, runs) | _between_sites(grid))
         return
     with progress(quiet) as tell:
-        sections = about_privacy(grid, target or TARGETS, tell, runs)
+        sections = about_privacy(grid, target or TARGETS, tell, runs) + _about_sites(grid)
     print_sections(sections)
-    write_answer(files, sections, lambda: as_facts(grid, target or TARGETS, runs))
+    write_answer(files, sections, lambda: as_facts(grid, target or TARGETS, runs) | _between_sites(grid))
     for file in files:
         print_line(f"Written: {file}")
 
@@ -108,13 +114,39 @@ def audit(
     with progress(quiet or as_json) as tell:
         findings = audit_experiment(grid, messages=messages, progress=tell)
     if as_json:
-        print_json(as_facts(findings, grid))
+        print_json(as_facts(findings, grid) | _between_sites(grid))
         return
-    sections = about_audit(findings, grid)
+    sections = about_audit(findings, grid) + _about_sites(grid)
     print_sections(sections)
-    write_answer(files, sections, lambda: as_facts(findings, grid))
+    write_answer(files, sections, lambda: as_facts(findings, grid) | _between_sites(grid))
     for file in files:
         print_line(f"Written: {file}")
+
+
+def _between_sites(grid: Grid[Any]) -> dict[str, dict[str, list[str]]]:
+    """By variant, why it cannot run between sites: the reasons of `fedrank deploy`."""
+    from fedrank.deploy.plan import problems_between_sites
+
+    found = {each.name: problems_between_sites(each.experiment) for each in grid.variants}
+    return {"refused_between_sites": {name: lines for name, lines in found.items() if lines}}
+
+
+def _about_sites(grid: Grid[Any]) -> list[Section]:
+    """The same as a section; none if every variant can run."""
+    from fedrank.experiments.report.sections import Section, paragraph
+
+    names: dict[str, list[str]] = {}  # by reasons
+    for name, lines in _between_sites(grid)["refused_between_sites"].items():
+        simulated = [line.partition(":")[0] for line in lines if SIMULATED in line]
+        why = [line for line in lines if SIMULATED not in line]
+        if simulated:
+            why.insert(0, f"{', '.join(simulated)} can only be simulated")
+        names.setdefault("; ".join(why), []).append(name)
+    parts = []
+    for why_, variants in names.items():
+        which = "this spec" if len(variants) == len(grid.variants) else ", ".join(variants)
+        parts.append(paragraph(f"Between sites, `fedrank deploy` refuses {which}: {why_}.", tone="quiet"))
+    return [Section("", tuple(parts))] if parts else []
 
 
 @privacy_app.command(

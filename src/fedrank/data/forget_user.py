@@ -1,7 +1,7 @@
-"""Remove one user from a data set: a new folder is written next to the old one and replaces it atomically.
+"""Remove one user, or expired entries, from a data set: a new folder is written next to it and replaces it atomically.
 
-A process that is killed leaves either the complete old folder or the complete new one. Data that only this user
-contributed is removed, too: queries of no other user, and features of pairs that no other user was shown.
+A process that is killed leaves either the complete old folder or the complete new one. Data that only the removed
+entries contain are removed, too: users and queries without other entries, and features of pairs in no other list.
 """
 
 from __future__ import annotations
@@ -35,16 +35,25 @@ class RemovedRows:
 
     entries: int
     clicks: int
-    queries: int  # queries of no other user
-    pairs: int  # pairs of query and document that no other user was shown
+    queries: int  # queries without other entries
+    pairs: int  # pairs of query and document in no other list
     first: int  # time of the first entry, seconds since 1970
     last: int  # time of the last entry
 
 
 def rows_of_user(log: SearchLog, name: str) -> RemovedRows:
     """Return what forgetting a user would remove; an unknown user, or the only user, is an error."""
-    own = _own(log, name)
-    queries, pairs = _remaining_queries(log, own), _remaining_pairs(log, own)
+    return _rows(log, _own(log, name))
+
+
+def expired_rows(log: SearchLog) -> RemovedRows | None:
+    """Return what the retention period of a data set would remove; None: nothing."""
+    own = _expired(log)
+    return _rows(log, own) if own.any() else None
+
+
+def _rows(log: SearchLog, own: NDArray[np.bool_]) -> RemovedRows:
+    queries, pairs = _remaining(log.query, len(log.queries), own), _remaining_pairs(log, own)
     mine = np.flatnonzero(own)
     clicked = len(mine) if log.clicks is None else int(np.asarray(log.clicks[mine]).sum())
     times = np.asarray(log.time[mine])
@@ -69,15 +78,43 @@ def forget_user(
     `note` is added to the data set's record of removals and should not name a person. `complete` may add files to
     the new folder before it replaces the old one.
     """
+
+    def chosen(log: SearchLog) -> tuple[NDArray[np.bool_], dict[str, Any]]:
+        own = _own(log, name)
+        entry = {"entries": int(own.sum()), **(note or {})}
+        return own, {"forgotten": [*log.facts.get("forgotten", ()), entry]}
+
+    return _remove(folder, chosen, complete)
+
+
+def forget_expired(folder: str | os.PathLike[str]) -> RemovedRows:
+    """Permanently remove the entries of a data set that are older than its retention period."""
+
+    def chosen(log: SearchLog) -> tuple[NDArray[np.bool_], dict[str, Any]]:
+        own = _expired(log)
+        if not own.any():
+            raise ValueError(f"no entry of {log.folder} is older than its retention period; nothing was deleted")
+        entry = {"entries": int(own.sum()), "before": log.oldest_allowed()}
+        return own, {"expired": [*log.facts.get("expired", ()), entry]}
+
+    return _remove(folder, chosen)
+
+
+def _remove(
+    folder: str | os.PathLike[str],
+    chosen: Callable[[SearchLog], tuple[NDArray[np.bool_], dict[str, Any]]],  # the entries, and new facts
+    complete: Callable[[Path, RemovedRows], None] = lambda part, removed: None,
+) -> RemovedRows:
     folder = Path(folder).resolve()
     sweep(folder)
     with working_on(folder):
         log = load_log(folder)
-        removed = rows_of_user(log, name)
+        own, facts = chosen(log)
+        removed = _rows(log, own)
         part = folder.with_name(f".{folder.name}.{_PART}.{os.getpid()}")
         private_folder(part)
         try:
-            _write(log, name, part, removed, note or {})
+            _write(log, own, part, removed, facts)
             complete(part, removed)
             load_log(part)  # validate before replacing the old folder
             for path in part.iterdir():
@@ -89,7 +126,7 @@ def forget_user(
         finally:
             shutil.rmtree(part, ignore_errors=True)  # the old folder, or an unfinished new one
     if part.exists():
-        raise OSError(f"{part} could not be deleted and still contains the user's data; delete it")
+        raise OSError(f"{part} could not be deleted and still contains the removed entries; delete it")
     return removed
 
 
@@ -127,17 +164,26 @@ def _own(log: SearchLog, name: str) -> NDArray[np.bool_]:
     return own
 
 
-def _remaining_queries(log: SearchLog, own: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """[queries]: False for queries of only this user."""
-    theirs, others = np.zeros((2, len(log.queries)), np.bool_)
-    query = np.asarray(log.query)
-    theirs[query[own]], others[query[~own]] = True, True
+def _expired(log: SearchLog) -> NDArray[np.bool_]:
+    """[entries]: True for entries that are older than the retention period."""
+    since = log.oldest_allowed()
+    own: NDArray[np.bool_] = np.zeros(len(log), np.bool_) if since is None else np.asarray(log.time) < since
+    if len(log) and own.all():
+        raise ValueError(f"all entries of {log.folder} are older than its retention period; delete the folder instead")
+    return own
+
+
+def _remaining(values: NDArray[Any], count: int, own: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """[users or queries]: False for those that only the removed entries have."""
+    theirs, others = np.zeros((2, count), np.bool_)
+    values = np.asarray(values)
+    theirs[values[own]], others[values[~own]] = True, True
     remaining: NDArray[np.bool_] = ~theirs | others
     return remaining
 
 
 def _remaining_pairs(log: SearchLog, own: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """[pairs]: False for pairs that only this user was shown."""
+    """[pairs]: False for pairs that only the removed lists have."""
     theirs, others = np.zeros(
         (2, len(log.document) + 1), np.bool_
     )  # the last item is for -1, the padding of short lists
@@ -153,12 +199,11 @@ def _blocks(rows: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
         yield rows[first : first + _SOME]
 
 
-def _write(log: SearchLog, name: str, part: Path, removed: RemovedRows, note: dict[str, Any]) -> None:
-    own = _own(log, name)
-    entries, queries, pairs = np.flatnonzero(~own), _remaining_queries(log, own), _remaining_pairs(log, own)
-    user = log.users.index(name)
+def _write(log: SearchLog, own: NDArray[np.bool_], part: Path, removed: RemovedRows, more: dict[str, Any]) -> None:
+    entries, pairs = np.flatnonzero(~own), _remaining_pairs(log, own)
+    users, queries = _remaining(log.user, len(log.users), own), _remaining(log.query, len(log.queries), own)
     new_pair = np.append(np.cumsum(pairs) - 1, -1)  # maps -1 to -1
-    new_query = np.cumsum(queries) - 1
+    new_query, new_user = np.cumsum(queries) - 1, np.cumsum(users) - 1
     shapes = {}
     for array in log.facts["shapes"]:
         values: NDArray[Any] = getattr(log, array)
@@ -171,13 +216,13 @@ def _write(log: SearchLog, name: str, part: Path, removed: RemovedRows, note: di
             elif array == "query":
                 block = new_query[block]
             elif array == "user":
-                block = block - (block > user)
+                block = new_user[block]
             out[first : first + len(some)] = block
         out.flush()
         shapes[array] = list(out.shape)
         del out
     texts = {
-        "users": tuple(one for one in log.users if one != name),
+        "users": tuple(one for one, remaining in zip(log.users, users, strict=True) if remaining),
         "queries": tuple(one for one, remaining in zip(log.queries, queries, strict=True) if remaining),
         "documents": log.documents,
     }
@@ -194,17 +239,17 @@ def _write(log: SearchLog, name: str, part: Path, removed: RemovedRows, note: di
     }
     if "clicks" in counts:
         counts["clicks"] -= removed.clicks
-    facts = _without(log.facts, name) | {"counts": counts, "shapes": shapes}
+    gone = {one for one, remaining in zip(log.users, users, strict=True) if not remaining}
+    facts = _without(log.facts, gone) | {"counts": counts, "shapes": shapes} | more
     if (facts.get("heavy_user") or {}).get("user") == GONE:
         facts["heavy_user"] = None
-    facts["forgotten"] = [*log.facts.get("forgotten", ()), {"entries": removed.entries, **note}]
     write_atomic(part / FACTS, json.dumps(facts, indent=1, ensure_ascii=False) + "\n", private=True)
 
 
-def _without(value: Any, name: str) -> Any:
-    """Replace each value that equals the name."""
+def _without(value: Any, names: set[str]) -> Any:
+    """Replace each value that equals one of the names."""
     if isinstance(value, dict):
-        return {GONE if key == name else key: _without(one, name) for key, one in value.items()}
+        return {GONE if key in names else key: _without(one, names) for key, one in value.items()}
     if isinstance(value, list):
-        return [_without(one, name) for one in value]
-    return GONE if value == name and isinstance(value, str) else value
+        return [_without(one, names) for one in value]
+    return GONE if isinstance(value, str) and value in names else value

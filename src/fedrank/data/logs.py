@@ -101,15 +101,19 @@ class SearchLog:
 
     def check_retention(self, now: float | None = None) -> None:
         """Raise ValueError if entries are older than the retention period of the data set: they must not be used."""
-        days = self.facts.get("settings", {}).get("keep_days")
-        if not days or not len(self):
-            return
-        since = int((clock.time() if now is None else now) // 86_400 - days + 1) * 86_400  # as when it was built
-        if expired := int(np.count_nonzero(np.asarray(self.time) < since)):
+        since = self.oldest_allowed(now)
+        if since is not None and (expired := int(np.count_nonzero(np.asarray(self.time) < since))):
             raise ValueError(
-                f"{self.folder} contains {expired:,} entries that are older than its retention period of {days:,} days "
-                "(keep_days), so it is not used; delete the folder and build it again, which leaves them out"
+                f"{self.folder} contains {expired:,} entries that are older than its retention period of "
+                f"{self.facts['settings']['keep_days']:,} days (keep_days), so it is not used; delete them with "
+                "`fedrank forget expired`"
             )
+
+    def oldest_allowed(self, now: float | None = None) -> int | None:
+        """The time, in seconds since 1970, before which the retention period has ended; None: there is no period."""
+        days = self.facts.get("settings", {}).get("keep_days")
+        # Full UTC days, as when it was built.
+        return int((clock.time() if now is None else now) // 86_400 - days + 1) * 86_400 if days else None
 
     def rows_of(self, user: int) -> NDArray[np.int64]:
         """The entries of one user, in order of time."""

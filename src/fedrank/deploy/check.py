@@ -26,12 +26,13 @@ from fedrank.deploy.data_sources import (
 )
 from fedrank.deploy.heads import SiteJournal, Witness
 from fedrank.deploy.identity import fingerprint, read_identity
-from fedrank.deploy.objections import data_objections, plan_objections
+from fedrank.deploy.objections import data_objections, ledger_objections, plan_objections
 from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import Plan, names_digest
 from fedrank.deploy.recorded_lists import RecordedFolder
 from fedrank.deploy.settings import FEDERATION, SITE, SiteSettings, no_home, read_federation, read_site
-from fedrank.deploy.show import LEDGERS, look_at
+from fedrank.deploy.show import look_at
+from fedrank.deploy.site_runtime import PEOPLE
 from fedrank.experiments.report.formatting import amount
 from fedrank.experiments.report.sections import Cell, Section
 from fedrank.files import FULL, error_message, is_locked
@@ -172,7 +173,7 @@ def _check_site(folder: Path, plan: Plan | None, looks: Looks, draft: bool) -> l
         return [*lines, _disk(folder, looks, 0)]
     share, line = _data(folder, settings)
     lines += [line, *_features(settings, share, plan)]
-    lines += [*_policy(folder, settings, plan, share, draft), _ledger(folder, settings)]
+    lines += [*_policy(folder, settings, plan, share, draft), *_ledger(folder, settings, plan)]
     lines += [] if settings.simulated else [_journal(folder, settings)]
     kept = 0 if plan is None else sum(one.bytes_in_all for one in look_at(folder, settings, plan, share).leaves)
     return [*lines, _disk(folder, looks, kept)]
@@ -349,31 +350,29 @@ def _policy(
         yield CheckLine("policy", "fine", said)
 
 
-def _ledger(folder: Path, settings: SiteSettings) -> CheckLine:
-    place, policy = folder / LEDGERS, settings.policy
+def _ledger(folder: Path, settings: SiteSettings, plan: Plan | None) -> Iterable[CheckLine]:
+    found = ledger_objections(folder, settings, plan)
     try:
-        known = Population.find(place)
-        if known is None:
-            return CheckLine("ledger", "fine", "nothing has been charged yet")
-        accounts, spent = known.accounts(), known.spent()
+        known = Population.find(folder / PEOPLE)
+        accounts, spent = ([], {}) if known is None else (known.accounts(), known.spent())
     except (LedgerError, ValueError, OSError) as problem:
-        said, _, remedy = error_message(problem).partition("; ")
-        return CheckLine("ledger", "wrong", said, remedy or "restore it from a backup")
-    if known.delta != policy.delta:
-        said = f"this site promised δ = {known.delta:g}, but policy.delta = {policy.delta:g}"
-        return CheckLine("ledger", "wrong", said, f"set delta = {known.delta:g}")
-    if policy.largest_epsilon is not None and policy.largest_epsilon > known.limit:
-        said = f"this site promised at most ε = {known.limit:g}, but policy.largest_epsilon = "
-        remedy = f"set largest_epsilon = {known.limit:g} or less"
-        return CheckLine("ledger", "wrong", f"{said}{policy.largest_epsilon:g}", remedy)
-    most = max(spent.values(), default=0.0)
-    limit = known.limit if policy.largest_epsilon is None else policy.largest_epsilon
+        known, found = None, found or [error_message(problem)]
+    for line in found:
+        said, _, remedy = line.removeprefix("ledger: ").partition("; ")
+        yield CheckLine("ledger", "wrong", said, remedy or "restore it from a backup")
+    if found:
+        return
+    if known is None:
+        yield CheckLine("ledger", "fine", "nothing has been charged yet")
+        return
+    largest, most = settings.policy.largest_epsilon, max(spent.values(), default=0.0)
+    limit = known.limit if largest is None else largest
     said = f"ε = {up(most)} of {limit:g} spent in {len(accounts)} runs"
     if most >= limit:
-        return CheckLine(
-            "ledger", "wrong", said, "the budget of these people is spent: do not participate in further runs"
-        )
-    return CheckLine("ledger", "fine", said)
+        remedy = "the budget of these people is spent: do not participate in further runs"
+        yield CheckLine("ledger", "wrong", said, remedy)
+    else:
+        yield CheckLine("ledger", "fine", said)
 
 
 def _journal(folder: Path, settings: SiteSettings) -> CheckLine:

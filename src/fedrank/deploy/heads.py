@@ -304,9 +304,10 @@ class SiteJournal:
     def _check_confirmed(self, own: Sequence[Head], second: Head | None) -> None:
         if not self.entries or (second is not None and second.counter == self.head.counter):
             return
-        if not self.second.exists() and not any(head.counter == self.head.counter for head in own):
+        begun = self.second.exists() and self.head.counter == 1  # killed between the first entry and its copy
+        if second is None and not begun and not any(head.counter == self.head.counter for head in own):
             raise RolledBack(
-                f"the second place of this site is missing, and no witness confirms that its {self.head.counter} "
+                f"the second place of this site is missing or empty, and no witness confirms that its {self.head.counter} "
                 "entries are all: put it back, or, if you are sure that this is the newest folder, run `fedrank deploy "
                 "start --confirm-head` once"
             )

@@ -183,11 +183,11 @@ class Hub:
     ) -> tuple[State | None, RoundAnswers, dict[str, str]]:
         """None: the sum could not be opened and must be tried again."""
         assert self.secure is not None
-        number = state.round + 1
-        attempt = self.begin_attempt(number)
+        attempt = self.begin_attempt(state.round + 1)
+        call = self.task.call(state, self.plan.run, int(asked.rows[0]), len(asked.rows), attempt)
         requests = self._requests("advertise", state, asked, attempt)
         ids = [int(id) for id in asked.requests["client"]]
-        one = self.secure.try_sum(number, attempt, requests, ids, traffic)
+        one = self.secure.try_sum(call, requests, ids, traffic)
         if one.total is None:
             return None, one.answers, one.why
         change = self.secure.change(one, int(self.task.cohort(len(asked.rows))))

@@ -84,7 +84,10 @@ class TreeMessages(Contribution[ForestRun]):
             return -1 if before is None else before.attempt
 
         try:
-            self.clients = {id: TreeClient(id, self.plan, own, check, identity, attempts) for id, (own, check) in held}
+            self.clients = {
+                id: TreeClient(id, self.plan, *own, identity, attempts, agreed=bytes.fromhex(run.plan.digest))
+                for id, own in held
+            }
         except ValueError as problem:  # an error in the settings: queries without a person, too many bits
             raise Refused(str(problem)) from None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedrank.deploy.budget import budget_objections
 from fedrank.deploy.charging import UNLIMITED, check_promised
 from fedrank.deploy.data_sources import SiteSplit, differences, differences_of_recorded
 from fedrank.deploy.identity import read_identity
@@ -28,14 +29,14 @@ def objections(
     `share` is the site's data, if they could be read. A draft has no keys of partners yet.
     """
     found = plan_objections(folder, settings, plan, share, draft)
-    found += data_objections(settings, plan, share) + _ledger_objections(folder, settings)
+    found += data_objections(settings, plan, share) + ledger_objections(folder, settings, plan)
     return list(dict.fromkeys(found))
 
 
 def plan_objections(
     folder: Path, settings: SiteSettings, plan: Plan, share: SiteSplit | None = None, draft: bool = False
 ) -> list[str]:
-    """The same without features of the data and without the ledger."""
+    """The same without features of the data and without the ledger, which `check` shows apart."""
     found = settings.objections(plan) + _transport_objections(folder, plan)
     if not draft:
         found += _key_objections(folder, settings, plan)
@@ -102,8 +103,8 @@ def _changed_data(folder: Path, settings: SiteSettings, plan: Plan, share: SiteS
     return []
 
 
-def _ledger_objections(folder: Path, settings: SiteSettings) -> list[str]:
-    """A policy that promises less than an earlier one, which no charge is made under."""
+def ledger_objections(folder: Path, settings: SiteSettings, plan: Plan | None) -> list[str]:
+    """A policy that promises less than an earlier one, or a budget that does not cover the plan, if there is one."""
     policy = settings.policy
     limit = UNLIMITED if policy.largest_epsilon is None else policy.largest_epsilon
     try:
@@ -112,4 +113,4 @@ def _ledger_objections(folder: Path, settings: SiteSettings) -> list[str]:
         return [str(problem)]
     except (LedgerError, ValueError, OSError) as problem:
         return [f"ledger: {problem}"]
-    return []
+    return [] if plan is None else budget_objections(folder, policy, plan)

@@ -27,6 +27,7 @@ from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.experiments.spec.trees import TreesExperiment
 from fedrank.federated.federation import Federation
+from fedrank.federated.messages import Call
 from fedrank.federated.partition import Users
 from fedrank.federated.robust import without_guarantee
 from fedrank.files import parse_json
@@ -39,9 +40,9 @@ from fedrank.silo.training import CrossSilo
 from fedrank.toml import TomlTable, parse_toml, write_toml
 from fedrank.trees.histograms import Histograms
 from fedrank.types import Weights, has_trait
-from fedrank.wire import Label, Refused
+from fedrank.wire import Refused
 
-PROTOCOL = 3  # increase it when two versions could misunderstand each other
+PROTOCOL = 4  # increase it when two versions could misunderstand each other
 LARGEST = 1 << 20  # maximum size of a plan in bytes
 IDS = 1 << 31  # upper bound of client ids
 NO_DATA: TomlTable = {"name": ELSEWHERE}  # what sites learn about the coordinator's data
@@ -218,16 +219,22 @@ class Plan:
         placement = getattr(self.experiment.mechanism, "placement", None)
         return placement if isinstance(placement, SecureAggregation) and placement.sum == "protocol" else None
 
-    def sum_terms(self, label: Label) -> dict[str, Any]:
-        """The terms of secure aggregation; its threshold holds against a malicious coordinator."""
+    def sum_terms(self, call: Call) -> dict[str, Any]:
+        """The terms of secure aggregation; its threshold holds against a malicious coordinator.
+
+        They contain a digest of the whole plan and call, so clients that received different ones have no common sum. In
+        a trial without common rounds, clients have different models by design, and the digest is of the plan alone.
+        """
         from fedrank.privacy.secure_aggregation import threshold_for
 
         placement, cohort = self.secure_sum, self.cohort
         assert placement is not None
         threshold = threshold_for(int(cohort), placement.colluders(cohort), active=True)
+        asked = call.pack() if self.synchronous or not self.simulated else b""
         return {
-            "session": label.run + label.attempt.to_bytes(4, "little"),
-            "round": label.round,
+            "session": call.run + call.attempt.to_bytes(4, "little"),
+            "request": hashlib.sha256(bytes.fromhex(self.digest) + asked).digest(),
+            "round": call.round,
             "threshold": threshold,
             "min_survivors": max(threshold, placement.opened(cohort)),
             "size": self.sent,
@@ -304,6 +311,13 @@ def make_plan(
         simulated,
     )
     return Plan.load(plan.dump())  # exactly what every site receives and checks
+
+
+def problems_between_sites(experiment: Experiment) -> list[str]:
+    """Reasons why no coordinator can plan an experiment for as many real sites as its spec has."""
+    silos = experiment.silos.count if isinstance(experiment, SiloExperiment) else 0
+    count = experiment.clients.count if isinstance(experiment, FederatedExperiment) else silos
+    return _problems(experiment, [PlannedSite(f"site-{id}", (id,)) for id in range(count)], simulated=False)
 
 
 def _problems(experiment: Experiment, sites: Sequence[PlannedSite], simulated: bool) -> list[str]:

@@ -21,6 +21,7 @@ from fedrank.deploy.handshake import Handshake
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.round_answers import AnswerReader, RoundAnswers
 from fedrank.deploy.site_calls import MAX_REFUSALS, Exchange
+from fedrank.federated.messages import Call
 from fedrank.privacy.secure_aggregation import BadDealing, SumServer
 from fedrank.wire import Label, Refused
 
@@ -51,13 +52,13 @@ class SecureRounds:
         return self.handshake.calls.plan
 
     def try_sum(
-        self, number: int, attempt: int, calls: Mapping[str, bytes], ids: Sequence[int], traffic: list[Exchange]
+        self, call: Call, calls: Mapping[str, bytes], ids: Sequence[int], traffic: list[Exchange]
     ) -> SumAttempt:
-        """Try to aggregate the messages of these clients; `calls` are the requests of the first phase, by site."""
-        terms = self.plan.sum_terms(Label("sum", self.plan.run, number, attempt))
+        """Try to aggregate the messages of these clients; `calls` are the requests with the call, by site."""
+        terms = self.plan.sum_terms(call)
         identities = self.handshake.identities
         server = SumServer(ids=ids, identities={id: identities[id] for id in ids}, **terms)
-        outcome = SumAttempt(number, attempt, server, traffic)
+        outcome = SumAttempt(call.round, call.attempt, server, traffic)
         try:
             self._phases(outcome, calls, ids)
         except BadDealing as problem:  # detected at the end, after all clients were charged

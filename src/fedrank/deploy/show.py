@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ import numpy as np
 from fedrank.data.live_features import LIVE_1
 from fedrank.data.logs import not_persons
 from fedrank.data.ranking import RankingData
-from fedrank.deploy.charging import UNLIMITED
+from fedrank.deploy.budget import Budget, charged_prices
 from fedrank.deploy.consent import partners, said_of
 from fedrank.deploy.data_sources import SiteSplit, recorded_facts
 from fedrank.deploy.forests import largest_forest
@@ -26,7 +27,7 @@ from fedrank.deploy.objections import objections
 from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.deploy.protocol import PHASES, Answers, bundle, reply, request
-from fedrank.deploy.settings import SiteSettings, plan_prices, releases_of, searches_of
+from fedrank.deploy.settings import SiteSettings, releases_of, searches_of
 from fedrank.experiments.report.command_output import about_prices
 from fedrank.experiments.report.formatting import amount
 from fedrank.experiments.report.sections import Cell, Section
@@ -41,7 +42,6 @@ from fedrank.federated.messages import Call, Message, payload_of
 from fedrank.files import error_message
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
-from fedrank.privacy.population import Account, LedgerTerms, Population, spent_together
 from fedrank.privacy.secure_aggregation import threshold_for
 from fedrank.privacy.secure_messages import message_bytes
 from fedrank.silo.spending import SiloLedger
@@ -51,7 +51,6 @@ from fedrank.types import has_trait
 from fedrank.wire import Label
 
 SILO_LEDGER = "silo/own.spending"  # ledger of sketches
-LEDGERS = "people"  # the folder of a site's ledgers over all runs
 COORDINATOR = "the coordinator"
 
 
@@ -160,8 +159,6 @@ class _Disclosed(NamedTuple):
     sees: str
     not_covered: Iterable[str]
     bytes_down: int
-    charges: int = 0  # number of charges; 0: nothing is protected
-    unit: str = "rounds"  # what is charged
 
 
 def look_at(
@@ -175,18 +172,11 @@ def look_at(
         disclosed = _of_silos(plan)
     else:
         disclosed = _of_updates(plan, settings, share)
-    refused = objections(folder, settings, plan, share, draft)
     found: list[Price] = []
-    spent, after, affordable = dict[str, float](), dict[str, float](), disclosed.charges
-    try:
-        if disclosed.charges:
-            found = _prices(plan, policy.delta)
-        budget = _budget(folder, settings, plan, found)
-        spent, after, affordable = budget.spending(disclosed.charges)
-        refused += budget.objections(after, affordable, disclosed)
-    except (LedgerError, OSError, ValueError) as problem:
-        refused.append(f"ledger: {problem}")
-        affordable = 0
+    spent, after, affordable = dict[str, float](), dict[str, float](), 0
+    with suppress(LedgerError, OSError, ValueError):  # these are objections
+        found = charged_prices(plan, policy.delta)
+        spent, after, affordable = Budget.of(folder, policy, plan, found).spending()
     pinned = partners(folder)
     view = PlanView(
         site=settings.name,
@@ -205,23 +195,13 @@ def look_at(
         limit=policy.largest_epsilon,
         spent=spent,
         after=after,
-        affordable=affordable if disclosed.unit == "rounds" else plan.rounds,
+        affordable=plan.rounds if plan.forests is not None or plan.silos is not None else affordable,
         sum=sum_view(plan),
-        refused=tuple(dict.fromkeys(refused)),
+        refused=tuple(objections(folder, settings, plan, share, draft)),
         not_covered=tuple(disclosed.not_covered),
         has=_searches(folder, settings, plan),
     )
     return view if plan.silos is None else _with_sketch_costs(view, folder, plan.silos)
-
-
-def _prices(plan: Plan, delta: float) -> list[Price]:
-    """The cost of a plan alone; empty if it cannot be computed, which is one of the objections."""
-    try:
-        return plan_prices(plan, delta)
-    except ValueError:
-        if plan.forests is not None:
-            raise
-        return []
 
 
 def _searches(folder: Path, settings: SiteSettings, plan: Plan) -> str:
@@ -240,13 +220,13 @@ def _of_updates(plan: Plan, settings: SiteSettings, share: SiteSplit | None) -> 
     mechanism = plan.experiment.mechanism
     sees = "the server sees every update as it is" if mechanism is None else mechanism.sees
     leaves, uncovered = leaving_of(plan, settings, share), not_covered(plan, settings, share)
-    return _Disclosed(leaves, sees, uncovered, _bytes_down(plan), 0 if mechanism is None else plan.rounds)
+    return _Disclosed(leaves, sees, uncovered, _bytes_down(plan))
 
 
 def _of_forests(plan: Plan, experiment: TreesExperiment) -> _Disclosed:
     merge, trees = experiment.merge, experiment.booster.trees
     assert merge is not None
-    disclosure, down, charges = ForestDisclosure.of(merge), len(request("forest", plan.run, 1)), 0
+    disclosure, down = ForestDisclosure.of(merge), len(request("forest", plan.run, 1))
     uncovered = ("anything: forests are sent without noise", *disclosure.not_covered)
     if not isinstance(merge, Histograms):
         about = f"at most {trees:,} trees, whose thresholds and leaves depend on own documents; no noise"
@@ -255,18 +235,18 @@ def _of_forests(plan: Plan, experiment: TreesExperiment) -> _Disclosed:
             Outgoing("number of queries", COORDINATOR, 8, 1, False, "on which the forest was trained"),
         ]
     elif merge.private != "no":
-        noise, uncovered, charges = merge.tree_noise(len(plan.clients)), disclosure.not_covered, releases_of(plan)
+        noise, uncovered = merge.tree_noise(len(plan.clients)), disclosure.not_covered
         assert noise is not None
         bins = Histograms.rules(experiment.booster).bins
         sums = 2**noise.depth * (1 if noise.design == "random-splits" else plan.features * bins)
         part = "a part of the distributed noise, and masks" if merge.secure else "the complete noise"
         about = f"of gradients and hessians, with {part}; the number of rows is not sent"
         to = f"{COORDINATOR}, which learns only the sum" if merge.secure else COORDINATOR
-        sent = [Outgoing("noised sums", to, 16 * sums, charges, True, about)]
+        sent = [Outgoing("noised sums", to, 16 * sums, releases_of(plan), True, about)]
     else:
         sent = list(_histograms(plan, experiment, merge))
     uncovered = (*uncovered, "that this site participates, and its response times")
-    return _Disclosed((*sent, FACTS, REFUSALS), disclosure.who_sees_what, uncovered, down, charges, "releases")
+    return _Disclosed((*sent, FACTS, REFUSALS), disclosure.who_sees_what, uncovered, down)
 
 
 def _histograms(plan: Plan, experiment: TreesExperiment, merge: Histograms) -> Iterable[Outgoing]:
@@ -298,9 +278,7 @@ def _of_silos(plan: Plan) -> _Disclosed:
         "that this site participates, and its response times",
     )
     down = len(request("forest", plan.run, 1))
-    return _Disclosed(
-        leaves, "the coordinator forwards sealed letters that it cannot read", uncovered, down, unit="sketches"
-    )
+    return _Disclosed(leaves, "the coordinator forwards sealed letters that it cannot read", uncovered, down)
 
 
 def _with_sketch_costs(view: PlanView, folder: Path, experiment: SiloExperiment) -> PlanView:
@@ -533,72 +511,6 @@ def _bytes_down(plan: Plan) -> int:
     weights = np.zeros(plan.sent, dtype=np.float32)
     common = weights if has_trait(plan.experiment.local, "common") else None
     return len(Call(plan.run, 1, weights, 1.0, common=common).pack())
-
-
-@dataclass(frozen=True)
-class _Budget:
-    """The budget of the people of a site, of whom other runs have spent a part."""
-
-    population: Population
-    terms: LedgerTerms  # of this plan
-    others: Sequence[Account]  # charges of all other runs
-    times: int  # maximum number of charges of one person in this plan; 0: nothing is charged
-
-    def account(self, rounds: int) -> Account:
-        often = np.full(self.population.people, min(rounds, self.times), dtype=np.int64)
-        return Account(self.terms, often, rounds, 0)
-
-    def after(self, rounds: int) -> dict[str, float]:
-        return spent_together([*self.others, self.account(rounds)], self.terms.delta)
-
-    def spending(self, rounds: int) -> tuple[dict[str, float], dict[str, float], int]:
-        """ε so far, ε after this run, and the number of its rounds within the limit."""
-        spent = spent_together(self.others, self.terms.delta)
-        if not self.times:
-            return spent, {}, rounds
-
-        def fits(some: int) -> bool:
-            return max(self.after(some).values(), default=0.0) <= self.population.limit
-
-        low, high = 0, rounds
-        if fits(high):
-            return spent, self.after(rounds), rounds
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return spent, self.after(rounds), low
-
-    def objections(self, after: Mapping[str, float], affordable: int, disclosed: _Disclosed) -> list[str]:
-        """Why the site would refuse a charge of this run, as `Charging` decides it."""
-        if not self.times:
-            return []
-        refusal = self.population.refused(self.account(disclosed.charges), self.others)
-        if refusal is None:
-            return []
-        cost = max(after.values(), default=0.0)
-        if math.isinf(cost):
-            return [
-                f"ledger: {refusal}, because one of the runs gives none; use the same placement of the noise as the "
-                "earlier runs on these people"
-            ]
-        if cost <= self.population.limit:
-            return [f"ledger: {refusal}; use the unit of the earlier runs in the plan"]
-        return [
-            f"ledger: all runs together would cost ε = {up(cost)}, but policy.largest_epsilon = "
-            f"{self.population.limit:g}; it covers {affordable:,} of {disclosed.charges:,} {disclosed.unit}, and the "
-            "next one is refused"
-        ]
-
-
-def _budget(folder: Path, settings: SiteSettings, plan: Plan, prices: Sequence[Price]) -> _Budget:
-    place, policy = folder / LEDGERS, settings.policy
-    known = Population.find(place)
-    others = [] if known is None else known.accounts(but=known.ledger(plan.digest[:32]))
-    people = max((len(one.participations) for one in others), default=1)
-    limit = UNLIMITED if policy.largest_epsilon is None else policy.largest_epsilon
-    terms = LedgerTerms(1, policy.delta, tuple(price.guarantee for price in prices), plan.digest[:32])
-    times = max((price.times for price in prices), default=0)
-    return _Budget(Population(place, people, policy.delta, limit), terms, others, times)
 
 
 def _finite(costs: Mapping[str, float]) -> dict[str, float | None]:

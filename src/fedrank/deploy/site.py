@@ -17,9 +17,10 @@ from typing import Any
 from fedrank import __version__, wire
 from fedrank.deploy import consent, heads, protocol
 from fedrank.deploy.backup import HEADS
+from fedrank.deploy.budget import Budget, charged_prices
 from fedrank.deploy.data_sources import about_data
 from fedrank.deploy.forests import ForestRun
-from fedrank.deploy.outbox import OutboxError
+from fedrank.deploy.outbox import OUTBOX, OutboxError
 from fedrank.deploy.plan import LARGEST, PROTOCOL, OtherVersion, Plan
 from fedrank.deploy.records import printable
 from fedrank.deploy.sent_log import SentLog
@@ -141,6 +142,7 @@ class Site(SiteHome):
             self._close_runs()
             if self.journal is not None:
                 self.journal.check_files()
+            self._check_budget(plan)
             kind = ForestRun if plan.forests is not None else SiloRun if plan.silos is not None else UpdateRun
             self._runs[plan.run] = kind.open(self, plan)
         run = self._runs[plan.run]
@@ -161,6 +163,14 @@ class Site(SiteHome):
         known = "" if plan.simulated else plan.party(self.settings.name).identity
         if known and known != self.identity.public:
             raise Refused("the key of this site in the plan is not its own; ask the coordinator for a new plan")
+
+    def _check_budget(self, plan: Plan) -> None:
+        """Refuse to start a run that the budget does not cover to its end; a started one continues while it can."""
+        if (self.folder / OUTBOX / plan.digest[:32]).is_dir():
+            return
+        policy = self.settings.policy
+        if found := Budget.of(self.folder, policy, plan, charged_prices(plan, policy.delta)).objections():
+            raise Refused("; ".join(found))
 
     def _check_consent(self, plan: Plan) -> None:
         if (why := consent.objection(self.folder, plan, self.settings.policy)) is not None:

@@ -251,15 +251,15 @@ class SecureUpdate(Update):
             self.check_unanswered(label.round)
         used = self.searches(label.round)
         done = self.learn(call, asked, used)
-        clients = [self._client(label, one) for one in done]
+        clients = [self._client(call, one) for one in done]
         self.sum = _Sum(label, digest_of(content), done, clients, used)
         return self.pack(label, [client.advertise() for client in clients], done)
 
-    def _client(self, label: Label, one: ClientAnswer) -> SumClient:
+    def _client(self, call: Call, one: ClientAnswer) -> SumClient:
         run, id = self.run, one.message.sender
         if not run.public_keys:
             raise Refused(protocol.SAY_HELLO)  # keys are sent after hello
-        return SumClient(id, identity=Identity(run.key(id).secret, run.public_keys), **run.plan.sum_terms(label))
+        return SumClient(id, identity=Identity(run.key(id).secret, run.public_keys), **run.plan.sum_terms(call))
 
     def _open(self, label: Label, content: bytes, **sizes: int) -> tuple[_Sum, dict[str, bytes]]:
         """The aggregation that a request belongs to, and its parts with limited sizes."""

@@ -20,7 +20,7 @@ from fedrank.deploy.check import FlareKits, storage_problem
 from fedrank.deploy.consent import proposals
 from fedrank.deploy.protocol import SAY_HELLO
 from fedrank.deploy.settings import FEDERATION, SITE, no_home, read_federation, read_site
-from fedrank.deploy.show import LEDGERS
+from fedrank.deploy.site_runtime import PEOPLE
 from fedrank.experiments.report.formatting import duration
 from fedrank.experiments.report.sections import Cell, Section
 from fedrank.files import is_locked, parse_json
@@ -259,7 +259,7 @@ def _of_site(folder: Path, kits: FlareKits, now: float) -> DeploymentStatus:
     spent: Mapping[str, float] | None = None
     problem = ""
     try:
-        if (known := Population.find(folder / LEDGERS)) is not None:
+        if (known := Population.find(folder / PEOPLE)) is not None:
             spent = known.spent()
     except (LedgerError, ValueError, OSError) as trouble:
         problem = str(trouble)

@@ -15,6 +15,13 @@ Threat model:
   the list of survivors, and open nothing before `threshold` of them have signed the same list. The threshold is then
   above two thirds (see `threshold_for`): two different lists cannot both have that many signatures.
 
+All masks, shares and signatures are bound to a digest of the request that the client received (`request`) and to the
+roster. With identity keys, a client refuses the roster of clients that received another request. Without them, its
+masks do not cancel: the sum of a group that received the same request stays hidden by the masks that its members share
+with every honest client outside the group, because the server can open the key of a client only if that client's own
+numbers stay hidden by its self mask. A separate roster of a group needs `threshold` clients. A crafted request
+that all clients receive is not detected: only noise protects against it.
+
 A client that deviates from the protocol is identified and excluded: on arrival, if its public key gives no secret; at
 the opening, if it opens a wrong share, since the dealer committed to every share and every secret by a hash.
 Inconsistent shares are detected only at the end: the round then stops and names the dealer. A wrong sum of what was
@@ -29,13 +36,13 @@ The sum itself is revealed: an observer who knows all other numbers knows the la
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -121,6 +128,7 @@ class SumClient:
         *,
         min_survivors: int = 0,  # this client opens nothing for fewer survivors, regardless of the server
         identity: Identity | None = None,  # if given, all clients must have one, and the server need not be trusted
+        request: bytes = b"",  # what this client was asked for, or its digest; must be the same for all clients
         entropy: shamir.Entropy = os.urandom,  # other sources are for tests only
     ) -> None:
         primitives()
@@ -128,7 +136,7 @@ class SumClient:
 
         check_ids([id])
         self.id = id
-        self.terms = Terms(session, round, threshold, size, bits, signed=identity is not None)
+        self.terms = Terms(session, round, threshold, size, bits, identity is not None, request)
         self.min_survivors = max(threshold, min_survivors)
         self.identity = identity
         self._entropy = entropy
@@ -137,7 +145,6 @@ class SumClient:
         self._mask_key = X25519PrivateKey.from_private_bytes(shamir.to_bytes(self._mask_secret))
         self._post_key = X25519PrivateKey.from_private_bytes(entropy(32))
         self._done: Step = "nothing"
-        self._roster = b""  # hash of the roster that was answered
         self._mask_keys: dict[int, bytes] = {}  # public mask keys of all clients in the roster
         self._post_secrets: dict[int, bytes] = {}  # keys of share encryption with every other client
         self._held: dict[int, tuple[bytes, bytes] | None] = {}  # by client: the shares of its seed and of its mask key
@@ -157,6 +164,7 @@ class SumClient:
         _, _, cipher = primitives()
         self._expect("advertise", "share")
         keys = self._read_roster(roster)
+        self.terms = self.terms.with_roster(roster)
         secrets = {
             other: self.terms.derive(
                 self._post_key.exchange(X25519PublicKey.from_public_bytes(post)), "post", self.id, other
@@ -164,8 +172,6 @@ class SumClient:
             for other, (_, post) in keys.items()
             if other != self.id
         }
-        # Bound to the roster: clients with different rosters cannot read each other's shares.
-        bound = self.terms.digest + _hash(roster)
         points = [_point(client) for client in keys]
         seeds = shamir.split(self._seed, self.terms.threshold, points, self._entropy)
         mask_secrets = shamir.split(self._mask_secret, self.terms.threshold, points, self._entropy)
@@ -175,9 +181,8 @@ class SumClient:
             if other == self.id:
                 own, held = committed, (shares[0], shares[1])
                 continue
-            closed = cipher(secrets[other]).encrypt(_nonce(self.id, other), b"".join(shares), bound)
+            closed = cipher(secrets[other]).encrypt(_nonce(self.id, other), b"".join(shares), self.terms.digest)
             boxes.append(BOX.pack(other, closed, *committed))
-        self._roster = _hash(roster)
         self._mask_keys = {client: mask for client, (mask, _) in keys.items()}
         self._post_secrets = secrets
         self._held = {self.id: held}
@@ -206,7 +211,7 @@ class SumClient:
         if self.identity is None:
             raise ValueError(f"client {self.id} has no identity key to sign with; give it one, or call unmask at once")
         survivors = self._settle(request)
-        signature = self.identity.sign(self.terms.survivors_statement(self._roster, survivors))
+        signature = self.identity.sign(self.terms.survivors_statement(survivors))
         return self.terms.pack("signature", self.id, signature)
 
     def unmask(self, request: bytes, consent: bytes | None = None) -> bytes:
@@ -283,9 +288,8 @@ class SumClient:
         from cryptography.exceptions import InvalidTag
 
         _, _, cipher = primitives()
-        bound = self.terms.digest + self._roster
         try:
-            plain = cipher(self._post_secrets[sender]).decrypt(_nonce(sender, self.id), box, bound)
+            plain = cipher(self._post_secrets[sender]).decrypt(_nonce(sender, self.id), box, self.terms.digest)
         except InvalidTag:
             return None
         shares = plain[:32], plain[32:]
@@ -327,7 +331,7 @@ class SumClient:
         assert self.identity is not None
         addressee, body = self.terms.unpack("consent", consent)
         check_addressee("consent", addressee, EVERYBODY)
-        statement = self.terms.survivors_statement(self._roster, survivors)
+        statement = self.terms.survivors_statement(survivors)
         signatures = parse_records("consent", SIGNATURE, body)
         for client, signature in signatures:
             if client not in survivors:
@@ -365,9 +369,10 @@ class SumServer:
         bits: int,
         *,
         identities: Mapping[int, bytes] | None = None,  # public keys of all clients (Ed25519), if they sign
+        request: bytes = b"",  # what all clients were asked for, or its digest
     ) -> None:
         primitives()
-        self.terms = Terms(session, round, threshold, size, bits, signed=identities is not None)
+        self.terms = Terms(session, round, threshold, size, bits, identities is not None, request)
         self.ids = sorted(ids)
         self.min_survivors = max(threshold, min_survivors)
         check_ids(self.ids)
@@ -408,6 +413,11 @@ class SumServer:
         self._close("advertisement", self._keys, "advertised")
         records = (CLIENT.pack(client) + keys for client, keys in sorted(self._keys.items()))
         return self.terms.pack("roster", EVERYBODY, b"".join(records))
+
+    @cached_property
+    def _bound(self) -> Terms:
+        """The terms after the roster."""
+        return self.terms.with_roster(self.roster())
 
     def receive_shares(self, message: bytes) -> bool:
         client, body = self._open("shares", message, self._keys, self._dealt)
@@ -457,7 +467,7 @@ class SumServer:
         with self._blaming(client):
             if len(body) != 64:
                 raise ValueError(f"client {client} signed with {len(body)} bytes, expected 64")
-            self._check_signed(client, self.terms.survivors_statement(_hash(self.roster()), self.survivors()), body)
+            self._check_signed(client, self._bound.survivors_statement(self.survivors()), body)
         return self._keep("signature", self._signatures, client, body)
 
     def consent(self) -> bytes:
@@ -493,12 +503,12 @@ class SumServer:
             total += words
         for client, secret in secrets.items():
             if client in self._masked:
-                total -= self.terms.own_mask(secret, client)
+                total -= self._bound.own_mask(secret, client)
                 continue
             key = X25519PrivateKey.from_private_bytes(shamir.to_bytes(secret))
             for other in self._masked:
                 # The mask of the client that dropped out cancels the mask that the survivor added.
-                total += self.terms.pair_mask(
+                total += self._bound.pair_mask(
                     key, X25519PublicKey.from_public_bytes(self._keys[other][:32]), client, other
                 )
         return centred(total, self.terms.bits)
@@ -509,7 +519,7 @@ class SumServer:
         if which != (OWN_MASK if dealer in self._masked else PAIR_MASKS):
             raise ValueError(f"client {holder} must open exactly the requested share of client {dealer}")
         committed = self._dealt[dealer].commitments[holder][which - 1]
-        if self.terms.commitment(share, dealer, holder, which) != committed:
+        if self._bound.commitment(share, dealer, holder, which) != committed:
             raise ValueError(f"client {holder} opened a wrong share of client {dealer}; its answer does not count")
         return shamir.from_bytes(share)
 
@@ -540,7 +550,7 @@ class SumServer:
         from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
         if dealer in self._masked:
-            right = self.terms.seed_commitment(secret, dealer) == self._dealt[dealer].seed
+            right = self._bound.seed_commitment(secret, dealer) == self._dealt[dealer].seed
         else:
             key = X25519PrivateKey.from_private_bytes(shamir.to_bytes(secret))
             right = key.public_key().public_bytes_raw() == self._keys[dealer][:32]
@@ -690,10 +700,6 @@ def finest_step(count: int, largest: float, deviation: float, bits: int) -> floa
 
 def _reach(count: int, largest: float, step: float, deviation: float) -> float:
     return count * float(np.ceil(largest / step)) + 12 * deviation / step
-
-
-def _hash(roster: bytes) -> bytes:
-    return hashlib.sha256(roster).digest()
 
 
 def _point(client: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-VERSION = 2
+VERSION = 3
 KINDS = {
     "advertisement": 1,  # client: two public keys
     "roster": 2,  # server, to all: the public keys of all clients
@@ -88,6 +88,7 @@ class Terms:
     size: int  # numbers per client
     bits: int  # sums are modulo 2^bits, 16 to 62
     signed: bool = False  # all clients have identity keys and sign keys of the round and lists of survivors
+    request: bytes = b""  # what the client was asked for, or its digest; clients with another one get other masks
 
     def __post_init__(self) -> None:
         check_bits(self.bits)
@@ -102,15 +103,20 @@ class Terms:
 
     @cached_property
     def digest(self) -> bytes:
-        """Binds messages, keys and signatures to the agreed parameters (32 bytes)."""
+        """Binds masks, keys, shares and signatures to the agreed parameters and the request (32 bytes)."""
         fixed = struct.pack("<BIIB?Q", VERSION, self.threshold, self.size, self.bits, self.signed, self.round)
-        return hashlib.sha256(b"fedrank secure sum" + fixed + self.session).digest()  # a frozen label; prose: ok
+        asked = CLIENT.pack(len(self.session)) + self.session + self.request
+        return hashlib.sha256(b"fedrank secure sum" + fixed + asked).digest()  # a frozen label; prose: ok
 
     @cached_property
     def tag(self) -> bytes:
-        # Without the round, so a message of another round can be distinguished from one of another session.
+        # Without round and request, so a message of another round can be distinguished from one of another session.
         fixed = struct.pack("<BIIB?", VERSION, self.threshold, self.size, self.bits, self.signed)
         return hashlib.sha256(b"fedrank secure sum terms" + fixed + self.session).digest()[:16]  # frozen; prose: ok
+
+    def with_roster(self, roster: bytes) -> Terms:
+        """The same terms from the roster on: clients that received another one derive other masks."""
+        return replace(self, request=self.request + hashlib.sha256(roster).digest())
 
     @cached_property
     def word(self) -> np.dtype[Any]:
@@ -184,10 +190,10 @@ class Terms:
         """The statement that a client signs with its identity, so its keys of the round cannot be replaced."""
         return b"fedrank secure sum: keys of the round" + self.digest + CLIENT.pack(client) + keys  # frozen; prose: ok
 
-    def survivors_statement(self, roster: bytes, survivors: Sequence[int]) -> bytes:
-        """The statement that a client signs about these survivors of this roster (32 bytes)."""
+    def survivors_statement(self, survivors: Sequence[int]) -> bytes:
+        """The statement that a client signs about these survivors of the roster in the terms."""
         label = b"fedrank secure sum: survivors"  # frozen; prose: ok
-        return label + self.digest + roster + b"".join(map(CLIENT.pack, survivors))
+        return label + self.digest + b"".join(map(CLIENT.pack, survivors))
 
 
 def message_bytes(count: int, size: int, bits: int, signed: bool = False) -> int:
@@ -260,7 +266,8 @@ def check_signature(publics: Mapping[int, bytes], client: int, statement: bytes,
         Ed25519PublicKey.from_public_bytes(publics[client]).verify(signature, statement)
     except InvalidSignature:
         raise ValueError(
-            f"the signature of client {client} is invalid: it is of another statement, or by another key"
+            f"the signature of client {client} is invalid: it is by another key or of another statement, for example "
+            "because the client received another request"
         ) from None
 
 

@@ -6,14 +6,15 @@ used: they finish a sum without a client that dropped out, and here a dropout en
 with new keys.
 
 The server learns the sum over all clients and nothing else if it follows the protocol, or, with identity keys, in any
-case: it cannot invent clients or exchange keys. The sum is over what each client was asked for: a server that asks
-clients for different things chooses what is in it. If two series differ by one client, the difference of their sums
-reveals its numbers: a series that is restarted must include the same clients.
+case: it cannot invent clients or exchange keys. Every mask also depends on what the client was asked for (`request`):
+messages of clients that were asked for different things add up to random numbers. If two series differ by one client,
+the difference of their sums reveals its numbers: a series that is restarted must include the same clients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -52,17 +53,21 @@ class SeriesClient(SumClient):
             for other, (mask, _) in keys.items()
             if other != self.id
         }
+        self.terms = self.terms.with_roster(roster)
         self._advance("advertise", "share")
 
-    def masked(self, number: int, values: Integers) -> bytes:
-        """The numbers of message `number` under fresh masks; each message number is used once, in ascending order."""
+    def masked(self, number: int, values: Integers, request: bytes = b"") -> bytes:
+        """The numbers of message `number` under fresh masks; each message number is used once, in ascending order.
+
+        `request` is what this client was asked for, or its digest, which must be the same for all clients.
+        """
         if not self._secrets:
             raise ValueError(f"client {self.id} has no shared secrets yet, so nothing would be hidden; call meet first")
         if number < self._number:
             raise ValueError(
                 f"client {self.id} was asked for message {number}; its next message is {self._number} or later"
             )
-        terms = _terms(self.terms, number, len(values))
+        terms = _terms(self.terms, number, len(values), request)
         limit = 2 ** (terms.bits - 1) // self.clients
         if len(values) and max(int(values.max()), -int(values.min())) >= limit:
             raise ValueError(
@@ -104,6 +109,6 @@ class SeriesServer(SumServer):
         return centred(total, terms.bits)
 
 
-def _terms(of: Terms, number: int, size: int) -> Terms:
-    """The terms of one message: another number or size gives other masks."""
-    return Terms(of.session, number + 1, of.threshold, max(size, 1), of.bits, of.signed)
+def _terms(of: Terms, number: int, size: int, request: bytes = b"") -> Terms:
+    """The terms of one message: another number, size or request gives other masks."""
+    return replace(of, round=number + 1, size=max(size, 1), request=of.request + request)

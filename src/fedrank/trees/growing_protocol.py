@@ -12,7 +12,8 @@
 
 Kinds of messages begin with "grow-". Messages are numbered within an attempt at a tree. A client answers the next one,
 and the last one again with the same bytes; it rejects all others. The format of a message is known before it is read.
-Histograms without noise are not private. Secure aggregation reveals only their sum to the server.
+Histograms without noise are not private. Secure aggregation reveals only their sum to the server, and only if all
+clients received the same messages: masks depend on their digest.
 
 With noise, kinds begin with "noised-", and one message replaces those from `begin` on:
 
@@ -25,6 +26,7 @@ aggregation every client adds all of the noise; with it, a part. The number of r
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,6 +111,7 @@ class TreeClient:
         identity: Identity | None = None,  # for secure aggregation; without it the server must be trusted with keys
         attempts: Callable[[int], int] = lambda release: -1,  # the last one answered before, with noise; -1: none
         source: Source | None = None,  # of noise; None: the secure source of the system
+        agreed: bytes = b"",  # digest of what clients agreed on besides the plan; masks depend on it
     ) -> None:
         if id not in plan.clients:
             raise ValueError(f"client {id} is not in the plan, whose clients are {plan.clients}")
@@ -117,6 +120,9 @@ class TreeClient:
         self.trees = 0  # number of trees that it has
         self._series: Any = None
         self._last: tuple[bytes, bytes] | None = None  # the last message, and the answer to it
+        # Digests of the messages that led to the forest so far, to the current state, and to the answer being made.
+        # Masks depend on the last one: the answers of clients with different ones do not add up.
+        self._agreed = self._forest = self._asked = self._asking = agreed
         self._answered: dict[int, int] = {}  # by release with noise: the last attempt
         self._tree: tuple[int, int] | None = None  # the current tree and attempt
         self._number = 0  # of the next message
@@ -138,7 +144,9 @@ class TreeClient:
         label = read_label(content)
         if label.kind not in self._steps:
             raise Refused(f"unknown kind of message {label.kind!r}; known are {', '.join(self._steps)}")
+        self._asking = _chained(self._asked, content)
         kind, parts = self._steps[label.kind](content, label)
+        self._asked = self._asking
         own = Label(_kind(self.plan, kind), self.plan.run, label.round, label.attempt, self.id)
         self._last = content, pack(own, parts)
         return self._last[1]
@@ -170,6 +178,7 @@ class TreeClient:
             self.store.forget()
         for tree in trees:
             self.store.add(tree)
+        self._forest = _chained(self._agreed if first == 0 else self._forest, content)
         self.trees, self._tree = first + len(trees), None
         known: dict[str, Value] = {"trees": np.array([self.trees])}
         if self.plan.noise is not None:
@@ -208,7 +217,7 @@ class TreeClient:
         """A release, encoded or masked."""
         self._number = release.number + 1
         if self.plan.secure:
-            return release.kind, {"masked": self._series.masked(release.number, release.numbers(found))}
+            return release.kind, {"masked": self._series.masked(release.number, release.numbers(found), self._asking)}
         return release.kind, release.encode(found)
 
     # Without noise
@@ -220,6 +229,7 @@ class TreeClient:
             raise Refused(f"{shift} bits do not fit the number of rows that all clients announced")
         self._check_attempt(label)
         self._meet(label.round, label.attempt, found["roster"])
+        self._asking = _chained(self._forest, content)
         self._tree, self._number, self._leaves = (label.round, label.attempt), 0, 1
         self._layout = self.plan.layout(label.round, shift)
         self.store.begin(label.round, shift)
@@ -266,11 +276,12 @@ class TreeClient:
     def _end(self, content: bytes, label: Label) -> Sent:
         found = self._numbered(content, label, {"values": Part("<f8", self._leaves)})
         self.store.end(found["values"])
+        self._forest = self._asking
         self.trees, self._tree = self.trees + 1, None
         total, counted = self.store.quality()
         if self.plan.secure:
             parts = np.array([total >> HALF, total & (1 << HALF) - 1, counted])
-            return "quality", {"masked": self._series.masked(self._number, parts)}
+            return "quality", {"masked": self._series.masked(self._number, parts, self._asking)}
         return "quality", {"quality": np.array([total, counted])}
 
     def _histogram(self, leaf: int) -> Sent:
@@ -322,6 +333,7 @@ class TreeClient:
             )
         splits = self._read_splits(request)
         self._meet(request.tree, request.attempt, request.roster, request.number == 0)
+        self._asking = _chained(self._forest, content)  # it contains all splits of the tree
         store.begin(request.tree, 0)
         for split in splits:
             store.split(split)
@@ -521,8 +533,14 @@ class TreeServer:
             )
 
     def _hand_out(self, clients: Sequence[int]) -> None:
-        """Send every client the trees that it lacks; without noise, all of them."""
+        """Send every client the trees that it lacks; without noise, all of them.
+
+        In secure aggregation all clients must have received the same messages: if some lack trees that others have,
+        all clients receive all trees.
+        """
         noised, groups = self.plan.noise is not None, dict[int, list[int]]()
+        if self.plan.secure and len({self._known.get(client) for client in clients}) > 1:
+            self._known = {}
         for client in clients:
             if self._known.get(client) != len(self._texts) and client not in self._out:
                 groups.setdefault(self._known.get(client, 0) if noised else 0, []).append(client)
@@ -646,6 +664,11 @@ class TreeServer:
             except Refused as problem:
                 self._refuse(client, str(problem))
         return found
+
+
+def _chained(before: bytes, content: bytes) -> bytes:
+    """The digest of one more message after the others."""
+    return hashlib.sha256(before + hashlib.sha256(content).digest()).digest()
 
 
 def _kind(plan: GrowPlan, name: str) -> str:

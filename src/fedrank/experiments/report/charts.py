@@ -134,7 +134,7 @@ def _draw_users(axis: Any, log: LogDescription, entries: str) -> None:
     values = np.unique(log.clicks)
     at_least = len(log.clicks) - np.searchsorted(np.sort(log.clicks), values)
     axis.loglog(values, at_least, ".", color=COLOURS[0], ms=4)
-    title = f"Users with at least so many {entries}"
+    title = f"Users with at least this many {entries}"
     if law := log.power_law:
         tail = values[values >= law.least]
         expected = law.users * zeta(law.exponent, tail) / zeta(law.exponent, law.least)
