@@ -131,6 +131,8 @@ class RoundContext:
     def draw(self, round: int) -> NDArray[np.int64]:
         """Return the rows of the participants of a round: of clients, or of persons where these are dealt."""
         if self.groups is not None:
+            if round > self.federation.dealt:
+                raise ValueError(f"round {round} has no participants: clients were dealt into {self.federation.dealt}")
             return np.flatnonzero(self.groups == round)
         if self.noise is not None and has_trait(self.federation.mechanism, "hides cohort"):
             # Each client is drawn independently: a round may be empty, and the number of participants is secret.
