@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from fedrank.federated import backends
 from fedrank.federated.clients import make_clients
 from fedrank.federated.deal import deal
 from fedrank.federated.federation import Federation
@@ -75,6 +76,31 @@ def test_backends_give_the_same_bits(backend):
         for outcome in simulate(federation, clients(), ROUNDS, SEED, noise=SecureSource(bytes(32)), threads=2)
     ]
     assert found == expected
+
+
+def test_many_rounds_in_one_call_are_those_one_by_one(monkeypatch):
+    """Groups may differ in size, so a long schedule is run round by round."""
+    some = make_clients(DATA, 33, interactions=2, click_model="navigational")
+    federation = Federation(dealt=32)
+    plain = list(simulate(federation, some, 32, SEED))
+    monkeypatch.setattr(backends, "ENOUGH_ROUNDS", 1)
+    many = list(simulate(federation, some, 32, SEED))
+    assert sorted(one.interactions for one in many) == [2] * 31 + [4]
+    assert [one.weights.tobytes() for one in plain] == [one.weights.tobytes() for one in many]
+
+
+def test_chunks_give_the_same_bits(monkeypatch):
+    federation = Federation(mechanism=Gaussian(1.0, 1.0, AtServer()), dealt=ROUNDS)
+    runs = []
+    for size in (64 << 20, 50):
+        monkeypatch.setattr(backends, "CHUNK_BYTES", size)
+        runs.append(
+            [
+                one.weights.tobytes()
+                for one in simulate(federation, clients(), ROUNDS, SEED, noise=SecureSource(bytes(32)))
+            ]
+        )
+    assert runs[0] == runs[1]
 
 
 def test_the_sum_is_divided_by_the_planned_size(silent):
