@@ -412,6 +412,108 @@ def _one(work: tuple[Cell, Path, float]) -> str:
     return f"{cell.name} {mean:.4f} {facts['chosen']} {facts['cpu_seconds']} s"
 
 
+def read(out: Path) -> dict[Cell, dict[str, Any]]:
+    """All finished cells."""
+    found = {}
+    for path in sorted(out.glob("*.json")):
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        known = {name: math.inf if value == "inf" else value for name, value in facts["cell"].items()}
+        facts["folds"] = [np.array(fold, dtype=np.float64) for fold in facts["test"]]
+        found[Cell(**known)] = facts
+    return found
+
+
+def interval(one: list[Values], other: list[Values] | None = None) -> tuple[float, float, float]:
+    """Mean and 95 % interval of a quality, or of a paired difference: a bootstrap over folds and their queries."""
+    values = one if other is None else [a - b for a, b in zip(one, other, strict=True)]
+    values = [each[np.isfinite(each)] for each in values]
+    rng = np.random.default_rng(1)
+    means = []
+    for _ in range(2000):
+        picked = (values[fold] for fold in rng.integers(len(values), size=len(values)))
+        means.append(np.mean([each[rng.integers(len(each), size=len(each))].mean() for each in picked]))
+    return float(np.mean([each.mean() for each in values])), *map(float, np.quantile(means, (0.025, 0.975)))
+
+
+def report(out: Path, picture: Path | None) -> None:
+    """Print every cell with its interval, the loss against no noise, and the chosen settings."""
+    found = read(out)
+    columns = "| Data | People | ε | Situation | Arm | nDCG@10 | Against no noise | Chosen |"
+    print(f"{len(found)} cells, {sum(each['cpu_seconds'] for each in found.values()) / 3600:.1f} hours of CPU time\n")
+    print(columns + "\n|" + "---|" * 8)
+    for cell in cells():
+        if cell not in found:
+            continue
+        facts = found[cell]
+        value, low, high = interval(facts["folds"])
+        reference = reference_of(cell, found)
+        loss = "" if reference is None else "{:+.4f} ({:+.4f} to {:+.4f})".format(*interval(facts["folds"], reference))
+        usual = Cell("", "")
+        names = ("clicks", "ranker", "learner", "sites", "shares", "rounds")
+        special = [f"{name} {getattr(cell, name)}" for name in names if getattr(cell, name) != getattr(usual, name)]
+        chosen = facts["chosen"]
+        setting = f"T {chosen['rounds']}, rate {chosen['rate']:g}, clip {chosen['clip']}, local {chosen['local']:g}"
+        setting += f", noise {facts['noise_norm']:g} of {facts['model_norm']:g}"
+        print(
+            f"| {cell.data} | {cell.people:,} | {cell.epsilon:g} | {', '.join(special)} | {cell.arm} | {value:.4f} "
+            f"({low:.4f} to {high:.4f}) | {loss} | {setting} |"
+        )
+    if picture is not None:
+        draw(found, picture)
+
+
+def reference_of(cell: Cell, found: dict[Cell, dict[str, Any]]) -> list[Values] | None:
+    """The quality without noise in the same situation."""
+    same = replace(cell, arm="no noise", epsilon=math.inf, shares="", rounds=0)
+    return found[same]["folds"] if same in found and same != cell else None
+
+
+def draw(found: dict[Cell, dict[str, Any]], picture: Path) -> None:
+    """Quality against ε, one panel for each data set and number of people."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    lines = {
+        "recipe": ("few rounds, large server rate", "#1b6ca8", "o"),
+        "start": ("the same, from a public model", "#3a9a5b", "s"),
+        "many": ("100 rounds", "#c8553d", "D"),
+        "local": ("noise on every message", "#8a5fb0", "v"),
+        "published": ("noise of the FPDGD paper (its ε)", "#e0a030", "x"),
+    }
+    levels = {"no noise": ("no noise", "black", "-"), "start alone": ("public model alone", "#3a9a5b", "--"),
+              "nothing": ("do nothing (BM25)", "grey", "--"), "alone": ("one person alone", "grey", ":")}  # fmt: skip
+    figure, axes = pyplot.subplots(2, 3, figsize=(10.0, 6.0), dpi=150, sharex=True, sharey="row")
+    for row, data in enumerate(("mq2008", "mq2007-85")):
+        for column, people in enumerate(PEOPLE):
+            panel = axes[row][column]
+            for arm, (label, colour, sign) in lines.items():
+                points = [(e, Cell(arm, data, people, e)) for e in EPSILONS]
+                values = [(x, *interval(found[cell]["folds"])) for x, cell in points if cell in found]
+                if values:
+                    x, mean, low, high = map(np.array, zip(*values, strict=True))
+                    panel.errorbar(x, mean, yerr=(mean - low, high - mean), label=label, color=colour, marker=sign,
+                                   markersize=4, capsize=2, linewidth=1.2, elinewidth=0.6)  # fmt: skip
+            for arm, (label, colour, style) in levels.items():
+                cell = Cell(arm, data, people if arm == "no noise" else 1000)
+                if cell in found:
+                    panel.axhline(interval(found[cell]["folds"])[0], label=label, color=colour, linestyle=style, lw=1)
+            panel.set_xscale("log")
+            panel.set_xticks(EPSILONS, [f"{each:g}" for each in EPSILONS])
+            panel.minorticks_off()
+            panel.set_title(f"{data}, {people:,} people", fontsize=9)
+            panel.grid(alpha=0.3)
+    for panel in axes[-1]:
+        panel.set_xlabel("ε (δ = 1e-5)")
+    for panel in axes[:, 0]:
+        panel.set_ylabel("nDCG@10 on test queries")
+    handles, labels = axes[0][1].get_legend_handles_labels()
+    figure.legend(handles, labels, ncol=5, loc="lower center", frameon=False, fontsize=8)
+    figure.tight_layout(rect=(0, 0.08, 1, 1))
+    figure.savefig(picture)
+
+
 def chosen_cells(options: argparse.Namespace) -> list[Cell]:
     return [each for each in cells() if options.only in each.name]
 
@@ -424,11 +526,16 @@ def main() -> None:
         "--minutes", type=float, default=0.0, help="time after which no more results are written; 0: none"
     )
     parser.add_argument("--only", default="", help="only cells whose name contains this text")
+    parser.add_argument("--report", action="store_true", help="print a table of the results in the folder")
+    parser.add_argument("--picture", type=Path, help="with --report: file of the picture")
     parser.add_argument("--quick", action="store_true", help="one fold and one seed, to try the command")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.quick:
         globals().update(FOLDS=(1,), TUNING_SEEDS=(1,), TEST_SEEDS=(101,))
+    if options.report:
+        report(options.out, options.picture)
+        return
     run(options)
 
 
