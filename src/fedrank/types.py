@@ -51,6 +51,7 @@ Trait = Literal[
     "adds nothing",  # mechanism: only accounts for a learner's own protection, and does not change messages
     "people",  # mechanism: protects each person of an organisation, which sends a sum
     "hides cohort",  # mechanism: participation is secret and drawn independently from the secure source
+    "dealt",  # mechanism: one Gaussian release, whose price holds if each client participates once
     "history",  # unlearner: needs the recorded updates
     "asks nobody",  # unlearner: uses only recorded data  # prose: ok
     "exact",  # unlearner: gives the model of training without the leaving clients

@@ -14,7 +14,7 @@ from fedrank.federated.federation import Federation
 from fedrank.federated.local import LOCAL_STEPS, FedPer, FedProx, Scaffold
 from fedrank.federated.robust import Krum, Trust
 from fedrank.federated.server_optimizers import SERVER_OPTIMIZERS, Momentum
-from fedrank.privacy.mechanisms import AtServer, Gaussian, SecureAggregation
+from fedrank.privacy.mechanisms import AtServer, Gaussian, Laplace, SecureAggregation
 from fedrank.ranking.evolution import Evolution
 from fedrank.ranking.learners import LambdaRank, Pdgd
 from fedrank.ranking.rankers import Mlp
@@ -53,6 +53,11 @@ ROWS = [
     (13, {"aggregator": Apart(), "mechanism": Gaussian(1.0, 1.0)}, "mechanism: clients send nothing"),
     (14, {"aggregator": Krum(), "mechanism": SECURE}, "aggregator: Krum needs single updates"),
     (14, {"aggregator": Krum(), "mechanism": Gaussian(1.0, 1.0, AtServer())}, "aggregator: Krum needs single"),
+    (15, {"dealt": 4, "participation": 0.5}, "clients.schedule: with"),
+    (16, {"dealt": 4, "learner": Evolution()}, "learner: Evolution (FOLtR-ES) sends rewards"),
+    (17, {"dealt": 4, "mechanism": Laplace(1.0, 1.0)}, "mechanism: Laplace is not Gaussian noise"),
+    (18, {"dealt": 4, "local": Scaffold()}, "local: Scaffold stores state at a client"),
+    (18, {"dealt": 4, "learner": NEURAL, "local": FedPer()}, "local: FedPer stores state at a client"),
 ]
 
 

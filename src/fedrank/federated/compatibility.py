@@ -109,13 +109,37 @@ CLASHES = (
         "{name} needs single updates, but this mechanism reveals only their sum; "
         'use the aggregator "mean", or noise with placement = "client"',
     ),
+    Clash(
+        "clients.schedule",
+        lambda f: f.dealt and f.participation < 1,
+        'with "dealt", each client participates in one round, so no fraction of them is drawn; '
+        "remove clients.participation",
+    ),
+    Clash(
+        "learner",
+        lambda f: f.dealt and has_trait(f.learner, "rewards"),
+        '{name} (FOLtR-ES) sends rewards, which no Gaussian noise protects, so clients.schedule = "dealt" has no price '
+        "for it; use the learner pdgd, or draw clients every round",
+    ),
+    Clash(
+        "mechanism",
+        lambda f: f.dealt and f.mechanism is not None and not has_trait(f.mechanism, "dealt"),
+        '{name} is not Gaussian noise, but clients.schedule = "dealt" is priced as one Gaussian release per client; '
+        'use the mechanism "gaussian", or draw clients every round',
+    ),
+    Clash(
+        "local",
+        lambda f: f.dealt and (has_trait(f.local, "common") or has_trait(f.local, "shared part")),
+        '{name} stores state at a client for its next round, but with clients.schedule = "dealt" there is none; '
+        "remove it, use FedProx, or draw clients every round",
+    ),
 )
 
 
 def clashes(federation: Federation) -> list[str]:
     """Return all invalid combinations, each with its key and the remedy."""
     return [
-        f"{one.place}: {one.says.replace('{name}', type(getattr(federation, one.place)).__name__)}"
+        f"{one.place}: {one.says.replace('{name}', type(getattr(federation, one.place, None)).__name__)}"
         for one in CLASHES
         if one.when(federation)
     ]

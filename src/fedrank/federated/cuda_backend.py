@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -10,7 +11,6 @@ from numpy.typing import NDArray
 
 from fedrank.federated import backends
 from fedrank.federated.aggregators import whole_of
-from fedrank.federated.federation import cohort_size
 from fedrank.federated.multi_round import MultiRound
 from fedrank.federated.round import ClientResults, LocalWork, Outcome, RoundContext, Watch, outcome_of, run_round
 from fedrank.federated.server import Combined, RoundError, State
@@ -43,7 +43,7 @@ class Cuda:
         plain = stay and mechanism is None and federation.attack is None
         # How the GPU weights updates in their mean: by interactions (True), equally (False), or not applicable (None)
         self._weighted = weighted_by_sizes(federation.aggregator, clients.interactions) if plain else None
-        size = cohort_size(len(clients), federation.participation)
+        size = math.ceil(federation.cohort(len(clients)))
         self._rule = robust_rule(federation.aggregator, learner, size) if plain else None
         # A trusted server may clip and add up updates on the GPU; it adds noise on the host.
         self._clips = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -38,18 +39,19 @@ class Federation:
     attack: Attack | None = None  # behaviour of malicious clients, only in simulation
     mechanism: Mechanism | None = None  # protection of messages
     participation: float = 1.0  # share of clients that participate in a round, drawn every round
+    dealt: int = 0  # number of rounds into which clients are dealt once, to participate in one; 0: drawn every round
 
     def __post_init__(self) -> None:
         if has_trait(self.local, "alike"):
             object.__setattr__(self, "aggregator", unweighted(self.aggregator))
+        if self.dealt < 0:
+            raise ValueError(f"dealt must be a number of rounds, or 0 to draw clients every round (got {self.dealt})")
         if found := clashes(self):
             raise ValueError("\n".join(found))
 
     def cohort(self, clients: int) -> float:
         """The number of clients per round, or its expected value if participation is random; public."""
-        if has_trait(self.mechanism, "hides cohort"):
-            return self.participation * clients
-        return cohort_size(clients, self.participation)
+        return planned_cohort(self.mechanism, clients, self.participation, self.dealt)
 
     def sent(self, parameters: int) -> int:
         """The number of parameters that are sent."""
@@ -59,6 +61,20 @@ class Federation:
 def unweighted(aggregator: Aggregator) -> Aggregator:
     """The same aggregator, or the unweighted mean for the weighted one."""
     return replace(aggregator, weighted=False) if isinstance(aggregator, Mean) else aggregator
+
+
+def planned_cohort(mechanism: Mechanism | None, clients: int, participation: float, dealt: int) -> float:
+    """The number of clients of a round by which its sum is divided, or its expected value."""
+    if dealt:  # organisations that deal their persons participate in every round
+        return clients if has_trait(mechanism, "people") else planned_size(clients, dealt)
+    if has_trait(mechanism, "hides cohort"):
+        return participation * clients
+    return cohort_size(clients, participation)
+
+
+def planned_size(count: int, rounds: int) -> int:
+    """The largest number of participants of a round, if they are dealt into rounds; public."""
+    return math.ceil(count / rounds)
 
 
 def cohort_size(clients: int, participation: float) -> int:

@@ -61,6 +61,7 @@ class MultiRound:
         step = fast_path(federation.server, "compiled_step")
         if (
             on_device is None
+            or federation.dealt  # groups may differ in size
             or not on_device.many_rounds
             or step is None
             or cohort_size(len(clients), federation.participation) > MAX_CLIENTS

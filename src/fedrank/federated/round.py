@@ -19,6 +19,7 @@ from fedrank.display import as_pairs, one_line
 from fedrank.federated.asynchronous import ArrivalRule
 from fedrank.federated.client import of_clients, steps_of
 from fedrank.federated.compatibility import people_clashes
+from fedrank.federated.deal import deal_clients, deals_persons
 from fedrank.federated.federation import Federation, cohort_size
 from fedrank.federated.server import Combined, RoundError, ServerTask, State, advance
 from fedrank.seeds import Chance, rng_for
@@ -54,7 +55,10 @@ class Journal(Protocol):
 
     def kept(self, round: int) -> JournalEntry | None: ...
     def cohort(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
-        """Return the rows of participants, recorded before any of them is asked; `draw` returns those of a round."""
+        """Return the rows of participants, recorded before any of them is asked; `draw` returns those of a round.
+
+        With a dealt schedule it returns none if a crash lost the round after they were recorded.
+        """
 
     def keep(self, round: int, change: Change) -> None:
         """Record the change before it is used."""
@@ -107,6 +111,8 @@ class RoundContext:
     watch: Watch | None = None
     task: ServerTask = field(init=False)
     cohort: float = field(init=False)  # number of clients of a round, or its expected value; public
+    groups: NDArray[np.int64] | None = field(init=False, default=None)  # [clients or persons]: round of each, if dealt
+    persons: bool = field(init=False, default=False)  # whether persons are dealt, so all clients are in every round
 
     def __post_init__(self) -> None:
         federation, mechanism = self.federation, self.federation.mechanism
@@ -118,9 +124,14 @@ class RoundContext:
             self.noise = mechanism.source()
         self.task = ServerTask(federation, len(self.clients))
         self.cohort = self.task.cohort(len(self.clients))
+        if federation.dealt:
+            self.groups = deal_clients(federation, self.clients, self.seed)
+            self.persons = deals_persons(federation, self.clients)
 
     def draw(self, round: int) -> NDArray[np.int64]:
-        """Return the rows of the participants of a round."""
+        """Return the rows of the participants of a round: of clients, or of persons where these are dealt."""
+        if self.groups is not None:
+            return np.flatnonzero(self.groups == round)
         if self.noise is not None and has_trait(self.federation.mechanism, "hides cohort"):
             # Each client is drawn independently: a round may be empty, and the number of participants is secret.
             return np.flatnonzero(self.noise.bernoulli(self.federation.participation, len(self.clients)))
@@ -185,6 +196,10 @@ def run_round(context: RoundContext, backend: Backend, state: State, memory: Mem
         cohort = journal.cohort(number, context.draw)
     else:
         cohort = context.draw(number)
+    if context.groups is not None and not len(cohort):  # a crash lost what they sent, and they have no second turn
+        return Outcome(replace(state, round=number), memory, state.weights, math.nan, 0, 0, 0)
+    if context.persons:
+        cohort = np.arange(len(context.clients))
     combined, results = backend.combine(context, state, memory, cohort, watch)
     if recorded is not None:
         combined = combined._replace(change=recorded.change, rule=state.rule)
@@ -238,6 +253,10 @@ def _messages_of_people(
     """The client half of organisations: each person learns only from their own searches."""
     federation, people = context.federation, some.people
     assert people is not None
+    if context.persons:
+        assert context.clients.people is not None
+        turn = context.clients.people.ids[context.draw(number)]
+        people = people.rows(np.isin(people.ids, turn))
     row = np.searchsorted(some.ids, people.client)
     starts = start if start.ndim == 1 else start[row]
     learned = federation.learner(starts, people, Chance(context.seed, number), correction, context.threads)

@@ -67,6 +67,11 @@ def simulate(
     <Outcome of round 10; online nDCG@10: 0.2627; interactions: 50; bytes up: 1,840; bytes down: 1,840>
     <Outcome of round 20; online nDCG@10: 0.3185; interactions: 50; bytes up: 1,840; bytes down: 1,840>
     """
+    if federation.dealt and rounds > federation.dealt:
+        raise ValueError(
+            f"rounds must be at most {federation.dealt}, into which clients are dealt (got {rounds}); a further round "
+            "would have no participants"
+        )
     if state is None:
         state, memory = first_state(federation, clients, seed, start)
     else:

@@ -92,7 +92,7 @@ def small_rounds(
     """Return how to run many rounds per call; None if a part of a round is not compiled, or a round is large."""
     learner, server = federation.learner, federation.server
     between = (federation.local, federation.attack, federation.mechanism, clients.people, state.common)
-    if clients.own_click_models:
+    if clients.own_click_models or federation.dealt:  # groups may differ in size
         return None
     compiled = fast_path(learner, "compiled_settings"), fast_path(server, "compiled_step")
     if None in compiled or not has_trait(federation.aggregator, "mean"):

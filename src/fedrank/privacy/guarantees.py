@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from fedrank.federated.federation import cohort_size
+from fedrank.federated.federation import planned_cohort
 from fedrank.privacy.accounting import Event, composed, epsilon
-from fedrank.types import Aggregator, Learner, Mechanism, has_trait
+from fedrank.types import Aggregator, Learner, Mechanism
 
 OBSERVERS = ("server", "other clients", "public")
 
@@ -25,12 +25,11 @@ class Setting:
     interactions: tuple[int, ...]  # interactions per round, of each kind of client
     learner: Learner
     aggregator: Aggregator
+    dealt: int = 0  # number of rounds into which clients are dealt; 0: drawn every round
 
     def cohort(self, mechanism: Mechanism) -> float:
         """Number of clients per round, or its expectation where each client draws independently: a public number."""
-        if has_trait(mechanism, "hides cohort"):
-            return self.participation * self.clients
-        return cohort_size(self.clients, self.participation)
+        return planned_cohort(mechanism, self.clients, self.participation, self.dealt)
 
 
 @dataclass(frozen=True)

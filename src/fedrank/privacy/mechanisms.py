@@ -33,6 +33,7 @@ from fedrank.ranking.evolution import REWARD_VALUES
 from fedrank.types import Aggregator, Change, Clip, Mechanism, Messages, Source, Trait, has_trait
 
 LARGEST = 1e30  # of a clip, of noise and of ε: far above any useful value, and products of them stay finite
+ROUNDING = 2.0  # grid steps: the part of discrete noise that is counted as rounding of continuous noise
 MAX_PROTOCOL = 200  # clients: the run time of secure aggregation grows with their square
 
 
@@ -169,7 +170,7 @@ class _Noise(ABC):
     )  # where noise is added: by each client, distributed over all clients, or by the server
     cap: int = 1  # number of interactions from which on a client has full weight; with fewer, proportionally less
     unit: Literal["client", "interaction", "person"] = "client"  # what is protected; person: each person of a client
-    people: int = 1  # for unit "person": maximum number of people per client, which divides its sum; clients.people
+    people: int = 1  # for unit "person": maximum number of people per client and round, which divides its sum
     sites: int = 1  # for unit "person": maximum number of clients with the same person; their costs are added up
 
     norm = 2  # the L1 or L2 norm
@@ -325,6 +326,8 @@ class _Noise(ABC):
         scale = self.noise * self.clip
         unit = self._covers()
         paid: Literal["once", "participation", "round"] = "once" if self.unit == "interaction" else "participation"
+        if setting.dealt:
+            unit += f"; each participates in one of {setting.dealt} rounds, dealt beforehand"
         if isinstance(self.placement, OnClient):
             if self.unit == "person":
                 slack = _slack(self._law(scale / step), setting.parameters * self.sites)
@@ -342,6 +345,9 @@ class _Noise(ABC):
             share = self._share(scale / step, honest)
             slack = _slack(share, setting.parameters * honest)
             event = self._event_of_shares(scale / step, reach / step, honest, setting.parameters)
+            if setting.dealt:
+                event, more = self._exact_event_of_shares(scale / step, reach / step, honest, setting.parameters)
+                slack += more
             why = (
                 f"if at most {self.placement.colluders(cohort)} of {cohort:.0f} clients collude with the server, it "
                 f"follows the protocol, and keys are authentic; sums of fewer than {self.placement.opened(cohort)} "
@@ -351,12 +357,15 @@ class _Noise(ABC):
         slack = _slack(self._law(scale / step), setting.parameters)
         # An observer who knows an interaction knows that its client participated. And an organisation participates with
         # all its people or none: the others, who are known, reveal that it did, so sampling hides no person.
-        sampling = setting.participation if self.unit == "client" else 1.0
+        # A dealt schedule is not a secret, either.
+        sampling = setting.participation if self.unit == "client" and not setting.dealt else 1.0
         sampled = sampling < 1
         event = self._event(scale / reach, sampling)
         bare, each = ("sums", "organisation's sum") if self.unit == "person" else ("updates", "update")
         why = f"if the server is trusted with raw {bare}{' and keeps the participants secret' if sampled else ''}"
-        charged: Literal["once", "participation", "round"] = "round" if self.unit == "client" else paid
+        charged: Literal["once", "participation", "round"] = (
+            "round" if self.unit == "client" and not setting.dealt else paid
+        )
         return [
             Guarantee("server", None, f"it sees every {each} without noise, and who participates", unit=self.unit),
             Guarantee("other clients", event, f"{why}; covers {unit}", charged, self.unit, "zero-out", slack),
@@ -386,10 +395,18 @@ class _Noise(ABC):
     @abstractmethod
     def _event_of_shares(self, scale: float, reach: float, shares: int, parameters: int) -> Event: ...
 
+    def _exact_event_of_shares(self, scale: float, reach: float, shares: int, parameters: int) -> tuple[Event, float]:
+        """The event of one release and its slack; a mechanism may have a tighter one than for many releases."""
+        return self._event_of_shares(scale, reach, shares, parameters), 0.0
+
 
 @dataclass(frozen=True)
 class Gaussian(_Noise):
     """Clip updates to an L2 norm, weight them and add Gaussian noise: the usual choice for many parameters."""
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        return super().traits | {"dealt"}
 
     def _law(self, scale: float) -> GridNoise:
         return rounded_gaussian(scale)
@@ -410,6 +427,9 @@ class Gaussian(_Noise):
 
     def _event_of_shares(self, scale: float, reach: float, shares: int, parameters: int) -> Event:
         return event_of_gaussian_shares(scale, reach / scale, shares, parameters)
+
+    def _exact_event_of_shares(self, scale: float, reach: float, shares: int, parameters: int) -> tuple[Event, float]:
+        return exact_event_of_gaussian_shares(scale, reach, shares, parameters)
 
 
 @dataclass(frozen=True)
@@ -628,10 +648,30 @@ def event_of_gaussian_shares(scale: float, ratio: float, shares: int, parameters
     discrete Gaussian (Kairouz, Liu and Steinke, ICML 2021, theorem 1). Where numbers have noise of several widths,
     `scale` is the smallest: the theorem holds for each, and their costs add up.
     """
-    k = np.arange(1, shares)
-    gap = 10 * float(np.exp(-2 * math.pi**2 * scale**2 / shares * k / (k + 1)).sum())
+    gap = _gap(scale, shares)
     cost = min(math.sqrt(ratio**2 + gap * parameters / 2), ratio + gap * math.sqrt(parameters))
     return ConcentratedEvent(cost**2 / 2)
+
+
+def exact_event_of_gaussian_shares(scale: float, reach: float, shares: int, parameters: int) -> tuple[Event, float]:
+    """The same as one continuous Gaussian, and its slack in ε: tighter, because Rényi moments are not converted to ε.
+
+    A discrete Gaussian of deviation s is a continuous one of deviation sqrt(s² - r²) that is rounded at random, by a
+    discrete Gaussian of deviation r around it (Peikert, CRYPTO 2010): up to the factor by which the sum of
+    exp(-(k - y)² / 2r²) over integers k depends on y, which is at most (1 + t) / (1 - t) with t = 2.1 exp(-2 π² r²).
+    Rounding commutes with shifts by integers, so it is post-processing.
+    """
+    if scale <= 2 * ROUNDING:  # almost nothing would remain
+        return event_of_gaussian_shares(scale, reach / scale, shares, parameters), 0.0
+    t = 2.1 * math.exp(-2 * math.pi**2 * ROUNDING**2)
+    each = _gap(scale, shares) + math.log1p(2 * t / (1 - t))
+    return GaussianEvent(math.sqrt(scale**2 - ROUNDING**2) / reach), 2 * parameters * each
+
+
+def _gap(scale: float, shares: int) -> float:
+    """How far log-probabilities of a sum of discrete Gaussians differ from those of one, at most, for each number."""
+    k = np.arange(1, shares)
+    return 10 * float(np.exp(-2 * math.pi**2 * scale**2 / shares * k / (k + 1)).sum())
 
 
 def _slack(law: GridNoise, draws: int) -> float:

@@ -19,8 +19,18 @@ MAX_AHEAD = 64  # rounds reserved at once: one disk sync for all, and at most th
 class Spending:
     """The journal of a round (see `fedrank.federated.round`): a ledger with a limit for every guarantee."""
 
-    def __init__(self, ledger: Ledger, promises: Sequence[Guarantee], rounds: int, delta: float, budget: float | None):
-        self.ledger, self._last, self._ahead = ledger, rounds, 1
+    def __init__(
+        self,
+        ledger: Ledger,
+        promises: Sequence[Guarantee],
+        rounds: int,
+        delta: float,
+        budget: float | None,
+        dealt: bool = False,
+    ):
+        # With a dealt schedule, a reserved round that a crash loses is over, so rounds are reserved one at a time.
+        self.ledger, self._last, self._ahead, self._most_ahead = ledger, rounds, 1, 1 if dealt else MAX_AHEAD
+        self._dealt = dealt
         self._counts = ledger.participations()
         self._rounds = ledger.rounds()
         # Rounds lost in a crash were charged, too, so a client may pay more often than there are rounds.
@@ -45,6 +55,8 @@ class Spending:
 
     def cohort(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
         reserved = self.ledger.reserved(round)
+        if reserved is None and self._dealt and self.ledger.times(round):
+            return np.empty(0, np.int64)
         if reserved is None:
             reserved = self._reserve(round, draw)
         self.ledger.begun(round)  # clients are contacted from here on, so the reservation can no longer be returned
@@ -52,9 +64,10 @@ class Spending:
 
     def _reserve(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
         lost = self._rounds - (round - 1)
-        block = {}
+        block: dict[int, NDArray[np.int64]] = {}
         for each in range(round, min(round + self._ahead, self._last + 1)):
             cohort = draw(each)
+            self._check_first_turn(each, cohort)
             if not self._can_pay(cohort, lost):
                 break
             block[each] = cohort
@@ -68,8 +81,15 @@ class Spending:
         if not block:
             raise BudgetSpentError
         self.ledger.reserve(block)
-        self._ahead = min(2 * self._ahead, MAX_AHEAD)
+        self._ahead = min(2 * self._ahead, self._most_ahead)
         return block[round]
+
+    def _check_first_turn(self, round: int, cohort: NDArray[np.int64]) -> None:
+        if self._dealt and (again := int(np.count_nonzero(self._counts[cohort]))):
+            raise ValueError(
+                f"{again:,} participants of round {round} have already taken part in this run, and a dealt schedule "
+                "gives each one turn; restore the files of the run, or start another run, whose cost is added"
+            )
 
     def _can_pay(self, cohort: NDArray[np.int64], lost: int) -> bool:
         most = int(self._counts[cohort].max(initial=0)) + 1
@@ -79,8 +99,10 @@ class Spending:
 class SharedSpending(Spending):
     """The same for people who take part in several runs: their limit is for all runs together."""
 
-    def __init__(self, ledger: Ledger, terms: LedgerTerms, rounds: int, population: Population, own: Path):
-        super().__init__(ledger, terms.promises, rounds, terms.delta, None)
+    def __init__(
+        self, ledger: Ledger, terms: LedgerTerms, rounds: int, population: Population, own: Path, dealt: bool = False
+    ):
+        super().__init__(ledger, terms.promises, rounds, terms.delta, None, dealt)
         self._terms, self._population, self._own = terms, population, own
 
     def check(self, rounds: Mapping[int, NDArray[np.int64]]) -> None:
@@ -96,6 +118,8 @@ class SharedSpending(Spending):
 
     def _reserve(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
         block = {each: draw(each) for each in range(round, min(round + self._ahead, self._last + 1))}
+        for each, cohort in block.items():
+            self._check_first_turn(each, cohort)
         with self._population.deciding():
             others = self._population.accounts(but=self._own)
             while (refusal := self._refusal(others, block, round)) is not None and len(block) > 1:
@@ -108,7 +132,7 @@ class SharedSpending(Spending):
         for cohort in block.values():
             self._counts[cohort] += 1
         self._rounds += len(block)
-        self._ahead = min(2 * self._ahead, MAX_AHEAD)
+        self._ahead = min(2 * self._ahead, self._most_ahead)
         return block[round]
 
     def _refusal(self, others: list[Account], block: Mapping[int, NDArray[np.int64]], round: int) -> str | None:

@@ -6,6 +6,7 @@ the ledger, so they are not charged twice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,7 @@ from fedrank.experiments.spec.experiment import Experiment
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.federated.asynchronous import schedule
 from fedrank.federated.asynchronous_simulation import simulate_arrivals
-from fedrank.federated.federation import Federation, cohort_size
+from fedrank.federated.federation import Federation
 from fedrank.federated.quality import alike, quality_by_client
 from fedrank.federated.robust import without_guarantee
 from fedrank.federated.round import Outcome, evaluated, first_state, first_weights, personal_models
@@ -141,7 +142,7 @@ def perform_federated(experiment: FederatedExperiment, writer: RunWriter) -> Non
     federation = experiment.federation(attacked=experiment.clients.malicious > 0)
     ranker, features = experiment.learner.ranker, run.fold.train.features.shape[1]
     last, notes = available_rounds(experiment, simulated)
-    weak = without_guarantee(federation.aggregator, cohort_size(len(simulated), federation.participation))
+    weak = without_guarantee(federation.aggregator, math.ceil(federation.cohort(len(simulated))))
     run.describe(last, [*([weak] if weak else []), *notes])
     device = device_of(experiment, federation, simulated, task.device)
     evaluate = None if device is None else evaluator_on_device(device, run.evaluator, ranker)

@@ -155,7 +155,7 @@ def budget_forecast(experiment: FederatedExperiment, home: Path) -> BudgetForeca
     budget, delta, folder = experiment.privacy.budget, experiment.privacy.delta, home / FOLDER / experiment.population
     if experiment.population == SIMULATED or budget is None:
         return None
-    people = Population(folder, experiment.clients.count, delta, budget)
+    people = Population(folder, experiment.charged, delta, budget)
     check_recorded(home.absolute(), experiment.population)
     if Population.find(folder) is not None:  # a forecast must not create it
         people = Population.open(folder, people.people, delta, budget)
@@ -229,7 +229,8 @@ class RunSpending:
             return
         privacy, rounds = experiment.privacy, experiment.rounds
         spec = hashlib.sha256(to_toml(task.experiment).encode()).hexdigest()
-        terms = LedgerTerms(experiment.clients.count, privacy.delta, tuple(promises), spec)
+        terms = LedgerTerms(experiment.charged, privacy.delta, tuple(promises), spec)
+        dealt = experiment.clients.schedule == "dealt"
         path, population = task.folder / LEDGER, None
         if experiment.population == SIMULATED:
             _check_is_in_no_population(path)
@@ -247,9 +248,9 @@ class RunSpending:
                     check_recorded(task.home, population.name)
                 ledger = opened.enter_context(open_ledger(path, terms, hashed=population is not None))
             if population is None:
-                journal = Spending(ledger, promises, rounds, privacy.delta, privacy.budget)
+                journal = Spending(ledger, promises, rounds, privacy.delta, privacy.budget, dealt)
             else:
-                journal = SharedSpending(ledger, terms, rounds, population, path)
+                journal = SharedSpending(ledger, terms, rounds, population, path, dealt)
             try:
                 yield cls(experiment, promises, ledger, journal, population)
             except Stopped:

@@ -19,7 +19,7 @@ from fedrank.experiments.spec.sections import DataSpec, PrivacySpec
 from fedrank.federated.aggregators import Mean
 from fedrank.federated.asynchronous import ArrivalRule, FedAsync
 from fedrank.federated.compatibility import people_clashes
-from fedrank.federated.federation import Federation, unweighted
+from fedrank.federated.federation import Federation, planned_size, unweighted
 from fedrank.federated.partition import Iid, Intents, Partition, Shared, Users
 from fedrank.federated.server_optimizers import Add
 from fedrank.names import did_you_mean
@@ -98,6 +98,8 @@ class ClientsSpec(SpecSection):
     interactions: Positive | Filled[Positive] = 5  # per client and round; a list is assigned to clients cyclically
     click_model_per: Literal["client", "interaction"] = "client"  # interaction: each draws from the list
     participation: Annotated[float, more_than(0), at_most(1)] = 1.0  # fraction of clients that participate in a round
+    # drawn: every round draws its participants; dealt: each client, or person of a client, is in one round.
+    schedule: Literal["drawn", "dealt"] = "drawn"
     malicious: Count = 0
     people: Positive = 1  # people per client, for clients that are organisations; each has `interactions` per round
 
@@ -173,6 +175,8 @@ class FederatedExperiment(Experiment):
         from scipy.stats import binom
 
         rounds, count = self.rounds if rounds is None else rounds, self.clients.count
+        if self.clients.schedule == "dealt":
+            return 1
         # A round has at least one client, so each may participate more often than the share that was asked for.
         share = self.federation(attacked=False).cohort(count) / count
         return rounds if share >= 1 else int(binom.isf(UNLIKELY / count, rounds, share))
@@ -187,7 +191,14 @@ class FederatedExperiment(Experiment):
             attack=self.attack if attacked else None,
             mechanism=self.mechanism,
             participation=self.clients.participation,
+            dealt=_dealt(self),
         )
+
+    @property
+    def charged(self) -> int:
+        """The number of clients, or persons if these are dealt, that a privacy ledger charges."""
+        persons = self.clients.schedule == "dealt" and has_trait(self.mechanism, "people")
+        return self.clients.count * (self.clients.people if persons else 1)
 
     @classmethod
     def complete(cls, values: TomlTable, tables: TomlTable, problems: list[str]) -> None:
@@ -198,7 +209,10 @@ class FederatedExperiment(Experiment):
         mechanism: Any = values.get("mechanism")
         settings = tables.get("mechanism")
         if has_trait(mechanism, "people") and "clients" in values and "people" not in (settings or {}):
-            values["mechanism"] = dataclasses.replace(mechanism, people=values["clients"].people)
+            people = values["clients"].people
+            if values["clients"].schedule == "dealt" and "rounds" in values:
+                people = planned_size(people, values["rounds"])
+            values["mechanism"] = dataclasses.replace(mechanism, people=people)
         if values.get("kind") == "async" and "arrival" not in tables:
             values["arrival"] = FedAsync()
         if has_trait(values.get("local"), "alike"):
@@ -243,7 +257,16 @@ def _contradictions(spec: Any) -> list[str]:
     """Methods that cannot be combined."""
     found: list[str] = []
     with noting(found):
-        Federation(spec.learner, spec.aggregator, spec.server, spec.local, spec.attack, spec.mechanism)
+        Federation(
+            spec.learner,
+            spec.aggregator,
+            spec.server,
+            spec.local,
+            spec.attack,
+            spec.mechanism,
+            spec.clients.participation if spec.clients.schedule == "dealt" else 1.0,
+            _dealt(spec),
+        )
         if spec.clients.click_model_per == "interaction" and hasattr(spec.attack, "click_model"):
             found.append(
                 'clients.click_model_per: with "interaction", honest clients would use the click models of malicious '
@@ -262,7 +285,7 @@ def _contradictions(spec: Any) -> list[str]:
                 f"measures: {by_intent[0]!r} needs judgements by intent, which this data set does not have; remove it, "
                 'or use data.name = "synthetic-intents"'
             )
-        found += _people_problems(spec) + _privacy_problems(spec) + _log_problems(spec)
+        found += _people_problems(spec) + _schedule_problems(spec) + _privacy_problems(spec) + _log_problems(spec)
         found += _arrival_problems(spec) if spec.kind == "async" else []
         if spec.kind != "async" and spec.arrival is not None:
             found.append('arrival: has no effect in synchronous rounds; set kind = "async", or remove it')
@@ -293,10 +316,13 @@ def _people_problems(spec: Any) -> list[str]:
             'mechanism.unit: "person" requires clients with several people (clients.people is 1); set clients.people'
         ]
     found = people_clashes(spec.learner, spec.local, spec.attack, mechanism)
-    if has_trait(mechanism, "people") and mechanism.people < people:
+    dealt = _dealt(spec)
+    most = planned_size(people, dealt) if dealt else people
+    if has_trait(mechanism, "people") and mechanism.people < most:
         found.append(
-            f"mechanism.people: {mechanism.people} is less than clients.people = {people}, so the noise would not be "
-            "sufficient; remove mechanism.people"
+            f"mechanism.people: {mechanism.people} is less than clients.people = {people}"
+            f"{f' dealt into {dealt} rounds' if dealt else ''}, so the noise would not be sufficient; "
+            "remove mechanism.people"
         )
     if spec.kind == "async":
         found.append('clients.people: kind = "async" does not simulate organisations with several people; use 1')
@@ -420,5 +446,41 @@ def promised_in(spec: Any, parameters: int) -> Setting:
     clients = spec.clients
     searches = clients.searches[: clients.count]
     return Setting(
-        gathered or clients.count, parameters, clients.participation, searches, spec.learner, spec.aggregator
+        gathered or clients.count,
+        parameters,
+        clients.participation,
+        searches,
+        spec.learner,
+        spec.aggregator,
+        _dealt(spec),
     )
+
+
+def _dealt(spec: Any) -> int:
+    """The number of rounds into which clients are dealt; 0: they are drawn every round."""
+    return spec.rounds if spec.clients.schedule == "dealt" else 0
+
+
+def _schedule_problems(spec: Any) -> list[str]:
+    """Conflicts of a dealt schedule with the number of clients, and with arrivals."""
+    dealt, clients, placement = _dealt(spec), spec.clients, getattr(spec.mechanism, "placement", None)
+    if not dealt:
+        return []
+    if spec.kind == "async":
+        return [
+            'clients.schedule: with kind = "async", the log determines when clients participate, so they cannot be '
+            'dealt into rounds; use "drawn"'
+        ]
+    persons = clients.people > 1 and getattr(spec.mechanism, "unit", "person") == "person"
+    count, which = (clients.people, "clients.people") if persons else (clients.count, "clients.count")
+    if count < dealt:
+        return [f"clients.schedule: {which} = {count} cannot be dealt into {dealt} rounds; use at most {count} rounds"]
+    if isinstance(placement, SecureAggregation) and not persons:
+        most, least = planned_size(count, dealt), count // dealt
+        if least < placement.opened(most):
+            return [
+                f"clients.schedule: rounds have {least} to {most} clients, but a sum of fewer than "
+                f"{placement.opened(most)} is not opened; use a number of rounds that divides {count}, or a smaller "
+                "mechanism.placement.honest"
+            ]
+    return []
