@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from fedrank.data.check import FileCheck
     from fedrank.data.describe_log import LogDescription, ShownDescription
     from fedrank.experiments.runner.client_summary import ClientSummary, Group
+    from fedrank.experiments.runner.privacy_plan import PrivacyPlan
     from fedrank.experiments.runner.scoring import Quality
     from fedrank.experiments.runner.tune import Tried
     from fedrank.experiments.runner.unlearning import Forgotten
@@ -177,6 +178,38 @@ def about_privacy(
         sections.append(Section(names + more if len(groups) > 1 else "", (*parts, _verdict_line(tone, verdict))))
         progress("prices", steps + steps * done / len(groups), 2 * steps)
     return sections
+
+
+def about_plan(plan: PrivacyPlan) -> list[Section]:
+    """The proposed settings next to the alternatives, and the recommendation."""
+    rows: list[Row] = []
+    for arm in plan.arms:
+        numbers = (arm.rounds, arm.cohort, arm.rate, arm.clip, arm.noise)
+        cells = ["" if each is None else f"{each:,}" if isinstance(each, int) else f"{each:g}" for each in numbers]
+        price = "" if arm.epsilon is None else _epsilon(arm.epsilon)
+        away = "" if arm.difference is None else f"{arm.difference.mean:+.3f}"
+        between = "" if arm.difference is None else f"{arm.difference.low:+.3f} to {arm.difference.high:+.3f}"
+        quality = "not simulated" if arm.quality is None else f"{arm.quality.mean:.3f}"
+        rows.append([Cell(arm.name, tone="name"), price, *cells, quality, away, between])
+    header = [
+        "",
+        "ε",
+        "rounds",
+        "people per round",
+        "server rate",
+        "clip",
+        "noise",
+        "nDCG@10",
+        "vs no noise",
+        "90 % of runs",
+    ]
+    facts = (
+        f"{plan.people:,} people, {plan.interactions:,} interactions each, {plan.parameters:,} parameters, "
+        f"δ = {plan.delta:g}. Simulated on generated data, so nDCG@10 of your data will differ. The noise in the "
+        f"proposed model has an expected norm of {plan.noise_norm:.2g}."
+    )
+    tone: Tone = "better" if plan.worthwhile else "warn"
+    return [Section("", (Table(header, rows), paragraph(facts, tone="quiet"), _verdict_line(tone, plan.verdict)))]
 
 
 def privacy_verdict(spec: Any) -> str:
