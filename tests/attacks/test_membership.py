@@ -23,6 +23,7 @@ from fedrank.attacks.membership import (
 )
 from fedrank.federated.aggregators import Mean
 from fedrank.federated.clients import make_clients
+from fedrank.federated.round import RoundContext
 from fedrank.privacy import mechanisms
 from fedrank.privacy.guarantees import Setting
 from fedrank.privacy.mechanisms import AtServer, FpdgdPaper, Gaussian, Laplace, OnClient, SecureAggregation
@@ -30,6 +31,7 @@ from fedrank.privacy.noise import SecureSource
 from fedrank.ranking.evolution import Evolution
 from fedrank.ranking.learners import Pdgd
 from tests.made_up import made_up_data
+from tests.oracles.accounting import gaussian_epsilon
 
 PLACES = (OnClient(), AtServer(), SecureAggregation())
 
@@ -185,6 +187,29 @@ def test_rounds_of_secret_cohorts_keep_what_is_promised_to_the_public():
     mechanism = Gaussian(1.0, 0.3, AtServer())
     result = audit_round(mechanism, setting(0.5), clients(), source(), runs=1000, level=1e-2)
     assert result.verdict == "NOT SHOWN"
+
+
+DEALT = replace(setting(), dealt=5)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("placement", PLACES)
+def test_a_dealt_schedule_keeps_what_is_promised(placement):
+    mechanism = Gaussian(1.0, 1.0 if isinstance(placement, OnClient) else 0.5, placement)
+    four = make_clients(made_up_data(), 4, interactions=1)
+    result = audit_round(mechanism, DEALT, four, source(), runs=4000, level=1e-2)
+    assert result.verdict == "NOT SHOWN"
+    assert result.shown <= result.claimed
+    assert result.claimed == pytest.approx(gaussian_epsilon(0.5, 1e-5), rel=1e-3), "one release"
+    assert audit_mechanism(mechanism, DEALT, source(), repeats=20_000).verdict == "NOT SHOWN"
+
+
+@pytest.mark.long
+def test_a_dealt_schedule_that_lets_clients_participate_twice_is_violated(monkeypatch):
+    monkeypatch.setattr(RoundContext, "draw", lambda self, round: np.arange(len(self.clients)))
+    four = make_clients(made_up_data(), 4, interactions=1)
+    result = audit_round(Gaussian(1.0, 0.5, AtServer()), DEALT, four, source(), runs=4000, level=1e-2)
+    assert result.verdict == "VIOLATED"
 
 
 @pytest.mark.long

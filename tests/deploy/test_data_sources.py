@@ -29,7 +29,7 @@ def test_a_site_is_one_client_with_all_its_queries(tmp_path):
     assert clients.queries.tolist() == list(range(12))
     assert clients.people is None
     assert held.test is None
-    assert (held.people, held.rows([2]).tolist()) == (1, [0])
+    assert (held.people, held.rows([2], 1).tolist()) == (1, [0])
     assert held.client(2).ids.tolist() == [2]
 
 
@@ -69,7 +69,7 @@ def test_people_are_rows_of_their_own(tmp_path):
     assert held.clients.interactions.tolist() == [24]
     assert people.interactions.tolist() == [2] * 12
     assert sorted(people.queries.tolist()) == list(range(12))
-    assert held.rows([1]).tolist() == [0]  # all of them pay at once
+    assert held.rows([1], 1).tolist() == [0]  # all of them pay at once
     assert len(held.client(1).people) == 12
     with pytest.raises(ValueError, match=r"this site has 12, but the plan allows at most 11"):
         simulated_clients_of(load_share(data), made_plan(clients={"count": 3, "people": 11}, mechanism=None), 1)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from itertools import product
 from math import exp, fsum, inf, lgamma, log, pi, sqrt
+from statistics import NormalDist
 
 
 def response_delta(truth: Fraction, values: int, answers: int, ratio: Fraction) -> Fraction:
@@ -58,6 +59,17 @@ def hockey_stick(p: Callable[[float], float], q: Callable[[float], float], epsil
 def normal(mean: float, deviation: float) -> Callable[[float], float]:
     """Density of a normal distribution."""
     return lambda x: exp(-(((x - mean) / deviation) ** 2) / 2) / (deviation * sqrt(2 * pi))
+
+
+def gaussian_epsilon(multiplier: float, delta: float) -> float:
+    """The smallest ε of one Gaussian release (Balle and Wang, ICML 2018, theorem 8), by halving an interval."""
+    phi, mean = NormalDist().cdf, 1 / multiplier
+    low, high = 0.0, mean**2 / 2 + 40 * mean
+    for _ in range(80):
+        middle = (low + high) / 2
+        left = phi(mean / 2 - middle / mean) - exp(middle) * phi(-mean / 2 - middle / mean)
+        low, high = (low, middle) if left <= delta else (middle, high)
+    return high
 
 
 def laplace(mean: float, scale: float) -> Callable[[float], float]:

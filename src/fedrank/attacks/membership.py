@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.federated.aggregators import Mean
+from fedrank.federated.deal import deal
 from fedrank.federated.federation import Federation
 from fedrank.federated.server import State
 from fedrank.federated.simulation import federated_round
@@ -295,12 +296,14 @@ def audit_round(
     """
     few, counted = _few(clients, setting), max(runs // 2, 1)
     small, honest = _small(mechanism, setting, len(few), all_honest=True)
-    honest = replace(honest, parameters=setting.parameters)
+    # With a dealt schedule, the canary participates in one of the rounds.
+    honest = replace(honest, parameters=setting.parameters, dealt=ROUNDS if setting.dealt else 0)
+    times = 1 if setting.dealt else ROUNDS
     if isinstance(small, FpdgdPaper):
-        rounds, note, guarantee = 1, "ε as the paper states it", _stated(small)
+        rounds, times, note, guarantee = 1, 1, "ε as the paper states it", _stated(small)
         strict, pairs = guarantee, _weights(small, honest.parameters)
     else:
-        small, honest, note = _with_power(small, honest, counted, level)
+        small, honest, note = _with_power(small, honest, times, counted, level)
         rounds, guarantee = ROUNDS, _claimed(small.guarantees(honest))
         strict = _strict(guarantee)
         if strict is not guarantee:
@@ -310,11 +313,11 @@ def audit_round(
 
     def attack(attacked: Gaussian | Laplace | FpdgdPaper) -> Trial:
         watch = _watch_round(attacked, small, honest, pairs, rounds, few, source, seed, meter)
-        return look_for(watch, [pair.name for pair in pairs], _curve(strict, rounds), counted, level)
+        return look_for(watch, [pair.name for pair in pairs], _curve(strict, times), counted, level)
 
     trial, control = attack(small), attack(cast("Gaussian | Laplace | FpdgdPaper", weaker(small)))
-    what = f"{rounds} rounds of {len(few)} clients"
-    return Membership(what, guarantee.against, rounds, delta, guarantee.epsilon(rounds, delta), trial, control, note)
+    what = f"{rounds} rounds of {len(few)} clients{', dealt into them' if setting.dealt else ''}"
+    return Membership(what, guarantee.against, rounds, delta, guarantee.epsilon(times, delta), trial, control, note)
 
 
 def canaries(mechanism: Gaussian | Laplace, guarantee: Guarantee, setting: Setting) -> list[Pair]:
@@ -434,7 +437,8 @@ def _small(mechanism: Any, setting: Setting, few: int, all_honest: bool = False)
         mechanism = replace(mechanism, people=1)
     count = few if all_honest else setting.clients if sampled else min(few, setting.clients)
     participation = setting.participation if sampled else 1.0
-    return mechanism, replace(setting, clients=count, parameters=PARAMETERS, participation=participation)
+    small = replace(setting, clients=count, parameters=PARAMETERS, participation=participation)
+    return mechanism, replace(small, dealt=min(1, setting.dealt))  # a mechanism is attacked in one round
 
 
 def _tight(event: Event) -> Event:
@@ -480,7 +484,7 @@ def _spare(guarantee: Guarantee, control: Guarantee, rounds: int, counted: int, 
 
 
 def _with_power(
-    mechanism: Gaussian | Laplace, setting: Setting, counted: int, level: float
+    mechanism: Gaussian | Laplace, setting: Setting, times: int, counted: int, level: float
 ) -> tuple[Gaussian | Laplace, Setting, str]:
     """The mechanism itself, if this few runs would detect its control; else with less noise, or more participation."""
     unit = 2.0 if isinstance(mechanism.placement, OnClient) else 1.0
@@ -490,7 +494,7 @@ def _with_power(
     for width in widths:
         changed = replace(mechanism, noise=width)
         guarantee, control = (_claimed(each.guarantees(present)) for each in (changed, weaker(changed)))
-        tried.append((_spare(_strict(guarantee), control, ROUNDS, counted, level), changed))
+        tried.append((_spare(_strict(guarantee), control, times, counted, level), changed))
         if tried[-1][0] > 0:
             break
     changed = tried[-1][1] if tried[-1][0] > 0 else max(tried, key=lambda each: each[0])[1]
@@ -579,7 +583,9 @@ def _watch_round(
         _Message() if alone else Mean(),
         mechanism=attacked,
         participation=sampled,
+        dealt=setting.dealt,
     )
+    turn = int(deal(len(clients), rounds, seed)[0]) - 1 if setting.dealt else None  # of the canary
 
     def watch(index: int, inside: bool, count: int) -> Seen:
         pair = pairs[index]
@@ -598,7 +604,11 @@ def _watch_round(
             return _summed(
                 [{"nearness": _nearness(each, pair), "projection": _projection(each, pair)} for each in released]
             )
-        return _summed([_statistics(each, pair, claimer, sampled) for each in released])
+        seen = [_statistics(each, pair, claimer, sampled) for each in released]
+        if turn is None:
+            return _summed(seen)
+        # A faulty schedule would let the canary participate in other rounds, too.
+        return seen[turn] | {f"{name} in all rounds": each for name, each in _summed(seen).items()}
 
     return watch
 
@@ -627,7 +637,7 @@ class _Message:
 
 def _few(clients: SimulatedClients, setting: Setting) -> SimulatedClients:
     """The first few clients, with few interactions, the first of them marked as malicious."""
-    few = clients.rows(slice(min(FEW - 1, len(clients))))
+    few = clients.rows(slice(min(FEW if setting.dealt else FEW - 1, len(clients))))
     searches = 2 if has_trait(setting.learner, "rewards") else 1
     return replace(
         few,

@@ -81,7 +81,7 @@ _FILES = {
     },
 }
 _FOLDERS = {
-    "site": {"people", OUTBOX, SKETCHES, "models", "accepted", "refused", "proposed", "request"},
+    "site": {"people", "deals", OUTBOX, SKETCHES, "models", "accepted", "refused", "proposed", "request"},
     "home": {"ca", "people", "invitations"},
 }
 _KITS = {"site": {"kit"}, "home": {"kit", "admin"}}

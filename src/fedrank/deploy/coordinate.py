@@ -220,7 +220,8 @@ def _finish(
         clients = as_columns(ask_measures(hub.handshake, weights, state.round), plan) or {}
     folder.save_model(weights, models, plan.features)
     # Write and send everything before the run counts as finished: a run that stops here continues.
-    run.issue(card_of(folder.experiment, plan, run.books.charged(state.round)), folder.fold.name)
+    charged = min(1, state.round) if plan.federated.dealt else run.books.charged(state.round)
+    run.issue(card_of(folder.experiment, plan, charged), folder.fold.name)
     if departure is not None:
         departure.write_receipt(writer.folder, plan, state, plan.searches)
     why = run.give_result(state.round)

@@ -8,7 +8,7 @@ folder equals that of a simulation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from fedrank.deploy.handshake import Handshake
 from fedrank.deploy.plan import PlannedSite
 from fedrank.deploy.protocol import ASKED
 from fedrank.deploy.round_answers import AnswerReader, RoundAnswers, longest_update
-from fedrank.deploy.secure_rounds import SecureRounds
+from fedrank.deploy.secure_rounds import SecureRounds, has_participated
 from fedrank.deploy.site_calls import Exchange, SiteCalls, once_each
 from fedrank.federated.asynchronous import Schedule
 from fedrank.federated.messages import Message
@@ -81,6 +81,8 @@ class Hub:
         while True:
             attempt = self._plain if self.secure is None else self._summed
             after, answers, why = attempt(state, asked, traffic)
+            if after is None and self._over(asked, why):
+                after = replace(state, round=number)
             if after is not None:
                 break
             traffic[:] = once_each(traffic)
@@ -98,7 +100,7 @@ class Hub:
         asked = np.zeros(len(rows), ASKED)
         asked["client"], asked["at"] = np.array(self.plan.clients)[rows], -1
         if plan is None:
-            return AskedClients(rows, asked, self.plan.searches[rows])
+            return AskedClients(rows, asked, self.plan.searches_in(number)[rows])
         batches = np.arange(int(plan.edges[number - 1]), int(plan.edges[number]))
         order = [int(batch) for row in rows for batch in batches if plan.rows[batch] == row]
         asked["at"], asked["searches"] = plan.at[order], plan.searches[order]
@@ -106,6 +108,10 @@ class Hub:
 
     def _cohort(self, number: int) -> NDArray[np.int64]:
         federation, count = self.plan.federated, len(self.plan.clients)
+        if self.plan.turns is not None:
+            return np.flatnonzero(self.plan.turns == number)
+        if federation.dealt:
+            return np.arange(count)
         if has_trait(federation.mechanism, "hides cohort") and self._source is not None:
             return np.flatnonzero(self._source.bernoulli(federation.participation, count))
         return taking_part(count, federation.participation, self.plan.seed, number)
@@ -167,9 +173,17 @@ class Hub:
             answers.observe(each, [message.sender for message in messages])
         return answers, why
 
+    def _over(self, asked: AskedClients, why: Mapping[str, str]) -> bool:
+        """Whether a failed round cannot be tried again: with a dealt schedule, no site sends a second message."""
+        sites = [self.plan.site_of[int(id)].name for id in asked.requests["client"]]
+        left = [name for name in sites if not has_participated(why.get(name, ""))]
+        needed = 1 if self.secure is None else self.plan.sum_terms(Label("sum", self.plan.run, 1))["min_survivors"]
+        return len(left) < min(needed, len(sites))
+
     def _enough(self, requests: Mapping[str, bytes], why: Mapping[str, str]) -> bool:
         """Whether enough sites answered: the plan's minimum, or all of a smaller cohort."""
         cohort = [site for site in self.plan.sites if site.name in requests or site.name in self.calls.left_out]
+        cohort = [site for site in cohort if not has_participated(why.get(site.name, ""))]
         return len(requests) - len(why) >= min(self.plan.min_sites, max(1, len(cohort)))
 
     def _root(self, state: State) -> NDArray[np.float32] | None:

@@ -26,6 +26,7 @@ from fedrank.experiments.spec.federated import ELSEWHERE, FederatedExperiment
 from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.experiments.spec.trees import TreesExperiment
+from fedrank.federated.deal import deal, size_of_group
 from fedrank.federated.federation import Federation
 from fedrank.federated.partition import Users
 from fedrank.federated.robust import without_guarantee
@@ -163,10 +164,22 @@ class Plan:
     @property
     def searches(self) -> NDArray[np.int64]:
         """[clients]: interactions per round, which the spec sets by client id."""
-        clients = self.experiment.clients
+        return self.searches_in(0)
+
+    def searches_in(self, round: int) -> NDArray[np.int64]:
+        """[clients]: interactions in a round; fewer if the persons of clients are dealt into rounds."""
+        clients, dealt = self.experiment.clients, self.experiment.deals_persons and round > 0
         each = np.asarray(clients.searches, dtype=np.int64)
-        found: NDArray[np.int64] = each[np.array(self.clients) % len(each)] * clients.people
+        people = size_of_group(clients.people, self.rounds, round) if dealt else clients.people
+        found: NDArray[np.int64] = each[np.array(self.clients) % len(each)] * people
         return found
+
+    @cached_property
+    def turns(self) -> NDArray[np.int64] | None:
+        """[clients]: the only round of each, if clients are dealt into rounds."""
+        if not self.federated.dealt or self.experiment.deals_persons:
+            return None
+        return deal(len(self.clients), self.federated.dealt, self.seed)
 
     @property
     def parameters(self) -> int:
@@ -326,10 +339,14 @@ def _problems(experiment: Experiment, sites: Sequence[PlannedSite], simulated: b
 def _enough(experiment: Experiment, sites: int, simulated: bool) -> int:
     """Minimum number of sites per round: more than half, or as many as secure aggregation needs.
 
-    Silos and trials with forests need all sites.
+    Silos, trials with forests and organisations that deal their people need all sites.
     """
     if isinstance(experiment, SiloExperiment) or (isinstance(experiment, TreesExperiment) and simulated):
         return sites
+    if isinstance(experiment, FederatedExperiment) and experiment.clients.schedule == "dealt":
+        if experiment.deals_persons:
+            return sites
+        sites = int(experiment.federation(attacked=False).cohort(sites))
     placement = getattr(getattr(experiment, "mechanism", None), "placement", None)
     if not isinstance(placement, SecureAggregation):
         return sites // 2 + 1

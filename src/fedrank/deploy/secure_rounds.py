@@ -74,6 +74,9 @@ class SecureRounds:
             attempt, self._same_request(attempt, "share", remaining, roster=roster), server.receive_shares, remaining
         )
         posts, remaining = server.routed(), self._remaining_clients(attempt, ids)
+        waiting = [name for name in calls if not has_participated(attempt.why.get(name, ""))]
+        if self.plan.federated.dealt and len(remaining) < min(self.plan.min_sites, len(waiting)):
+            raise ValueError("sites are missing, and a masked message cannot be sent a second time")
         posted = {
             name: self._request(attempt, "mask", posts=protocol.bundle([posts[id] for id in mine]))
             for name, mine in remaining.items()
@@ -153,6 +156,11 @@ class SecureRounds:
         assert attempt.total is not None
         mechanism: Any = self.plan.experiment.mechanism
         return np.asarray(attempt.total.astype(np.float64) * (mechanism.step(cohort) / mechanism.people / cohort))
+
+
+def has_participated(refusal: str) -> bool:
+    """Whether a site refuses because a dealt schedule gives it no second message in this round."""
+    return refusal.startswith(protocol.PARTICIPATED)
 
 
 def _receive_all(pieces: Sequence[bytes], take: Callable[[bytes], bool]) -> int:

@@ -319,9 +319,10 @@ class Policy(SpecSection):
             clients = plan.experiment.clients
             together = int(plan.cohort)
             if together < self.min_sites:
+                what = "schedule: dealt" if clients.schedule == "dealt" else f"participation: {clients.participation:g}"
                 return [
-                    f"clients.participation: {clients.participation:g} gives sums of {together} sites, but "
-                    f"policy.min_sites = {self.min_sites}; use a larger participation, or decrease it"
+                    f"clients.{what} gives sums of {together} sites, but "
+                    f"policy.min_sites = {self.min_sites}; use more sites in each round, or decrease it"
                 ]
         return []
 
@@ -505,7 +506,9 @@ def site_guarantees(plan: Plan) -> list[Guarantee]:
     experiment = plan.experiment
     if has_trait(experiment.mechanism, "hides cohort"):
         experiment = replace(experiment, clients=replace(experiment.clients, participation=1.0))
-    return experiment.guarantees(plan.features)
+    found = experiment.guarantees(plan.features)
+    # The ledger of a site has one row for all its people; each of them participates once if they are dealt.
+    return [replace(one, paid="once") for one in found] if experiment.deals_persons else found
 
 
 def _guarantees_of_trees(plan: Plan, experiment: TreesExperiment) -> list[Guarantee]:

@@ -376,7 +376,7 @@ def not_covered(plan: Plan, settings: SiteSettings, share: SiteSplit | None = No
     yield from not_persons(settings.data.log)
     if experiment.record_every:
         yield f"updates stored by the coordinator for unlearning: every {experiment.record_every} rounds"
-    if plan.summed:
+    if plan.summed and not plan.federated.dealt:
         yield "a repeated attempt at a round, which draws new noise and is charged again"
     if plan.simulated:
         yield "anything, because people are simulated"

@@ -17,6 +17,7 @@ from fedrank.deploy.recorded_lists import RecordedFolder, RecordedImpressions, R
 from fedrank.deploy.settings import SiteSettings
 from fedrank.experiments.runner.data import clients_of, load_fold
 from fedrank.federated.client import ClientAnswer, ClientTask, answer, answer_from_holdings
+from fedrank.federated.deal import deal_clients
 from fedrank.federated.messages import Call
 from fedrank.ranking.learners import Pdgd
 from fedrank.seeds import Chance
@@ -32,15 +33,17 @@ class ClientSiteData:
     people: int  # rows of the ledger
     ledger_rows: NDArray[np.int64]  # [clients, or people of clients]
     test: RankingData | None = None  # own queries for evaluation
+    groups: NDArray[np.int64] | None = None  # [people]: the only round of each, if people are dealt into rounds
 
     def client(self, id: int) -> SimulatedClients:
         """A single client."""
         return self.clients.rows(np.flatnonzero(self.clients.ids == id))
 
-    def rows(self, ids: list[int]) -> NDArray[np.int64]:
-        """Rows of the ledger of these clients, or of all their people."""
+    def rows(self, ids: list[int], round: int) -> NDArray[np.int64]:
+        """Rows of the ledger of these clients, or of their people in a round."""
         whose = self.clients.ids if self.clients.people is None else self.clients.people.client
-        return np.unique(self.ledger_rows[np.isin(whose, ids)])
+        turn = True if self.groups is None else self.groups == round
+        return np.unique(self.ledger_rows[np.isin(whose, ids) & turn])
 
     def answer(
         self, task: ClientTask, call: Call, asked: Any, searches: Sequence[int], memory: Memory, seed: int
@@ -48,6 +51,11 @@ class ClientSiteData:
         """The message and state of a client; in a trial with a log, `asked` names its interactions."""
         id, at = int(asked["client"]), int(asked["at"])
         one, chance = self.client(id), Chance(seed, call.round)
+        if self.groups is not None:
+            assert self.clients.people is not None
+            turn = self.clients.people.ids[self.groups == call.round]
+            assert one.people is not None
+            one = replace(one, people=one.people.rows(np.isin(one.people.ids, turn)))
         if at >= 0:
             one = replace(one, at=np.array([at]), interactions=np.array([int(asked["searches"])]))
             chance = Chance(seed, 0)
@@ -67,7 +75,7 @@ class RecordedSiteData:
     ledger_rows = np.zeros(1, dtype=np.int64)
     test = None
 
-    def rows(self, ids: list[int]) -> NDArray[np.int64]:
+    def rows(self, ids: list[int], round: int) -> NDArray[np.int64]:
         return self.ledger_rows
 
     def answer(
@@ -136,7 +144,10 @@ def open_site_data(folder: Path, settings: SiteSettings, plan: Plan) -> ClientSi
         own = np.isin(everybody.ids, plan.party(settings.name).clients)
         clients = everybody.rows(np.flatnonzero(own))
         count = len(clients if clients.people is None else clients.people)
-        return ClientSiteData(clients, count, np.arange(count))
+        groups = None
+        if plan.experiment.deals_persons:
+            groups = deal_clients(plan.federated, clients, plan.seed)
+        return ClientSiteData(clients, count, np.arange(count), groups=groups)
     from fedrank.deploy.data_sources import open_data_source, open_recorded
 
     if settings.data.impressions is not None:

@@ -34,8 +34,9 @@ from fedrank.deploy.site_runtime import (
     digest_of,
 )
 from fedrank.federated.client import ClientAnswer, ClientTask, first_memory
+from fedrank.federated.deal import check_enough, deal, keep_deal
 from fedrank.federated.messages import Call, ExpectedCall
-from fedrank.files import parse_json, write_atomic
+from fedrank.files import parse_json, private_folder, write_atomic
 from fedrank.privacy.secure_aggregation import SumClient
 from fedrank.privacy.secure_messages import Identity
 from fedrank.ranking.baseline_ranking import baseline_order
@@ -44,7 +45,7 @@ from fedrank.ranking.model import load_weights, save_model
 from fedrank.types import Memory, has_trait
 from fedrank.wire import Label, Part, Refused
 
-MEASURED = "measured.json"
+MEASURED, DEALS = "measured.json", "deals"
 
 
 class Update(Contribution["UpdateRun"]):
@@ -56,6 +57,8 @@ class Update(Contribution["UpdateRun"]):
             self.check_unanswered(request.number)
 
     def may_repeat(self, request: CheckedRequest) -> bool:
+        if self.run.plan.federated.dealt:
+            return False
         mark = RestoreMark.read(self.run.site.folder)
         return mark is not None and mark.repeats(self.run.plan.run.hex(), request.number)
 
@@ -65,11 +68,30 @@ class Update(Contribution["UpdateRun"]):
             if (why := mark.objection(run, round, self.run.plan.synchronous)) is not None:
                 raise Refused(why)
             if mark.repeats(run, round):
+                self.check_first_message(round)
                 return
-        if not self.attempts and self.run.charging is not None and self.run.charging.charged(round):
+        charged = self.run.charging is not None and self.run.charging.charged(round)
+        if charged:
+            self.check_first_message(round)
+        if not self.attempts and charged:
             raise Refused(
                 f"round {round} has been charged, but its message is lost; restore the outbox from a backup, or "
                 "continue with the next round"
+            )
+
+    def _check_recorded(self, request: CheckedRequest, number: int, before: Sent | None) -> None:
+        try:
+            super()._check_recorded(request, number, before)
+        except Refused:
+            self.check_first_message(number)
+            raise
+
+    def check_first_message(self, round: int) -> None:
+        """Refuse a new message in place of one that left or may have left, if each participates in one round."""
+        if self.run.plan.federated.dealt:
+            raise Refused(
+                f"{protocol.PARTICIPATED}, round {round}: what it sent left before, or may have left, and the dealt "
+                "schedule of the plan gives its people no second participation"
             )
 
     def store(self, sent: Sent) -> None:
@@ -100,6 +122,12 @@ class Update(Contribution["UpdateRun"]):
         ids = asked["client"].tolist()
         if not ids or len(set(ids)) != len(ids) or not set(ids) <= set(own):
             raise Refused(f"it is for clients {ids}, but this site has {list(own)}")
+        late = [] if plan.turns is None else [id for id in ids if plan.turns[plan.row_of[id]] != label.round]
+        if late:
+            turn = plan.turns[plan.row_of[late[0]]] if plan.turns is not None else 0
+            raise Refused(
+                f"client {late[0]} was dealt into round {turn}, and participates in no other (got {label.round})"
+            )
         if not plan.simulated and (asked["at"] != -1).any():
             raise Refused("it names interactions, which is valid only for simulated people")
         return call, asked
@@ -169,7 +197,7 @@ class OpenUpdate(Update):
             raise Refused("updates of this run are sent only with secure aggregation")
         call, asked = self.read_call(label, content)
         assert self.run.clients is not None
-        rows = self.run.clients.rows(asked["client"].tolist())
+        rows = self.run.clients.rows(asked["client"].tolist(), label.round)
         name = f"round {label.round}"
         return CheckedRequest(label, digest_of(content), label.round, name, rows, label.attempt, (call, asked))
 
@@ -244,6 +272,8 @@ class SecureUpdate(Update):
 
     def _advertise(self, label: Label, content: bytes) -> bytes:
         before = self.run.outbox.get(label.round)
+        if before is not None:
+            self.check_first_message(label.round)
         if before is not None and label.attempt <= before.attempt:
             raise Refused(f"attempt {label.attempt} of round {label.round} is complete, and masks are never used twice")
         call, asked = self.read_call(label, content)
@@ -291,7 +321,7 @@ class SecureUpdate(Update):
         if len(posts) != count:
             raise Refused(f"expected one message per client (got {len(posts)} for {count} clients)")
         assert self.run.clients is not None
-        rows = self.run.clients.rows([one.message.sender for one in total.done])
+        rows = self.run.clients.rows([one.message.sender for one in total.done], label.round)
         name = f"attempt {label.attempt} of round {label.round}"
         return CheckedRequest(label, total.digest, label.round, name, rows, label.attempt, (total, posts))
 
@@ -311,6 +341,23 @@ def planned_keys(site: SiteHome, plan: Plan) -> dict[int, bytes]:
     if found := key_problems(plan, site.settings.name, site.identity.public):
         raise Refused("; ".join(found))
     return {party.clients[0]: bytes.fromhex(party.identity) for party in plan.sites}
+
+
+def _with_deal(site: SiteHome, plan: Plan, clients: ClientSiteData, data: bytes) -> ClientSiteData:
+    """Deal the people of this site into the rounds of a plan, by its secret seed, and keep the list.
+
+    The seed and the plan determine the list, so that a folder restored from a backup deals the same one.
+    """
+    assert clients.clients.people is not None
+    count, rounds = len(clients.clients.people), plan.federated.dealt
+    try:
+        check_enough(count, rounds, "people of this site")
+        groups = deal(count, rounds, site.seed, plan.digest)
+        keep_deal(private_folder(site.folder / DEALS) / f"{plan.digest[:32]}.json", groups, rounds, data.hex())
+    except ValueError as problem:
+        site.log(str(problem))
+        raise Refused("the people of this site cannot be dealt into the rounds of this plan; see its log") from None
+    return replace(clients, groups=groups)
 
 
 class MeasureSums(Contribution["UpdateRun"]):
@@ -385,6 +432,8 @@ class UpdateRun(SiteRun):
         outbox = site.outbox(plan, data)
         fits = facts == {"features": plan.features, "feature_names": plan.feature_names, "normalised": plan.normalised}
         clients = open_site_data(site.folder, settings, plan) if fits else None
+        if isinstance(clients, ClientSiteData) and experiment.deals_persons and not plan.simulated:
+            clients = _with_deal(site, plan, clients, data)
         keys = {} if plan.secure_sum is None or plan.simulated else planned_keys(site, plan)
         charging = None if clients is None else site.charging(plan, clients.people)
         task = ClientTask(experiment.learner, experiment.local, experiment.mechanism)
@@ -405,7 +454,10 @@ class UpdateRun(SiteRun):
             return
         everybody = np.unique(self.clients.ledger_rows)
         last, journal = min(mark.completed_rounds[run] + 1, self.plan.last_number), self.site.journal
+        turns = self.plan.turns
         for round in range(1, last + 1):
+            if turns is not None and turns[self.plan.row_of[self.party.clients[0]]] != round:
+                continue
             if not self.charging.charged(round):
                 self.charging.charge(round, everybody)
                 if journal is not None:

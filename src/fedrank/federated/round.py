@@ -294,6 +294,10 @@ def outcome_of(
     federation, clients = context.federation, context.clients
     memory, observed = _memory_after(clients, before, cohort, results), _observed(results)
     sizes = clients.interactions if len(cohort) == len(clients) else clients.interactions[cohort]
+    if context.persons:
+        assert clients.people is not None
+        own = clients.people.rows(context.draw(state.round))
+        sizes = np.bincount(np.searchsorted(clients.ids, own.client), own.interactions, len(clients)).astype(np.int64)
     model_bytes = 0 if state.weights.ndim == 2 else 4 * state.weights.shape[-1]
     return Outcome(
         state,

@@ -56,6 +56,11 @@ class Spending:
     def cohort(self, round: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
         reserved = self.ledger.reserved(round)
         if reserved is None and self._dealt and self.ledger.times(round):
+            if round == 1 and all(self.ledger.times(each) for each in range(1, self._last + 1)):
+                raise ValueError(
+                    "everybody has already taken part in an earlier run with this ledger, and a dealt schedule gives "
+                    "nobody a second turn; use another --name, and for the same people a population, whose costs add up"
+                )
             return np.empty(0, np.int64)
         if reserved is None:
             reserved = self._reserve(round, draw)

@@ -65,6 +65,18 @@ population = "town"
 mechanism = { name = "gaussian", clip = 1.0, noise = 30.0, placement = "server" }
 privacy = { budget = 8.0 }
 """
+DEALT = """
+rounds = 4
+evaluate_every = 2
+learner = "pdgd"
+clients = { count = 9, interactions = 2, schedule = "dealt" }
+data = { train = "train.txt", validation = "vali.txt", test = "vali.txt" }
+seeds = [1]
+mechanism = { name = "gaussian", clip = 1.0, noise = 4.0, placement = "server" }
+"""
+DEALT_PEOPLE = DEALT.replace("count = 9", "count = 2, people = 5").replace(
+    'placement = "server"', 'unit = "person", placement = { name = "secure-aggregation", colluding = 0.0 }'
+)
 FOREST = """
 kind = "trees"
 seeds = [1]
@@ -102,6 +114,8 @@ def specs() -> None:
     letor_files()
     Path("plain.toml").write_text(SPEC)
     Path("private.toml").write_text(PRIVATE + SPEC)
+    Path("dealt.toml").write_text(DEALT)
+    Path("dealt-people.toml").write_text(DEALT_PEOPLE)
     Path("forest.toml").write_text(FOREST)
 
 
@@ -147,6 +161,22 @@ def charged(out: Path) -> None:
     assert card["participations_charged"] == int(paid.max())
 
 
+def once(out: Path) -> None:
+    """Nobody was asked twice or is charged twice, whatever was killed; who was not asked was not charged."""
+    asked: Counter[int] = Counter()
+    for line in Path("witness").read_text().splitlines():
+        asked.update(json.loads(line))
+    assert max(asked.values()) == 1, f"asked {asked}"
+    [account] = [account for account in map(Account.read, ledgers_below(out)) if account is not None]
+    assert account.participations.max() == 1, account.participations
+    assert account.participations.sum() >= len(asked)
+    [run] = out.glob("*/*/*/run.json")
+    assert json.loads(run.read_text())["status"] == "finished"
+    assert len((run.parent / "rounds.csv").read_text().splitlines()) == 5
+    assert len(json.loads((run.parent / "deal.json").read_text())["round_of_each"]) == len(account.participations)
+    assert json.loads((run.parent / "privacy.json").read_text())["participations_charged"] == 1
+
+
 def there(out: Path) -> None:
     """Files whose bytes are drawn by chance must be there, and no other."""
     whole = out.with_name("whole")
@@ -158,6 +188,8 @@ GROW = "trees grow --silo train.txt --silo vali.txt --trees 2 --leaves 6 --min-d
 CASES = {
     "run": Case("run plain.toml --workers 1 --out OUT", specs),
     "private": Case("run private.toml --workers 1 --out OUT", specs, check=charged),
+    "dealt": Case("run dealt.toml --workers 1 --out OUT", specs, check=once),
+    "dealt-people": Case("run dealt-people.toml --workers 1 --out OUT", specs, check=once),
     "tune": Case("tune plain.toml --over learner.rate=[0.05,0.1] --workers 1 --out OUT", specs),
     "silo": Case("run silo.toml --workers 1 --out OUT", collection),
     "sketch": Case(

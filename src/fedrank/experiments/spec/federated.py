@@ -195,10 +195,14 @@ class FederatedExperiment(Experiment):
         )
 
     @property
+    def deals_persons(self) -> bool:
+        """Whether persons are dealt into rounds, and not the clients, which are then in every round."""
+        return bool(_dealt(self)) and _has_persons(self)
+
+    @property
     def charged(self) -> int:
         """The number of clients, or persons if these are dealt, that a privacy ledger charges."""
-        persons = self.clients.schedule == "dealt" and has_trait(self.mechanism, "people")
-        return self.clients.count * (self.clients.people if persons else 1)
+        return self.clients.count * (self.clients.people if self.deals_persons else 1)
 
     @classmethod
     def complete(cls, values: TomlTable, tables: TomlTable, problems: list[str]) -> None:
@@ -461,6 +465,11 @@ def _dealt(spec: Any) -> int:
     return spec.rounds if spec.clients.schedule == "dealt" else 0
 
 
+def _has_persons(spec: Any) -> bool:
+    """Whether clients are organisations whose persons are the unit."""
+    return spec.clients.people > 1 and getattr(spec.mechanism, "unit", "person") == "person"
+
+
 def _schedule_problems(spec: Any) -> list[str]:
     """Conflicts of a dealt schedule with the number of clients, and with arrivals."""
     dealt, clients, placement = _dealt(spec), spec.clients, getattr(spec.mechanism, "placement", None)
@@ -471,7 +480,7 @@ def _schedule_problems(spec: Any) -> list[str]:
             'clients.schedule: with kind = "async", the log determines when clients participate, so they cannot be '
             'dealt into rounds; use "drawn"'
         ]
-    persons = clients.people > 1 and getattr(spec.mechanism, "unit", "person") == "person"
+    persons = _has_persons(spec)
     count, which = (clients.people, "clients.people") if persons else (clients.count, "clients.count")
     if count < dealt:
         return [f"clients.schedule: {which} = {count} cannot be dealt into {dealt} rounds; use at most {count} rounds"]
