@@ -312,6 +312,7 @@ def perform(cell: Cell, deadline: float) -> dict[str, Any] | None:
     return {
         "cell": {name: str(value) if value == math.inf else value for name, value in asdict(cell).items()},
         "settings": len(tried),
+        "seeds": [len(TUNING_SEEDS), len(TEST_SEEDS)],
         "chosen": {name: str(value) if value == math.inf else value for name, value in asdict(setting).items()},
         "validation": [round(each, 5) for each in valid],
         "median_update": round(float(np.mean(list(medians.values()))), 5),
@@ -526,11 +527,16 @@ def main() -> None:
         "--minutes", type=float, default=0.0, help="time after which no more results are written; 0: none"
     )
     parser.add_argument("--only", default="", help="only cells whose name contains this text")
+    parser.add_argument(
+        "--fewer-seeds", action="store_true", help="3 seeds for tuning and 5 for the test, not 12 and 20"
+    )
     parser.add_argument("--report", action="store_true", help="print a table of the results in the folder")
     parser.add_argument("--picture", type=Path, help="with --report: file of the picture")
     parser.add_argument("--quick", action="store_true", help="one fold and one seed, to try the command")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.fewer_seeds:
+        globals().update(TUNING_SEEDS=TUNING_SEEDS[:3], TEST_SEEDS=TEST_SEEDS[:5])
     if options.quick:
         globals().update(FOLDS=(1,), TUNING_SEEDS=(1,), TEST_SEEDS=(101,))
     if options.report:

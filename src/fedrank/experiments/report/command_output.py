@@ -33,6 +33,7 @@ from fedrank.experiments.runner.privacy import (
     planned,
     prices_by_observer,
 )
+from fedrank.experiments.runner.privacy_plan import PrivacyPlan, wasted_budget
 from fedrank.experiments.runner.recorded_charges import check_recorded
 from fedrank.experiments.runner.runs import Run, Runs
 from fedrank.experiments.spec.families import describe
@@ -67,7 +68,6 @@ if TYPE_CHECKING:
     from fedrank.data.check import FileCheck
     from fedrank.data.describe_log import LogDescription, ShownDescription
     from fedrank.experiments.runner.client_summary import ClientSummary, Group
-    from fedrank.experiments.runner.privacy_plan import PrivacyPlan
     from fedrank.experiments.runner.scoring import Quality
     from fedrank.experiments.runner.tune import Tried
     from fedrank.experiments.runner.unlearning import Forgotten
@@ -175,7 +175,11 @@ def about_privacy(
         )
         verdict = privacy_verdict(spec)
         tone: Tone = "better" if verdict.startswith("protected") else "warn"
-        sections.append(Section(names + more if len(groups) > 1 else "", (*parts, _verdict_line(tone, verdict))))
+        advice = wasted_budget(spec) if isinstance(spec, FederatedExperiment) else None
+        notes = () if advice is None else (paragraph(advice, tone="warn"),)
+        sections.append(
+            Section(names + more if len(groups) > 1 else "", (*parts, _verdict_line(tone, verdict), *notes))
+        )
         progress("prices", steps + steps * done / len(groups), 2 * steps)
     return sections
 

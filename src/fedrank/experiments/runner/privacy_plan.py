@@ -25,6 +25,7 @@ from fedrank.experiments.spec.experiment import SpecError, to_tables, to_toml
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.federated.clients import make_clients
 from fedrank.federated.partition import Own
+from fedrank.federated.server_optimizers import Add
 from fedrank.federated.simulation import simulate
 from fedrank.privacy.mechanisms import Gaussian, OnClient, SecureAggregation
 from fedrank.privacy.noise import SecureSource
@@ -48,6 +49,12 @@ CERTAIN = 0.9  # share of simulated runs in which training must be better than t
 SHIFT = 0.01  # quality that a public start loses on other data; .004 and .010 between the MQ collections
 BM25 = "BM25 of whole document"
 START = "the start alone"  # name of an arm
+
+# nDCG@10 that runs with a tuned server rate lose against no noise, by people / (σ · √(T · d)): medians of 50 cells with
+# linear PDGD on MQ2008, MQ2007-85 and OHSUMED, 2 to 100 rounds, ε from 0.5 to 4 (benchmarks/private_noise.py).
+LOSSES = {0.84: 0.078, 1.5: 0.057, 3.9: 0.026, 7.0: 0.014, 11.0: 0.005, 28.0: 0.003}
+WASTED = 2.0  # an advice is given if the recipe has this many times as much signal for its noise
+RECIPE_ROUNDS = 4
 
 Qualities = NDArray[np.float64]  # [sets, seeds]
 
@@ -109,9 +116,9 @@ class PrivacyPlan:
                 f"({self.alternative})."
             )
         instead = "Use the start without training." if self.alternative == START else "Learn alone, or do nothing."
-        enough = f"About {self.people_needed:,} people would be enough."
-        if self.people_needed is None:
-            enough = f"{MAX_FACTOR:,} times as many people would be too few, too."
+        enough = f"{MAX_FACTOR:,} times as many people would be too few, too."
+        if self.people_needed is not None:
+            enough = f"About {self.people_needed:,} people would be enough."
         return (
             f"Do not train with {people}: they are too few. {self.better:.0%} of the simulated runs are better than "
             f"the best alternative ({self.alternative}), and {CERTAIN:.0%} are required. {instead} {enough}"
@@ -138,7 +145,6 @@ def plan_privacy(experiment: FederatedExperiment, epsilon: float, progress: Prog
     arms.append(bench.arm("no noise", free, free_quality, None, None))
     arms += [Arm(name, Span.of(values), Span.of(values - free_quality)) for name, values in alternatives.items()]
     needed = None if better >= CERTAIN else bench.people_needed(epsilon, best)
-    mechanism: Any = proposal.mechanism
     return PrivacyPlan(
         epsilon=epsilon,
         delta=experiment.privacy.delta,
@@ -151,7 +157,7 @@ def plan_privacy(experiment: FederatedExperiment, epsilon: float, progress: Prog
         alternative=best,
         gain=Span.of(gain),
         people_needed=needed,
-        noise_norm=_noise_norm(proposal, mechanism),
+        noise_norm=_noise_norm(proposal),
         proposal=proposal,
     )
 
@@ -164,14 +170,13 @@ def planned_toml(plan: PrivacyPlan) -> str:
 
 def as_facts(plan: PrivacyPlan) -> dict[str, Any]:
     """The plan as JSON values."""
-    facts = {each.name: getattr(plan, each.name) for each in fields(plan) if each.name != "proposal"}
-    facts["arms"] = [asdict(arm) | _spans(arm) for arm in plan.arms]
-    facts["gain"] = plan.gain._asdict()
-    return facts | {"verdict": plan.verdict, "proposal": to_tables(plan.proposal)}
-
-
-def _spans(arm: Arm) -> dict[str, Any]:
-    return {name: span and span._asdict() for name, span in (("quality", arm.quality), ("difference", arm.difference))}
+    arms = []
+    for arm in plan.arms:
+        spans = {"quality": arm.quality, "difference": arm.difference}
+        arms.append(asdict(arm) | {name: span and span._asdict() for name, span in spans.items()})
+    facts = {each.name: getattr(plan, each.name) for each in fields(plan)}
+    texts = {"verdict": plan.verdict, "proposal": to_tables(plan.proposal)}
+    return facts | texts | {"arms": arms, "gain": plan.gain._asdict()}
 
 
 def _check(experiment: FederatedExperiment) -> None:
@@ -245,14 +250,64 @@ def _as_it_is(experiment: FederatedExperiment, epsilon: float) -> list[tuple[str
     return rows
 
 
-def _noise_norm(experiment: FederatedExperiment, mechanism: Any) -> float:
-    """rate · σ · clip · T^1.5 · √d / people; noise on every message adds up to √people in a round."""
-    people, rounds = _people(experiment), experiment.rounds
-    local = isinstance(mechanism.placement, OnClient)
-    sums = math.sqrt((experiment.clients.count if mechanism.unit == "person" else people / rounds) if local else 1.0)
-    server: Any = experiment.server
-    size = setting_of(experiment).parameters
-    return float(server.rate * mechanism.noise * mechanism.clip * sums * rounds**1.5 * math.sqrt(size) / people)
+def wasted_budget(experiment: FederatedExperiment) -> str | None:
+    """Advice if few rounds, with each person in one of them, would lose much less quality at the same ε."""
+    mechanism, clients = experiment.mechanism, experiment.clients
+    if (
+        not isinstance(mechanism, Gaussian)
+        or mechanism.unit == "interaction"
+        or not isinstance(experiment.learner, Pdgd)
+    ):
+        return None
+    price = max((each.total for each in planned(experiment) if math.isfinite(each.total)), default=math.inf)
+    dealt = clients.people if mechanism.unit == "person" else clients.count
+    if math.isinf(price) or dealt < RECIPE_ROUNDS or experiment.kind == "async":
+        return None
+    try:
+        recipe = _with_noise(_changed(experiment, {"rounds": RECIPE_ROUNDS}), price)
+    except ValueError:  # a method of the spec cannot be combined with the schedule
+        return None
+    now, then = _signal(experiment), _signal(recipe)
+    if then < WASTED * now:
+        return None
+    return (
+        f"This spec wastes budget: with {RECIPE_ROUNDS} rounds, each person in one of them (clients.schedule = "
+        f'"dealt"), and a larger server.rate, the same ε loses about {_expected_loss(then):.3f} nDCG@10 instead of '
+        f"about {_expected_loss(now):.3f} (measured with linear rankers on MQ2008, MQ2007-85 and OHSUMED). Let "
+        "`fedrank privacy plan` propose settings."
+    )
+
+
+def _expected_loss(signal: float) -> float:
+    """The measured loss at this signal, between those of `LOSSES`."""
+    return float(np.interp(math.log(signal), np.log(list(LOSSES)), list(LOSSES.values())))
+
+
+def _signal(experiment: FederatedExperiment) -> float:
+    """people / (σ · √(T · d)): proportional to the norm of what is learned over the norm of the noise in the model."""
+    mechanism: Any = experiment.mechanism
+    server = replace(experiment, server=Add(1.0), mechanism=replace(mechanism, clip=1.0))
+    return experiment.rounds / _noise_norm(server)
+
+
+def _noise_norm(experiment: FederatedExperiment) -> float:
+    """The expected norm of the noise in the model: rate · σ · clip · √(T · d) / people in a round.
+
+    If each person is in one round, it is rate · σ · clip · T^1.5 · √d / people. Noise that several parties add to their
+    messages is larger by the square root of their number.
+    """
+    mechanism, server, clients = experiment.mechanism, experiment.server, experiment.clients
+    assert isinstance(mechanism, Gaussian)
+    share = 1 / experiment.rounds if clients.schedule == "dealt" else clients.participation
+    cohort = _people(experiment) * share
+    noises = 1.0
+    if isinstance(mechanism.placement, OnClient):
+        noises = clients.count if mechanism.unit == "person" else cohort
+    elif isinstance(mechanism.placement, SecureAggregation):
+        noises = 1 / mechanism.placement.honest
+    rate = getattr(server, "rate", 1.0)
+    size = setting_of(experiment).parameters * experiment.rounds * noises
+    return float(rate * mechanism.noise * mechanism.clip * math.sqrt(size) / cohort)
 
 
 class _Set(NamedTuple):
