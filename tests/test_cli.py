@@ -444,7 +444,7 @@ COMMANDS = [
     ["data", "redact"], ["data", "synth"],
     ["model", "score"], ["model", "evaluate"], ["model", "export"], ["model", "estimate"],
     ["trees", "split"], ["trees", "merge"], ["trees", "grow"],
-    ["privacy", "show"], ["privacy", "audit"], ["privacy", "impact"],
+    ["privacy", "show"], ["privacy", "plan"], ["privacy", "audit"], ["privacy", "impact"],
     ["privacy", "ledger", "show"], ["privacy", "ledger", "forget"], ["privacy", "ledger", "upgrade"],
     ["forget", "client"], ["forget", "person"], ["forget", "expired"],
     ["silo", "sketch"], ["silo", "describe"], ["silo", "update"],

@@ -1,4 +1,4 @@
-"""`fedrank privacy`: show, audit, impact and ledger."""
+"""`fedrank privacy`: show, plan, audit, impact and ledger."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from fedrank.cli.shared import (
     Spec,
     Trust,
     Variants,
+    print_file,
     print_json,
     print_line,
+    print_note,
     print_result,
     print_sections,
     progress,
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
     from fedrank.experiments.spec.grid import Grid
 
 privacy_app = typer.Typer(
-    help="Privacy: guarantees of a spec, attacks on its messages, ledgers, impact assessment.", no_args_is_help=True
+    help="Privacy: guarantees of a spec, settings for an ε, attacks on messages, ledgers, impact assessment.",
+    no_args_is_help=True,
 )
 ledger_app = typer.Typer(
     help="Ledgers: the privacy budget that people have spent in all runs. They outlive the runs.", no_args_is_help=True
@@ -79,6 +82,52 @@ def show(
     write_answer(files, sections, lambda: as_facts(grid, target or TARGETS, runs) | _between_sites(grid))
     for file in files:
         print_line(f"Written: {file}")
+
+
+@privacy_app.command(
+    epilog="Examples:  fedrank privacy plan my.toml --epsilon 1  ·  fedrank privacy plan hospitals --variant "
+    "trusted-server --epsilon 1 --out planned.toml"
+)
+def plan(
+    spec: Spec,
+    epsilon: Annotated[float, typer.Option(help="Privacy budget ε of each person, for one run.")],
+    set_: Changes = None,
+    variant: Variants = None,
+    out: Annotated[Path | None, typer.Option(help="Spec to write; an existing file is not replaced.")] = None,
+    trust: Trust = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Propose rounds, server rate, clip and noise for a target ε, from simulation on generated data; or advise against.
+
+    Only the sizes of the spec are used. Its data are not read, so a plan costs no privacy.
+    """
+    from fedrank.experiments.report.command_output import about_plan
+    from fedrank.experiments.runner.privacy_plan import as_facts, plan_privacy, planned_toml
+    from fedrank.experiments.spec.source import read_experiment
+    from fedrank.files import writing
+
+    if out is not None and out.suffix != ".toml":
+        raise ValueError(f"--out must end in .toml (got {out}); the plan is a spec")
+    if out is not None and out.exists():
+        raise FileExistsError(f"{out} exists and is not replaced; choose another name")
+    grid = read_experiment(spec, set_ or [], trust=trust).only(variant or [])
+    if len(grid.variants) != 1:
+        names = ", ".join(grid.names)
+        raise ValueError(
+            f"a plan is for one variant, and {spec} has {len(grid.names)}; use --variant with one of {names}"
+        )
+    with progress(quiet or as_json) as tell:
+        made = plan_privacy(grid.variants[0].experiment, epsilon, tell)
+    print_result(as_json, lambda: as_facts(made), lambda: about_plan(made))
+    if out is None:
+        return
+    if not made.worthwhile:
+        print_note(f"{out} was not written, because the plan is not to train")
+        return
+    with writing(out, replace=False) as file:
+        file.write(planned_toml(made).encode())
+    print_file("Written", out, as_json)
 
 
 @privacy_app.command(

@@ -21,6 +21,7 @@ from fedrank.types import Weights
 
 FILE, RANDOM = "file", "random"
 LOGGED = "logged order"  # name of the order of a search log, as runs store it
+START_ALONE = "start alone"  # name of the order of an initial model, with its origin
 GIVEN = "given"  # as a start: the model that reproduces the baseline ranking
 SHUFFLES = 100  # their mean is the value of a random order
 MAX_SCORES = 20_000_000  # in all shuffles; with many documents, fewer shuffles are used

@@ -15,6 +15,7 @@ from fedrank.data.letor import letor_lines
 from fedrank.data.log_fold import log_fold
 from fedrank.data.ranking import RankingData
 from fedrank.data.text import Tokeniser
+from fedrank.experiments.report.analysis import analyse
 from fedrank.experiments.runner.perform import perform
 from fedrank.experiments.runner.runs import Run, load_runs
 from fedrank.experiments.runner.unlearning import unlearn_runs
@@ -66,6 +67,20 @@ def test_a_federation_is_compared_with_bm25(tmp_path: Path) -> None:
     run = done(tmp_path, FEDERATED)
     same(run, "BM25 of whole document", expected)
     assert list(run.nothing) == ["ndcg@10", "mrr@10"]
+
+
+def test_a_run_from_a_public_model_is_compared_with_that_model_alone(tmp_path: Path) -> None:
+    public = done(tmp_path / "public", FEDERATED)
+    noise = {"name": "gaussian", "clip": 0.1, "noise": 5.0, "placement": {"name": "server"}}
+    run = done(tmp_path / "run", FEDERATED | {"start": str(public.path), "mechanism": noise})
+    origin = "experiment test, variant only, fold 1, seed 1, data synthetic-mq2007"
+    same(run, f"start alone ({origin})", public.queries[1]["ndcg@10"])
+    [analysis] = analyse(load_runs(run.path))
+    assert [row.label for row in analysis.rows] == ["only", "public start alone"]
+    assert run.card is not None
+    assert f"the cost of the initial model: {origin}; its own privacy card" in run.card.not_covered
+    given = done(tmp_path / "given", FEDERATED | {"start": "given"})
+    assert given.given == "BM25 of whole document"
 
 
 def test_an_unlearned_model_is_compared_with_the_same(tmp_path: Path) -> None:

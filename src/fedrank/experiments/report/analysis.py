@@ -29,7 +29,7 @@ from fedrank.experiments.spec.grid import NOTHING, About, Grid, Published, read_
 from fedrank.experiments.spec.kinds import KINDS
 from fedrank.files import error_message, read_text
 from fedrank.names import did_you_mean
-from fedrank.ranking.baseline_ranking import LOGGED
+from fedrank.ranking.baseline_ranking import LOGGED, START_ALONE
 from fedrank.toml import parse_toml, readable
 from fedrank.types import has_trait
 
@@ -334,7 +334,8 @@ def baseline_results(variants: Sequence[VariantRuns], measures: Sequence[str]) -
     for repeats, members in groups:
         order = ", ".join(sorted({reading.given for reading in repeats.values()}))
         name, label = (f" (as for {members[0].name})", f" (as for {members[0].label})") if several else ("", "")
-        values = VariantRuns(f"{NOTHING}{name}", f"do nothing{label}", {}, dict(sorted(repeats.items())))
+        what = "public start alone" if order.startswith(START_ALONE) else "do nothing"
+        values = VariantRuns(f"{NOTHING}{name}", f"{what}{label}", {}, dict(sorted(repeats.items())))
         columns = [column for column in measures if all(column in reading.values for reading in repeats.values())]
         # One model may be judged by its queries here, since it is what users would get.
         comparisons = {

@@ -33,6 +33,7 @@ from fedrank.experiments.runner.privacy import (
     planned,
     prices_by_observer,
 )
+from fedrank.experiments.runner.privacy_plan import PrivacyPlan, wasted_budget
 from fedrank.experiments.runner.recorded_charges import check_populations
 from fedrank.experiments.runner.runs import Run, Runs
 from fedrank.experiments.spec.families import describe
@@ -164,9 +165,45 @@ def about_privacy(
         )
         verdict = privacy_verdict(spec)
         tone: Tone = "better" if verdict.startswith("protected") else "warn"
-        sections.append(Section(names + more if len(groups) > 1 else "", (*parts, _verdict_line(tone, verdict))))
+        advice = wasted_budget(spec) if isinstance(spec, FederatedExperiment) else None
+        notes = () if advice is None else (paragraph(advice, tone="warn"),)
+        sections.append(
+            Section(names + more if len(groups) > 1 else "", (*parts, _verdict_line(tone, verdict), *notes))
+        )
         progress("prices", steps + steps * done / len(groups), 2 * steps)
     return sections
+
+
+def about_plan(plan: PrivacyPlan) -> list[Section]:
+    """The proposed settings next to the alternatives, and the recommendation."""
+    rows: list[Row] = []
+    for arm in plan.arms:
+        numbers = (arm.rounds, arm.cohort, arm.rate, arm.clip, arm.noise)
+        cells = ["" if each is None else f"{each:,}" if isinstance(each, int) else f"{each:g}" for each in numbers]
+        price = "" if arm.epsilon is None else _epsilon(arm.epsilon)
+        away = "" if arm.difference is None else f"{arm.difference.mean:+.3f}"
+        between = "" if arm.difference is None else f"{arm.difference.low:+.3f} to {arm.difference.high:+.3f}"
+        quality = "not simulated" if arm.quality is None else f"{arm.quality.mean:.3f}"
+        rows.append([Cell(arm.name, tone="name"), price, *cells, quality, away, between])
+    header = [
+        "",
+        "ε",
+        "rounds",
+        "people per round",
+        "server rate",
+        "clip",
+        "noise",
+        "nDCG@10",
+        "vs no noise",
+        "90 % of runs",
+    ]
+    facts = (
+        f"{plan.people:,} people, {plan.interactions:,} interactions each, {plan.parameters:,} parameters, "
+        f"δ = {plan.delta:g}. Simulated on generated data, so nDCG@10 of your data will differ. The noise in the "
+        f"proposed model has an expected norm of {plan.noise_norm:.2g}."
+    )
+    tone: Tone = "better" if plan.worthwhile else "warn"
+    return [Section("", (Table(header, rows), paragraph(facts, tone="quiet"), _verdict_line(tone, plan.verdict)))]
 
 
 def privacy_verdict(spec: Any) -> str:

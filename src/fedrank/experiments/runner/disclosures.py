@@ -12,6 +12,7 @@ from fedrank import __version__
 from fedrank.experiments.runner.folder import FORMAT, Paid
 from fedrank.experiments.runner.merge import paid_for_trees
 from fedrank.experiments.runner.privacy import TARGETS, BudgetForecast, budget_forecast, noise_needed, planned
+from fedrank.experiments.runner.privacy_plan import wasted_budget
 from fedrank.experiments.runner.silo import silo_card
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.grid import Grid
@@ -168,6 +169,7 @@ def _facts(experiment: Any, targets: Sequence[float], home: Path) -> dict[str, A
                 for against, needed in noise_needed(experiment, targets).items()
             },
             "population": None if people is None else _numbers(people),
+            "advice": wasted_budget(experiment),
         }
     facts: dict[str, Any] = {"leaves": [asdict(each) for each in leaving(experiment)]}
     if isinstance(experiment, SiloExperiment):

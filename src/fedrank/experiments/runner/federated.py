@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,12 @@ from fedrank.federated.round import Outcome, evaluated, first_state, first_weigh
 from fedrank.federated.server import State
 from fedrank.federated.simulation import simulate
 from fedrank.kernels.devices import Device, DeviceError
-from fedrank.ranking.baseline_ranking import GIVEN, baseline_order, baseline_weights
+from fedrank.ranking.baseline_ranking import GIVEN, START_ALONE, BaselineRanking, baseline_order, baseline_weights
 from fedrank.ranking.cuda.choice import choose, features_of
 from fedrank.ranking.cuda.measures import evaluator_on_device
 from fedrank.ranking.learners import fine_tune, warm_up
 from fedrank.ranking.measures import Evaluator, average, measure
-from fedrank.ranking.model import Model, load_weights, save_model
+from fedrank.ranking.model import Model, load_weights, origin, save_model
 from fedrank.types import Memory, Ranker, SimulatedClients, Weights, has_trait
 from fedrank.unlearning.history import HistoryWriter, size_beforehand
 
@@ -65,7 +66,7 @@ class FederatedRun:
             asked=last,
         )
         self.evaluator = Evaluator(evaluation_queries(fold, experiment.data), experiment.measures)
-        self.baseline = baseline_order(self.evaluator, experiment.data.given)
+        self.baseline = start_alone(experiment, self.evaluator) or baseline_order(self.evaluator, experiment.data.given)
 
     def begin(self, evaluate: Any = None) -> tuple[State | None, Memory, Any]:
         """State, memory and checkpoint of a resumed run; each is None for a new run."""
@@ -301,13 +302,30 @@ def start_model(experiment: FederatedExperiment, clients: SimulatedClients) -> W
         return None
     if experiment.start == GIVEN:
         return baseline_weights(clients.data, experiment.data.given)
+    return _named_start(experiment).weights
+
+
+def _named_start(experiment: FederatedExperiment) -> Model:
+    """The model file that the experiment starts from."""
+    assert experiment.start is not None
     model = load_weights(experiment.start)
     if model.ranker.hidden != experiment.learner.ranker.hidden or model.weights.ndim != 1:
         raise ValueError(
             f"start = {experiment.start!r} has another ranker than learner.ranker; set learner.ranker to that of "
             "the model"
         )
-    return model.weights
+    return model
+
+
+def start_alone(experiment: FederatedExperiment, evaluator: Evaluator) -> BaselineRanking | None:
+    """What users of a public start have without learning: its own ranking; None if the experiment names no model."""
+    if experiment.start in (None, GIVEN):
+        return None
+    model = _named_start(experiment)
+    if model.features != evaluator.data.features.shape[1]:
+        return None  # training refuses it and names the reason
+    name = f"{START_ALONE} ({origin(model.notes) or Path(str(experiment.start)).name})"
+    return BaselineRanking(name, per_query(evaluator, model.weights, model.ranker))
 
 
 def start_weights(experiment: FederatedExperiment, clients: SimulatedClients, seed: int) -> Weights | None:

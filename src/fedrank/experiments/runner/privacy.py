@@ -45,6 +45,7 @@ from fedrank.privacy.population import (
 )
 from fedrank.privacy.spending import SharedSpending, Spending
 from fedrank.ranking.baseline_ranking import GIVEN
+from fedrank.ranking.model import load_weights, origin
 from fedrank.ranking.propensity import IN_THE_CLEAR, SHARED
 from fedrank.types import has_trait
 
@@ -362,7 +363,7 @@ def card(
     if from_outside(mechanism):
         not_covered.append(f"{NOT_VERIFIED}: whether {method_name(mechanism)} achieves what it claims")
     if experiment.start not in (None, GIVEN):
-        not_covered.append("the cost of the initial model")
+        not_covered.append(f"the cost of the initial model: {_origin_of_start(str(experiment.start))}")
     secret = has_trait(mechanism, "hides cohort") and experiment.clients.participation < 1
     if secret:
         not_covered.append("ledger/ and history/ reveal which clients participated: they must stay at the server")
@@ -396,6 +397,17 @@ def card(
         clients=experiment.clients.count,
     )
     return replace(made, summary=summary(made))
+
+
+def _origin_of_start(start: str) -> str:
+    """Where the initial model of a run comes from, and whether it has a privacy card."""
+    try:
+        model = load_weights(start)
+    except (OSError, ValueError):
+        return "its file is no longer here, so its origin is not known"
+    folder = Path(start) if Path(start).is_dir() else Path(start).parent
+    own = "its own privacy card" if (folder / Card.FILE).is_file() else "no privacy card beside it"
+    return f"{origin(model.notes) or f'{Path(start).name}, which does not name its origin'}; {own}"
 
 
 def summary(card: Card) -> str:

@@ -1,0 +1,528 @@
+"""Plan a run with differential privacy: rounds, server rate, clip and noise, from simulation on generated data.
+
+A plan uses only the sizes of a spec and never its data, so it costs no privacy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import textwrap
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank.data.ranking import RankingData
+from fedrank.data.synthetic import synthetic
+from fedrank.experiments.runner.privacy import enough, noise_needed, planned, setting_of
+from fedrank.experiments.spec.experiment import SpecError, to_tables, to_toml
+from fedrank.experiments.spec.federated import FederatedExperiment
+from fedrank.federated.clients import make_clients
+from fedrank.federated.partition import Own
+from fedrank.federated.server_optimizers import Add
+from fedrank.federated.simulation import simulate
+from fedrank.privacy.mechanisms import Gaussian, OnClient, SecureAggregation
+from fedrank.privacy.noise import SecureSource
+from fedrank.progress import Progress, quiet
+from fedrank.ranking.baseline_ranking import GIVEN
+from fedrank.ranking.learners import Pdgd
+from fedrank.ranking.measures import Evaluator
+from fedrank.ranking.rankers import Linear
+from fedrank.seeds import Chance, rng_for
+from fedrank.types import SimulatedClients, Weights
+
+MEASURE = "ndcg@10"
+ROUNDS, FREE_ROUNDS = (1, 2, 4, 8), (2, 8, 25)  # that are tried, with noise and without
+STEPS = tuple(float(each) for each in np.geomspace(0.25, 16, 7))  # expected length of the server's step in a round
+SETS, FIRST, MORE, TESTS = 3, 2, 6, 10  # generated sets; seeds for each in the first and second selection and the test
+FINALISTS = 4  # settings of the second selection
+MAX_PEOPLE = 2_000  # that are simulated; noise is scaled, so more people give the same noise in the mean
+MAX_INTERACTIONS = 4_000_000  # of a run of the spec as it is; a longer one is not simulated
+MAX_FACTOR = 4_096  # of people, in the search for how many would do
+CERTAIN = 0.9  # share of simulated runs in which training must be better than the alternatives
+SHIFT = 0.01  # quality that a public start loses on other data; .004 and .010 between the MQ collections
+BM25 = "BM25 of whole document"
+START = "the start alone"  # name of an arm
+
+# nDCG@10 that runs with a tuned server rate lose against no noise, by people / (σ · √(T · d)): medians of 50 cells with
+# linear PDGD on MQ2008, MQ2007-85 and OHSUMED, 2 to 100 rounds, ε from 0.5 to 4 (benchmarks/private_noise.py).
+LOSSES = {0.84: 0.078, 1.5: 0.057, 3.9: 0.026, 7.0: 0.014, 11.0: 0.005, 28.0: 0.003}
+WASTED = 2.0  # an advice is given if the recipe has this many times as much signal for its noise
+RECIPE_ROUNDS = 4
+
+Qualities = NDArray[np.float64]  # [sets, seeds]
+
+
+class Span(NamedTuple):
+    """A mean over simulated runs, and the range of nine of ten of them."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Qualities) -> Span:
+        return cls(float(values.mean()), *(float(each) for each in np.quantile(values, (0.05, 0.95))))
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to use the data, with its simulated quality."""
+
+    name: str
+    quality: Span | None  # None: too long to simulate
+    difference: Span | None = None  # from no noise
+    epsilon: float | None = None
+    rounds: int | None = None
+    cohort: int | None = None  # people per round
+    rate: float | None = None
+    clip: float | None = None
+    noise: float | None = None
+
+
+@dataclass(frozen=True)
+class PrivacyPlan:
+    """The proposed settings, what they are expected to cost, and whether training is worthwhile."""
+
+    epsilon: float
+    delta: float
+    people: int
+    parameters: int
+    interactions: int
+    arms: tuple[Arm, ...]  # proposal, the spec as it is, no noise, alternatives
+    worthwhile: bool
+    better: float  # share of simulated runs in which the proposal is better than the best alternative
+    alternative: str  # the best one
+    gain: Span  # over the best alternative
+    people_needed: int | None  # None: not searched for, or none found
+    noise_norm: float  # expected norm of the noise in the model: rate · σ · clip · T^1.5 · √d / people
+    proposal: FederatedExperiment
+
+    @property
+    def verdict(self) -> str:
+        """The recommendation, in words."""
+        people, away = f"{self.people:,} people at ε = {self.epsilon:g}", self.arms[0].difference
+        assert away is not None
+        if self.worthwhile:
+            return (
+                f"Train: with {people}, expect {away.mean:+.3f} nDCG@10 against no noise (nine of ten simulated runs: "
+                f"{away.low:+.3f} to {away.high:+.3f}), and {self.gain.mean:+.3f} against the best alternative "
+                f"({self.alternative})."
+            )
+        instead = "Use the start without training." if self.alternative == START else "Learn alone, or do nothing."
+        enough = f"{MAX_FACTOR:,} times as many people would be too few, too."
+        if self.people_needed is not None:
+            enough = f"About {self.people_needed:,} people would be enough."
+        return (
+            f"Do not train with {people}: they are too few. {self.better:.0%} of the simulated runs are better than "
+            f"the best alternative ({self.alternative}), and {CERTAIN:.0%} are required. {instead} {enough}"
+        )
+
+
+def plan_privacy(experiment: FederatedExperiment, epsilon: float, progress: Progress = quiet) -> PrivacyPlan:
+    """Propose settings for a target ε, and compare them with the spec as it is, no noise and not training."""
+    if not 0 < epsilon < math.inf:
+        raise ValueError(f"--epsilon must be positive (got {epsilon:g})")
+    _check(experiment)
+    bench = _Bench(experiment, progress)
+    proposal = bench.best(epsilon)
+    free = bench.best(None)
+    free_quality, quality = bench.quality(free, "test"), bench.quality(proposal, "test")
+    alternatives = bench.alternatives
+    best = max(alternatives, key=lambda name: float(alternatives[name].mean()))
+    gain = quality - alternatives[best]
+    better = float((gain > 0).mean())
+    arms = [bench.arm("proposal", proposal, quality, quality - free_quality, epsilon)]
+    for name, spec, price in _as_it_is(experiment, epsilon):
+        values = bench.quality(spec, "test") if _interactions(spec) <= MAX_INTERACTIONS else None
+        arms.append(bench.arm(name, spec, values, None if values is None else values - free_quality, price))
+    arms.append(bench.arm("no noise", free, free_quality, None, None))
+    arms += [Arm(name, Span.of(values), Span.of(values - free_quality)) for name, values in alternatives.items()]
+    needed = None if better >= CERTAIN else bench.people_needed(epsilon, best)
+    return PrivacyPlan(
+        epsilon=epsilon,
+        delta=experiment.privacy.delta,
+        people=_people(experiment),
+        parameters=setting_of(experiment).parameters,
+        interactions=max(experiment.clients.searches),
+        arms=tuple(arms),
+        worthwhile=better >= CERTAIN,
+        better=better,
+        alternative=best,
+        gain=Span.of(gain),
+        people_needed=needed,
+        noise_norm=_noise_norm(proposal),
+        proposal=proposal,
+    )
+
+
+def planned_toml(plan: PrivacyPlan) -> str:
+    """The spec of the proposal, with its expected quality as a comment."""
+    about = textwrap.fill(f"fedrank privacy plan, ε = {plan.epsilon:g}: {plan.verdict}", 118)
+    return textwrap.indent(about, "# ") + "\n" + to_toml(plan.proposal)
+
+
+def as_facts(plan: PrivacyPlan) -> dict[str, Any]:
+    """The plan as JSON values."""
+    arms = []
+    for arm in plan.arms:
+        spans = {"quality": arm.quality, "difference": arm.difference}
+        arms.append(asdict(arm) | {name: span and span._asdict() for name, span in spans.items()})
+    facts = {each.name: getattr(plan, each.name) for each in fields(plan)}
+    texts = {"verdict": plan.verdict, "proposal": to_tables(plan.proposal)}
+    return facts | texts | {"arms": arms, "gain": plan.gain._asdict()}
+
+
+def _check(experiment: FederatedExperiment) -> None:
+    """Refuse a spec that the simulation does not represent."""
+    mechanism = experiment.mechanism
+    if mechanism is None:
+        raise ValueError(
+            "mechanism: the spec has none, so it is not known where noise is added; add one, such as "
+            'mechanism = { name = "gaussian", clip = 0.1, noise = 1.0, placement = "server" }'
+        )
+    if not isinstance(mechanism, Gaussian) or mechanism.unit == "interaction":
+        raise ValueError(
+            "mechanism: a plan is for gaussian noise that protects clients or persons; use "
+            'name = "gaussian" with unit = "client" or "person"'
+        )
+    if not isinstance(experiment.learner, Pdgd) or experiment.learner.lists != "drawn":
+        raise ValueError(
+            "learner: a plan simulates pdgd with drawn lists only; use this learner for the plan, and compare the "
+            "proposal with your own learner on generated data"
+        )
+    if experiment.kind == "async" or experiment.local is not None or experiment.attack is not None:
+        raise ValueError("a plan is for synchronous rounds without `local` and `attack`; remove these settings")
+
+
+def _people(experiment: FederatedExperiment) -> int:
+    return experiment.clients.count * experiment.clients.people
+
+
+def _interactions(experiment: FederatedExperiment) -> float:
+    """The number of interactions of a simulated run."""
+    clients = experiment.clients
+    share = 1 / experiment.rounds if clients.schedule == "dealt" else clients.participation
+    return experiment.rounds * share * min(_people(experiment), MAX_PEOPLE) * max(clients.searches)
+
+
+def _changed(experiment: FederatedExperiment, changes: dict[str, Any]) -> FederatedExperiment:
+    """The experiment with other settings, checked like a spec."""
+    tables, problems = to_tables(experiment), list[str]()
+    tables["server"] = {"name": "add"}
+    tables["privacy"] = {"delta": experiment.privacy.delta}  # a plan has one run, whose ε is chosen
+    for key, value in changes.items():
+        section, _, name = key.rpartition(".")
+        (tables[section] if section else tables)[name] = value
+    tables["clients"] |= {"schedule": "dealt", "participation": 1.0}
+    if changes.get("mechanism", tables) is None:
+        del tables["mechanism"]
+    else:
+        tables["mechanism"].pop("people", None)  # follows from the people of a round
+    found = FederatedExperiment.read(tables, problems)
+    if found is None:
+        raise SpecError(problems)
+    return found
+
+
+def _with_noise(experiment: FederatedExperiment, epsilon: float) -> FederatedExperiment:
+    """The experiment with the noise that a target ε needs against every observer for whom there is a guarantee."""
+    found = [values[0] for values in noise_needed(experiment, [epsilon]).values()]
+    if not found or math.isinf(max(found)):
+        raise ValueError(f"no noise gives ε = {epsilon:g} with this mechanism; use a larger --epsilon")
+    mechanism: Any = experiment.mechanism
+    return replace(experiment, mechanism=replace(mechanism, noise=float(enough(max(found)))))
+
+
+def _as_it_is(experiment: FederatedExperiment, epsilon: float) -> list[tuple[str, FederatedExperiment, float]]:
+    """The spec itself, and with the noise for the target ε if it has another ε."""
+    price = max((each.total for each in planned(experiment) if math.isfinite(each.total)), default=math.inf)
+    rows = [("the spec as it is", experiment, price)]
+    if abs(price - epsilon) > 0.02 * epsilon:
+        with suppress(ValueError):  # too many rounds for any noise
+            rows.append((f"the spec with noise for ε = {epsilon:g}", _with_noise(experiment, epsilon), epsilon))
+    return rows
+
+
+def wasted_budget(experiment: FederatedExperiment) -> str | None:
+    """Advice if few rounds, with each person in one of them, would lose much less quality at the same ε."""
+    mechanism, clients = experiment.mechanism, experiment.clients
+    if (
+        not isinstance(mechanism, Gaussian)
+        or mechanism.unit == "interaction"
+        or not isinstance(experiment.learner, Pdgd)
+    ):
+        return None
+    price = max((each.total for each in planned(experiment) if math.isfinite(each.total)), default=math.inf)
+    dealt = clients.people if mechanism.unit == "person" else clients.count
+    if math.isinf(price) or dealt < RECIPE_ROUNDS or experiment.kind == "async":
+        return None
+    try:
+        recipe = _with_noise(_changed(experiment, {"rounds": RECIPE_ROUNDS}), price)
+    except ValueError:  # a method of the spec cannot be combined with the schedule
+        return None
+    now, then = _signal(experiment), _signal(recipe)
+    if then < WASTED * now:
+        return None
+    return (
+        f"This spec wastes budget: with {RECIPE_ROUNDS} rounds, each person in one of them (clients.schedule = "
+        f'"dealt"), and a larger server.rate, the same ε loses about {_expected_loss(then):.3f} nDCG@10 instead of '
+        f"about {_expected_loss(now):.3f} (measured with linear rankers on MQ2008, MQ2007-85 and OHSUMED). Let "
+        "`fedrank privacy plan` propose settings."
+    )
+
+
+def _expected_loss(signal: float) -> float:
+    """The measured loss at this signal, between those of `LOSSES`."""
+    return float(np.interp(math.log(signal), np.log(list(LOSSES)), list(LOSSES.values())))
+
+
+def _signal(experiment: FederatedExperiment) -> float:
+    """people / (σ · √(T · d)): proportional to the norm of what is learned over the norm of the noise in the model."""
+    mechanism: Any = experiment.mechanism
+    server = replace(experiment, server=Add(1.0), mechanism=replace(mechanism, clip=1.0))
+    return experiment.rounds / _noise_norm(server)
+
+
+def _noise_norm(experiment: FederatedExperiment) -> float:
+    """The expected norm of the noise in the model: rate · σ · clip · √(T · d) / people in a round.
+
+    If each person is in one round, it is rate · σ · clip · T^1.5 · √d / people. Noise that several parties add to their
+    messages is larger by the square root of their number.
+    """
+    mechanism, server, clients = experiment.mechanism, experiment.server, experiment.clients
+    assert isinstance(mechanism, Gaussian)
+    share = 1 / experiment.rounds if clients.schedule == "dealt" else clients.participation
+    cohort = _people(experiment) * share
+    noises = 1.0
+    if isinstance(mechanism.placement, OnClient):
+        noises = clients.count if mechanism.unit == "person" else cohort
+    elif isinstance(mechanism.placement, SecureAggregation):
+        noises = 1 / mechanism.placement.honest
+    rate = getattr(server, "rate", 1.0)
+    size = setting_of(experiment).parameters * experiment.rounds * noises
+    return float(rate * mechanism.noise * mechanism.clip * math.sqrt(size) / cohort)
+
+
+class _Set(NamedTuple):
+    """Generated data: queries for training, selection and test."""
+
+    train: RankingData
+    validation: Evaluator
+    test: Evaluator
+
+
+def _generated(features: int, seed: int) -> _Set:
+    """Data like MQ2007 with so many features: BM25, others of them, and noisy copies where there are not enough."""
+    whole, rng = synthetic("mq2007", 600, seed), rng_for(seed, "privacy plan")
+    bm25, width = whole.feature_names.index(BM25), whole.features.shape[1]
+    others = rng_for(0, "privacy plan").permutation(width)  # the same in every set
+    columns = whole.features[:, [bm25, *others[others != bm25]]]
+    while columns.shape[1] < features:
+        noisy = (columns + rng.random(columns.shape, dtype=np.float32)) / 2
+        columns = np.concatenate([columns, noisy.astype(np.float32)], axis=1)
+    data = replace(whole, features=np.ascontiguousarray(columns[:, :features]), feature_names=())
+    train, validation, test = (data.select(range(*ends)) for ends in ((0, 200), (200, 300), (300, 600)))
+    return _Set(train, Evaluator(validation, [MEASURE]), Evaluator(test, [MEASURE]))
+
+
+def _bm25(features: int) -> Weights:
+    """The linear model that reproduces the BM25 order of generated data."""
+    weights = np.zeros(features)
+    weights[0] = 1.0
+    return weights
+
+
+class _Bench:
+    """Simulations of one experiment on generated data of its shape."""
+
+    def __init__(self, experiment: FederatedExperiment, progress: Progress) -> None:
+        self.experiment, self.learner = experiment, experiment.learner
+        self._progress = progress
+        self.features = setting_of(replace(experiment, learner=Pdgd())).parameters  # those of a linear ranker
+        self.sets = [_generated(self.features, seed) for seed in range(1, SETS + 1)]
+        updates = np.concatenate([self._first_updates(each) for each in self.sets])
+        norms = np.sqrt((updates**2).sum(axis=1))
+        self.clip = float(f"{np.median(norms[norms > 0]) / 2:.2g}")
+        clipped = updates * np.minimum(1.0, self.clip / np.maximum(norms, 1e-30))[:, None]
+        self.lengths = {False: _length(updates.mean(axis=0)), True: _length(clipped.mean(axis=0))}
+
+    def _first_updates(self, data: _Set) -> NDArray[np.float64]:
+        clients = self._clients(replace(self.experiment, clients=replace(self.experiment.clients, people=1)), data, 500)
+        start = self.learner.ranker.first(data.train.features.shape[1], rng_for(1, "first"))
+        return self.learner(start, clients, Chance(1, 1)).updates.astype(np.float64)
+
+    def _clients(self, experiment: FederatedExperiment, data: _Set, count: int) -> SimulatedClients:
+        clients, partition = experiment.clients, Own() if experiment.clients.people > 1 else None
+        return make_clients(
+            data.train, count, partition=partition, click_model=clients.click_models,
+            interactions=clients.interactions, click_model_per=clients.click_model_per, people=clients.people,
+        )  # fmt: skip
+
+    @cached_property
+    def start(self) -> list[Weights] | None:
+        """A public model for each set: that of another one, changed until it loses `SHIFT`; None: the spec has none."""
+        if self.experiment.start is None:
+            return None
+        if self.experiment.start == GIVEN:
+            return [_bm25(self.features)] * SETS
+        free = _changed(
+            replace(self.experiment, start=None),
+            {"rounds": 8, "server.rate": 2 / self.lengths[False], "mechanism": None},
+        )
+        models = [self._run(free, each, 1, None) for each in self.sets]
+        found = []
+        for number, data in enumerate(self.sets):
+            model = models[number - 1]
+            away = rng_for(number, "public start").normal(size=model.shape) * _length(model) / math.sqrt(model.size)
+            ranker = self.learner.ranker
+            aim = float(data.validation(model, ranker)[0]) - SHIFT
+            low, high = 0.0, 2.0
+            for _ in range(20):
+                middle = (low + high) / 2
+                enough_loss = float(data.validation(model + middle * away, ranker)[0]) < aim
+                low, high = (low, middle) if enough_loss else (middle, high)
+            found.append(model + high * away)
+        return found
+
+    def _run(self, experiment: FederatedExperiment, data: _Set, seed: int, start: Weights | None) -> Weights:
+        """The final model of a simulated run; with at most `MAX_PEOPLE`, and the noise that more would have."""
+        people, share = _people(experiment), min(1.0, MAX_PEOPLE / _people(experiment))
+        federation, each = experiment.federation(attacked=False), experiment.clients
+        if share < 1:
+            each = replace(each, people=max(experiment.rounds, round(each.people * share))) if each.people > 1 else (
+                replace(each, count=max(experiment.rounds, round(each.count * share)))
+            )  # fmt: skip
+            experiment = replace(experiment, clients=each)
+            share = _people(experiment) / people
+        mechanism: Any = federation.mechanism
+        if mechanism is not None:
+            local = isinstance(mechanism.placement, OnClient) and mechanism.unit == "client"
+            mechanism = replace(mechanism, noise=mechanism.noise * (math.sqrt(share) if local else share))
+            if mechanism.unit == "person":
+                dealt = math.ceil(each.people / experiment.rounds) if each.schedule == "dealt" else each.people
+                mechanism = replace(mechanism, people=dealt)
+            if isinstance(mechanism.placement, SecureAggregation):
+                mechanism = replace(mechanism, placement=replace(mechanism.placement, sum="ideal"))
+            federation = replace(federation, mechanism=mechanism)
+        source = None
+        if mechanism is not None:  # the same plan every time; nothing that is generated needs protection
+            source = SecureSource(hashlib.sha256(f"plan {seed}".encode()).digest())
+        weights = None
+        for outcome in simulate(
+            federation, self._clients(experiment, data, each.count), experiment.rounds, seed, start=start, noise=source
+        ):
+            weights = outcome.weights
+        assert weights is not None
+        return weights
+
+    def quality(self, experiment: FederatedExperiment, part: str, seeds: Sequence[int] | None = None) -> Qualities:
+        """[sets, seeds]: quality on the queries for selection or test; a test has its own seeds."""
+        seeds = range(101, 101 + TESTS) if seeds is None else seeds
+        start = [None] * SETS if self.start is None else self.start
+        rows = []
+        for data, first in zip(self.sets, start, strict=True):
+            models = [self._run(experiment, data, seed, first) for seed in seeds]
+            rows.append([float(getattr(data, part)(model, self.learner.ranker)[0]) for model in models])
+        return np.array(rows)
+
+    def best(
+        self, epsilon: float | None, people: int = 1, rounds: Sequence[int] = (), steps: Sequence[float] = STEPS
+    ) -> FederatedExperiment:
+        """The best settings on the queries for selection, with `people` times as many people; ε None: no noise."""
+        rounds = rounds or (FREE_ROUNDS if epsilon is None else ROUNDS)
+        clients = self.experiment.clients
+        dealt = clients.people if clients.people > 1 else clients.count
+        tried: list[tuple[float, FederatedExperiment]] = []
+        pairs = [each for each in itertools.product(rounds, steps) if each[0] <= dealt]
+        for number, (count, step) in enumerate(pairs, start=1):
+            if tried and count == 1 and step != steps[0] and self.experiment.start is None:
+                continue  # the scale of a model changes no order, and there is no second round
+            spec = self._candidate(count, step, epsilon, people)
+            tried.append((float(self.quality(spec, "validation", range(1, FIRST + 1)).mean()), spec))
+            name = "no noise" if epsilon is None else f"{_people(spec):,} people at ε = {epsilon:g}"
+            self._progress(name, number, len(pairs), f"{count} rounds")
+        tried = sorted(tried, key=lambda each: -each[0])[:FINALISTS]
+        again = range(11, 11 + MORE)
+        return max((spec for _, spec in tried), key=lambda spec: float(self.quality(spec, "validation", again).mean()))
+
+    def _candidate(self, rounds: int, step: float, epsilon: float | None, people: int) -> FederatedExperiment:
+        rate = float(f"{step / self.lengths[epsilon is not None]:.3g}")
+        changes: dict[str, Any] = {"rounds": rounds, "server.rate": rate}
+        many = "people" if self.experiment.clients.people > 1 else "count"
+        changes[f"clients.{many}"] = getattr(self.experiment.clients, many) * people
+        if epsilon is None:
+            return _changed(self.experiment, changes | {"mechanism": None})
+        spec = _changed(self.experiment, changes | {"mechanism.clip": self.clip, "evaluate_every": 1})
+        return _with_noise(spec, epsilon)
+
+    @cached_property
+    def alternatives(self) -> dict[str, Qualities]:
+        """[sets, seeds]: quality without federated training."""
+        ranker, shape = self.learner.ranker, (SETS, TESTS)
+        order = [[float(each.test(_bm25(self.features), Linear())[0])] for each in self.sets]
+        found = {"do nothing (BM25)": np.broadcast_to(np.array(order), shape)}
+        if self.start is not None and self.experiment.start != GIVEN:
+            values = [float(data.test(model, ranker)[0]) for data, model in zip(self.sets, self.start, strict=True)]
+            found[START] = np.broadcast_to(np.array(values)[:, None], shape)
+        if self.experiment.clients.people > 1:
+            free = self.best(None, rounds=(8,), steps=STEPS[1::2])
+            tables = {"rounds": 8, "server.rate": free.server.rate, "mechanism": None, "clients.count": 1}  # type: ignore[attr-defined]
+            one, share = _changed(self.experiment, tables), 200 // self.experiment.clients.count
+            own = [each._replace(train=each.train.select(range(max(1, share)))) for each in self.sets]
+            found["one organisation alone"] = np.array([
+                [float(each.test(self._run(one, each, seed, None), ranker)[0]) for seed in range(101, 101 + TESTS)]
+                for each in own
+            ])  # fmt: skip
+        else:
+            rows = []
+            for data in self.sets:
+                first = ranker.first(data.train.features.shape[1], rng_for(1, "first"))
+                clients = self._clients(self.experiment, data, TESTS)
+                models = first + self.learner(first, clients, Chance(101, 1)).updates
+                rows.append([float(data.test(model, ranker)[0]) for model in models.astype(np.float64)])
+            found["one client alone"] = np.array(rows)
+        return found
+
+    def people_needed(self, epsilon: float, alternative: str) -> int | None:
+        """The number of people, in powers of 2 of those of the spec, with whom training is worthwhile."""
+        others, factor = self.alternatives[alternative], 2
+        while factor <= MAX_FACTOR:
+            spec = self.best(epsilon, factor, (2, 4), STEPS[1::2])
+            if float((self.quality(spec, "test") > others).mean()) >= CERTAIN:
+                return _people(spec)
+            factor *= 2
+        return None
+
+    def arm(
+        self,
+        name: str,
+        spec: FederatedExperiment,
+        values: Qualities | None,
+        loss: Qualities | None,
+        epsilon: float | None,
+    ) -> Arm:
+        mechanism: Any = spec.mechanism
+        dealt = spec.clients.schedule == "dealt"
+        share = 1 / spec.rounds if dealt else spec.clients.participation
+        return Arm(
+            name,
+            None if values is None else Span.of(values),
+            None if loss is None else Span.of(loss),
+            epsilon,
+            spec.rounds,
+            math.ceil(_people(spec) * share),
+            getattr(spec.server, "rate", None),
+            None if mechanism is None else mechanism.clip,
+            None if mechanism is None else mechanism.noise,
+        )
+
+
+def _length(vector: NDArray[Any]) -> float:
+    return float(np.sqrt((np.asarray(vector, dtype=np.float64) ** 2).sum()))
