@@ -177,7 +177,7 @@ class Hub:
         """Whether a failed round cannot be tried again: with a dealt schedule, no site sends a second message."""
         sites = [self.plan.site_of[int(id)].name for id in asked.requests["client"]]
         left = [name for name in sites if not has_participated(why.get(name, ""))]
-        needed = 1 if self.secure is None else self.plan.sum_terms(Label("sum", self.plan.run, 1))["min_survivors"]
+        needed = 1 if self.secure is None else self.plan.min_survivors
         return len(left) < min(needed, len(sites))
 
     def _enough(self, requests: Mapping[str, bytes], why: Mapping[str, str]) -> bool:

@@ -238,21 +238,32 @@ class Plan:
         They contain a digest of the whole plan and call, so clients that received different ones have no common sum. In
         a trial without common rounds, clients have different models by design, and the digest is of the plan alone.
         """
-        from fedrank.privacy.secure_aggregation import threshold_for
-
-        placement, cohort = self.secure_sum, self.cohort
+        placement = self.secure_sum
         assert placement is not None
-        threshold = threshold_for(int(cohort), placement.colluders(cohort), active=True)
         asked = call.pack() if self.synchronous or not self.simulated else b""
         return {
             "session": call.run + call.attempt.to_bytes(4, "little"),
             "request": hashlib.sha256(bytes.fromhex(self.digest) + asked).digest(),
             "round": call.round,
-            "threshold": threshold,
-            "min_survivors": max(threshold, placement.opened(cohort)),
+            "threshold": self.sum_threshold,
+            "min_survivors": self.min_survivors,
             "size": self.sent,
             "bits": placement.bits,
         }
+
+    @property
+    def sum_threshold(self) -> int:
+        """The number of clients that can open a sum."""
+        from fedrank.privacy.secure_aggregation import threshold_for
+
+        assert self.secure_sum is not None
+        return threshold_for(int(self.cohort), self.secure_sum.colluders(self.cohort), active=True)
+
+    @property
+    def min_survivors(self) -> int:
+        """The minimum number of clients in a sum that is opened."""
+        assert self.secure_sum is not None
+        return max(self.sum_threshold, self.secure_sum.opened(self.cohort))
 
     @property
     def longest_letter(self) -> int:
