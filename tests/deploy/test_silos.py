@@ -163,8 +163,8 @@ def test_turns_are_those_of_sketches_that_were_not_sent(done):
         key = read_key(home[turn.party] / "silo" / "shared.key")
         partners = []
         for other in sorted(of.keys() - {me.name}):
-            copy = open_sketch(home[other] / "silo" / "own.sketch").copy_for(me.name)
-            partners.append(KnownPartner(other, Sketched(copy, key), copy.sketcher, copy.fingerprint))
+            file = open_sketch(home[other] / "silo" / "own.sketch")
+            partners.append(KnownPartner(other, Sketched(file.copy_for(me.name), key), file.sketcher, file.fingerprint))
         chosen = {"k": 10, "rate": 0.4, "batch": 16, "seed": 1, "top_grade": 2}
         model = take_turn(collection, me, partners, model, chosen, turn.passes).model
     found = load_weights(made.task.folder / "model.json")

@@ -16,10 +16,9 @@ from fedrank.experiments.runner.data import load_fold
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.source import read_spec
-from fedrank.trees.forest import importance
 from fedrank.trees.model_files import load_model
 from fedrank_papers.figures import drawings
-from fedrank_papers.merge_figures import category_shares, chosen_settings, held, looked_at
+from fedrank_papers.merge_figures import category_shares, chosen_settings, held, importance, looked_at
 from fedrank_papers.tree_figures import cut_lists
 
 SMALL = ["booster.trees=3", "data.folds=[1]"]

@@ -39,7 +39,7 @@ from fedrank.privacy.population import Account
 from fedrank.search import coordinator, ingest, joining
 from fedrank.search.client import SearchClient
 from fedrank.search.impressions import LEARNER, first_weights, warm_up
-from tests.search.made_up import Clock, search_often, write_documents
+from tests.search.made_up import Clock, close, search_often, write_documents
 
 DOCUMENTS = 60
 
@@ -73,7 +73,7 @@ def work(store: Path, folder: Path, answered: int, turn: int) -> None:
                 found = client.search(f"orchard turn {turn}")
                 client.open_document(found.impression, place)
                 os.write(answered, f"{found.impression}\n".encode())
-                client.close_impression(found.impression)
+                close(client, found.impression)
 
 
 def look(store: Path, clicked: set[int]) -> None:

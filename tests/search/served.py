@@ -15,8 +15,7 @@ from pathlib import Path
 import httpx
 
 from fedrank.search.client import SearchClient
-from fedrank.search.serve import COMMAND
-from fedrank.search.web import make_app
+from fedrank.search.web import COMMAND, make_app
 from fedrank.web.access import Access
 from fedrank.web.server import listening, make_server
 

@@ -25,6 +25,7 @@ from fedrank.search.client import SearchClient
 from fedrank.search.demo import TOPICS, WISHES, make_demo, write_documents
 from fedrank.search.watch import watch
 from tests import needs
+from tests.search.made_up import close
 
 pytest.importorskip("tantivy", reason="pip install 'fedrank[search]'")
 Command = Callable[..., tuple[int, str, str]]
@@ -134,7 +135,7 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
         for _ in range(3):
             shown = client.search("river mills")
             client.open_document(shown.impression, 0)
-            client.close_impression(shown.impression)
+            close(client, shown.impression)
     code, said, warned = fedrank("status")
     assert code == 0
     for words in (

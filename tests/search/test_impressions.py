@@ -25,7 +25,7 @@ from fedrank.search.impressions import (
 from fedrank.search.results import Filters, Gone, NotFound
 from fedrank.seeds import Chance
 from fedrank.types import Impression, OwnChance, SimulatedClients
-from tests.search.made_up import FRUIT, Clock, opened
+from tests.search.made_up import FRUIT, Clock, close, opened
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +275,7 @@ def open_wherever_it_is(client, clock, query, document):
     shown = [result for page in range(1, 5) for result in client.shown(found.impression, page).results]
     client.open_document(found.impression, next(result.position for result in shown if result.id == document))
     clock.wait(120)
-    client.close_impression(found.impression)
+    close(client, found.impression)
 
 
 def test_three_clear_clicks_move_a_document_to_the_top_and_a_reset_takes_it_back(client, clock):
@@ -305,7 +305,7 @@ def test_what_was_learned_is_kept_over_a_restart(client, clock):
     found = client.search("orchard apple")
     client.open_document(found.impression, 3)
     clock.wait(60)
-    client.close_impression(found.impression)
+    close(client, found.impression)
     learned = weights(client)
     assert (learned != first_weights(client.features)).any()
     assert state(client, found.impression) == "learned"
@@ -426,7 +426,7 @@ def test_scores_and_features_of_old_impressions_are_dropped(client, clock, monke
 
 @pytest.mark.parametrize("impression", [0, -1, 999, 10**21, 1 << 62])
 def test_a_foreign_impression_is_not_found(client, impression):
-    for ask in (client.shown, client.why, client.close_impression):
+    for ask in (client.shown, client.why):
         with pytest.raises(NotFound):
             ask(impression)
     with pytest.raises(NotFound):

@@ -16,7 +16,7 @@ from fedrank.deploy import site_calls
 from fedrank.deploy.folder_members import approve_in_folder, create_folder_federation, read_invitation
 from fedrank.deploy.outbox import used_searches
 from fedrank.ranking.model import load_weights
-from fedrank.search import coordinator, joining, serve, sharing
+from fedrank.search import coordinator, joining, sharing, web
 from fedrank.search.coordinator import aggregate, built_in
 from fedrank.search.results import SearchError
 from tests.search.made_up import FRUIT, Clock, opened, search_often
@@ -223,11 +223,11 @@ main()
 @pytest.mark.process
 def test_the_page_answers_meanwhile_and_the_command_aggregates(group, monkeypatch):
     """`fedrank search aggregate` in a process of its own; whoever joins while the page is open is answered for, too."""
-    monkeypatch.setattr(serve, "SECONDS_BETWEEN_LOOKS", 0.05)
+    monkeypatch.setattr(web, "SECONDS_BETWEEN_LOOKS", 0.05)
     monkeypatch.setattr(joining, "SECONDS_BETWEEN_LOOKS", 0.1)
     with ExitStack() as pages:
         for name, client in group.clients.items():
-            pages.enter_context(serve._taking_part(client))
+            pages.enter_context(web._taking_part(client))
             group.join(name)
             group.search(name, 30)
         words = ["search", "aggregate", str(group.shared), "--home", str(group.home), "--patience", "60"]
@@ -251,11 +251,11 @@ def test_the_page_answers_meanwhile_and_the_command_aggregates(group, monkeypatc
 
 
 def test_a_problem_of_the_answering_thread_stands_in_the_status_until_it_is_gone(group, monkeypatch):
-    monkeypatch.setattr(serve, "SECONDS_BETWEEN_LOOKS", 0.05)
+    monkeypatch.setattr(web, "SECONDS_BETWEEN_LOOKS", 0.05)
     monkeypatch.setattr(joining, "SECONDS_BETWEEN_LOOKS", 0.05)
     client, away = group.clients["anna"], group.shared.with_name("pulled-out")
     group.join("anna")
-    with serve._taking_part(client):
+    with web._taking_part(client):
         group.shared.rename(away)
         wait_until(lambda: str(group.shared) in client.status().notes[-1] and len(client.status().notes) == 3)
         away.rename(group.shared)

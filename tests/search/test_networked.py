@@ -22,7 +22,7 @@ from fedrank.privacy.population import Account
 from fedrank.ranking.model import load_weights
 from fedrank.search import coordinator, joining, sharing
 from fedrank.search.results import SearchError
-from fedrank.search.serve import _taking_part
+from fedrank.search.web import _taking_part
 from fedrank.wire import Label
 from tests.search.made_up import Clock, opened, search_often
 
@@ -101,7 +101,7 @@ def test_three_people_learn_together_over_a_network_under_a_secure_sum(tmp_path,
     """Real processes and certificates; two are served by the page's own thread, one by `fedrank deploy start`."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
     monkeypatch.setattr(coordinator, "ROUNDS", 1)
-    monkeypatch.setattr("fedrank.search.serve.SECONDS_BETWEEN_LOOKS", 0.1)
+    monkeypatch.setattr("fedrank.search.web.SECONDS_BETWEEN_LOOKS", 0.1)
     monkeypatch.setattr(joining, "SECONDS_BETWEEN_LOOKS", 0.5)
     federation = provision_locally(tmp_path / "net", {name: id for id, name in enumerate(PEOPLE)}, "friends")
     sites = "".join(f'[[sites]]\nname = "{name}"\norganisation = "x"\nid = {id}\n' for id, name in enumerate(PEOPLE))

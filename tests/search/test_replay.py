@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.testing import assert_allclose
 
-from fedrank.search.replay import FEWEST, Replayed, prefix_probabilities, replay
+from fedrank.search.trial import FEWEST, Replayed, prefix_probabilities, replay
 from fedrank.types import Impression
 
 SCORES = np.array([1.0, 0.5, 0.0, -1.0], np.float32)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from fedrank.data.live_features import LIVE_1
-from fedrank.search.explain import explain
 from fedrank.search.impressions import Clicked
 from fedrank.search.lists import ResultLists
-from fedrank.search.result_pages import ResultPages, count_pages
+from fedrank.search.result_pages import ResultPages, count_pages, explain
 from fedrank.search.results import Gone, NotFound
 from fedrank.search.trial import Trials
 from tests.search.made_up import Clock

@@ -213,7 +213,7 @@ def test_an_engine_that_cannot_write_is_one_line_and_follows_later(tmp_path, mon
             raise ValueError("An IO error occurred: 'No space left on device'")
 
         with monkeypatch.context() as patched:
-            patched.setattr(Engine, "_follow_some", full)
+            patched.setattr(Engine, "_commit_some", full)
             with pytest.raises(SearchError, match="no data was lost"):
                 client.index()
         assert client.status().waiting == 3
@@ -225,7 +225,7 @@ def test_an_engine_that_cannot_write_is_one_line_and_follows_later(tmp_path, mon
 def test_an_engine_that_stumbles_over_what_a_crash_left_is_made_anew(tmp_path, monkeypatch):
     with opened(tmp_path, count=5) as client:
         write_documents(tmp_path / "documents", 8)
-        real, times = Engine._follow_some, []
+        real, times = Engine._commit_some, []
 
         def stumbles(*arguments):
             times.append(1)
@@ -233,7 +233,7 @@ def test_an_engine_that_stumbles_over_what_a_crash_left_is_made_anew(tmp_path, m
                 raise ValueError("Failed to open file for write: 'FileAlreadyExists(\"x.1048.del\")'")
             return real(*arguments)
 
-        monkeypatch.setattr(Engine, "_follow_some", stumbles)
+        monkeypatch.setattr(Engine, "_commit_some", stumbles)
         client.index()
         check_agreement(client)
         assert client.search("orchard").found == 8

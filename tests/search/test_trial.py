@@ -10,8 +10,8 @@ import pytest
 from fedrank.ranking.gate import Gate
 from fedrank.search import trial as trial_module
 from fedrank.search.client import SearchClient
-from fedrank.search.replay import FEWEST, Replay
 from fedrank.search.results import SearchError
+from fedrank.search.trial import FEWEST, Replay
 from tests.search.made_up import FRUIT, Clock, opened
 
 
@@ -45,6 +45,11 @@ def live(client, clock, most):
     return most
 
 
+def stop(client):
+    with client.store.writing():
+        client.trials.end("stopped")
+
+
 def test_a_better_model_is_adopted_after_both_steps(client, clock):
     better = model(client, length=8.0)
     client.trials.begin(better, "a friend")
@@ -71,7 +76,7 @@ def test_a_replay_that_is_worth_few_searches_refuses_nothing(client, clock, monk
         live(client, clock, FEWEST + 1)
         assert client.status().trial.state == state
         if state == "draft":
-            client.trials.stop()
+            stop(client)
 
 
 def test_a_broken_model_is_refused_and_the_one_in_use_goes_on(client, clock):
@@ -88,7 +93,7 @@ def test_searches_kept_for_the_replay_are_learned_from_afterwards(client, clock)
     live(client, clock, 20)
     assert client.status().learned_from == 0
     assert client.status().impressions == {"closed": 19, "opened": 1}
-    client.trials.stop()
+    stop(client)
     clock.wait(60)
     client.search("something else")
     assert client.store.count("SELECT count(*) FROM impressions WHERE state = 'learned'") == 20

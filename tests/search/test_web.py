@@ -16,13 +16,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fedrank.search.open_original import open_original
-from fedrank.search.pictures import BarScale, split, week_bar
-from fedrank.search.quality import monday
-from fedrank.search.render import breakable, day, location, marked, moment, short, size
+from fedrank.search.render import BarScale, breakable, day, location, marked, moment, short, size, split, week_bar
 from fedrank.search.results import SearchError, SentBytes, Snippet, TrialNews, Week
-from fedrank.search.serve import COMMAND
-from fedrank.search.web import MAX_FORM_LENGTH
+from fedrank.search.status import monday
+from fedrank.search.web import COMMAND, MAX_FORM_LENGTH, open_original
 from fedrank.web.access import Access
 from fedrank.web.local_app import HEADERS
 from tests import needs

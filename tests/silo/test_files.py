@@ -392,11 +392,11 @@ def test_a_file_without_noise_answers_nobody(tmp_path):
 def test_a_copy_answers_as_the_original_and_holds_no_secret(tmp_path):
     file = made(tmp_path, NOISED)
     copy = file.copy_for("b")
-    assert (copy.ids, copy.squares, copy.pseudonym_key, copy.removed) == (None, None, None, 0)
+    assert vars(copy).keys() == {"sketcher", "fields", "lengths", "frequencies", "pseudonyms"}
     names = dict(zip(file.pseudonyms_for("b").tolist(), file.ids, strict=True))
     assert np.all(np.diff(copy.pseudonyms.astype(object)) > 0)
     for term in ("flu", "word3", "common"):
-        cells, signs = copy.sketcher.locate([term], copy.hashing(KEY))
+        cells, signs = copy.sketcher.locate([term], file.hashing(KEY))
         rows, counts = copy.fields["body"].query(cells[0], signs[0])
         told = {names[int(copy.pseudonyms[row])]: count for row, count in zip(rows, counts, strict=True)}
         mine = dict(zip(*best(file, term), strict=True))
@@ -406,9 +406,6 @@ def test_a_copy_answers_as_the_original_and_holds_no_secret(tmp_path):
         assert {n: c for n, c in told.items() if c > last} == {n: c for n, c in mine.items() if c > last}
     assert [copy.lengths["body"][i] for i, p in enumerate(copy.pseudonyms) if names[int(p)] == "d7"] == [8]
     np.testing.assert_array_equal(copy.frequencies["body"], file.frequencies["body"])
-    for refused in (lambda: copy.rows, lambda: copy.copy_for("c")):
-        with pytest.raises(ValueError, match="a copy for a querier"):
-            refused()
 
 
 def test_a_copy_in_a_file_of_version_0_1_is_refused(tmp_path):
@@ -452,7 +449,7 @@ def test_lengths_are_exact_or_noised_as_the_settings_say(tmp_path):
 
 
 def test_the_ledger_pays_for_sketching_and_for_changed_documents(tmp_path):
-    made(tmp_path, NOISED, owner="a", limits=Limits(total=11.0))
+    made(tmp_path, NOISED, limits=Limits(total=11.0))
     ledger = SiloLedger(tmp_path / "a.spending")
     assert ledger.spent() == pytest.approx(COST)
     add_documents(tmp_path / "a.sketch", collection(1, 8), KEY)
@@ -506,7 +503,7 @@ def test_a_sketch_too_dear_is_not_made(tmp_path):
 
 
 def test_describe_tells_what_a_noised_file_costs_and_what_is_left(tmp_path):
-    made(tmp_path, NOISED, owner="a", limits=Limits(querier=8.0, total=9.0))
+    made(tmp_path, NOISED, limits=Limits(querier=8.0, total=9.0))
     told = describe_sketch(tmp_path / "a.sketch")
     assert told["noise"].startswith("noised: σ1 = 1, a deviation of 4.9")  # 2 sqrt(6)
     assert told["privacy"].startswith("ε = 6.6 at δ = 1e-05 for one occurrence of a word")

@@ -26,10 +26,10 @@ def test_lines_are_those_of_whole_numbers(slope, x, start):
 def test_same_key_same_places_and_another_key_others():
     words = [f"word {i}" for i in range(50)]
     cells, signs = Hashing(KEY).locate(words)
-    assert np.array_equal(cells, Hashing(KEY).cells(words))
-    assert np.array_equal(signs, Hashing(KEY).signs(words))
-    assert np.array_equal(cells[7], Hashing(KEY).cells(["word 7"])[0])
-    other = Hashing(bytes(32)).cells(words)
+    assert np.array_equal(cells, Hashing(KEY).locate(words)[0])
+    assert np.array_equal(signs, Hashing(KEY).locate(words)[1])
+    assert np.array_equal(cells[7], Hashing(KEY).locate(["word 7"])[0][0])
+    other = Hashing(bytes(32)).locate(words)[0]
     # Two unrelated keys agree in 1 of 200 cells: 7.5 of 1,500, so that 40 would be a wonder.
     assert np.count_nonzero(cells == other) < 40
 
@@ -54,7 +54,7 @@ def test_no_terms_have_no_places():
 
 
 def test_a_broken_character_is_a_term_like_any_other():
-    assert Hashing(KEY).cells(["\ud800"]).shape == (1, 30)
+    assert Hashing(KEY).locate(["\ud800"])[0].shape == (1, 30)
 
 
 def test_fingerprint_tells_keys_and_sizes_apart_and_shows_nothing():

@@ -403,9 +403,6 @@ def test_a_refusal_cannot_play_tricks_with_a_terminal(parties):
     assert str(told.value) == "a refuses: no  [2J\ufffd more"
 
 
-def test_an_owner_without_noise_does_not_answer(owner_of, parties, tmp_path):
+def test_an_owner_without_noise_does_not_answer(owner_of):
     with pytest.raises(ValueError, match="would reveal the documents"):
         owner_of(PLAIN)
-    copy = sketch_collection(collection(), KEY, NOISED, tmp_path / "b.sketch").copy_for("b")
-    with pytest.raises(ValueError, match="a copy for a querier"):
-        Owner(parties["a"], copy)

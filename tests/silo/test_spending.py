@@ -38,7 +38,7 @@ def answered(ledger: SiloLedger, querier: str, terms: int, epsilon: float | None
 
 
 def test_lookups_add_up_per_querier_and_over_all(tmp_path):
-    ledger = SiloLedger(tmp_path / "a.spending", "a")
+    ledger = SiloLedger(tmp_path / "a.spending")
     for querier in ("b", "c", "d"):
         for _ in range(2):
             ledger = answered(ledger, querier, 100 * 6, 0.5)
@@ -56,7 +56,7 @@ def test_lookups_add_up_per_querier_and_over_all(tmp_path):
 
 
 def test_a_sketch_is_paid_once_and_again_when_its_document_changes(tmp_path):
-    ledger = SiloLedger(tmp_path / "a.spending", "a")
+    ledger = SiloLedger(tmp_path / "a.spending")
     ledger.charge_sketches(["d1", "d2"], 1.0)
     once = ledger.spent()
     assert once == pytest.approx(4.377, abs=1e-3)  # the 4.4 that is stated for σ1 = 1
@@ -68,7 +68,7 @@ def test_a_sketch_is_paid_once_and_again_when_its_document_changes(tmp_path):
 
 
 def test_lookups_come_on_top_of_sketches(tmp_path):
-    ledger = SiloLedger(tmp_path / "a.spending", "a")
+    ledger = SiloLedger(tmp_path / "a.spending")
     ledger.charge_sketches(["d1"], 1.0)
     sketched = ledger.spent()
     ledger = answered(ledger, "b", 2, 0.5)
@@ -77,7 +77,7 @@ def test_lookups_come_on_top_of_sketches(tmp_path):
 
 
 def test_a_sketch_that_costs_too_much_is_refused_before_it_is_made(tmp_path):
-    ledger = SiloLedger(tmp_path / "a.spending", "a", Limits(total=5.0))
+    ledger = SiloLedger(tmp_path / "a.spending", Limits(total=5.0))
     ledger.charge_sketches(["d1"], 1.0)
     with pytest.raises(ValueError, match="budget is ε = 5"):
         ledger.charge_sketches(["d0", "d1"], 1.0)
@@ -87,7 +87,7 @@ def test_a_sketch_that_costs_too_much_is_refused_before_it_is_made(tmp_path):
 
 @pytest.mark.parametrize("limits", [Limits(querier=5.0), Limits(total=5.0)])
 def test_sketches_and_lookups_share_one_budget(tmp_path, limits):
-    ledger = answered(SiloLedger(tmp_path / "a.spending", "a", limits), "b", 2, 0.5)
+    ledger = answered(SiloLedger(tmp_path / "a.spending", limits), "b", 2, 0.5)
     with pytest.raises(ValueError, match="budget is ε = 5"):
         ledger.charge_sketches(["d1"], 1.0)
     assert ledger.spent() == pytest.approx(1.0, abs=1e-4)
@@ -113,17 +113,17 @@ def test_noise_that_protects_nothing_prints_none_for_ever(tmp_path):
     ledger = answered(ledger, "c", 1, 0.5)
     assert ledger.spent("b") == ledger.spent() == inf
     assert [row["epsilon"] for row in ledger.totals()] == ["none", "0.50", "none"]
-    limited = SiloLedger(tmp_path / "a.spending", "", Limits(total=1e9))
+    limited = SiloLedger(tmp_path / "a.spending", Limits(total=1e9))
     with pytest.raises(ValueError, match="nothing would be guaranteed"):
         limited.charge_sketches(["d1"], 1.0)
 
 
 def test_a_ledger_is_read_back_with_its_limits(tmp_path):
-    ledger = SiloLedger(tmp_path / "a.spending", "a", Limits(2.0, 9.0, 1e-6))
+    ledger = SiloLedger(tmp_path / "a.spending", Limits(2.0, 9.0, 1e-6))
     ledger.charge_sketches(["d1"], 4.0)
     ledger = answered(ledger, "b", 1, 0.5)
     again = SiloLedger(tmp_path / "a.spending")
-    assert (again.owner, again.limits) == ("a", Limits(2.0, 9.0, 1e-6))
+    assert again.limits == Limits(2.0, 9.0, 1e-6)
     assert (again.spent("b"), again.spent(), again.totals()) == (ledger.spent("b"), ledger.spent(), ledger.totals())
     wider = SiloLedger(tmp_path / "a.spending", limits=Limits(3.0, 9.0, 1e-6))
     assert wider.limits.querier == SiloLedger(tmp_path / "a.spending").limits.querier == 3.0
@@ -132,7 +132,7 @@ def test_a_ledger_is_read_back_with_its_limits(tmp_path):
 @pytest.mark.process
 def test_two_processes_share_one_ledger(tmp_path):
     path = tmp_path / "a.spending"
-    mine = SiloLedger(path, "a")
+    mine = SiloLedger(path)
     code = (
         "import sys; from fedrank.silo.spending import SiloLedger; s = SiloLedger(sys.argv[1]); "
         "print('ready', flush=True); input(); "
@@ -169,7 +169,7 @@ def test_the_name_of_a_new_ledger_is_on_the_disk_too(tmp_path, monkeypatch):
 
 
 def test_nobody_but_the_owner_reads_it(tmp_path):
-    SiloLedger(tmp_path / "a.spending", "a", Limits(total=5.0)).charge_sketches(["d1"], 2.0)
+    SiloLedger(tmp_path / "a.spending", Limits(total=5.0)).charge_sketches(["d1"], 2.0)
     for path in (tmp_path / "a.spending", *(tmp_path / "a.spending").rglob("*")):
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
@@ -185,7 +185,7 @@ def test_charges_that_make_no_sense_are_refused(tmp_path):
 def test_a_charge_cut_short_by_a_crash_is_dropped_and_the_next_one_is_whole(tmp_path):
     path = tmp_path / "a.spending"
     log = path / "ledger" / "charges.log"
-    SiloLedger(path, "a").charge_sketches(["d1"], 1.0)
+    SiloLedger(path).charge_sketches(["d1"], 1.0)
     whole = log.read_bytes()
     SiloLedger(path).charge_sketches(["d2"], 1.0)
     log.write_bytes(log.read_bytes()[:-3])
@@ -200,7 +200,7 @@ def test_a_charge_cut_short_by_a_crash_is_dropped_and_the_next_one_is_whole(tmp_
 def test_a_damaged_ledger_answers_nothing(tmp_path, place):
     path = tmp_path / "a.spending"
     log = path / "ledger" / "charges.log"
-    ledger = SiloLedger(path, "a")
+    ledger = SiloLedger(path)
     for _ in range(3):
         ledger.charge_sketches(["d1"], 1.0)
     content = bytearray(log.read_bytes())
@@ -213,7 +213,7 @@ def test_a_damaged_ledger_answers_nothing(tmp_path, place):
 
 @pytest.mark.parametrize("gone", ["limits.json", "ledger/charges.log", "ledger/terms.json", "ledger"])
 def test_a_ledger_of_which_a_part_is_gone_answers_nothing(tmp_path, gone):
-    SiloLedger(tmp_path / "a.spending", "a", Limits(total=9.0)).charge_sketches(["d1"], 1.0)
+    SiloLedger(tmp_path / "a.spending", Limits(total=9.0)).charge_sketches(["d1"], 1.0)
     (tmp_path / "a.spending" / gone).rename(tmp_path / "away")
     with pytest.raises(LedgerError, match=r"is (gone|missing).*restore"):
         SiloLedger(tmp_path / "a.spending")
@@ -224,7 +224,7 @@ def test_a_ledger_of_which_a_part_is_gone_answers_nothing(tmp_path, gone):
 
 def test_a_ledger_that_shrank_is_noticed(tmp_path):
     path = tmp_path / "a.spending"
-    ledger = SiloLedger(path, "a")
+    ledger = SiloLedger(path)
     before = (path / "ledger" / "charges.log").read_bytes()
     ledger.charge_sketches(["d1"], 1.0)
     (path / "ledger" / "charges.log").write_bytes(before)
@@ -232,21 +232,18 @@ def test_a_ledger_that_shrank_is_noticed(tmp_path):
         ledger.charge_sketches(["d1"], 1.0)
 
 
-def test_an_older_ledger_and_another_owner_are_refused(tmp_path):
+def test_an_older_ledger_is_refused(tmp_path):
     path = tmp_path / "a.spending"
     path.write_text(json.dumps({"fedrank": "silo spending", "version": 2, "owner": "a"}) + "\n")
     before = path.read_bytes()
     with pytest.raises(LedgerError, match=r"older version.*use that version"):
         SiloLedger(path)
     assert path.read_bytes() == before
-    SiloLedger(tmp_path / "b.spending", "b")
-    with pytest.raises(LedgerError, match="ledger of 'b', not of 'a'"):
-        SiloLedger(tmp_path / "b.spending", "a")
 
 
 def test_it_is_shown_like_the_ledger_of_people(tmp_path):
     """What documents have paid towards whom, composed and priced as for people."""
-    ledger = SiloLedger(tmp_path / "a.spending", "a", Limits(total=50.0))
+    ledger = SiloLedger(tmp_path / "a.spending", Limits(total=50.0))
     ledger.charge_sketches(["d1", "d2"], 1.0)
     ledger.charge_sketches(["d2"], 1.0)
     ledger = answered(ledger, "b", 3, 0.5)

@@ -15,13 +15,24 @@ from fedrank.data.text import Tokeniser
 from fedrank.federated.clients import make_clients
 from fedrank.federated.partition import Users
 from fedrank.ranking.measures import evaluate
-from fedrank.silo.augment import backgrounds, bm25, matches
 from fedrank.silo.features import FIELDS, features
 from fedrank.silo.partners import Exact, Partner, SiloSketch, Sketched, sketch_fields
 from fedrank.silo.rtk import TopKRule
 from fedrank.silo.silos import Silo, SiloQuery, SilosRule, make_silos
 from fedrank.silo.sketch import Sketcher
-from fedrank.silo.training import PARAMETERS, SILO_METHODS, CrossSilo, Global, Local, LocalPlus, sgd, silo_lists
+from fedrank.silo.training import (
+    PARAMETERS,
+    SILO_METHODS,
+    CrossSilo,
+    Global,
+    Local,
+    LocalPlus,
+    backgrounds,
+    bm25,
+    matches,
+    sgd,
+    silo_lists,
+)
 
 COLLECTION = synthetic_collection(120, 40, seed=1, topics=6, length=20)
 KEY = bytes(range(32))

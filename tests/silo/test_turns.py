@@ -175,8 +175,8 @@ def test_letters_train_as_the_sketch_itself(three, first, monkeypatch, terms) ->
     assert (len(questions) > 1) == (terms == 9)
     told = known_partners(answers[::-1], questions, b.me, KEY, b.collection.queries)
     by_letter = take_turn(b.collection, b.me, told, first)
-    copy = open_sketch(a.sketch).copy_for(b.me.name)
-    known = KnownPartner(a.me.name, Sketched(copy, KEY), copy.sketcher, copy.fingerprint)
+    file = open_sketch(a.sketch)
+    known = KnownPartner(a.me.name, Sketched(file.copy_for(b.me.name), KEY), file.sketcher, file.fingerprint)
     by_sketch = take_turn(b.collection, b.me, [known], first)
     assert by_letter.model.weights.tobytes() == by_sketch.model.weights.tobytes()
     with pytest.raises(ValueError, match=rf"an answer of {a.me.name} belongs to none of the 0 given questions"):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from fedrank.data.ranking import RankingData
-from fedrank.trees.selection import Selected, by_rank, selection_map
+from fedrank.trees.selection import Selected
+from fedrank_papers.tree_figures import by_rank, selection_map
 
 # Two queries of three and two documents; by the feature they rank 2, 0, 1 and 4, 3. Document 1 is relevant.
 DATA = RankingData(

@@ -17,7 +17,7 @@ from fedrank.experiments.runner.data import load_fold
 from fedrank.experiments.runner.runs import Run
 from fedrank.seeds import rng_for
 from fedrank.trees.categories import query_categories, tallies
-from fedrank.trees.forest import Forest, importance
+from fedrank.trees.forest import Forest
 from fedrank.trees.mixtures import Stacked
 from fedrank.trees.model_files import load_model
 from fedrank.trees.splits import Categories
@@ -124,6 +124,17 @@ def _named_gains(model: Stacked) -> dict[str, float]:
     names = [f"feature {column + 1}" for column in range(own)]
     names += [f"score of model {number + 1}" for number in range(len(model.parts))]
     return dict(zip(names, (gains / max(gains.sum(), 1e-300)).tolist(), strict=True))
+
+
+def importance(forest: Forest) -> NDArray[np.float64]:
+    """[features]: the total gain of all splits at each feature, like LightGBM's importance by gain."""
+    total = np.zeros(forest.features)
+    for tree in forest.trees:
+        lines = dict(line.split("=", 1) for line in tree.splitlines() if "=" in line)
+        features = [int(feature) for feature in lines["split_feature"].split()]
+        gains = [float(gain) for gain in lines["split_gain"].split()]
+        np.add.at(total, features, gains)
+    return total
 
 
 @mpl.rc_context(LOOK)

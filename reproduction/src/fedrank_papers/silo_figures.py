@@ -13,11 +13,11 @@ from statistics import fmean
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from fedrank.attacks.dictionary import AttackResult, distinguish, make_neighbours
 from fedrank.experiments.report.analysis import Analysis
 from fedrank.experiments.report.figures import COLOURS, INK, LOOK, QUIET, as_svg, plain, save_picture
 from fedrank.experiments.report.sections import Drawing, Part, Table
 from fedrank.experiments.runner.silo import SKETCHES
+from fedrank_papers.silo_noise import AttackResult, distinguish, make_neighbours
 
 QUESTIONS = (1, 2, 5, 10, 20, 50, 100)
 LABELS = {

@@ -17,7 +17,7 @@ from fedrank.experiments.report.sections import Cell, Drawing, Table
 from fedrank.experiments.runner.data import load_fold
 from fedrank.experiments.runner.runs import Run
 from fedrank.trees.boosters import Shortlist, shortened
-from fedrank.trees.selection import Selected, by_rank, selection_map
+from fedrank.trees.selection import Selected
 
 STEP = 100  # documents per step of lengths, as in the paper
 ENOUGH = 10  # number of choices with maximum brightness, as in the paper
@@ -148,3 +148,45 @@ def _train(run: Run) -> RankingData:
 
 def _test(run: Run) -> RankingData:
     return load_fold(run.spec.data, run.fold).test
+
+
+def by_rank(selected: Selected, data: RankingData, column: int | None = None) -> NDArray[np.float64]:
+    """[ranks]: the fraction of all selections among the first r documents of their query (figure 8 of the paper).
+
+    Documents are ranked by a feature, highest first, such as the score of the first stage; without one, in file order.
+    """
+    counts, place = _matching(selected, data), _places(data, column)
+    total = np.bincount(place, weights=counts, minlength=data.longest).cumsum()
+    if total[-1] == 0:
+        raise ValueError("no non-relevant document was selected; use a booster that selects documents, such as selgb")
+    return np.asarray(total / total[-1])
+
+
+def selection_map(selected: Selected, data: RankingData, column: int | None = None) -> NDArray[np.float64]:
+    """[queries, ranks]: how often each document was selected, shortest list first; NaN beyond its end (figure 7)."""
+    lengths = np.diff(data.offsets)
+    row = np.empty(data.queries, dtype=np.int64)
+    row[np.argsort(lengths, kind="stable")] = np.arange(data.queries)
+    grid = np.full((data.queries, data.longest), np.nan)
+    grid[np.repeat(row, lengths), _places(data, column)] = _matching(selected, data)
+    return grid
+
+
+def _matching(selected: Selected, data: RankingData) -> NDArray[np.int32]:
+    if len(selected.counts) != data.documents:
+        raise ValueError(
+            f"the selection has {len(selected.counts)} documents, but the data have {data.documents}; give the "
+            "training queries of that run, with the same fold"
+        )
+    return selected.counts
+
+
+def _places(data: RankingData, column: int | None) -> NDArray[np.int64]:
+    """[documents]: the rank of each in its query, from 0."""
+    query = np.repeat(np.arange(data.queries), np.diff(data.offsets))
+    start = data.offsets[:-1][query]
+    if column is None:
+        return np.asarray(np.arange(data.documents) - start)
+    place = np.empty(data.documents, dtype=np.int64)
+    place[np.lexsort((-data.features[:, column], query))] = np.arange(data.documents) - start
+    return place

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 
-from fedrank.attacks.click_audit import ClickAudit, click_audit
+from fedrank.attacks.click_audit import ClickAudit, Share, click_audit
+from fedrank.attacks.clicks import KnownTraining
 from fedrank.attacks.membership import (
     LEVEL,
     REPEATS,
     RUNS,
     Membership,
+    Scope,
     ShareDone,
     Trial,
     audit_answers,
@@ -37,10 +38,9 @@ from fedrank.privacy.mechanisms import (
     OnClient,
     PricedMechanism,
 )
-from fedrank.progress import Progress, quiet
 from fedrank.ranking.evolution import Evolution
 from fedrank.ranking.learners import Pdgd
-from fedrank.types import NO_CORRECTION, LocalStep, Messages, SimulatedClients, Source, Weights, has_trait
+from fedrank.types import NO_CORRECTION, LocalStep, Messages, SimulatedClients, Source, has_trait
 
 MESSAGES = 200  # messages attacked to reconstruct clicks, where that takes no more than SECONDS
 FEWEST = 20  # messages attacked in any case: fewer could show nothing
@@ -58,7 +58,7 @@ NO_POWER = "would not detect that a quarter of the noise is missing, so the resu
 class Finding:
     """The result of one attack."""
 
-    variant: str
+    variant: str = field(default="", kw_only=True)  # name of the variant in the report
     attacked: str
     promised: str
     shown: str  # a count, or a lower bound on ε; empty for the verdict NO POWER
@@ -90,24 +90,18 @@ class Audit:
     local: LocalStep | None = None
     delta: float
     seed: int
-    variant: str = ""  # name of the variant in the report
     level: float = LEVEL / TESTS  # significance level of one test
-    messages: int | None = None  # None: as many as can be attacked in SECONDS
+    messages: int = MESSAGES  # attacked to reconstruct clicks
     repeats: int = REPEATS
     runs: int = RUNS
     source: Source | None = None  # for tests; otherwise noise comes from the system's secure source
-    progress: Progress = quiet
-
-    def findings(self) -> list[Finding]:
-        """Run all attacks that apply."""
-        return carry_out(self.plan(), self.progress)
 
     def plan(self) -> Plan:
         """All attacks that apply, and why others do not."""
         if has_trait(self.setting.aggregator, "apart"):
-            return [self._skipped("messages", 'with the aggregator "none" nothing leaves a client')]
+            return [skipped("messages", 'with the aggregator "none" nothing leaves a client')]
         if self.mechanism is None:
-            return [self._clicks(), self._skipped("membership", "without a mechanism no guarantee can be violated")]
+            return [self._clicks(), skipped("membership", "without a mechanism no guarantee can be violated")]
         return [self._clicks(), *self._membership(self.mechanism)]
 
     def _noise(self, mechanism: PricedMechanism) -> Source:
@@ -117,41 +111,35 @@ class Audit:
         """Reconstruct clicks from single messages, where an observer sees them."""
         mechanism, learner = self.mechanism, self.setting.learner
         if self.clients.people is not None:
-            return self._skipped(READING, "the attack needs one person's message, and organisations send sums of many")
+            return skipped(READING, "the attack needs one person's message, and organisations send sums of many")
         if isinstance(mechanism, (Gaussian, Laplace)) and not isinstance(mechanism.placement, OnClient):
-            trusted = isinstance(mechanism.placement, AtServer)
-            return self._skipped(
-                READING,
-                "only the server sees single messages, without noise, and it is trusted with them"
-                if trusted
-                else "no party sees a single message, only the sum",
-            )
+            if isinstance(mechanism.placement, AtServer):
+                reason = "only the server sees single messages, without noise, and it is trusted with them"
+                return skipped(READING, reason)
+            return skipped(READING, "no party sees a single message, only the sum")
         if not isinstance(learner, Pdgd) or learner.ranker.hidden or learner.lists != "drawn" or self._keeps():
-            return self._skipped(READING, "the attack applies only to plain PDGD with a linear ranker")
-        searches = max(self.setting.interactions)
-        messages = messages_for(searches) if self.messages is None else self.messages
-        tries = 2 if self._has_control(messages) else 1
+            return skipped(READING, "the attack applies only to plain PDGD with a linear ranker")
+        tries = 2 if self._has_control(self.messages) else 1
         return PlannedAttack(
             READING,
             lambda on_progress: self._read_and_match(learner, on_progress),
-            tries * messages * PER_SEARCH * searches**1.5,
+            tries * self.messages * PER_SEARCH * max(self.setting.interactions) ** 1.5,
         )
 
     def _read_and_match(self, learner: Pdgd, on_progress: ShareDone) -> list[Finding]:
-        mechanism = self.mechanism
+        mechanism, promised = self.mechanism, self._promised_each_time()
         *_, last = simulate(Federation(learner, local=self.local), self.clients, WARM_UP, self.seed)
-        promised = self._promised_each_time()
-        messages = messages_for(max(self.setting.interactions)) if self.messages is None else self.messages
-        tries = 2 if self._has_control(messages) else 1
-        audit = self._read(learner, last.weights, mechanism, lambda share: on_progress(share / tries))
+        correction = NO_CORRECTION if self.local is None else self.local.correction(None, None)
+        training = KnownTraining(learner, last.weights, self.clients.data, correction)
+        tries = 2 if self._has_control(self.messages) else 1
+        audit = self._read(training, mechanism, lambda share: on_progress(share / tries))
         if promised is None:
             return [self._reading(audit), self._summary(audit)]
-        epsilon, delta = promised
         control = None
         if self._has_control(audit.matched.of):
             assert mechanism is not None
-            control = self._read(learner, last.weights, weaker(mechanism), lambda share: on_progress((1 + share) / 2))
-        return [self._reading(audit), self._matching(audit, control, epsilon, delta)]
+            control = self._read(training, weaker(mechanism), lambda share: on_progress((1 + share) / 2))
+        return [self._reading(audit), self._matching(audit, control, *promised)]
 
     def _has_control(self, messages: int) -> bool:
         """Whether this many messages could violate the guarantee; then they are attacked again with less noise."""
@@ -172,10 +160,8 @@ class Audit:
         guarantee = next(each for each in self.mechanism.guarantees(self.setting) if each.against == "server")
         return None if guarantee.event is None else (guarantee.epsilon(1, self.delta), self.delta)
 
-    def _read(
-        self, learner: Pdgd, weights: Weights, mechanism: PricedMechanism | None, on_progress: ShareDone
-    ) -> ClickAudit:
-        send: Callable[[Messages], Messages] = _as_it_is
+    def _read(self, training: KnownTraining, mechanism: PricedMechanism | None, on_progress: ShareDone) -> ClickAudit:
+        send: Callable[[Messages], Messages] = lambda messages: messages  # noqa: E731
         expect: Callable[[Messages], Messages] | None = None
         if mechanism is not None:
             cohort, source = self.setting.cohort(mechanism), self._noise(mechanism)
@@ -183,52 +169,38 @@ class Audit:
             if isinstance(mechanism, (Gaussian, Laplace)):
                 bare = replace(mechanism, placement=AtServer())
                 expect = lambda messages: bare.protect(messages, cohort, source)  # noqa: E731
-        return click_audit(
-            learner,
-            weights,
-            self.clients,
-            send,
-            self.seed,
-            messages=messages_for(max(self.setting.interactions)) if self.messages is None else self.messages,
-            progress=on_progress,
-            expect=expect,
-            correction=NO_CORRECTION if self.local is None else self.local.correction(None, None),
-        )
+        return click_audit(training, self.clients, send, self.seed, self.messages, expect, on_progress)
 
     def _reading(self, audit: ClickAudit) -> Finding:
         best = max(audit.read, audit.decoded, key=lambda share: share.right)
         guess = audit.read_guess
         needed = fewest_above(best.of, upper_bound(guess.right, guess.of, self.level), self.level)
-        low, high = best.interval()
         sentence = (
-            f"In {best.right} of {best.of} messages all clicks were reconstructed ({low:.0%} to {high:.0%}, "
-            "95% confidence) by an attacker who knows the documents that were shown, and in "
-            f"{audit.candidates.right} by one who knows only the candidates; guessing without a message succeeds in "
-            f"{guess.right}."
+            f"In {best.right} of {best.of} messages all clicks were reconstructed {best.confidence} by an attacker who "
+            f"knows the documents that were shown, and in {audit.candidates.right} by one who knows only the "
+            f"candidates; guessing without a message succeeds in {guess.right}."
         )
         if best.of < MESSAGES:
             sentence += (
                 f" Only {best.of} messages were attacked, with {audit.interactions:g} interactions each on average: "
                 f"{power(needed, best.of)}; --messages {MESSAGES} attacks more and takes longer."
             )
-        verdict = "NO POWER" if needed is None else "READ" if best.right >= needed else "NOT READ"
-        shown = f"{best.right} of {best.of} messages"
         counts = asdict(audit) | {"needed": needed, "level": self.level}
-        return Finding(self.variant, READING, "", shown, verdict, sentence, counts, f"{guess.right} of {guess.of}")
+        shown = f"{best.right} of {best.of} messages"
+        guessed = f"{guess.right} of {guess.of}"
+        return Finding(READING, "", shown, verdict_of(best, needed), sentence, counts, guessed)
 
     def _summary(self, audit: ClickAudit) -> Finding:
         """The matching game without a guarantee to compare it with."""
-        right, of = audit.matched.right, audit.matched.of
-        needed = fewest_above(of, 0.5, self.level)
-        low, high = audit.matched.interval()
+        found = audit.matched
+        needed = fewest_above(found.of, 0.5, self.level)
         sentence = (
-            f"Given two click patterns, one of them true, the attacker chose the true one in {right} of {of} messages "
-            f"({low:.0%} to {high:.0%}, 95% confidence); guessing succeeds in half, and {power(needed, of)}."
+            f"Given two click patterns, one of them true, the attacker chose the true one in {found.right} of "
+            f"{found.of} messages {found.confidence}; guessing succeeds in half, and {power(needed, found.of)}."
         )
-        verdict = "NO POWER" if needed is None else "READ" if right >= needed else "NOT READ"
-        shown = f"{right} of {of} messages"
-        counts = {"right": right, "messages": of, "needed": needed, "level": self.level}
-        return Finding(self.variant, MATCHING, "", shown, verdict, sentence, counts, "half")
+        counts = {"right": found.right, "messages": found.of, "needed": needed, "level": self.level}
+        shown = f"{found.right} of {found.of} messages"
+        return Finding(MATCHING, "", shown, verdict_of(found, needed), sentence, counts, "half")
 
     def _matching(self, audit: ClickAudit, control: ClickAudit | None, epsilon: float, delta: float) -> Finding:
         right, of = audit.matched.right, audit.matched.of
@@ -261,42 +233,41 @@ class Audit:
             "control": None if control is None else asdict(control.matched),
         }
         shown = "" if verdict == "NO POWER" else f"ε ≥ {rounded_down(matching_epsilon(lower, delta))}"
-        return Finding(self.variant, MATCHING, f"ε = {rounded_up(epsilon)}", shown, verdict, sentence, counts)
+        return Finding(MATCHING, f"ε = {rounded_up(epsilon)}", shown, verdict, sentence, counts)
 
     def _membership(self, mechanism: PricedMechanism) -> Plan:
         """Whether a client's participation is detectable: from the mechanism's release, and from whole rounds."""
         setting, learner = self.setting, self.setting.learner
-        common: dict[str, Any] = {"delta": self.delta, "level": self.level}
-        alone = common | {"repeats": self.repeats}
+        alone = Scope(self.delta, self.level, self.repeats)
         if isinstance(mechanism, EsRandomisedResponse) and isinstance(learner, Evolution):
-            answers = self._step(
-                ALONE, lambda on_progress: audit_answers(learner, setting, self.seed, on_progress=on_progress, **alone)
-            )
             return [
-                answers,
-                self._skipped(ROUNDS, "the learner itself flips the rewards, and it was attacked already"),
+                self._step(ALONE, alone, lambda scope: audit_answers(learner, setting, self.seed, scope)),
+                skipped(ROUNDS, "the learner itself flips the rewards, and it was attacked already"),
             ]
         source = self._noise(mechanism)
         if isinstance(mechanism, (Gaussian, Laplace)):
-            first = self._step(
-                ALONE, lambda on_progress: audit_mechanism(mechanism, setting, source, on_progress=on_progress, **alone)
-            )
+            first = self._step(ALONE, alone, lambda scope: audit_mechanism(mechanism, setting, source, scope))
         elif isinstance(mechanism, FpdgdPaper):
             cohort = setting.cohort(mechanism)
-            first = self._step(
-                ALONE, lambda on_progress: audit_paper(mechanism, cohort, source, on_progress=on_progress, **alone)
-            )
+            first = self._step(ALONE, alone, lambda scope: audit_paper(mechanism, cohort, source, scope))
         else:
-            return [self._skipped("membership", f"no attack on {type(mechanism).__name__} is implemented")]
+            return [skipped("membership", f"no attack on {type(mechanism).__name__} is implemented")]
         promises = mechanism.guarantees(setting)
         if all(guarantee.event is None for guarantee in promises):
-            return [first, self._skipped(ROUNDS, f"no guarantee is claimed: {promises[-1].because}")]
-        whole = common | {"runs": self.runs, "seed": self.seed}
-        audit = partial(audit_round, mechanism, setting, self.clients, source, **whole)
-        return [first, self._step(ROUNDS, lambda on_progress: audit(on_progress=on_progress), 15.0)]
+            return [first, skipped(ROUNDS, f"no guarantee is claimed: {promises[-1].because}")]
 
-    def _step(self, what: str, attack: Callable[[ShareDone], Membership], seconds: float = 4.0) -> PlannedAttack:
-        return PlannedAttack(what, lambda on_progress: [self._member(what, attack(on_progress))], seconds)
+        def whole(scope: Scope) -> Membership:
+            return audit_round(mechanism, setting, self.clients, source, self.seed, scope)
+
+        return [first, self._step(ROUNDS, alone._replace(repeats=max(self.runs // 2, 1)), whole, 15.0)]
+
+    def _step(
+        self, what: str, scope: Scope, attack: Callable[[Scope], Membership], seconds: float = 4.0
+    ) -> PlannedAttack:
+        def make(on_progress: ShareDone) -> list[Finding]:
+            return [self._member(what, attack(scope._replace(on_progress=on_progress)))]
+
+        return PlannedAttack(what, make, seconds)
 
     def _member(self, what: str, result: Membership) -> Finding:
         often = "" if result.rounds == 1 else f" in {result.rounds:,} rounds"
@@ -330,34 +301,25 @@ class Audit:
         }
         shown = "" if result.verdict == "NO POWER" else f"ε ≥ {rounded_down(result.shown)}{often}"
         promised = f"ε = {rounded_up(result.claimed)}{often}"
-        return Finding(self.variant, what, promised, shown, result.verdict, sentence, counts)
-
-    def _skipped(self, what: str, reason: str) -> Finding:
-        return skipped(self.variant, what, reason)
+        return Finding(what, promised, shown, result.verdict, sentence, counts)
 
 
-def carry_out(plan: Plan, progress: Progress) -> list[Finding]:
-    """Run the attacks of a plan in order."""
-    found: list[Finding] = []
-    for step in plan:
-        if isinstance(step, Finding):
-            found.append(step)
-            continue
-        progress(step.what, 0, 1)
-        found += step.make(lambda share, what=step.what: progress(what, share, 1))  # type: ignore[misc]
-        progress(step.what, 1, 1)
-    return found
-
-
-def skipped(variant: str, what: str, reason: str) -> Finding:
+def skipped(what: str, reason: str) -> Finding:
     """The finding for an attack that does not apply."""
-    return Finding(variant, what, "", "", "SKIPPED", f"{capital(reason)}.")
+    return Finding(what, "", "", "SKIPPED", f"{capital(reason)}.")
 
 
-def messages_for(searches: int, seconds: float = SECONDS) -> int:
+def verdict_of(found: Share, needed: int | None) -> str:
+    """The verdict on an attack that is compared with guessing; `needed` successes are significantly better."""
+    if needed is None:
+        return "NO POWER"
+    return "READ" if found.right >= needed else "NOT READ"
+
+
+def messages_for(searches: int, seconds: float) -> int:
     """Number of messages of this many interactions that can be attacked in about this many seconds; at least FEWEST.
 
-    >>> messages_for(5), messages_for(50)
+    >>> messages_for(5, SECONDS), messages_for(50, SECONDS)
     (200, 20)
     """
     return max(FEWEST, min(MESSAGES, int(seconds / (PER_SEARCH * searches**1.5))))
@@ -391,10 +353,6 @@ def matching_bound(epsilon: float, delta: float) -> float:
     0.5
     """
     return min(1.0, 1 / (1 + math.exp(-epsilon)) + delta)
-
-
-def _as_it_is(messages: Messages) -> Messages:
-    return messages
 
 
 def _counts(trial: Trial) -> dict[str, Any]:

@@ -12,20 +12,17 @@ from numpy.typing import NDArray
 from fedrank.attacks.clicks import (
     LITTLE,
     Clicks,
+    KnownTraining,
     Search,
     Vector,
-    decode,
     features_of,
-    forward,
-    match,
     reconstruct,
     replay,
     scores_of,
 )
 from fedrank.data.ranking import RankingData
-from fedrank.ranking.learners import Pdgd
 from fedrank.seeds import Chance, key_for, rng_for
-from fedrank.types import NO_CORRECTION, LocalCorrection, Messages, SimulatedClients, Weights
+from fedrank.types import Messages, SimulatedClients
 
 SHOWN = 10
 POWERS = (0.5, 1.0, 0.0, 2.0)  # exponents of a residual; 0 stands for its logarithm
@@ -52,9 +49,11 @@ class Share:
         high = float(beta.ppf(1 - tail, self.right + 1, self.of - self.right)) if self.right < self.of else 1.0
         return low, high
 
-    def __str__(self) -> str:
+    @property
+    def confidence(self) -> str:
+        """The confidence interval in parentheses."""
         low, high = self.interval()
-        return f"{self.right} of {self.of} ({low:.2f} to {high:.2f})"
+        return f"({low:.0%} to {high:.0%}, 95% confidence)"
 
 
 @dataclass(frozen=True)
@@ -91,30 +90,25 @@ class _Message(NamedTuple):
 
 
 def click_audit(
-    learner: Pdgd,
-    weights: Weights,
+    training: KnownTraining,
     clients: SimulatedClients,
     send: Callable[[Messages], Messages],
     seed: int,
-    messages: int = 200,
-    progress: Callable[[float], None] = lambda share: None,
+    messages: int,
     expect: Callable[[Messages], Messages] | None = None,
-    correction: LocalCorrection = NO_CORRECTION,
+    progress: Callable[[float], None] = lambda share: None,
 ) -> ClickAudit:
-    """Attack messages that clients would send from the model `weights`; `send` applies a mechanism to them.
+    """Attack messages that clients would send; `send` applies a mechanism, `expect` all of it but its noise.
 
-    The attacker knows the model, queries, features, settings and the noise distribution, but not the clicks. `expect`
-    is `send` without noise (clipping, weighting), for attacks that compare whole updates; None: the identity.
-    `correction` is how a local method changes the steps of all clients. Thresholds are calibrated on the same number of
-    other messages. `progress` receives the fraction of the work that is done.
+    The attacker knows the model, queries, features, settings and the noise distribution, but not the clicks.
+    Thresholds are calibrated on the same number of other messages. `progress` receives the fraction of the work that
+    is done.
     """
     if messages < 1:
         raise ValueError(f"messages must be at least 1 (got {messages}); use 200 or more")
-    known = _collect(learner, weights, clients, send, seed, "calibrate", messages, correction)
-    fresh = _collect(learner, weights, clients, send, seed, "attack", messages, correction)
-    attack = _Attack(
-        learner, weights, clients.data, expect, known, correction, lambda share: progress(PREPARED * share)
-    )
+    known = _collect(training, clients, send, seed, "calibrate", messages)
+    fresh = _collect(training, clients, send, seed, "attack", messages)
+    attack = _Attack(training, expect, known, lambda share: progress(PREPARED * share))
     results = []
     for done, message in enumerate(fresh, start=1):
         results.append(attack(message))
@@ -123,18 +117,17 @@ def click_audit(
 
 
 def _collect(
-    learner: Pdgd,
-    weights: Weights,
+    training: KnownTraining,
     clients: SimulatedClients,
     send: Callable[[Messages], Messages],
     seed: int,
     purpose: str,
     count: int,
-    correction: LocalCorrection = NO_CORRECTION,
 ) -> list[_Message]:
     """Messages with at least one click, from rounds that no run uses."""
     found: list[_Message] = []
     order = rng_for(seed, purpose, "who")
+    learner, weights, correction = training.learner, training.start, training.correction
     for round in range(1000):
         chance = Chance(int(key_for(seed, purpose)), round)
         some = clients.rows(order.permutation(len(clients))[: 2 * count])
@@ -145,9 +138,8 @@ def _collect(
             searches = replay(learner, weights, some, c, chance, correction)
             if not any(search.clicked.any() for search in searches):
                 continue
-            row = arrived.rows(slice(c, c + 1))
-            other = _clicks_again(learner, weights, some, c, searches, chance, correction)
-            found.append(_Message(sent.updates[c].copy(), searches, other, row))
+            other = _clicks_again(training, some, c, searches, chance)
+            found.append(_Message(sent.updates[c].copy(), searches, other, arrived.rows(slice(c, c + 1))))
             if len(found) == count:
                 return found
     raise ValueError(
@@ -157,13 +149,7 @@ def _collect(
 
 
 def _clicks_again(
-    learner: Pdgd,
-    weights: Weights,
-    clients: SimulatedClients,
-    c: int,
-    searches: Sequence[Search],
-    chance: Chance,
-    correction: LocalCorrection,
+    training: KnownTraining, clients: SimulatedClients, c: int, searches: Sequence[Search], chance: Chance
 ) -> list[Search] | None:
     """The same lists with clicks drawn again by the same click model; None without a click, or with the same update.
 
@@ -173,18 +159,18 @@ def _clicks_again(
     from fedrank.kernels.show import FIRST_CLICK_DRAW, read_and_click
 
     key = np.uint64(stream(chance.key("clicks again"), clients.ids[c]))
-    other = []
+    labels, offsets, other = clients.grades[clients.view[c]], clients.data.offsets, []
     for b, search in enumerate(searches):
         clicked = np.zeros_like(search.clicked)
         read_and_click(
-            labels_of(clients, c, search.query), search.shown, len(clicked),
+            labels[offsets[search.query] : offsets[search.query + 1]], search.shown, len(clicked),
             clients.click[search.click_model], clients.stop[search.click_model], clients.attention[search.click_model],
             earlier(stream(key, b), FIRST_CLICK_DRAW), clicked,
         )  # fmt: skip
         other.append(search._replace(clicked=clicked))
     if not any(search.clicked.any() for search in other):
         return None
-    true, drawn = (forward(learner, weights, clients.data, each, correction).update for each in (searches, other))
+    true, drawn = (training.forward(each).update for each in (searches, other))
     return other if np.abs(drawn - true).max() > 1e-4 * np.abs(true).max() else None
 
 
@@ -208,17 +194,14 @@ class _Attack:
 
     def __init__(
         self,
-        learner: Pdgd,
-        weights: Weights,
-        data: RankingData,
+        training: KnownTraining,
         expect: Callable[[Messages], Messages] | None,
         known: Sequence[_Message],
-        correction: LocalCorrection,
-        progress: Callable[[float], None] = lambda share: None,
+        progress: Callable[[float], None],
     ) -> None:
-        self.learner, self.data, self.expect, self.correction = learner, data, expect, correction
-        self.weights = weights.astype(np.float32).astype(np.float64)
-        self.guess = _Guess(self.weights, data, known)
+        self.weights, self.data = training.start.astype(np.float32).astype(np.float64), training.data
+        self.training, self.expect = replace(training, start=self.weights), expect
+        self.guess = _Guess(self.weights, self.data, known)
         self.power = max(POWERS, key=lambda power: sum(self._match(one, power) is True for one in known))
         factors = [self._factors(one, LITTLE) for one in known]
         truths = [_clicked(one) for one in known]
@@ -230,7 +213,7 @@ class _Attack:
             for price in PRICES:
                 wide[price].append(self._from_candidates(one, price))
             progress(done / len(few))
-        answers = [_among_candidates(one, data) for one in few]
+        answers = [_among_candidates(one, self.data) for one in few]
         self.price = max(PRICES, key=lambda price: _right(wide[price], answers, THRESHOLDS))
         self.wide_threshold = _best_threshold(wide[self.price], answers, THRESHOLDS)
 
@@ -240,9 +223,7 @@ class _Attack:
         said = factors > self.threshold
         cuts = np.cumsum([len(search.shown) for search in message.searches])[:-1]
         first = np.split(said, cuts)
-        leaves = self._leaves(message)
-        mine = (self.learner, self.weights, self.data)
-        decoded = decode(message.sent, *mine, message.searches, first, leaves, self.power, self.correction)
+        decoded = self._known(message).decode(message.sent, message.searches, first, self.power)
         truth = _among_candidates(message, self.data)
         wide = self._from_candidates(message, self.price) > self.wide_threshold
         chances, guessed = self.guess(message.searches)
@@ -268,23 +249,26 @@ class _Attack:
         return np.concatenate(self._regress(message, documents, price, PASSES))
 
     def _regress(self, message: _Message, documents: list[Vector], price: float, passes: int) -> list[Vector]:
-        clipped = bool(self.learner.clip_weights)
-        return reconstruct(message.sent, self.weights, documents, self.learner.rate, clipped, price, passes)
+        learner = self.training.learner
+        clipped = bool(learner.clip_weights)
+        return reconstruct(message.sent, self.weights, documents, learner.rate, clipped, price, passes)
 
-    def _leaves(self, message: _Message) -> Callable[[Vector], Vector]:
+    def _known(self, message: _Message) -> KnownTraining:
+        """The training of the client that sent a message, with what the mechanism does apart from noise."""
         expect = self.expect
         if expect is None:
-            return lambda update: update
-        return lambda update: (
-            expect(replace(message.arrived, updates=update[None].astype(np.float32))).updates[0].astype(np.float64)
-        )
+            return self.training
+
+        def leaves(update: Vector) -> Vector:
+            arrived = replace(message.arrived, updates=update[None].astype(np.float32))
+            return np.asarray(expect(arrived).updates[0], dtype=np.float64)
+
+        return replace(self.training, leaves=leaves)
 
     def _match(self, message: _Message, power: float) -> bool | None:
         if message.other is None:
             return None
-        leaves = self._leaves(message)
-        mine = (self.learner, self.weights, self.data, leaves, power, self.correction)
-        return match(message.sent, message.searches, message.other, *mine) > 0
+        return self._known(message).match(message.sent, message.searches, message.other, power) > 0
 
     def _match_guess(self, message: _Message) -> bool | None:
         if message.other is None:
@@ -431,9 +415,3 @@ def _summary(messages: Sequence[_Message], results: Sequence[_Result]) -> ClickA
         auc=_auc(np.concatenate([one.factors for one in results]), truth),
         auc_guess=_auc(np.concatenate([one.chances for one in results]), truth),
     )
-
-
-def labels_of(clients: SimulatedClients, c: int, query: int) -> NDArray[np.int8]:
-    data = clients.data
-    own: NDArray[np.int8] = clients.grades[clients.view[c]][data.offsets[query] : data.offsets[query + 1]]
-    return own

@@ -10,6 +10,7 @@ Training does not need this module: the attacks test what mechanisms guarantee.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -100,45 +101,158 @@ class _Noted:
         return self.simulated.logged(number)
 
 
-def forward(
-    learner: Pdgd,
-    start: Weights,
-    data: RankingData,
-    searches: Sequence[Search],
-    correction: LocalCorrection = NO_CORRECTION,
-) -> LocalSteps:
-    """The local steps that follow from given lists and clicks; deterministic."""
-    if learner.ranker.hidden:
-        raise ValueError("clicks can only be reconstructed from updates of a linear ranker; use ranker = linear")
-    if correction.drifts is not None or correction.personal is not None:
-        raise ValueError(
-            "clicks can only be reconstructed from updates without a per-client correction; use another local method"
-        )
-    pdgd, steps, display = kernels.pdgd, learner.steps, learner.display
-    weights = start.astype(np.float32)
-    first, master = weights.copy(), weights.astype(np.float64)
-    gradient, pull = np.empty(len(master) if learner.clip_gradients else 0), learner.rate * correction.pull
-    before: list[NDArray[np.float32]] = []
-    factors: list[float] = []  # fraction of the model that remains after clipping the weights, step by step
+@dataclass(frozen=True)
+class KnownTraining:
+    """The training of a client as an attacker knows it: everything but the lists and the clicks."""
 
-    def clip() -> None:
-        factors[-1] = min(1.0, learner.clip_weights / max(float(np.linalg.norm(master)), 1e-300))
-        pdgd.shorten(master, float(learner.clip_weights))
+    learner: Pdgd
+    start: Weights
+    data: RankingData
+    correction: LocalCorrection = NO_CORRECTION
+    leaves: Callable[[Vector], Vector] = lambda update: update  # what a mechanism makes of an update, apart from noise
 
-    for search in searches:
-        before.append(weights.copy())
-        one = Impression(_documents(data, search.query), scores_of(weights, data, search.query), *search[2:])
-        if pull:
-            pdgd.pull_back(master, first, len(master), pull)
-        pdgd.learn_impression(master, weights, 0, *one, display, steps, gradient)
-        factors.append(1.0)
-        if not learner.batch:
-            if learner.clip_weights:
-                clip()
-            weights = master.astype(np.float32)
-    if learner.batch and learner.clip_weights and searches:
-        clip()
-    return LocalSteps(master - first, before, np.cumprod(factors[::-1])[::-1].tolist())
+    def forward(self, searches: Sequence[Search]) -> LocalSteps:
+        """The local steps that follow from given lists and clicks; deterministic."""
+        learner, correction = self.learner, self.correction
+        if learner.ranker.hidden:
+            raise ValueError("clicks can only be reconstructed from updates of a linear ranker; use ranker = linear")
+        if correction.drifts is not None or correction.personal is not None:
+            raise ValueError(
+                "clicks can only be reconstructed from updates without a per-client correction; use another local "
+                "method"
+            )
+        pdgd, steps, display = kernels.pdgd, learner.steps, learner.display
+        weights = self.start.astype(np.float32)
+        first, master = weights.copy(), weights.astype(np.float64)
+        gradient, pull = np.empty(len(master) if learner.clip_gradients else 0), learner.rate * correction.pull
+        before: list[NDArray[np.float32]] = []
+        factors: list[float] = []  # fraction of the model that remains after clipping the weights, step by step
+
+        def clip() -> None:
+            factors[-1] = min(1.0, learner.clip_weights / max(float(np.linalg.norm(master)), 1e-300))
+            pdgd.shorten(master, float(learner.clip_weights))
+
+        for search in searches:
+            before.append(weights.copy())
+            scores = scores_of(weights, self.data, search.query)
+            one = Impression(_documents(self.data, search.query), scores, *search[2:])
+            if pull:
+                pdgd.pull_back(master, first, len(master), pull)
+            pdgd.learn_impression(master, weights, 0, *one, display, steps, gradient)
+            factors.append(1.0)
+            if not learner.batch:
+                if learner.clip_weights:
+                    clip()
+                weights = master.astype(np.float32)
+        if learner.batch and learner.clip_weights and searches:
+            clip()
+        return LocalSteps(master - first, before, np.cumprod(factors[::-1])[::-1].tolist())
+
+    def expected(self, searches: Sequence[Search]) -> Vector:
+        """The message that follows from given lists and clicks, without noise."""
+        return self.leaves(self.forward(searches).update)
+
+    def match(
+        self, message: NDArray[np.floating], one: Sequence[Search], other: Sequence[Search], power: float
+    ) -> float:
+        """The matching game: how much better the first of two click patterns explains a message than the second.
+
+        Positive: the first is more likely.
+        """
+        first, second = self.expected(one), self.expected(other)
+        size = max(float(np.abs(first).max()), float(np.abs(second).max()))
+        target = np.asarray(message, dtype=np.float64)
+        return float(misfit(target - second, power, size) - misfit(target - first, power, size))
+
+    def decode(
+        self, message: NDArray[np.floating], lists: Sequence[Search], first: Sequence[Clicks], power: float
+    ) -> list[Clicks]:
+        """The clicks that explain a message best, by local search from a `first` guess.
+
+        The step that follows from given clicks is known exactly, so all 1,024 click patterns of a list can be tried,
+        which uses more information than the signs of a regression. Lists are tried in turn until the fit no longer
+        improves; if a large residual remains, the search is repeated from a start where regression fixes the lists
+        one by one.
+        """
+        guess = [search._replace(clicked=np.array(clicked)) for search, clicked in zip(lists, first, strict=True)]
+        target = np.asarray(message, dtype=np.float64)
+        best, guess = self._improved(target, guess, power)
+        expected = self.expected(guess)
+        explained = np.median(np.abs(target - expected)) <= 1e-5 * np.abs(expected).max()
+        if len(guess) > 1 and not explained:
+            again, settled = self._improved(target, self._settled(target, guess), power)
+            guess = settled if again < best else guess
+        return [search.clicked for search in guess]
+
+    def _improved(self, target: Vector, guess: list[Search], power: float) -> tuple[float, list[Search]]:
+        """The clicks that explain a message best, list by list, and their misfit."""
+
+        def cost(searches: Sequence[Search]) -> float:
+            expected = self.expected(searches)
+            return float(misfit(target - expected, power, np.abs(expected).max()))
+
+        best = cost(guess)
+        for _ in range(SWEEPS):
+            before = best
+            for b, search in enumerate(guess):
+                path = self.forward(guess)
+                expected = self.leaves(path.update)
+                patterns, _, gradients = self._patterns(path.before[b], search)
+                now = gradients[_number_of(search.clicked)]
+                moved = _scale(path.update, expected) * self.learner.rate * path.kept[b] * (gradients - now)
+                costs = misfit(target - expected - moved, power, np.abs(expected).max())
+                for pattern in np.argsort(costs)[:3]:  # later lists depend slightly on a step: use the exact cost
+                    trial = [*guess[:b], search._replace(clicked=patterns[pattern]), *guess[b + 1 :]]
+                    exact = cost(trial)
+                    if exact < best:
+                        best, guess = exact, trial
+            if best == before:
+                break
+        return best, guess
+
+    def _settled(self, target: Vector, guess: Sequence[Search]) -> list[Search]:
+        """Repeated regression; each time the list with coefficients closest to a click pattern is fixed and removed."""
+        guess, learner = list(guess), self.learner
+        open_lists = list(range(len(guess)))
+        while open_lists:
+            path = self.forward(guess)
+            scale = _scale(path.update, self.leaves(path.update)) * learner.rate
+            rest, tables = target, {}
+            for b, search in enumerate(guess):
+                patterns, factors, gradients = self._patterns(path.before[b], search)
+                if b in open_lists:
+                    tables[b] = patterns, factors * path.kept[b]
+                else:
+                    rest = rest - scale * path.kept[b] * gradients[_number_of(search.clicked)]
+            documents = [features_of(self.data, guess[b]) for b in open_lists]
+            found = reconstruct(rest, self.start, documents, scale, bool(learner.clip_weights))
+            likeness = []
+            for b, own in zip(open_lists, found, strict=True):
+                away = np.abs(tables[b][1] - own).sum(axis=1)
+                nearest = int(np.argmin(away))
+                guess[b] = guess[b]._replace(clicked=tables[b][0][nearest])
+                likeness.append(away[nearest] / (np.abs(own).sum() + 1e-3))
+            open_lists.pop(int(np.argmin(likeness)))
+        return guess
+
+    def _patterns(self, weights: NDArray[np.float32], search: Search) -> tuple[Clicks, Vector, Vector]:
+        """All click patterns of a list [2^shown, shown], their coefficients and gradients [2^shown, features]."""
+        scores, size = scores_of(weights, self.data, search.query), len(search.shown)
+        count, rates, display = len(scores), np.empty(len(scores)), kernels.records.Display(*self.learner.display)
+        spread = kernels.show.rates(scores, count, display.temperature, np.empty(count), rates)
+        pairs = np.empty((size, size))  # weight of a pair of positions, whichever of the two was clicked
+        for i in range(size):
+            page, scales = kernels.records.Page(scores, rates, search.shown, np.arange(size) == i), np.empty(size)
+            kernels.pdgd.pair_weights(page, spread, count, size, size, display, scales)
+            pairs[i] = -scales / display.temperature
+            pairs[i, i] = 0.0
+        patterns, clicked, considered = _patterns_of(size)
+        factors = clicked * (considered @ pairs) - considered * (clicked @ pairs)
+        gradients = factors @ features_of(self.data, search)
+        if clip := self.learner.clip_gradients:
+            left = np.minimum(1.0, clip / np.maximum(np.linalg.norm(gradients, axis=1), 1e-300))[:, None]
+            factors, gradients = factors * left, gradients * left
+        return patterns, factors, gradients
 
 
 def _documents(data: RankingData, query: int) -> NDArray[np.float32]:
@@ -211,119 +325,10 @@ def _fit(columns: Vector, target: Vector, lists: NDArray[np.int64], costs: Vecto
     return np.asarray(solved.x[:count] - solved.x[count : 2 * count])
 
 
-def decode(
-    message: NDArray[np.floating],
-    learner: Pdgd,
-    start: Weights,
-    data: RankingData,
-    lists: Sequence[Search],
-    first: Sequence[Clicks],
-    leaves: Callable[[Vector], Vector],
-    power: float,
-    correction: LocalCorrection = NO_CORRECTION,
-) -> list[Clicks]:
-    """The clicks that explain a message best, by local search from a `first` guess.
-
-    The step that follows from given clicks is known exactly, so all 1,024 click patterns of a list can be tried, which
-    uses more information than the signs of a regression. Lists are tried in turn until the fit no longer improves; if
-    a large residual remains, the search is repeated from a start where regression fixes the lists one by one. `leaves`
-    is what a mechanism makes of an update, apart from noise.
-    """
-    guess = [search._replace(clicked=np.array(clicked)) for search, clicked in zip(lists, first, strict=True)]
-    target = np.asarray(message, dtype=np.float64)
-
-    def cost(searches: Sequence[Search]) -> float:
-        expected = leaves(forward(learner, start, data, searches, correction).update)
-        return float(misfit(target - expected, power, np.abs(expected).max()))
-
-    def improve(guess: list[Search]) -> tuple[float, list[Search]]:
-        best = cost(guess)
-        for _ in range(SWEEPS):
-            before = best
-            for b, search in enumerate(guess):
-                path = forward(learner, start, data, guess, correction)
-                expected = leaves(path.update)
-                patterns, _, gradients = _patterns(learner, path.before[b], data, search, learner.clip_gradients)
-                now = gradients[_number_of(search.clicked)]
-                moved = _scale(path.update, expected) * learner.rate * path.kept[b] * (gradients - now)
-                costs = misfit(target - expected - moved, power, np.abs(expected).max())
-                for pattern in np.argsort(costs)[:3]:  # later lists depend slightly on a step: use the exact cost
-                    trial = [*guess[:b], search._replace(clicked=patterns[pattern]), *guess[b + 1 :]]
-                    exact = cost(trial)
-                    if exact < best:
-                        best, guess = exact, trial
-            if best == before:
-                break
-        return best, guess
-
-    best, guess = improve(guess)
-    expected = leaves(forward(learner, start, data, guess, correction).update)
-    explained = np.median(np.abs(target - expected)) <= 1e-5 * np.abs(expected).max()
-    if len(guess) > 1 and not explained:
-        again, settled = improve(_settle(target, learner, start, data, guess, leaves, correction))
-        guess = settled if again < best else guess
-    return [search.clicked for search in guess]
-
-
-def _settle(
-    target: Vector,
-    learner: Pdgd,
-    start: Weights,
-    data: RankingData,
-    guess: Sequence[Search],
-    leaves: Callable[[Vector], Vector],
-    correction: LocalCorrection,
-) -> list[Search]:
-    """Repeated regression; each time the list with coefficients closest to a click pattern is fixed and removed."""
-    guess = list(guess)
-    open_lists = list(range(len(guess)))
-    while open_lists:
-        path = forward(learner, start, data, guess, correction)
-        scale = _scale(path.update, leaves(path.update)) * learner.rate
-        rest, tables = target, {}
-        for b, search in enumerate(guess):
-            patterns, factors, gradients = _patterns(learner, path.before[b], data, search, learner.clip_gradients)
-            if b in open_lists:
-                tables[b] = patterns, factors * path.kept[b]
-            else:
-                rest = rest - scale * path.kept[b] * gradients[_number_of(search.clicked)]
-        documents = [features_of(data, guess[b]) for b in open_lists]
-        found = reconstruct(rest, start, documents, scale, bool(learner.clip_weights))
-        likeness = []
-        for b, own in zip(open_lists, found, strict=True):
-            away = np.abs(tables[b][1] - own).sum(axis=1)
-            nearest = int(np.argmin(away))
-            guess[b] = guess[b]._replace(clicked=tables[b][0][nearest])
-            likeness.append(away[nearest] / (np.abs(own).sum() + 1e-3))
-        open_lists.pop(int(np.argmin(likeness)))
-    return guess
-
-
 def _scale(update: Vector, expected: Vector) -> float:
     """The fraction of an update that leaves the client after clipping."""
     length = float(update @ update)
     return max(float(expected @ update) / length, 1e-12) if length else 1.0
-
-
-def match(
-    message: NDArray[np.floating],
-    one: Sequence[Search],
-    other: Sequence[Search],
-    learner: Pdgd,
-    start: Weights,
-    data: RankingData,
-    leaves: Callable[[Vector], Vector],
-    power: float,
-    correction: LocalCorrection = NO_CORRECTION,
-) -> float:
-    """The matching game: how much better the first of two click patterns explains a message than the second.
-
-    Positive: the first is more likely. `leaves` is what a mechanism makes of an update, apart from noise.
-    """
-    first, second = (leaves(forward(learner, start, data, searches, correction).update) for searches in (one, other))
-    size = max(float(np.abs(first).max()), float(np.abs(second).max()))
-    target = np.asarray(message, dtype=np.float64)
-    return float(misfit(target - second, power, size) - misfit(target - first, power, size))
 
 
 def misfit(residuals: Vector, power: float, size: float) -> Vector:
@@ -334,28 +339,6 @@ def misfit(residuals: Vector, power: float, size: float) -> Vector:
     sizes = np.abs(residuals) + 1e-7 * size + 1e-300
     total: Vector = (np.log(sizes) if power == 0 else sizes**power).sum(axis=-1)
     return total
-
-
-def _patterns(
-    learner: Pdgd, weights: NDArray[np.float32], data: RankingData, search: Search, clip: float
-) -> tuple[Clicks, Vector, Vector]:
-    """All click patterns of a list [2^shown, shown], their coefficients and gradients [2^shown, features]."""
-    scores, size = scores_of(weights, data, search.query), len(search.shown)
-    count, rates, display = len(scores), np.empty(len(scores)), kernels.records.Display(*learner.display)
-    spread = kernels.show.rates(scores, count, display.temperature, np.empty(count), rates)
-    pairs = np.empty((size, size))  # weight of a pair of positions, whichever of the two was clicked
-    for i in range(size):
-        page, scales = kernels.records.Page(scores, rates, search.shown, np.arange(size) == i), np.empty(size)
-        kernels.pdgd.pair_weights(page, spread, count, size, size, display, scales)
-        pairs[i] = -scales / display.temperature
-        pairs[i, i] = 0.0
-    patterns, clicked, considered = _patterns_of(size)
-    factors = clicked * (considered @ pairs) - considered * (clicked @ pairs)
-    gradients = factors @ features_of(data, search)
-    if clip:
-        left = np.minimum(1.0, clip / np.maximum(np.linalg.norm(gradients, axis=1), 1e-300))[:, None]
-        factors, gradients = factors * left, gradients * left
-    return patterns, factors, gradients
 
 
 @cache

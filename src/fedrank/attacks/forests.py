@@ -1,4 +1,9 @@
-"""Attacks on shared forests: what thresholds, headers and scores reveal about the training data."""
+"""Attacks on shared forests: what thresholds, headers, scores and histograms reveal about the training data.
+
+A bin of a histogram with one row reveals its gradient, and thus whether the row is relevant. The server attacks the
+first message of the first tree. All scores are still equal, so a gradient depends only on the labels and the order of
+documents: a negative gradient means that a document should rise, so it is relevant.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +14,18 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.attacks.audits import Finding, Plan, PlannedAttack, capital, fewest_above, power, skipped
+from fedrank.attacks.audits import Finding, Plan, PlannedAttack, capital, fewest_above, power, skipped, verdict_of
 from fedrank.attacks.click_audit import Share
 from fedrank.attacks.membership import LEVEL, ShareDone, upper_bound
 from fedrank.data.ranking import RankingData
 from fedrank.ranking.measures import Evaluator
 from fedrank.seeds import rng_for
 from fedrank.trees.arrays import BY_CATEGORY
+from fedrank.trees.binning import Edges, put_in_bins
+from fedrank.trees.boosters import Grower
 from fedrank.trees.forest import Forest
+from fedrank.trees.releases import Layout
+from fedrank.trees.row_store import RowStore
 
 TESTS = 3  # tests of one forest
 MEASURE = "ndcg@10"
@@ -25,6 +34,7 @@ GROWN = 0.9  # fraction of the run time for growing
 THRESHOLDS = "training values, in thresholds"
 RANGES = "extreme values, in the header"
 MEMBERS = "training queries, by ranking quality"
+GRADES = "relevant documents, in root histograms"
 
 
 @dataclass(frozen=True)
@@ -37,22 +47,49 @@ class SharedForests:
 
 
 @dataclass(frozen=True)
+class Roots:
+    """The first message that a server sees: root histograms, of each client or of all together."""
+
+    data: tuple[RankingData, ...]  # one per visible histogram
+    edges: Edges
+    rules: Grower
+    features: NDArray[np.int64] | None = None  # features with histograms; None: all
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class NamedRelevant:
+    """The documents that a server identifies as relevant from one or more histograms, and the truth."""
+
+    documents: int
+    alone: int  # documents that are alone in a bin of some feature
+    named: int  # of these, documents with a negative gradient
+    right: int  # of these, documents that are relevant
+    relevant: int  # relevant documents in total
+
+    @property
+    def by_chance(self) -> int:
+        """The expected number of relevant ones among as many random documents."""
+        return round(self.named * self.relevant / max(self.documents, 1))
+
+
+@dataclass(frozen=True)
 class ForestAudit:
     """The attacks on the forests that leave organisations."""
 
-    forests: (
-        Callable[[ShareDone], Sequence[SharedForests]] | None
-    )  # grows them when they are needed; None: no forest is shared
+    # Grows them when they are needed; None: no forest is shared.
+    forests: Callable[[ShareDone], Sequence[SharedForests]] | None
     seed: int
-    variant: str = ""
     level: float = LEVEL / TESTS  # significance level of one test
     note: str = ""  # differences from the spec, if any
+    roots: Callable[[], Roots] | None = None  # what the server sees of a forest grown from histograms without noise
 
     def plan(self) -> Plan:
         """All attacks that apply, and why others do not."""
         if self.forests is None:
-            return [skipped(self.variant, "forests", "no client shares its forest with another")]
-        return [PlannedAttack("forests", self._attack)]
+            return [skipped("forests", "no client shares its forest with another")]
+        plan: Plan = [PlannedAttack("forests", self._attack)]
+        return plan if self.roots is None else [*plan, PlannedAttack("histograms", self._histograms)]
 
     def _attack(self, on_progress: ShareDone) -> list[Finding]:
         assert self.forests is not None
@@ -114,17 +151,33 @@ class ForestAudit:
             "guessing would be right for half",
         )
 
+    def _histograms(self, on_progress: ShareDone) -> list[Finding]:
+        assert self.roots is not None
+        seen = self.roots()
+        found = [read_root(data, seen.edges, seen.rules, seen.features, seen.seed) for data in seen.data]
+        on_progress(1.0)
+        named, right, chance = (sum(getattr(one, what) for one in found) for what in ("named", "right", "by_chance"))
+        alone, documents = sum(one.alone for one in found), sum(one.documents for one in found)
+        return [
+            self._compared(
+                GRADES,
+                Share(right, named),
+                Share(min(chance, named), named),
+                f"documents that the server identifies as relevant, because each is alone in a bin of the root "
+                f"({alone:,} of {documents:,} are) and its gradient is negative, {{right}} are relevant",
+                "of as many random documents, {guessed} would be",
+            )
+        ]
+
     def _compared(self, what: str, found: Share, guess: Share | None, says: str, but: str) -> Finding:
         """Without a `guess`, guessing succeeds in half of the cases."""
         share = 0.5 if guess is None else upper_bound(guess.right, max(guess.of, 1), self.level)
         needed = fewest_above(found.of, share, self.level)
-        low, high = found.interval()
-        said = says.format(right=f"{found.right:,} ({low:.0%} to {high:.0%}, 95% confidence)")
+        said = says.format(right=f"{found.right:,} {found.confidence}")
         unread = "" if guess is None else but.format(guessed=f"{guess.right:,}")
         sentence = f"Of {found.of:,} {said}; {unread or but}. {capital(power(needed, found.of))}."
         if self.note:
             sentence += f" {capital(self.note)}."
-        verdict = "NO POWER" if needed is None else "READ" if found.right >= needed else "NOT READ"
         counts = {
             "found": asdict(found),
             "guess": None if guess is None else asdict(guess),
@@ -133,7 +186,31 @@ class ForestAudit:
         }
         shown = f"{found.right:,} of {found.of:,}"
         guessed = "half" if guess is None else f"{guess.right:,} of {guess.of:,}"
-        return Finding(self.variant, what, "", shown, verdict, sentence, counts, guessed)
+        return Finding(what, "", shown, verdict_of(found, needed), sentence, counts, guessed)
+
+
+def read_root(
+    data: RankingData, edges: Edges, rules: Grower, features: NDArray[np.int64] | None = None, seed: int = 0
+) -> NamedRelevant:
+    """Attack the root histogram of these rows."""
+    store = RowStore(data, edges, rules, seed)
+    seen = np.arange(edges.features) if features is None else features
+    layout = Layout(edges, seen, data.documents.bit_length())
+    store.begin(0, layout.shift)
+    gradients, _, rows = layout.spread(store.histogram(0))
+    alone = np.zeros(data.documents, np.bool_)
+    said = np.zeros(data.documents, np.bool_)
+    bins = put_in_bins(data, edges).columns
+    for feature, first in zip(seen, layout.starts, strict=True):
+        # The mapping from bins to documents is only for counting: the server itself needs no more than the bins.
+        cell = first + bins[feature].astype(np.int64)
+        here = rows[cell] == 1
+        alone |= here
+        said |= here & (gradients[cell] < 0)
+    relevant: NDArray[np.bool_] = data.grades > 0
+    return NamedRelevant(
+        data.documents, int(alone.sum()), int(said.sum()), int((said & relevant).sum()), int(relevant.sum())
+    )
 
 
 def _thresholds_of(forest: Forest) -> dict[int, NDArray[np.float64]]:

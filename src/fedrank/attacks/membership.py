@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +21,7 @@ from fedrank.federated.deal import deal
 from fedrank.federated.federation import Federation
 from fedrank.federated.server import State
 from fedrank.federated.simulation import federated_round
-from fedrank.privacy.accounting import (
-    ConcentratedEvent,
-    Event,
-    GaussianEvent,
-    LaplaceEvent,
-    PureEvent,
-    trade_off,
-)
+from fedrank.privacy.accounting import ConcentratedEvent, Event, GaussianEvent, LaplaceEvent, PureEvent, trade_off
 from fedrank.privacy.guarantees import Guarantee, Setting
 from fedrank.privacy.mechanisms import (
     AtServer,
@@ -64,6 +57,7 @@ MANY = 1000  # interactions relative to the cap: detects a mechanism that does n
 FEW = 4  # clients in the sums that are attacked
 NOISE_WITH_POWER = (1.0, 0.7, 0.5, 0.4)  # for attacks on whole rounds, where the noise of a spec would hide any fault
 _BLOCK = 1 << 20  # numbers drawn at once
+AS_STATED = "ε as the paper states it"
 _SHARE = 4  # one in this many repeats is used to choose the attack
 
 
@@ -159,84 +153,73 @@ def weaker(mechanism: PricedMechanism) -> PricedMechanism:
     return replace(mechanism, noise=CONTROL * mechanism.noise)  # type: ignore[type-var,attr-defined,no-any-return]
 
 
+class Scope(NamedTuple):
+    """The extent of an audit."""
+
+    delta: float = 1e-5
+    level: float = LEVEL / 2  # significance level of one of two tests, one of them the control
+    repeats: int = REPEATS  # with the canary and without it each
+    on_progress: ShareDone = lambda share: None
+
+
 def audit_mechanism(
     mechanism: Gaussian | Laplace,
     setting: Setting,
     source: Source,
-    *,
-    delta: float = 1e-5,
-    level: float = LEVEL / 2,
-    repeats: int = REPEATS,
-    on_progress: ShareDone = lambda share: None,
+    scope: Scope = Scope(),  # noqa: B008 (immutable)
     priced: Gaussian | Laplace | None = None,
 ) -> Membership:
-    """Look for canaries in the releases of a mechanism; `level` is that of one of two tests, one of them the control.
+    """Look for canaries in the releases of a mechanism.
 
     `priced` is the mechanism whose claim is tested, if different: with it, tests simulate a false claim.
     """
     small, honest = _small(mechanism, setting, FEW)
     claimer, _ = _small(priced or mechanism, setting, FEW)
     guarantee = _claimed(claimer.guarantees(honest))
-    rounds, counted = _plan(guarantee, _claimed(weaker(claimer).guarantees(honest)), repeats, level)
+    control = _claimed(weaker(claimer).guarantees(honest))
+    rounds, counted = _plan(guarantee, control, scope.repeats, scope.level)
     pairs = canaries(claimer, guarantee, honest)
-    meter = _Meter(on_progress, 2 * (2 * len(pairs) * (counted // _SHARE) + 2 * counted))
+    meter = _Meter(scope.on_progress, len(pairs), counted)
 
-    def attack(attacked: Gaussian | Laplace) -> Trial:
-        watch = _watch_mechanism(attacked, claimer, honest, pairs, rounds, source, meter)
-        return look_for(watch, [pair.name for pair in pairs], _curve(guarantee, rounds), counted, level)
+    def attack(attacked: PricedMechanism) -> Trial:
+        watch = _watch_mechanism(cast(Any, attacked), claimer, honest, pairs, rounds, source, meter)
+        return look_for(watch, [pair.name for pair in pairs], _curve(guarantee, rounds), counted, scope.level)
 
-    trial, control = attack(small), attack(cast("Gaussian | Laplace", weaker(small)))
     what = "messages" if isinstance(small.placement, OnClient) else "sums of updates"
-    return Membership(what, guarantee.against, rounds, delta, guarantee.epsilon(rounds, delta), trial, control)
+    promised = guarantee.epsilon(rounds, scope.delta)
+    return Membership(what, guarantee.against, rounds, scope.delta, promised, attack(small), attack(weaker(small)))
 
 
-def audit_paper(
-    mechanism: FpdgdPaper,
-    cohort: float,
-    source: Source,
-    *,
-    delta: float = 1e-5,
-    level: float = LEVEL / 2,
-    repeats: int = REPEATS,
-    on_progress: ShareDone = lambda share: None,
-) -> Membership:
+def audit_paper(mechanism: FpdgdPaper, cohort: float, source: Source, scope: Scope = Scope()) -> Membership:  # noqa: B008
     """Look for canaries in one message of fpdgd-paper: does the ε that the paper states hold for it?
 
     A large ε needs more repeats: error rates below e^-ε cannot be distinguished from 0.
     """
-    guarantee = _stated(mechanism)
-    repeats = max(repeats, min(MAX_ROUNDS, int(2 * math.log(4 / level) * math.exp(min(mechanism.epsilon, 50.0)))))
+    guarantee, level = _stated(mechanism), scope.level
+    enough = int(2 * math.log(4 / level) * math.exp(min(mechanism.epsilon, 50.0)))
+    repeats = max(scope.repeats, min(MAX_ROUNDS, enough))
     block = _BLOCK // PARAMETERS
     pairs = _weights(mechanism, PARAMETERS)
-    meter = _Meter(on_progress, 2 * (2 * len(pairs) * (repeats // _SHARE) + 2 * repeats))
+    meter = _Meter(scope.on_progress, len(pairs), repeats)
 
-    def attack(attacked: FpdgdPaper) -> Trial:
+    def attack(attacked: PricedMechanism) -> Trial:
         def watch(index: int, inside: bool, count: int) -> Seen:
             pair, parts = pairs[index], []
             for begin in range(0, count, block):
                 some = min(block, count - begin)
                 rows = np.tile(pair.inside if inside else pair.outside, (some, 1))
                 seen = attacked.protect(_messages(rows, 1), cohort, source).updates.astype(np.float64)
-                parts.append({"nearness": _nearness(seen, pair), "projection": _projection(seen, pair)})
+                parts.append(_paper_statistics(seen, pair))
                 meter.add(some)
             return _joined(parts)
 
         return look_for(watch, [pair.name for pair in pairs], _curve(guarantee, 1), repeats, level)
 
-    trial, control = attack(mechanism), attack(cast(FpdgdPaper, weaker(mechanism)))
-    return Membership("messages", "server", 1, delta, mechanism.epsilon, trial, control, "ε as the paper states it")
+    trial, control = attack(mechanism), attack(weaker(mechanism))
+    return Membership("messages", "server", 1, scope.delta, mechanism.epsilon, trial, control, AS_STATED)
 
 
-def audit_answers(
-    learner: Evolution,
-    setting: Setting,
-    seed: int,
-    *,
-    delta: float = 1e-5,
-    level: float = LEVEL / 2,
-    repeats: int = REPEATS,
-    on_progress: ShareDone = lambda share: None,
-) -> Membership:
+def audit_answers(learner: Evolution, setting: Setting, seed: int, scope: Scope = Scope()) -> Membership:  # noqa: B008
     """Distinguish a client whose rewards are all 1 from one whose rewards are all 0, from one message of FOLtR-ES each.
 
     Messages come from the learner itself, on a list that is always, or never, clicked at the top. The likelihood of a
@@ -244,6 +227,7 @@ def audit_answers(
     measure, messages with two interactions are attacked.
     """
     control_learner = replace(learner, truth=1 - CONTROL * (1 - learner.truth))
+    delta, level, repeats, on_progress = scope
 
     def promised(each: Evolution, interactions: int) -> Guarantee:
         return EsRandomisedResponse().guarantees(replace(setting, learner=each, interactions=(interactions,)))[0]
@@ -254,7 +238,7 @@ def audit_answers(
         interactions = 2
     guarantee = promised(learner, interactions)
     lists = {inside: _one_list(repeats, interactions, clicked=inside) for inside in (False, True)}
-    meter = _Meter(on_progress, 2 * (2 * 2 * (repeats // _SHARE) + 2 * repeats))
+    meter = _Meter(on_progress, 2, repeats)
     batches = iter(range(1, 1000))
 
     def attack(attacked: Evolution) -> Trial:
@@ -282,25 +266,21 @@ def audit_round(
     setting: Setting,
     clients: SimulatedClients,
     source: Source,
-    *,
-    delta: float = 1e-5,
-    level: float = LEVEL / 2,
-    runs: int = RUNS,
-    seed: int = 1,
-    on_progress: ShareDone = lambda share: None,
+    seed: int,
+    scope: Scope,
 ) -> Membership:
     """Look for a canary among a few real clients, in runs of the real round function.
 
     The attacker knows what other clients sent, so it is taken as zero. Where the noise of the mechanism would hide
     any fault from this few runs, the same code is attacked with less noise and the corresponding claim.
     """
-    few, counted = _few(clients, setting), max(runs // 2, 1)
+    few, (delta, level, counted, on_progress) = _few(clients, setting), scope
     small, honest = _small(mechanism, setting, len(few), all_honest=True)
     # With a dealt schedule, the canary participates in one of the rounds.
     honest = replace(honest, parameters=setting.parameters, dealt=ROUNDS if setting.dealt else 0)
     times = 1 if setting.dealt else ROUNDS
     if isinstance(small, FpdgdPaper):
-        rounds, times, note, guarantee = 1, 1, "ε as the paper states it", _stated(small)
+        rounds, times, note, guarantee = 1, 1, AS_STATED, _stated(small)
         strict, pairs = guarantee, _weights(small, honest.parameters)
     else:
         small, honest, note = _with_power(small, honest, times, counted, level)
@@ -309,13 +289,13 @@ def audit_round(
         if strict is not guarantee:
             note = f"{note + ', ' if note else 'with '}the tighter claim of central Gaussian noise"
         pairs = canaries(small, guarantee, honest)[:1]  # the others were tried on the mechanism, far more often
-    meter = _Meter(on_progress, 2 * (2 * len(pairs) * (counted // _SHARE) + 2 * counted))
+    meter = _Meter(on_progress, len(pairs), counted)
 
-    def attack(attacked: Gaussian | Laplace | FpdgdPaper) -> Trial:
+    def attack(attacked: PricedMechanism) -> Trial:
         watch = _watch_round(attacked, small, honest, pairs, rounds, few, source, seed, meter)
         return look_for(watch, [pair.name for pair in pairs], _curve(strict, times), counted, level)
 
-    trial, control = attack(small), attack(cast("Gaussian | Laplace | FpdgdPaper", weaker(small)))
+    trial, control = attack(small), attack(weaker(small))
     what = f"{rounds} rounds of {len(few)} clients{', dealt into them' if setting.dealt else ''}"
     return Membership(what, guarantee.against, rounds, delta, guarantee.epsilon(times, delta), trial, control, note)
 
@@ -564,7 +544,7 @@ def _watch_mechanism(
 
 
 def _watch_round(
-    attacked: Gaussian | Laplace | FpdgdPaper,
+    attacked: PricedMechanism,
     claimer: Gaussian | Laplace | FpdgdPaper,
     setting: Setting,
     pairs: Sequence[Pair],
@@ -578,13 +558,8 @@ def _watch_round(
     alone = not has_trait(attacked, "adds up")  # the server sees the canary's message separately
     cohort = 1.0 if alone else setting.cohort(attacked)
     sampled = setting.participation if has_trait(attacked, "hides cohort") else 1.0
-    federation = Federation(
-        setting.learner,
-        _Message() if alone else Mean(),
-        mechanism=attacked,
-        participation=sampled,
-        dealt=setting.dealt,
-    )
+    aggregator = _Message() if alone else Mean()
+    federation = Federation(setting.learner, aggregator, mechanism=attacked, participation=sampled, dealt=setting.dealt)
     turn = int(deal(len(clients), rounds, seed)[0]) - 1 if setting.dealt else None  # of the canary
 
     def watch(index: int, inside: bool, count: int) -> Seen:
@@ -601,9 +576,7 @@ def _watch_round(
                 state = after
             meter.add(1)
         if isinstance(claimer, FpdgdPaper):
-            return _summed(
-                [{"nearness": _nearness(each, pair), "projection": _projection(each, pair)} for each in released]
-            )
+            return _summed([_paper_statistics(each, pair) for each in released])
         seen = [_statistics(each, pair, claimer, sampled) for each in released]
         if turn is None:
             return _summed(seen)
@@ -649,13 +622,8 @@ def _few(clients: SimulatedClients, setting: Setting) -> SimulatedClients:
 
 def _messages(rows: Vector, searches: int) -> Messages:
     count, size = rows.shape
-    return Messages(
-        rows.astype(np.float32),
-        np.full(count, searches, dtype=np.int64),
-        np.arange(count),
-        np.zeros(size),
-        1,
-    )
+    sizes = np.full(count, searches, dtype=np.int64)
+    return Messages(rows.astype(np.float32), sizes, np.arange(count), np.zeros(size), 1)
 
 
 def _statistics(seen: Vector, pair: Pair, claimer: Gaussian | Laplace, sampled: float) -> Seen:
@@ -681,11 +649,11 @@ def _projection(seen: Vector, pair: Pair) -> Vector:
     return along
 
 
-def _nearness(seen: Vector, pair: Pair) -> Vector:
+def _paper_statistics(seen: Vector, pair: Pair) -> Seen:
     """For noise that is mostly near zero: which of the two updates is closer to a message, coordinate by coordinate?"""
     away, close = np.abs(seen - pair.left_outside), np.abs(seen - pair.left_inside)
-    nearer: Vector = (np.log(away + 1e-9) - np.log(close + 1e-9)).sum(axis=1)
-    return nearer
+    nearness: Vector = (np.log(away + 1e-9) - np.log(close + 1e-9)).sum(axis=1)
+    return {"nearness": nearness, "projection": _projection(seen, pair)}
 
 
 def _joined(parts: Sequence[Seen]) -> Seen:
@@ -700,10 +668,7 @@ def _weights(mechanism: FpdgdPaper, size: int) -> list[Pair]:
     """Models with the norm to which fpdgd-paper clips them."""
     first, spread = np.eye(size)[0], np.full(size, 1 / math.sqrt(size))
     length = mechanism.clip_weights
-    rows = [
-        ("all weights", -length * spread, length * spread),
-        ("one weight", -length * first, length * first),
-    ]
+    rows = [("all weights", -length * spread, length * spread), ("one weight", -length * first, length * first)]
     return [Pair(name, out, into, out, into) for name, out, into in rows]
 
 
@@ -752,8 +717,10 @@ def _looked_up(tables: Sequence[tuple[Vector, Vector]], means: Vector) -> Vector
 class _Meter:
     """Counts completed work."""
 
-    def __init__(self, on_progress: ShareDone, total: int) -> None:
-        self._on_progress, self._total, self._done = on_progress, max(total, 1), 0
+    def __init__(self, on_progress: ShareDone, pairs: int, repeats: int) -> None:
+        """The work of `look_for` with this many pairs, for the mechanism and its control."""
+        self._on_progress, self._total = on_progress, max(4 * (pairs * (repeats // _SHARE) + repeats), 1)
+        self._done = 0
 
     def add(self, some: int) -> None:
         self._done += some

@@ -51,8 +51,23 @@ class PoisonedClicks:
         return messages
 
 
+class _ReplacedUpdates(ABC):
+    """Malicious clients send crafted updates; without any, messages stay unchanged."""
+
+    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
+        if not malicious.any():
+            return messages
+        updates = messages.updates.copy()
+        updates[malicious] = self._rows(messages, malicious, rng)
+        return replace(messages, updates=updates)
+
+    @abstractmethod
+    def _rows(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Rows:
+        """What malicious clients send: a row each, or one row for all."""
+
+
 @dataclass(frozen=True)
-class Lie:
+class Lie(_ReplacedUpdates):
     """Shift the mean update by less than honest clients differ ("a little is enough", LIE; Baruch et al., 2019).
 
     One attacker alone sees no standard deviation, and with two of ten clients z is 0: with partial knowledge, an attack
@@ -65,12 +80,10 @@ class Lie:
     def __post_init__(self) -> None:
         _check_choice("knowledge", self.knowledge, Knowledge)
 
-    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
-        if not malicious.any():
-            return messages
+    def _rows(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Rows:
         known = _known(messages, malicious, self.knowledge)
         z = lie_z(len(malicious), int(malicious.sum())) if self.z is None else self.z
-        return _sent(messages, malicious, known.mean(axis=0) - z * known.std(axis=0))
+        return np.asarray(known.mean(axis=0) - z * known.std(axis=0))
 
 
 def lie_z(clients: int, attackers: int) -> float:
@@ -90,7 +103,7 @@ def lie_z(clients: int, attackers: int) -> float:
 
 
 @dataclass(frozen=True)
-class Fang:
+class Fang(_ReplacedUpdates):
     """Push the global model against its direction, as far as the aggregator allows (Fang et al., USENIX 2020).
 
     Against Krum and Multi-Krum: the longest step against the sign of the mean update that Krum still selects. Against
@@ -115,13 +128,11 @@ class Fang:
             raise ValueError(f"spread must be at least 0 and below 1 (got {self.spread})")
         self._is_against_krum()
 
-    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
-        if not malicious.any():
-            return messages
+    def _rows(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Rows:
         mean = _known(messages, malicious, self.knowledge).mean(axis=0)
         guessed = self.partial == "original" and (self.knowledge == "partial" or malicious.all())
         craft = self._short_of_krum if self._is_against_krum() else self._far_out if guessed else self._beyond
-        return _sent(messages, malicious, craft(messages, malicious, mean, rng))
+        return craft(messages, malicious, mean, rng)
 
     def _is_against_krum(self) -> bool:
         if isinstance(self.aggregator, (Krum, MultiKrum)):
@@ -221,7 +232,7 @@ def _distances(updates: Rows) -> Rows:
 
 
 @dataclass(frozen=True)
-class SignFlip:
+class SignFlip(_ReplacedUpdates):
     """Send the negative of the honest update."""
 
     scale: float = 1.0  # factor on the honest update
@@ -229,14 +240,12 @@ class SignFlip:
     def __post_init__(self) -> None:
         _check_scale(self.scale)
 
-    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
-        if not malicious.any():
-            return messages
-        return _sent(messages, malicious, -self.scale * _own(messages, malicious))
+    def _rows(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Rows:
+        return -self.scale * _own(messages, malicious)
 
 
 @dataclass(frozen=True)
-class Noise:
+class Noise(_ReplacedUpdates):
     """Send Gaussian noise instead of the honest update."""
 
     scale: float = 1.0  # expected norm, relative to the median norm of the attackers' own updates
@@ -244,19 +253,13 @@ class Noise:
     def __post_init__(self) -> None:
         _check_scale(self.scale)
 
-    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
-        if not malicious.any():
-            return messages
+    def _rows(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Rows:
         own = _own(messages, malicious)
-        return _sent(
-            messages,
-            malicious,
-            kernels.chance.normals(rng, *own.shape) * (self.scale * _length(own) / math.sqrt(own.shape[1])),
-        )
+        return kernels.chance.normals(rng, *own.shape) * (self.scale * _length(own) / math.sqrt(own.shape[1]))
 
 
 @dataclass(frozen=True)
-class InnerProduct:
+class InnerProduct(_ReplacedUpdates):
     """Send the mean honest update, scaled and reversed (inner-product manipulation; Xie et al., UAI 2020).
 
     A small scale hides among updates near zero and targets Krum and the median. The mean is reversed only if
@@ -270,15 +273,13 @@ class InnerProduct:
         _check_scale(self.scale)
         _check_choice("knowledge", self.knowledge, Knowledge)
 
-    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
-        if not malicious.any():
-            return messages
+    def _rows(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Rows:
         honest = messages.updates[_seen(malicious, self.knowledge)].astype(np.float64)
-        return _sent(messages, malicious, -self.scale * honest.mean(axis=0))
+        return np.asarray(-self.scale * honest.mean(axis=0))
 
 
 @dataclass(frozen=True)
-class _PushedMean(ABC):
+class _PushedMean(_ReplacedUpdates):
     """Send the mean of honest updates, perturbed in one direction as far as a bound allows."""
 
     perturbation: Perturbation = "unit"  # against the mean, against its signs, or by the standard deviations
@@ -288,14 +289,12 @@ class _PushedMean(ABC):
         _check_choice("perturbation", self.perturbation, Perturbation)
         _check_choice("knowledge", self.knowledge, Knowledge)
 
-    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
-        if not malicious.any():
-            return messages
+    def _rows(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Rows:
         honest = messages.updates[_seen(malicious, self.knowledge)].astype(np.float64)
         mean = honest.mean(axis=0)
         push = _push(honest, mean, self.perturbation)
         reach = self._reach(honest, mean, push)
-        return _sent(messages, malicious, mean if reach is None else mean + reach * push)
+        return np.asarray(mean if reach is None else mean + reach * push)
 
     @abstractmethod
     def _reach(self, honest: Rows, mean: Vector, push: Vector) -> float | None:
@@ -339,7 +338,7 @@ class MinSum(_PushedMean):
 
 
 @dataclass(frozen=True)
-class Promote:
+class Promote(_ReplacedUpdates):
     """Promote documents with high values of given features, such as features that a spammer controls.
 
     `promotion` measures its success. For a neural ranker the update follows its current output weights; if these are
@@ -356,16 +355,14 @@ class Promote:
         _check_scale(self.scale)
         _check_features(self.features)
 
-    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
-        if not malicious.any():
-            return messages
+    def _rows(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Rows:
         own = _own(messages, malicious)
         rows = self._direction(
             np.atleast_2d(messages.weights if messages.weights.ndim == 1 else messages.weights[malicious])
         )
         long = kernels.sums.lengths(rows)[:, None]
         rows *= self.scale * _length(own) / np.where(long > 0, long, 1.0)
-        return _sent(messages, malicious, rows)
+        return rows
 
     def _direction(self, weights: Weights) -> Rows:
         """[models, parameters]: the direction, of any norm."""
@@ -385,12 +382,7 @@ class Promote:
 
 
 def promotion(
-    weights: Weights,
-    ranker: Ranker,
-    data: RankingData,
-    features: Sequence[int],
-    top: int = 10,
-    share: float = 0.05,
+    weights: Weights, ranker: Ranker, data: RankingData, features: Sequence[int], top: int = 10, share: float = 0.05
 ) -> float:
     """The mean fraction of target documents that reach the top; compare it with that of a model without attack.
 
@@ -417,7 +409,7 @@ def promotion(
 
 
 @dataclass(frozen=True)
-class Opposite:
+class Opposite(_ReplacedUpdates):
     """Send a model in the opposite direction, so unlearning of its sender is measurable (thesis, chapter 6)."""
 
     scale: float = 2.0  # the model sent is -scale x the local model
@@ -425,11 +417,9 @@ class Opposite:
     def __post_init__(self) -> None:
         _check_scale(self.scale)
 
-    def __call__(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Messages:
-        if not malicious.any():
-            return messages
+    def _rows(self, messages: Messages, malicious: Malicious, rng: np.random.Generator) -> Rows:
         start = messages.weights if messages.weights.ndim == 1 else messages.weights[malicious]
-        return _sent(messages, malicious, -self.scale * (start + _own(messages, malicious)) - start)
+        return -self.scale * (start + _own(messages, malicious)) - start
 
 
 ATTACKS: dict[str, type[Attack]] = {
@@ -470,13 +460,6 @@ def _push(honest: Rows, mean: Vector, perturbation: Perturbation) -> Vector:
 
 def _length(own: Rows) -> float:
     return float(np.median(kernels.sums.lengths(own)))
-
-
-def _sent(messages: Messages, malicious: Malicious, rows: Rows) -> Messages:
-    """Messages with the updates of malicious clients replaced, by one row each or one for all."""
-    updates = messages.updates.copy()
-    updates[malicious] = rows
-    return replace(messages, updates=updates)
 
 
 def _check_choice(name: str, value: str, choices: Any) -> None:

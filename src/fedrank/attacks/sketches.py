@@ -22,12 +22,13 @@ from fedrank.attacks.audits import (
     rounded_down,
     rounded_up,
     skipped,
+    verdict_of,
 )
 from fedrank.attacks.click_audit import Share
-from fedrank.attacks.dictionary import identify_by_cells
 from fedrank.attacks.membership import LEVEL, ShareDone, upper_bound
 from fedrank.privacy.accounting import GaussianEvent, delta_of, epsilon
 from fedrank.seeds import rng_for
+from fedrank.silo.hashing import Cells
 from fedrank.silo.partners import Partner
 from fedrank.silo.silos import Silo
 from fedrank.silo.sketch import BLOCK, Sketcher
@@ -55,7 +56,6 @@ class SketchAudit:
     silos: Callable[[], Sequence[Silo]]  # called when they are needed
     delta: float
     seed: int
-    variant: str = ""
     level: float = LEVEL / TESTS  # significance level of one test
     pairs: int | None = None  # None: enough to detect that noise is missing, within bounds
     source: Source | None = None  # for tests; otherwise noise comes from the system's secure source
@@ -65,22 +65,14 @@ class SketchAudit:
         method, plan = self.method, Plan()
         if isinstance(method, LocalPlus):
             plan.append(PlannedAttack(HELD, lambda on_progress: [self._contained_words(method, on_progress)]))
-            if method.counts == "exact":
-                plan.append(skipped(self.variant, SWAPPED, "counts are sent without noise, so no guarantee is claimed"))
-            elif method.noise_in == "paper":
-                plan.append(skipped(self.variant, SWAPPED, "the published noise, one draw for all rows, hides nothing"))
-            elif method.noise_in == "lookup":
-                plan.append(
-                    skipped(self.variant, SWAPPED, "no sketch leaves a silo, and every answer has independent noise")
-                )
-            elif not method.noise:
-                plan.append(skipped(self.variant, SWAPPED, "sketches have no noise, so no guarantee is claimed"))
+            if reason := _no_guarantee(method):
+                plan.append(skipped(SWAPPED, reason))
             else:
                 plan.append(PlannedAttack(SWAPPED, lambda on_progress: [self._swapped(method.sketcher, on_progress)]))
             plan.append(PlannedAttack(ASKED, lambda on_progress: [self._queried_words(method.sketcher, on_progress)]))
         if method.first(1).ndim == 1:
-            plan.append(skipped(self.variant, PASSED_ON, "no guarantee is claimed, and no attack is implemented"))
-        return plan or [skipped(self.variant, "silos", "silos send each other nothing")]
+            plan.append(skipped(PASSED_ON, "no guarantee is claimed, and no attack is implemented"))
+        return plan or [skipped("silos", "silos send each other nothing")]
 
     @cached_property
     def _all_silos(self) -> Sequence[Silo]:
@@ -97,19 +89,16 @@ class SketchAudit:
         }
         found = shares["as it is"]
         needed = fewest_above(found.of, 0.5, self.level)
-        low, high = found.interval()
         sentence = (
             f"Given two words of which one is in a document, an attacker who may look up both identified it for "
-            f"{found.right:,} of {found.of:,} documents ({low:.0%} to {high:.0%}, 95% confidence); guessing succeeds "
-            "in half."
+            f"{found.right:,} of {found.of:,} documents {found.confidence}; guessing succeeds in half."
         )
         if "without noise" in shares:
             sentence += f" Without the noise it would be identified for {shares['without noise'].right:,}."
         sentence += f" {capital(power(needed, found.of))}."
-        verdict = "NO POWER" if needed is None else "READ" if found.right >= needed else "NOT READ"
         counts = {name: asdict(share) for name, share in shares.items()} | {"needed": needed, "level": self.level}
         shown = f"{found.right:,} of {found.of:,}"
-        return Finding(self.variant, HELD, "", shown, verdict, sentence, counts, "half")
+        return Finding(HELD, "", shown, verdict_of(found, needed), sentence, counts, "half")
 
     def _looked_up(self, method: LocalPlus, on_progress: ShareDone) -> Share:
         """Attack documents of every silo, in proportion to its number of documents."""
@@ -148,11 +137,10 @@ class SketchAudit:
             weaker = replace(sketcher, noise=CONTROL * sketcher.noise)
             control = self._distinguished(weaker, pairs, lambda share: on_progress((1 + share) / 2))
         lower = lower_bound(found.right, found.of, self.level)
-        low, high = found.interval()
         sentence = (
             f"For {found.right:,} of {found.of:,} documents, of which everything but one word was known, the right one "
-            f"of two words was identified ({low:.0%} to {high:.0%}, 95% confidence); the noise of one document's "
-            f"sketch, ε = {rounded_up(promised)}, allows {most:.1%}, and guessing succeeds in half."
+            f"of two words was identified {found.confidence}; the noise of one document's sketch, ε = "
+            f"{rounded_up(promised)}, allows {most:.1%}, and guessing succeeds in half."
         )
         if lower > most:
             verdict = "VIOLATED"
@@ -175,9 +163,8 @@ class SketchAudit:
             "epsilon_largest": matching_epsilon(lower_bound(found.of, found.of, self.level), self.delta),
         }
         shown = "" if verdict == "NO POWER" else f"ε ≥ {rounded_down(matching_epsilon(lower, self.delta))}"
-        return Finding(
-            self.variant, SWAPPED, f"ε = {rounded_up(promised)}", shown, verdict, sentence, counts, "ε ≥ 0.00"
-        )
+        promise = f"ε = {rounded_up(promised)}"
+        return Finding(SWAPPED, promise, shown, verdict, sentence, counts, "ε ≥ 0.00")
 
     def _distinguished(self, sketcher: Sketcher, pairs: int, on_progress: ShareDone) -> Share:
         """The best test of two neighbours, on sketches as they are released."""
@@ -212,16 +199,37 @@ class SketchAudit:
         usual = max(queried, key=queried.count)
         found, guess = Share(right, QUESTIONS), Share(chosen.count(usual), QUESTIONS)
         needed = fewest_above(found.of, upper_bound(guess.right, guess.of, self.level), self.level)
-        low, high = found.interval()
         sentence = (
-            f"Of {found.of} words in queries, an owner identified {found.right} ({low:.0%} to {high:.0%}, 95% "
-            f"confidence) in a dictionary of {len(known):,}; always choosing the most frequent word is right for "
-            f"{guess.right}. A silo that has a copy of the sketch sends no queries."
+            f"Of {found.of} words in queries, an owner identified {found.right} {found.confidence} in a dictionary of "
+            f"{len(known):,}; always choosing the most frequent word is right for {guess.right}. A silo "
+            "that has a copy of the sketch sends no queries."
         )
-        verdict = "NO POWER" if needed is None else "READ" if found.right >= needed else "NOT READ"
         counts = {"found": asdict(found), "guess": asdict(guess), "dictionary": len(known), "level": self.level}
         shown = f"{found.right} of {found.of}"
-        return Finding(self.variant, ASKED, "", shown, verdict, sentence, counts, f"{guess.right} of {guess.of}")
+        guessed = f"{guess.right} of {guess.of}"
+        return Finding(ASKED, "", shown, verdict_of(found, needed), sentence, counts, guessed)
+
+
+def _no_guarantee(method: LocalPlus) -> str:
+    """Why a method claims no guarantee for the words of a document; empty if it does."""
+    if method.counts == "exact":
+        return "counts are sent without noise, so no guarantee is claimed"
+    if method.noise_in == "paper":
+        return "the published noise, one draw for all rows, hides nothing"
+    if method.noise_in == "lookup":
+        return "no sketch leaves a silo, and every answer has independent noise"
+    return "" if method.noise else "sketches have no noise, so no guarantee is claimed"
+
+
+def identify_by_cells(seen: Cells, dictionary: Cells) -> NDArray[np.float64]:
+    """Probability [words] that each word was queried, for an owner who sees cells [z].
+
+    The words that match most rows are equally likely.
+    """
+    fits = np.count_nonzero(dictionary == seen, axis=1)
+    best = fits == fits.max()
+    chances: NDArray[np.float64] = best / np.count_nonzero(best)
+    return chances
 
 
 def _pairs_for(noise: float) -> int:

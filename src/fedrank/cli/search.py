@@ -134,7 +134,7 @@ def search_serve(
         with progress() as tell:
             folder, hint = make_demo(made, time.time(), tell), HINT
         print_line(f"Generated documents: {made / 'documents'}; to remove the demo, delete {made}")
-    from fedrank.search.serve import serve
+    from fedrank.search.web import serve
 
     with _client(folder, serve=True, begin=True) as client:
         serve(client, port, hint, lambda link: open_page(link, browser, "stops the server"))

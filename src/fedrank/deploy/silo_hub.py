@@ -21,7 +21,7 @@ from fedrank.deploy.site_calls import SiteCalls
 from fedrank.experiments.runner.silo import SiloEvaluation
 from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.ranking.model import Model
-from fedrank.silo.carrier import LetterCarrier
+from fedrank.silo.letters import LetterCarrier
 from fedrank.silo.member import read_final_model, turn_order
 from fedrank.wire import Label, Part, Refused
 

@@ -1,16 +1,11 @@
-"""Devices that run the CUDA versions of compiled loops: a GPU (CuPy), or this CPU, on which the source is tested.
+"""Devices that run the CUDA versions of compiled loops: a GPU (CuPy); tests run the same source as C++ on the CPU.
 
-The sources (`kernels/*.cu`) are next to the loops that they mirror. Both devices compile the same source without fused
-multiply-adds, so sums and products are rounded like those of the compiled loops.
+The sources (`kernels/*.cu`) are next to the loops that they mirror. They are compiled without fused multiply-adds, so
+sums and products are rounded like those of the compiled loops.
 """
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -75,69 +70,6 @@ def source() -> str:
     """Return all CUDA sources as one text, in the order of their dependencies."""
     folder = Path(__file__).parent
     return "\n".join((folder / f"{name}.cu").read_text(encoding="utf-8") for name in SOURCES)
-
-
-@cache
-def _compiled_here() -> ctypes.CDLL:
-    compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
-    if compiler is None:
-        raise DeviceError("no C++ compiler was found; install g++ or clang++ to test CUDA kernels without a GPU")
-    with tempfile.TemporaryDirectory(prefix="fedrank-twins-") as folder:
-        text, library = Path(folder, "twins.cpp"), Path(folder, "twins.so")
-        text.write_text(source(), encoding="utf-8")
-        options = ["-std=c++17", "-O2", "-ffp-contract=off", "-shared", "-fPIC", "-Wno-unknown-pragmas"]
-        subprocess.run([compiler, *options, "-o", str(library), str(text)], check=True)
-        return ctypes.CDLL(str(library))
-
-
-class Processor:
-    """This CPU: the same source as C++, lane by lane. Slow; for testing the source."""
-
-    name = "cpu"
-    at_once = 1
-    fast_memory = FAST_MEMORY
-
-    def __init__(self) -> None:
-        self._loops = _compiled_here()
-
-    def put(self, array: NDArray[Any]) -> Any:
-        return np.ascontiguousarray(array)
-
-    def get(self, array: Any) -> NDArray[Any]:
-        return np.array(array)  # a copy, since the memory is reused
-
-    def empty(self, shape: tuple[int, ...], kind: Any) -> Any:
-        return np.empty(shape, kind)
-
-    def address(self, array: Any) -> int:
-        return int(array.ctypes.data)
-
-    def free(self) -> int:
-        return 1 << 62  # allocation errors are raised by the system
-
-    def each_client(self, loop: str, task: NDArray[Any], clients: int, shared_bytes: int) -> None:
-        scratch = np.empty(shared_bytes + 16, np.uint8)
-        task["scratch"] = -(-self.address(scratch) // 16) * 16
-        self._call(loop, task)
-
-    def each_part(self, loop: str, task: NDArray[Any], blocks: int, threads: int, memory: int) -> None:
-        if "scratch" in (task.dtype.names or ()):
-            self.each_client(loop, task, blocks, memory)
-        else:
-            self._call(loop, task)
-
-    def one_behind_the_other(
-        self, first: Sequence[Callable[[], None]], second: Sequence[Callable[[], None]], together: bool
-    ) -> None:
-        for one, other in zip(first, second, strict=True):
-            one()
-            other()
-
-    def finish(self) -> None:
-        pass
-
-    def _call(self, loop: str, task: NDArray[Any]) -> None:
-        getattr(self._loops, loop)(ctypes.c_void_p(task.ctypes.data))
 
 
 class CudaDevice:
@@ -241,8 +173,3 @@ class CudaDevice:
                 f"{size / 2**30:.2f} GiB more do not fit on {self.name}: {free / 2**30:.2f} of "
                 f"{all_of_it / 2**30:.2f} GiB are free; use fewer clients or queries, or the CPU"
             ) from problem
-
-
-def digest() -> str:
-    """Digest of the CUDA sources, to record what a GPU result was made with."""
-    return hashlib.blake2b(source().encode(), digest_size=8).hexdigest()

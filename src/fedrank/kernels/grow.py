@@ -18,7 +18,6 @@ TILE = 1024  # rows per tile, whose bins stay in the cache while features are co
 DIGIT = 11  # bits per pass of the radix sort
 DIGITS = 2**DIGIT
 BYTE = np.uint64(255)
-EIGHT = np.uint64(8)
 HIGHEST = np.int32(2**31 - 1)
 
 

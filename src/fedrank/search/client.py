@@ -13,16 +13,14 @@ from typing import Literal, Self
 from fedrank.files import locked
 from fedrank.progress import Progress, quiet
 from fedrank.search import sharing, ubi
-from fedrank.search.candidates import raw_features, still_there
-from fedrank.search.explain import explain
+from fedrank.search.encoder import DocumentVectors
 from fedrank.search.forgetting import MAX_QUERY_LENGTH, forget_document, forget_everything, forget_searches
 from fedrank.search.impressions import BOUNCE, ImpressionRows, Recorded, first_weights, warm_up
 from fedrank.search.index import Engine
-from fedrank.search.index_sync import IndexSync
 from fedrank.search.ingest import Collector, remember_roots, remove_root, roots_of
-from fedrank.search.lists import Query, ResultLists
+from fedrank.search.lists import Query, ResultLists, raw_features, still_there
 from fedrank.search.readers import clean
-from fedrank.search.result_pages import ResultPages, count_pages
+from fedrank.search.result_pages import ResultPages, count_pages, explain
 from fedrank.search.results import (
     PAGE_SIZE,
     Document,
@@ -39,12 +37,11 @@ from fedrank.search.results import (
     Sort,
     UbiFiles,
 )
-from fedrank.search.sent import SentRecord
 from fedrank.search.settings import SearchSettings, begin, check_language, features_of
+from fedrank.search.sharing import SentRecord
 from fedrank.search.status import empty_roots, list_skipped, missing_roots, skipped_files, status_of
 from fedrank.search.store import Store
 from fedrank.search.trial import Trials
-from fedrank.search.vectors import DocumentVectors
 
 FOLLOW_EVERY = 5_000  # documents between index updates; makes a long first run searchable early
 
@@ -80,14 +77,13 @@ class SearchClient:
             if serve:
                 closing.enter_context(locked(self.folder / "serve.lock", f"the search in {self.folder}"))
             self.features = features_of(self.store, language)
-            self.engine = Engine(self.folder)
             self.rows = ImpressionRows(self.store, self.features)
             self.trials = Trials(self.rows, clock)
             self.sent = SentRecord(self.store, self.folder, clock)
             self.settings = SearchSettings(self.store)
             begin(self.rows, clock)
             self.vectors = DocumentVectors(self.store)
-            self.sync = IndexSync(self.store, self.features, self.engine)
+            self.engine = Engine(self.store, self.features)
             self.lists = ResultLists(self.rows, self.trials)
             self.pages = ResultPages(self.store, self.features)
             self._closing = closing.pop_all()
@@ -119,7 +115,7 @@ class SearchClient:
         files that cannot be read are counted by reason. Indexing can be interrupted; the next call continues.
         """
         began = time.monotonic()
-        with self.sync.updating():
+        with self.engine.updating():
             with self.store.turn:
                 remember_roots(self.store, paths, bookmarks)
                 roots = roots_of(self.store)
@@ -128,10 +124,10 @@ class SearchClient:
             progress("prepare", 1, 1)
             with self.store.turn:
                 collector = Collector(
-                    self.store, self.features, progress, lambda: self.sync.follow_if_behind(FOLLOW_EVERY)
+                    self.store, self.features, progress, lambda: self.engine.follow_if_behind(FOLLOW_EVERY)
                 )
             counts = collector.collect(roots)
-            self.sync.follow()
+            self.engine.follow()
             self.vectors.make_missing(progress)
         with self.store.turn:
             documents = self.store.count("SELECT count(*) FROM documents")
@@ -146,9 +142,9 @@ class SearchClient:
 
         The path need not exist. If it is below another indexed folder, the next `index` reads it with that folder.
         """
-        with self.store.turn, self.sync.updating():
+        with self.store.turn, self.engine.updating():
             removed = remove_root(self.store, path)
-            self.sync.follow()
+            self.engine.follow()
             self.store.sweep()
         return removed
 
@@ -163,7 +159,7 @@ class SearchClient:
         with self.store.turn:
             request = Query(query, self.features.query(query), filters or Filters(), sort, self._clock())
             self._settle(request.time, searching=True)
-            self.sync.catch_up()
+            self.engine.catch_up()
             found = self.engine.candidates_for(request.terms, request.filters, sort == "date")
             found, rows = still_there(self.store, found)
             raw = raw_features(
@@ -234,13 +230,6 @@ class SearchClient:
             raise NotFound(f"search {impression} has no result at position {position}")
         return one
 
-    def close_impression(self, impression: int) -> None:
-        """Close an impression and learn from it now instead of after 30 minutes."""
-        with self.store.turn:
-            if self.lists.is_recorded(self.lists.get(impression)):
-                self.rows.close(impression, self._clock(), self._learns_now)
-                self.trials.judge()
-
     def why(self, impression: int) -> tuple[Explained, ...]:
         """Explain the order of all results shown so far, from the top, with the current model."""
         with self.store.turn:
@@ -282,17 +271,17 @@ class SearchClient:
         with self.store.turn:
             self.lists.forget_unrecorded()
             if everything:
-                with self.sync.updating():
+                with self.engine.updating():
                     gone = forget_everything(self.store)
-                    self.sync.begin_anew()
+                    self.engine.begin_anew()
                     begin(self.rows, self._clock)
                     self.vectors.load()
                     self.store.db.execute("VACUUM")
             elif document is not None:
                 self.pages.document(document)  # raises NotFound
-                with self.sync.updating():
+                with self.engine.updating():
                     gone = forget_document(self.store, document)
-                    self.sync.follow()
+                    self.engine.follow()
             else:
                 gone = forget_searches(self.store, self.features, query, since)
             self.store.sweep()

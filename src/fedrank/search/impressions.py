@@ -243,13 +243,6 @@ class ImpressionRows:
             self._move("shown", "abandoned", [id for (id,) in late])
             return self._learn(now) if learning else self._discard(now)
 
-    def close(self, id: int, now: float, learning: bool) -> None:
-        """Close an opened impression."""
-        with self.store.writing():
-            self.store.db.execute("UPDATE impressions SET state = 'closed' WHERE id = ? AND state = 'opened'", (id,))
-            if learning:
-                self._learn(now)
-
     def _move(self, before: str, after: str, ids: list[int]) -> None:
         """Change the state of impressions that another process has not changed already."""
         self.store.db.executemany(

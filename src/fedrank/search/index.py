@@ -1,7 +1,7 @@
 """The engine that finds candidates: a tantivy index over the stems of forward rows. It can be rebuilt from the store.
 
 A term is a stem's 31-bit hash in eight hexadecimal digits, so engine and features use the same terms. Document ids are
-signed integers because tantivy cannot delete by an unsigned field.
+signed integers because tantivy cannot delete by an unsigned field. One process updates the index, others reload it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import shutil
 import zlib
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedrank.data.live_features import FeatureSet, ForwardRows, QueryTerms
 from fedrank.extras import missing_extra
-from fedrank.files import private_folder
+from fedrank.files import Locked, locked, private_folder
 from fedrank.search.results import Filters, SearchError
 from fedrank.search.store import Store
 
@@ -41,15 +40,15 @@ class Candidacy(NamedTuple):
 
 
 class Engine:
-    """The index in a folder; it is rebuilt if it is missing, damaged or from another version."""
+    """The index of a store; it is rebuilt if it is missing, damaged or from another version."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, store: Store, features: FeatureSet) -> None:
         try:
             import tantivy
         except ImportError:
             raise missing_extra("search requires the package tantivy", "search") from None
         self._tantivy: Any = tantivy
-        self.folder = folder / FOLDER
+        self.store, self.features, self.folder = store, features, store.folder / FOLDER
         private_folder(self.folder)
         self.fresh = False
         try:
@@ -59,6 +58,13 @@ class Engine:
         except (ValueError, OSError):
             self.make_anew()
         self._prepare()
+        with contextlib.suppress(Locked), self.updating():  # if locked, the other process updates the index
+            self.follow()
+        self._followed = store.indexed  # last change of the store in the index as loaded by this process
+
+    def updating(self) -> contextlib.AbstractContextManager[None]:
+        """Lock the index for updates; raises `files.Locked` if another process holds the lock."""
+        return locked(self.store.folder / "index.lock", f"the index in {self.store.folder}")
 
     def make_anew(self) -> None:
         """Replace the index by an empty one; the caller then adds all documents."""
@@ -80,27 +86,50 @@ class Engine:
         split = self._tantivy.TextAnalyzerBuilder(self._tantivy.Tokenizer.whitespace()).build()
         self._index.register_tokenizer("whitespace", split)
         self._index.config_reader("Manual", 0)
-        self._index.reload()
-        self._searcher: Any = self._index.searcher()
+        self._reload()
 
-    def reload(self) -> None:
+    def _reload(self) -> None:
         """Make the latest commits visible."""
         self._index.reload()
-        self._searcher = self._index.searcher()
+        self._searcher: Any = self._index.searcher()
 
     @property
     def documents(self) -> int:
         return int(self._searcher.num_docs)
 
-    def follow(self, store: Store, features: FeatureSet, on_progress: Callable[[int], None] = lambda done: None) -> int:
-        """Apply the store's changes to the index, and record progress after each commit; returns the number added.
+    def follow(self) -> None:
+        """Apply all changes of the store; the index is rebuilt if the numbers of documents still differ."""
+        with self.store.turn:
+            self._follow()
+            if self.documents != self.store.count("SELECT count(*) FROM documents"):
+                self.make_anew()
+                self._follow()
+            self._followed = self.store.indexed
 
-        Applying a change twice has no effect, so a crash in between is harmless. A damaged index is rebuilt.
-        """
+    def follow_if_behind(self, changes: int) -> None:
+        """Update the index if it is at least this many changes behind the store."""
+        with self.store.turn:
+            if self.store.seq - self.store.indexed >= changes:
+                self.follow()
+
+    def catch_up(self) -> None:
+        """Load what another process has indexed."""
+        if (indexed := self.store.indexed) != self._followed:
+            self._reload()
+            self._followed = indexed
+
+    def begin_anew(self) -> None:
+        """Replace the index by an empty one, for a store without documents."""
+        self.make_anew()
+        self.fresh = False
+        self._followed = self.store.indexed
+
+    def _follow(self) -> None:
+        """Apply the store's changes to the index; a damaged index is rebuilt."""
         if self.fresh:
-            self._forget_what_is_done(store)
+            self._forget_what_is_done()
         try:
-            return self._follow(store, features, on_progress)
+            return self._commit_changes()
         except (ValueError, OSError) as problem:
             if isinstance(problem, SearchError):
                 raise
@@ -110,30 +139,29 @@ class Engine:
                     "again"
                 ) from None
         self.make_anew()
-        self._forget_what_is_done(store)
-        return self._follow(store, features, on_progress)
+        self._forget_what_is_done()
+        return self._commit_changes()
 
-    def _forget_what_is_done(self, store: Store) -> None:
-        with store.writing():
-            store.set(indexed=0)
+    def _forget_what_is_done(self) -> None:
+        with self.store.writing():
+            self.store.set(indexed=0)
         self.fresh = False
 
-    def _follow(self, store: Store, features: FeatureSet, on_progress: Callable[[int], None]) -> int:
-        done = 0
-        if store.indexed >= store.seq:
-            return done
+    def _commit_changes(self) -> None:
+        """Record progress after each commit; applying a change twice has no effect, so a crash is harmless."""
+        if self.store.indexed >= self.store.seq:
+            return
         try:
             writer = self._index.writer(HEAP, 1)
             writer.garbage_collect_files()  # a crash may have left files whose names will be reused
-            while (last := store.indexed) < store.seq:
-                done += self._follow_some(writer, store, features, last)
-                on_progress(done)
+            while (last := self.store.indexed) < self.store.seq:
+                self._commit_some(writer, last)
             writer.wait_merging_threads()
         finally:
-            self.reload()
-        return done
+            self._reload()
 
-    def _follow_some(self, writer: Any, store: Store, features: FeatureSet, last: int) -> int:
+    def _commit_some(self, writer: Any, last: int) -> None:
+        store = self.store
         changed = store.rows(
             "SELECT id, seq, kind, date, words FROM documents JOIN forward ON document = id WHERE seq > ? "
             "ORDER BY seq LIMIT ?",
@@ -151,7 +179,7 @@ class Engine:
             one.add_integer("id", document)
             one.add_integer("date", date)
             one.add_text("kind", kind)
-            one.add_text("words", terms_of(rows, number, partial(store.text, document), features))
+            one.add_text("words", terms_of(rows, number, partial(store.text, document), self.features))
             writer.add_document(one)
         writer.commit()
         for name in os.listdir(self.folder):
@@ -160,10 +188,9 @@ class Engine:
         with store.writing():
             store.set(indexed=until)
             store.db.execute("DELETE FROM removed WHERE seq <= ?", (until,))
-        self.reload()
-        return len(changed)
+        self._reload()
 
-    def candidates_for(self, terms: QueryTerms, filters: Filters, by_date: bool, most: int = CANDIDATES) -> Candidacy:
+    def candidates_for(self, terms: QueryTerms, filters: Filters, by_date: bool) -> Candidacy:
         """The best candidates for the terms of a query, or the newest if `by_date`."""
         query = self._tantivy.Query
         schema, occur = self._index.schema, self._tantivy.Occur
@@ -186,14 +213,11 @@ class Engine:
         if limits:
             limited = [(occur.Must, query.const_score_query(limit, 0.0)) for limit in limits]
             wanted = query.boolean_query([(occur.Must, wanted), *limited])
-        return self._search(wanted, most, "date" if by_date else None)
-
-    def _search(self, wanted: Any, most: int, order: str | None) -> Candidacy:
-        result = self._searcher.search(wanted, most, count=True, order_by_field=order)
+        result = self._searcher.search(wanted, CANDIDATES, count=True, order_by_field="date" if by_date else None)
         if not result.hits:
             return Candidacy(np.empty(0, np.int64), np.empty(0), 0)
         documents = self._searcher.fast_field_values("id", [address for _, address in result.hits])
-        scores = [1.0 for _ in result.hits] if order else [score for score, _ in result.hits]
+        scores = [1.0 if by_date else score for score, _ in result.hits]
         return Candidacy(np.array(documents, np.int64), np.array(scores), int(result.count))
 
 

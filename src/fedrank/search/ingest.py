@@ -128,13 +128,7 @@ class _Work:
 class Collector:
     """Reads roots into a store. The store is locked only while it is written, so searches remain possible."""
 
-    def __init__(
-        self,
-        store: Store,
-        features: FeatureSet,
-        progress: Progress,
-        after_batch: Callable[[], None],
-    ) -> None:
+    def __init__(self, store: Store, features: FeatureSet, progress: Progress, after_batch: Callable[[], None]) -> None:
         self.store, self.features, self.progress = store, features, progress
         self.after_batch = after_batch
         self.counts = Collected()

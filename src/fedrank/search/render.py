@@ -1,24 +1,30 @@
-"""Rendering of pages: templates with escaping, and filters for dates, sizes, paths and snippets."""
+"""Rendering of pages: templates with escaping, filters for dates, sizes, paths and snippets, and bars in tables.
+
+Bars are SVG drawn on the server, so the pages need no script; the row also contains the numbers as text.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from fedrank.search import pictures
+from fedrank.display import count_of
 from fedrank.search.ingest import MISSING
-from fedrank.search.results import Snippet
+from fedrank.search.results import Snippet, Week
 from fedrank.web.templates import templates
 
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
+WIDE, TALL = 100.0, 10.0  # SVG units; a bar is stretched to the width of its column
 KINDS = {"file": "file", "mail": "mail", "page": "bookmark", "note": "note"}
 ORDERS = {  # name, meaning, what clicks do while learning is on
     "drawn": ("learned", "The learned order; close results sometimes swap.", "Clicks improve it."),
@@ -48,7 +54,7 @@ def skipped_counts(skipped: dict[str, int]) -> str:
 
 def kind_counts(kinds: dict[str, int]) -> str:
     """The numbers of documents of each kind."""
-    return ", ".join(many(count, KINDS.get(kind, kind)) for kind, count in kinds.items() if count)
+    return ", ".join(count_of(count, KINDS.get(kind, kind)) for kind, count in kinds.items() if count)
 
 
 def render(template: str, **values: Any) -> bytes:
@@ -68,10 +74,10 @@ def _environment() -> Environment:
 
     environment = templates("fedrank.search", "pages")
     environment.filters |= {"day": day, "moment": moment, "size": size, "marked": marked, "short": short}
-    environment.filters |= {"location": location, "many": many, "skipped_counts": skipped_counts}
+    environment.filters |= {"location": location, "many": count_of, "skipped_counts": skipped_counts}
     environment.filters |= {"kind_counts": kind_counts, "breakable": breakable}
-    environment.globals |= {"kinds": KINDS, "orders": ORDERS, "scale": pictures.BarScale.over}
-    environment.globals |= {"week_bar": pictures.week_bar, "stack": pictures.stack, "meanings": LIVE_1.meanings}
+    environment.globals |= {"kinds": KINDS, "orders": ORDERS, "scale": BarScale.over}
+    environment.globals |= {"week_bar": week_bar, "stack": stack, "meanings": LIVE_1.meanings}
     return environment
 
 
@@ -98,15 +104,6 @@ def size(count: float) -> str:
             return f"{count:,.0f} {unit}" if unit == "bytes" else f"{count:,.1f} {unit}"
         count /= 1000
     return f"{count:,.1f} GB"
-
-
-def many(count: int, thing: str, things: str = "") -> str:
-    """A count with its noun.
-
-    >>> many(1, "search", "searches"), many(1200, "click")
-    ('1 search', '1,200 clicks')
-    """
-    return f"{count:,} {thing if count == 1 else things or thing + 's'}"
 
 
 def short(text: str, most: int) -> str:
@@ -146,3 +143,76 @@ def marked(snippet: Snippet) -> Markup:
             pieces.append(Markup("</mark>"))
             at = end
     return Markup("").join([*pieces, escape(snippet.text[at:])])
+
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+
+@dataclass(frozen=True)
+class BarScale:
+    """A linear scale that always includes 0."""
+
+    low: float
+    high: float
+
+    @classmethod
+    def over(cls, values: Iterable[float]) -> Self:
+        all_values = [0.0, *values]
+        low, high = min(all_values), max(all_values)
+        return cls(low, high if high > low else low + 1)
+
+    def at(self, value: float) -> float:
+        return WIDE * (value - self.low) / (self.high - self.low)
+
+    def bar(self, value: float, before: float | None = None) -> Markup:
+        """A bar from 0 to the value, with a mark at the previous value."""
+        left, right = sorted((self.at(0), self.at(value)))
+        drawn = [_rect(left, 1.5, max(right - left, 0.4), TALL - 3, "up" if value >= 0 else "down")]
+        drawn.append(_rect(self.at(0) - 0.15, 0, 0.3, TALL, "axis"))
+        if before is not None:
+            drawn.append(_rect(self.at(before) - 0.4, 0, 0.8, TALL, "before"))
+        return _svg(drawn)
+
+
+def week_bar(week: Week) -> Markup:
+    """The searches of a week by their highest click: position 1, positions 2 and 3, lower, none."""
+    return stack(split(week))
+
+
+def split(week: Week) -> list[tuple[str, int]]:
+    """The number of searches of a week by the position of the highest click."""
+    top_three = max(week.top_three - week.first, 0)
+    return [
+        ("first", week.first),
+        ("three", top_three),
+        ("lower", max(week.clicked - week.first - top_three, 0)),
+        ("none", max(week.searches - week.clicked, 0)),
+    ]
+
+
+def stack(parts: Sequence[tuple[str, float]]) -> Markup:
+    """A stacked bar."""
+    drawn, at, whole = [], 0.0, sum(count for _, count in parts)
+    for name, count in parts:
+        if count > 0:
+            wide = WIDE * count / whole
+            drawn.append(_rect(at, 0, max(wide - 0.4, 0.1), TALL, name))
+            at += wide
+    return _svg(drawn)
+
+
+def _svg(drawn: Iterable[Markup]) -> Markup:
+    from markupsafe import Markup
+
+    return Markup(
+        '<svg class="bar" viewBox="0 0 {:.0f} {:.0f}" preserveAspectRatio="none" aria-hidden="true">{}</svg>'
+    ).format(WIDE, TALL, Markup("").join(drawn))
+
+
+def _rect(x: float, y: float, wide: float, tall: float, name: str) -> Markup:
+    from markupsafe import Markup
+
+    return Markup('<rect class="{}" x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}"/>').format(
+        name, x, y, wide, tall
+    )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+from fedrank.display import count_of
 
 Kind = Literal["file", "mail", "page", "note"]  # a file, a mail, a bookmark, a line of JSONL
 Sort = Literal["rank", "date"]
@@ -128,9 +130,6 @@ class Indexed:
     empty: tuple[str, ...] = ()  # indexed folders without files
     missing: tuple[str, ...] = ()  # indexed folders that no longer exist; their documents stay
 
-    def as_json(self) -> str:
-        return json.dumps(asdict(self), indent=2)
-
 
 @dataclass(frozen=True)
 class SkippedFile:
@@ -216,11 +215,8 @@ class SearchStatus:
     trial: TrialNews | None = None  # the latest trial
     notes: tuple[str, ...] = field(default=())  # notes for the user, such as that data is not encrypted
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
     def as_json(self) -> str:
-        return json.dumps(self.as_dict(), indent=2)
+        return json.dumps(asdict(self), indent=2)
 
 
 @dataclass(frozen=True)
@@ -232,9 +228,8 @@ class ForgottenRows:
     clicks: int
 
     def __str__(self) -> str:
-        searches = f"{self.impressions:,} search{'' if self.impressions == 1 else 'es'}"
-        clicks = f"{self.clicks:,} click{'' if self.clicks == 1 else 's'}"
-        return f"Deleted {searches}, {clicks} and {self.documents:,} document{'' if self.documents == 1 else 's'}"
+        searches, clicks = count_of(self.impressions, "search", "searches"), count_of(self.clicks, "click")
+        return f"Deleted {searches}, {clicks} and {count_of(self.documents, 'document')}"
 
 
 @dataclass(frozen=True)

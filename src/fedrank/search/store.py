@@ -327,9 +327,7 @@ class Store:
             self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-_OF_DOCUMENTS = {"texts": "document", "forward": "document", "written_to": "document", "vectors": "document"} | {
-    "documents": "id"
-}
+_OF_DOCUMENTS = dict.fromkeys(("texts", "forward", "written_to", "vectors"), "document") | {"documents": "id"}
 
 
 def in_parts(values: Sequence[Any], most: int = 500) -> Iterator[Sequence[Any]]:
@@ -342,28 +340,31 @@ def marks(values: Sequence[Any]) -> str:
     return ", ".join("?" * len(values))
 
 
+_NOT_WRITABLE = "{folder} is not writable; change its permissions, or choose another folder"
+_PROBLEMS = {  # by a part of SQLite's message
+    "full": "the disk of {folder} is full; no data was lost; free disk space and try again",
+    "readonly": _NOT_WRITABLE,
+    "unable to open": _NOT_WRITABLE,
+    "locked": "{folder} is locked by another process; wait until it ends, or stop it",
+    "busy": "{folder} is locked by another process; wait until it ends, or stop it",
+    "disk I/O error": "the disk of {folder} failed ({text}); saved data is not affected; check the disk and try again",
+    "not a database": "{file} is damaged ({text}); restore it from a backup, or move it away and index again",
+    "malformed": "{file} is damaged ({text}); restore it from a backup, or move it away and index again",
+}
+
+
 @contextlib.contextmanager
 def plain_errors(folder: Path) -> Iterator[None]:
     """Turn errors of the database and the disk into a `SearchError` that says what to do."""
     try:
         yield
     except sqlite3.Error as problem:
-        text = str(problem)
-        if "full" in text:
-            line = f"the disk of {folder} is full; no data was lost; free disk space and try again"
-        elif "readonly" in text or "unable to open" in text:
-            line = f"{folder} is not writable; change its permissions, or choose another folder"
-        elif "locked" in text or "busy" in text:
-            line = f"{folder} is locked by another process; wait until it ends, or stop it"
-        elif "disk I/O error" in text:
-            line = f"the disk of {folder} failed ({text}); saved data is not affected; check the disk and try again"
-        elif "not a database" in text or "malformed" in text:
-            line = f"{folder / FILE} is damaged ({text}); restore it from a backup, or move it away and index again"
-        else:
+        line = next((line for sign, line in _PROBLEMS.items() if sign in str(problem)), None)
+        if line is None:
             raise
-        raise SearchError(line) from problem
+        raise SearchError(line.format(folder=folder, file=folder / FILE, text=problem)) from problem
     except PermissionError as problem:
-        raise SearchError(f"{folder} is not writable; change its permissions, or choose another folder") from problem
+        raise SearchError(_NOT_WRITABLE.format(folder=folder)) from problem
     except OSError as problem:
         if problem.filename is None:
             raise

@@ -1,7 +1,8 @@
 """The trial of a new model: the two steps of the adoption gate on one client.
 
     replay: the next 30 searches of the current model are withheld from learning until they show whether the new model
-            would have been significantly worse; then the model learns from them as usual
+            would have been significantly worse; then the model learns from them as usual. The probabilities of the
+            lists that were shown are known, so nothing has to be estimated about them
     draft:  rankings of both models are interleaved, and clicks decide
 
 The decision uses only counts. They are computed from the database each time, so they are correct after a crash or a
@@ -10,21 +11,117 @@ deletion.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.ranking.gate import Draft, Gate, Team, team_draft
 from fedrank.search.impressions import ImpressionRows, best_order, scores_of
-from fedrank.search.replay import FEWEST, Replay, Replayed, replay
 from fedrank.search.results import SearchError, TrialNews
+from fedrank.search.store import Store
 from fedrank.seeds import rng_for
+from fedrank.types import Impression
 
 GATE = Gate()
 EFFECTIVE = 10.0  # effective sample size below which a replay cannot refuse a model: its interval is too narrow
+POSITIONS = 3  # from the top that a replay looks at; weights of longer prefixes vary too much
+CLIP = 10.0  # largest weight of a recorded search
+FEWEST = 30  # recorded searches below which a replay says nothing
+CERTAIN = 1.96  # standard errors on either side of a replay's interval
 Phase = Literal["", "replay", "draft"]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A recorded search, and how its list was drawn."""
+
+    impression: Impression
+    temperature: float
+    keep: float  # probability with which the best document stayed first
+
+
+@dataclass(frozen=True)
+class Replay:
+    """How the new model would have done on recorded searches: discounted clicks in the first positions of a list."""
+
+    searches: int
+    effective: float  # searches that are worth as much as these, since weights differ
+    old: float  # mean of what was clicked
+    new: float  # what the new model is estimated to get
+    low: float  # interval of new - old
+    high: float
+
+    @property
+    def refused(self) -> bool:
+        """Whether the new model is worse beyond doubt."""
+        return self.searches >= FEWEST and self.high < 0
+
+
+def replay(recorded: Sequence[Replayed], scores: Sequence[NDArray[np.floating]]) -> Replay:
+    """Estimate the new model's clicks from searches that another one answered; `scores` are the new model's.
+
+    Clipped and self-normalised: position i counts with the probability of the list down to it under the new model,
+    divided by that under the old. Clipping pulls towards what was shown, and so away from refusing.
+    """
+    if len(recorded) != len(scores):
+        raise ValueError(
+            f"{len(scores)} lists of scores for {len(recorded)} recorded searches: give the new model's scores for "
+            "each search"
+        )
+    weights = np.zeros((len(recorded), POSITIONS))
+    clicks = np.zeros((len(recorded), POSITIONS))
+    for row, (one, new) in enumerate(zip(recorded, scores, strict=True)):
+        shown, clicked = one.impression.shown[:POSITIONS], one.impression.clicked[:POSITIONS]
+        before = prefix_probabilities(one.impression.scores, shown, one.temperature, one.keep)
+        after = prefix_probabilities(new, shown, one.temperature, one.keep)
+        if before[-1] <= 0:
+            continue  # cannot have been drawn in this way: the record is not usable
+        weights[row, : len(shown)] = np.minimum(after / before, CLIP)
+        clicks[row, : len(shown)] = clicked
+    discounts = 1 / np.log2(np.arange(POSITIONS) + 2)
+    totals = weights.sum(axis=0)
+    there = totals > 0
+    estimate = np.divide((weights * clicks).sum(axis=0), totals, out=np.zeros(POSITIONS), where=there)
+    mean = np.divide(totals, max(len(recorded), 1), out=np.ones(POSITIONS), where=there)
+    new_gain, old_gain = float(estimate @ discounts), float(clicks.mean(axis=0) @ discounts) if len(recorded) else 0.0
+    # How much each search moved the difference, to first order.
+    moved = (weights / mean * (clicks - estimate)) @ discounts - (clicks @ discounts - old_gain)
+    error = float(np.std(moved, ddof=1) / math.sqrt(len(moved))) if len(moved) > 1 else math.inf
+    first = weights[:, 0]
+    effective = float(first.sum() ** 2 / (first @ first)) if first.any() else 0.0
+    difference = new_gain - old_gain
+    margin = CERTAIN * error
+    return Replay(len(recorded), effective, old_gain, new_gain, difference - margin, difference + margin)
+
+
+def prefix_probabilities(
+    scores: NDArray[np.floating], shown: NDArray[np.integer], temperature: float, keep: float
+) -> NDArray[np.float64]:
+    """[positions]: probability that a drawn list begins with the first 1, 2, ... of the shown documents.
+
+    The best document stays first with probability `keep`; otherwise, and behind it, documents are drawn one after the
+    other with probabilities in proportion to e^(score / temperature).
+    """
+    scaled = np.asarray(scores, np.float64) / temperature
+    best = int(np.argmax(scaled))
+    rates = np.exp(scaled - scaled[best])
+    left = rates.copy()
+    found = np.empty(len(shown))
+    so_far = 1.0
+    for position, document in enumerate(shown):
+        total = left.sum()
+        chance = left[document] / total if total > 0 else 0.0
+        if position == 0:
+            chance = keep * (document == best) + (1 - keep) * chance
+        so_far *= chance
+        found[position] = so_far
+        left[document] = 0.0
+    return found
 
 
 class OnTrial(NamedTuple):
@@ -33,6 +130,23 @@ class OnTrial(NamedTuple):
     id: int
     phase: Phase
     weights: NDArray[np.float64]
+
+
+def winners(store: Store, which: str, *values: Any) -> Counter[int]:
+    """How often each team won an interleaved list, among those with a counted click; `which` is an SQL condition."""
+    counts: Counter[int] = Counter()
+    for teams, positions in store.rows(
+        "SELECT teams, (SELECT group_concat(place) FROM clicks WHERE impression = id AND NOT bounced) FROM impressions "
+        f"WHERE kind = 'interleaved' AND teams IS NOT NULL AND {which}",
+        *values,
+    ):
+        team = np.frombuffer(teams, np.int8)
+        clicked = np.isin(
+            np.arange(len(team)), [int(position) for position in (positions or "").split(",") if position]
+        )
+        if (team[clicked] != Team.NEITHER).any():
+            counts[Draft(np.arange(len(team)), team).winner(clicked)] += 1
+    return counts
 
 
 class Trials:
@@ -69,11 +183,6 @@ class Trials:
     def knows(self, origin: str) -> bool:
         """Whether a model of this origin was added before."""
         return bool(self.store.count("SELECT count(*) FROM models WHERE origin = ?", origin))
-
-    def stop(self, fate: str = "stopped") -> None:
-        """End a trial without adopting the new model."""
-        with self.store.writing():
-            self.end(fate)
 
     def on_trial(self) -> OnTrial | None:
         if not (phase := self.phase):
@@ -122,13 +231,8 @@ class Trials:
             return None
         origin, fate = self.store.one("SELECT origin, fate FROM models WHERE id = ?", id)
         wins, losses = self._counts(int(id))
-        return TrialNews(
-            origin,
-            self.phase or fate,
-            len(self._withheld_from_learning()) if self.phase == "replay" else 0,
-            wins,
-            losses,
-        )
+        kept = len(self._withheld_from_learning()) if self.phase == "replay" else 0
+        return TrialNews(origin, self.phase or fate, kept, wins, losses)
 
     def _replay(self, ids: list[int], model: OnTrial) -> Replay:
         recorded, scores = [], []
@@ -151,15 +255,8 @@ class Trials:
 
     def _counts(self, trial: int) -> tuple[int, int]:
         """(wins, losses) of the new model in closed lists."""
-        wins = losses = 0
-        for (id,) in self.store.rows("SELECT id FROM impressions WHERE trial = ? AND state = 'closed'", trial):
-            one = self.rows.get(id)
-            assert one.teams is not None
-            clicked = np.zeros(len(one.teams), bool)
-            clicked[[c.position for c in self.rows.clicks(id) if not c.bounced and c.position < len(clicked)]] = True
-            winner = Draft(one.shown, one.teams).winner(clicked)
-            wins, losses = wins + (winner == Team.NEW), losses + (winner == Team.OLD)
-        return wins, losses
+        counts = winners(self.store, "trial = ? AND state = 'closed'", trial)
+        return counts[Team.NEW], counts[Team.OLD]
 
     def end(self, fate: str) -> None:
         """End the trial with this outcome; requires a transaction."""

@@ -1,28 +1,40 @@
-"""The web application: routes and forms. Only the measurement of dwell time needs a script."""
+"""The web application: routes, forms and how it is served. Only the measurement of dwell time needs a script."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
+import os
 import re
-from collections.abc import Callable, Mapping
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 from urllib.parse import parse_qsl
 
+from fedrank.display import count_of
 from fedrank.search.client import SearchClient
 from fedrank.search.folders import folder_option
-from fedrank.search.open_original import OpensOriginal, open_original
-from fedrank.search.render import many, part, render
+from fedrank.search.render import part, render
 from fedrank.search.results import Document, Filters, Gone, Kind, NotFound, Order, SearchError, Sort
+from fedrank.search.sharing import Sharing
 from fedrank.web.access import Access
 from fedrank.web.local_app import LocalApp, see_other
+from fedrank.web.server import serve_page
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.types import ASGIApp
 
+COMMAND = "fedrank search serve"
+SECONDS_BETWEEN_LOOKS = 5.0  # checks whether the user joined a federation
 MAX_FORM_LENGTH = 1 << 20  # bytes
 PART = 200_000  # characters of a document on one page
 DRAWN_CAUSES = 6
@@ -54,7 +66,20 @@ NO_ENTRY_STYLE = (
     "body { font: 1rem/1.5 system-ui, sans-serif; max-width: 40rem; margin: 15vh auto 0; padding: 0 1rem; }"
 )
 
+# Opening such a file runs it on some operating systems.
+RUNS = {
+    *(".action", ".app", ".bat", ".cmd", ".com", ".command", ".cpl", ".desktop", ".exe", ".fileloc", ".hta"),
+    *(".inetloc", ".jar", ".js", ".jse", ".lnk", ".msi", ".pif", ".ps1", ".reg", ".scpt", ".scr", ".service"),
+    *(".terminal", ".tool", ".url", ".vbe", ".vbs", ".webloc", ".workflow", ".wsf", ".wsh"),
+}
+# On Windows these run if their interpreter is installed.
+RUNS_ON_WINDOWS = {
+    *(".ahk", ".chm", ".gadget", ".jl", ".lua", ".msc", ".php", ".pl", ".py", ".pyw", ".pyz", ".r", ".rb", ".rkt"),
+    *(".sct", ".sh", ".tcl", ".vb", ".ws", ".xll"),
+}
+
 Form = Mapping[str, str]
+OpensOriginal = Callable[[str], str]  # from a path to an outcome, a key of `NOTES`
 
 
 class Served(NamedTuple):
@@ -63,6 +88,64 @@ class Served(NamedTuple):
     client: SearchClient
     open: OpensOriginal
     hint: str  # shown below the search box of the home page
+
+
+def open_original(path: str) -> str:
+    """Open a file with the system's default program, unless that could execute it."""
+    if not path or not os.path.isabs(path):
+        return "no-original"
+    try:
+        facts = os.stat(path)
+    except (OSError, ValueError):
+        return "vanished"
+    if not stat.S_ISREG(facts.st_mode):
+        return "no-original"
+    ending = Path(path).suffix.lower()
+    if ending in RUNS or (sys.platform == "win32" and ending in RUNS_ON_WINDOWS):
+        return "program"
+    if os.name == "posix" and facts.st_mode & 0o111:
+        return "program"
+    if sys.platform == "win32":
+        os.startfile(path)
+        return "opened"
+    opener = shutil.which("open" if sys.platform == "darwin" else "xdg-open")
+    if opener is None:
+        return "no-opener"
+    silent = subprocess.DEVNULL
+    started = subprocess.Popen([opener, path], stdin=silent, stdout=silent, stderr=silent, start_new_session=True)
+    threading.Thread(target=started.wait, daemon=True).start()  # it may run as long as its window is open
+    return "opened"
+
+
+def serve(
+    client: SearchClient, port: int = 0, hint: str = "", ready: Callable[[str], None] = lambda link: None
+) -> None:
+    """Serve until interrupted; `ready` is called with the one-time link as soon as it works."""
+    taking_part = _taking_part(client)
+    serve_page(
+        COMMAND, lambda access: make_app(client, access, hint), port, ready, extra="search", meanwhile=taking_part
+    )
+
+
+@contextlib.contextmanager
+def _taking_part(client: SearchClient) -> Iterator[None]:
+    """Participate in the federation of this folder; the user may also join while the page is served."""
+
+    def take_part() -> None:
+        while not stop.wait(SECONDS_BETWEEN_LOOKS):
+            if Sharing.is_there(client.folder):
+                from fedrank.search.joining import keep_taking_part  # imports a site, which most users do not need
+
+                keep_taking_part(client, stop)
+
+    stop = threading.Event()
+    thread = threading.Thread(target=take_part, name="fedrank-federation", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def make_app(client: SearchClient, access: Access, hint: str = "", opens: OpensOriginal = open_original) -> ASGIApp:
@@ -233,7 +316,7 @@ def _note(request: Request) -> str:
     if form.count("{}") != len(numbers):
         return ""
     nouns = (("search", "searches"), ("click", "clicks"), ("document", "documents"))
-    return form.format(*(many(int(text), *noun) for text, noun in zip(numbers, nouns, strict=False)))
+    return form.format(*(count_of(int(text), *noun) for text, noun in zip(numbers, nouns, strict=False)))
 
 
 def _number(request: Request, name: str) -> int:

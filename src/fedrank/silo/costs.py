@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from fedrank.silo.rtk import TopKRule, build, cover_rate, naive
 from fedrank.silo.sketch import Sketcher, Sketches
 from fedrank.silo.terms import TermCounts
-from fedrank.types import Source
 
 MAX_TERMS = 200  # that are asked
 _BLOCK = 512  # documents
@@ -36,12 +35,7 @@ class SketchCosts:
 
 
 def measure_sketches(
-    counts: TermCounts,
-    queried: Sequence[str],
-    sketcher: Sketcher,
-    rule: TopKRule,
-    key: bytes,
-    source: Source | None = None,
+    counts: TermCounts, queried: Sequence[str], sketcher: Sketcher, rule: TopKRule, key: bytes
 ) -> SketchCosts:
     """Query terms that some document contains, at most `MAX_TERMS`."""
     terms = [term for term in dict.fromkeys(queried) if term in counts.columns and counts.holders[counts.columns[term]]]
@@ -49,7 +43,7 @@ def measure_sketches(
     if not terms:
         raise ValueError("no document contains any of these terms; give others")
     hashing = sketcher.hashing(key)
-    sketches = sketcher.sketch(counts, hashing, source)
+    sketches = sketcher.sketch(counts, hashing)
     build(_blocks(sketches[:2]), rule, sketcher.kind, sketcher.depth, sketcher.width)  # compiled before it is timed
     began = time.process_time()
     built = build(_blocks(sketches), rule, sketcher.kind, sketcher.depth, sketcher.width)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from math import isinf
 
+from fedrank.privacy.guarantees import down, up
 from fedrank.silo.files import SketchFile, open_sketch
 from fedrank.silo.spending import SUFFIX, SiloLedger, is_ledger
 
@@ -15,7 +16,6 @@ CHANCE = 0.05  # probability that an error exceeds the stated bound
 
 def describe_sketch(path: str | os.PathLike[str]) -> dict[str, str]:
     """A sketch described: contents, error of counts, privacy, and remaining budget."""
-
     file = open_sketch(path)
     sketcher, rule = file.sketcher, file.fields["body"].rule
     where = "each end" if rule.ends == 2 else "one end"
@@ -23,6 +23,7 @@ def describe_sketch(path: str | os.PathLike[str]) -> dict[str, str]:
     delta = DELTA if ledger is None else ledger.limits.delta
     alike = ", noised alike" if file.noised else ""
     size = os.path.getsize(file.path)
+    naive = 4 * len(file) * len(file.fields) * sketcher.depth * sketcher.width
     description = {
         "kind": f"{sketcher.kind}, {sketcher.depth} rows of {sketcher.width} cells",
         "noise": _noise(file),
@@ -33,7 +34,7 @@ def describe_sketch(path: str | os.PathLike[str]) -> dict[str, str]:
         "tokeniser": sketcher.tokeniser.name,
         "key": f"fingerprint {file.fingerprint.hex()} (of key, rows and cells)",
         "kept": f"up to {rule.capacity:,} documents at {where} of a cell (α = {rule.alpha:g}, K = {rule.k})",
-        "size": f"{size / 1e6:,.1f} MB; the sketches of all documents would take {_full_size(file) / 1e6:,.1f} MB",
+        "size": f"{size / 1e6:,.1f} MB; the sketches of all documents would take {naive / 1e6:,.1f} MB",
     }
     if file.removed:
         description["document frequencies"] += f"; {file.removed:,} removed documents are still counted"
@@ -52,8 +53,6 @@ def describe_sketch(path: str | os.PathLike[str]) -> dict[str, str]:
 
 def _privacy(file: SketchFile, delta: float) -> dict[str, str]:
     """What is guaranteed for all that queriers can learn, and what is not."""
-    from fedrank.privacy.guarantees import up
-
     sketcher = file.sketcher
     if not file.noised:
         return {"privacy": "none: with this file and the key, all counts can be read"}
@@ -85,25 +84,16 @@ def _noise(file: SketchFile) -> str:
     return f"noised: σ1 = {sketcher.noise:g}, a deviation of {sketcher.deviation:.3g} in every cell, {lengths}"
 
 
-def _full_size(file: SketchFile) -> int:
-    sketcher = file.sketcher
-    return 4 * len(file) * len(file.fields) * sketcher.depth * sketcher.width
-
-
 def _error(file: SketchFile, field: str) -> str:
-    """The error of a count in a document of average length; without the secret squares, as if no word were repeated."""
+    """The error of a count in a document of average length."""
     if not len(file):
         return "no documents"
     length = max(0.0, float(file.lengths[field].mean()))
-    squares = length if file.squares is None else float(file.squares[field].mean())
-    bound = file.sketcher.error_bound(CHANCE, length, squares)
-    repeated = ", if no word is repeated" if file.squares is None else ""
-    return f"at most ±{bound:.1f} in {1 - CHANCE:.0%} of counts in a document of {length:,.0f} words{repeated}"
+    bound = file.sketcher.error_bound(CHANCE, length, float(file.squares[field].mean()))
+    return f"at most ±{bound:.1f} in {1 - CHANCE:.0%} of counts in a document of {length:,.0f} words"
 
 
 def _spent(ledger: SiloLedger, noised: bool) -> dict[str, str]:
-    from fedrank.privacy.guarantees import down, up
-
     spent, left = ledger.spent(), ledger.left()
     if isinf(spent):
         words = "no guarantee"

@@ -63,16 +63,22 @@ TOP_PARTS = ("documents", "values", "sizes", "lost")  # arrays of `ReverseTopK`
 
 
 @dataclass(frozen=True, eq=False)
+class QuerierCopy(SiloSketch):
+    """What one querier may see of a sketch: documents under pseudonyms, in the order of these."""
+
+    pseudonyms: NDArray[np.uint64]  # [rows]
+
+
+@dataclass(frozen=True, eq=False)
 class SketchFile(SiloSketch):
     """A sketch of a silo's documents, read from its file."""
 
     path: Path
     fingerprint: bytes  # of key, width and depth
-    ids: Sequence[str] | None = None  # [rows]; None: as a querier sees it
-    squares: Mapping[str, NDArray[np.int64]] | None = None  # by field, [rows]: sum of squared counts, secret
-    pseudonym_key: bytes | None = None
+    ids: Sequence[str]  # [rows]
+    squares: Mapping[str, NDArray[np.int64]]  # by field, [rows]: sum of squared counts, secret
+    pseudonym_key: bytes
     removed: int = 0  # documents that were removed, but are still counted in the frequencies
-    pseudonyms: NDArray[np.uint64] | None = None  # [rows], in a copy
 
     @property
     def noised(self) -> bool:
@@ -81,8 +87,6 @@ class SketchFile(SiloSketch):
     @property
     def rows(self) -> dict[str, int]:
         """The row of every document, by its id."""
-        if self.ids is None:
-            raise ValueError(f"{self.path} is a copy for a querier, without ids; use the owner's file")
         return {name: row for row, name in enumerate(self.ids)}
 
     def hashing(self, key: bytes) -> Hashing:
@@ -95,14 +99,12 @@ class SketchFile(SiloSketch):
             )
         return made
 
-    def copy_for(self, querier: str) -> SketchFile:
+    def copy_for(self, querier: str) -> QuerierCopy:
         """What one querier may see: no ids, pseudonyms for this querier alone, rows in their order.
 
         Pseudonyms for different queriers cannot be matched. Documents can: queriers who combine their copies find the
         same cells and lengths in both.
         """
-        if self.ids is None or self.pseudonym_key is None:
-            raise ValueError(f"{self.path} is a copy for a querier; only the owner's file can name documents")
         if not self.noised:
             raise ValueError(
                 f"{self.path} has no noise: it is as secret as the documents and must not be sent; sketch with "
@@ -110,14 +112,14 @@ class SketchFile(SiloSketch):
             )
         names = self.pseudonyms_for(querier)
         order = np.argsort(names)
-        copy = replace(_reordered(self, order), ids=None, squares=None, pseudonym_key=None, removed=0)
-        return replace(copy, pseudonyms=names[order])
+        fields, lengths = _reordered(self, order)
+        return QuerierCopy(self.sketcher, fields, lengths, self.frequencies, names[order])
 
     def pseudonyms_for(self, querier: str) -> NDArray[np.uint64]:
         """[rows]: pseudonyms of documents for one querier."""
-        start = hashlib.blake2b(querier.encode(), key=self.pseudonym_key or b"", digest_size=8, person=b"fedrank alias")
+        start = hashlib.blake2b(querier.encode(), key=self.pseudonym_key, digest_size=8, person=b"fedrank alias")
         made = np.empty(len(self), dtype=np.uint64)
-        for row, name in enumerate(self.ids or ()):
+        for row, name in enumerate(self.ids):
             one = start.copy()
             one.update(b"\0" + name.encode())
             made[row] = int.from_bytes(one.digest(), "little")
@@ -131,7 +133,6 @@ def sketch_collection(
     out: str | os.PathLike[str],
     *,
     rule: TopKRule | None = None,  # None: the default of the sketcher's kind
-    owner: str = "",
     limits: Limits | None = None,  # stored in the ledger beside the file
     progress: Progress | None = None,
     source: Source | None = None,  # of noise; for tests only
@@ -149,21 +150,13 @@ def sketch_collection(
                 "update it, or remove it first"
             )
         _check_ids(documents.ids, {}, out)
-        SiloLedger(out.with_suffix(SUFFIX), owner, limits).charge_sketches(documents.ids, sketcher.multiplier)
+        SiloLedger(out.with_suffix(SUFFIX), limits).charge_sketches(documents.ids, sketcher.multiplier)
         counted = _counted(documents, sketcher)
         made = sketch_fields(counted, sketcher, rule, key, source, progress)
         squares = {name: counts.squares for name, counts in counted.items()}
         found = sketcher.hashing(key).fingerprint
-        write_sketch(
-            SketchFile(
-                **vars(made),
-                path=out,
-                fingerprint=found,
-                ids=documents.ids,
-                squares=squares,
-                pseudonym_key=os.urandom(32),
-            )
-        )
+        own: dict[str, Any] = {"path": out, "fingerprint": found, "ids": documents.ids, "squares": squares}
+        write_sketch(SketchFile(**vars(made), **own, pseudonym_key=os.urandom(32)))
     return open_sketch(out)
 
 
@@ -184,8 +177,7 @@ def add_documents(
         nothing = TermCounts.of([""] * len(documents), file.sketcher.tokeniser)
         counted = {name: counted.get(name, nothing) for name in file.fields}
         grown = sketch_fields(counted, file.sketcher, file.fields["body"].rule, key, source, onto=file)
-        old = file.squares or {}
-        squares = {name: np.concatenate([old[name], counts.squares]) for name, counts in counted.items()}
+        squares = {name: np.concatenate([file.squares[name], counts.squares]) for name, counts in counted.items()}
         write_sketch(replace(file, **vars(grown), ids=[*file.rows, *documents.ids], squares=squares))
     return open_sketch(path)
 
@@ -205,9 +197,12 @@ def remove_documents(path: str | os.PathLike[str], ids: Sequence[str]) -> Sketch
                 "removed; check the ids"
             )
         gone = np.unique([known[name] for name in ids])
-        fields = {name: top.delete(gone) for name, top in file.fields.items()}
+        removed = replace(file, fields={name: top.delete(gone) for name, top in file.fields.items()})
         left = np.delete(np.arange(len(file)), gone)
-        write_sketch(replace(_reordered(replace(file, fields=fields), left), removed=file.removed + len(gone)))
+        fields, lengths = _reordered(removed, left)
+        squares = {name: each[left] for name, each in file.squares.items()}
+        ids, count = [file.ids[row] for row in left.tolist()], file.removed + len(gone)
+        write_sketch(replace(file, fields=fields, lengths=lengths, squares=squares, ids=ids, removed=count))
     return open_sketch(path)
 
 
@@ -276,17 +271,14 @@ def _counted(documents: Documents, sketcher: Sketcher) -> dict[str, TermCounts]:
     return {name: sketcher.term_counts(each) for name, each in texts.items()}
 
 
-def _reordered(file: SketchFile, order: NDArray[np.int64]) -> SketchFile:
-    """The same file with only these rows, in this order."""
+def _reordered(
+    file: SketchFile, order: NDArray[np.int64]
+) -> tuple[dict[str, ReverseTopK], dict[str, NDArray[np.int64]]]:
+    """Fields and lengths of only these rows, in this order."""
     new = np.full(len(file), -1, dtype=np.int32)
     new[order] = np.arange(len(order), dtype=np.int32)
-    return replace(
-        file,
-        fields={name: _renumbered(top, new, len(order)) for name, top in file.fields.items()},
-        lengths={name: lengths[order] for name, lengths in file.lengths.items()},
-        squares=file.squares and {name: squares[order] for name, squares in file.squares.items()},
-        ids=file.ids and [file.ids[row] for row in order],
-    )
+    fields = {name: _renumbered(top, new, len(order)) for name, top in file.fields.items()}
+    return fields, {name: lengths[order] for name, lengths in file.lengths.items()}
 
 
 def _renumbered(top: ReverseTopK, new: NDArray[np.int32], rows: int) -> ReverseTopK:
@@ -313,12 +305,10 @@ def _parts(file: SketchFile) -> dict[str, Part]:
     parts: dict[str, Part] = {}
     for name, top in file.fields.items():
         parts |= {f"{name}.{each}": getattr(top, each) for each in TOP_PARTS}
-        parts |= {f"{name}.lengths": file.lengths[name], f"{name}.frequencies": file.frequencies[name]}
-        if file.squares is not None:
-            parts[f"{name}.squares"] = file.squares[name]
-    if file.ids is not None and file.pseudonym_key is not None:
-        parts["ids"] = np.frombuffer("\n".join(file.ids).encode(), dtype=np.uint8)
-        parts["pseudonym-key"] = np.frombuffer(file.pseudonym_key, dtype=np.uint8)
+        for each in ("lengths", "frequencies", "squares"):
+            parts[f"{name}.{each}"] = getattr(file, each)[name]
+    parts["ids"] = np.frombuffer("\n".join(file.ids).encode(), dtype=np.uint8)
+    parts["pseudonym-key"] = np.frombuffer(file.pseudonym_key, dtype=np.uint8)
     return parts
 
 
@@ -371,14 +361,10 @@ def _from_parts(path: Path, header: Mapping[str, Any], parts: Mapping[str, Part]
         if np.any((documents >= 0) != (np.arange(documents.shape[3]) < sizes[..., None])):
             raise ValueError("a cell does not hold the declared number of documents")
         fields[name] = top
-    file = SketchFile(sketcher, fields, lengths, frequencies, path, bytes.fromhex(header["fingerprint"]))
-    ids = _split(parts["ids"])
+    ids = parts["ids"].tobytes().decode().split("\n") if parts["ids"].size else []
     if len(ids) != rows:
         raise ValueError(f"it has {len(ids)} ids for {rows} documents")
     squares = {name: parts[f"{name}.squares"] for name in fields}
-    secret = parts["pseudonym-key"].tobytes()
-    return replace(file, ids=ids, squares=squares, pseudonym_key=secret, removed=int(header["removed"]))
-
-
-def _split(ids: Part) -> list[str]:
-    return ids.tobytes().decode().split("\n") if ids.size else []
+    secret, fingerprint = parts["pseudonym-key"].tobytes(), bytes.fromhex(header["fingerprint"])
+    removed = int(header["removed"])
+    return SketchFile(sketcher, fields, lengths, frequencies, path, fingerprint, ids, squares, secret, removed)

@@ -43,12 +43,6 @@ class Hashing:
         settings = f"{self.width} x {self.depth}".encode()
         return hashlib.blake2b(settings, digest_size=16, key=self.key, person=b"fedrank check").digest()
 
-    def cells(self, terms: Sequence[str]) -> Cells:
-        return self.locate(terms)[0]
-
-    def signs(self, terms: Sequence[str]) -> Signs:
-        return self.locate(terms)[1]
-
     def locate(self, terms: Sequence[str]) -> tuple[Cells, Signs]:
         """Cells and signs of several terms; faster than one at a time."""
         from fedrank.kernels.sketch import hash_terms

@@ -30,11 +30,7 @@ Kind = Literal["question", "answer", "model"]
 KINDS: dict[Kind, int] = {"question": 1, "answer": 2, "model": 3}
 NAME = 40  # maximum length of a silo's name in bytes: a fingerprint in groups has 39
 ENVELOPE = struct.Struct(f"<4sBB{NAME}s{NAME}sI")
-LONGEST = {
-    "question": 1 << 20,
-    "answer": 1 << 28,
-    "model": 1 << 20,
-}  # maximum size of a letter in bytes; a longer one may be malicious
+LONGEST = {"question": 1 << 20, "answer": 1 << 28, "model": 1 << 20}  # maximum bytes; a longer one may be malicious
 SMALLEST = 1024  # bytes that every content is padded to
 _LENGTH = struct.Struct("<I")
 _TAG = 16  # bytes that the cipher adds
@@ -177,3 +173,32 @@ def _name(packed: bytes) -> str:
     except ValueError:
         raise Refused(f"{packed!r} is not a valid name of a silo: the letter is damaged; ask for it again") from None
     return name
+
+
+@dataclass
+class LetterCarrier:
+    """Delivers letters between organisations, which it knows by name and public key."""
+
+    publics: Mapping[str, bytes]
+    name_of: dict[str, str] = field(init=False)  # by the fingerprint that letters are addressed to
+
+    def __post_init__(self) -> None:
+        self.name_of = {fingerprint(key): name for name, key in self.publics.items()}
+
+    def check(self, kind: str, sent: Sequence[bytes], name: str) -> None:
+        """Refuse letters with a wrong kind or sender, or whose addressee does not participate."""
+        me = fingerprint(self.publics[name])
+        for letter in sent:
+            address = read_address(letter)
+            if address.kind != kind or address.sender != me or address.addressee not in self.name_of.keys() - {me}:
+                raise Refused(f"a letter of kind {address.kind} has another sender or addressee than expected")
+        if kind == "model" and len(sent) != 1:
+            raise Refused(f"expected one model (got {len(sent)})")
+
+    def deliver(self, sent: Mapping[str, Sequence[bytes]]) -> dict[str, list[bytes]]:
+        """Letters by addressee, in the order of senders."""
+        boxes: dict[str, list[bytes]] = {name: [] for name in self.publics}
+        for name in self.publics:
+            for letter in sent[name]:
+                boxes[self.name_of[read_address(letter).addressee]].append(letter)
+        return boxes

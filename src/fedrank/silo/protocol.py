@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from fedrank.data.text import Tokeniser
 from fedrank.silo.features import FIELDS, Real
-from fedrank.silo.files import SketchFile
+from fedrank.silo.files import QuerierCopy, SketchFile
 from fedrank.silo.letters import LONGEST, Party, seal, unseal
 from fedrank.silo.partners import Counts, Found, TermCells, locate
 from fedrank.silo.sketch import KINDS, Sketcher
@@ -63,9 +63,8 @@ class Answered:
     kind: str
     documents: int  # in total
     words: Mapping[str, float]
-    results: Mapping[
-        str, Mapping[str, tuple[Found, Real]]
-    ]  # by field and term: documents best first; frequencies [rows]
+    # By field and term: documents best first; frequencies [rows].
+    results: Mapping[str, Mapping[str, tuple[Found, Real]]]
     names: NDArray[np.uint64]  # pseudonyms, ascending
     lengths: Mapping[str, NDArray[np.int64]]  # by field, [names]: words
 
@@ -74,18 +73,14 @@ class Answered:
         return self._result(name, term)[0]
 
     def frequencies(self, terms: Sequence[str]) -> Mapping[str, Real]:
-        nothing = np.zeros((len(terms), 1))
-        return {
-            name: np.array([self._result(name, term)[1] for term in terms])
-            if name in self.results and terms
-            else nothing
-            for name in FIELDS
-        }
+        found = dict.fromkeys(FIELDS, np.zeros((len(terms), 1)))
+        if terms:
+            found |= {name: np.array([self._result(name, term)[1] for term in terms]) for name in self.results}
+        return found
 
     def counts(self, terms: Sequence[str]) -> Counts:
-        return Counts.of(
-            {name: [self.found(term, name) for term in terms] for name in self.results}, len(terms), self._lengths_of
-        )
+        found = {name: [self.found(term, name) for term in terms] for name in self.results}
+        return Counts.of(found, len(terms), self._lengths_of)
 
     def _result(self, name: str, term: str) -> tuple[Found, Real]:
         if term not in self.results[name]:
@@ -104,15 +99,13 @@ class Owner:
 
     party: Party
     file: SketchFile
-    _copies: dict[str, SketchFile] = field(default_factory=dict, init=False, repr=False)
+    _copies: dict[str, QuerierCopy] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.file.ids is None:
-            raise ValueError(f"{self.file.path} is a copy for a querier; answer from the owner's file")
         if not self.file.noised:
             raise ValueError(f"{self.file.path} has no noise: answers would reveal the documents; sketch with noise")
 
-    def copy(self, querier: str) -> SketchFile:
+    def copy(self, querier: str) -> QuerierCopy:
         """What the querier may see: ties are broken in the order of pseudonyms, which reveals nothing of our order."""
         if querier not in self._copies:
             self._copies[querier] = self.file.copy_for(querier)
@@ -130,14 +123,8 @@ def ask(terms: Sequence[str], owner: str, me: Party, sketcher: Sketcher, key: by
     hashing = sketcher.hashing(key)
     at = locate(asked, sketcher, hashing, sketcher.wide.hashing(key))
     name = os.urandom(16)
-    settings = (
-        KINDS.index(sketcher.kind),
-        sketcher.width,
-        sketcher.depth,
-        k,
-        len(asked),
-        sketcher.tokeniser.name.encode(),
-    )
+    tokeniser = sketcher.tokeniser.name.encode()
+    settings = KINDS.index(sketcher.kind), sketcher.width, sketcher.depth, k, len(asked), tokeniser
     head = QUESTION.pack(name, hashing.fingerprint, *settings)
     bits = np.packbits(at.signs > 0)
     content = head + at.cells.astype("<u4").tobytes() + at.wide.astype("<u2").tobytes() + bits.tobytes()
@@ -187,19 +174,16 @@ def answer(letter: bytes, owner: Owner) -> bytes:
     try:
         question = _read_question(content, "the querier")
         _check_question(question, owner)
-        refusal = None
-    except ValueError as error:
-        refusal = str(error)
-    if refusal is not None:
-        refused = ANSWER.pack(name, REFUSED, IN_SKETCH, 0, 0, 0, 0, 0) + refusal.encode()
-        return seal(refused, "answer", owner.party, querier)
-    return seal(_written(name, owner, querier, question), "answer", owner.party, querier)
+    except ValueError as refusal:
+        written = ANSWER.pack(name, REFUSED, IN_SKETCH, 0, 0, 0, 0, 0) + str(refusal).encode()
+    else:
+        written = _written(name, owner, querier, question)
+    return seal(written, "answer", owner.party, querier)
 
 
 def _written(name: bytes, owner: Owner, querier: str, question: _Question) -> bytes:
     """The content of an answer: the documents that it names, and for each field what its terms found."""
     at, seen = question.at, owner.copy(querier)
-    assert seen.pseudonyms is not None
     names, results = seen.pseudonyms, seen.look_up(at, question.k or None)
     found = [rows for each in results.values() for rows, _ in each]
     chosen = np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
@@ -332,8 +316,8 @@ def _check_question(question: _Question, owner: Owner) -> None:
 class _Reader:
     """Reads the content of a letter sequentially."""
 
-    def __init__(self, content: bytes, sender: str, at: int = 0) -> None:
-        self.content, self.sender, self.at = content, sender, at
+    def __init__(self, content: bytes, sender: str) -> None:
+        self.content, self.sender, self.at = content, sender, 0
 
     def take(self, layout: struct.Struct) -> tuple[Any, ...]:
         return layout.unpack(self._next(layout.size))

@@ -1,8 +1,7 @@
 """Answers whose noise is drawn per query, not when documents are sketched: as published, and corrected.
 
 The paper's querier sends z cells for a term, of which z1 are true (algorithm 1), and its owner adds one draw to all z
-answers about a document (algorithm 2). Neither protects anything (`fedrank.attacks.dictionary`); they are included to
-reproduce the published numbers.
+answers about a document (algorithm 2). Neither protects anything; they are included to reproduce the published numbers.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ def _laplace(scale: float, many: int, source: Source) -> Real:
     return rounded_laplace(scale * (1 + 1e-6) / step).draw(many, source).astype(np.float64) * step
 
 
-def _secure(source: Source | None) -> Source:
+def secure_source() -> Source:
     from fedrank.privacy.noise import SecureSource
 
-    return source or SecureSource()
+    return SecureSource()
 
 
 def _middle(signed: Real, kind: str) -> Real:
@@ -81,7 +80,7 @@ class CountQuery(Sketched):
     rows: int  # z1: rows that ask for the term itself; the others are ignored
     epsilon: float | None = None  # of the published noise; None: none
     seed: int = 1  # of the rows
-    source: Source | None = field(default=None, repr=False)  # of noise; for tests only
+    source: Source = field(default_factory=secure_source, repr=False)  # of noise
 
     def frequencies(self, terms: Sequence[str]) -> Mapping[str, Real]:
         frequencies = self.sketch.frequency_rows(self._locate(terms))
@@ -113,7 +112,7 @@ class CountQuery(Sketched):
         at = position[documents[there]], np.nonzero(there)[0]
         frequencies[at], missing[at] = values[there], False
         if self.epsilon is not None:
-            frequencies = published_answers(frequencies, self.epsilon, self._source)
+            frequencies = published_answers(frequencies, self.epsilon, self.source)
         signed = frequencies * signs
         if top.rule.missing == "absent":
             signed[missing] = np.nan
@@ -125,10 +124,6 @@ class CountQuery(Sketched):
         chosen = (counts > 0) & ((~missing).sum(axis=1) >= top.fewest(len(row)))
         best = np.flatnonzero(chosen)[np.argsort(-counts[chosen], kind="stable")[: top.rule.k]]
         return here[best], counts[best]
-
-    @cached_property
-    def _source(self) -> Source:
-        return _secure(self.source)
 
     def _rows(self, term: str) -> NDArray[np.int64]:
         return true_rows(term, self.rows, self.sketch.sketcher.depth, self.seed)
@@ -147,7 +142,7 @@ class RemoteCounts:
     key: bytes = field(repr=False)
     k: int  # documents that a term finds
     epsilon: float = 0.5  # of one number
-    source: Source | None = field(default=None, repr=False)
+    source: Source = field(default_factory=secure_source, repr=False)
 
     @property
     def kind(self) -> str:
@@ -190,11 +185,7 @@ class RemoteCounts:
         return best, frequencies[best]
 
     def _noised(self, counts: Real) -> Real:
-        return noised_counts(counts, self.epsilon, self.sketcher.exact_lengths, self._source)
-
-    @cached_property
-    def _source(self) -> Source:
-        return _secure(self.source)
+        return noised_counts(counts, self.epsilon, self.sketcher.exact_lengths, self.source)
 
     def _lengths_of(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
         return self.fields[name].lengths[rows] if name in self.fields else np.zeros(len(rows), np.int64)

@@ -56,9 +56,8 @@ class TopKRule:
 
 
 PUBLISHED = TopKRule(keep="largest", missing="absent")  # algorithms 4 and 5 as printed
-COUNT_MIN = TopKRule(
-    keep="largest", missing="threshold"
-)  # no signs: one end is enough, and a missing row does not count as 0
+# Without signs one end is enough, and a missing row does not count as 0.
+COUNT_MIN = TopKRule(keep="largest", missing="threshold")
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,18 +161,11 @@ class ReverseTopK:
         if self.rule.missing == "threshold":
             lost = self.lost[end, row, cells].astype(np.int64)
             fill[:] = np.where(lost == NONE, 0, lost * signs)
+        documents, values, sizes = (each[end, row, cells] for each in (self.documents, self.values, self.sizes))
         answer: tuple[Rows, Estimates] = query_top(
-            self.documents[end, row, cells],
-            self.values[end, row, cells],
-            self.sizes[end, row, cells],
-            signs,
-            fill,
-            len(self.present),
-            self.fewest(self.depth),
-            k,
-            self.rule.missing == "absent",
-            self.kind == "count-min",
-        )
+            documents, values, sizes, signs, fill, len(self.present), self.fewest(self.depth), k,
+            self.rule.missing == "absent", self.kind == "count-min",
+        )  # fmt: skip
         return answer
 
     def fewest(self, rows: int) -> int:
@@ -266,12 +258,5 @@ def _merge(into: ReverseTopK, sketches: NDArray[np.int32], first: int) -> None:
         raise ValueError(f"sketches must have {into.depth} x {into.width} cells (got {sketches.shape[1:]})")
     if not len(sketches):
         return
-    merge_block(
-        np.ascontiguousarray(sketches, dtype=np.int32),
-        first,
-        KEEP.index(into.rule.keep),
-        into.documents,
-        into.values,
-        into.sizes,
-        into.lost,
-    )
+    block, keep = np.ascontiguousarray(sketches, dtype=np.int32), KEEP.index(into.rule.keep)
+    merge_block(block, first, keep, into.documents, into.values, into.sizes, into.lost)

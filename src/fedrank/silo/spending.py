@@ -65,10 +65,10 @@ class Limits:
 class SiloLedger:
     """The ledger of one owner; safe to use from several processes."""
 
-    def __init__(self, path: str | os.PathLike[str], owner: str = "", limits: Limits | None = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], limits: Limits | None = None) -> None:
         """Open or create a ledger; `limits` replace those that it has."""
         self.path = Path(path)
-        self.owner, self.limits = owner, Limits()
+        self.owner, self.limits = "", Limits()  # ledgers of earlier versions may name an owner
         self._charges: list[Charge] = []
         if self.path.is_file():
             raise LedgerError(
@@ -86,11 +86,6 @@ class SiloLedger:
                     )
             elif is_charged(self._ledger):
                 raise LedgerError(f"{self.path / LIMITS} is missing, so the limits are unknown; restore it from a copy")
-            if owner and self.owner and owner != self.owner:
-                raise LedgerError(
-                    f"{self.path} is the ledger of {self.owner!r}, not of {owner!r}: use a "
-                    "separate ledger for each owner"
-                )
             self.limits = self.limits if limits is None else limits
             self._write_limits()
             self._catch_up()
@@ -113,7 +108,8 @@ class SiloLedger:
             charge = Charge(f"sketching {len(self._charges) + 1}", tuple(promises), tuple(ids))
             if refusal := self._refusal(charge, [ANYBODY, *map(_against, self._queriers)]):
                 raise ValueError(f"sketching these documents {refusal}")
-            self._write(charge)
+            charge.write(self._ledger)
+            self._charges.append(charge)
 
     def spent(self, querier: str | None = None) -> float:
         """ε towards one querier, or towards all together; inf: no guarantee."""
@@ -175,10 +171,6 @@ class SiloLedger:
                     whom = f"querier {against.removeprefix(QUERIER)!r}"
                 return f"is refused: towards {whom} {cost}, and the budget is ε = {limit:g}"
         return None
-
-    def _write(self, charge: Charge) -> None:
-        charge.write(self._ledger)
-        self._charges.append(charge)
 
     def _catch_up(self) -> None:
         """Read what other processes have charged."""

@@ -6,7 +6,7 @@ the training lists of its queries, and all train one linear point-wise model in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Literal, Protocol
@@ -20,10 +20,19 @@ from fedrank.data.ranking import RankingData
 from fedrank.data.text import Tokeniser
 from fedrank.federated.aggregators import Mean
 from fedrank.seeds import rng_for
-from fedrank.silo.augment import backgrounds, bm25, matches
-from fedrank.silo.features import FEATURE_NAMES, FIELDS, Background, Normalisation, features, scaled, scaled_like
+from fedrank.silo.features import (
+    BM25_OF,
+    FEATURE_NAMES,
+    FIELDS,
+    Background,
+    Normalisation,
+    Real,
+    features,
+    scaled,
+    scaled_like,
+)
 from fedrank.silo.partners import Exact, Partner, Sketched, sketch_fields
-from fedrank.silo.remote_counts import CountQuery, RemoteCounts
+from fedrank.silo.remote_counts import CountQuery, RemoteCounts, secure_source
 from fedrank.silo.rtk import PUBLISHED, TopKRule
 from fedrank.silo.silos import Silo, SiloQuery, SilosRule, make_silos
 from fedrank.silo.sketch import Sketcher
@@ -102,10 +111,9 @@ class Local:
         return np.zeros((silos, PARAMETERS))
 
     def step(self, weights: Weights, lists: Lists, round: int, seed: int) -> Weights:
-        models = [
-            self.train(weights[c], data, c, round, seed, self.steps) for c, data in enumerate(lists.train)
-        ]  # fmt: skip
-        return np.stack(models)
+        return np.stack(
+            [self.train(weights[c], data, c, round, seed, self.steps) for c, data in enumerate(lists.train)]
+        )
 
     def trained_on(self, lists: Lists) -> int:
         if self.steps is None:
@@ -114,7 +122,7 @@ class Local:
 
     def train(
         self, weights: Weights, data: RankingData, silo: int, round: int, seed: int, steps: int | None = None
-    ) -> Weights:  # fmt: skip
+    ) -> Weights:
         """One pass of one silo over its lists in random order, or `steps` steps."""
         rng = rng_for(seed, "silo", round, silo)
         return sgd(weights, data.features, data.grades / max(data.top_grade, 1), self.rate, self.batch, rng, steps)
@@ -183,6 +191,7 @@ class LocalPlus(Local):
 
     def partner(self, silo: Silo, key: bytes, k: int, seed: int, source: Source | None = None) -> Partner:
         """A silo as other silos see it; a term finds k documents."""
+        source = source or secure_source()
         if self.counts == "exact":
             return Exact(silo, k)
         if self.noise_in == "lookup":
@@ -291,6 +300,63 @@ def sgd(
         error = 1 / (1 + kernels.elementary.exp_each(-scores)) - targets[start : start + batch]
         weights -= rate / len(part) * kernels.sums.weighted_sum(error, part)
     return weights
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Documents of partners for one query."""
+
+    features: Features  # [documents, 16]
+    partners: NDArray[np.int64]  # [documents]: which of them holds it
+    answers: int  # pairs of document and count that partners sent for it
+
+
+def backgrounds(silo: Silo, partners: Sequence[Partner], terms: Sequence[str]) -> dict[str, Background]:
+    """Statistics of all documents, by field: exact for own documents, as reported for those of partners."""
+    own = {name: silo.fields[name].background(terms) for name in FIELDS}
+    if not partners:
+        return own
+    answered = [partner.frequencies(terms) for partner in partners]
+    return {
+        name: Background(
+            own[name].documents + sum(partner.documents for partner in partners),
+            own[name].words + sum(partner.words[name] for partner in partners),
+            own[name].frequencies + _estimate([each[name] for each in answered], partners[0].kind),
+        )
+        for name in FIELDS
+    }
+
+
+def _estimate(rows: Sequence[Real], kind: str) -> Real:
+    """[terms]: from rows of several sketches, which are summed first."""
+    total = sum(rows[1:], rows[0])
+    found: Real = total.min(axis=-1) if kind == "count-min" else np.median(total, axis=-1)
+    return found
+
+
+def matches(partners: Sequence[Partner], terms: Sequence[str], about: Mapping[str, Background], most: int) -> Matches:
+    """The best documents of partners for a query, at most `most`, by BM25 of body and title.
+
+    A document that a term did not find counts as not holding it.
+    """
+    parts: list[Features] = [np.empty((0, len(FEATURE_NAMES)), np.float32)]
+    whose, answers = [np.empty(0, np.int64)], 0
+    for number, partner in enumerate(partners):
+        answered = partner.counts(terms)
+        parts.append(features(answered.counts, answered.lengths, about))
+        whose.append(np.full(len(answered.documents), number))
+        answers += answered.answers
+    rows = np.concatenate(parts)
+    scores = bm25(rows)
+    best = np.argsort(-scores, kind="stable")[:most]
+    best = best[scores[best] > 0]
+    return Matches(rows[best], np.concatenate(whose)[best], answers)
+
+
+def bm25(rows: Features) -> Features:
+    """[documents]: of body and title together, from features that were not scaled."""
+    scores: Features = rows[:, list(BM25_OF.values())].sum(axis=1)
+    return scores
 
 
 @dataclass(frozen=True)

@@ -63,13 +63,8 @@ class Agreement:
             raise ValueError(
                 f"parties must be two or more names in order, each once (got {', '.join(self.parties) or 'none'})"
             )
-        for name, least, most in (
-            ("top_grade", 1, 127),
-            ("k", 1, 100_000),
-            ("rate", 1e-9, 100.0),
-            ("batch", 1, 1_000_000),
-            ("seed", 0, 2**63 - 1),
-        ):
+        limits = {"top_grade": (1, 127), "k": (1, 100_000), "rate": (1e-9, 100.0), "batch": (1, 1_000_000)}
+        for name, (least, most) in (limits | {"seed": (0, 2**63 - 1)}).items():
             value = getattr(self, name)
             if not least <= value <= most or (name != "rate" and type(value) is not int):
                 kind = "a number" if name == "rate" else "an integer"
@@ -204,9 +199,8 @@ def take_turn(
 
     turns = (*model.turns, Turn(me.name, passes))
     after = TravellingModel(trained(model.weights, lists, done + 1, done + passes), agreement, turns)
-    alone = trained(
-        np.zeros(PARAMETERS), own, 1, after.passes()
-    )  # as many passes as the model has had at all organisations
+    # As many passes as the model has had at all organisations.
+    alone = trained(np.zeros(PARAMETERS), own, 1, after.passes())
     bm25 = Evaluator(own.test, [MEASURE]).per_query_of_scores(own.bm25)[0]
     baselines = {"BM25": float(average(bm25)), "learning alone": _quality(alone, own)}
     if model.turns:
@@ -229,11 +223,7 @@ def _begun(
 
 
 def _check_agreement(
-    agreement: Agreement,
-    me: Party,
-    partners: Sequence[KnownPartner],
-    chosen: Mapping[str, Any],
-    collection: Collection,
+    agreement: Agreement, me: Party, partners: Sequence[KnownPartner], chosen: Mapping[str, Any], collection: Collection
 ) -> None:
     """Raise ValueError if settings, partners or labels do not fit."""
     owners = {one.owner for one in partners}

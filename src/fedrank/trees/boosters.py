@@ -47,8 +47,16 @@ class NothingToSplit(ValueError):
     """Not even a first tree could be grown with these settings on these data."""
 
 
-class Booster(Protocol):
-    """Grows a forest on documents with relevance labels."""
+class Trainer(Protocol):
+    """Trains a forest on documents with relevance labels."""
+
+    def __call__(
+        self, train: RankingData, validation: RankingData | None = None, seed: int = 0, threads: int = 1
+    ) -> Forest: ...
+
+
+class Booster(Trainer, Protocol):
+    """A trainer that grows its forest tree by tree."""
 
     @property
     def trees(self) -> int:
@@ -57,10 +65,6 @@ class Booster(Protocol):
     def grow(
         self, train: RankingData, validation: RankingData | None, seed: int, threads: int = 1, past: BoosterState = ...
     ) -> Iterator[Step]: ...
-
-    def __call__(
-        self, train: RankingData, validation: RankingData | None = None, seed: int = 0, threads: int = 1
-    ) -> Forest: ...
 
 
 @dataclass(frozen=True)

@@ -144,17 +144,6 @@ def fitting(data: RankingData, features: int) -> NDArray[np.float32]:
     return np.ascontiguousarray(data.features, dtype=np.float32)
 
 
-def importance(forest: Forest) -> NDArray[np.float64]:
-    """[features]: the total gain of all splits at each feature, like LightGBM's importance by gain."""
-    total = np.zeros(forest.features)
-    for tree in forest.trees:
-        lines = dict(line.split("=", 1) for line in tree.splitlines() if "=" in line)
-        features = [int(feature) for feature in lines["split_feature"].split()]
-        gains = [float(gain) for gain in lines["split_gain"].split()]
-        np.add.at(total, features, gains)
-    return total
-
-
 def joined(text: str, trees: Sequence[str]) -> str:
     """A LightGBM text with the header of another one and these trees.
 
@@ -226,13 +215,8 @@ def load_forest(path: Path, content: Mapping[str, Any] | None, tell: Tell) -> Fo
     if not is_plain(ranker["file"]):
         raise ValueError(f"its tree file {ranker['file']!r} must be in the same folder; the file is damaged")
     beside = path.with_name(ranker["file"])
-    forest = Forest(
-        _read_text(beside)[0],
-        content["normalised"],
-        tuple(content["feature_names"]),
-        content["notes"],
-        ranges_of(content),
-    )
+    text, names = _read_text(beside)[0], tuple(content["feature_names"])
+    forest = Forest(text, content["normalised"], names, content["notes"], ranges_of(content))
     if (len(forest), forest.features) != (ranker["trees"], content["features"]):
         raise ValueError(
             f"{beside.name} has {len(forest)} trees on {forest.features} features, but {path.name} describes "

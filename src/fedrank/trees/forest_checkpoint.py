@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import cast
 
 from fedrank.data.ranking import RankingData
-from fedrank.trees.boosters import Booster, BoosterState, Step, best_size, usable_validation
+from fedrank.trees.boosters import Booster, BoosterState, Trainer, best_size, usable_validation
 from fedrank.trees.forest import Forest, make_forest
 
 Settings = Callable[[Booster, RankingData, RankingData | None, int, int], Booster]
@@ -44,21 +45,6 @@ class ForestCheckpoint:
     # Called before anything of a round leaves clients under noise: the number of clients, and the round, from 1.
     charge: Callable[[int, int], None] = lambda clients, round: None
 
-    @property
-    def trees(self) -> int:
-        return self.booster.trees
-
-    def grow(
-        self,
-        train: RankingData,
-        validation: RankingData | None,
-        seed: int,
-        threads: int = 1,
-        past: BoosterState = BoosterState(),  # noqa: B008 (frozen)
-    ) -> Iterator[Step]:
-        """Grow with the settings of the booster."""
-        return self.booster.grow(train, validation, seed, threads, past)
-
     def __call__(
         self, train: RankingData, validation: RankingData | None = None, seed: int = 0, threads: int = 1
     ) -> Forest:
@@ -86,3 +72,8 @@ class ForestCheckpoint:
                 self.turn()
             grown.whole = True
         return grown
+
+
+def resumable(booster: Trainer) -> ForestCheckpoint:
+    """The booster of a merger, which a run may have wrapped already."""
+    return booster if isinstance(booster, ForestCheckpoint) else ForestCheckpoint(cast(Booster, booster))

@@ -83,6 +83,7 @@ def grow_files(
     if len(validation) not in (0, len(silos)):
         raise ValueError(f"{len(validation)} validation files for {len(silos)} silos; give one per silo, or none")
     train = _read(silos)
+    by_file = dict(zip(map(str, silos), train, strict=True))
     features = train[0].features.shape[1]
     judged: Sequence[RankingData | None] = [read_for(path, features, "none") for path in validation]
     judged = judged or [None] * len(train)
@@ -94,7 +95,7 @@ def grow_files(
     asked = {**asdict(rules), "seed": seed, "secure": secure, "vote": vote, "edge noise": noised}
     origin = _name(json.dumps(asked, sort_keys=True).encode(), [*files, *([] if edges is None else [edges])])
     if (folder / FINISHED).exists():
-        return _finished(folder, origin, dict(zip(map(str, silos), train, strict=True)), tests)
+        return _finished(folder, origin, by_file, tests)
     _check_folder(folder)
     priced = None
     if edge_noise is not None:
@@ -124,17 +125,9 @@ def grow_files(
         folder / FINISHED, json.dumps({"format": FORMAT, "version": 1, "of": origin, "trees": len(trees)}) + "\n"
     )
     (folder / UNFINISHED).unlink(missing_ok=True)  # the last step, which is repeated after a kill
-    return GrownFile(
-        folder / "model.json",
-        forest,
-        dict(zip(map(str, silos), train, strict=True)),
-        _tested(forest, tests),
-        len(trees),
-        len(past.trees),
-        server.bytes_up,
-        server.bytes_down,
-        priced,
-    )
+    bytes_both = server.bytes_up, server.bytes_down
+    tested, file = _tested(forest, tests), folder / "model.json"
+    return GrownFile(file, forest, by_file, tested, len(trees), len(past.trees), *bytes_both, priced)
 
 
 def _tested(forest: Forest, tests: dict[str, RankingData]) -> dict[str, float]:

@@ -127,7 +127,7 @@ class TreeClient:
         self._tree: tuple[int, int] | None = None  # the current tree and attempt
         self._number = 0  # of the next message
         self._leaves = 0
-        self._layout: Layout | None = None
+        self._layout: Layout  # since the current tree began
         self._voter = Voter(self.store, plan.vote, len(plan.clients)) if plan.elects else None
         self._voted: tuple[int, ...] = ()  # leaves of the last vote, until their histograms are requested
         steps = {"plan": self._join, "past": self._take_past, "keys": self._advertise}
@@ -196,7 +196,7 @@ class TreeClient:
             self._check_attempt(label)
         session = self.plan.session(label.round, label.attempt)
         self._series = SeriesClient(self.id, session, len(self.plan.clients), self.plan.bits, self.identity)
-        self._tree, self._layout = None, None
+        self._tree = None
         return "keyed", {"keys": self._series.advertise()}
 
     def _meet(self, tree: int, attempt: int, roster: bytes, first: bool = True) -> None:
@@ -238,7 +238,6 @@ class TreeClient:
     def _cut(self, content: bytes, label: Label) -> Sent:
         found = self._numbered(content, label, {"cut": Part("<i4", 5)})
         split = LeafSplit(*found["cut"].tolist())
-        assert self._layout is not None
         plan, wanted = self.plan, (-1, split.leaf, split.new)
         fits = (
             0 <= split.leaf < self._leaves == split.new < plan.rules.leaves and split.feature in self._layout.features
@@ -264,7 +263,6 @@ class TreeClient:
         """Histograms of elected features, once, for the leaves of the last vote."""
         if self._voter is None or not self._voted:
             raise Refused("histograms of some features were requested before a vote; request votes first")
-        assert self._layout is not None
         features, leaves = self._layout.features, self._voted
         most = len(leaves) * -(-len(features) // 8)
         found = self._numbered(content, label, {"features": Part("|S", most)})
@@ -285,12 +283,10 @@ class TreeClient:
         return "quality", {"quality": np.array([total, counted])}
 
     def _histogram(self, leaf: int) -> Sent:
-        assert self._layout is not None
         release = HistogramRelease(self._number, (self._layout,))
         return self._sent(release, [(self.store.rows_in(leaf), self.store.histogram(leaf))])
 
     def _votes(self, leaves: tuple[int, ...]) -> Sent:
-        assert self._layout is not None
         assert self._voter is not None
         self._voted = leaves
         release = VoteRelease(self._number, len(leaves), len(self._layout.features), self.plan.vote)
@@ -388,7 +384,7 @@ class TreeServer:
         self._voted: tuple[int, ...] = ()  # leaves of the last vote
         self._splits: list[LeafSplit] = []  # of a tree with noise
         self._roster = b""
-        self._layout: Layout | None = None
+        self._layout: Layout  # since the current tree began
         self._series: Any = None
 
     @property
@@ -448,7 +444,6 @@ class TreeServer:
         self._keep(found)
 
     def histogram(self, leaf: int) -> Packed:
-        assert self._layout is not None
         kind, parts = self._pending or ("look", {"number": np.array([self._number]), "leaf": np.array([leaf])})
         split = self._split if kind == "cut" else None
         release = HistogramRelease(self._number, (self._layout,), rows=self.rows)
@@ -462,7 +457,6 @@ class TreeServer:
         return self._sum(kind, parts, release, read)[0]
 
     def votes(self, leaves: tuple[int, ...]) -> Votes:
-        assert self._layout is not None
         assert self._pending is not None
         self._voted = leaves
         features = len(self._layout.features)
@@ -470,7 +464,6 @@ class TreeServer:
         return self._sum(*self._pending, release)
 
     def elected(self, wishes: Sequence[Wish]) -> list[Packed]:
-        assert self._layout is not None
         drawn, wanted, leaves = self._layout.features, dict(wishes), self._voted
         named = np.array([np.isin(drawn, wanted.get(leaf, drawn[:0])) for leaf in leaves])
         layouts = tuple(self._layout.of(drawn[one]) for one in named)

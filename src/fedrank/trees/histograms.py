@@ -14,9 +14,9 @@ from typing import Literal
 from fedrank.data.ranking import RankingData
 from fedrank.ranking.model import Scorer
 from fedrank.trees.binning import Edges, bounded_edges, grid_edges, quantile_edges
-from fedrank.trees.boosters import Booster, BoosterState, Grower, Lambdamart
+from fedrank.trees.boosters import Booster, BoosterState, Grower, Lambdamart, Trainer
 from fedrank.trees.forest import make_forest
-from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown
+from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown, resumable
 from fedrank.trees.growing import GrowPlan, LocalClients, grow_forest
 from fedrank.trees.growing_protocol import TreeClient, TreeServer, in_process
 from fedrank.trees.noise import EdgeNoise, TreeNoise, estimated_edges
@@ -74,9 +74,9 @@ class Histograms:
         self.edge_noise()
 
     def __call__(
-        self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
+        self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Trainer, seed: int, threads: int = 1
     ) -> tuple[Scorer, ...]:
-        checkpoint = booster if isinstance(booster, ForestCheckpoint) else ForestCheckpoint(booster)
+        checkpoint = resumable(booster)
         rules = self.rules(checkpoint.booster)
 
         def rounds(past: Grown) -> Iterator[tuple[list[str], float]]:
@@ -85,10 +85,9 @@ class Histograms:
 
         grown = checkpoint.take_up(rounds)
         notes = {"clients": [portion.name for portion in portions], "grown by": "histograms"}
-        if self.private != "no":  # ranges of features in a header would be values of rows, without noise
-            return (make_forest(grown.best, portions[0].train, notes, with_ranges=False),) * len(portions)
-        # The ranges of features in the header are those of the first client alone.
-        return (make_forest(grown.best, portions[0].train, notes),) * len(portions)
+        # Ranges of features in the header are values of rows of the first client, without noise.
+        forest = make_forest(grown.best, portions[0].train, notes, with_ranges=self.private == "no")
+        return (forest,) * len(portions)
 
     @staticmethod
     def rules(booster: Booster) -> Grower:

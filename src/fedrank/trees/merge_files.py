@@ -40,13 +40,7 @@ class MergedFile:
 
 
 def merge_models(
-    models: Sequence[str | Path],
-    on: str | Path,
-    method: str,
-    out: str | Path,
-    seed: int = 1,
-    threads: int = 1,
-    tell: Tell = unheard,
+    models: Sequence[str | Path], on: str | Path, method: str, out: str | Path, seed: int = 1, tell: Tell = unheard
 ) -> list[MergedFile]:
     """Merge model files by a merge set (one model), or by those of a split (one model per client).
 
@@ -65,49 +59,30 @@ def merge_models(
             'the models were trained with normalise = "global", whose ranges a merge set does not have; '
             'train them with "none"'
         )
-    on = Path(on)
-    made = []
+    on, tests = Path(on), dict[str, RankingData]()
+    work: list[tuple[str, int | None, Path, Path]]  # client, index of the own model, merge set, folder of the result
     if on.is_dir():
         clients = read_split(on)
         if len(clients) != len(models):
             raise ValueError(f"{len(models)} models for {len(clients)} clients in {on}; give one per client, in order")
-        tests = {name: _maybe(on / place / "test.txt", features, normalise) for name, place in clients}
-        judged = {f"test of {name}": data for name, data in tests.items() if data is not None}
-        for number, (name, place) in enumerate(clients):
-            merge_set = read_for(on / place / "merge.txt", features, normalise)
-            target = folder / place
-            made.append(_merged(loaded, merge_set, method, target, name, number, judged, seed, threads))
+        work = [(name, i, on / place / "merge.txt", folder / place) for i, (name, place) in enumerate(clients)]
+        found = {f"test of {name}": on / place / "test.txt" for name, place in clients}
+        tests = {name: read_for(path, features, normalise) for name, path in found.items() if path.exists()}
     elif on.is_file():
-        merge_set = read_for(on, features, normalise)
-        made.append(_merged(loaded, merge_set, method, folder, "", None, {}, seed, threads))
+        work = [("", None, on, folder)]
     else:
         raise FileNotFoundError(
             f"merge set {on} does not exist; give a LETOR file, or the folder of `fedrank trees split`"
         )
+    made = []
+    for client, own, file, target in work:
+        merge_set = read_for(file, features, normalise)
+        model = METHODS[method].merge(loaded, merge_set, seed)
+        target.mkdir(parents=True, exist_ok=True)
+        save_any(model, target / "model.json")
+        values = {
+            name: per_query(MEASURES, np.stack([np.asarray(one.score(data)) for one in (*loaded, model)]), data)
+            for name, data in {"merge set": merge_set, **tests}.items()
+        }
+        made.append(MergedFile(client, target / "model.json", model, own, values))
     return made
-
-
-def _merged(
-    models: list[Scorer],
-    on: RankingData,
-    method: str,
-    folder: Path,
-    client: str,
-    own: int | None,
-    judged: dict[str, RankingData],
-    seed: int,
-    threads: int,
-) -> MergedFile:
-    model = METHODS[method].merge(models, on, seed, threads)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_any(model, folder / "model.json")
-    sets = {"merge set": on} | judged
-    values = {
-        name: per_query(MEASURES, np.stack([np.asarray(one.score(data)) for one in (*models, model)]), data)
-        for name, data in sets.items()
-    }
-    return MergedFile(client, folder / "model.json", model, own, values)
-
-
-def _maybe(path: Path, features: int, normalise: str) -> RankingData | None:
-    return read_for(path, features, normalise) if path.exists() else None

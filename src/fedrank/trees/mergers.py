@@ -19,9 +19,9 @@ from fedrank.ranking.measures import Evaluator, average, evaluate
 from fedrank.ranking.model import Scorer
 from fedrank.seeds import rng_for
 from fedrank.trees.arrays import Trees
-from fedrank.trees.boosters import MEASURE, Booster, Lambdamart, NothingToSplit, usable_validation
+from fedrank.trees.boosters import MEASURE, Booster, Lambdamart, NothingToSplit, Trainer, usable_validation
 from fedrank.trees.forest import Forest, make_forest
-from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown, Settings
+from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown, Settings, resumable
 from fedrank.trees.histograms import Histograms
 from fedrank.trees.lightgbm_training import LightGbmTrainer
 from fedrank.trees.mixtures import LinearMix, Stacked, damped, on_scale, same_features, scores_of, stacked, units_of
@@ -39,7 +39,7 @@ class Merger(Protocol):
     """A method that gives every client a model, from what all of them learned."""
 
     def __call__(
-        self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
+        self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Trainer, seed: int, threads: int = 1
     ) -> tuple[Scorer, ...]: ...
 
 
@@ -48,7 +48,7 @@ class Alone:
     """Every client uses the model that it trained on its own data: the baseline for merging."""
 
     def __call__(
-        self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
+        self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Trainer, seed: int, threads: int = 1
     ) -> tuple[Scorer, ...]:
         return tuple(models)
 
@@ -58,7 +58,7 @@ class Pooled:
     """One model trained on the data of all clients together: an upper bound where data must not be shared."""
 
     def __call__(
-        self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
+        self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Trainer, seed: int, threads: int = 1
     ) -> tuple[Scorer, ...]:
         validation = [portion.validation for portion in portions if portion.validation is not None]
         stop_by = usable_validation(RankingData.join(validation) if validation else None)
@@ -80,7 +80,7 @@ class WeightedSum:
             raise ValueError(f"step must be above 0 and at most 0.5 (got {self.step})")
 
     def __call__(
-        self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
+        self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Trainer, seed: int, threads: int = 1
     ) -> tuple[Scorer, ...]:
         return tuple(self.merge(models, portion.merge, seed, threads) for portion in portions)
 
@@ -116,7 +116,7 @@ class Stacking:
             raise ValueError(f"held_out must be between 0 and 1 (got {self.held_out})")
 
     def __call__(
-        self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
+        self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Trainer, seed: int, threads: int = 1
     ) -> tuple[Scorer, ...]:
         settings = booster.settings if isinstance(booster, ForestCheckpoint) else None
         return tuple(self.merge(models, portion.merge, seed, threads, settings) for portion in portions)
@@ -166,7 +166,7 @@ class Bagged:
     weighted: bool = True  # whether a client's trees are weighted by its number of queries; otherwise equally
 
     def __call__(
-        self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
+        self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Trainer, seed: int, threads: int = 1
     ) -> tuple[Scorer, ...]:
         sizes = np.array([portion.train.queries if self.weighted else 1 for portion in portions], dtype=np.float64)
         turns = [(client, float(size / sizes.sum())) for client, size in enumerate(sizes)]
@@ -185,7 +185,7 @@ class Cyclic:
             raise ValueError(f"turn must be at least 1 (got {self.turn})")
 
     def __call__(
-        self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Booster, seed: int, threads: int = 1
+        self, portions: Sequence[Portion], models: Sequence[Scorer], booster: Trainer, seed: int, threads: int = 1
     ) -> tuple[Scorer, ...]:
         def turns(number: int) -> list[tuple[int, float]]:
             return [(number // self.turn % len(portions), 1.0)]
@@ -260,16 +260,9 @@ def _moves(weights: Reals, model: int, step: float) -> Reals:
 
 def _best(candidates: Reals, scores: Reals, evaluator: Evaluator) -> tuple[Reals, float]:
     portion, by_document = max(1, AT_ONCE // scores.shape[1]), np.ascontiguousarray(scores.T)
-    values = np.concatenate(
-        [
-            average(
-                evaluator.per_query_of_scores(kernels.sums.products(candidates[start : start + portion], by_document))[
-                    0
-                ]
-            )
-            for start in range(0, len(candidates), portion)
-        ]
-    )
+    some = (candidates[start : start + portion] for start in range(0, len(candidates), portion))
+    mixed = (kernels.sums.products(weights, by_document) for weights in some)
+    values = np.concatenate([average(evaluator.per_query_of_scores(each)[0]) for each in mixed])
     # Values are means over queries: differences below rounding count as equal.
     winners = candidates[values >= values.max() - 1e-12]
     unequal = np.square(winners - 1 / candidates.shape[1]).sum(axis=1)
@@ -301,12 +294,12 @@ class _Grower:
         return np.empty(0) if self.judge is None else self.judge.per_query_of_scores(self.seen)[0]
 
 
-def grown_together(portions: Sequence[Portion], booster: Booster, turns: Turns, seed: int, threads: int = 1) -> Forest:
+def grown_together(portions: Sequence[Portion], booster: Trainer, turns: Turns, seed: int, threads: int = 1) -> Forest:
     """A forest to which clients add trees.
 
     Early stopping is that of the booster, by nDCG@10 over the validation queries of all clients, reported by each.
     """
-    checkpoint = booster if isinstance(booster, ForestCheckpoint) else ForestCheckpoint(booster)
+    checkpoint = resumable(booster)
     plain = checkpoint.booster
     if type(plain) is not Lambdamart:
         raise ValueError(

@@ -1,7 +1,7 @@
 """The rows of one client while a forest grows: gradients, histograms of leaves, and the leaf of each row.
 
 A server decides where leaves are split. A `RowStore` releases histograms: for every bin of every feature the sums of
-gradients and hessians and the number of rows. They are not private: see attacks/histograms.py. The
+gradients and hessians and the number of rows. They are not private: see attacks/forests.py. The
 releases of a `PrivateRowStore` have noise, and no numbers of rows.
 """
 

@@ -131,9 +131,7 @@ class Topics:
     merge_queries: int = 0  # maximum size of a merge set; 0: half as many queries as its client trains on
 
     def __post_init__(self) -> None:
-        _check_merge_set(self.merge_queries, self.apart)
-        if self.clients < 2:
-            raise ValueError(f"clients must be at least 2 (got {self.clients})")
+        _check_merge_set(self.merge_queries, self.apart, self.clients)
 
     def __call__(self, fold: Fold, rng: np.random.Generator) -> tuple[Portion, ...]:
         points = self._points(fold.train)
@@ -171,9 +169,7 @@ class Dealt:
     merge_queries: int = 0  # maximum size of a merge set; 0: half as many queries as its client trains on
 
     def __post_init__(self) -> None:
-        _check_merge_set(self.merge_queries, self.apart)
-        if self.clients < 2:
-            raise ValueError(f"clients must be at least 2 (got {self.clients})")
+        _check_merge_set(self.merge_queries, self.apart, self.clients)
 
     def __call__(self, fold: Fold, rng: np.random.Generator) -> tuple[Portion, ...]:
         held = [
@@ -204,11 +200,7 @@ def parts_of(fold: Fold) -> list[RankingData]:
 
 
 def make_portions(
-    fold: Fold,
-    names: Sequence[str],
-    held: Sequence[Holding],
-    merge: str | NDArray[np.bool_],
-    merge_queries: int = 0,
+    fold: Fold, names: Sequence[str], held: Sequence[Holding], merge: str | NDArray[np.bool_], merge_queries: int = 0
 ) -> tuple[Portion, ...]:
     """The data of every client, given the assignment of queries for each of the `parts_of` the fold.
 
@@ -261,11 +253,13 @@ def _set_apart(share: float, fold: Fold, rng: np.random.Generator) -> str | NDAr
     return chosen
 
 
-def _check_merge_set(queries: int, apart: float = 0.0) -> None:
+def _check_merge_set(queries: int, apart: float = 0.0, clients: int = 2) -> None:
     if queries < 0:
         raise ValueError(f"merge_queries must be 0 or more (got {queries})")
     if not 0 <= apart < 1:
         raise ValueError(f"apart must be at least 0 and below 1 (got {apart})")
+    if clients < 2:
+        raise ValueError(f"clients must be at least 2 (got {clients})")
 
 
 def _held(fold: Fold, held: Sequence[Holding], part: int, client: int) -> RankingData | None:

@@ -12,7 +12,7 @@ from fedrank.data.catalog import Fold
 from fedrank.ranking.measures import Evaluator, average
 from fedrank.ranking.model import Scorer
 from fedrank.seeds import rng_for
-from fedrank.trees.boosters import Booster, usable_validation
+from fedrank.trees.boosters import Trainer, usable_validation
 from fedrank.trees.mergers import Merger
 from fedrank.trees.splits import Portion, Splitter
 
@@ -47,29 +47,22 @@ class Merging:
 
 def train_locally(
     portions: Sequence[Portion],
-    booster: Booster,
+    booster: Trainer,
     seed: int,
     threads: int = 1,
-    tell: Callable[[str], None] = lambda news: None,
+    before: Callable[[], None] = lambda: None,  # each model
 ) -> tuple[Scorer, ...]:
     """The model of each client, from its own data alone."""
     models = []
     for portion in portions:
-        tell(f"training the model of {portion.name}")
+        before()
         model = booster(portion.train, usable_validation(portion.validation), seed=seed, threads=threads)
         models.append(replace(model, notes={"client": portion.name, "queries": portion.train.queries}))
     return tuple(models)
 
 
 def train_and_merge(
-    fold: Fold,
-    split: Splitter,
-    booster: Booster,
-    merger: Merger,
-    measures: Sequence[str],
-    seed: int,
-    threads: int = 1,
-    tell: Callable[[str], None] = lambda news: None,
+    fold: Fold, split: Splitter, booster: Trainer, merger: Merger, measures: Sequence[str], seed: int, threads: int = 1
 ) -> Merging:
     """Split a fold among clients, train a model for each, merge the models, and measure them before and after.
 
@@ -87,31 +80,21 @@ def train_and_merge(
     [0.488 0.446] [0.521 0.523]
     """
     portions = split(fold, rng_for(seed, "split"))
-    local = train_locally(portions, booster, seed, threads, tell)
-    return merge_grown(fold, portions, local, booster, merger, measures, seed, threads, tell)
-
-
-def merge_grown(
-    fold: Fold,
-    portions: Sequence[Portion],
-    local: Sequence[Scorer],
-    booster: Booster,
-    merger: Merger,
-    measures: Sequence[str],
-    seed: int,
-    threads: int = 1,
-    tell: Callable[[str], None] = lambda news: None,
-) -> Merging:
-    """Merge the models that clients trained, each by its own merge set, and evaluate before and after."""
-    tell("merging")
-    merged = merger(portions, local, booster, seed, threads)
-    tell("measuring")
-    ids = [() if portion.test is None else portion.test.query_ids for portion in portions]
-    own = np.array([np.isin(fold.test.query_ids, one) for one in ids])
-    return measured({portion.name: portion.train.queries for portion in portions}, local, merged, fold, measures, own)
+    local = train_locally(portions, booster, seed, threads)
+    return measured(portions, local, merger(portions, local, booster, seed, threads), fold, measures)
 
 
 def measured(
+    portions: Sequence[Portion], local: Sequence[Scorer], merged: Sequence[Scorer], fold: Fold, measures: Sequence[str]
+) -> Merging:
+    """The quality of clients' models, before and after merging, on the test queries."""
+    ids = [() if portion.test is None else portion.test.query_ids for portion in portions]
+    own = np.array([np.isin(fold.test.query_ids, one) for one in ids])
+    queries = {portion.name: portion.train.queries for portion in portions}
+    return measured_for(queries, local, merged, fold, measures, own)
+
+
+def measured_for(
     queries: Mapping[str, int],
     local: Sequence[Scorer],
     merged: Sequence[Scorer],
@@ -119,7 +102,7 @@ def measured(
     measures: Sequence[str],
     own: NDArray[np.bool_],
 ) -> Merging:
-    """The quality of clients' models, before and after merging, on the test queries."""
+    """The same for clients whose data are elsewhere, with the fields of `Merging`."""
     evaluator = Evaluator(fold.test, measures)
     before, after = (_measured(models, evaluator) for models in (local, merged))
     return Merging(queries, tuple(local), tuple(merged), tuple(measures), before, after, own)

@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,7 +62,9 @@ class _Entry:
 
 
 @dataclass(frozen=True)
-class _Index:
+class Index:
+    """The sizes of a history, and its chunks."""
+
     clients: int
     parameters: int
     every: int
@@ -91,7 +92,7 @@ class HistoryWriter:
     def __init__(self, folder: Path | str, clients: int, parameters: int, every: int, round: int = 0):
         _check_sizes(clients, parameters, every)
         self.folder, self.every = Path(folder), every
-        self._index = _Index(clients, parameters, every, 0, ())
+        self._index = Index(clients, parameters, every, 0, ())
         self._waiting: list[Stored] = []
         self._written = 0  # of the waiting rounds, how many are in the last chunk of the index
         self._new: list[Path] = []  # chunks since the index was written
@@ -104,9 +105,7 @@ class HistoryWriter:
     def __enter__(self) -> HistoryWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.keep()
 
@@ -174,11 +173,11 @@ class HistoryWriter:
 
     def _resume(self, round: int) -> None:
         found = _read_index(self.folder)
-        if (found.clients, found.parameters, found.every) != self._sizes:
+        theirs, ours = ((one.clients, one.parameters, one.every) for one in (found, self._index))
+        if theirs != ours:
             raise HistoryError(
-                f"{self.folder} was recorded with clients, parameters, every = "
-                f"{found.clients}, {found.parameters}, {found.every}, but the run has {self._sizes}, so "
-                "it cannot be continued; remove the run folder, and run again"
+                f"{self.folder} was recorded with clients, parameters, every = {', '.join(map(str, theirs))}, but the "
+                f"run has {ours}, so it cannot be continued; remove the run folder, and run again"
             )
         last = 1 + (round - 1) // self.every * self.every
         have = found.chunks[-1].last if found.chunks else 0
@@ -198,35 +197,19 @@ class HistoryWriter:
         if cut:
             self.keep()
 
-    @property
-    def _sizes(self) -> tuple[int, int, int]:
-        return self._index.clients, self._index.parameters, self._index.every
-
 
 @dataclass(frozen=True)
 class History:
     """A recorded history, read one chunk at a time."""
 
     folder: Path
-    index: _Index
+    index: Index
 
     @classmethod
     def open(cls, folder: Path | str) -> History:
         """Read the index; a damaged chunk raises an error when it is read."""
         folder = Path(folder)
         return cls(folder, _read_index(folder))
-
-    @property
-    def clients(self) -> int:
-        return self.index.clients
-
-    @property
-    def parameters(self) -> int:
-        return self.index.parameters
-
-    @property
-    def every(self) -> int:
-        return self.index.every
 
     @property
     def last(self) -> int:
@@ -300,7 +283,7 @@ def _rounds_in_chunk(clients: int, parameters: int) -> int:
     return max(1, min(ROUNDS_IN_CHUNK, CHUNK_BYTES // (4 * clients * parameters)))
 
 
-def _write_chunk(folder: Path, index: _Index, rounds: Sequence[Stored]) -> _Entry:
+def _write_chunk(folder: Path, index: Index, rounds: Sequence[Stored]) -> _Entry:
     weights = [one.weights for one in rounds if one.weights is not None]
     ids = np.concatenate([one.ids for one in rounds])
     updates = np.concatenate([one.updates for one in rounds])
@@ -322,7 +305,7 @@ def _write_chunk(folder: Path, index: _Index, rounds: Sequence[Stored]) -> _Entr
     return _Entry(name, first, last, len(rounds), len(content), zlib.crc32(content))
 
 
-def _read_chunk(folder: Path, index: _Index, entry: _Entry) -> list[Stored]:
+def _read_chunk(folder: Path, index: Index, entry: _Entry) -> list[Stored]:
     path = folder / entry.file
     try:
         content = read_bytes(path, size_beforehand(index.clients, index.parameters, entry.rounds, 1))
@@ -336,7 +319,7 @@ def _read_chunk(folder: Path, index: _Index, entry: _Entry) -> list[Stored]:
         raise HistoryError(_damaged(path, f"{problem}")) from None
 
 
-def _unpacked(content: bytes, index: _Index, entry: _Entry) -> list[Stored]:
+def _unpacked(content: bytes, index: Index, entry: _Entry) -> list[Stored]:
     magic, rounds, weighed, rows, parameters = HEAD.unpack_from(content)
     size = 17 * rounds + 8 * rows + 8 * weighed * parameters + 4 * rows * parameters
     if magic != MAGIC or parameters != index.parameters or rounds != entry.rounds:
@@ -371,7 +354,7 @@ def _restored(content: bytes, kind: str) -> NDArray[Any]:
     return np.ascontiguousarray(np.frombuffer(content, np.uint8).reshape(width, -1).T).reshape(-1).view(kind)
 
 
-def _read_index(folder: Path) -> _Index:
+def _read_index(folder: Path) -> Index:
     path = folder / INDEX
     try:
         found = parse_json(read_bytes(path))
@@ -380,7 +363,7 @@ def _read_index(folder: Path) -> _Index:
                 f"{path} has format {found['format']}, but this version of fedrank reads {FORMAT}; use a newer one"
             )
         chunks = tuple(_Entry(**one) for one in found["chunks"])
-        index = _Index(found["clients"], found["parameters"], found["every"], found["version"], chunks)
+        index = Index(found["clients"], found["parameters"], found["every"], found["version"], chunks)
     except FileNotFoundError:
         raise HistoryError(
             f"{folder} has no recorded history to start from; record one during the run, "
@@ -402,22 +385,16 @@ def _read_index(folder: Path) -> _Index:
     return index
 
 
-def _write_index(folder: Path, index: _Index) -> None:
+def _write_index(folder: Path, index: Index) -> None:
     """Replace the index atomically and durably."""
-    settings = {
-        "format": FORMAT,
-        "clients": index.clients,
-        "parameters": index.parameters,
-        "every": index.every,
-        "version": index.version,
-    }
+    settings = {"format": FORMAT} | {name: value for name, value in vars(index).items() if name != "chunks"}
     lines = ",\n".join("  " + json.dumps(vars(chunk)) for chunk in index.chunks)
     text = json.dumps(settings, indent=1)[:-2] + ',\n "chunks": [' + ("\n" + lines + "\n " if lines else "") + "]\n}\n"
     sync(folder)
     write_atomic(folder / INDEX, text, private=True)
 
 
-def _sweep(folder: Path, index: _Index) -> None:
+def _sweep(folder: Path, index: Index) -> None:
     """Delete files that the index does not name, such as those left by a crash."""
     counts = {INDEX, *(chunk.file for chunk in index.chunks)}
     old = [path for path in folder.iterdir() if path.suffix in (".chunk", ".part") and path.name not in counts]

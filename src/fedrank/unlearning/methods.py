@@ -44,9 +44,8 @@ SERVER = -1  # the id under which a server learns from its own queries (aggregat
 SHORTER_THAN_ANY = 1e-60  # nonzero update: the smallest float32 is 1.4e-45
 
 Went = Callable[[int, int], None]  # called after every round: (rounds done, rounds in total)
-JournalFactory = Callable[
-    [Sequence[int]], Journal
-]  # for the given rounds: records the participants, as rows of the remaining clients
+# For the given rounds: records the participants, as rows of the remaining clients.
+JournalFactory = Callable[[Sequence[int]], Journal]
 
 
 @dataclass(frozen=True)
@@ -114,16 +113,17 @@ class Case:
                 f"{method} needs the recorded history of the run, which has none; run again with history, or use a "
                 'method that needs none: "retrain", "fine-tune", "gradient-ascent"'
             )
-        if history.parameters != self.first.size:
+        parameters, every = history.index.parameters, history.index.every
+        if parameters != self.first.size:
             raise ValueError(
-                f"the history has {history.parameters} parameters, but the model has {self.first.size}: it belongs to "
-                "another run; use the one in the run's own folder"
+                f"the history has {parameters} parameters, but the model has {self.first.size}: it belongs to another "
+                "run; use the one in the run's own folder"
             )
-        due = 1 + (self.rounds - 1) // history.every * history.every
+        due = 1 + (self.rounds - 1) // every * every
         if history.last != due:
             raise ValueError(
-                f"the history ends with round {history.last}, but that of {self.rounds} rounds with every = "
-                f"{history.every} ends with round {due}: it belongs to another run; use the one in the run's own folder"
+                f"the history ends with round {history.last}, but that of {self.rounds} rounds with every = {every} "
+                f"ends with round {due}: it belongs to another run; use the one in the run's own folder"
             )
         return history
 
@@ -293,7 +293,7 @@ class FedRemove:
         way = _Way(case.points, case.rounds, progress)
         for stored in history:
             took_part, learner.stored = cohort.takes_part(stored.ids), stored
-            for number in range(stored.round, min(stored.round + history.every, case.rounds + 1)):
+            for number in range(stored.round, min(stored.round + history.index.every, case.rounds + 1)):
                 if took_part and number == stored.round:
                     before = replace(state, round=number - 1)
                     state = federated_round(federation, before, remaining, case.seed, journal=cohort).state
@@ -351,10 +351,8 @@ class GradientAscent:
         remaining = case.remaining
         leaving = case.clients.rows(np.isin(case.clients.ids, case.leaving))
         (final, memory), learner, local = _final_state(case), case.federation.learner, case.federation.local
-        chance, correction = (
-            Chance(case.unlearn_seed, 0),
-            NO_CORRECTION if local is None else local.correction(None, None),
-        )
+        chance = Chance(case.unlearn_seed, 0)
+        correction = NO_CORRECTION if local is None else local.correction(None, None)
 
         def mean(weights: Weights, clients: SimulatedClients, chance: Chance) -> Change:
             updates = learner(weights, clients, chance, correction, case.threads).updates

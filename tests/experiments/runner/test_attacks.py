@@ -320,7 +320,7 @@ def test_recorded_updates_are_those_that_reached_the_server(tmp_path, participat
     )
     history = History.open(task.folder / "history")
     assert [stored.round for stored in history] == [1, 6, 11]
-    assert (history.clients, history.parameters, history.every) == (6, 46, 5)
+    assert (history.index.clients, history.index.parameters, history.index.every) == (6, 46, 5)
     for stored in history:
         arrived = seen[stored.round]
         np.testing.assert_array_equal(stored.ids, arrived.ids)

@@ -144,7 +144,7 @@ def test_every_variant_is_attacked_at_its_share_of_the_level(monkeypatch):
 
 
 def finding(verdict, variant="only"):
-    return Finding(variant, "membership, whole rounds", "ε = 1", "ε ≥ 2", verdict, "Nothing.")
+    return Finding("membership, whole rounds", "ε = 1", "ε ≥ 2", verdict, "Nothing.", variant=variant)
 
 
 def test_the_line_of_progress_counts_expected_time_and_an_audit_ends_in_time(monkeypatch):

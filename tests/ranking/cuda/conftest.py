@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fedrank.kernels.devices import DeviceError, Processor
+from fedrank.kernels.devices import DeviceError
 from tests import needs
+from tests.cuda_on_cpu import Processor
 
 
 @pytest.fixture(scope="session")

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import fedrank as fr
-from fedrank.kernels.devices import Processor
 from fedrank.ranking.cuda import measures
 from fedrank.ranking.cuda.measures import EvaluatorOnDevice, leaves_of, why_not
 from fedrank.ranking.measures import Evaluator
+from tests.cuda_on_cpu import Processor
 from tests.ranking.cuda.test_twins import problem
 
 pytestmark = pytest.mark.build

@@ -9,13 +9,14 @@ import pytest
 
 import fedrank as fr
 from fedrank.federated.simulation import simulate
-from fedrank.kernels.devices import FAST_MEMORY, Device, DeviceError, Processor
+from fedrank.kernels.devices import FAST_MEMORY, Device, DeviceError
 from fedrank.privacy.mechanisms import AtServer
 from fedrank.privacy.noise import SecureSource
 from fedrank.ranking.cuda import neural
 from fedrank.ranking.cuda.choice import find_device_learner, why_not
 from fedrank.seeds import Chance
 from fedrank.types import NO_CORRECTION, Learner, LocalCorrection
+from tests.cuda_on_cpu import Processor
 from tests.ranking.cuda.test_twins import problem
 
 pytestmark = pytest.mark.build

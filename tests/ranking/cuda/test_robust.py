@@ -10,9 +10,9 @@ import pytest
 import fedrank as fr
 from fedrank.federated.server import RoundError
 from fedrank.federated.simulation import simulate
-from fedrank.kernels.devices import Processor
 from fedrank.ranking.cuda.robust import RobustOnDevice
 from fedrank.types import Messages
+from tests.cuda_on_cpu import Processor
 from tests.ranking.cuda.test_twins import problem
 
 pytestmark = pytest.mark.build

@@ -12,9 +12,9 @@ import fedrank as fr
 from fedrank.federated.multi_round import MultiRound
 from fedrank.federated.round import Outcome
 from fedrank.federated.simulation import simulate
-from fedrank.kernels.devices import Processor
 from fedrank.privacy.mechanisms import AtServer
 from fedrank.privacy.noise import SecureSource
+from tests.cuda_on_cpu import Processor
 from tests.ranking.cuda.test_twins import LEARNERS, problem
 
 pytestmark = pytest.mark.build

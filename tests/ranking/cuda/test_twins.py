@@ -18,12 +18,13 @@ from fedrank.experiments.spec.source import read_spec
 from fedrank.federated.multi_round import MultiRound
 from fedrank.federated.round import first_state
 from fedrank.federated.simulation import simulate
-from fedrank.kernels.devices import DeviceError, Processor
+from fedrank.kernels.devices import DeviceError
 from fedrank.ranking.cuda import pdgd
 from fedrank.ranking.cuda.choice import find_device_learner, why_not
 from fedrank.ranking.cuda.pdgd import PdgdOnDevice, in_blocks
 from fedrank.seeds import Chance
 from fedrank.types import LocalCorrection
+from tests.cuda_on_cpu import Processor
 
 pytestmark = pytest.mark.build
 

@@ -12,8 +12,7 @@ from typing import Any
 from fedrank import __version__
 from fedrank.attacks import audits, forests, sketches
 from fedrank.attacks.audits import Audit, Finding, Plan, PlannedAttack, skipped
-from fedrank.attacks.forests import ForestAudit, SharedForests
-from fedrank.attacks.histograms import HistogramAudit, Roots
+from fedrank.attacks.forests import ForestAudit, Roots, SharedForests
 from fedrank.attacks.membership import LEVEL, REPEATS, RUNS, ShareDone
 from fedrank.attacks.sketches import SketchAudit
 from fedrank.data.ranking import RankingData
@@ -67,11 +66,11 @@ def audit_experiment(
     found: list[Finding] = []
     begun, before = 0, 0.0
     for number, step in steps:
+        name = grid.variants[number].name
         if isinstance(step, Finding):
-            found.append(step)
+            found.append(replace(step, variant=name))
             continue
         begun += 1
-        name = grid.variants[number].name
         what = f"{name}: {step.what}" if variants > 1 else step.what
         until = math.inf if messages is not None else began + seconds
         tell = _Line(progress, clock, until, before / whole, step.seconds / whole)
@@ -80,10 +79,10 @@ def audit_experiment(
             if step.seconds > until - clock():
                 raise OutOfTime
             tell(0.0)
-            found += step.make(tell)
+            found += [replace(each, variant=name) for each in step.make(tell)]
         except OutOfTime:
             reason = f"the attack does not finish within two minutes; run it without a limit by {NO_LIMIT}"
-            found.append(skipped(name, step.what, reason))
+            found.append(replace(skipped(step.what, reason), variant=name))
         before += step.seconds
     progress(ALL_ATTACKS, 1, 1)
     return found
@@ -120,19 +119,15 @@ def _plan(variant: Variant[Any], grid: Grid[Any], effort: Mapping[str, Any]) -> 
             silos=partial(silos_of, experiment, seed),
             delta=experiment.privacy.delta,
             seed=seed,
-            variant=variant.name,
             level=_level(sketches.TESTS, grid),
             source=effort["source"],
         ).plan()
     if isinstance(experiment, TreesExperiment):
-        kind, seen = ForestAudit, {}
-        if isinstance(experiment.merge, Histograms) and experiment.merge.private == "no":
-            kind, seen = HistogramAudit, {"roots": partial(_roots, experiment, fold, seed)}
-        return kind(
-            **seen,
+        noiseless = isinstance(experiment.merge, Histograms) and experiment.merge.private == "no"
+        return ForestAudit(
+            roots=partial(_roots, experiment, fold, seed) if noiseless else None,
             forests=None if isinstance(experiment.merge, Alone) else partial(_shared, experiment, fold, seed),
             seed=seed,
-            variant=variant.name,
             level=_level(forests.TESTS, grid),
             note=_smaller(experiment),
         ).plan()
@@ -148,7 +143,6 @@ def _plan(variant: Variant[Any], grid: Grid[Any], effort: Mapping[str, Any]) -> 
         local=experiment.local,
         delta=experiment.privacy.delta,
         seed=seed,
-        variant=variant.name,
         level=_level(audits.TESTS, grid),
         **effort,
     ).plan()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fedrank.ranking.baseline_ranking import BaselineRanking, baseline_order
 from fedrank.ranking.measures import Evaluator, average
 from fedrank.ranking.model import Scorer
 from fedrank.seeds import rng_for
-from fedrank.trees.boosters import MEASURE, Booster, Grower, best_size
+from fedrank.trees.boosters import MEASURE, Grower, Trainer, best_size
 from fedrank.trees.forest import lightgbm, make_forest
 from fedrank.trees.forest_checkpoint import ForestCheckpoint, Grown
 from fedrank.trees.histograms import Histograms, edges_round
@@ -32,7 +32,7 @@ from fedrank.trees.mergers import ENOUGH, Merger, Stacking, WeightedSum
 from fedrank.trees.model_files import save_any, with_notes
 from fedrank.trees.split_folder import sizes
 from fedrank.trees.splits import Portion
-from fedrank.trees.training import Merging, measured, merge_grown, train_locally
+from fedrank.trees.training import Merging, measured, measured_for, train_locally
 from fedrank.trees.tuning import Studies
 
 MAX_FEATURES = 10_000  # assumed by the guarantee; more features would slightly increase ε
@@ -118,17 +118,12 @@ class MergeRun:
         ]
         return self.merge_local(portions, local, self.experiment.booster)
 
-    def merge_local(
-        self,
-        portions: Sequence[Portion],
-        local: Sequence[Scorer],
-        booster: Booster,
-        tell: Callable[[str], None] = lambda news: None,
-    ) -> Merging:
+    def merge_local(self, portions: Sequence[Portion], local: Sequence[Scorer], booster: Trainer) -> Merging:
         """Merge the forests of clients, each by its own merge set."""
-        spec, seed, threads = self.experiment, self.writer.task.seed, self.writer.threads
+        spec = self.experiment
         assert spec.merge is not None
-        return merge_grown(self.fold, portions, local, booster, spec.merge, spec.measures, seed, threads, tell)
+        merged = spec.merge(portions, local, booster, self.writer.task.seed, self.writer.threads)
+        return measured(portions, local, merged, self.fold, spec.measures)
 
     def merge_organisations(self, sent: Mapping[str, tuple[Sequence[str], int]]) -> Merging:
         """Merge the trees of organisations by the training data of this fold, because they have no merge set.
@@ -192,7 +187,7 @@ class MergeRun:
     def _measured(self, queries: Mapping[str, int], local: Sequence[Any], merged: Sequence[Any]) -> Merging:
         """Quality of the models of organisations; the test queries belong to none of them."""
         own = np.zeros((len(merged), self.fold.test.queries), np.bool_)
-        return measured(queries, local, merged, self.fold, self.experiment.measures, own)
+        return measured_for(queries, local, merged, self.fold, self.experiment.measures, own)
 
 
 def perform_merge(run: MergeRun) -> None:
@@ -203,7 +198,7 @@ def perform_merge(run: MergeRun) -> None:
     run.describe()
     checkpoint = writer.begin()
 
-    def turn(step: str = "") -> None:
+    def turn() -> None:
         writer.after_round(0, 1, lambda: {"forests": [asdict(grown) for grown in forestry.forests]})
 
     studies = Studies(
@@ -221,7 +216,8 @@ def perform_merge(run: MergeRun) -> None:
     account = TreeAccount(writer.folder / LEDGER)
     forestry.charge = account.charge
     local = train_locally(portions, forestry, seed, threads, turn)
-    outcome = run.merge_local(portions, local, forestry, turn)
+    turn()
+    outcome = run.merge_local(portions, local, forestry)
     run.save(outcome)
     tuned = [{"trials": experiment.tune, "trees": best.trees, **best.settings} for best in studies.best] or None
     untuned = sum(best.trees == 0 for best in studies.best)

@@ -41,9 +41,16 @@ from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.model import Model, load_weights, save_model
 from fedrank.toml import readable
 from fedrank.types import SimulatedClients, Weights, has_trait
-from fedrank.unlearning.cost import Forgetting, forget
 from fedrank.unlearning.methods import Case, Unlearned, Unlearner
-from fedrank.unlearning.verify import distance_to_retrained, quality_for_the_leaving, quality_of, receipt, retrain
+from fedrank.unlearning.verify import (
+    Forgetting,
+    distance_to_retrained,
+    forget,
+    quality_for_the_leaving,
+    quality_of,
+    receipt,
+    retrain,
+)
 
 MAX_POINTS = 1000  # maximum points of a curve: models stay in memory until they are evaluated together
 UNLEARNED = ", unlearned"  # the suffix of a title

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,9 @@ def _solr(content: dict[str, Any], features: Features, total: Total) -> Numbers:
         reached: NDArray[np.bool_] = values[node["feature"]] <= np.float32(node["threshold"]) + SLACK
         return reached
 
-    trees = [_leaves(tree["root"], "value", yes, _solr_children, len(features)) for tree in params["trees"]]
+    trees = [
+        _leaves(tree["root"], "value", yes, itemgetter("left", "right"), len(features)) for tree in params["trees"]
+    ]
     return _sum([np.float32(tree["weight"]) * one for tree, one in zip(params["trees"], trees, strict=True)], total)
 
 
@@ -91,10 +94,6 @@ def _xgboost_children(node: dict[str, Any]) -> tuple[dict[str, Any], dict[str, A
     if (left["nodeid"], right["nodeid"]) != (node["yes"], node["no"]):
         raise ValueError(f"node {node['nodeid']} does not name its children; the engine would reject the model")
     return left, right
-
-
-def _solr_children(node: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    return node["left"], node["right"]
 
 
 def _leaves(tree: dict[str, Any], leaf: str, yes: Goes, children: Callable[..., Any], documents: int) -> Numbers:

@@ -124,13 +124,7 @@ def _split(feature: int, threshold: np.float32, left: Tree, right: Tree, missing
 
 
 def _around_zero(
-    feature: int,
-    threshold: np.float32,
-    left: Tree,
-    right: Tree,
-    zero_left: bool,
-    below: np.float32,
-    above: np.float32,
+    feature: int, threshold: np.float32, left: Tree, right: Tree, zero_left: bool, below: np.float32, above: np.float32
 ) -> Tree:
     """A split of a model with zero_as_missing: zero has a fixed direction, independent of the threshold.
 

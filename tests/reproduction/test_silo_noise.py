@@ -6,18 +6,10 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from fedrank.attacks.dictionary import (
-    certain,
-    choose_decoys,
-    distinguish,
-    hidden_hashes,
-    hidden_terms,
-    identify_by_cells,
-    made_up_words,
-    make_neighbours,
-)
+from fedrank.attacks.sketches import identify_by_cells
 from fedrank.privacy.noise import SecureSource
 from fedrank_papers.silo_figures import draw_noise
+from fedrank_papers.silo_noise import certain, distinguish, make_neighbours
 
 PAIRS = 400
 SPREAD = 4 * np.sqrt(0.25 / PAIRS)  # four deviations of a share
@@ -33,33 +25,6 @@ def test_words_that_fit_best_share_the_guess():
     assert identify_by_cells(np.array([1, 2, 3]), dictionary).tolist() == [1, 0, 0, 0]
     assert identify_by_cells(np.array([1, 2, 4]), dictionary).tolist() == [0, 1 / 2, 1 / 2, 0]
     assert identify_by_cells(np.array([0, 0, 0]), dictionary).tolist() == [1 / 4] * 4
-
-
-@pytest.mark.long
-def test_a_few_real_rows_give_the_word_away():
-    one, three, all_rows = hidden_hashes((1, 3, 30), words=2000, cases=60)
-    # With one real row of 30, about 30 / 200 of the other words fit some row as well.
-    assert one.right < 0.1
-    # Of 2,000 words about 2000 C(30, 3) / 200^3 = 1 fits three rows by chance.
-    assert 0.3 < three.right < 0.9
-    assert all_rows.right == 1
-
-
-def test_signs_say_more():
-    plain, signed = (hidden_hashes((3,), signed, words=2000, cases=60)[0].right for signed in (False, True))
-    assert signed > plain + 0.1  # 2000 C(30, 3) / 400^3 = 0.13 others fit
-
-
-def test_decoys_that_look_alike_hide_and_others_do_not():
-    alike, rare, fresh = hidden_terms((4,), questions=3, words=3000, cases=300)
-    assert alike.right == pytest.approx(1 / 5, abs=4 * np.sqrt(0.16 / 300))
-    assert rare.right > 0.5
-    assert fresh.right > 0.8
-    assert [each.right for each in hidden_terms((0,), words=100, cases=10)] == [1, 1, 1]
-
-
-def test_the_first_word_is_the_most_frequent_and_all_differ():
-    assert len(set(made_up_words(50))) == 50
 
 
 @pytest.mark.long
@@ -109,16 +74,3 @@ def test_the_figure_is_drawn(neighbours, tmp_path, suffix):
     out = draw_noise(told, tmp_path / f"deeper/noise{suffix}")
     start = out.read_bytes()[:200]
     assert (b"<svg" in out.read_bytes()) if suffix == ".svg" else start.startswith(b"\x89PNG")
-
-
-def test_decoys_of_a_term_are_the_same_every_time_and_secret():
-    words = [f"decoy{i}" for i in range(100)]
-    once = choose_decoys(["flu", "cold"], 4, words, b"secret")
-    assert once == choose_decoys(["flu", "cold"], 4, words, b"secret")
-    assert once[:4] == choose_decoys(["flu"], 4, words, b"secret")
-    assert once != choose_decoys(["flu", "cold"], 4, words, b"another")
-    assert len(set(once[:4])) == 4
-    assert "flu" not in choose_decoys(["flu"], 3, ["flu", "a", "b", "c"], b"secret")
-    assert choose_decoys(["flu"], 0, words, b"secret") == []
-    with pytest.raises(ValueError, match="3 of 4 decoys"):
-        choose_decoys(["flu"], 4, ["flu", "a", "b", "c"], b"secret")

@@ -1,13 +1,11 @@
-"""What messages between silos reveal: the words of a query, and whether a document contains a word.
+"""Whether answers of a silo reveal that a document contains a word.
 
-There are two attackers. An owner has the key and a dictionary, and wants to know which word it was asked about. A
-querier knows all of a document but one word, and wants to infer it from the owner's answers; differential privacy
+A querier knows all of a document but one word, and wants to infer it from the owner's answers; differential privacy
 bounds its success rate, and the noise as published does not.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -15,33 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.privacy.accounting import GaussianEvent, PureEvent, delta_of
-from fedrank.privacy.noise import SecureSource
+from fedrank.privacy.noise import SecureSource, rounded_gaussian
 from fedrank.seeds import rng_for
-from fedrank.silo.hashing import Cells, Hashing
+from fedrank.silo.hashing import Cells
 from fedrank.silo.remote_counts import noised_counts, published_answers
 from fedrank.silo.sketch import Sketcher, Sketches
 from fedrank.types import Source
 
 Rates = NDArray[np.float64]
-
-
-def choose_decoys(terms: Sequence[str], many: int, dictionary: Sequence[str], secret: bytes) -> list[str]:
-    """`many` decoys for each term, words of a dictionary that look like those one might ask for.
-
-    They depend on the term and the querier's secret only: fresh ones would be gone the next time, and the term not.
-    """
-    chosen = []
-    for term in terms:
-        stream = hashlib.shake_128(b"fedrank decoys" + secret + term.encode("utf-8", "surrogatepass"))
-        words = np.frombuffer(stream.digest(64 * (many + 16)), dtype="<u8")
-        others = [other for word in words if (other := dictionary[int(word) % len(dictionary)]) != term]
-        found = list(dict.fromkeys(others))[:many]
-        if len(found) < many:
-            raise ValueError(
-                f"{len(found)} of {many} decoys for a term: the dictionary has too few words; use a larger one"
-            )
-        chosen += found
-    return chosen
 
 
 @dataclass(frozen=True)
@@ -53,80 +32,6 @@ class AttackResult:
     right: float  # success rate; ties are broken at random
     bound: float  # the largest success rate that the guarantee allows; 1 where there is none
     cases: int
-
-
-def made_up_words(many: int) -> list[str]:
-    """A synthetic dictionary; where frequency matters, the first word is the most frequent one (Zipf's law)."""
-    return [f"word{i}" for i in range(many)]
-
-
-def identify_by_cells(seen: Cells, dictionary: Cells) -> Rates:
-    """Probability [words] that each word was queried, for an owner who sees cells [z], some of them random.
-
-    The words that match most rows are equally likely: a random cell matches with probability 1 / w.
-    """
-    fits = np.count_nonzero(dictionary == seen, axis=1)
-    best = fits == fits.max()
-    chances: Rates = best / np.count_nonzero(best)
-    return chances
-
-
-def hidden_hashes(
-    real_rows: Sequence[int], signed: bool = False, words: int = 50_000, cases: int = 300, seed: int = 1
-) -> list[AttackResult]:
-    """How often an owner identifies the word when only some rows of a query are real, as in the paper.
-
-    Where queries also contain signs (`signed`), a row has twice as many values.
-    """
-    rng = rng_for(seed, "dictionary attack")
-    hashing = Hashing(rng.bytes(32))
-    dictionary, signs = hashing.locate(made_up_words(words))
-    values = hashing.width
-    if signed:
-        dictionary, values = 2 * dictionary + (signs > 0), 2 * values
-    results = []
-    for real in real_rows:
-        right = 0.0
-        for queried in rng.integers(words, size=cases):
-            seen = rng.integers(values, size=hashing.depth).astype(np.int32)
-            rows = rng.choice(hashing.depth, real, replace=False)
-            seen[rows] = dictionary[queried, rows]
-            right += float(identify_by_cells(seen, dictionary)[queried])
-        results.append(AttackResult(f"{real} of {hashing.depth} rows are real", 1, right / cases, 1.0, cases))
-    return results
-
-
-def hidden_terms(
-    decoys: Sequence[int], questions: int = 1, words: int = 50_000, cases: int = 2000, seed: int = 1
-) -> list[AttackResult]:
-    """How often an owner identifies the real word among decoy words, when it sees the same word queried repeatedly.
-
-    The owner decodes all words (see `hidden_hashes`, all rows real) and chooses the most frequent of those present in
-    every query. Real words follow Zipf's law. Three kinds of decoys: "alike" follow the same law and are fixed per word
-    (`choose_decoys`); "rare" are fixed, too, but uniform over the dictionary, which makes the real word stand out;
-    "fresh" follow the law, but are drawn again for each query, so only the real word is repeated.
-    """
-    dictionary = made_up_words(words)
-    chances = 1 / np.arange(1, words + 1)
-    chances /= chances.sum()
-    rng = rng_for(seed, "decoy terms")
-    alike = [dictionary[i] for i in rng.choice(words, 20 * words, p=chances)]  # frequent words occur more often
-    rank = {word: index for index, word in enumerate(dictionary)}
-    results = []
-    for many in decoys:
-        for kind in ("alike", "rare", "fresh"):
-            right = 0.0
-            for queried in rng.choice(words, cases, p=chances):
-                word = dictionary[queried]
-                source = dictionary if kind == "rare" else alike
-                secret = rng.bytes(32)
-                seen = {word, *choose_decoys([word], many, source, secret)}
-                for _ in range(1, questions):
-                    secret = rng.bytes(32) if kind == "fresh" else secret
-                    seen &= {word, *choose_decoys([word], many, source, secret)}
-                right += min(seen, key=rank.__getitem__) == word
-            results.append(AttackResult(f"{many} decoys, {kind}", questions, right / cases, 1.0, cases))
-    return results
 
 
 @dataclass(frozen=True)
@@ -152,7 +57,7 @@ class Neighbours:
 def make_neighbours(pairs: int = 1000, length: int = 200, seed: int = 1) -> Neighbours:
     """Random documents with words by Zipf's law; in each, one random occurrence is replaced by another word."""
     rng = rng_for(seed, "neighbours")
-    words = made_up_words(5000)
+    words = [f"word{i}" for i in range(5000)]
     chances = 1 / np.arange(1, len(words) + 1)
     chances /= chances.sum()
     sketcher = Sketcher()
@@ -228,8 +133,6 @@ def _from_lookups(pairs: Neighbours, questions: int, epsilon: float, source: Sou
 
 
 def _from_sketches(pairs: Neighbours, sigma: float, source: Source) -> Rates:
-    from fedrank.privacy.noise import rounded_gaussian
-
     deviation = replace(pairs.sketcher, noise=sigma).deviation
     away = (pairs.second - pairs.first).astype(np.float64)
     seen = pairs.owned + rounded_gaussian(deviation).draw(away.shape, source)

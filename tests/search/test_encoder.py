@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedrank.search import vectors
+from fedrank.search import encoder
+from fedrank.search.encoder import DocumentVectors
 from fedrank.search.results import SearchError
-from fedrank.search.vectors import DocumentVectors
 from tests.search.stored import add_documents, stored
 
 
@@ -30,8 +30,8 @@ class LengthEncoder:
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    monkeypatch.setattr(vectors, "Encoder", LengthEncoder)
-    monkeypatch.setattr(vectors, "BATCH", 2)
+    monkeypatch.setattr(encoder, "Encoder", LengthEncoder)
+    monkeypatch.setattr(encoder, "AT_ONCE", 2)
     rows = stored(tmp_path, ["a", "bb", "ccc"])
     yield DocumentVectors(rows.store)
     rows.store.close()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from fedrank.silo.carrier import LetterCarrier
 from fedrank.silo.keys import new_identity, read_public, read_secret
-from fedrank.silo.letters import party, seal
+from fedrank.silo.letters import LetterCarrier, party, seal
 from fedrank.wire import Refused
 
 

@@ -8,8 +8,9 @@ import pytest
 lightgbm = pytest.importorskip("lightgbm")
 
 from fedrank.trees.boosters import Lambdamart  # noqa: E402
-from fedrank.trees.forest import importance, make_forest  # noqa: E402
+from fedrank.trees.forest import make_forest  # noqa: E402
 from fedrank.trees.lightgbm_training import STUMP  # noqa: E402
+from fedrank_papers.merge_figures import importance  # noqa: E402
 from tests.made_up import made_up_data  # noqa: E402
 
 DATA = made_up_data(queries=40, longest=30)
