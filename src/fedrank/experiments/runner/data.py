@@ -33,10 +33,12 @@ def load_fold(data: DataSpec, fold: int) -> Fold:
         return _load_named(data.name, fold, data.normalise)
     # A file that changes during the process, as in a notebook, is read again.
     now = tuple((status.st_mtime_ns, status.st_size) for status in map(Path.stat, data.files().values()))
-    return _load_files(now, data.train, data.test, data.validation, data.normalise or "none", data.features)
+    files = data.train, data.test, data.validation, data.normalise or "none"
+    return _load_files(now, *files, features=data.features)
 
 
-def _log(
+@lru_cache(maxsize=2)
+def _load_log(
     folder: str,
     users: int | None,
     share: float,
@@ -61,20 +63,12 @@ def _log(
     return replace(fold, train=train, notes=(*fold.notes, *notes))
 
 
-def _files(
-    now: tuple[tuple[int, int], ...],
-    train: str,
-    test: str,
-    validation: str | None,
-    normalise: str,
-    features: int | None,
-) -> Fold:
-    return load_files(train, test, validation, normalise, features=features)
+@lru_cache(maxsize=2)
+def _load_files(now: tuple[tuple[int, int], ...], *files: Any, features: int | None) -> Fold:
+    return load_files(*files, features=features)
 
 
 _load_named = lru_cache(maxsize=2)(load)
-_load_files = lru_cache(maxsize=2)(_files)
-_load_log = lru_cache(maxsize=2)(_log)
 _load_collection = lru_cache(maxsize=5)(collection_fold)
 
 
