@@ -123,7 +123,7 @@ def _show_rows(
         for (text, _), width in zip(row, widths, strict=True):
             whole = cell_len(text) <= width and not {"\n", "\t"} & {*text}
             wrapped = () if whole else Text(text).wrap(console, width, overflow="fold")
-            cells.append([line.plain for line in wrapped] or [text])
+            cells.append([line.plain.rstrip() for line in wrapped] or [text])
         for number in range(max(map(len, cells))):
             for i, (lines, (_, style)) in enumerate(zip(cells, row, strict=True)):
                 text = lines[number] if number < len(lines) else ""

@@ -33,8 +33,7 @@ def load_fold(data: DataSpec, fold: int) -> Fold:
         return _load_named(data.name, fold, data.normalise)
     # A file that changes during the process, as in a notebook, is read again.
     now = tuple((status.st_mtime_ns, status.st_size) for status in map(Path.stat, data.files().values()))
-    files = data.train, data.test, data.validation, data.normalise or "none"
-    return _load_files(now, *files, features=data.features)
+    return _load_files(now, data.train, data.test, data.validation, data.normalise or "none", data.features)
 
 
 @lru_cache(maxsize=2)
@@ -64,8 +63,10 @@ def _load_log(
 
 
 @lru_cache(maxsize=2)
-def _load_files(now: tuple[tuple[int, int], ...], *files: Any, features: int | None) -> Fold:
-    return load_files(*files, features=features)
+def _load_files(
+    now: tuple[tuple[int, int], ...], train: str, test: str, validation: str | None, how: str, features: int | None
+) -> Fold:
+    return load_files(train, test, validation, how, features=features)
 
 
 _load_named = lru_cache(maxsize=2)(load)
