@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import numpy as np
 import pytest
 
 import fedrank as fr
-from fedrank.display import as_rows
+from fedrank.display import as_rows, json_text
 from fedrank.experiments.runner.runs import Records
 from fedrank.experiments.runner.schedule import Results
 from tests.experiments.report.made_up_runs import write_run
@@ -118,3 +121,8 @@ def test_names_can_be_completed():
     with pytest.raises(AttributeError) as error:
         fr.simulat  # noqa: B018
     assert (error.value.name, error.value.obj) == ("simulat", fr)  # from which Python suggests the right one
+
+
+def test_what_is_no_number_is_null_in_json():
+    found = json.loads(json_text({"a": [math.inf, np.float32(1.5)], 2: (math.nan, np.arange(2))}))
+    assert found == {"a": [None, 1.5], "2": [None, [0, 1]]}

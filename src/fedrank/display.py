@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 CELL = "text-align: left; vertical-align: top"
@@ -61,6 +65,26 @@ def listed(names: Iterable[str], most: int = 4) -> str:
     """
     some = list(names)
     return ", ".join(some[:most]) + (f" and {len(some) - most:,} more" if len(some) > most else "")
+
+
+def json_text(value: Any) -> str:
+    """A value as JSON: dataclasses are objects, and numbers that are not finite are null."""
+    return json.dumps(_json_value(value), indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, float) or (hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0):
+        number = value if isinstance(value, float) else value.item()
+        return number if not isinstance(number, float) or math.isfinite(number) else None
+    if hasattr(value, "tolist"):
+        return _json_value(value.tolist())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _json_value(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json_value(one) for one in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _cell(value: Any) -> str:

@@ -12,13 +12,13 @@ from fedrank.experiments.report.formatting import duration, effect_size, heading
 from fedrank.experiments.report.markdown import markdown
 from fedrank.experiments.report.published_values import WITHIN
 from fedrank.experiments.report.sections import Cell, Listing, Part, Section, Table, paragraph
-from fedrank.experiments.report.tables import Footnotes, power, tested_over, with_interval
+from fedrank.experiments.report.tables import power, tested_over, with_interval
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.files import write_atomic
 from fedrank_papers.entries import Entry, entries
 from fedrank_papers.items import Paper, papers
 from fedrank_papers.notebook import notebook
-from fedrank_papers.page import VERDICTS, Done, general, match, summary, values_table
+from fedrank_papers.page import VERDICTS, Done, Footnotes, general, match, summary, values_table
 
 TITLE = "Claims of the papers, and their verdicts"
 

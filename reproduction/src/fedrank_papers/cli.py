@@ -56,7 +56,7 @@ def papers_run(
     for name in wanted:
         grid, label = ask(name, set_ or [], quick, runs)
         try:
-            grid.base.require_data()
+            grid.base.data.require()
         except (OSError, ValueError) as problem:
             if len(wanted) == 1:
                 raise

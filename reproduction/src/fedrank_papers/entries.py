@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fedrank.experiments.report.analysis import Analysis
-from fedrank.experiments.report.markdown import anchor
 from fedrank.experiments.report.sections import Span
 from fedrank_papers.items import Item, Paper, captioned, command
 from fedrank_papers.page import Done
 
 OUR_OWN = "Experiments without a paper"
+
+
+def anchor(heading: str) -> str:
+    """By what a link finds a heading, on code hosts as on the site.
+
+    >>> anchor("thesis/fig-4-8, in short")
+    'thesisfig-4-8-in-short'
+    """
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
 @dataclass(frozen=True)

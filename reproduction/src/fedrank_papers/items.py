@@ -112,7 +112,7 @@ class Item:
     def missing(self) -> str:
         """Why it cannot run here as it is; empty if it can."""
         try:
-            self.grid.base.require_data()
+            self.grid.base.data.require()
         except (OSError, ValueError) as problem:
             return str(problem)
         return ""
@@ -247,7 +247,7 @@ def _real_data(name: str, quick: Grid[Any]) -> str:
     if real in CATALOG and not 0 < CATALOG[real].documents <= SOON_READ:
         return ""
     try:
-        full.base.require_data()
+        full.base.data.require()
         read_spec(name, [f"data.name={real}"], quick=True)  # it may lack these folds
     except (OSError, ValueError):
         return ""

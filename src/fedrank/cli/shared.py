@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import json
-import math
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedrank.display import json_text
 from fedrank.value_checks import at_least, at_most
 
 if TYPE_CHECKING:
@@ -116,23 +114,7 @@ def _console(columns: str | None) -> Console:
 
 def print_json(value: Any) -> None:
     """Print a result as JSON. Numbers that are not finite become null."""
-    typer.echo(json.dumps(_plain(value), indent=1, ensure_ascii=False, allow_nan=False))
-
-
-def _plain(value: Any) -> Any:
-    """A value of types that JSON has."""
-    if isinstance(value, float) or (hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0):
-        number = value if isinstance(value, float) else value.item()
-        return number if not isinstance(number, float) or math.isfinite(number) else None
-    if hasattr(value, "tolist"):
-        return _plain(value.tolist())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
-    return str(value) if isinstance(value, Path) else value
+    typer.echo(json_text(value))
 
 
 def print_line(text: str, style: str | None = None) -> None:

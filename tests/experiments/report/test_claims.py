@@ -35,7 +35,6 @@ def test_a_claim_holds_if_the_interval_lies_above_zero() -> None:
     assert found.verdict == HOLDS
     assert (found.low, found.high) == pytest.approx((0.11 - half, 0.11 + half))
     assert found.contrast.difference == 0.11
-    assert found.contrast.scope == "on this data set"
     assert judge(stated(-0.11, 0.02)).verdict == FAILS
 
 

@@ -11,8 +11,6 @@ from scipy import stats
 
 from fedrank.experiments.report.claims import OPEN, Stated, judge
 from fedrank.experiments.report.contrast import (
-    ANYWHERE,
-    HERE,
     Contrast,
     across,
     by_folds,
@@ -96,7 +94,7 @@ def test_the_bootstrap_agrees_with_one_draw_at_a_time() -> None:
     both, by_query = bootstrap_error(values, 3_000, 1)
     assert found.error == pytest.approx(both, rel=0.07)
     assert found.floor == pytest.approx(by_query, rel=0.07)
-    assert (found.counted, found.repeats, found.unit, found.scope) == (19, 6, "queries", HERE)
+    assert (found.counted, found.repeats, found.unit) == (19, 6, "queries")
     assert found.difference == pytest.approx(float(finals.mean()))
 
 
@@ -185,7 +183,7 @@ def test_in_general_means_over_data_sets() -> None:
     differences = [0.02, 0.05, 0.03, 0.04]
     found = across(differences)
     assert found.p == pytest.approx(float(stats.ttest_1samp(differences, 0).pvalue))
-    assert (found.unit, found.scope) == ("data sets", ANYWHERE)
+    assert found.unit == "data sets"
     for few in ([0.1], [0.1, 0.2]):
         verdict = judge(Stated("a beats b", "ndcg@10", across(few)))
         assert verdict.verdict == OPEN

@@ -6,6 +6,8 @@ import io
 
 import pytest
 from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
 
 from fedrank.cli.shared import print_line
 from fedrank.experiments.report import terminal
@@ -53,14 +55,23 @@ CELLS = ["", "krum, malicious=1", "nDCG ▲", "日本語 x", "0.123 ± 0.4", "[r
 
 @pytest.mark.parametrize("columns", [1, 2, 5])
 @pytest.mark.parametrize("bare", [False, True])
-def test_a_table_that_fits_looks_as_rich_would_show_it(monkeypatch, columns, bare):
+@pytest.mark.parametrize("width", [35, 50, 200])
+def test_a_table_looks_as_rich_would_show_it(columns, bare, width):
     rows = [[Cell(CELLS[(i * 3 + j) % len(CELLS)], strong=i == 1) for j in range(columns)] for i in range(7)]
     table = Table([CELLS[j + 1] for j in range(columns)], rows, text_columns=1, bare=bare)
-    ours, theirs = console(), console()
+    ours, theirs = console(width), console(width)
     terminal.show([Section("", (table,))], ours)
-    monkeypatch.setattr(terminal, "_show_plainly", lambda *table: False)
-    terminal.show([Section("", (table,))], theirs)
-    assert printed(ours) == printed(theirs)
+    texts = [[(str(cell), "") for cell in row] for row in ([] if bare else [table.header]) + rows]
+    widths = terminal._widths(table, texts, width - 2 * (columns - 1))
+    if widths is None:
+        return  # printed as records
+    grid = Grid(box=None, pad_edge=False, show_header=False)
+    for i, each in enumerate(widths):
+        grid.add_column(justify="left" if table.is_text(i) else "right", overflow="fold", width=each)
+    for row in texts:
+        grid.add_row(*(Text(text) for text, _ in row))
+    theirs.print(grid)
+    assert printed(ours) == f"{printed(theirs)}\n"
 
 
 def test_a_table_that_does_not_fit_is_wrapped():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 
@@ -191,10 +190,6 @@ def test_an_audit_ends_with_a_verdict(verdicts, expected):
     variant = grid.variants[0].name
     [section] = about_audit([finding(verdict, variant) for verdict in verdicts], grid)
     assert expected in markdown([section]).replace("**", "")
-
-
-def test_what_is_no_number_is_null_in_the_file():
-    assert audit.plain({"a": [math.inf, 1.5], "b": math.nan}) == {"a": [None, 1.5], "b": None}
 
 
 SILOS = {"kind": "silo", "rounds": 1, "data": {"name": "synthetic-silos"}, "method": {"name": "cross-silo"}}

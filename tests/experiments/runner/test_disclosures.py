@@ -11,6 +11,7 @@ from rich.console import Console
 
 from fedrank.cli import main
 from fedrank.cli.shared import progress
+from fedrank.display import json_text
 from fedrank.experiments.report.command_output import about_privacy, privacy_verdict
 from fedrank.experiments.report.markdown import markdown
 from fedrank.experiments.runner.disclosures import as_facts, budget_line, cost_of_words, leaving, sketch_noise_needed
@@ -111,8 +112,7 @@ def test_numbers_for_a_file_know_no_infinity():
 
 
 def test_numbers_of_silos_for_a_file():
-    facts = as_facts(read_tables(SILOS), [2.0])
-    assert json.loads(json.dumps(facts, allow_nan=False)) == facts
+    facts = json.loads(json_text(as_facts(read_tables(SILOS), [2.0])))
     [variant] = facts["variants"]
     assert variant["variant"] == "only"
     assert list(variant["epsilon_by_occurrences"]) == ["1", "2", "5", "10"]

@@ -160,10 +160,10 @@ def test_deleting_the_file_that_was_sent_stops_all_and_so_does_sending_again(tmp
     tasks, heard = plan(asked(rounds=200_000), "test", tmp_path), Deleting()
     tasks[0].folder.parents[1].mkdir(parents=True)
     with ThreadPoolExecutor(2) as threads:
-        left = send(tasks, threads, 2, 1, lambda: False, heard)
+        not_begun, stopped = send(tasks, threads, 2, 1, lambda: False, heard)
     assert heard.ends == [("interrupted", "")] * 2
-    assert left.not_begun == []
-    assert left.stopped.endswith("another command submitted it" if again else f"{SENT} was deleted")
+    assert not_begun == []
+    assert stopped.endswith("another command submitted it" if again else f"{SENT} was deleted")
 
 
 def test_a_lost_run_is_sent_again_and_one_that_gets_nowhere_fails(tmp_path):

@@ -15,19 +15,7 @@ from fedrank.experiments.report import tables
 from fedrank.experiments.report.analysis import FEWEST, Analysis, analyse, below_nothing, what_final_means
 from fedrank.experiments.report.by_query import queries_section
 from fedrank.experiments.report.formatting import heading
-from fedrank.experiments.report.sections import (
-    Drawing,
-    Interactive,
-    Listing,
-    Pairs,
-    Paragraph,
-    Part,
-    Points,
-    Section,
-    Span,
-    Table,
-    paragraph,
-)
+from fedrank.experiments.report.sections import Drawing, Interactive, Listing, Paragraph, Part, Section, Span, paragraph
 from fedrank.experiments.runner.failures import alike, several
 from fedrank.experiments.runner.folder import LAST
 from fedrank.experiments.runner.runs import Runs
@@ -94,7 +82,7 @@ def conventions(analysis: Analysis) -> Section:
                 sentences.append(text)
     sentences += what_final_means(analysis)
     sentences += dict.fromkeys(note for run in finished for note in run.notes)
-    return Section("How it was measured", (Points(tuple(sentences)),))
+    return Section("How it was measured").points(sentences)
 
 
 def _sections(analysis: Analysis, charts: Sequence[Interactive]) -> Iterator[Section]:
@@ -138,19 +126,17 @@ def _settings_section(analysis: Analysis) -> Section:
         "Settings that have their default are not listed; the experiment in full is under “Provenance”.", tone="note"
     )
     if not analysis.parts:
-        return Section("Settings", (Pairs(tuple(tables.settings_rows(analysis))), note))
+        return Section("Settings").pairs(tables.settings_rows(analysis)).add(note)
     about = paragraph(
         "These experiments were tested on the same queries, so one table shows their variants. Values are compared "
         "over the folds and seeds that two variants share. Other differences between the experiments are listed here; "
         "the comparison does not correct for them."
     )
-    each = [
-        Section(f"{part.name}: {part.title}", (Pairs(tuple(tables.settings_rows(part))),)) for part in analysis.parts
-    ]
+    each = [Section(f"{part.name}: {part.title}").pairs(tables.settings_rows(part)) for part in analysis.parts]
     return Section("Settings", (about, *each, note))
 
 
-def _with_table(name: str, table: Table | None) -> list[Section]:
+def _with_table(name: str, table: Part | None) -> list[Section]:
     return [] if table is None else [Section(name, (table,))]
 
 
@@ -251,8 +237,8 @@ def _privacy(analysis: Analysis) -> list[Section]:
     if card is None:
         return []
     summary, _, rest = card.summary.partition(" Not covered: ")
-    listed: tuple[Part, ...] = (paragraph("Not covered:"), Points(card.not_covered)) if rest else ()
-    return [Section("Privacy", (paragraph(summary), *listed))]
+    section = Section("Privacy").paragraph(summary)
+    return [section.paragraph("Not covered:").points(card.not_covered) if rest else section]
 
 
 def _weights(analysis: Analysis) -> list[Section]:
@@ -286,14 +272,14 @@ def draw_curves(analysis: Analysis, column: str) -> str:
 def _provenance(analysis: Analysis) -> Section:
     versions = ", ".join(sorted({run.version for run in analysis.runs.finished if run.version})) or "unknown"
     repeats = sum(len(variant.repeats) for variant in analysis.variants)
-    parts: list[Part] = [paragraph(f"fedrank {versions}, {repeats} finished run{'s' if repeats != 1 else ''}.")]
+    section = Section("Provenance").paragraph(f"fedrank {versions}, {count_of(repeats, 'finished run')}.")
     if origin := tables.provenance_rows(analysis.runs.finished):
-        parts.append(Pairs(tuple(origin)))
+        section = section.pairs(origin)
     for one in analysis.parts or (analysis,):
         if one.text:
             which = f"The experiment {one.name} in full" if analysis.parts else "The experiment in full"
-            parts.append(Section(which, (Listing(one.text, "toml"),), folded=True))
-    return Section("Provenance", tuple(parts))
+            section = section.add(Section(which, (Listing(one.text, "toml"),), folded=True))
+    return section
 
 
 def left_out(runs: Runs, reported: Sequence[Analysis]) -> str:

@@ -24,7 +24,6 @@ SHARED = 0.5  # of their training queries, that two folds of five have in common
 # Of the degrees of freedom of five such folds: a fold is a window of three of five parts, whose variance has the
 # eigenvalues (1 + 2 cos(2πk/5))² / 9 for k = 1, 2, twice each: (Σλ)² / Σλ² = 2.57 degrees of freedom instead of 4.
 FREE = 0.64
-HERE, ANYWHERE = "on this data set", "in general"
 ONE_TRAINING = (
     "each variant was trained once, so the method cannot be separated from random variation; use several seeds"
 )
@@ -48,11 +47,6 @@ class Contrast:
     @property
     def tested(self) -> bool:
         return not math.isnan(self.error)
-
-    @property
-    def scope(self) -> str:
-        """What a test speaks about."""
-        return ANYWHERE if self.unit == "data sets" else HERE
 
     @property
     def effect(self) -> float:

@@ -143,11 +143,7 @@ def weights_figure(variants: Sequence[VariantRuns], top: int = 12) -> Picture:
         errors = None if np.isnan(sd).any() else sd[order]
         axis.barh(positions, mean[order], xerr=errors, color=colours, height=0.66, ecolor=INK, error_kw={"lw": 0.9})
         axis.axvline(0, color=QUIET, lw=0.8)
-        axis.set_yticks(positions, [_shown(textwrap.shorten(names[i] or "-", 34, placeholder="…")) for i in order])
-        for text in axis.get_yticklabels():
-            plain(text)
-        axis.tick_params(axis="y", length=0)
-        axis.grid(False, axis="y")
+        _name_rows(axis, positions, [textwrap.shorten(names[i] or "-", 34, placeholder="…") for i in order])
         axis.set_xlabel("weight")
         plain(axis.set_title(wrapped(variant.label, 40), loc="left"))
     return figure
@@ -169,12 +165,8 @@ def final_figure(analysis: Analysis, column: str, title: str) -> Picture:
     for nothing in analysis.nothing:
         if column in nothing.comparisons:
             axis.axvline(nothing.values.summary(column).mean, color=INK, ls=(0, (1, 1.5)), lw=1.3)
-    axis.set_yticks(range(len(variants)), [wrapped(variant.label, 34) for variant in variants])
-    for text in axis.get_yticklabels():
-        plain(text)
+    _name_rows(axis, range(len(variants)), [wrapped(variant.label, 34) for variant in variants])
     axis.set_ylim(len(variants) - 0.5, -0.5)
-    axis.tick_params(axis="y", length=0)
-    axis.grid(False, axis="y")
     plain(axis.set_xlabel(f"{title} · dotted: without learning" if analysis.nothing else title))
     return figure
 
@@ -198,6 +190,14 @@ def clients_figure(queries: NDArray[np.int64], shares: NDArray[np.float64]) -> P
         below.set_xticks(positions, [str(position) for position in positions], fontsize=7, color=QUIET)
     below.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
     return figure
+
+
+def _name_rows(axis: Any, positions: Any, names: Sequence[str]) -> None:
+    axis.set_yticks(positions, [_shown(name) for name in names])
+    for text in axis.get_yticklabels():
+        plain(text)
+    axis.tick_params(axis="y", length=0)
+    axis.grid(False, axis="y")
 
 
 def heaviest(

@@ -46,15 +46,6 @@ def _blocks(parts: Sequence[content.Part], level: int) -> Iterator[str]:
                 yield f"{fence}{part.language}\n{part.text.strip()}\n{fence}"
 
 
-def anchor(heading: str) -> str:
-    """By what a link finds a heading, on code hosts as on the site.
-
-    >>> anchor("thesis/fig-4-8, in short")
-    'thesisfig-4-8-in-short'
-    """
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
 def _is_drawn(part: content.Part) -> bool:
     """Whether nothing of a part can be said in words."""
     if isinstance(part, content.Interactive):

@@ -229,25 +229,6 @@ def verdict_text(claim: Verdict) -> str:
     return f"{claim.verdict}: {claim.reason}"
 
 
-class Footnotes:
-    """Short verdicts of a table, and below it why they are not clearer: each reason once."""
-
-    def __init__(self) -> None:
-        self._marks: dict[str, str] = {}
-
-    def short(self, claim: Verdict) -> str:
-        """A verdict with the mark of its reason; the power of the design has a separate column."""
-        if not claim.reason:
-            return claim.verdict
-        reason = (claim.outlook or claim.reason).removeprefix(f"{CANNOT}: ")
-        mark = self._marks.setdefault(reason, f"({len(self._marks) + 1})")
-        return f"{CANNOT if claim.reason.startswith(CANNOT) else claim.verdict} {mark}"
-
-    @property
-    def notes(self) -> list[str]:
-        return [f"{mark} {reason[0].upper()}{reason[1:]}." for reason, mark in self._marks.items()]
-
-
 def with_interval(claim: Verdict) -> str:
     """A difference and its confidence interval."""
     known = "" if math.isnan(claim.low) else f" ({interval(claim.column, claim.low, claim.high)})"

@@ -5,7 +5,6 @@ The tables need the LaTeX package booktabs and nothing else.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -15,6 +14,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+from fedrank.display import json_text
 from fedrank.experiments.report.analysis import Analysis, analyse, join
 from fedrank.experiments.report.compose import curve_drawings, left_out, whole
 from fedrank.experiments.report.formatting import heading
@@ -141,7 +141,7 @@ def write_answer(files: Sequence[Path], sections: Sequence[Section], facts: Call
         if file.suffix == ".md":
             write_atomic(file, markdown(sections))
         else:
-            write_atomic(file, json.dumps(facts(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+            write_atomic(file, json_text(facts()) + "\n")
 
 
 def numbers(reported: Sequence[Analysis]) -> str:

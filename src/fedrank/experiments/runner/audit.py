@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -217,7 +217,7 @@ def _grown(booster: Booster, forests: int, on_progress: ShareDone, grow: Any) ->
 
 
 def as_facts(found: Sequence[Finding], grid: Grid[Any]) -> dict[str, Any]:
-    """All counts, as JSON values."""
+    """All counts, for `json_text`."""
     fold, seed = grid.repeats()[0]
     return {
         "format": FORMAT,
@@ -227,14 +227,5 @@ def as_facts(found: Sequence[Finding], grid: Grid[Any]) -> dict[str, Any]:
         "fold": fold,
         "seed": seed,
         "level": LEVEL,
-        "findings": [plain(asdict(each)) for each in found],
+        "findings": list(found),
     }
-
-
-def plain(value: Any) -> Any:
-    """A JSON value: infinity becomes null."""
-    if isinstance(value, dict):
-        return {key: plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

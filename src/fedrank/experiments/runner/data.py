@@ -36,7 +36,8 @@ def load_fold(data: DataSpec, fold: int) -> Fold:
     return _load_files(now, data.train, data.test, data.validation, data.normalise or "none", data.features)
 
 
-def _log(
+@lru_cache(maxsize=2)
+def _load_log(
     folder: str,
     users: int | None,
     share: float,
@@ -61,20 +62,14 @@ def _log(
     return replace(fold, train=train, notes=(*fold.notes, *notes))
 
 
-def _files(
-    now: tuple[tuple[int, int], ...],
-    train: str,
-    test: str,
-    validation: str | None,
-    normalise: str,
-    features: int | None,
+@lru_cache(maxsize=2)
+def _load_files(
+    now: tuple[tuple[int, int], ...], train: str, test: str, validation: str | None, how: str, features: int | None
 ) -> Fold:
-    return load_files(train, test, validation, normalise, features=features)
+    return load_files(train, test, validation, how, features=features)
 
 
 _load_named = lru_cache(maxsize=2)(load)
-_load_files = lru_cache(maxsize=2)(_files)
-_load_log = lru_cache(maxsize=2)(_log)
 _load_collection = lru_cache(maxsize=5)(collection_fold)
 
 

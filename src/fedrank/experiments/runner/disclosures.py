@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedrank import __version__
 from fedrank.experiments.runner.folder import FORMAT, Paid
 from fedrank.experiments.runner.merge import paid_for_trees
-from fedrank.experiments.runner.privacy import TARGETS, BudgetForecast, budget_forecast, noise_needed, planned
+from fedrank.experiments.runner.privacy import TARGETS, budget_forecast, noise_needed, planned
 from fedrank.experiments.runner.privacy_plan import wasted_budget
 from fedrank.experiments.runner.silo import silo_card
 from fedrank.experiments.spec.federated import FederatedExperiment
@@ -147,7 +146,7 @@ def budget_line(experiment: SiloExperiment) -> str:
 
 
 def as_facts(grid: Grid[Any], targets: Sequence[float] = TARGETS, home: Path = Path("runs")) -> dict[str, Any]:
-    """The costs of every variant, as JSON values."""
+    """The costs of every variant, for `json_text`."""
     return {
         "format": FORMAT,
         "fedrank": __version__,
@@ -160,31 +159,15 @@ def as_facts(grid: Grid[Any], targets: Sequence[float] = TARGETS, home: Path = P
 
 def _facts(experiment: Any, targets: Sequence[float], home: Path) -> dict[str, Any]:
     if isinstance(experiment, FederatedExperiment):
-        protected = experiment.mechanism is not None
         people = budget_forecast(experiment, home)
         return {
-            "promises": [asdict(price.paid) for price in planned(experiment)] if protected else [],
-            "noise_for_targets": {
-                against: [_known(noise) for noise in needed]
-                for against, needed in noise_needed(experiment, targets).items()
-            },
-            "population": None if people is None else _numbers(people),
+            "promises": [] if experiment.mechanism is None else [price.paid for price in planned(experiment)],
+            "noise_for_targets": noise_needed(experiment, targets),
+            "population": None if people is None else vars(people) | {"left": people.left},
             "advice": wasted_budget(experiment),
         }
-    facts: dict[str, Any] = {"leaves": [asdict(each) for each in leaving(experiment)]}
+    facts: dict[str, Any] = {"leaves": leaving(experiment)}
     if isinstance(experiment, SiloExperiment):
-        facts["epsilon_by_occurrences"] = {str(often): cost for often, cost in cost_of_words(experiment).items()}
-        facts["noise_for_targets"] = [_known(noise) for noise in sketch_noise_needed(experiment, targets)]
+        facts["epsilon_by_occurrences"] = cost_of_words(experiment)
+        facts["noise_for_targets"] = sketch_noise_needed(experiment, targets)
     return facts
-
-
-def _numbers(people: BudgetForecast) -> dict[str, Any]:
-    """JSON values: infinity becomes null."""
-    costs = {"spent": people.spent, "alone": people.alone, "after": people.after, "left": people.left}
-    return asdict(people) | {
-        name: {against: _known(cost) for against, cost in each.items()} for name, each in costs.items()
-    }
-
-
-def _known(noise: float) -> float | None:
-    return None if math.isinf(noise) else noise

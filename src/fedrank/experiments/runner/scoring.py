@@ -83,24 +83,22 @@ def _load(model_path: str | Path, client: int | None, tell: Tell) -> Scorer:
 
 
 def _read(data: str, model: Scorer, tell: Tell) -> RankingData:
-    """A file, the last entries of a search log, or the test part of a catalog data set (of the model's fold).
-
-    The features are normalised as the model expects.
-    """
-    if model.normalised == "global":
-        ranges = getattr(model, "ranges", None)
-        if ranges is None:
-            raise ValueError(
-                'the model was trained on features with normalise = "global" but has no feature ranges; '
-                'train it again with this version of fedrank, or with "query" or "none"'
-            )
-        read = _read_plainly(data, model, "none", tell)
-        check_features(read, model.features)
-        return normalise(read, "global", ranges)
-    return _read_plainly(data, model, model.normalised, tell)
+    """The data with features that are normalised as the model expects."""
+    if model.normalised != "global":
+        return _read_plainly(data, model, model.normalised, tell)
+    ranges = getattr(model, "ranges", None)
+    if ranges is None:
+        raise ValueError(
+            'the model was trained on features with normalise = "global" but has no feature ranges; '
+            'train it again with this version of fedrank, or with "query" or "none"'
+        )
+    read = _read_plainly(data, model, "none", tell)
+    check_features(read, model.features)
+    return normalise(read, "global", ranges)
 
 
 def _read_plainly(data: str, model: Scorer, how: str, tell: Tell) -> RankingData:
+    """A file, the last entries of a search log, or the test part of a catalog data set (of the model's fold)."""
     if Path(data).is_file():
         return read_for(data, model.features, how)
     if Path(data).is_dir():

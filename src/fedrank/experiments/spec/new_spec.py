@@ -161,24 +161,18 @@ def spec_schema() -> Schema:
         if "federated" not in names:  # the kind of a spec that names none
             table["required"] = ["kind", *table["required"]]
         kinds.append({"title": f"kind = {' or '.join(names)}"} | table)
-    families = {
-        family.name: {
-            "anyOf": [_name(family.methods), *(_method_schema(name, one) for name, one in family.methods.items())]
-        }
-        for family in FAMILIES.values()
-    }
-    for one in families.values():
-        one["anyOf"].append({"type": "object", "properties": {"name": OUTSIDE}, "required": ["name"]})
+    families: dict[str, Schema] = {}
+    for family in FAMILIES.values():
+        own = [_method_schema(name, kind) for name, kind in family.methods.items()]
+        outside = {"type": "object", "properties": {"name": OUTSIDE}, "required": ["name"]}
+        by_name = {"anyOf": [{"enum": list(family.methods)}, OUTSIDE]}
+        families[family.name] = {"anyOf": [by_name, *own, outside]}
     return {"$schema": DRAFT, "title": "A fedrank experiment", "anyOf": kinds, "definitions": families}
 
 
 def schema_text() -> str:
     """The schema as the text of a file."""
     return json.dumps(spec_schema(), indent=1, ensure_ascii=False) + "\n"
-
-
-def _name(methods: Any) -> Schema:
-    return {"anyOf": [{"enum": list(methods)}, OUTSIDE]}
 
 
 def _method_schema(name: str, kind: type) -> Schema:

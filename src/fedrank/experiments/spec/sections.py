@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,9 +16,15 @@ from fedrank.data.normalise import NORMALISATIONS
 from fedrank.experiments.spec.families import SpecSection
 from fedrank.names import did_you_mean
 from fedrank.ranking.propensity import OWN, SHARED
-from fedrank.value_checks import Filled, Positive, less_than, more_than
+from fedrank.value_checks import Filled, Positive, less_than, more_than, noting
 
 ELSEWHERE = "coordinator"  # data of a deployed plan: only the coordinator can read them
+
+
+def missing_folds(folds: Sequence[int], what_has: str, last: int = 1) -> list[str]:
+    """A problem for each of these folds that does not exist."""
+    known = "only fold 1" if last == 1 else f"folds 1 to {last}"
+    return [f"data.folds: fold {fold} does not exist; {what_has} {known}" for fold in folds if fold > last]
 
 
 @dataclass(frozen=True)
@@ -78,12 +85,10 @@ class DataSpec(SpecSection):
         return LIVE_1.version if self.collection is not None else ""
 
     def problems(self) -> list[str]:
-        found = []
+        found: list[str] = []
         if isinstance(self.features, str) and (self.collection is not None or self.log is not None):
-            try:
+            with noting(found, "data.features"):
                 known_features(self.features)
-            except ValueError as problem:
-                found.append(f"data.features: {problem}")
         if self.normalise is not None and self.normalise not in NORMALISATIONS:
             found.append(
                 "data.normalise: unknown normalisation "
@@ -114,10 +119,7 @@ class DataSpec(SpecSection):
                 folds = describe(self.name).folds
             except ValueError as problem:
                 return [*found, f"data.name: {problem}"]
-            has = "only fold 1" if folds == 1 else f"folds 1 to {folds}"
-            found += [
-                f"data.folds: fold {fold} does not exist; {self.name} has {has}" for fold in self.folds if fold > folds
-            ]
+            found += missing_folds(self.folds, f"{self.name} has", folds)
         elif self.train is None or self.test is None:
             found.append(
                 "data: give a name of the catalog (`fedrank data list`), files (train and test), a log, or a collection"
@@ -126,9 +128,7 @@ class DataSpec(SpecSection):
             found += [
                 f"data.{key}: file {file} does not exist" for key, file in files.items() if not Path(file).is_file()
             ]
-            found += [
-                f"data.folds: fold {fold} does not exist; files have only fold 1" for fold in self.folds if fold != 1
-            ]
+            found += missing_folds(self.folds, "files have")
         return found
 
     def _problems_of_log(self) -> list[str]:
@@ -155,9 +155,7 @@ class DataSpec(SpecSection):
             found.append(
                 f"data.bias: {self.bias!r} has no effect without propensities; set data.propensities, or remove it"
             )
-        return found + [
-            f"data.folds: fold {fold} does not exist; a log has only fold 1" for fold in self.folds if fold != 1
-        ]
+        return found + missing_folds(self.folds, "a log has")
 
     def _problems_of_collection(self) -> list[str]:
         found = []

@@ -9,7 +9,7 @@ from typing import Literal
 from fedrank.data.collection import collection_files, find_collection
 from fedrank.experiments.spec.experiment import Experiment
 from fedrank.experiments.spec.families import SpecSection
-from fedrank.experiments.spec.sections import ELSEWHERE, PrivacySpec
+from fedrank.experiments.spec.sections import ELSEWHERE, PrivacySpec, missing_folds
 from fedrank.silo.training import SiloMethod
 from fedrank.value_checks import Filled, Positive
 
@@ -34,9 +34,7 @@ class SiloData(SpecSection):
         return {} if self.source == ELSEWHERE else collection_files(self.source)
 
     def problems(self) -> list[str]:
-        found = [
-            f"data.folds: fold {fold} does not exist; a collection has only fold 1" for fold in self.folds if fold != 1
-        ]
+        found = missing_folds(self.folds, "a collection has")
         if (self.name is None) == (self.folder is None):
             found.append("data: give either a name, or a folder with corpus.jsonl, queries.jsonl and qrels.tsv")
         elif self.folder is not None and not Path(self.folder).is_dir():
