@@ -108,7 +108,7 @@ def test_what_gave_no_document_is_named(fedrank: Command, tmp_path: Path) -> Non
     assert "Search:" not in out
     _, out, err = fedrank("index", "notes", "notes/picture.bin")
     assert f"note: {tmp_path / 'notes' / 'picture.bin'} was skipped: not text\n" in err
-    assert "Skipped: 1 not text (files: fedrank search status --skipped" in out
+    assert "Skipped: 1 not text (list them: fedrank search status --skipped" in out
     assert fedrank("status", "--skipped")[1] == f"{tmp_path / 'notes' / 'picture.bin'}: not text\n"
     assert json.loads(fedrank("status", "--skipped", "--json")[1])[0]["reason"] == "not text"
     Path("empty").rmdir()

@@ -203,7 +203,7 @@ def _processing(assessed: Assessed, log: SearchLog | None) -> Section:
     rows = [("kind of learning", spec.kind), ("variants", str(len(assessed.grid.variants)))]
     if isinstance(spec, FederatedExperiment):
         count = f"{spec.clients.count:,}"
-        divided = f"{count}, divided by {describe(spec.clients.partition)['name']}"
+        divided = f"{count}, partition {describe(spec.clients.partition)['name']}"
         rows += [
             ("rounds", f"{spec.rounds:,}"),
             ("clients", f"{count} sites, each with its own data" if assessed.is_deployed else divided),
@@ -280,7 +280,7 @@ def _necessity(assessed: Assessed) -> Section:
         (
             *([Points(tuple(gains))] if gains else []),
             _fill(why if gains else f"{why}, and what it gains them (figures of an estimate or trial)"),
-            _fill("why less would not do: fewer people, fewer searches, shorter logs, judgements instead of clicks"),
+            _fill("why less data is not enough: fewer people or searches, shorter logs, judgements instead of clicks"),
             _fill("how people are informed, and how they can object"),
         ),
     )
@@ -336,7 +336,7 @@ def _not_covered(assessed: Assessed, log: SearchLog | None) -> Section:
     if log is not None:
         cards.append(read_card(log.folder) or log_card(log))
     points = dict.fromkeys(point for card in cards for point in card.not_covered)
-    text: list[Part] = [Points(tuple(points))] if points else [paragraph("No card says anything yet.")]
+    text: list[Part] = [Points(tuple(points))] if points else [paragraph("There is no privacy card yet.")]
     return Section("5. What is not covered", (*text, _fill("what of this matters here, and what is done about it")))
 
 
@@ -345,7 +345,7 @@ def _risks(assessed: Assessed, log: SearchLog | None) -> Section:
     for risk, about in RISKS:
         said, done = _recorded(about, assessed, log), _done_about(about, assessed, log)
         rows.append([risk, TO_FILL_IN.strip() if said == NOT_SAID else said, done or TO_FILL_IN.strip()])
-    table = Table(["risk to people", "what files say about it", "what is done, according to files"], rows, 3)
+    table = Table(["risk to people", "known facts", "known measures"], rows, 3)
     last = _fill("how severe each risk is for these people, whether what is done is enough, and risks not in the table")
     return Section("6. Risks", (table, last))
 
