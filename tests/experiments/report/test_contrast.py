@@ -177,7 +177,7 @@ def test_folds_by_hand() -> None:
     assert (found.counted, found.repeats, found.unit) == (3, 6, "folds")
     few = by_folds(np.array([0.1, 0.1, 0.1]), np.array([1, 1, 2]))
     assert not few.tested
-    assert "2 folds cannot represent other queries" in few.reason
+    assert "2 folds cannot represent others" in few.reason
     assert few.seed_error == pytest.approx(0.0, abs=1e-12)
 
 
