@@ -141,7 +141,7 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
         "Documents",
         "3 (3 files)",
         "Clicks",
-        "3, and 0 left within",
+        "3; 0 more ended within",
         "0 bytes: nothing has left this device",
         "order: learned",
     ):
