@@ -109,7 +109,7 @@ def test_what_gave_no_document_is_named(fedrank: Command, tmp_path: Path) -> Non
     assert "Search:" not in out
     _, out, err = fedrank("index", "notes", "notes/picture.bin")
     assert f"note: {tmp_path / 'notes' / 'picture.bin'} was skipped: not text\n" in err
-    assert "Skipped: 1 not text (files: fedrank search status --skipped" in out
+    assert "Skipped: 1 not text (list them: fedrank search status --skipped" in out
     assert fedrank("status", "--skipped")[1] == f"{tmp_path / 'notes' / 'picture.bin'}: not text\n"
     assert json.loads(fedrank("status", "--skipped", "--json")[1])[0]["reason"] == "not text"
     Path("empty").rmdir()
@@ -142,7 +142,7 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
         "Documents",
         "3 (3 files)",
         "Clicks",
-        "3, and 0 left within",
+        "3; 0 more ended within",
         "0 bytes: nothing has left this device",
         "order: learned",
     ):

@@ -89,7 +89,7 @@ def search_index(
             done = client.index(paths or [], bookmarks=bookmarks or [], progress=tell)
         _print_indexed(done)
         if said := skipped_counts(done.skipped):
-            print_line(f"Skipped: {said} (files: fedrank search status --skipped{folder_option(folder)})")
+            print_line(f"Skipped: {said} (list them: fedrank search status --skipped{folder_option(folder)})")
         _note_unused(client, done, paths or [])
         if done.documents:
             print_line(f"Search: fedrank search serve{folder_option(folder)}")
@@ -425,7 +425,7 @@ def _print_status(status: SearchStatus) -> None:
         ("Missing", ", ".join(status.missing)),
         ("Skipped", skipped_counts(status.skipped) or "nothing"),
         ("Queries", f"{status.searches:,}"),
-        ("Clicks", f"{status.clicks:,}, and {status.bounced:,} left within five seconds"),
+        ("Clicks", f"{status.clicks:,}; {status.bounced:,} more ended within five seconds and do not count"),
         ("Learning", ("on" if status.learn else "off: nothing is recorded") + f"; order: {ORDERS[status.order][0]}"),
         ("Model", f"{status.model}; features {status.feature_set}"),
         ("Changed most", ", ".join(f"{one.feature} {one.start:+.2f} to {one.now:+.2f}" for one in changed)),

@@ -175,7 +175,7 @@ def test_folds_by_hand() -> None:
     assert (found.counted, found.repeats, found.unit) == (3, 6, "folds")
     few = by_folds(np.array([0.1, 0.1, 0.1]), np.array([1, 1, 2]))
     assert not few.tested
-    assert "2 folds cannot represent other queries" in few.reason
+    assert "2 folds cannot represent others" in few.reason
     assert few.seed_error == pytest.approx(0.0, abs=1e-12)
 
 
@@ -212,7 +212,7 @@ def test_what_is_counted_follows_from_the_runs() -> None:
     same = {(1, seed): {"a": 0.5, "b": 0.1 * seed, "c": 0.3} for seed in (1, 2, 3)}
     lower = {repeat: {query: value - 0.1 for query, value in each.items()} for repeat, each in same.items()}
     assert contrast(variant("x", same), variant("y", lower), "ndcg@10").unit == "queries"
-    assert "values exist by run" in contrast(variant("x", same), variant("y", lower), "online").reason
+    assert "values are known per run" in contrast(variant("x", same), variant("y", lower), "online").reason
     moved = {(1, seed): {f"{seed}": 0.5, "b": 0.1 * seed, "c": 0.3} for seed in (1, 2, 3)}
     less = {repeat: {query: value / 2 for query, value in each.items()} for repeat, each in moved.items()}
     found = contrast(variant("x", moved), variant("y", less), "ndcg@10")

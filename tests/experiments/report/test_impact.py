@@ -130,9 +130,9 @@ def test_of_sites_it_does_not_say_what_only_a_simulation_has(spec, tmp_path):
     path = spec()
     run_experiment(read_spec(path), "my", tmp_path / "runs", workers=1)
     simulated = read_assessed(tmp_path / "runs" / "my")
-    assert "divided by" in markdown(impact(simulated))
+    assert ", partition " in markdown(impact(simulated))
     cards = tuple((run, replace(card, what=DEPLOYED_RUN)) for run, card in simulated.runs)
     text = markdown(impact(replace(simulated, runs=cards)))
     assert "sites, each with its own data" in text
-    assert "divided by" not in text
+    assert ", partition " not in text
     assert "| population |" not in text

@@ -148,7 +148,7 @@ def test_other_seeds_stand_in_one_table_without_a_test(tmp_path: Path) -> None:
             write_run(tmp_path, name, seed=seed)
     (joined,) = join(analyse(load_runs(tmp_path)))
     assert np.isnan(joined.comparisons["ndcg@10"]["two/only"].p)
-    assert any("against the baseline, no repeat of both variants is finished" in note for note in joined.notes)
+    assert any("against the baseline. Reason: no repeat of both variants is finished" in note for note in joined.notes)
 
 
 @pytest.mark.long

@@ -149,7 +149,8 @@ def test_comparisons_are_of_the_queries_of_shared_repeats(tmp_path: Path) -> Non
     assert not online.contrast.tested
     assert online.verdict == ""
     assert any(
-        "Not tested: online nDCG@10, discounted online sum: krum against the baseline, values exist by run" in note
+        "Not tested: online nDCG@10, discounted online sum of krum against the baseline. Reason: values are known"
+        in note
         for note in found.notes
     )
 

@@ -385,7 +385,7 @@ def test_foltr_es_by_the_command(fedrank):
         clients={"count": 2000, "interactions": 4},
     )
     assert code == 0
-    words = line_of(out, "everybody")
+    words = line_of(out, "every observer")
     assert 1214 < float(words[-2].replace(",", "")) < 1223  # methods: 1,218
 
 

@@ -435,8 +435,9 @@ def untested(analysis: Analysis, comparisons: Mapping[str, Mapping[str, Comparis
                 which, columns = reasons.setdefault(comparison.contrast.reason, ({}, {}))
                 which[labels[name]] = columns[column] = None
     return [
-        f"Not tested: {', '.join(heading(column) for column in columns)}: "
-        f"{f'{len(which)} variants' if len(which) > MAX_NAMED else '; '.join(which)} against the baseline, {reason}."
+        f"Not tested: {', '.join(heading(column) for column in columns)} of "
+        f"{f'{len(which)} variants' if len(which) > MAX_NAMED else '; '.join(which)} against the baseline. "
+        f"Reason: {reason}."
         for reason, (which, columns) in reasons.items()
     ]
 

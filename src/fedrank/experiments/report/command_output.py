@@ -68,8 +68,8 @@ if TYPE_CHECKING:
 
 ALONE = "Nothing leaves a client: each learns alone."
 ADD_NOISE = (
-    "every update leaves without noise. Add a mechanism, such as gaussian with clip = 0.5 and noise = 10, and look at "
-    "its ε with this command."
+    "every update leaves without noise. Add a mechanism, such as gaussian with clip = 0.5 and noise = 10, and "
+    "check its ε with fedrank privacy show."
 )
 MAX_ROWS = 20  # clients in a table
 STATUS: dict[str, Tone] = {
@@ -155,7 +155,7 @@ def about_privacy(
         progress("prices", done, 2 * steps)
     sections = []
     for done, group in enumerate(groups.values(), start=1):
-        names = "  ".join(variant.name for variant in (group[:3] if len(group) > 4 else group))
+        names = ", ".join(variant.name for variant in (group[:3] if len(group) > 4 else group))
         more = f" and {len(group) - 3} more" if len(group) > 4 else ""
         spec = group[0].experiment
         parts = (
@@ -216,7 +216,7 @@ def privacy_verdict(spec: Any) -> str:
         return f"not protected: {ADD_NOISE}"
     parts = []
     for against, price in prices_by_observer(planned(spec)).items():
-        whom = against if against == "every observer" else f"the {against}"
+        whom = _in_words(against)
         if math.isinf(price.total):
             parts.append(f"no privacy guarantee against {whom}: {price.guarantee.because}")
             continue
@@ -236,6 +236,11 @@ def privacy_verdict(spec: Any) -> str:
     if from_outside(spec.mechanism):
         parts.insert(0, "not verified, because the mechanism is not part of fedrank; its author claims")
     return "; ".join(parts) + "." + advice
+
+
+def _in_words(against: str) -> str:
+    """Observers within a sentence: "the other clients and the public"."""
+    return against if against == "every observer" else "the " + against.replace(", ", " and the ")
 
 
 def _verdict_on_disclosures(leaves: Sequence[Disclosure]) -> str:
@@ -420,7 +425,8 @@ def about_prices(prices: Sequence[Price]) -> list[Part]:
             cells = (f"one {guarantee.unit}", up(price.each), often, up(price.total), f"{price.delta:g}")
         rows.append([against, *cells])
         verb = "No privacy guarantee" if nothing else "Holds"
-        reasons.append(paragraph(f"{verb} against {against}: {guarantee.because}.", tone="quiet"))
+        colon = "" if guarantee.because.startswith(("if ", "only if ")) else ":"
+        reasons.append(paragraph(f"{verb} against {_in_words(against)}{colon} {guarantee.because}.", tone="quiet"))
     return [Table(["against", "protects", "ε each time", "for", "ε in total", "δ"], rows, 2), *reasons]
 
 

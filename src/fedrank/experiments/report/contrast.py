@@ -239,7 +239,8 @@ def by_folds(finals: NDArray[np.float64], folds: NDArray[np.int64]) -> Contrast:
     names, position = np.unique(folds, return_inverse=True)
     count, runs, mean = len(names), len(finals), float(finals.mean())
     if count < FEWEST:
-        reason = f"values exist by run, not by query, and {_few(count, 'fold')} cannot represent other queries"
+        few = _few(count, "fold")
+        reason = f"values are known per run, not per query, and {few} cannot represent others; use {FEWEST} or more"
         seed_error = float(finals.std(ddof=1)) / math.sqrt(runs) if runs >= 2 else math.nan
         return Contrast(mean, unit="folds", counted=count, repeats=runs, reason=reason, seed_error=seed_error)
     each = np.bincount(position)

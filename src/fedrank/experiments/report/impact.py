@@ -167,7 +167,7 @@ def _processing(assessed: Assessed) -> Iterable[Part]:
     rows = [("kind of learning", spec.kind), ("variants", str(len(assessed.grid.variants)))]
     if isinstance(spec, FederatedExperiment):
         count = f"{spec.clients.count:,}"
-        divided = f"{count}, divided by {describe(spec.clients.partition)['name']}"
+        divided = f"{count}, partition {describe(spec.clients.partition)['name']}"
         rows += [
             ("rounds", f"{spec.rounds:,}"),
             ("clients", f"{count} sites, each with its own data" if assessed.is_deployed else divided),
@@ -247,7 +247,7 @@ def _necessity(assessed: Assessed) -> Iterable[Part]:
     if gains:
         yield Points(tuple(gains))
     yield _fill(why if gains else f"{why}, and what it gains them (figures of an estimate or trial)")
-    yield _fill("why less would not do: fewer people, fewer searches, shorter logs, judgements instead of clicks")
+    yield _fill("why less data is not enough: fewer people or searches, shorter logs, judgements instead of clicks")
     yield _fill("how people are informed, and how they can object")
 
 
@@ -294,13 +294,13 @@ def _promises(assessed: Assessed, home: Path) -> Iterable[Part]:
 def _not_covered(assessed: Assessed) -> Iterable[Part]:
     cards = [*assessed.cards, *([assessed.log_card] if assessed.log_card else [])]
     points = tuple(dict.fromkeys(point for card in cards for point in card.not_covered))
-    yield Points(points) if points else paragraph("No card says anything yet.")
+    yield Points(points) if points else paragraph("There is no privacy card yet.")
     yield _fill("what of this matters here, and what is done about it")
 
 
 def _risks(assessed: Assessed) -> Iterable[Part]:
     rows = [[risk, *(text or TO_FILL_IN.strip() for text in texts)] for risk, *texts in _risks_to_people(assessed)]
-    yield Table(["risk to people", "what files say about it", "what is done, according to files"], rows, 3)
+    yield Table(["risk to people", "known facts", "known measures"], rows, 3)
     yield _fill("how severe each risk is for these people, whether what is done is enough, and risks not in the table")
 
 
