@@ -35,6 +35,7 @@ from fedrank import wire
 from fedrank.deploy import heads, protocol, site_calls
 from fedrank.deploy.backup import backup, restore
 from fedrank.deploy.coordinate import LEFT_OUT, coordinate
+from fedrank.deploy.flare_processes import end_with_parent
 from fedrank.deploy.folder import FolderSend, serve
 from fedrank.deploy.folder_members import read_home
 from fedrank.deploy.make_plans import plan_runs, readmit
@@ -122,6 +123,7 @@ def append(path: Path, line: dict[str, Any]) -> None:
 
 def serve_site(shared: Path, home: Path, tap: Path, at: int) -> None:
     """What `fedrank deploy start` does."""
+    end_with_parent(os.getppid())
     if at:
         Fate(at)
     try:
@@ -141,6 +143,7 @@ def serve_site(shared: Path, home: Path, tap: Path, at: int) -> None:
 
 def serve_run(folder: Path, at: int) -> None:
     """What `fedrank deploy run` does, with less patience."""
+    end_with_parent(os.getppid())
     if at:
         Fate(at)
     site_calls.LATE, site_calls.PAUSE = 0.3, 0.1
