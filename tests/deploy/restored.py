@@ -419,13 +419,15 @@ class Ordeal:
                 self.start(name)
                 before = len(self.lines(name))
 
-                def said() -> list[str]:
-                    return [line["reason"] for line in self.lines(name)[before:] if is_problem(line)]
+                def said(*kinds: str) -> list[str]:
+                    lines = [line for line in self.lines(name)[before:] if is_problem(line)]
+                    return [line["reason"] for line in lines if not kinds or line["kind"] in kinds]
 
                 def answered() -> bool:
                     self.readmit_if_excluded(name)
                     # The round in progress is refused: a restored site continues with the next one.
-                    return max(self.sent(name), default=0) > last or len(said()) > 2 or not self.alive(name)
+                    refused = len(said("refused")) > 2 or bool(said("told", "failed"))
+                    return max(self.sent(name), default=0) > last or refused or not self.alive(name)
 
                 self.wait(answered, f"{name} after a restore")
                 if max(self.sent(name), default=0) > last:
