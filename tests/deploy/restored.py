@@ -111,7 +111,7 @@ class Tapped:
             except wire.Refused as refusal:
                 line["reason"] = str(refusal)
             if "its log" in line["reason"]:
-                line["reason"] = (self.site.folder / "site.log").read_text().splitlines()[-1]
+                line["reason"] = (self.site.folder / "site.log").read_text(errors="replace").splitlines()[-1]
         append(self.tap, line)
         return found
 
