@@ -14,7 +14,7 @@ import pytest
 
 from fedrank import files, wire
 from fedrank.deploy import folder as folder_module
-from fedrank.deploy import protocol
+from fedrank.deploy import protocol, site_calls
 from fedrank.deploy.backup import backup, restore
 from fedrank.deploy.coordinate import coordinate
 from fedrank.deploy.folder import FolderSend, RequestName, folder_send, not_approved, read_plans, serve, serve_once
@@ -32,11 +32,14 @@ from fedrank.deploy.folder_members import (
     read_invitation,
 )
 from fedrank.deploy.identity import IdentityKey, fingerprint, new_identity, read_identity
+from fedrank.deploy.make_plans import plan_runs
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.signed_files import FileAddress, Ignoring, write_signed
 from fedrank.deploy.site_calls import Silent
+from fedrank.experiments.spec.source import read_spec
 from fedrank.privacy.population import Population
 from fedrank.wire import Label, Part
+from tests.deploy.commands import CommandFederation
 from tests.deploy.trial import Trial, check_equal, spec_of, write_data
 
 RUN = bytes(range(16))
@@ -804,6 +807,36 @@ def test_a_run_through_a_folder_comes_to_what_a_simulation_comes_to(tmp_path):
     for where in trial.folders.values():
         kept = where / "models" / trial.plan.digest[:16] / "model.json"
         assert kept.read_bytes() == (trial.task.folder / "model.json").read_bytes()
+
+
+@pytest.mark.long
+def test_an_answer_of_a_real_site_that_comes_after_the_patience_is_used(tmp_path, monkeypatch):
+    """Its head answers an earlier request with the same bytes; sites must not be excluded for that."""
+    made = CommandFederation(tmp_path, rounds=2)
+    monkeypatch.setenv("XDG_STATE_HOME", made.environment["XDG_STATE_HOME"])
+    monkeypatch.setattr(site_calls, "PAUSE", 0.01)
+    parties = read_home(made.hub).parties()
+    [(task, plan)] = plan_runs(read_spec(made.spec), "my", made.hub / "runs", parties, "clinics")
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(0.5):
+            for name in made.names:
+                serve_once(tmp_path / "shared", made.home(name))
+
+    slow = threading.Thread(target=look)
+    slow.start()
+    try:
+        with folder_send(tmp_path / "shared", made.hub, 0.01) as send:
+            assert coordinate(task, plan, send, patience=0.2, home=made.hub) == "finished"
+    finally:
+        over.set()
+        slow.join()
+    assert "has not answered round 1 within 0.2 s" in (task.folder / "sites.csv").read_text()
+    assert not (task.folder / "left-out.json").exists()
+    for name in made.names:
+        [account] = Population.read(made.home(name) / "people").accounts()
+        assert account.rounds == 2
 
 
 @pytest.mark.long

@@ -20,6 +20,7 @@ from typing import Any
 from fedrank.deploy.flare_kit import ADMIN, COORDINATOR
 from fedrank.deploy.flare_processes import child_environment, end_with_parent
 
+IMPORTING = 120.0  # seconds until NVFLARE is loaded, which takes long on a busy machine
 CONNECTING = 10.0  # seconds; a session takes one second when the server is running
 ANSWERING = 20.0  # seconds for all other requests
 MAX_QUESTIONS = 500  # after which a new session is opened: each request leaks about 60 kB
@@ -58,6 +59,7 @@ class Coordinator:
         self._answers = queue.Queue()
         threading.Thread(target=_collect, args=(self._child, self._answers), daemon=True).start()
         try:
+            self._ask("import", within=IMPORTING)
             self._ask("connect", patience, within=2 * patience)
         except Away:
             self.close()
@@ -159,11 +161,11 @@ def _serve_session(kit: str, who: str, parent: str) -> None:
     for line in sys.stdin:
         what, *words = json.loads(line)
         try:
-            if what == "connect":
-                from nvflare.fuel.flare_api.flare_api import new_secure_session
-
-                session = new_secure_session(who, kit, timeout=words[0])
-                said: Any = None
+            said: Any = None
+            if what == "import":
+                import nvflare.fuel.flare_api.flare_api as flare_api
+            elif what == "connect":
+                session = flare_api.new_secure_session(who, kit, timeout=words[0])
             else:
                 said = _do(session, what, words)
             answer = ["done", said]

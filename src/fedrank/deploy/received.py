@@ -60,6 +60,8 @@ class ReceivedAnswers:
             future.add_done_callback(self._record)
             return future
 
+        # A shared folder also returns answers to the same request of an earlier process.
+        recorded.keeps_requests = getattr(send, "keeps_requests", False)  # type: ignore[attr-defined]
         return recorded
 
     def totals(self) -> list[Total]:

@@ -388,7 +388,7 @@ def _days(until: str, now: float) -> int | None:
 
 
 def _last_refusal(path: Path) -> str:
-    # A site that was restarted is told about the run again: nothing is wrong.
+    # A restarted site receives the plan of the run again: nothing is wrong.
     lines = [line for line in _tail(path) if ": Refused: " in line and not line.endswith(SAY_HELLO)]
     return lines[-1] if lines else ""
 
