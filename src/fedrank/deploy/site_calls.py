@@ -52,6 +52,8 @@ class SiteCalls:
     stop: Callable[[], bool] = lambda: False
     left_out: dict[str, str] = field(default_factory=dict)  # sites that an operator must readmit, and why
     witness: heads.Witness | None = None  # stores the newest heads of the sites; None: heads are not used
+    _challenges: dict[int, bytes] = field(default_factory=dict)  # of sites, by id
+    _statements: dict[int, dict[int, heads.Statement]] = field(default_factory=dict)  # about a site, by witness
     _refused: dict[str, int] = field(default_factory=dict)  # consecutive invalid answers
     _nonces: WeakKeyDictionary[Future[bytes], bytes] = field(default_factory=WeakKeyDictionary)  # of open requests
 
@@ -66,9 +68,12 @@ class SiteCalls:
 
     def request(self, name: str, content: bytes) -> tuple[Future[bytes], int]:
         """Send a request with a new nonce and the newest heads of all sites; return also its number of bytes."""
-        nonce = heads.new_nonce()
-        if self.witness is not None and self.keys:
-            content = heads.join(content, nonce, self.witness.of(self.keys.values()))
+        nonce, keys = heads.new_nonce(), self.keys
+        if self.witness is not None and keys:
+            site, known = self.plan.party(name).clients[0], tuple(self.witness.of(keys.values()))
+            others = tuple((id, one) for id, one in self._challenges.items() if id != site)
+            stated = tuple(self._statements.get(site, {}).values())
+            content = heads.Seen(nonce, known, others, stated).behind(content)
         future = self.send(name, content, self.patience)
         self._nonces[future] = nonce
         return future, len(content)
@@ -88,6 +93,12 @@ class SiteCalls:
             if own != [self._nonces.get(future)]:
                 raise Refused("the head of its journal belongs to another request")
         self.witness.keep(seen.heads, self.keys, label.sender)
+        for id, challenge in seen.challenges:
+            if id == label.sender:
+                self._challenges[id] = challenge
+        for one in seen.statements:
+            if one.witness == label.sender and one.head.site in self.keys:
+                self._statements.setdefault(one.head.site, {})[one.witness] = one
         return answer
 
     def ask(
