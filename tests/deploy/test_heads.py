@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -255,6 +256,16 @@ def test_an_empty_second_place_is_as_good_as_none(history, old):
     history.second.write_bytes(b"")
     answer = history.ask(history.trial.hello(), informed=True)
     assert kind(answer) == ("refused" if old else "facts")
+
+
+def test_the_cheaper_terms_of_another_run_are_noticed(history):
+    """The number of charges stays the same, but each would cost less."""
+    [terms] = history.home.glob("people/*/ledger/terms.json")
+    other = json.loads(terms.read_text()) | {"spec": "ab" * 16}
+    terms.write_text(json.dumps(other))
+    answer = history.ask(history.trial.hello(), informed=True)
+    assert b"the ledger of this site is damaged" in answer
+    assert "terms.json belongs to run abababababab" in (history.home / "site.log").read_text()
 
 
 def test_another_site_remembers_what_a_coordinator_has_lost(history):
