@@ -20,6 +20,8 @@ from fedrank.deploy.identity import new_identity, read_identity
 from fedrank.deploy.settings import read_site
 from fedrank.deploy.site import Site
 from fedrank.wire import Refused
+from tests.deploy.fake_sites import calls_to
+from tests.deploy.plans import made_plan
 from tests.deploy.real_trial import LINEAR, NOISE, SUM, RealTrial
 
 NAME = "clinic-b"
@@ -459,3 +461,41 @@ def test_heads_travel_behind_a_message():
     assert split(b"content") == (b"content", None)
     with pytest.raises(Refused, match="declares 9 heads"):
         split(b"content" + heads._END.pack(bytes(16), 9, 0, 0, heads.MAGIC))
+
+
+def test_a_few_sites_sign_each_head_and_all_where_that_is_not_enough(tmp_path):
+    """A ring, so no message grows with the number of sites; a request for statements goes around all."""
+    plan, sent = made_plan(4, identities=["ab" * 32, "cd" * 32, "ef" * 32, "01" * 32]), []
+
+    def answer(name, content, label):
+        sent.append(split(content)[1])
+
+    calls = calls_to(plan, answer, witness=Witness(tmp_path / "heads.txt"))
+    calls._challenges = {id: bytes([id]) * 16 for id in range(4)}
+    head = Head(1, 5, bytes(32), bytes(16), 1)
+    made = {2: Statement(2, b"\1" * 16, head), 3: Statement(3, rb"\9" * 16, head)}
+    calls._statements[1] = made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedrank.deploy.site_calls.WITNESSES", 2)
+        for name, kind in (("clinic-b", "round"), ("clinic-d", "round"), ("clinic-b", "witness")):
+            calls.request(name, protocol.request(kind, plan.run))
+    assert [[id for id, _ in seen.challenges] for seen in sent] == [[2, 3], [0, 1], [2, 3, 0]]
+    assert [seen.statements for seen in sent] == [(made[2],), (), (made[2],)]  # not that of an earlier start
+
+
+def test_a_site_cannot_stop_another_by_a_false_statement(tmp_path):
+    """A statement with a head that its site did not sign would be refused by that site, so it is not passed on."""
+    trial = RealTrial(tmp_path, LINEAR, rounds=2)
+
+    def lying(name, content, answer):
+        found, seen = split(answer())
+        if name != "clinic-a" or seen is None:
+            return found if seen is None else seen.behind(found)
+        key = read_identity(trial.folders[name])
+        false = [replace(one, head=replace(one.head, counter=99)).sign(key) for one in seen.statements]
+        unsigned = [replace(one, signature=bytes(64)) for one in seen.statements]
+        return seen._replace(statements=(*false, *unsigned)).behind(found)
+
+    lying.with_heads = True
+    assert trial.run(lying) == "finished"
+    assert "did not sign" not in (trial.task.folder / "sites.csv").read_text()

@@ -135,9 +135,12 @@ class Handshake:
         return set(found), why
 
     def _ask_witnesses(self) -> None:
-        """Let sites sign the newest heads of each other, which they need before they send anything new."""
+        """Let sites sign the newest heads of each other, which they need before they send anything new.
+
+        Sites that share a folder do not need it and may answer days later.
+        """
         calls = self.calls
-        if calls.witness is None or len(calls.keys) < 2:
+        if calls.witness is None or len(calls.keys) < 2 or getattr(calls.send, "keeps_requests", False):
             return
         content = protocol.request("witness", calls.plan.run)
         asked = {site.name: content for site in calls.sites() if site.name in self._greeted}

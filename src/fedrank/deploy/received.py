@@ -60,6 +60,7 @@ class ReceivedAnswers:
             future.add_done_callback(self._record)
             return future
 
+        recorded.keeps_requests = getattr(send, "keeps_requests", False)  # type: ignore[attr-defined]
         return recorded
 
     def totals(self) -> list[Total]:

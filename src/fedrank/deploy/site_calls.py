@@ -21,6 +21,7 @@ PAUSE = 2.0  # seconds before a round is requested again
 LATE = 5.0  # minimum seconds for the remaining sites after enough have answered
 SLOW = 5.0  # seconds without an answer after which the hub reports the missing sites, repeatedly
 LOOK = 0.25  # seconds between checks for a request to stop
+WITNESSES = 3  # sites that sign the head of another site with each answer: more would lengthen messages
 GRACE = 2.0  # seconds beyond the patience, for a transport that does not enforce it
 
 
@@ -71,9 +72,15 @@ class SiteCalls:
         nonce, keys = heads.new_nonce(), self.keys
         if self.witness is not None and keys:
             site, known = self.plan.party(name).clients[0], tuple(self.witness.of(keys.values()))
-            others = tuple((id, one) for id, one in self._challenges.items() if id != site)
-            stated = tuple(self._statements.get(site, {}).values())
-            content = heads.Seen(nonce, known, others, stated).behind(content)
+            others = sorted(set(self._challenges) - {site}, key=lambda id: (id < site, id))  # the next ones first
+            if wire.read_label(content).kind != "witness":
+                others = others[:WITNESSES]
+            stated = [
+                one for one in self._statements.get(site, {}).values() if one.challenge == self._challenges.get(site)
+            ]
+            stated = sorted(stated, key=lambda one: one.head.counter)[-WITNESSES:]
+            challenges = tuple((id, self._challenges[id]) for id in others)
+            content = heads.Seen(nonce, known, challenges, tuple(stated)).behind(content)
         future = self.send(name, content, self.patience)
         self._nonces[future] = nonce
         return future, len(content)
@@ -92,12 +99,14 @@ class SiteCalls:
             own = [head.nonce for head in seen.heads if head.site == label.sender]
             if own != [self._nonces.get(future)]:
                 raise Refused("the head of its journal belongs to another request")
-        self.witness.keep(seen.heads, self.keys, label.sender)
+        keys = self.keys
+        self.witness.keep(seen.heads, keys, label.sender)
         for id, challenge in seen.challenges:
             if id == label.sender:
                 self._challenges[id] = challenge
         for one in seen.statements:
-            if one.witness == label.sender and one.head.site in self.keys:
+            about = keys.get(one.head.site)
+            if one.witness == label.sender and about and one.is_of(keys[label.sender]) and one.head.is_of(about):
                 self._statements.setdefault(one.head.site, {})[one.witness] = one
         return answer
 
