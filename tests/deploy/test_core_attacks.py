@@ -27,6 +27,8 @@ from fedrank.wire import Label, Part
 from tests.deploy.real_trial import LINEAR, NOISE, RealTrial
 from tests.deploy.test_core_kills import fresh
 
+pytestmark = pytest.mark.usefixtures("unconfirmed")
+
 HEAD = wire._HEAD
 
 

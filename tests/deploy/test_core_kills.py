@@ -28,7 +28,10 @@ from tests.deploy.real_trial import LINEAR, NOISE, SUM, RealTrial
 from tests.deploy.trial import Trial, check_equal, spec_of, write_data
 
 # Files that a process had open when it was killed are closed by nobody.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("unconfirmed"),
+]
 NEURAL = '[learner]\nname = "pdgd"\nranker = { name = "mlp", hidden = 3 }\n'
 
 

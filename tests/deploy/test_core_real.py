@@ -81,6 +81,7 @@ def test_sites_draw_by_seeds_of_their_own(tmp_path):
     assert str(trial.plan.seed) not in {seed.strip() for seed in seeds}
 
 
+@pytest.mark.usefixtures("unconfirmed")
 def test_measures_are_reported_where_the_policy_lists_them_and_once(tmp_path):
     trial = RealTrial(
         tmp_path,
@@ -249,6 +250,7 @@ def test_changed_data_are_refused_in_the_middle_of_a_run(tmp_path):
         assert wire.read_label(site.answer(trial.hello())).kind == "facts"
 
 
+@pytest.mark.usefixtures("unconfirmed")
 def test_rounds_beyond_the_plan_and_before_it(tmp_path):
     trial = RealTrial(tmp_path, rounds=3)
     calls = {}

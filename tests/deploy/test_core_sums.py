@@ -18,6 +18,8 @@ from fedrank.privacy import secure_aggregation, secure_messages
 from tests.deploy.active_server import WAYS, ActiveServer
 from tests.deploy.real_trial import LINEAR, NOISE, SUM, RealTrial
 
+pytestmark = pytest.mark.usefixtures("unconfirmed")
+
 PHASES = protocol.PHASES
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from fedrank.deploy import protocol, site_calls
 from fedrank.deploy.handshake import Differs, Handshake
+from fedrank.deploy.heads import Witness
 from fedrank.wire import Part
 from tests.deploy.fake_sites import calls_to, facts, stranger
 from tests.deploy.plans import SUM, made_plan
@@ -135,3 +136,29 @@ def test_keys_of_real_sites_stand_in_the_plan():
     keys = [bytes([id + 1] * 32).hex() for id in range(3)]
     handshake = Handshake(calls_to(made_plan(mechanism=SUM, identities=keys), None), secure=True)
     assert handshake.identities == {id: bytes([id + 1] * 32) for id in range(3)}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_sites_sign_for_each_other_after_hello_but_not_in_a_shared_folder(tmp_path, shared):
+    plan, heard = made_plan(identities=["ab" * 32, "cd" * 32, "ef" * 32]), []
+
+    def answer(name, content, label):
+        heard.append((label.kind, name))
+        if name == "clinic-c":
+            return None
+        if label.kind == "witness":
+            return protocol.reply("letters", label, plan.party(name).clients[0], letters=b"")
+        return facts(plan, name, label)
+
+    calls = calls_to(plan, answer, witness=Witness(tmp_path / "heads.txt"))
+    send = calls.send
+    calls.send = lambda *args: send(*args)
+    calls.send.keeps_requests = shared
+    handshake = Handshake(calls)
+    handshake.hello()
+    asked = [name for kind, name in heard if kind == "witness"]
+    assert asked == ([] if shared else ["clinic-a", "clinic-b"])
+    heard.clear()
+    why = {"clinic-a": protocol.NOT_CONFIRMED}
+    assert handshake.greet_strangers(why) == why
+    assert [kind for kind, _ in heard] == [] if shared else ["witness", "witness"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +12,20 @@ from typer.testing import CliRunner
 
 from fedrank import wire
 from fedrank.cli import app
-from fedrank.deploy import heads
+from fedrank.deploy import heads, protocol
 from fedrank.deploy.backup import backup, restore
 from fedrank.deploy.check import _journal
-from fedrank.deploy.heads import Head, SiteJournal, Witness, join, new_nonce, split
+from fedrank.deploy.heads import Head, Seen, SiteJournal, Statement, Witness, new_nonce, split
 from fedrank.deploy.identity import new_identity, read_identity
 from fedrank.deploy.settings import read_site
 from fedrank.deploy.site import Site
 from fedrank.wire import Refused
+from tests.deploy.fake_sites import calls_to
+from tests.deploy.plans import made_plan
 from tests.deploy.real_trial import LINEAR, NOISE, SUM, RealTrial
 
 NAME = "clinic-b"
+alone = pytest.mark.usefixtures("unconfirmed")
 
 
 class History:
@@ -63,7 +67,7 @@ class History:
 
     def ask_open(self, site: Site, content: bytes, informed: bool) -> bytes:
         found = self.witness.of([read_identity(self.folder / "new").public]) if informed else []
-        return split(site.answer(join(content, new_nonce(), found)))[0]
+        return split(site.answer(Seen(new_nonce(), tuple(found)).behind(content)))[0]
 
     def check(self, informed: bool) -> None:
         """Answered rounds get the same bytes or a refusal; other requests for them are refused."""
@@ -127,6 +131,60 @@ def swapped(history: History, name: str) -> None:
         shutil.copy(other, history.home / name)
 
 
+def stated(history: History, challenge: bytes, withheld: bool) -> tuple[Statement, ...]:
+    """What the other sites say about the site, to a coordinator that sends them no head or all."""
+    found: list[Statement] = []
+    for name in ("clinic-a", "clinic-c"):
+        with Site.open(history.trial.folders[name]) as site:
+            site.answer(history.trial.hello())
+            known = () if withheld else tuple(history.witness.heads.values())
+            seen = Seen(new_nonce(), known, ((20, challenge),))
+            found += split(site.answer(seen.behind(protocol.request("witness", history.trial.plan.run))))[1].statements
+    return tuple(found)
+
+
+def test_a_coordinator_that_withholds_heads_gets_nothing_from_an_old_copy(history):
+    """Home and second place were put back; the other sites know better, and the site asks for their signatures."""
+    shutil.rmtree(history.home)
+    shutil.copytree(history.old, history.home)
+    shutil.copy(history.old_second, history.second)
+    request = list(history.asked)[-1]
+    with Site.open(history.home) as site:
+
+        def ask(*statements: Statement) -> bytes:
+            return site.answer(Seen(new_nonce(), (), (), statements).behind(request))
+
+        first = split(site.answer(Seen(new_nonce(), ()).behind(history.trial.hello())))
+        assert kind(first[0]) == "facts"
+        [(id, challenge)] = first[1].challenges
+        assert id == 20
+        assert protocol.NOT_CONFIRMED.encode() in ask()
+        other = stated(history, new_nonce(), withheld=True)  # of another start of the site
+        assert {one.head.counter for one in other} == {4}
+        assert b"has 2 entries, but the coordinator or another site has seen 4" in ask(*other)
+        for old in (replace(one, head=site.journal.head) for one in stated(history, challenge, withheld=True)):
+            assert protocol.NOT_CONFIRMED.encode() in ask(old)  # not signed
+            key = read_identity(history.home)
+            assert protocol.NOT_CONFIRMED.encode() in ask(replace(old, witness=20).sign(key))  # its own word
+            assert protocol.NOT_CONFIRMED.encode() in ask(replace(old, witness=99).sign(key))  # not in the plan
+        assert b"has seen 4" in ask(*stated(history, challenge, withheld=True))
+        assert protocol.NOT_CONFIRMED.encode() in ask()
+
+
+def test_the_newest_copy_needs_one_honest_site(history):
+    with Site.open(history.home) as site:
+        [(_, challenge)] = split(site.answer(Seen(new_nonce(), ()).behind(history.trial.hello())))[1].challenges
+        last, answer = list(history.asked.items())[-1]
+        statement, _ = stated(history, challenge, withheld=False)
+        assert split(site.answer(Seen(new_nonce(), (), (), (statement,)).behind(last)))[0] == answer
+        assert split(site.answer(Seen(new_nonce(), ()).behind(last)))[0] == answer  # until it has sent more
+        for number in range(heads.MAX_LAG + 1):
+            assert split(site.answer(Seen(new_nonce(), ()).behind(last)))[0] == answer
+            site.journal.note(b"\1" * 16, "sent", number)
+        assert protocol.NOT_CONFIRMED.encode() in site.answer(Seen(new_nonce(), ()).behind(last))
+
+
+@alone
 @pytest.mark.parametrize("damage", [deleted, emptied, truncated, aged, swapped])
 @pytest.mark.parametrize("informed", [True, False], ids=["coordinator", "second place"])
 def test_no_damaged_file_leads_to_fresh_noise(history, damage, informed):
@@ -145,6 +203,7 @@ def test_no_damaged_file_leads_to_fresh_noise(history, damage, informed):
         history.check(informed)
 
 
+@alone
 @pytest.mark.parametrize(
     "part", ["people", "outbox", "people outbox journal.log", "people outbox journal.log heads.txt"]
 )
@@ -159,6 +218,7 @@ def test_deleted_folders_give_no_budget_back(history, part, informed):
     history.check(informed)
 
 
+@alone
 def test_a_copy_that_was_put_back_is_refused_by_each_witness(history):
     shutil.rmtree(history.home)
     shutil.copytree(history.old, history.home)
@@ -170,6 +230,7 @@ def test_a_copy_that_was_put_back_is_refused_by_each_witness(history):
     assert _journal(history.home, read_site(history.home)).state == "fine"  # no witness is asked here
 
 
+@alone
 @pytest.mark.parametrize("informed", [True, False], ids=["coordinator", "second place"])
 def test_parts_of_an_old_copy_are_no_way_around_a_witness(history, informed):
     """Every mixture of old and new parts of the folder: ledgers, messages, journal, heads of others, result."""
@@ -197,6 +258,16 @@ def test_an_empty_second_place_is_as_good_as_none(history, old):
     history.second.write_bytes(b"")
     answer = history.ask(history.trial.hello(), informed=True)
     assert kind(answer) == ("refused" if old else "facts")
+
+
+def test_the_cheaper_terms_of_another_run_are_noticed(history):
+    """The number of charges stays the same, but each would cost less."""
+    [terms] = history.home.glob("people/*/ledger/terms.json")
+    other = json.loads(terms.read_text()) | {"spec": "ab" * 16}
+    terms.write_text(json.dumps(other))
+    answer = history.ask(history.trial.hello(), informed=True)
+    assert b"the ledger of this site is damaged" in answer
+    assert "terms.json belongs to run abababababab" in (history.home / "site.log").read_text()
 
 
 def test_another_site_remembers_what_a_coordinator_has_lost(history):
@@ -250,6 +321,7 @@ def test_a_lost_second_place_needs_a_witness_or_an_officer(history):
     assert "heads of 2 other sites" in line.said
 
 
+@alone
 def test_an_older_version_is_upgraded_once(history):
     (history.home / "journal.log").unlink()
     history.second.unlink()
@@ -302,7 +374,7 @@ def test_heads_that_are_forged_or_replayed_are_refused(history, tmp_path):
     key = read_identity(tmp_path / "other")
     for head in (replace(own, counter=99), replace(own, counter=99).sign(key), replace(own, number=2)):
         with Site.open(history.home) as site:
-            answer = site.answer(join(history.trial.hello(), new_nonce(), [head]))
+            answer = site.answer(Seen(new_nonce(), (head,)).behind(history.trial.hello()))
         assert b"head of this site that the site did not sign" in answer
     witness = Witness(tmp_path / "heads.txt")
     keys = {own.site: read_identity(history.home).public}
@@ -324,8 +396,8 @@ def test_a_coordinator_refuses_the_head_of_another_request(tmp_path):
         answer, seen = split(site.answer(content))
         if wire.read_label(content).kind == "round":
             earlier.append(seen)
-            return join(answer, earlier[0].nonce, earlier[0].heads)
-        return join(answer, seen.nonce, seen.heads)
+            return earlier[0].behind(answer)
+        return seen.behind(answer)
 
     sites = {name: Site.open(folder) for name, folder in trial.folders.items()}
     try:
@@ -342,6 +414,7 @@ class Killed(BaseException):
     """The process is gone."""
 
 
+@alone
 @pytest.mark.parametrize("torn", [False, True])
 def test_a_kill_at_every_write_of_the_journal_charges_once(history, monkeypatch, torn):
     real, at = heads._append, 0
@@ -381,7 +454,48 @@ def test_a_kill_at_every_write_of_the_journal_charges_once(history, monkeypatch,
 
 def test_heads_travel_behind_a_message():
     head = Head(1, 2, b"h" * 32, b"r" * 16, 3)
-    assert split(join(b"content", b"n" * 16, [head])) == (b"content", heads.Seen(b"n" * 16, (head,)))
+    statement = Statement(4, b"c" * 16, head, b"s" * 64)
+    whole = Seen(b"n" * 16, (head, head), ((4, b"c" * 16), (5, b"d" * 16)), (statement, statement))
+    for seen in (whole, Seen(b"n" * 16, (head,)), Seen(b"n" * 16, (), (), (statement,)), Seen(b"n" * 16, ())):
+        assert split(seen.behind(b"content")) == (b"content", seen)
     assert split(b"content") == (b"content", None)
     with pytest.raises(Refused, match="declares 9 heads"):
-        split(b"content" + heads._END.pack(bytes(16), 9, heads.MAGIC))
+        split(b"content" + heads._END.pack(bytes(16), 9, 0, 0, heads.MAGIC))
+
+
+def test_a_few_sites_sign_each_head_and_all_where_that_is_not_enough(tmp_path):
+    """A ring, so no message grows with the number of sites; a request for statements goes around all."""
+    plan, sent = made_plan(4, identities=["ab" * 32, "cd" * 32, "ef" * 32, "01" * 32]), []
+
+    def answer(name, content, label):
+        sent.append(split(content)[1])
+
+    calls = calls_to(plan, answer, witness=Witness(tmp_path / "heads.txt"))
+    calls._challenges = {id: bytes([id]) * 16 for id in range(4)}
+    head = Head(1, 5, bytes(32), bytes(16), 1)
+    made = {2: Statement(2, b"\1" * 16, head), 3: Statement(3, rb"\9" * 16, head)}
+    calls._statements[1] = made
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedrank.deploy.site_calls.WITNESSES", 2)
+        for name, kind in (("clinic-b", "round"), ("clinic-d", "round"), ("clinic-b", "witness")):
+            calls.request(name, protocol.request(kind, plan.run))
+    assert [[id for id, _ in seen.challenges] for seen in sent] == [[2, 3], [0, 1], [2, 3, 0]]
+    assert [seen.statements for seen in sent] == [(made[2],), (), (made[2],)]  # not that of an earlier start
+
+
+def test_a_site_cannot_stop_another_by_a_false_statement(tmp_path):
+    """A statement with a head that its site did not sign would be refused by that site, so it is not passed on."""
+    trial = RealTrial(tmp_path, LINEAR, rounds=2)
+
+    def lying(name, content, answer):
+        found, seen = split(answer())
+        if name != "clinic-a" or seen is None:
+            return found if seen is None else seen.behind(found)
+        key = read_identity(trial.folders[name])
+        false = [replace(one, head=replace(one.head, counter=99)).sign(key) for one in seen.statements]
+        unsigned = [replace(one, signature=bytes(64)) for one in seen.statements]
+        return seen._replace(statements=(*false, *unsigned)).behind(found)
+
+    lying.with_heads = True
+    assert trial.run(lying) == "finished"
+    assert "did not sign" not in (trial.task.folder / "sites.csv").read_text()

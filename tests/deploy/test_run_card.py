@@ -201,3 +201,15 @@ def test_the_draft_of_an_impact_assessment_fills_in_what_files_know(tmp_path):
     assert "for the ranking before" in text
     assert "no query, document or user id left a site in plain text" in text
     assert "ndcg@10 from " in text
+
+
+def test_a_recorded_transport_says_of_itself_what_the_transport_says(tmp_path):
+    """In a shared folder, an answer may have the nonce of an earlier process of the coordinator."""
+
+    def send(site, content, patience):
+        raise NotImplementedError
+
+    received = ReceivedAnswers(tmp_path)
+    assert not received.recording(send).keeps_requests
+    send.keeps_requests = True
+    assert received.recording(send).keeps_requests

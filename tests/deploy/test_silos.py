@@ -238,6 +238,7 @@ def test_letters_are_for_one_other_site_alone(done):
                 unseal(letter, "question", one)
 
 
+@pytest.mark.usefixtures("unconfirmed")
 def test_asked_again_a_site_sends_the_same_bytes_and_pays_once(done):
     made, passed = done
     spent = {name: ledger_of(open_sketch(home / "silo" / "own.sketch")).spent() for name, home in made.folders.items()}
@@ -267,6 +268,7 @@ def test_deleted_or_truncated_charges_of_sketches_are_noticed(done, tmp_path):
         assert b"charges for sketches of this site were truncated" in site.answer(hello)
 
 
+@pytest.mark.usefixtures("unconfirmed")
 def test_another_request_for_the_same_step_is_refused(done):
     made, _ = done
     with Site.open(made.folders["hospital-1"]) as site:
@@ -301,6 +303,7 @@ def test_a_coordinator_that_is_stopped_goes_on(tmp_path):
         assert 6 < ledger_of(open_sketch(home / "silo" / "own.sketch")).spent() < 7
 
 
+@pytest.mark.usefixtures("unconfirmed")
 def test_a_key_that_the_coordinator_made_is_refused(tmp_path):
     """A server in the middle would read everything with keys of its own."""
     made = Hospitals(tmp_path, sites=2)
@@ -347,6 +350,7 @@ def test_a_policy_decides(tmp_path):
     assert "a sketch costs ε = 6." in said(epsilon="5.0")
 
 
+@pytest.mark.usefixtures("unconfirmed")
 @pytest.mark.long
 def test_a_budget_that_is_spent_pays_for_no_second_sketch(tmp_path):
     made = Hospitals(tmp_path, sites=2, epsilon="8.0")

@@ -15,6 +15,8 @@ from fedrank.deploy.site_updates import UpdateRun
 from fedrank.wire import Label, Part, Refused
 from tests.deploy.real_trial import LINEAR, NOISE, RealTrial
 
+pytestmark = pytest.mark.usefixtures("unconfirmed")
+
 NUMBER = 7  # in the outbox and the ledger, beyond the rounds of the plan
 ROWS = np.zeros(1, np.int64)
 

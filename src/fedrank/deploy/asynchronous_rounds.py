@@ -124,7 +124,7 @@ class AsynchronousRounds:
                 self._ready[calls.plan.row_of[site.clients[0]]] = message, one
                 continue
             calls.note(state.round + 1, one)
-            stranger = one.reason == protocol.SAY_HELLO
+            stranger = one.reason in (protocol.SAY_HELLO, protocol.NOT_CONFIRMED)
             self.handshake.greet_strangers({site.name: one.reason})
             calls.waiting(state.round + 1, {**calls.left_out, site.name: one.reason})
             if site.name not in calls.left_out:

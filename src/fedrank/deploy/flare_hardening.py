@@ -32,12 +32,12 @@ ANSWERED_BY_A_SITE = (
 )
 
 
-def harden(kit: Path, executor: str = EXECUTOR, controller: str = CONTROLLER) -> None:
+def harden(kit: Path) -> None:
     """Restrict the permissions of an NVFLARE kit, and remove other ways to start it."""
     local = kit / "local"
     server = (kit / "startup" / "fed_server.json").exists()
     found = parse_json((local / "resources.json.default").read_bytes())
-    resources = _of_server(found, kit, controller) if server else _of_site(found, executor)
+    resources = _of_server(found, kit) if server else _of_site(found)
     rights = {role: _rights(role, server) for role in ROLES}
     _write(local / "resources.json", resources)
     _write(local / "authorization.json", {"format_version": "1.0", "permissions": rights})
@@ -91,16 +91,16 @@ def _rights(role: str, server: bool) -> dict[str, str]:
     return {right: allowed.get(right, "none") for right in RIGHTS}
 
 
-def _of_site(resources: dict[str, Any], executor: str) -> dict[str, Any]:
-    resources |= {"class_allow_list": [executor], "class_list_enforcement_mode": "enforce"}
+def _of_site(resources: dict[str, Any]) -> dict[str, Any]:
+    resources |= {"class_allow_list": [EXECUTOR], "class_list_enforcement_mode": "enforce"}
     resources |= {"allow_log_streaming": False}
     resources["components"] = [one for one in resources["components"] if one["id"] != "site_log_streamer"]
     return resources
 
 
-def _of_server(resources: dict[str, Any], kit: Path, controller: str) -> dict[str, Any]:
+def _of_server(resources: dict[str, Any], kit: Path) -> dict[str, Any]:
     store = kit.absolute() / "store"  # the default is a temporary folder that all users share
-    resources |= {"class_allow_list": [controller], "class_list_enforcement_mode": "enforce"}
+    resources |= {"class_allow_list": [CONTROLLER], "class_list_enforcement_mode": "enforce"}
     resources["servers"][0] |= {"heart_beat_timeout": SILENT}
     storage = resources["snapshot_persistor"]["args"]["storage"]
     storage["args"]["root_dir"] = str(store / "snapshots")

@@ -128,9 +128,9 @@ def refuse_online_plan(plan: Plan) -> None:
         )
 
 
-def read_plans(shared: Path, site_folder: Path, ignoring: Ignoring | None = None) -> list[Plan]:
+def read_plans(shared: Path, site_folder: Path) -> list[Plan]:
     """Runs that the coordinator announced in the folder."""
-    me, ignoring = FolderMembership.read(site_folder), ignoring or Ignoring()
+    me, ignoring = FolderMembership.read(site_folder), Ignoring()
     found = []
     for path in looked_at(Path(shared) / PLANS, ignoring):
         if not re.fullmatch(r"[0-9a-f]{32}\.plan", path.name):

@@ -197,9 +197,9 @@ def publish(shared: Path, home: Path) -> FolderFederation:
     return known
 
 
-def applications(shared: Path, home: Path, ignoring: Ignoring | None = None) -> list[Application]:
+def applications(shared: Path, home: Path) -> list[Application]:
     """Sites that want to join and have not been approved."""
-    known, ignoring = read_home(home), ignoring or Ignoring()
+    known, ignoring = read_home(home), Ignoring()
     found = []
     for path in looked_at(Path(shared) / JOINING, ignoring):
         if not SITE_NAME.fullmatch(path.name):

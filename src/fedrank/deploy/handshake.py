@@ -41,6 +41,7 @@ class Handshake:
     def __post_init__(self) -> None:
         plan = self.calls.plan
         self._brings_keys = self.secure and plan.simulated
+        self._greeted: set[str] = set()
         if self.secure and not plan.simulated:
             self.identities = {site.clients[0]: bytes.fromhex(site.identity) for site in plan.sites}
 
@@ -78,6 +79,8 @@ class Handshake:
         """
         strangers = [site for site in self.calls.plan.sites if why.get(site.name) == protocol.SAY_HELLO]
         if not strangers:
+            if protocol.NOT_CONFIRMED in why.values():
+                self._ask_witnesses()
             return dict(why)
         try:
             return {**why, **self._greet(strangers)[1]}
@@ -106,7 +109,8 @@ class Handshake:
         enough = None if self.secure else self.calls.plan.min_sites
         found, why = self.calls.ask(requests, round, read, "answers", attempt, traffic, enough)
         why = self.greet_strangers(why)
-        again = {name: requests[name] for name, reason in why.items() if reason == protocol.SAY_HELLO}
+        known = (protocol.SAY_HELLO, protocol.NOT_CONFIRMED)
+        again = {name: requests[name] for name, reason in why.items() if reason in known}
         if again:
             more, still = self.calls.ask(again, round, read, "answers", attempt, traffic)
             found |= more
@@ -120,12 +124,27 @@ class Handshake:
         found, why = self.calls.ask({site.name: content for site in sites}, self.over, protocol.read_facts, "facts")
         self._compare(found)
         self.reporting |= {name for name, facts in found.items() if facts.get("measures")}
+        self._greeted |= set(found)
+        if found:
+            self._ask_witnesses()
         if self._brings_keys:
             for name, facts in found.items():
                 self.identities |= self._keys(name, facts.get("identities", {}))
             if len(self.identities) == len(plan.clients):
                 why |= self._introduce()
         return set(found), why
+
+    def _ask_witnesses(self) -> None:
+        """Let sites sign the newest heads of each other, which they need before they send anything new.
+
+        Sites that share a folder do not need it and may answer days later.
+        """
+        calls = self.calls
+        if calls.witness is None or len(calls.keys) < 2 or getattr(calls.send, "keeps_requests", False):
+            return
+        content = protocol.request("witness", calls.plan.run)
+        asked = {site.name: content for site in calls.sites() if site.name in self._greeted}
+        calls.ask(asked, 0, _read_letters, "letters", traffic=[], enough=2)
 
     def _compare(self, found: Mapping[str, Facts]) -> None:
         plan = self.calls.plan

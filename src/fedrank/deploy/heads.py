@@ -8,6 +8,10 @@ of the last entry is part of every answer. The coordinator stores the newest hea
 sites to every request, so sites are witnesses for each other. A site that meets a newer or different head of itself
 than its own refuses all requests: its folder is an old copy, and an answer could repeat a round with fresh noise.
 
+A coordinator could withhold heads. So every answer also contains a challenge, which is new after every start of the
+site, and the other sites sign it together with the newest head of this site that they hold (`Statement`). A site sends
+nothing new before another site has signed, after the start, a head that is at most `MAX_LAG` entries behind its own.
+
 A folder restored with `fedrank deploy restore` continues from the newest head instead: a round before the last one in
 that head is never answered again, and as many charges as entries are missing are made again.
 
@@ -31,6 +35,7 @@ from typing import NamedTuple
 from fedrank.deploy.backup import JOURNAL, SKETCHES, RestoreMark, record_completed_round
 from fedrank.deploy.identity import IDENTITY, IdentityKey, read_identity, verify
 from fedrank.deploy.outbox import OUTBOX, Outbox, Sent
+from fedrank.deploy.protocol import NOT_CONFIRMED
 from fedrank.deploy.records import log_line
 from fedrank.deploy.settings import SiteSettings, read_site
 from fedrank.files import locked, opened, parse_json, private_folder, read_bytes, sync, write_atomic
@@ -39,12 +44,15 @@ from fedrank.privacy.population import Population
 from fedrank.wire import Refused
 
 PEOPLE, LOCK, LOG = "people", "lock", "site.log"
-LABEL, MAGIC = b"fedrank head 1\0", b"frnkhead"
+LABEL, STATED, MAGIC = b"fedrank head 1\0", b"fedrank statement 1\0", b"frnkhea2"
 MAX_HEADS = 1000  # in a message
+MAX_LAG = 4  # entries that no other site has confirmed yet
 NONCE = 16  # bytes
 _BODY = struct.Struct("<qQ32s16sQ16s")  # site, counter, hash, run, number, nonce
 _SIZE = _BODY.size + 64  # with the signature
-_END = struct.Struct("<16sI8s")  # nonce, number of heads, MAGIC
+_CHALLENGE = struct.Struct("<q16s")  # site, its challenge; also the start of a statement: witness, challenge
+_STATEMENT = _CHALLENGE.size + _SIZE + 64  # with a head and the signature
+_END = struct.Struct("<16sIII8s")  # nonce, numbers of heads, challenges and statements, MAGIC
 _TAIL = 4096  # bytes: a line of the journal is shorter
 RESTORE = "`fedrank deploy backup OLD.backup`, then `fedrank deploy restore OLD.backup`"
 
@@ -85,28 +93,65 @@ class Head:
         return _BODY.pack(self.site, self.counter, self.hash, self.run, self.number, self.nonce)
 
 
+@dataclass(frozen=True)
+class Statement:
+    """The newest head of a site that another site holds, signed by the latter with the challenge of the former."""
+
+    witness: int
+    challenge: bytes
+    head: Head
+    signature: bytes = bytes(64)
+
+    def pack(self) -> bytes:
+        return self._body() + self.signature
+
+    @classmethod
+    def unpack(cls, content: bytes) -> Statement:
+        (witness, challenge), at = _CHALLENGE.unpack_from(content), _CHALLENGE.size + _SIZE
+        return cls(witness, challenge, Head.unpack(content[_CHALLENGE.size : at]), content[at:])
+
+    def sign(self, key: IdentityKey) -> Statement:
+        return replace(self, signature=key.sign(STATED + self._body()))
+
+    def is_of(self, public: str) -> bool:
+        """Whether the holder of this key signed the statement."""
+        return verify(public, STATED + self._body(), self.signature)
+
+    def _body(self) -> bytes:
+        return _CHALLENGE.pack(self.witness, self.challenge) + self.head.pack()
+
+
 class Seen(NamedTuple):
     """What a message carries besides its content."""
 
     nonce: bytes
     heads: tuple[Head, ...]
+    challenges: tuple[tuple[int, bytes], ...] = ()  # of sites
+    statements: tuple[Statement, ...] = ()
 
-
-def join(content: bytes, nonce: bytes, heads: Sequence[Head]) -> bytes:
-    """A message with heads behind it."""
-    return content + b"".join(head.pack() for head in heads) + _END.pack(nonce, len(heads), MAGIC)
+    def behind(self, content: bytes) -> bytes:
+        """A message with this behind it."""
+        parts = [head.pack() for head in self.heads]
+        parts += [_CHALLENGE.pack(*one) for one in self.challenges] + [one.pack() for one in self.statements]
+        counts = len(self.heads), len(self.challenges), len(self.statements)
+        return content + b"".join(parts) + _END.pack(self.nonce, *counts, MAGIC)
 
 
 def split(content: bytes) -> tuple[bytes, Seen | None]:
     """A message without its heads, and the heads; None if it has none."""
     if not isinstance(content, bytes) or len(content) < _END.size or not content.endswith(MAGIC):
         return content, None
-    nonce, count, _ = _END.unpack(content[-_END.size :])
-    start = len(content) - _END.size - count * _SIZE
-    if count > MAX_HEADS or start < 0:
-        raise Refused(f"it declares {count} heads, which it does not contain (at most {MAX_HEADS} are allowed)")
-    places = range(start, start + count * _SIZE, _SIZE)
-    return content[:start], Seen(nonce, tuple(Head.unpack(content[at : at + _SIZE]) for at in places))
+    nonce, *counts, _ = _END.unpack(content[-_END.size :])
+    sizes = [count * size for count, size in zip(counts, (_SIZE, _CHALLENGE.size, _STATEMENT), strict=True)]
+    start = len(content) - _END.size - sum(sizes)
+    if max(counts) > MAX_HEADS or start < 0:
+        raise Refused(f"it declares {max(counts)} heads, which it does not contain (at most {MAX_HEADS} are allowed)")
+    first, second, third = start + sizes[0], start + sizes[0] + sizes[1], start + sum(sizes)
+    heads = tuple(Head.unpack(content[at : at + _SIZE]) for at in range(start, first, _SIZE))
+    challenges = tuple(_CHALLENGE.iter_unpack(content[first:second]))
+    places = range(second, third, _STATEMENT)
+    statements = tuple(Statement.unpack(content[at : at + _STATEMENT]) for at in places)
+    return content[:start], Seen(nonce, heads, challenges, statements)
 
 
 @dataclass(frozen=True)
@@ -144,6 +189,7 @@ class SiteJournal:
         self._highest: dict[str, int] = {}  # run -> last number
         self._line = b""
         self._end = 0
+        self.challenge, self._confirmed = new_nonce(), 0  # entries that another site has confirmed since the start
         self._load()
 
     def find(self, run: bytes, kind: str, number: int) -> Entry | None:
@@ -178,16 +224,26 @@ class SiteJournal:
         self._add(entry, head, line)
         _append(self.second, line)
 
-    def answer(self, content: bytes, seen: Seen | None, others: Sequence[Head]) -> bytes:
+    def answer(self, content: bytes, seen: Seen, others: Sequence[Head]) -> bytes:
         """An answer with the head of this site, bound to the nonce of the request, and heads of other sites."""
-        if seen is None:
-            return content
-        return join(content, seen.nonce, [self.head.sign(self.key, seen.nonce), *others])
+        asked, known = dict(seen.challenges), (self.head.sign(self.key, seen.nonce), *others)
+        stated = [Statement(self.site, asked[head.site], head).sign(self.key) for head in others if head.site in asked]
+        return Seen(seen.nonce, known, ((self.site, self.challenge),), tuple(stated)).behind(content)
+
+    def check_confirmed(self, statements: Iterable[Statement], keys: Mapping[int, str]) -> None:
+        """Refuse unless one of these other sites has confirmed the journal since the start, and lately."""
+        for one in statements:
+            public = keys.get(one.witness)
+            if public and one.challenge == self.challenge and one.head.site == self.site and one.is_of(public):
+                self._confirmed = max(self._confirmed, one.head.counter)
+        if not self._confirmed or self.head.counter - self._confirmed > MAX_LAG:
+            raise Refused(NOT_CONFIRMED)
 
     def check(self, seen: Seen | None) -> None:
         """Refuse if a witness has a newer or different head, or if no witness confirms the journal."""
         self._check_unchanged()
-        own = [head for head in (seen.heads if seen is not None else ()) if head.site == self.site]
+        given = () if seen is None else (*seen.heads, *(one.head for one in seen.statements))
+        own = [head for head in given if head.site == self.site]
         for head in own:
             if not head.is_of(self.key.public):
                 raise Refused(
@@ -307,9 +363,9 @@ class SiteJournal:
         begun = self.second.exists() and self.head.counter == 1  # killed between the first entry and its copy
         if second is None and not begun and not any(head.counter == self.head.counter for head in own):
             raise RolledBack(
-                f"the second place of this site is missing or empty, and no witness confirms that its {self.head.counter} "
-                "entries are all: put it back, or, if you are sure that this is the newest folder, run `fedrank deploy "
-                "start --confirm-head` once"
+                "the second place of this site is missing or empty, and no witness confirms that its "
+                f"{self.head.counter} entries are all: put it back, or, if you are sure that this is the newest "
+                "folder, run `fedrank deploy start --confirm-head` once"
             )
         _append(self.second, self._line)
 

@@ -1,6 +1,7 @@
 """Messages between coordinator and site, in the envelope of `fedrank.wire`. Unexpected content is refused.
 
 hello    -> facts       the plan of a run and completed rounds; facts about the site
+witness  -> letters     nothing; statements about journals follow the answer, as in every answer (see `heads`)
 partners -> letters     public keys of all sites, before secure aggregation
 round    -> answers     the call of a round; one message per client of the site
 advertise, share, mask, sign, open -> letters      a round of secure aggregation, phase by phase
@@ -33,7 +34,9 @@ PHASES = ("advertise", "share", "mask", "sign", "open")
 MAX_REASON_LENGTH = 2000  # bytes
 MAX_FACTS = 1 << 20  # bytes
 MAX_MODEL = 64 << 20  # maximum size of a model with its card, or of a forest, in bytes
-SAY_HELLO = "no hello of this run was answered since the site was started; say hello first"  # compared by value
+# Both are compared by value.
+NOT_CONFIRMED = "no other site has confirmed the journal of this site lately; ask the other sites for their statements"
+SAY_HELLO = "no hello of this run was answered since the site was started; say hello first"
 # Prefixes of the refusals of a site that cannot work with its settings, data or folder until they are corrected.
 # The beginning of a refusal with a dealt schedule: what this site sent in this round is its only message.
 PARTICIPATED = "this site has participated in this round"

@@ -20,6 +20,7 @@ NO_DATA = "none needed: it does not depend on data"
 # By request: what its answers contain, and whether they depend on a site's data.
 CONTENTS = {
     "hello": ("facts: versions, features, kind and retention of the data", False),
+    "witness": ("signed statements about the journals of other sites", False),
     "partners": ("confirmations of keys", False),
     "round": ("updates", True),
     "advertise": ("public keys of secure aggregation", False),

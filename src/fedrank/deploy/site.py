@@ -19,6 +19,7 @@ from fedrank.deploy import consent, heads, protocol
 from fedrank.deploy.backup import HEADS
 from fedrank.deploy.budget import Budget, charged_prices
 from fedrank.deploy.data_sources import about_data
+from fedrank.deploy.folder_members import MEMBERSHIP
 from fedrank.deploy.forests import ForestRun
 from fedrank.deploy.outbox import OUTBOX, OutboxError
 from fedrank.deploy.plan import LARGEST, PROTOCOL, OtherVersion, Plan
@@ -35,6 +36,7 @@ from fedrank.wire import Label, Part, Refused
 
 STATUS, LOCK = "status.json", "lock"
 SECONDS_BETWEEN_STATUS = 2.0
+UNCONFIRMED = ("witness", "partners", "result", "merged")  # requests whose answers contain nothing of the site's data
 UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -98,8 +100,7 @@ class Site(SiteHome):
             label = wire.read_label(request)
             if self.journal is not None:
                 self.journal.check(seen)
-            hello = label.kind == "hello"
-            found = self._hello(label, request) if hello else self._open_run(label).answer(label, request)
+            found = self._hello(label, request) if label.kind == "hello" else self._answer_run(label, request, seen)
             found = self._with_heads(label, found, seen)
         except Exception as problem:
             self.log(f"{label.kind}, round {label.round}: {type(problem).__name__}: {problem}")
@@ -117,7 +118,7 @@ class Site(SiteHome):
         run = self._runs.get(label.run)
         if self.journal is None or seen is None or run is None:
             return answer
-        keys = {party.clients[0]: party.identity for party in run.plan.sites if party.name != self.settings.name}
+        keys = self._keys_of_others(run.plan)
         self._witness.keep(seen.heads, keys)
         return self.journal.answer(answer, seen, self._witness.of(keys.values()))
 
@@ -152,11 +153,23 @@ class Site(SiteHome):
             facts["data"] = about_data(self.settings.data)
         return protocol.reply("facts", label, self.settings.id, facts=protocol.facts(facts))
 
-    def _open_run(self, label: Label) -> SiteRun:
+    def _answer_run(self, label: Label, content: bytes, seen: heads.Seen | None) -> bytes:
         if label.run not in self._runs:
             raise Refused(protocol.SAY_HELLO)
-        self._check_consent(self._runs[label.run].plan)  # it may have been withdrawn
-        return self._runs[label.run]
+        run = self._runs[label.run]
+        self._check_consent(run.plan)  # it may have been withdrawn
+        if label.kind not in UNCONFIRMED:
+            self._check_confirmed(run, seen)
+        return run.answer(label, content)
+
+    def _check_confirmed(self, run: SiteRun, seen: heads.Seen | None) -> None:
+        """Refuse unless another site confirms the journal; sites that share a folder are not online together."""
+        keys = {id: key for id, key in self._keys_of_others(run.plan).items() if key}
+        if self.journal is not None and keys and not (self.folder / MEMBERSHIP).exists():
+            self.journal.check_confirmed(() if seen is None else seen.statements, keys)
+
+    def _keys_of_others(self, plan: Plan) -> dict[int, str]:
+        return {party.clients[0]: party.identity for party in plan.sites if party.name != self.settings.name}
 
     def _check_identity(self, plan: Plan) -> None:
         """Refuse a plan with another key for this site: witnesses would not recognise its heads."""

@@ -21,6 +21,7 @@ PAUSE = 2.0  # seconds before a round is requested again
 LATE = 5.0  # minimum seconds for the remaining sites after enough have answered
 SLOW = 5.0  # seconds without an answer after which the hub reports the missing sites, repeatedly
 LOOK = 0.25  # seconds between checks for a request to stop
+WITNESSES = 3  # sites that sign the head of another site with each answer: more would lengthen messages
 GRACE = 2.0  # seconds beyond the patience, for a transport that does not enforce it
 
 
@@ -52,6 +53,8 @@ class SiteCalls:
     stop: Callable[[], bool] = lambda: False
     left_out: dict[str, str] = field(default_factory=dict)  # sites that an operator must readmit, and why
     witness: heads.Witness | None = None  # stores the newest heads of the sites; None: heads are not used
+    _challenges: dict[int, bytes] = field(default_factory=dict)  # of sites, by id
+    _statements: dict[int, dict[int, heads.Statement]] = field(default_factory=dict)  # about a site, by witness
     _refused: dict[str, int] = field(default_factory=dict)  # consecutive invalid answers
     _nonces: WeakKeyDictionary[Future[bytes], bytes] = field(default_factory=WeakKeyDictionary)  # of open requests
 
@@ -66,9 +69,18 @@ class SiteCalls:
 
     def request(self, name: str, content: bytes) -> tuple[Future[bytes], int]:
         """Send a request with a new nonce and the newest heads of all sites; return also its number of bytes."""
-        nonce = heads.new_nonce()
-        if self.witness is not None and self.keys:
-            content = heads.join(content, nonce, self.witness.of(self.keys.values()))
+        nonce, keys = heads.new_nonce(), self.keys
+        if self.witness is not None and keys:
+            site, known = self.plan.party(name).clients[0], tuple(self.witness.of(keys.values()))
+            others = sorted(set(self._challenges) - {site}, key=lambda id: (id < site, id))  # the next ones first
+            if wire.read_label(content).kind != "witness":
+                others = others[:WITNESSES]
+            stated = [
+                one for one in self._statements.get(site, {}).values() if one.challenge == self._challenges.get(site)
+            ]
+            stated = sorted(stated, key=lambda one: one.head.counter)[-WITNESSES:]
+            challenges = tuple((id, self._challenges[id]) for id in others)
+            content = heads.Seen(nonce, known, challenges, tuple(stated)).behind(content)
         future = self.send(name, content, self.patience)
         self._nonces[future] = nonce
         return future, len(content)
@@ -87,7 +99,15 @@ class SiteCalls:
             own = [head.nonce for head in seen.heads if head.site == label.sender]
             if own != [self._nonces.get(future)]:
                 raise Refused("the head of its journal belongs to another request")
-        self.witness.keep(seen.heads, self.keys, label.sender)
+        keys = self.keys
+        self.witness.keep(seen.heads, keys, label.sender)
+        for id, challenge in seen.challenges:
+            if id == label.sender:
+                self._challenges[id] = challenge
+        for one in seen.statements:
+            about = keys.get(one.head.site)
+            if one.witness == label.sender and about and one.is_of(keys[label.sender]) and one.head.is_of(about):
+                self._statements.setdefault(one.head.site, {})[one.witness] = one
         return answer
 
     def ask(

@@ -127,7 +127,8 @@ class SiteRun:
 
     def answer(self, label: Label, content: bytes) -> bytes:
         """The answer to a request of this run."""
-        handler = next((one for one in self.handlers if label.kind in one.kinds), None)
+        handlers: tuple[type[Handler[Any]], ...] = (*self.handlers, WitnessRequest)
+        handler = next((one for one in handlers if label.kind in one.kinds), None)
         if handler is None:
             raise Refused(f"this run {self.does} and does not support requests of kind {label.kind!r}")
         if handler not in self._opened:
@@ -270,6 +271,16 @@ class Contribution(Handler[R]):
                 f"{request.name} was answered, and the stored message is lost or was replaced; restore the outbox from "
                 "a backup, or continue with the next round"
             )
+
+
+class WitnessRequest(Handler[SiteRun]):
+    """Answers a request for statements about other sites, which follow every answer of a site."""
+
+    kinds = ("witness",)
+
+    def answer(self, label: Label, content: bytes) -> bytes:
+        wire.unpack(content, Label("witness", label.run, label.round), {})
+        return self.reply("letters", label, letters=b"")
 
 
 class ReceivedModel(Handler[SiteRun]):

@@ -411,10 +411,18 @@ class Population:
 
     @staticmethod
     def charges_by_run(folder: Path) -> dict[str, float]:
-        """The number of charges in the ledgers of each run; infinite if they were deleted with a record."""
+        """The number of charges in the ledgers of each run; infinite if they were deleted with a record.
+
+        The terms in each ledger must name its run: those of another run may cost less.
+        """
         found: dict[str, float] = {}
         for ledger in ledger_folders(folder):
             run, account = ledger.relative_to(folder).parts[0], Account.read(ledger)
+            if account is not None and account.terms.spec not in ("", run):
+                raise LedgerError(
+                    f"{ledger / TERMS} belongs to run {account.terms.spec[:12]}, not to run {run[:12]}, so the cost of "
+                    "its charges is unknown; restore both from a copy, or treat the privacy of these people as spent"
+                )
             found[run] = found.get(run, 0) + (0 if account is None else account.rounds)
         gone = {name.split("/")[0] for record in forgotten(folder) for name in record["ledgers"]}
         return found | dict.fromkeys(gone, math.inf)
