@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from fedrank.federated import backends
+from fedrank.federated.asynchronous import FedAsync
+from fedrank.federated.asynchronous_simulation import simulate_arrivals
 from fedrank.federated.clients import make_clients
 from fedrank.federated.deal import Deal
 from fedrank.federated.federation import Federation
@@ -167,6 +169,11 @@ def test_what_does_not_fit_is_refused_by_name(settings, says):
     with pytest.raises(ValueError, match=says):
         Federation(**{"dealt": ROUNDS} | settings)
     Federation(local=FedProx(), dealt=ROUNDS)
+
+
+def test_asynchronous_arrivals_are_refused():
+    with pytest.raises(ValueError, match="clients cannot be dealt into rounds"):
+        next(simulate_arrivals(Federation(dealt=ROUNDS), FedAsync(), clients(), 3))
 
 
 def test_more_rounds_than_were_dealt_are_refused():
