@@ -232,6 +232,27 @@ def test_a_client_participates_in_its_own_round_only(tmp_path):
     assert trial.paid(name) == 1
 
 
+def test_groups_too_small_for_a_sum_are_refused_in_the_plan(tmp_path):
+    with pytest.raises(wire.Refused, match="7 clients dealt into 3 rounds leave 2 in some"):
+        RealTrial(tmp_path, LINEAR + SUM, sites=7, rounds=3, clients='interactions = 3\nschedule = "dealt"')
+
+
+def test_a_site_cannot_end_a_round_of_a_drawn_schedule(tmp_path):
+    """Only a dealt schedule has sites that have participated; otherwise such a refusal is one like others."""
+    trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=1, min_sites=3)
+    refused = []
+
+    def between(name, request, answer):
+        label = wire.read_label(request)
+        if name == "clinic-b" and label.kind == "round" and len(refused) < 2:
+            refused.append(name)
+            return protocol.refusal(label, 20, f"{protocol.PARTICIPATED}, so they say")
+        return answer()
+
+    assert trial.run(between) == "finished"
+    assert all(trial.outbox(name).get(1) is not None for name in trial.names)
+
+
 # Refused at a site, with nothing spent
 
 
