@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.federated.aggregators import Mean
-from fedrank.federated.deal import deal
 from fedrank.federated.federation import Federation
 from fedrank.federated.server import State
 from fedrank.federated.simulation import federated_round
@@ -560,7 +559,7 @@ def _watch_round(
     sampled = setting.participation if has_trait(attacked, "hides cohort") else 1.0
     aggregator = _Message() if alone else Mean()
     federation = Federation(setting.learner, aggregator, mechanism=attacked, participation=sampled, dealt=setting.dealt)
-    turn = int(deal(len(clients), rounds, seed)[0]) - 1 if setting.dealt else None  # of the canary
+    turn = int(federation.deal(clients, seed).round_of_each[0]) - 1 if setting.dealt else None  # of the canary
 
     def watch(index: int, inside: bool, count: int) -> Seen:
         pair = pairs[index]

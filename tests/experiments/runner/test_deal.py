@@ -16,7 +16,7 @@ from fedrank.experiments.runner.unlearning import unlearn_runs
 from fedrank.experiments.runner.writer import RunWriter
 from fedrank.experiments.spec.experiment import SpecError
 from fedrank.experiments.spec.grid import Grid, read_tables
-from fedrank.federated.deal import deal
+from fedrank.federated.deal import Deal
 from fedrank.privacy.population import Account
 from fedrank.privacy.spending import Spending
 from fedrank.unlearning.methods import Retrain
@@ -84,7 +84,10 @@ def test_without_a_mechanism_the_schedule_is_the_same(tmp_path):
     del without["mechanism"]
     [task] = plan(Grid.of(read_tables(without).base), "without", tmp_path)
     assert perform(task) == "finished"
-    assert json.loads((task.folder / "deal.json").read_text())["round_of_each"] == deal(COUNT, ROUNDS, 1).tolist()
+    assert (
+        json.loads((task.folder / "deal.json").read_text())["round_of_each"]
+        == Deal.of(COUNT, ROUNDS, 1).round_of_each.tolist()
+    )
 
 
 def test_a_killed_run_gives_nobody_a_second_turn(tmp_path, monkeypatch):
