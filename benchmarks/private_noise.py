@@ -13,7 +13,8 @@ Arms: "no noise"; "recipe" (2, 4 or 8 rounds, clip = half the median update, noi
 that of the other MQ collection, or BM25); "many" (100 rounds, server rate 1, clip and local rate tuned); "local" (noise
 on every message); "published" (the noise of the FPDGD paper; the stated ε is not the ε that holds); "usual" (100
 rounds, server rate 1, clip = median update, not tuned); "alone" (one person, or one organisation without noise);
-"nothing" (the BM25 order); "start alone" (the public model).
+"nothing" (the BM25 order); "start alone" (the public model); "every" (everybody in every round with new searches, so
+T times as many clicks).
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ def settings_of(cell: Cell) -> list[Setting]:
         return [Setting(t, scale * r) for t in (1, 2, 4, 10, 25, 100) for r in rates]
     if cell.arm in ("recipe", "planned", "start", "local"):
         return [Setting(t, scale * r, 0.5) for t in (2, 4, 8) for r in RATES]
+    if cell.arm == "every":
+        return [Setting(t, r, 0.5) for t in (4, 10, 25) for r in RATES]
     if cell.arm == "many":
         clips, locals_ = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0), (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
         return [Setting(100, 1.0, c, scale * r) for c in clips for r in locals_]
@@ -252,8 +255,10 @@ def _rounds(
     turn = np.empty(count, dtype=np.int64)
     turn[order] = np.arange(count) % rounds
     planned, total_noise = count / rounds, np.zeros(weights.size)
+    if cell.arm == "every":  # T Gaussian releases cost as much as one with less noise, by √T
+        turn, planned, sigma = np.full(count, -1), float(count), sigma * math.sqrt(rounds)
     for number in range(rounds):
-        rows, updates = np.flatnonzero(turn == number), np.zeros((1, weights.size))
+        rows, updates = np.flatnonzero((turn == number) | (turn < 0)), np.zeros((1, weights.size))
         if len(rows):
             updates = learner(weights, clients.rows(rows), Chance(seed, number + 1)).updates.astype(np.float64)
         if math.isfinite(clip):
@@ -363,6 +368,8 @@ def cells() -> list[Cell]:
         found += [Cell("recipe", data, people, 1.0) for people in (30, 300, 3000)]
         found += [Cell("no noise", data, people) for people in (30, 300, 3000)]
     found += [Cell("recipe", "ohsumed", 1000, 1.0, rounds=t) for t in (1, 2, 4, 8, 16, 32, 100)]
+    for data in main:
+        found += [Cell("every", data, 1000, epsilon) for epsilon in (1.0, math.inf)]
     for data in main:
         found += situation(data, 10_000, (1.0,), ("recipe", "planned", "no noise", "start", "many", "local", "usual"))
     found += situation("mq2008", 1000, (1.0,), ("no noise", "recipe", "many"), ranker="mlp")

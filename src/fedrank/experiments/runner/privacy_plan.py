@@ -38,11 +38,12 @@ from fedrank.seeds import Chance, rng_for
 from fedrank.types import SimulatedClients, Weights
 
 MEASURE = "ndcg@10"
-ROUNDS, FREE_ROUNDS = (1, 2, 4, 8), (2, 8, 25)  # that are tried, with noise and without
+ROUNDS, FREE_ROUNDS = (1, 2, 4, 8), (2, 8, 25)  # that are tried with each person in one of them; without noise
+EVERY = (4, 16)  # that are tried with all people in every round, where the spec has them there
 STEPS = tuple(float(each) for each in np.geomspace(0.25, 16, 7))  # expected length of the server's step in a round
-SETS, FIRST, MORE, TESTS = 3, 2, 6, 10  # generated sets; seeds for each in the first and second selection and the test
-FINALISTS = 4  # settings of the second selection
-MAX_PEOPLE = 2_000  # that are simulated; noise is scaled, so more people give the same noise in the mean
+SETS, FIRST, MORE, TESTS = 3, 2, 4, 10  # generated sets; seeds for each in the first and second selection and the test
+FINALISTS = 3  # settings of the second selection
+MAX_SEARCHES = 4_000  # of all people in a round; noise is scaled, so fewer people give the same noise in the mean
 MAX_INTERACTIONS = 4_000_000  # of a run of the spec as it is; a longer one is not simulated
 MAX_FACTOR = 4_096  # of people, in the search for how many would do
 CERTAIN = 0.9  # share of simulated runs in which training must be better than the alternatives
@@ -209,7 +210,12 @@ def _interactions(experiment: FederatedExperiment) -> float:
     """The number of interactions of a simulated run."""
     clients = experiment.clients
     share = 1 / experiment.rounds if clients.schedule == "dealt" else clients.participation
-    return experiment.rounds * share * min(_people(experiment), MAX_PEOPLE) * max(clients.searches)
+    return experiment.rounds * share * min(_people(experiment), _max_people(experiment)) * max(clients.searches)
+
+
+def _max_people(experiment: FederatedExperiment) -> int:
+    """The number of people that are simulated, at most."""
+    return max(100, MAX_SEARCHES // max(experiment.clients.searches))
 
 
 def _changed(experiment: FederatedExperiment, changes: dict[str, Any]) -> FederatedExperiment:
@@ -220,7 +226,7 @@ def _changed(experiment: FederatedExperiment, changes: dict[str, Any]) -> Federa
     for key, value in changes.items():
         section, _, name = key.rpartition(".")
         (tables[section] if section else tables)[name] = value
-    tables["clients"] |= {"schedule": "dealt", "participation": 1.0}
+    tables["clients"] |= {"schedule": changes.get("clients.schedule", "dealt"), "participation": 1.0}
     if changes.get("mechanism", tables) is None:
         del tables["mechanism"]
     else:
@@ -392,8 +398,8 @@ class _Bench:
         return found
 
     def _run(self, experiment: FederatedExperiment, data: _Set, seed: int, start: Weights | None) -> Weights:
-        """The final model of a simulated run; with at most `MAX_PEOPLE`, and the noise that more would have."""
-        people, share = _people(experiment), min(1.0, MAX_PEOPLE / _people(experiment))
+        """The final model of a simulated run; with fewer people than the spec if these are many, and their noise."""
+        people, share = _people(experiment), min(1.0, _max_people(experiment) / _people(experiment))
         federation, each = experiment.federation(attacked=False), experiment.clients
         if share < 1:
             each = replace(each, people=max(experiment.rounds, round(each.people * share))) if each.people > 1 else (
@@ -436,15 +442,16 @@ class _Bench:
         self, epsilon: float | None, people: int = 1, rounds: Sequence[int] = (), steps: Sequence[float] = STEPS
     ) -> FederatedExperiment:
         """The best settings on the queries for selection, with `people` times as many people; ε None: no noise."""
-        rounds = rounds or (FREE_ROUNDS if epsilon is None else ROUNDS)
-        clients = self.experiment.clients
-        dealt = clients.people if clients.people > 1 else clients.count
+        clients, dealt = self.experiment.clients, self._dealt
+        pairs = list(itertools.product(("dealt",), rounds or (FREE_ROUNDS if epsilon is None else ROUNDS), steps))
+        if clients.schedule == "drawn" and clients.participation == 1 and not rounds:
+            pairs += itertools.product(("drawn",), EVERY, steps[: len(steps) // 2 + 1])
+        most = {"dealt": dealt, "drawn": self.experiment.rounds}
         tried: list[tuple[float, FederatedExperiment]] = []
-        pairs = [each for each in itertools.product(rounds, steps) if each[0] <= dealt]
-        for number, (count, step) in enumerate(pairs, start=1):
-            if tried and count == 1 and step != steps[0] and self.experiment.start is None:
-                continue  # the scale of a model changes no order, and there is no second round
-            spec = self._candidate(count, step, epsilon, people)
+        for number, (schedule, count, step) in enumerate(pairs, start=1):
+            if count > most[schedule] or (count == 1 and step != steps[0] and self.experiment.start is None):
+                continue  # too few people or rounds; or the scale of a model, which changes no order
+            spec = self._candidate(schedule, count, step, epsilon, people)
             tried.append((float(self.quality(spec, "validation", range(1, FIRST + 1)).mean()), spec))
             name = "no noise" if epsilon is None else f"{_people(spec):,} people at ε = {epsilon:g}"
             self._progress(name, number, len(pairs), f"{count} rounds")
@@ -452,9 +459,17 @@ class _Bench:
         again = range(11, 11 + MORE)
         return max((spec for _, spec in tried), key=lambda spec: float(self.quality(spec, "validation", again).mean()))
 
-    def _candidate(self, rounds: int, step: float, epsilon: float | None, people: int) -> FederatedExperiment:
+    @property
+    def _dealt(self) -> int:
+        """The number of people of each party that deals them."""
+        clients = self.experiment.clients
+        return clients.people if clients.people > 1 else clients.count
+
+    def _candidate(
+        self, schedule: str, rounds: int, step: float, epsilon: float | None, people: int
+    ) -> FederatedExperiment:
         rate = float(f"{step / self.lengths[epsilon is not None]:.3g}")
-        changes: dict[str, Any] = {"rounds": rounds, "server.rate": rate}
+        changes: dict[str, Any] = {"rounds": rounds, "server.rate": rate, "clients.schedule": schedule}
         many = "people" if self.experiment.clients.people > 1 else "count"
         changes[f"clients.{many}"] = getattr(self.experiment.clients, many) * people
         if epsilon is None:
