@@ -18,7 +18,7 @@ import pytest
 from fedrank import wire
 from fedrank.deploy import site_calls
 from fedrank.deploy.backup import backup, restore
-from fedrank.deploy.heads import SiteJournal
+from fedrank.deploy.heads import SiteJournal, split
 from fedrank.deploy.outbox import Outbox
 from fedrank.deploy.settings import read_site
 from fedrank.deploy.site import Site
@@ -119,7 +119,7 @@ def recorded(trial, name: str) -> list[bytes]:
 
 def fresh(folder: Path) -> None:
     """A site's folder as it was before its first run."""
-    for name in ("outbox", "people", "models"):
+    for name in ("outbox", "people", "models", "deals"):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in ("journal.log", "heads.txt"):
         (folder / name).unlink(missing_ok=True)
@@ -297,6 +297,89 @@ def test_a_coordinator_of_a_secure_sum_killed_at_every_write_counts_every_try(tm
     assert more > 1
 
 
+class Masks:
+    """Counts the masked messages that left each site, by round, and the updates that left in the open."""
+
+    with_heads = True
+
+    def __init__(self) -> None:
+        self.left: dict[tuple[str, int], set[bytes]] = {}
+
+    def __call__(self, name, content, answer):
+        whole = answer()
+        label, found = wire.read_label(content), wire.read_label(whole)
+        if label.kind in ("mask", "round") and found.kind in ("letters", "answers"):
+            self.left.setdefault((name, label.round), set()).add(split(whole)[0])
+        return whole
+
+
+def dealt_trial(folder: Path, text: str, rounds: int = 2) -> RealTrial:
+    people = {name: {"person": '"patient"'} for name in ("clinic-a", "clinic-b", "clinic-c")}
+    clients = 'interactions = 1\npeople = 15\nschedule = "dealt"'
+    return RealTrial(folder, text + 'unit = "person"\n', rounds=rounds, clients=clients, data=people)
+
+
+def check_once(trial: RealTrial, masks: Masks, at: int) -> None:
+    """No site sent two messages in a round, and its list is one list."""
+    assert all(len(sent) == 1 for sent in masks.left.values()), at
+    for name in trial.names:
+        rounds = [path.name[:8] for path in trial.outbox(name).folder.glob("0*-0*")]
+        assert len(set(rounds)) == len(rounds), at
+        assert trial.paid(name) <= 2, at
+        [path] = (trial.folders[name] / "deals").glob("*.json")
+        assert sorted(np.bincount(json.loads(path.read_text())["round_of_each"])) == [0, 6, 6]
+    card = json.loads((trial.task.folder / "privacy.json").read_text())
+    assert card["participations_charged"] == 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("text", [LINEAR + NOISE, LINEAR + SUM])
+def test_a_dealt_schedule_whose_site_is_killed_at_every_write_gives_nobody_a_second_turn(tmp_path, fate, text):
+    trial = dealt_trial(tmp_path, text)
+    at, killed, lost = 1, True, 0
+    while killed:
+        for folder in trial.folders.values():
+            fresh(folder)
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        mortal = Mortal(fate, trial.folders["clinic-b"], at)
+        others = {name: Site.open(trial.folders[name]) for name in ("clinic-a", "clinic-c")}
+        masks = Masks()
+        try:
+            answering = {name: site.answer for name, site in others.items()} | {"clinic-b": mortal.answer}
+            assert trial.run_with(answering, masks) == "finished", (trial.task.folder / "run.json").read_text()
+        finally:
+            mortal.site.close()
+            for site in others.values():
+                site.close()
+        killed, at = mortal.killed, at + 1
+        check_once(trial, masks, at)
+        lost += len(masks.left) < 6
+    print(f"{at - 2} kills, a message was lost in {lost} of them")
+    assert at > 30
+
+
+@pytest.mark.long
+def test_a_dealt_schedule_whose_coordinator_is_killed_at_every_write_gives_nobody_a_second_turn(tmp_path, fate):
+    trial = dealt_trial(tmp_path, LINEAR + SUM)
+    at, killed = 1, True
+    while killed:
+        killed, masks = False, Masks()
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        for folder in trial.folders.values():
+            fresh(folder)
+        with fate.from_now_on(at):
+            try:
+                trial.run(masks)
+            except Killed:
+                killed = True
+        if killed:
+            assert trial.run(masks) == "finished"
+        check_once(trial, masks, at)
+        at += 1
+    print(f"{at - 2} kills")
+    assert at > 15
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("error", "word"), [(errno.ENOSPC, b"disk of this site is full"), (errno.EROFS, b"cannot write")]
@@ -459,3 +542,38 @@ def test_a_site_that_came_back_from_a_backup_answers_no_round_anew(tmp_path):
     }  # fmt: skip
     assert outbox.get(2).answer == sent[2]
     assert trial.paid("clinic-b") == 7  # six rounds, and the fifth once more, of which something may have left
+
+
+@pytest.mark.long
+def test_a_dealt_schedule_at_a_site_from_a_backup_gives_nobody_a_second_turn(tmp_path, monkeypatch):
+    """Of round 5 something may have left, so its people do not take part; those of round 6 do."""
+    monkeypatch.setattr(site_calls, "PAUSE", 0.01)
+    trial = dealt_trial(tmp_path, LINEAR + NOISE, rounds=6)
+    folder, masks = trial.folders["clinic-b"], Masks()
+    shutil.copy(folder / "train.txt", tmp_path / "clinic-b.txt")
+
+    def until(last: int) -> None:
+        over = []
+
+        def listen(name, content, answer):
+            over.append(wire.read_label(content).round > last)
+            if over[-1]:
+                raise TimeoutError("not yet")
+            return masks(name, content, answer)
+
+        listen.with_heads = True
+        assert trial.run(listen, stop=lambda: any(over)) == "interrupted"
+
+    until(2)
+    backup(folder, tmp_path / "backup")
+    [before] = (folder / "deals").glob("*.json")
+    dealt = before.read_text()
+    until(4)
+    shutil.rmtree(folder)
+    restore(tmp_path / "backup", folder)
+    shutil.copy(tmp_path / "clinic-b.txt", folder / "train.txt")
+    assert trial.run(masks) == "finished"
+    assert before.read_text() == dealt
+    assert {round for name, round in masks.left if name == "clinic-b"} == {1, 2, 3, 4, 6}
+    assert {round for name, round in masks.left if name == "clinic-a"} == {1, 2, 3, 4, 5, 6}
+    assert all(len(sent) == 1 for sent in masks.left.values())

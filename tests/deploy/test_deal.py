@@ -15,7 +15,7 @@ from fedrank.deploy.coordinate import state_before
 from fedrank.deploy.settings import plan_prices, site_guarantees
 from fedrank.deploy.site import Site
 from fedrank.experiments.runner.folder import Card
-from fedrank.federated.deal import deal
+from fedrank.federated.deal import Deal
 from fedrank.federated.server import ServerTask
 from fedrank.privacy.population import Population
 from fedrank.ranking.learners import Pdgd
@@ -207,7 +207,7 @@ def test_a_lost_message_is_not_made_again(tmp_path):
 
 def test_a_client_participates_in_its_own_round_only(tmp_path):
     trial = RealTrial(tmp_path, LINEAR + NOISE, sites=6, rounds=3, clients='interactions = 3\nschedule = "dealt"')
-    turns = deal(6, 3, trial.plan.seed)
+    turns = Deal.of(6, 3, trial.plan.seed).round_of_each
     asked = {}
 
     def listen(name, request, answer):
@@ -263,9 +263,7 @@ def test_too_few_people_for_the_rounds_are_refused(tmp_path):
     trial = RealTrial(tmp_path, LINEAR + SUM_OF_PEOPLE, rounds=13, clients=DEALT, data=PERSONS)
     with Site.open(trial.folders["clinic-a"]) as site:
         assert wire.read_label(site.answer(trial.hello())).kind == "refused"
-    assert (
-        "12 people of this site cannot be dealt into 13 rounds" in (trial.folders["clinic-a"] / "site.log").read_text()
-    )
+    assert "12 clients cannot be dealt into 13 rounds" in (trial.folders["clinic-a"] / "site.log").read_text()
 
 
 def test_the_list_is_the_same_after_it_is_lost(tmp_path):

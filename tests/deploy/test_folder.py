@@ -762,9 +762,9 @@ NOISE = '[mechanism]\nname = "gaussian"\nclip = 0.5\nnoise = 1.0\n'
 class FolderTrial(Trial):
     """A trial whose sites meet the coordinator in a folder, each opened anew for every look."""
 
-    def __init__(self, folder: Path, text: str, sites: int = 3) -> None:
+    def __init__(self, folder: Path, text: str, clients: str = "count = 6\ninteractions = [2, 3]") -> None:
         write_data(folder)
-        super().__init__(folder, spec_of(folder, text, rounds=5), sites)
+        super().__init__(folder, spec_of(folder, text, rounds=5, clients=clients))
         self.shared, self.home = folder / "shared", folder / "home"
         told = create_folder_federation(self.shared, self.home, "trial").fingerprint
         for name, where in self.folders.items():
@@ -799,6 +799,14 @@ def test_a_run_through_a_folder_comes_to_what_a_simulation_comes_to(tmp_path):
     for where in trial.folders.values():
         kept = where / "models" / trial.plan.digest[:16] / "model.json"
         assert kept.read_bytes() == (trial.task.folder / "model.json").read_bytes()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("people", ["count = 6", "count = 3\npeople = 5"])
+def test_a_dealt_schedule_through_a_folder_comes_to_what_a_simulation_comes_to(tmp_path, people):
+    trial = FolderTrial(tmp_path, LINEAR, f'{people}\nschedule = "dealt"')
+    assert trial.by_folder() == "finished", (trial.task.folder / "run.json").read_text()
+    check_equal(trial.task.folder, trial.simulated())
 
 
 @pytest.mark.long

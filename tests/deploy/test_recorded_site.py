@@ -20,6 +20,7 @@ from fedrank.deploy.show import look_at
 from fedrank.deploy.site import Site
 from fedrank.federated.client import ClientTask, answer
 from fedrank.federated.messages import Call
+from fedrank.privacy.population import Account
 from fedrank.seeds import Chance
 from fedrank.types import OwnChance
 from tests.deploy.plans import experiment
@@ -326,3 +327,21 @@ def test_mistakes_in_site_toml_are_told(tmp_path, before, after, said):
     path.write_text(path.read_text().replace(before, after))
     with pytest.raises(SpecError, match=said):
         read_site(person.folder)
+
+
+def test_a_person_of_a_dealt_schedule_takes_part_in_one_round(tmp_path):
+    plan, person = a_plan(rounds=3, schedule="dealt"), Person(tmp_path, 90)
+    turn = int(plan.turns[0])
+    found = {}
+    for number in (1, 2, 3, turn):
+        with Site.open(person.folder) as site:
+            site.answer(hello(plan))
+            answers = [site.answer(a_round(plan, number)) for _ in range(2)]
+        assert answers[0] == answers[1]
+        assert is_refused(answers[0]) == (number != turn)
+        assert found.setdefault(number, answers[0]) == answers[0], "the same bytes, also after a restart"
+    assert any(b"was dealt into round" in answer for answer in found.values())
+    assert len(person.outbox(plan)) == 1
+    assert used_searches(person.folder / "outbox") == set(range(1, 31))
+    account = Account.read(person.folder / "people" / plan.digest[:32] / "ledger")
+    assert account.participations.tolist() == [1]

@@ -7,8 +7,11 @@ import math
 import numpy as np
 import pytest
 
+from fedrank.federated import backends
+from fedrank.federated.asynchronous import FedAsync
+from fedrank.federated.asynchronous_simulation import simulate_arrivals
 from fedrank.federated.clients import make_clients
-from fedrank.federated.deal import deal
+from fedrank.federated.deal import Deal
 from fedrank.federated.federation import Federation
 from fedrank.federated.local import FedPer, FedProx, Scaffold
 from fedrank.federated.partition import Own
@@ -48,11 +51,11 @@ def participants(federation, some, rounds=ROUNDS, **more):
 
 
 def test_each_participates_once_and_sizes_differ_by_at_most_one():
-    groups = deal(1003, 4, SEED)
+    groups = Deal.of(1003, 4, SEED).round_of_each
     assert sorted(np.bincount(groups)[1:]) == [250, 251, 251, 251]
-    assert (deal(1003, 4, SEED) == groups).all()
-    assert (deal(1003, 4, SEED + 1) != groups).any()
-    assert (deal(1003, 4, SEED, 7) != groups).any()
+    assert (Deal.of(1003, 4, SEED).round_of_each == groups).all()
+    assert (Deal.of(1003, 4, SEED + 1).round_of_each != groups).any()
+    assert (Deal.of(1003, 4, SEED, 7).round_of_each != groups).any()
 
 
 @pytest.mark.parametrize("mechanism", [None, *(Gaussian(1.0, 1.0, each) for each in PLACEMENTS)], ids=str)
@@ -60,7 +63,7 @@ def test_every_client_is_in_one_round(mechanism):
     seen, outcomes = participants(Federation(mechanism=mechanism, dealt=ROUNDS), clients())
     assert len(outcomes) == len(seen) == ROUNDS
     assert sorted(id for each in seen for id in each) == list(range(COUNT))
-    assert [len(each) for each in seen] == np.bincount(deal(COUNT, ROUNDS, SEED))[1:].tolist()
+    assert [len(each) for each in seen] == np.bincount(Deal.of(COUNT, ROUNDS, SEED).round_of_each)[1:].tolist()
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -75,6 +78,31 @@ def test_backends_give_the_same_bits(backend):
         for outcome in simulate(federation, clients(), ROUNDS, SEED, noise=SecureSource(bytes(32)), threads=2)
     ]
     assert found == expected
+
+
+def test_many_rounds_in_one_call_are_those_one_by_one(monkeypatch):
+    """Groups may differ in size, so a long schedule is run round by round."""
+    some = make_clients(DATA, 33, interactions=2, click_model="navigational")
+    federation = Federation(dealt=32)
+    plain = list(simulate(federation, some, 32, SEED))
+    monkeypatch.setattr(backends, "ENOUGH_ROUNDS", 1)
+    many = list(simulate(federation, some, 32, SEED))
+    assert sorted(one.interactions for one in many) == [2] * 31 + [4]
+    assert [one.weights.tobytes() for one in plain] == [one.weights.tobytes() for one in many]
+
+
+def test_chunks_give_the_same_bits(monkeypatch):
+    federation = Federation(mechanism=Gaussian(1.0, 1.0, AtServer()), dealt=ROUNDS)
+    runs = []
+    for size in (64 << 20, 50):
+        monkeypatch.setattr(backends, "CHUNK_BYTES", size)
+        runs.append(
+            [
+                one.weights.tobytes()
+                for one in simulate(federation, clients(), ROUNDS, SEED, noise=SecureSource(bytes(32)))
+            ]
+        )
+    assert runs[0] == runs[1]
 
 
 def test_the_sum_is_divided_by_the_planned_size(silent):
@@ -141,6 +169,11 @@ def test_what_does_not_fit_is_refused_by_name(settings, says):
     with pytest.raises(ValueError, match=says):
         Federation(**{"dealt": ROUNDS} | settings)
     Federation(local=FedProx(), dealt=ROUNDS)
+
+
+def test_asynchronous_arrivals_are_refused():
+    with pytest.raises(ValueError, match="clients cannot be dealt into rounds"):
+        next(simulate_arrivals(Federation(dealt=ROUNDS), FedAsync(), clients(), 3))
 
 
 def test_more_rounds_than_were_dealt_are_refused():

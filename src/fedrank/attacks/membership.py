@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.federated.aggregators import Mean
-from fedrank.federated.deal import deal
 from fedrank.federated.federation import Federation
 from fedrank.federated.server import State
 from fedrank.federated.simulation import federated_round
@@ -585,7 +584,7 @@ def _watch_round(
         participation=sampled,
         dealt=setting.dealt,
     )
-    turn = int(deal(len(clients), rounds, seed)[0]) - 1 if setting.dealt else None  # of the canary
+    turn = int(federation.deal(clients, seed).round_of_each[0]) - 1 if setting.dealt else None  # of the canary
 
     def watch(index: int, inside: bool, count: int) -> Seen:
         pair = pairs[index]

@@ -26,7 +26,6 @@ from fedrank.experiments.spec.federated import ELSEWHERE, FederatedExperiment
 from fedrank.experiments.spec.grid import read_tables
 from fedrank.experiments.spec.silo import SiloExperiment
 from fedrank.experiments.spec.trees import TreesExperiment
-from fedrank.federated.deal import deal, size_of_group
 from fedrank.federated.federation import Federation
 from fedrank.federated.partition import Users
 from fedrank.federated.robust import without_guarantee
@@ -170,7 +169,7 @@ class Plan:
         """[clients]: interactions in a round; fewer if the persons of clients are dealt into rounds."""
         clients, dealt = self.experiment.clients, self.experiment.deals_persons and round > 0
         each = np.asarray(clients.searches, dtype=np.int64)
-        people = size_of_group(clients.people, self.rounds, round) if dealt else clients.people
+        people = (clients.people - round) // self.rounds + 1 if dealt else clients.people  # sizes differ by 1
         found: NDArray[np.int64] = each[np.array(self.clients) % len(each)] * people
         return found
 
@@ -179,7 +178,7 @@ class Plan:
         """[clients]: the only round of each, if clients are dealt into rounds."""
         if not self.federated.dealt or self.experiment.deals_persons:
             return None
-        return deal(len(self.clients), self.federated.dealt, self.seed)
+        return self.federated.deal(len(self.clients), self.seed).round_of_each
 
     @property
     def parameters(self) -> int:

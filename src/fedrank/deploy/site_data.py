@@ -17,7 +17,6 @@ from fedrank.deploy.recorded_lists import RecordedFolder, RecordedImpressions, R
 from fedrank.deploy.settings import SiteSettings
 from fedrank.experiments.runner.data import clients_of, load_fold
 from fedrank.federated.client import ClientAnswer, ClientTask, answer, answer_from_holdings
-from fedrank.federated.deal import deal_clients
 from fedrank.federated.messages import Call
 from fedrank.ranking.learners import Pdgd
 from fedrank.seeds import Chance
@@ -146,7 +145,7 @@ def open_site_data(folder: Path, settings: SiteSettings, plan: Plan) -> ClientSi
         count = len(clients if clients.people is None else clients.people)
         groups = None
         if plan.experiment.deals_persons:
-            groups = deal_clients(plan.federated, clients, plan.seed)
+            groups = plan.federated.deal(clients, plan.seed).round_of_each
         return ClientSiteData(clients, count, np.arange(count), groups=groups)
     from fedrank.deploy.data_sources import open_data_source, open_recorded
 

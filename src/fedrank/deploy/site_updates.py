@@ -34,7 +34,6 @@ from fedrank.deploy.site_runtime import (
     digest_of,
 )
 from fedrank.federated.client import ClientAnswer, ClientTask, first_memory
-from fedrank.federated.deal import check_enough, deal, keep_deal
 from fedrank.federated.messages import Call, ExpectedCall
 from fedrank.files import parse_json, private_folder, write_atomic
 from fedrank.privacy.secure_aggregation import SumClient
@@ -346,18 +345,16 @@ def planned_keys(site: SiteHome, plan: Plan) -> dict[int, bytes]:
 def _with_deal(site: SiteHome, plan: Plan, clients: ClientSiteData, data: bytes) -> ClientSiteData:
     """Deal the people of this site into the rounds of a plan, by its secret seed, and keep the list.
 
-    The seed and the plan determine the list, so that a folder restored from a backup deals the same one.
+    The seed and the plan determine the list: a folder restored from a backup deals the same one.
     """
     assert clients.clients.people is not None
-    count, rounds = len(clients.clients.people), plan.federated.dealt
     try:
-        check_enough(count, rounds, "people of this site")
-        groups = deal(count, rounds, site.seed, plan.digest)
-        keep_deal(private_folder(site.folder / DEALS) / f"{plan.digest[:32]}.json", groups, rounds, data.hex())
+        deal = plan.federated.deal(len(clients.clients.people), site.seed, plan.digest)
+        deal.keep(private_folder(site.folder / DEALS) / f"{plan.digest[:32]}.json", data.hex())
     except ValueError as problem:
         site.log(str(problem))
         raise Refused("the people of this site cannot be dealt into the rounds of this plan; see its log") from None
-    return replace(clients, groups=groups)
+    return replace(clients, groups=deal.round_of_each)
 
 
 class MeasureSums(Contribution["UpdateRun"]):

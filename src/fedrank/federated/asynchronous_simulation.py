@@ -53,6 +53,8 @@ def simulate_arrivals(
         raise ValueError(
             "asynchronous arrivals do not support persons within organisations; use clients without people"
         )
+    if federation.dealt:
+        raise ValueError("asynchronous arrivals follow the log, so clients cannot be dealt into rounds; use dealt = 0")
     plan, task = schedule(clients, rule), ServerTask(federation, len(clients), rule)
     if has_trait(federation.local, "common") or has_trait(federation.local, "shared part"):
         raise ValueError(

@@ -46,7 +46,8 @@ class Compiled:
     def rounds(self, context: RoundContext, state: State, memory: Memory, last: int) -> Iterator[Outcome]:
         """Yield outcomes up to round `last`."""
         chunks = takes_chunks(context) and _bytes_each(context, state) * len(context.clients) > CHUNK_BYTES
-        check_traits(context, self.learn, state, memory, chunks)
+        if state.round < last:
+            check_traits(context, self.learn, state, memory, chunks)
         if last - state.round >= ENOUGH_ROUNDS:
             for outcome in _small_rounds(context, state, last):
                 state = outcome.state

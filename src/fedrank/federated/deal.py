@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrank.federated.federation import Federation
 from fedrank.files import parse_json, read_bytes, write_atomic
 from fedrank.seeds import Name, rng_for
 from fedrank.types import SimulatedClients
@@ -16,76 +16,74 @@ from fedrank.types import SimulatedClients
 DEAL = "deal.json"
 
 
-def deal(count: int, rounds: int, seed: int, *name: Name) -> NDArray[np.int64]:
-    """[count]: the round, from 1, in which each participates; the sizes of two rounds differ by at most 1.
+@dataclass(frozen=True, eq=False)
+class Deal:
+    """Who participates in which round."""
 
-    >>> deal(5, 2, seed=1).tolist()
-    [1, 1, 2, 2, 1]
-    """
-    groups = np.empty(count, np.int64)
-    groups[rng_for(seed, "deal", *name).permutation(count)] = np.arange(count) % rounds + 1
-    return groups
+    rounds: int
+    round_of_each: NDArray[np.int64]  # [clients or persons], from 1
 
+    @classmethod
+    def of(cls, count: int, rounds: int, seed: int, *name: Name, which: str = "clients") -> Deal:
+        """Deal so many clients or persons, keyed by a seed and a name; the sizes of two rounds differ by at most 1.
 
-def size_of_group(count: int, rounds: int, round: int) -> int:
-    """The number of participants of a round, which does not depend on chance."""
-    return (count - round) // rounds + 1
-
-
-def keep_deal(path: Path, groups: NDArray[np.int64], rounds: int, data: str = "") -> None:
-    """Write who participates in which round, before anything is learned; refuse another list than the written one.
-
-    `data` is a digest of the data of those who were dealt.
-    """
-    content = {"format": 1, "rounds": rounds, "data": data, "round_of_each": groups.tolist()}
-    if not path.exists():
-        write_atomic(path, json.dumps(content) + "\n", private=True)
-        return
-    try:
-        before = parse_json(read_bytes(path))
-    except ValueError:
-        before = None
-    if before == content:
-        return
-    listed = before.get("round_of_each") if isinstance(before, dict) else None
-    why = "it was changed afterwards; restore it from a backup"
-    if isinstance(before, dict) and isinstance(listed, list):
-        if before.get("rounds") != rounds:
-            why = f"{before.get('rounds')} rounds were dealt, and now there are {rounds}; use the earlier number"
-        elif len(listed) != len(groups):
-            why = (
-                f"it lists {len(listed):,} participants, but there are {len(groups):,}; newcomers wait for another run"
+        >>> Deal.of(5, 2, 1).round_of_each.tolist()
+        [1, 1, 2, 2, 1]
+        """
+        if count < rounds:
+            raise ValueError(
+                f"{count} {which} cannot be dealt into {rounds} rounds, because each takes part in one of them; use at "
+                f"most {count} rounds"
             )
-        elif before.get("data") != data:
-            why = "the data have changed since then; restore the earlier data, newcomers wait for another run"
-    raise ValueError(
-        f"{path} lists who participates in which round, and {why}; nothing was sent, and nothing is charged"
-    )
+        groups = np.empty(count, np.int64)
+        groups[rng_for(seed, "deal", *name).permutation(count)] = np.arange(count) % rounds + 1
+        return cls(rounds, groups)
 
+    @classmethod
+    def of_persons(cls, clients: SimulatedClients, rounds: int, seed: int) -> Deal:
+        """Every organisation deals its own persons."""
+        assert clients.people is not None
+        groups = np.empty(len(clients.people), np.int64)
+        for id in clients.ids.tolist():
+            own = np.flatnonzero(clients.people.client == id)
+            groups[own] = cls.of(len(own), rounds, seed, id, which=f"persons of client {id}").round_of_each
+        return cls(rounds, groups)
 
-def deals_persons(federation: Federation, clients: SimulatedClients) -> bool:
-    """Whether persons are dealt, not the organisations that are the clients."""
-    return clients.people is not None and getattr(federation.mechanism, "unit", "person") == "person"
+    def rows(self, round: int) -> NDArray[np.int64]:
+        """The participants of a round."""
+        if round > self.rounds:
+            raise ValueError(f"round {round} has no participants: clients were dealt into {self.rounds} rounds")
+        return np.flatnonzero(self.round_of_each == round)
 
+    def keep(self, path: Path, data: str = "") -> None:
+        """Write the list before anything is learned; refuse another list than the written one.
 
-def deal_clients(federation: Federation, clients: SimulatedClients, seed: int) -> NDArray[np.int64]:
-    """[clients or persons]: the round of each; every organisation deals its own persons."""
-    rounds = federation.dealt
-    if not deals_persons(federation, clients):
-        check_enough(len(clients), rounds, "clients")
-        return deal(len(clients), rounds, seed)
-    assert clients.people is not None
-    groups = np.empty(len(clients.people), np.int64)
-    for id in clients.ids:
-        own = np.flatnonzero(clients.people.client == id)
-        check_enough(len(own), rounds, f"persons of client {id}")
-        groups[own] = deal(len(own), rounds, seed, int(id))
-    return groups
-
-
-def check_enough(count: int, rounds: int, which: str) -> None:
-    if count < rounds:
+        `data` is a digest of the data of those who were dealt.
+        """
+        content = {"format": 1, "rounds": self.rounds, "data": data, "round_of_each": self.round_of_each.tolist()}
+        if not path.exists():
+            write_atomic(path, json.dumps(content) + "\n", private=True)
+            return
+        try:
+            before = parse_json(read_bytes(path))
+        except ValueError:
+            before = None
+        if before == content:
+            return
         raise ValueError(
-            f"{count} {which} cannot be dealt into {rounds} rounds, because each takes part in one of them; use at "
-            f"most {count} rounds"
+            f"{path} lists who participates in which round, and {self._difference(before, data)}; nothing was sent, "
+            "and nothing is charged"
         )
+
+    def _difference(self, before: object, data: str) -> str:
+        if isinstance(before, dict) and isinstance(before.get("round_of_each"), list):
+            listed, count = len(before["round_of_each"]), len(self.round_of_each)
+            if before.get("rounds") != self.rounds:
+                return (
+                    f"{before.get('rounds')} rounds were dealt, and now there are {self.rounds}; use the earlier number"
+                )
+            if listed != count:
+                return f"it lists {listed:,} participants, but there are {count:,}; newcomers wait for another run"
+            if before.get("data") != data:
+                return "the data have changed since then; restore the earlier data, newcomers wait for another run"
+        return "it was changed afterwards; restore it from a backup"

@@ -9,9 +9,20 @@ import numpy as np
 
 from fedrank.federated.aggregators import Mean
 from fedrank.federated.compatibility import clashes
+from fedrank.federated.deal import Deal
 from fedrank.federated.server_optimizers import Add
 from fedrank.ranking.learners import Pdgd
-from fedrank.types import Aggregator, Attack, Learner, LocalStep, Mechanism, ServerOptimizer, has_trait
+from fedrank.seeds import Name
+from fedrank.types import (
+    Aggregator,
+    Attack,
+    Learner,
+    LocalStep,
+    Mechanism,
+    ServerOptimizer,
+    SimulatedClients,
+    has_trait,
+)
 
 
 @dataclass(frozen=True)
@@ -52,6 +63,18 @@ class Federation:
     def cohort(self, clients: int) -> float:
         """The number of clients per round, or its expected value if participation is random; public."""
         return planned_cohort(self.mechanism, clients, self.participation, self.dealt)
+
+    def deals_persons(self, clients: SimulatedClients) -> bool:
+        """Whether a dealt schedule deals persons, not the organisations that are the clients."""
+        return bool(self.dealt) and clients.people is not None and getattr(self.mechanism, "unit", "person") == "person"
+
+    def deal(self, clients: SimulatedClients | int, seed: int, *name: Name) -> Deal:
+        """Deal clients, or their persons, into rounds; the deal is keyed by the seed and the name."""
+        if isinstance(clients, int):
+            return Deal.of(clients, self.dealt, seed, *name)
+        if self.deals_persons(clients):
+            return Deal.of_persons(clients, self.dealt, seed)
+        return Deal.of(len(clients), self.dealt, seed)
 
     def sent(self, parameters: int) -> int:
         """The number of parameters that are sent."""

@@ -19,7 +19,7 @@ from fedrank.display import as_pairs, one_line
 from fedrank.federated.asynchronous import ArrivalRule
 from fedrank.federated.client import of_clients, steps_of
 from fedrank.federated.compatibility import people_clashes
-from fedrank.federated.deal import deal_clients, deals_persons
+from fedrank.federated.deal import Deal
 from fedrank.federated.federation import Federation, cohort_size
 from fedrank.federated.server import Combined, RoundError, ServerTask, State, advance
 from fedrank.seeds import Chance, rng_for
@@ -111,7 +111,7 @@ class RoundContext:
     watch: Watch | None = None
     task: ServerTask = field(init=False)
     cohort: float = field(init=False)  # number of clients of a round, or its expected value; public
-    groups: NDArray[np.int64] | None = field(init=False, default=None)  # [clients or persons]: round of each, if dealt
+    deal: Deal | None = field(init=False, default=None)  # of clients or persons into rounds, if the schedule is dealt
     persons: bool = field(init=False, default=False)  # whether persons are dealt, so all clients are in every round
 
     def __post_init__(self) -> None:
@@ -125,13 +125,13 @@ class RoundContext:
         self.task = ServerTask(federation, len(self.clients))
         self.cohort = self.task.cohort(len(self.clients))
         if federation.dealt:
-            self.groups = deal_clients(federation, self.clients, self.seed)
-            self.persons = deals_persons(federation, self.clients)
+            self.deal = federation.deal(self.clients, self.seed)
+            self.persons = federation.deals_persons(self.clients)
 
     def draw(self, round: int) -> NDArray[np.int64]:
         """Return the rows of the participants of a round: of clients, or of persons where these are dealt."""
-        if self.groups is not None:
-            return np.flatnonzero(self.groups == round)
+        if self.deal is not None:
+            return self.deal.rows(round)
         if self.noise is not None and has_trait(self.federation.mechanism, "hides cohort"):
             # Each client is drawn independently: a round may be empty, and the number of participants is secret.
             return np.flatnonzero(self.noise.bernoulli(self.federation.participation, len(self.clients)))
@@ -196,7 +196,7 @@ def run_round(context: RoundContext, backend: Backend, state: State, memory: Mem
         cohort = journal.cohort(number, context.draw)
     else:
         cohort = context.draw(number)
-    if context.groups is not None and not len(cohort):  # a crash lost what they sent, and they have no second turn
+    if context.deal is not None and not len(cohort):  # a crash lost what they sent, and they have no second turn
         return Outcome(replace(state, round=number), memory, state.weights, math.nan, 0, 0, 0)
     if context.persons:
         cohort = np.arange(len(context.clients))

@@ -58,8 +58,8 @@ class Spending:
         if reserved is None and self._dealt and self.ledger.times(round):
             if round == 1 and all(self.ledger.times(each) for each in range(1, self._last + 1)):
                 raise ValueError(
-                    "everybody has already taken part in an earlier run with this ledger, and a dealt schedule gives "
-                    "nobody a second turn; use another --name, and for the same people a population, whose costs add up"
+                    "all clients have already taken part in an earlier run with this ledger, and a dealt schedule "
+                    "gives each one turn; use another --name, and for the same people a population, whose costs add up"
                 )
             return np.empty(0, np.int64)
         if reserved is None:

@@ -12,12 +12,14 @@ from fedrank.experiments.runner.perform import perform
 from fedrank.experiments.runner.privacy import planned
 from fedrank.experiments.runner.runs import clean, load_runs
 from fedrank.experiments.runner.schedule import plan, run_experiment
+from fedrank.experiments.runner.unlearning import unlearn_runs
 from fedrank.experiments.runner.writer import RunWriter
 from fedrank.experiments.spec.experiment import SpecError
 from fedrank.experiments.spec.grid import Grid, read_tables
-from fedrank.federated.deal import deal
+from fedrank.federated.deal import Deal
 from fedrank.privacy.population import Account
 from fedrank.privacy.spending import Spending
+from fedrank.unlearning.methods import Retrain
 from tests.experiments.runner.test_privacy import facts, kill, kill_after
 from tests.oracles.accounting import gaussian_epsilon
 
@@ -82,7 +84,10 @@ def test_without_a_mechanism_the_schedule_is_the_same(tmp_path):
     del without["mechanism"]
     [task] = plan(Grid.of(read_tables(without).base), "without", tmp_path)
     assert perform(task) == "finished"
-    assert json.loads((task.folder / "deal.json").read_text())["round_of_each"] == deal(COUNT, ROUNDS, 1).tolist()
+    assert (
+        json.loads((task.folder / "deal.json").read_text())["round_of_each"]
+        == Deal.of(COUNT, ROUNDS, 1).round_of_each.tolist()
+    )
 
 
 def test_a_killed_run_gives_nobody_a_second_turn(tmp_path, monkeypatch):
@@ -138,6 +143,13 @@ def test_a_deleted_run_gives_nobody_a_second_turn(tmp_path, monkeypatch):
     assert perform(task) == "failed"
     assert "already taken part in an earlier run with this ledger" in json.dumps(facts(task), ensure_ascii=False)
     assert participations(task).tolist() == [1] * COUNT
+
+
+def test_unlearning_that_asks_clients_again_is_refused(tmp_path):
+    task = one_task(tmp_path, placement="client", record_every=1)
+    assert perform(task) == "finished"
+    with pytest.raises(ValueError, match="retrain asks clients again, but"):
+        unlearn_runs([task.folder], [0], Retrain(), tmp_path / "without")
 
 
 def test_runs_on_one_population_add_up(tmp_path):

@@ -13,6 +13,8 @@ from fedrank.federated.multi_round import MultiRound
 from fedrank.federated.round import Outcome
 from fedrank.federated.simulation import simulate
 from fedrank.kernels.devices import Processor
+from fedrank.privacy.mechanisms import AtServer
+from fedrank.privacy.noise import SecureSource
 from tests.ranking.cuda.test_twins import LEARNERS, problem
 
 pytestmark = pytest.mark.build
@@ -96,3 +98,17 @@ def test_who_needs_updates_or_another_step_gets_rounds_one_by_one(machine: Proce
     assert MultiRound.of(there, fr.Federation(learner), clients, 1, True) is not None
     assert MultiRound.of(there, fr.Federation(learner, server=Own()), clients, 1, True) is None
     assert MultiRound.of(None, fr.Federation(learner), clients, 1, True) is None
+
+
+@pytest.mark.parametrize("mechanism", [None, fr.mechanisms.Gaussian(0.2, 1.0, AtServer())])
+def test_a_dealt_schedule_is_that_of_the_processor(machine: Processor, mechanism: Any) -> None:
+    """Groups of different sizes, which many rounds in one call cannot have."""
+    clients = fr.make_clients(problem(3, 13, 40), count=10, click_model="informational", interactions=5)
+    federation = fr.Federation(fr.learners.Pdgd(rate=0.2), mechanism=mechanism, dealt=4)
+    here, there = (
+        list(simulate(federation, clients, 4, seed=4, device=device, noise=SecureSource(bytes(32))))
+        for device in ("cpu", machine)
+    )
+    assert [one.interactions for one in there] == [15, 15, 10, 10]
+    for one, other in zip(here, there, strict=True):
+        assert_same(one, other)

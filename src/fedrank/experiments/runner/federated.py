@@ -23,7 +23,7 @@ from fedrank.experiments.spec.experiment import Experiment
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.federated.asynchronous import schedule
 from fedrank.federated.asynchronous_simulation import simulate_arrivals
-from fedrank.federated.deal import DEAL, deal_clients, keep_deal
+from fedrank.federated.deal import DEAL
 from fedrank.federated.federation import Federation
 from fedrank.federated.quality import alike, quality_by_client
 from fedrank.federated.robust import without_guarantee
@@ -147,7 +147,7 @@ def perform_federated(experiment: FederatedExperiment, writer: RunWriter) -> Non
     weak = without_guarantee(federation.aggregator, math.ceil(federation.cohort(len(simulated))))
     run.describe(last, [*([weak] if weak else []), *notes])
     if federation.dealt:
-        keep_deal(writer.folder / DEAL, deal_clients(federation, simulated, task.seed), federation.dealt)
+        federation.deal(simulated, task.seed).keep(writer.folder / DEAL)
     device = device_of(experiment, federation, simulated, task.device)
     evaluate = None if device is None else evaluator_on_device(device, run.evaluator, ranker)
     with RunSpending.open(replace(experiment, rounds=last), task, features) as spent:

@@ -225,6 +225,11 @@ def _request(
             f'{run.path} is a run of kind "{spec.kind}", but unlearning replays synchronous rounds; remove '
             "the data of those who leave, and run the experiment again"
         )
+    if spec.clients.schedule == "dealt" and not has_trait(unlearner, "asks nobody"):  # prose: ok
+        raise ValueError(
+            f"{describe(unlearner)['name']} asks clients again, but {run.path} has a dealt schedule, in which each "
+            "participates once; use fed-remove, or run the experiment again without those who leave"
+        )
     count = spec.clients.count
     unknown = [client for client in leaving if not 0 <= client < count]
     if unknown:
