@@ -13,7 +13,7 @@ Arms: "no noise"; "recipe" (2, 4 or 8 rounds, clip = half the median update, noi
 that of the other MQ collection, or BM25); "many" (100 rounds, server rate 1, clip and local rate tuned); "local" (noise
 on every message); "published" (the noise of the FPDGD paper; the stated ε is not the ε that holds); "usual" (100
 rounds, server rate 1, clip = median update, not tuned); "alone" (one person, or one organisation without noise);
-"nothing" (the BM25 order); "start alone" (the public model); "every" (everybody in every round with new searches, so
+"nothing" (the BM25 order); "start alone" (the public model); "every" (all people in every round with new searches, so
 T times as many clicks).
 """
 
@@ -268,7 +268,7 @@ def _rounds(
         if cell.arm == "published":
             noise = rng.laplace(0.0, setting.bound / cell.epsilon, weights.size)
         elif sigma:
-            # A message with noise of its own may be replaced by any other, which is twice as far as its absence.
+            # One message may be replaced by any other, which is twice as far as its absence.
             spread = 2 * sigma * clip * math.sqrt(planned) if cell.arm == "local" else sigma * clip * cell.noise
             noise = rng.normal(0.0, spread, weights.size)
         weights = weights + setting.rate / planned * (updates.sum(axis=0) + noise)
@@ -409,7 +409,7 @@ def _one(work: tuple[Cell, Path, float]) -> str:
         return ""
     try:
         facts = perform(cell, deadline)
-    except Exception as problem:  # the other cells go on
+    except Exception as problem:  # the other cells continue
         return f"FAILED {cell.name}: {type(problem).__name__}: {problem}"
     if facts is None:
         return f"no time left for {cell.name}"
@@ -468,6 +468,7 @@ def report(out: Path, picture: Path | None) -> None:
         )
     if picture is not None:
         draw(found, picture)
+        draw_rule(found, picture.with_stem(f"{picture.stem}-rule"))
 
 
 def reference_of(cell: Cell, found: dict[Cell, dict[str, Any]]) -> list[Values] | None:
@@ -519,6 +520,38 @@ def draw(found: dict[Cell, dict[str, Any]], picture: Path) -> None:
     handles, labels = axes[0][1].get_legend_handles_labels()
     figure.legend(handles, labels, ncol=5, loc="lower center", frameon=False, fontsize=8)
     figure.tight_layout(rect=(0, 0.08, 1, 1))
+    figure.savefig(picture)
+
+
+def draw_rule(found: dict[Cell, dict[str, Any]], picture: Path) -> None:
+    """Loss against people / (σ · √(T · d)), which is proportional to the norm of what is learned over that of noise."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7.0, 4.0), dpi=150)
+    signs = {"mq2008": ("#1b6ca8", "o"), "mq2007-85": ("#c8553d", "s"), "ohsumed": ("#3a9a5b", "^")}
+    for arm, filled, name in (("recipe", True, "server rate tuned"), ("usual", False, "100 rounds, not tuned")):
+        for data, (colour, sign) in signs.items():
+            points = []
+            for cell, facts in found.items():
+                plain = (cell.clicks, cell.ranker, cell.learner) == ("navigational", "linear", "pdgd")
+                reference = reference_of(cell, found)
+                if cell.arm != arm or cell.data != data or not plain or reference is None or math.isinf(cell.epsilon):
+                    continue
+                size = facts["chosen"]["rounds"] * fold_of(data, 1).train.features.shape[1]
+                signal = cell.people / (noise_multiplier(cell.epsilon) * cell.noise * math.sqrt(size))
+                points.append((signal, -interval(facts["folds"], reference)[0]))
+            if points:
+                axes.scatter(*zip(*points, strict=True), color=colour if filled else "none", edgecolor=colour,
+                             marker=sign, s=22, label=f"{data}, {name}")  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_xlabel("people / (σ · √(rounds · parameters))")
+    axes.set_ylabel("loss of nDCG@10 against no noise")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=8)
+    figure.tight_layout()
     figure.savefig(picture)
 
 
