@@ -393,7 +393,7 @@ def run(options: argparse.Namespace) -> None:
             fold_of(name, fold)
     for clicks in ("pdgd", "logged-clicks"):  # compile once, before there are workers
         for ranker in ("linear", "mlp"):
-            cell = Cell("recipe", "mq2008", 20, 1.0, learner=clicks, ranker=ranker)
+            cell = Cell("recipe", waiting[0].data, 20, 1.0, learner=clicks, ranker=ranker)
             learn(replace(cell, arm="no noise"), Setting(2), 1, 1)
             scores(cell, start_of(cell, 1, 1), 1, "validation")
     work = [(cell, options.out, deadline) for cell in waiting]
@@ -556,7 +556,8 @@ def draw_rule(found: dict[Cell, dict[str, Any]], picture: Path) -> None:
 
 
 def chosen_cells(options: argparse.Namespace) -> list[Cell]:
-    return [each for each in cells() if options.only in each.name]
+    renamed = (replace(each, data=options.data) if each.data == "mq2008" else each for each in cells())
+    return [each for each in renamed if options.only in each.name]
 
 
 def main() -> None:
@@ -566,6 +567,7 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=0.0, help="time after which no more results are written; 0: none"
     )
+    parser.add_argument("--data", default="mq2008", help="data set in place of MQ2008")
     parser.add_argument("--only", default="", help="only cells whose name contains this text")
     parser.add_argument(
         "--fewer-seeds", action="store_true", help="3 seeds for tuning and 5 for the test, not 12 and 20"

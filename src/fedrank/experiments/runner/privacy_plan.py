@@ -45,6 +45,7 @@ SETS, FIRST, MORE, TESTS = 3, 2, 4, 10  # generated sets; seeds for each in the 
 FINALISTS = 3  # settings of the second selection
 MAX_SEARCHES = 4_000  # of all people in a round; noise is scaled, so fewer people give the same noise in the mean
 MAX_INTERACTIONS = 4_000_000  # of a run of the spec as it is; a longer one is not simulated
+MAX_ALONE = 40_000  # interactions of one client or organisation that learns alone
 MAX_FACTOR = 4_096  # of people, in the search for how many would do
 CERTAIN = 0.9  # share of simulated runs in which training must be better than the alternatives
 SHIFT = 0.01  # quality that a public start loses on other data; .004 and .010 between the MQ collections
@@ -60,7 +61,7 @@ RECIPE_ROUNDS = 4
 Qualities = NDArray[np.float64]  # [sets, seeds]
 
 
-class Span(NamedTuple):
+class Expected(NamedTuple):
     """A mean over simulated runs, and the range of nine of ten of them."""
 
     mean: float
@@ -68,7 +69,7 @@ class Span(NamedTuple):
     high: float
 
     @classmethod
-    def of(cls, values: Qualities) -> Span:
+    def of(cls, values: Qualities) -> Expected:
         return cls(float(values.mean()), *(float(each) for each in np.quantile(values, (0.05, 0.95))))
 
 
@@ -77,8 +78,8 @@ class Arm:
     """One way to use the data, with its simulated quality."""
 
     name: str
-    quality: Span | None  # None: too long to simulate
-    difference: Span | None = None  # from no noise
+    quality: Expected | None  # None: too long to simulate
+    difference: Expected | None = None  # from no noise
     epsilon: float | None = None
     rounds: int | None = None
     cohort: int | None = None  # people per round
@@ -100,7 +101,7 @@ class PrivacyPlan:
     worthwhile: bool
     better: float  # share of simulated runs in which the proposal is better than the best alternative
     alternative: str  # the best one
-    gain: Span  # over the best alternative
+    gain: Expected  # over the best alternative
     people_needed: int | None  # None: not searched for, or none found
     noise_norm: float  # expected norm of the noise in the model: rate · σ · clip · T^1.5 · √d / people
     proposal: FederatedExperiment
@@ -144,7 +145,9 @@ def plan_privacy(experiment: FederatedExperiment, epsilon: float, progress: Prog
         values = bench.quality(spec, "test") if _interactions(spec) <= MAX_INTERACTIONS else None
         arms.append(bench.arm(name, spec, values, None if values is None else values - free_quality, price))
     arms.append(bench.arm("no noise", free, free_quality, None, None))
-    arms += [Arm(name, Span.of(values), Span.of(values - free_quality)) for name, values in alternatives.items()]
+    arms += [
+        Arm(name, Expected.of(values), Expected.of(values - free_quality)) for name, values in alternatives.items()
+    ]
     needed = None if better >= CERTAIN else bench.people_needed(epsilon, best)
     return PrivacyPlan(
         epsilon=epsilon,
@@ -156,7 +159,7 @@ def plan_privacy(experiment: FederatedExperiment, epsilon: float, progress: Prog
         worthwhile=better >= CERTAIN,
         better=better,
         alternative=best,
-        gain=Span.of(gain),
+        gain=Expected.of(gain),
         people_needed=needed,
         noise_norm=_noise_norm(proposal),
         proposal=proposal,
@@ -326,7 +329,7 @@ class _Set(NamedTuple):
 
 def _generated(features: int, seed: int) -> _Set:
     """Data like MQ2007 with so many features: BM25, others of them, and noisy copies where there are not enough."""
-    whole, rng = synthetic("mq2007", 600, seed), rng_for(seed, "privacy plan")
+    whole, rng = synthetic("mq2007", 1000, seed), rng_for(seed, "privacy plan")
     bm25, width = whole.feature_names.index(BM25), whole.features.shape[1]
     others = rng_for(0, "privacy plan").permutation(width)  # the same in every set
     columns = whole.features[:, [bm25, *others[others != bm25]]]
@@ -334,7 +337,7 @@ def _generated(features: int, seed: int) -> _Set:
         noisy = (columns + rng.random(columns.shape, dtype=np.float32)) / 2
         columns = np.concatenate([columns, noisy.astype(np.float32)], axis=1)
     data = replace(whole, features=np.ascontiguousarray(columns[:, :features]), feature_names=())
-    train, validation, test = (data.select(range(*ends)) for ends in ((0, 200), (200, 300), (300, 600)))
+    train, validation, test = (data.select(range(*ends)) for ends in ((0, 600), (600, 700), (700, 1000)))
     return _Set(train, Evaluator(validation, [MEASURE]), Evaluator(test, [MEASURE]))
 
 
@@ -365,7 +368,7 @@ class _Bench:
         return self.learner(start, clients, Chance(1, 1)).updates.astype(np.float64)
 
     def _clients(self, experiment: FederatedExperiment, data: _Set, count: int) -> SimulatedClients:
-        clients, partition = experiment.clients, Own() if experiment.clients.people > 1 else None
+        clients, partition = experiment.clients, Own() if self.experiment.clients.people > 1 else None
         return make_clients(
             data.train, count, partition=partition, click_model=clients.click_models,
             interactions=clients.interactions, click_model_per=clients.click_model_per, people=clients.people,
@@ -486,24 +489,20 @@ class _Bench:
         if self.start is not None and self.experiment.start != GIVEN:
             values = [float(data.test(model, ranker)[0]) for data, model in zip(self.sets, self.start, strict=True)]
             found[START] = np.broadcast_to(np.array(values)[:, None], shape)
-        if self.experiment.clients.people > 1:
-            free = self.best(None, rounds=(8,), steps=STEPS[1::2])
-            tables = {"rounds": 8, "server.rate": free.server.rate, "mechanism": None, "clients.count": 1}  # type: ignore[attr-defined]
-            one, share = _changed(self.experiment, tables), 200 // self.experiment.clients.count
-            own = [each._replace(train=each.train.select(range(max(1, share)))) for each in self.sets]
-            found["one organisation alone"] = np.array([
-                [float(each.test(self._run(one, each, seed, None), ranker)[0]) for seed in range(101, 101 + TESTS)]
-                for each in own
-            ])  # fmt: skip
-        else:
-            rows = []
-            for data in self.sets:
-                first = ranker.first(data.train.features.shape[1], rng_for(1, "first"))
-                clients = self._clients(self.experiment, data, TESTS)
-                models = first + self.learner(first, clients, Chance(101, 1)).updates
-                rows.append([float(data.test(model, ranker)[0]) for model in models.astype(np.float64)])
-            found["one client alone"] = np.array(rows)
-        return found
+        clients = self.experiment.clients
+        rounds = self.experiment.rounds if clients.schedule == "drawn" else 1
+        searches = min(clients.people * max(clients.searches) * rounds, MAX_ALONE)
+        rows = []
+        for data in self.sets:
+            first = ranker.first(self.features, rng_for(1, "first"))
+            every = self._clients(replace(self.experiment, clients=replace(clients, people=1)), data, clients.count)
+            # An organisation learns as one client with all searches of its people.
+            some = every.rows(np.arange(TESTS) % clients.count)
+            own = replace(some, ids=np.arange(TESTS), interactions=np.full(TESTS, searches))
+            models = first + self.learner(first, own, Chance(101, 1)).updates
+            rows.append([float(data.test(model, ranker)[0]) for model in models.astype(np.float64)])
+        name = "one organisation alone" if clients.people > 1 else "one client alone"
+        return found | {name: np.array(rows)}
 
     def people_needed(self, epsilon: float, alternative: str) -> int | None:
         """The number of people, in powers of 2 of those of the spec, with whom training is worthwhile."""
@@ -528,8 +527,8 @@ class _Bench:
         share = 1 / spec.rounds if dealt else spec.clients.participation
         return Arm(
             name,
-            None if values is None else Span.of(values),
-            None if loss is None else Span.of(loss),
+            None if values is None else Expected.of(values),
+            None if loss is None else Expected.of(loss),
             epsilon,
             spec.rounds,
             math.ceil(_people(spec) * share),
