@@ -65,6 +65,7 @@ chaos: $(READY)  ## an hour: mutated files that must not crash, hang or lie; a f
 	$(BIN)/python -m tests.trees.grow_kills --count 200
 	$(BIN)/python -m tests.deploy.chaos --kills 50
 	$(BIN)/python -m tests.deploy.chaos --kills 50 --sum
+	$(BIN)/python -m tests.deploy.chaos --kills 50 --dealt --rounds 500
 	$(BIN)/python -m tests.deploy.hard_links
 
 mutants: $(READY)  ## an hour: 100 small changes to the core, of which tests must notice nine in ten; lists the others

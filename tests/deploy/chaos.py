@@ -1,9 +1,10 @@
-"""A federation of processes under random kill -9: `python -m tests.deploy.chaos --kills 100 [--sum]`.
+"""A federation of processes under random kill -9: `python -m tests.deploy.chaos --kills 100 [--sum | --dealt]`.
 
 A server, three sites, their jobs and the command that does the run are killed one after the other while it goes on.
 At the end the model is that of a simulation, bit for bit; under a secure sum, whose noise nobody can repeat, it is the
 one that the outboxes of all sites add up to. No round is lost, and none is charged twice; a secure sum that was tried
-again is charged again.
+again is charged again. With a dealt schedule, the people of each site take part in one round each: none twice, and a
+sum that failed after masked messages had left is not tried again.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ name = "pdgd"
 [clients]
 count = 3
 interactions = 2
+{people}
 [data]
 train = "train.txt"
 test = "test.txt"
@@ -84,10 +86,13 @@ def kind_of(command: str) -> str:
     return next((kind for word, kind in kinds.items() if word in command), command[:160])
 
 
-def chaos(folder: Path, kills: int, rounds: int, summed: bool, seed: int) -> None:
+def chaos(folder: Path, kills: int, rounds: int, summed: bool, dealt: bool, seed: int) -> None:
     rng = random.Random(seed)
     write_data(folder)
-    (folder / "spec.toml").write_text(SPEC.format(rounds=rounds, more=SUM if summed else ""))
+    more, people = SUM if summed or dealt else "", ""
+    if dealt:
+        more, people = more + 'unit = "person"\n', f'people = {2 * rounds}\nschedule = "dealt"'
+    (folder / "spec.toml").write_text(SPEC.format(rounds=rounds, more=more, people=people))
     names = {site_name(number): number for number in range(SITES)}
     killed: dict[str, int] = {}
     with local_federation(names, folder / "federation", prepare, "local"):
@@ -114,10 +119,10 @@ def chaos(folder: Path, kills: int, rounds: int, summed: bool, seed: int) -> Non
                         f"{time.monotonic() - began:6.0f} s  killed {kind}, round {reached}",
                         flush=True,
                     )
-    report(folder, rounds, summed, killed)
+    report(folder, rounds, summed, dealt, killed)
 
 
-def report(folder: Path, rounds: int, summed: bool, killed: dict[str, int]) -> None:
+def report(folder: Path, rounds: int, summed: bool, dealt: bool, killed: dict[str, int]) -> None:
     task = task_of(folder)
     plan, made = trial_plan(task, SITES), task.folder
     outboxes = {
@@ -125,6 +130,15 @@ def report(folder: Path, rounds: int, summed: bool, killed: dict[str, int]) -> N
         for site in plan.sites
     }
     print(f"{sum(killed.values())} kills: {killed}")
+    if dealt:
+        for name, box in outboxes.items():
+            numbers = [path.name.partition("-")[0] for path in box.folder.iterdir()]
+            assert len(set(numbers)) == len(numbers), f"{name} sent two messages in a round"
+            [ledger] = ledgers_below(folder / "federation" / name / "people")
+            participations = Account.read(ledger).participations
+            assert participations.max() == 1
+            print(f"{name}: {len(numbers)} messages in {rounds} rounds, {participations.sum()} people charged once")
+        return
     if not summed:
         run_experiment(read_spec(folder / "spec.toml"), "chaos", folder / "simulated")
         check_equal(made, folder / "simulated" / made.relative_to(folder / "runs"))
@@ -151,12 +165,13 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=2000)
     parser.add_argument("--sum", action="store_true")
+    parser.add_argument("--dealt", action="store_true")
     parser.add_argument("--seed", type=int, default=1)
     asked = parser.parse_args()
     if asked.work is not None:
         work(asked.work)
     with tempfile.TemporaryDirectory(prefix="fedrank-chaos-") as folder:
-        chaos(Path(folder), asked.kills, asked.rounds, asked.sum, asked.seed)
+        chaos(Path(folder), asked.kills, asked.rounds, asked.sum, asked.dealt, asked.seed)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,7 @@ def test_sites_come_to_what_a_simulation_comes_to(tmp_path, clients):
     check_equal(trial.task.folder, trial.simulated())
 
 
+@pytest.mark.long
 def test_clients_of_a_trial_participate_once(tmp_path, learned):
     write_data(tmp_path)
     clients = 'count = 9\nschedule = "dealt"'
@@ -106,6 +107,7 @@ def test_each_person_of_a_site_participates_once(tmp_path, learned, text):
     assert site == pytest.approx(gaussian_epsilon(2.0, delta), rel=1e-3), "one Gaussian release, up to the grid"
 
 
+@pytest.mark.long
 def test_a_later_plan_composes(tmp_path):
     trial = RealTrial(tmp_path, LINEAR + NOISE + 'unit = "person"\n', clients=DEALT, data=PERSONS)
     assert trial.run() == "finished"
@@ -138,7 +140,7 @@ def vanish(phase: str, name: str):
     return between
 
 
-@pytest.mark.parametrize("phase", ["advertise", "share"])
+@pytest.mark.parametrize("phase", [pytest.param("advertise", marks=pytest.mark.long), "share"])
 def test_before_masks_left_an_attempt_is_repeated(tmp_path, phase):
     trial = RealTrial(tmp_path, LINEAR + SUM_OF_PEOPLE, clients=DEALT, data=PERSONS)
     assert trial.run(vanish(phase, "clinic-b")) == "finished", facts(trial)
@@ -146,7 +148,7 @@ def test_before_masks_left_an_attempt_is_repeated(tmp_path, phase):
     assert {trial.paid(name) for name in trial.names} == {4}  # rounds, of other people each
 
 
-@pytest.mark.parametrize("phase", ["mask", "sign", "open"])
+@pytest.mark.parametrize("phase", ["mask", *(pytest.param(one, marks=pytest.mark.long) for one in ("sign", "open"))])
 def test_after_masks_left_the_round_is_over(tmp_path, phase, learned):
     trial = RealTrial(tmp_path, LINEAR + SUM_OF_PEOPLE, clients=DEALT, data=PERSONS)
     assert trial.run(vanish(phase, "clinic-b")) == "finished", facts(trial)
@@ -156,6 +158,7 @@ def test_after_masks_left_the_round_is_over(tmp_path, phase, learned):
     assert Card.read(trial.task.folder).participations_charged == 1
 
 
+@pytest.mark.long
 def test_four_sites_go_on_without_one_whose_masks_are_lost(tmp_path):
     people = PERSONS | {"clinic-d": {"person": '"patient"'}}
     trial = RealTrial(tmp_path, LINEAR + SUM_OF_PEOPLE, sites=4, clients=DEALT, data=people)
@@ -230,6 +233,27 @@ def test_a_client_participates_in_its_own_round_only(tmp_path):
         answer = site.answer(wire.pack(wire.Label("round", trial.plan.run, other + 1), found))
     assert b"participates in no other" in answer
     assert trial.paid(name) == 1
+
+
+def test_groups_too_small_for_a_sum_are_refused_in_the_plan(tmp_path):
+    with pytest.raises(wire.Refused, match="7 clients dealt into 3 rounds leave 2 in some"):
+        RealTrial(tmp_path, LINEAR + SUM, sites=7, rounds=3, clients='interactions = 3\nschedule = "dealt"')
+
+
+def test_a_site_cannot_end_a_round_of_a_drawn_schedule(tmp_path):
+    """Only a dealt schedule has sites that have participated; otherwise such a refusal is one like others."""
+    trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=1, min_sites=3)
+    refused = []
+
+    def between(name, request, answer):
+        label = wire.read_label(request)
+        if name == "clinic-b" and label.kind == "round" and len(refused) < 2:
+            refused.append(name)
+            return protocol.refusal(label, 20, f"{protocol.PARTICIPATED}, so they say")
+        return answer()
+
+    assert trial.run(between) == "finished"
+    assert all(trial.outbox(name).get(1) is not None for name in trial.names)
 
 
 # Refused at a site, with nothing spent

@@ -220,8 +220,7 @@ def _finish(
         clients = as_columns(ask_measures(hub.handshake, weights, state.round), plan) or {}
     folder.save_model(weights, models, plan.features)
     # Write and send everything before the run counts as finished: a run that stops here continues.
-    charged = min(1, state.round) if plan.federated.dealt else run.books.charged(state.round)
-    run.issue(card_of(folder.experiment, plan, charged), folder.fold.name)
+    run.issue(card_of(folder.experiment, plan, run.books.charged(state.round)), folder.fold.name)
     if departure is not None:
         departure.write_receipt(writer.folder, plan, state, plan.searches)
     why = run.give_result(state.round)
@@ -249,8 +248,9 @@ def _start(experiment: FederatedExperiment, folder: FederatedRun, simulated: Sim
 
 def card_of(experiment: FederatedExperiment, plan: Plan, charged: int) -> Card:
     """The privacy card of a model that sites trained: deployed, unless the sites are simulated."""
-    rows = Price.of_each(experiment.guarantees(plan.features), charged, charged, experiment.privacy.delta)
-    return deployed(card(experiment, rows, charged, charged, plan.simulated), plan)
+    often = min(1, charged) if plan.federated.dealt else charged
+    rows = Price.of_each(experiment.guarantees(plan.features), often, charged, experiment.privacy.delta)
+    return deployed(card(experiment, rows, often, charged, plan.simulated), plan)
 
 
 class Books:

@@ -176,14 +176,14 @@ class Hub:
     def _over(self, asked: AskedClients, why: Mapping[str, str]) -> bool:
         """Whether a failed round cannot be tried again: with a dealt schedule, no site sends a second message."""
         sites = [self.plan.site_of[int(id)].name for id in asked.requests["client"]]
-        left = [name for name in sites if not has_participated(why.get(name, ""))]
+        left = [name for name in sites if not has_participated(self.plan, why.get(name, ""))]
         needed = 1 if self.secure is None else self.plan.sum_terms(Label("sum", self.plan.run, 1))["min_survivors"]
         return len(left) < min(needed, len(sites))
 
     def _enough(self, requests: Mapping[str, bytes], why: Mapping[str, str]) -> bool:
         """Whether enough sites answered: the plan's minimum, or all of a smaller cohort."""
         cohort = [site for site in self.plan.sites if site.name in requests or site.name in self.calls.left_out]
-        cohort = [site for site in cohort if not has_participated(why.get(site.name, ""))]
+        cohort = [site for site in cohort if not has_participated(self.plan, why.get(site.name, ""))]
         return len(requests) - len(why) >= min(self.plan.min_sites, max(1, len(cohort)))
 
     def _root(self, state: State) -> NDArray[np.float32] | None:

@@ -592,5 +592,12 @@ def _check_federation(plan: Plan) -> None:
         raise Refused("with this aggregator clients learn separately and send nothing")
     if not plan.simulated and (found := [*only_simulated(experiment), *too_few(experiment, len(ids))]):
         raise Refused("; ".join(found))
+    if plan.turns is not None and plan.secure_sum is not None:
+        least, needed = len(ids) // plan.federated.dealt, plan.sum_terms(Label("sum", plan.run, 1))["min_survivors"]
+        if least < needed:
+            raise Refused(
+                f"clients.schedule: {len(ids)} clients dealt into {plan.rounds} rounds leave {least} in some, but a "
+                f"sum of fewer than {needed} is not opened; use fewer rounds, or a number that divides {len(ids)}"
+            )
     if plan.experiment.start is not None and not plan.simulated:
         raise Refused("it names a path, which is not allowed in a received spec")

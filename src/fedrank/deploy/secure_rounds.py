@@ -74,7 +74,7 @@ class SecureRounds:
             attempt, self._same_request(attempt, "share", remaining, roster=roster), server.receive_shares, remaining
         )
         posts, remaining = server.routed(), self._remaining_clients(attempt, ids)
-        waiting = [name for name in calls if not has_participated(attempt.why.get(name, ""))]
+        waiting = [name for name in calls if not has_participated(self.plan, attempt.why.get(name, ""))]
         if self.plan.federated.dealt and len(remaining) < min(self.plan.min_sites, len(waiting)):
             raise ValueError("sites are missing, and a masked message cannot be sent a second time")
         posted = {
@@ -158,9 +158,9 @@ class SecureRounds:
         return np.asarray(attempt.total.astype(np.float64) * (mechanism.step(cohort) / mechanism.people / cohort))
 
 
-def has_participated(refusal: str) -> bool:
+def has_participated(plan: Plan, refusal: str) -> bool:
     """Whether a site refuses because a dealt schedule gives it no second message in this round."""
-    return refusal.startswith(protocol.PARTICIPATED)
+    return bool(plan.federated.dealt) and refusal.startswith(protocol.PARTICIPATED)
 
 
 def _receive_all(pieces: Sequence[bytes], take: Callable[[bytes], bool]) -> int:

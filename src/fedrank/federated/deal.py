@@ -28,7 +28,7 @@ class Deal:
         """Deal so many clients or persons, keyed by a seed and a name; the sizes of two rounds differ by at most 1.
 
         >>> Deal.of(5, 2, 1).round_of_each.tolist()
-        [1, 1, 2, 2, 1]
+        [1, 2, 1, 1, 2]
         """
         if count < rounds:
             raise ValueError(
