@@ -3,7 +3,7 @@
     python -m benchmarks.clients_for_privacy --out FOLDER --clip 2           # all on a GPU: two minutes
     python -m benchmarks.clients_for_privacy --out FOLDER --clip 8
     python -m benchmarks.clients_for_privacy --out FOLDER --device cpu --most 1000
-    python -m benchmarks.clients_for_privacy --out FOLDER --picture docs/clients-for-privacy.png
+    python -m benchmarks.clients_for_privacy --out FOLDER --picture clients-for-privacy.png
 
 Every client is one person, participates in all rounds, and searches five times in each. Three runs per seed: the plain
 mean; updates clipped to a fixed norm; and Gaussian noise on their sum, as with secure aggregation or a trusted server,

@@ -13,7 +13,8 @@ Arms: "no noise"; "recipe" (2, 4 or 8 rounds, clip = half the median update, noi
 that of the other MQ collection, or BM25); "many" (100 rounds, server rate 1, clip and local rate tuned); "local" (noise
 on every message); "published" (the noise of the FPDGD paper; the stated ε is not the ε that holds); "usual" (100
 rounds, server rate 1, clip = median update, not tuned); "alone" (one person, or one organisation without noise);
-"nothing" (the BM25 order); "start alone" (the public model).
+"nothing" (the BM25 order); "start alone" (the public model); "every" (all people in every round with new searches, so
+T times as many clicks).
 """
 
 from __future__ import annotations
@@ -103,6 +104,8 @@ def settings_of(cell: Cell) -> list[Setting]:
         return [Setting(t, scale * r) for t in (1, 2, 4, 10, 25, 100) for r in rates]
     if cell.arm in ("recipe", "planned", "start", "local"):
         return [Setting(t, scale * r, 0.5) for t in (2, 4, 8) for r in RATES]
+    if cell.arm == "every":
+        return [Setting(t, r, 0.5) for t in (4, 10, 25) for r in RATES]
     if cell.arm == "many":
         clips, locals_ = (0.125, 0.25, 0.5, 1.0, 2.0, 4.0), (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
         return [Setting(100, 1.0, c, scale * r) for c in clips for r in locals_]
@@ -252,8 +255,10 @@ def _rounds(
     turn = np.empty(count, dtype=np.int64)
     turn[order] = np.arange(count) % rounds
     planned, total_noise = count / rounds, np.zeros(weights.size)
+    if cell.arm == "every":  # T Gaussian releases cost as much as one with less noise, by √T
+        turn, planned, sigma = np.full(count, -1), float(count), sigma * math.sqrt(rounds)
     for number in range(rounds):
-        rows, updates = np.flatnonzero(turn == number), np.zeros((1, weights.size))
+        rows, updates = np.flatnonzero((turn == number) | (turn < 0)), np.zeros((1, weights.size))
         if len(rows):
             updates = learner(weights, clients.rows(rows), Chance(seed, number + 1)).updates.astype(np.float64)
         if math.isfinite(clip):
@@ -263,7 +268,7 @@ def _rounds(
         if cell.arm == "published":
             noise = rng.laplace(0.0, setting.bound / cell.epsilon, weights.size)
         elif sigma:
-            # A message with noise of its own may be replaced by any other, which is twice as far as its absence.
+            # One message may be replaced by any other, which is twice as far as its absence.
             spread = 2 * sigma * clip * math.sqrt(planned) if cell.arm == "local" else sigma * clip * cell.noise
             noise = rng.normal(0.0, spread, weights.size)
         weights = weights + setting.rate / planned * (updates.sum(axis=0) + noise)
@@ -364,6 +369,8 @@ def cells() -> list[Cell]:
         found += [Cell("no noise", data, people) for people in (30, 300, 3000)]
     found += [Cell("recipe", "ohsumed", 1000, 1.0, rounds=t) for t in (1, 2, 4, 8, 16, 32, 100)]
     for data in main:
+        found += [Cell("every", data, 1000, epsilon) for epsilon in (1.0, math.inf)]
+    for data in main:
         found += situation(data, 10_000, (1.0,), ("recipe", "planned", "no noise", "start", "many", "local", "usual"))
     found += situation("mq2008", 1000, (1.0,), ("no noise", "recipe", "many"), ranker="mlp")
     for data in main:
@@ -386,7 +393,7 @@ def run(options: argparse.Namespace) -> None:
             fold_of(name, fold)
     for clicks in ("pdgd", "logged-clicks"):  # compile once, before there are workers
         for ranker in ("linear", "mlp"):
-            cell = Cell("recipe", "mq2008", 20, 1.0, learner=clicks, ranker=ranker)
+            cell = Cell("recipe", waiting[0].data, 20, 1.0, learner=clicks, ranker=ranker)
             learn(replace(cell, arm="no noise"), Setting(2), 1, 1)
             scores(cell, start_of(cell, 1, 1), 1, "validation")
     work = [(cell, options.out, deadline) for cell in waiting]
@@ -402,7 +409,7 @@ def _one(work: tuple[Cell, Path, float]) -> str:
         return ""
     try:
         facts = perform(cell, deadline)
-    except Exception as problem:  # the other cells go on
+    except Exception as problem:  # the other cells continue
         return f"FAILED {cell.name}: {type(problem).__name__}: {problem}"
     if facts is None:
         return f"no time left for {cell.name}"
@@ -461,6 +468,7 @@ def report(out: Path, picture: Path | None) -> None:
         )
     if picture is not None:
         draw(found, picture)
+        draw_rule(found, picture.with_stem(f"{picture.stem}-rule"))
 
 
 def reference_of(cell: Cell, found: dict[Cell, dict[str, Any]]) -> list[Values] | None:
@@ -515,8 +523,41 @@ def draw(found: dict[Cell, dict[str, Any]], picture: Path) -> None:
     figure.savefig(picture)
 
 
+def draw_rule(found: dict[Cell, dict[str, Any]], picture: Path) -> None:
+    """Loss against people / (σ · √(T · d)), which is proportional to the norm of what is learned over that of noise."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7.0, 4.0), dpi=150)
+    signs = {"mq2008": ("#1b6ca8", "o"), "mq2007-85": ("#c8553d", "s"), "ohsumed": ("#3a9a5b", "^")}
+    for arm, filled, name in (("recipe", True, "server rate tuned"), ("usual", False, "100 rounds, not tuned")):
+        for data, (colour, sign) in signs.items():
+            points = []
+            for cell, facts in found.items():
+                plain = (cell.clicks, cell.ranker, cell.learner) == ("navigational", "linear", "pdgd")
+                reference = reference_of(cell, found)
+                if cell.arm != arm or cell.data != data or not plain or reference is None or math.isinf(cell.epsilon):
+                    continue
+                size = facts["chosen"]["rounds"] * fold_of(data, 1).train.features.shape[1]
+                signal = cell.people / (noise_multiplier(cell.epsilon) * cell.noise * math.sqrt(size))
+                points.append((signal, -interval(facts["folds"], reference)[0]))
+            if points:
+                axes.scatter(*zip(*points, strict=True), color=colour if filled else "none", edgecolor=colour,
+                             marker=sign, s=22, label=f"{data}, {name}")  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_xlabel("people / (σ · √(rounds · parameters))")
+    axes.set_ylabel("loss of nDCG@10 against no noise")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(picture)
+
+
 def chosen_cells(options: argparse.Namespace) -> list[Cell]:
-    return [each for each in cells() if options.only in each.name]
+    renamed = (replace(each, data=options.data) if each.data == "mq2008" else each for each in cells())
+    return [each for each in renamed if options.only in each.name]
 
 
 def main() -> None:
@@ -526,6 +567,7 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=0.0, help="time after which no more results are written; 0: none"
     )
+    parser.add_argument("--data", default="mq2008", help="data set in place of MQ2008")
     parser.add_argument("--only", default="", help="only cells whose name contains this text")
     parser.add_argument(
         "--fewer-seeds", action="store_true", help="3 seeds for tuning and 5 for the test, not 12 and 20"

@@ -38,7 +38,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few settings and seeds, so a plan takes seconds."""
     for name, value in {
         "SETS": 2, "FIRST": 1, "MORE": 1, "TESTS": 3, "ROUNDS": (1, 2), "FREE_ROUNDS": (2,), "STEPS": (1.0, 2.0, 4.0),
-        "MAX_PEOPLE": 300, "MAX_FACTOR": 2,
+        "MAX_SEARCHES": 1200, "MAX_FACTOR": 2,
     }.items():  # fmt: skip
         monkeypatch.setattr(privacy_plan, name, value)
 

@@ -38,12 +38,14 @@ from fedrank.seeds import Chance, rng_for
 from fedrank.types import SimulatedClients, Weights
 
 MEASURE = "ndcg@10"
-ROUNDS, FREE_ROUNDS = (1, 2, 4, 8), (2, 8, 25)  # that are tried, with noise and without
+ROUNDS, FREE_ROUNDS = (1, 2, 4, 8), (2, 8, 25)  # that are tried with each person in one of them; without noise
+EVERY = (4, 16)  # that are tried with all people in every round, where the spec has them there
 STEPS = tuple(float(each) for each in np.geomspace(0.25, 16, 7))  # expected length of the server's step in a round
-SETS, FIRST, MORE, TESTS = 3, 2, 6, 10  # generated sets; seeds for each in the first and second selection and the test
-FINALISTS = 4  # settings of the second selection
-MAX_PEOPLE = 2_000  # that are simulated; noise is scaled, so more people give the same noise in the mean
+SETS, FIRST, MORE, TESTS = 3, 2, 4, 10  # generated sets; seeds for each in the first and second selection and the test
+FINALISTS = 3  # settings of the second selection
+MAX_SEARCHES = 4_000  # of all people in a round; noise is scaled, so fewer people give the same noise in the mean
 MAX_INTERACTIONS = 4_000_000  # of a run of the spec as it is; a longer one is not simulated
+MAX_ALONE = 40_000  # interactions of one client or organisation that learns alone
 MAX_FACTOR = 4_096  # of people, in the search for how many would do
 CERTAIN = 0.9  # share of simulated runs in which training must be better than the alternatives
 SHIFT = 0.01  # quality that a public start loses on other data; .004 and .010 between the MQ collections
@@ -59,7 +61,7 @@ RECIPE_ROUNDS = 4
 Qualities = NDArray[np.float64]  # [sets, seeds]
 
 
-class Span(NamedTuple):
+class Expected(NamedTuple):
     """A mean over simulated runs, and the range of nine of ten of them."""
 
     mean: float
@@ -67,7 +69,7 @@ class Span(NamedTuple):
     high: float
 
     @classmethod
-    def of(cls, values: Qualities) -> Span:
+    def of(cls, values: Qualities) -> Expected:
         return cls(float(values.mean()), *(float(each) for each in np.quantile(values, (0.05, 0.95))))
 
 
@@ -76,8 +78,8 @@ class Arm:
     """One way to use the data, with its simulated quality."""
 
     name: str
-    quality: Span | None  # None: too long to simulate
-    difference: Span | None = None  # from no noise
+    quality: Expected | None  # None: too long to simulate
+    difference: Expected | None = None  # from no noise
     epsilon: float | None = None
     rounds: int | None = None
     cohort: int | None = None  # people per round
@@ -99,7 +101,7 @@ class PrivacyPlan:
     worthwhile: bool
     better: float  # share of simulated runs in which the proposal is better than the best alternative
     alternative: str  # the best one
-    gain: Span  # over the best alternative
+    gain: Expected  # over the best alternative
     people_needed: int | None  # None: not searched for, or none found
     noise_norm: float  # expected norm of the noise in the model: rate · σ · clip · T^1.5 · √d / people
     proposal: FederatedExperiment
@@ -143,7 +145,9 @@ def plan_privacy(experiment: FederatedExperiment, epsilon: float, progress: Prog
         values = bench.quality(spec, "test") if _interactions(spec) <= MAX_INTERACTIONS else None
         arms.append(bench.arm(name, spec, values, None if values is None else values - free_quality, price))
     arms.append(bench.arm("no noise", free, free_quality, None, None))
-    arms += [Arm(name, Span.of(values), Span.of(values - free_quality)) for name, values in alternatives.items()]
+    arms += [
+        Arm(name, Expected.of(values), Expected.of(values - free_quality)) for name, values in alternatives.items()
+    ]
     needed = None if better >= CERTAIN else bench.people_needed(epsilon, best)
     return PrivacyPlan(
         epsilon=epsilon,
@@ -155,7 +159,7 @@ def plan_privacy(experiment: FederatedExperiment, epsilon: float, progress: Prog
         worthwhile=better >= CERTAIN,
         better=better,
         alternative=best,
-        gain=Span.of(gain),
+        gain=Expected.of(gain),
         people_needed=needed,
         noise_norm=_noise_norm(proposal),
         proposal=proposal,
@@ -209,7 +213,12 @@ def _interactions(experiment: FederatedExperiment) -> float:
     """The number of interactions of a simulated run."""
     clients = experiment.clients
     share = 1 / experiment.rounds if clients.schedule == "dealt" else clients.participation
-    return experiment.rounds * share * min(_people(experiment), MAX_PEOPLE) * max(clients.searches)
+    return experiment.rounds * share * min(_people(experiment), _max_people(experiment)) * max(clients.searches)
+
+
+def _max_people(experiment: FederatedExperiment) -> int:
+    """The number of people that are simulated, at most."""
+    return max(100, MAX_SEARCHES // max(experiment.clients.searches))
 
 
 def _changed(experiment: FederatedExperiment, changes: dict[str, Any]) -> FederatedExperiment:
@@ -220,7 +229,7 @@ def _changed(experiment: FederatedExperiment, changes: dict[str, Any]) -> Federa
     for key, value in changes.items():
         section, _, name = key.rpartition(".")
         (tables[section] if section else tables)[name] = value
-    tables["clients"] |= {"schedule": "dealt", "participation": 1.0}
+    tables["clients"] |= {"schedule": changes.get("clients.schedule", "dealt"), "participation": 1.0}
     if changes.get("mechanism", tables) is None:
         del tables["mechanism"]
     else:
@@ -320,7 +329,7 @@ class _Set(NamedTuple):
 
 def _generated(features: int, seed: int) -> _Set:
     """Data like MQ2007 with so many features: BM25, others of them, and noisy copies where there are not enough."""
-    whole, rng = synthetic("mq2007", 600, seed), rng_for(seed, "privacy plan")
+    whole, rng = synthetic("mq2007", 1000, seed), rng_for(seed, "privacy plan")
     bm25, width = whole.feature_names.index(BM25), whole.features.shape[1]
     others = rng_for(0, "privacy plan").permutation(width)  # the same in every set
     columns = whole.features[:, [bm25, *others[others != bm25]]]
@@ -328,7 +337,7 @@ def _generated(features: int, seed: int) -> _Set:
         noisy = (columns + rng.random(columns.shape, dtype=np.float32)) / 2
         columns = np.concatenate([columns, noisy.astype(np.float32)], axis=1)
     data = replace(whole, features=np.ascontiguousarray(columns[:, :features]), feature_names=())
-    train, validation, test = (data.select(range(*ends)) for ends in ((0, 200), (200, 300), (300, 600)))
+    train, validation, test = (data.select(range(*ends)) for ends in ((0, 600), (600, 700), (700, 1000)))
     return _Set(train, Evaluator(validation, [MEASURE]), Evaluator(test, [MEASURE]))
 
 
@@ -359,7 +368,7 @@ class _Bench:
         return self.learner(start, clients, Chance(1, 1)).updates.astype(np.float64)
 
     def _clients(self, experiment: FederatedExperiment, data: _Set, count: int) -> SimulatedClients:
-        clients, partition = experiment.clients, Own() if experiment.clients.people > 1 else None
+        clients, partition = experiment.clients, Own() if self.experiment.clients.people > 1 else None
         return make_clients(
             data.train, count, partition=partition, click_model=clients.click_models,
             interactions=clients.interactions, click_model_per=clients.click_model_per, people=clients.people,
@@ -392,8 +401,8 @@ class _Bench:
         return found
 
     def _run(self, experiment: FederatedExperiment, data: _Set, seed: int, start: Weights | None) -> Weights:
-        """The final model of a simulated run; with at most `MAX_PEOPLE`, and the noise that more would have."""
-        people, share = _people(experiment), min(1.0, MAX_PEOPLE / _people(experiment))
+        """The final model of a simulated run; with fewer people than the spec if these are many, and their noise."""
+        people, share = _people(experiment), min(1.0, _max_people(experiment) / _people(experiment))
         federation, each = experiment.federation(attacked=False), experiment.clients
         if share < 1:
             each = replace(each, people=max(experiment.rounds, round(each.people * share))) if each.people > 1 else (
@@ -436,15 +445,16 @@ class _Bench:
         self, epsilon: float | None, people: int = 1, rounds: Sequence[int] = (), steps: Sequence[float] = STEPS
     ) -> FederatedExperiment:
         """The best settings on the queries for selection, with `people` times as many people; ε None: no noise."""
-        rounds = rounds or (FREE_ROUNDS if epsilon is None else ROUNDS)
-        clients = self.experiment.clients
-        dealt = clients.people if clients.people > 1 else clients.count
+        clients, dealt = self.experiment.clients, self._dealt
+        pairs = list(itertools.product(("dealt",), rounds or (FREE_ROUNDS if epsilon is None else ROUNDS), steps))
+        if clients.schedule == "drawn" and clients.participation == 1 and not rounds:
+            pairs += itertools.product(("drawn",), EVERY, steps[: len(steps) // 2 + 1])
+        most = {"dealt": dealt, "drawn": self.experiment.rounds}
         tried: list[tuple[float, FederatedExperiment]] = []
-        pairs = [each for each in itertools.product(rounds, steps) if each[0] <= dealt]
-        for number, (count, step) in enumerate(pairs, start=1):
-            if tried and count == 1 and step != steps[0] and self.experiment.start is None:
-                continue  # the scale of a model changes no order, and there is no second round
-            spec = self._candidate(count, step, epsilon, people)
+        for number, (schedule, count, step) in enumerate(pairs, start=1):
+            if count > most[schedule] or (count == 1 and step != steps[0] and self.experiment.start is None):
+                continue  # too few people or rounds; or the scale of a model, which changes no order
+            spec = self._candidate(schedule, count, step, epsilon, people)
             tried.append((float(self.quality(spec, "validation", range(1, FIRST + 1)).mean()), spec))
             name = "no noise" if epsilon is None else f"{_people(spec):,} people at ε = {epsilon:g}"
             self._progress(name, number, len(pairs), f"{count} rounds")
@@ -452,9 +462,17 @@ class _Bench:
         again = range(11, 11 + MORE)
         return max((spec for _, spec in tried), key=lambda spec: float(self.quality(spec, "validation", again).mean()))
 
-    def _candidate(self, rounds: int, step: float, epsilon: float | None, people: int) -> FederatedExperiment:
+    @property
+    def _dealt(self) -> int:
+        """The number of people of each party that deals them."""
+        clients = self.experiment.clients
+        return clients.people if clients.people > 1 else clients.count
+
+    def _candidate(
+        self, schedule: str, rounds: int, step: float, epsilon: float | None, people: int
+    ) -> FederatedExperiment:
         rate = float(f"{step / self.lengths[epsilon is not None]:.3g}")
-        changes: dict[str, Any] = {"rounds": rounds, "server.rate": rate}
+        changes: dict[str, Any] = {"rounds": rounds, "server.rate": rate, "clients.schedule": schedule}
         many = "people" if self.experiment.clients.people > 1 else "count"
         changes[f"clients.{many}"] = getattr(self.experiment.clients, many) * people
         if epsilon is None:
@@ -471,24 +489,20 @@ class _Bench:
         if self.start is not None and self.experiment.start != GIVEN:
             values = [float(data.test(model, ranker)[0]) for data, model in zip(self.sets, self.start, strict=True)]
             found[START] = np.broadcast_to(np.array(values)[:, None], shape)
-        if self.experiment.clients.people > 1:
-            free = self.best(None, rounds=(8,), steps=STEPS[1::2])
-            tables = {"rounds": 8, "server.rate": free.server.rate, "mechanism": None, "clients.count": 1}  # type: ignore[attr-defined]
-            one, share = _changed(self.experiment, tables), 200 // self.experiment.clients.count
-            own = [each._replace(train=each.train.select(range(max(1, share)))) for each in self.sets]
-            found["one organisation alone"] = np.array([
-                [float(each.test(self._run(one, each, seed, None), ranker)[0]) for seed in range(101, 101 + TESTS)]
-                for each in own
-            ])  # fmt: skip
-        else:
-            rows = []
-            for data in self.sets:
-                first = ranker.first(data.train.features.shape[1], rng_for(1, "first"))
-                clients = self._clients(self.experiment, data, TESTS)
-                models = first + self.learner(first, clients, Chance(101, 1)).updates
-                rows.append([float(data.test(model, ranker)[0]) for model in models.astype(np.float64)])
-            found["one client alone"] = np.array(rows)
-        return found
+        clients = self.experiment.clients
+        rounds = self.experiment.rounds if clients.schedule == "drawn" else 1
+        searches = min(clients.people * max(clients.searches) * rounds, MAX_ALONE)
+        rows = []
+        for data in self.sets:
+            first = ranker.first(self.features, rng_for(1, "first"))
+            every = self._clients(replace(self.experiment, clients=replace(clients, people=1)), data, clients.count)
+            # An organisation learns as one client with all searches of its people.
+            some = every.rows(np.arange(TESTS) % clients.count)
+            own = replace(some, ids=np.arange(TESTS), interactions=np.full(TESTS, searches))
+            models = first + self.learner(first, own, Chance(101, 1)).updates
+            rows.append([float(data.test(model, ranker)[0]) for model in models.astype(np.float64)])
+        name = "one organisation alone" if clients.people > 1 else "one client alone"
+        return found | {name: np.array(rows)}
 
     def people_needed(self, epsilon: float, alternative: str) -> int | None:
         """The number of people, in powers of 2 of those of the spec, with whom training is worthwhile."""
@@ -513,8 +527,8 @@ class _Bench:
         share = 1 / spec.rounds if dealt else spec.clients.participation
         return Arm(
             name,
-            None if values is None else Span.of(values),
-            None if loss is None else Span.of(loss),
+            None if values is None else Expected.of(values),
+            None if loss is None else Expected.of(loss),
             epsilon,
             spec.rounds,
             math.ceil(_people(spec) * share),
