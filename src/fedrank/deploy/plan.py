@@ -618,7 +618,7 @@ def _check_federation(plan: Plan) -> None:
     if not plan.simulated and (found := [*only_simulated(experiment), *too_few(experiment, len(ids))]):
         raise Refused("; ".join(found))
     if plan.turns is not None and plan.secure_sum is not None:
-        least, needed = len(ids) // plan.federated.dealt, plan.sum_terms(Label("sum", plan.run, 1))["min_survivors"]
+        least, needed = len(ids) // plan.federated.dealt, plan.min_survivors
         if least < needed:
             raise Refused(
                 f"clients.schedule: {len(ids)} clients dealt into {plan.rounds} rounds leave {least} in some, but a "

@@ -25,7 +25,7 @@ class Deal:
 
     @classmethod
     def of(cls, count: int, rounds: int, seed: int, *name: Name, which: str = "clients") -> Deal:
-        """Deal so many clients or persons, keyed by a seed and a name; the sizes of two rounds differ by at most 1.
+        """Deal this many clients or persons, keyed by a seed and a name; the sizes of two rounds differ by at most 1.
 
         >>> Deal.of(5, 2, 1).round_of_each.tolist()
         [1, 2, 1, 1, 2]

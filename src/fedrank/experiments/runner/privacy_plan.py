@@ -328,7 +328,7 @@ class _Set(NamedTuple):
 
 
 def _generated(features: int, seed: int) -> _Set:
-    """Data like MQ2007 with so many features: BM25, others of them, and noisy copies where there are not enough."""
+    """Data like MQ2007 with this many features: BM25, others of them, and noisy copies where there are not enough."""
     whole, rng = synthetic("mq2007", 1000, seed), rng_for(seed, "privacy plan")
     bm25, width = whole.feature_names.index(BM25), whole.features.shape[1]
     others = rng_for(0, "privacy plan").permutation(width)  # the same in every set
