@@ -413,7 +413,7 @@ def test_in_general_is_judged_over_data_sets(tmp_path: Path) -> None:
         ("does not hold", 4, "data sets"),
         ("holds", 4, "data sets"),
     ]
-    assert all(claim.contrast.scope == "in general" for claim in found.values())
+    assert all(claim.contrast.unit == "data sets" for claim in found.values())
     differences = [one.analysis.claims[1].contrast.difference for one in done]
     assert list(found.values())[1].contrast.difference == pytest.approx(np.mean(differences))
 
