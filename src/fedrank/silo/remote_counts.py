@@ -43,10 +43,10 @@ def _laplace(scale: float, many: int, source: Source) -> Real:
     return rounded_laplace(scale * (1 + 1e-6) / step).draw(many, source).astype(np.float64) * step
 
 
-def secure_source() -> Source:
+def _secure(source: Source | None) -> Source:
     from fedrank.privacy.noise import SecureSource
 
-    return SecureSource()
+    return source or SecureSource()
 
 
 def _middle(signed: Real, kind: str) -> Real:
@@ -80,7 +80,7 @@ class CountQuery(Sketched):
     rows: int  # z1: rows that ask for the term itself; the others are ignored
     epsilon: float | None = None  # of the published noise; None: none
     seed: int = 1  # of the rows
-    source: Source = field(default_factory=secure_source, repr=False)  # of noise
+    source: Source | None = field(default=None, repr=False)  # of noise; for tests only
 
     def frequencies(self, terms: Sequence[str]) -> Mapping[str, Real]:
         frequencies = self.sketch.frequency_rows(self._locate(terms))
@@ -112,7 +112,7 @@ class CountQuery(Sketched):
         at = position[documents[there]], np.nonzero(there)[0]
         frequencies[at], missing[at] = values[there], False
         if self.epsilon is not None:
-            frequencies = published_answers(frequencies, self.epsilon, self.source)
+            frequencies = published_answers(frequencies, self.epsilon, self._source)
         signed = frequencies * signs
         if top.rule.missing == "absent":
             signed[missing] = np.nan
@@ -124,6 +124,10 @@ class CountQuery(Sketched):
         chosen = (counts > 0) & ((~missing).sum(axis=1) >= top.fewest(len(row)))
         best = np.flatnonzero(chosen)[np.argsort(-counts[chosen], kind="stable")[: top.rule.k]]
         return here[best], counts[best]
+
+    @cached_property
+    def _source(self) -> Source:
+        return _secure(self.source)
 
     def _rows(self, term: str) -> NDArray[np.int64]:
         return true_rows(term, self.rows, self.sketch.sketcher.depth, self.seed)
@@ -142,7 +146,7 @@ class RemoteCounts:
     key: bytes = field(repr=False)
     k: int  # documents that a term finds
     epsilon: float = 0.5  # of one number
-    source: Source = field(default_factory=secure_source, repr=False)
+    source: Source | None = field(default=None, repr=False)
 
     @property
     def kind(self) -> str:
@@ -185,7 +189,11 @@ class RemoteCounts:
         return best, frequencies[best]
 
     def _noised(self, counts: Real) -> Real:
-        return noised_counts(counts, self.epsilon, self.sketcher.exact_lengths, self.source)
+        return noised_counts(counts, self.epsilon, self.sketcher.exact_lengths, self._source)
+
+    @cached_property
+    def _source(self) -> Source:
+        return _secure(self.source)
 
     def _lengths_of(self, name: str, rows: NDArray[Any]) -> NDArray[Any]:
         return self.fields[name].lengths[rows] if name in self.fields else np.zeros(len(rows), np.int64)

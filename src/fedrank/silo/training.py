@@ -32,7 +32,7 @@ from fedrank.silo.features import (
     scaled_like,
 )
 from fedrank.silo.partners import Exact, Partner, Sketched, sketch_fields
-from fedrank.silo.remote_counts import CountQuery, RemoteCounts, secure_source
+from fedrank.silo.remote_counts import CountQuery, RemoteCounts
 from fedrank.silo.rtk import PUBLISHED, TopKRule
 from fedrank.silo.silos import Silo, SiloQuery, SilosRule, make_silos
 from fedrank.silo.sketch import Sketcher
@@ -191,7 +191,6 @@ class LocalPlus(Local):
 
     def partner(self, silo: Silo, key: bytes, k: int, seed: int, source: Source | None = None) -> Partner:
         """A silo as other silos see it; a term finds k documents."""
-        source = source or secure_source()
         if self.counts == "exact":
             return Exact(silo, k)
         if self.noise_in == "lookup":
