@@ -12,7 +12,8 @@ import pytest
 from fedrank import wire
 from fedrank.deploy import consent, protocol, site_calls
 from fedrank.deploy.coordinate import state_before
-from fedrank.deploy.settings import plan_prices, site_guarantees
+from fedrank.deploy.settings import plan_prices, read_site, site_guarantees
+from fedrank.deploy.show import leaving_of, not_covered, sum_view
 from fedrank.deploy.site import Site
 from fedrank.experiments.runner.folder import Card
 from fedrank.federated.deal import Deal
@@ -301,6 +302,14 @@ def test_the_list_is_the_same_after_it_is_lost(tmp_path):
     with Site.open(trial.folders["clinic-a"]) as site:
         site.answer(trial.hello())
     assert path.read_text() == before
+
+
+def test_a_site_sees_what_it_would_send(tmp_path):
+    trial = RealTrial(tmp_path, LINEAR + SUM_OF_PEOPLE, clients=DEALT, data=PERSONS)
+    settings = read_site(trial.folders["clinic-a"])
+    assert next(iter(leaving_of(trial.plan, settings))).times == 4, "each round is that of other people"
+    assert any("the round is lost, because a dealt schedule" in line for line in sum_view(trial.plan).lines())
+    assert not any("repeated attempt" in line for line in not_covered(trial.plan, settings))
 
 
 # Three organisations, stated collusion
