@@ -37,9 +37,9 @@ MAX_MODEL = 64 << 20  # maximum size of a model with its card, or of a forest, i
 # Both are compared by value.
 NOT_CONFIRMED = "no other site has confirmed the journal of this site lately; ask the other sites for their statements"
 SAY_HELLO = "no hello of this run was answered since the site was started; say hello first"
-# Prefixes of the refusals of a site that cannot work with its settings, data or folder until they are corrected.
 # The beginning of a refusal with a dealt schedule: what this site sent in this round is its only message.
 PARTICIPATED = "this site has participated in this round"
+# Prefixes of the refusals of a site that cannot work with its settings, data or folder until they are corrected.
 SITE_FAILS = ("something is wrong at this site", "the site cannot be opened")
 OVERHEAD = 4096  # bytes of a message besides its numbers
 _LENGTH = struct.Struct("<I")

@@ -243,7 +243,9 @@ class Contribution(Handler[R]):
         self._check_recorded(request, number, before)
         if before is not None and before.call == request.digest and before.answer:
             run.charge_once(request.number, request.rows)
-            run.note(self.record, number, before, request.rows is not None)
+            # A restored site may have charged this round as one that was over; the journal counts that charge once.
+            over = run.site.journal is not None and run.site.journal.find(run.plan.run, "over", number) is not None
+            run.note(self.record, number, before, request.rows is not None and not over)
             return before.answer
         if before is not None and not (self.attempts and request.attempt > before.attempt):
             raise Refused(f"{request.name} was already answered for a different request and is not answered twice")
