@@ -287,11 +287,13 @@ class _Bench:
             return None
         if self.experiment.start == GIVEN:
             return [_bm25(self.features)] * SETS
-        free = changed(
-            replace(self.experiment, start=None),
-            {"rounds": 8, "server.rate": 2 / self.lengths[False], "mechanism": None},
-        )
-        models = [self._run(free, each, 1, None) for each in self.sets]
+        models = []
+        for each in self.sets:  # public data may be many, so the model is as good as it gets
+            single = replace(self.experiment.clients, people=1)
+            one = self._clients(replace(self.experiment, clients=single), each, 1)
+            first = self.learner.ranker.first(self.features, rng_for(1, "first"))
+            many = replace(one, interactions=np.array([MAX_ALONE]))
+            models.append(first + self.learner(first, many, Chance(1, 1)).updates[0])
         found = []
         for number, data in enumerate(self.sets):
             model = models[number - 1]
