@@ -14,7 +14,8 @@ import fedrank as fr
 from fedrank.cli import app
 from fedrank.experiments.runner import privacy_plan
 from fedrank.experiments.runner.privacy import planned
-from fedrank.experiments.runner.privacy_plan import _expected_loss, _noise_norm, plan_privacy, wasted_budget
+from fedrank.experiments.runner.privacy_plan import plan_privacy
+from fedrank.experiments.runner.privacy_rule import expected_loss, noise_norm, wasted_budget
 
 SPEC = """
 title     = "A thousand clients"
@@ -37,7 +38,7 @@ def spec(tmp_path: Path) -> Path:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few settings and seeds, so a plan takes seconds."""
     for name, value in {
-        "SETS": 2, "FIRST": 1, "MORE": 1, "TESTS": 3, "ROUNDS": (1, 2), "FREE_ROUNDS": (2,), "STEPS": (1.0, 2.0, 4.0),
+        "SETS": 1, "FIRST": 1, "MORE": 1, "TESTS": 4, "ROUNDS": (1, 2), "FREE_ROUNDS": (2,), "STEPS": (1.0, 2.0, 4.0),
         "MAX_SEARCHES": 1200, "MAX_FACTOR": 2,
     }.items():  # fmt: skip
         monkeypatch.setattr(privacy_plan, name, value)
@@ -55,18 +56,18 @@ def refusal(*arguments: str) -> str:
 
 def test_the_norm_of_noise_by_hand(spec):
     dealt = read(spec, "rounds=4", "server.name=add", "server.rate=100", "mechanism.clip=0.1", "mechanism.noise=3.73")
-    assert _noise_norm(dealt) == pytest.approx(100 * 3.73 * 0.1 * 4**1.5 * math.sqrt(46) / 1000)
+    assert noise_norm(dealt) == pytest.approx(100 * 3.73 * 0.1 * 4**1.5 * math.sqrt(46) / 1000)
     drawn = read(spec, "clients.schedule=drawn")
-    assert _noise_norm(drawn) == pytest.approx(1 * 4.0 * 0.2 * math.sqrt(100 * 46) / 1000)
+    assert noise_norm(drawn) == pytest.approx(1 * 4.0 * 0.2 * math.sqrt(100 * 46) / 1000)
     # Every one of 10 clients in a round adds noise to its message.
     local = read(spec, "mechanism.placement=client")
-    assert _noise_norm(local) == pytest.approx(1 * 4.0 * 0.2 * math.sqrt(10) * math.sqrt(100 * 46) / 10)
+    assert noise_norm(local) == pytest.approx(1 * 4.0 * 0.2 * math.sqrt(10) * math.sqrt(100 * 46) / 10)
 
 
 def test_a_wasteful_spec_gets_advice_with_measured_losses(spec):
     advice = wasted_budget(read(spec))
     # x = people / (σ √(T d)) = 1000 / (4 √(100 · 46)) = 3.7 now; with 4 rounds, 5 times as much.
-    now, then = _expected_loss(1000 / (4 * math.sqrt(4600))), _expected_loss(1000 / (4 * math.sqrt(4 * 46)))
+    now, then = expected_loss(1000 / (4 * math.sqrt(4600))), expected_loss(1000 / (4 * math.sqrt(4 * 46)))
     assert f"about {then:.3f} nDCG@10 instead of about {now:.3f}" in advice
     assert (f"{then:.3f}", f"{now:.3f}") == ("0.004", "0.028")
 
@@ -85,7 +86,7 @@ def test_other_specs_get_none(spec, changes):
 
 
 def test_measured_losses_end_with_those_of_the_table():
-    assert (_expected_loss(0.01), _expected_loss(7.0), _expected_loss(1000.0)) == (0.078, 0.014, 0.003)
+    assert (expected_loss(0.01), expected_loss(7.0), expected_loss(1000.0)) == (0.078, 0.014, 0.003)
 
 
 @pytest.mark.usefixtures("small")
@@ -151,6 +152,7 @@ def test_the_same_plan_every_time(spec):
     [
         (["mechanism.name=laplace", "clients.schedule=drawn"], "a plan is for gaussian noise"),
         (["learner.name=lambdarank"], "a plan simulates pdgd with drawn lists only"),
+        (["clients.count=4", "clients.people=20", "rounds=4"], "protects whole organisations"),
         (["local.name=fedprox", "clients.schedule=drawn"], "without `local` and `attack`"),
     ],
 )

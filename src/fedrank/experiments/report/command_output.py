@@ -33,7 +33,7 @@ from fedrank.experiments.runner.privacy import (
     planned,
     prices_by_observer,
 )
-from fedrank.experiments.runner.privacy_plan import PrivacyPlan, wasted_budget
+from fedrank.experiments.runner.privacy_rule import wasted_budget
 from fedrank.experiments.runner.recorded_charges import check_populations
 from fedrank.experiments.runner.runs import Run, Runs
 from fedrank.experiments.spec.families import describe
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from fedrank.data.check import FileCheck
     from fedrank.data.describe_log import LogDescription, ShownDescription
     from fedrank.experiments.runner.client_summary import ClientSummary, Group
+    from fedrank.experiments.runner.privacy_plan import PrivacyPlan
     from fedrank.experiments.runner.scoring import Quality
     from fedrank.experiments.runner.tune import Tried
     from fedrank.experiments.runner.unlearning import Forgotten

@@ -11,7 +11,7 @@ from fedrank import __version__
 from fedrank.experiments.runner.folder import FORMAT, Paid
 from fedrank.experiments.runner.merge import paid_for_trees
 from fedrank.experiments.runner.privacy import TARGETS, budget_forecast, noise_needed, planned
-from fedrank.experiments.runner.privacy_plan import wasted_budget
+from fedrank.experiments.runner.privacy_rule import wasted_budget
 from fedrank.experiments.runner.silo import silo_card
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.experiments.spec.grid import Grid

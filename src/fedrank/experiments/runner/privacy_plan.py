@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 from fedrank.data.ranking import RankingData
 from fedrank.data.synthetic import synthetic
-from fedrank.experiments.runner.privacy import enough, noise_needed, planned, setting_of
-from fedrank.experiments.spec.experiment import SpecError, to_tables, to_toml
+from fedrank.experiments.runner.privacy import planned, setting_of
+from fedrank.experiments.runner.privacy_rule import changed, noise_norm, people_of, with_noise
+from fedrank.experiments.spec.experiment import to_tables, to_toml
 from fedrank.experiments.spec.federated import FederatedExperiment
 from fedrank.federated.clients import make_clients
 from fedrank.federated.partition import Own
-from fedrank.federated.server_optimizers import Add
 from fedrank.federated.simulation import simulate
 from fedrank.privacy.mechanisms import Gaussian, OnClient, SecureAggregation
 from fedrank.privacy.noise import SecureSource
@@ -51,12 +51,6 @@ CERTAIN = 0.9  # share of simulated runs in which training must be better than t
 SHIFT = 0.01  # quality that a public start loses on other data; .004 and .010 between the MQ collections
 BM25 = "BM25 of whole document"
 START = "the start alone"  # name of an arm
-
-# nDCG@10 that runs with a tuned server rate lose against no noise, by people / (σ · √(T · d)): medians of 50 cells with
-# linear PDGD on MQ2008, MQ2007-85 and OHSUMED, 2 to 100 rounds, ε from 0.5 to 4 (benchmarks/private_noise.py).
-LOSSES = {0.84: 0.078, 1.5: 0.057, 3.9: 0.026, 7.0: 0.014, 11.0: 0.005, 28.0: 0.003}
-WASTED = 2.0  # an advice is given if the recipe has this many times as much signal for its noise
-RECIPE_ROUNDS = 4
 
 Qualities = NDArray[np.float64]  # [sets, seeds]
 
@@ -152,7 +146,7 @@ def plan_privacy(experiment: FederatedExperiment, epsilon: float, progress: Prog
     return PrivacyPlan(
         epsilon=epsilon,
         delta=experiment.privacy.delta,
-        people=_people(experiment),
+        people=people_of(experiment),
         parameters=setting_of(experiment).parameters,
         interactions=max(experiment.clients.searches),
         arms=tuple(arms),
@@ -161,7 +155,7 @@ def plan_privacy(experiment: FederatedExperiment, epsilon: float, progress: Prog
         alternative=best,
         gain=Expected.of(gain),
         people_needed=needed,
-        noise_norm=_noise_norm(proposal),
+        noise_norm=noise_norm(proposal),
         proposal=proposal,
     )
 
@@ -196,6 +190,10 @@ def _check(experiment: FederatedExperiment) -> None:
             "mechanism: a plan is for gaussian noise that protects clients or persons; use "
             'name = "gaussian" with unit = "client" or "person"'
         )
+    if experiment.clients.people > 1 and mechanism.unit == "client":
+        raise ValueError(
+            'mechanism.unit: "client" protects whole organisations, which are too few to learn from; use "person"'
+        )
     if not isinstance(experiment.learner, Pdgd) or experiment.learner.lists != "drawn":
         raise ValueError(
             "learner: a plan simulates pdgd with drawn lists only; use this learner for the plan, and compare the "
@@ -205,48 +203,16 @@ def _check(experiment: FederatedExperiment) -> None:
         raise ValueError("a plan is for synchronous rounds without `local` and `attack`; remove these settings")
 
 
-def _people(experiment: FederatedExperiment) -> int:
-    return experiment.clients.count * experiment.clients.people
-
-
 def _interactions(experiment: FederatedExperiment) -> float:
     """The number of interactions of a simulated run."""
     clients = experiment.clients
     share = 1 / experiment.rounds if clients.schedule == "dealt" else clients.participation
-    return experiment.rounds * share * min(_people(experiment), _max_people(experiment)) * max(clients.searches)
+    return experiment.rounds * share * min(people_of(experiment), _max_people(experiment)) * max(clients.searches)
 
 
 def _max_people(experiment: FederatedExperiment) -> int:
     """The number of people that are simulated, at most."""
     return max(100, MAX_SEARCHES // max(experiment.clients.searches))
-
-
-def _changed(experiment: FederatedExperiment, changes: dict[str, Any]) -> FederatedExperiment:
-    """The experiment with other settings, checked like a spec."""
-    tables, problems = to_tables(experiment), list[str]()
-    tables["server"] = {"name": "add"}
-    tables["privacy"] = {"delta": experiment.privacy.delta}  # a plan has one run, whose ε is chosen
-    for key, value in changes.items():
-        section, _, name = key.rpartition(".")
-        (tables[section] if section else tables)[name] = value
-    tables["clients"] |= {"schedule": changes.get("clients.schedule", "dealt"), "participation": 1.0}
-    if changes.get("mechanism", tables) is None:
-        del tables["mechanism"]
-    else:
-        tables["mechanism"].pop("people", None)  # follows from the people of a round
-    found = FederatedExperiment.read(tables, problems)
-    if found is None:
-        raise SpecError(problems)
-    return found
-
-
-def _with_noise(experiment: FederatedExperiment, epsilon: float) -> FederatedExperiment:
-    """The experiment with the noise that a target ε needs against every observer for whom there is a guarantee."""
-    found = [values[0] for values in noise_needed(experiment, [epsilon]).values()]
-    if not found or math.isinf(max(found)):
-        raise ValueError(f"no noise gives ε = {epsilon:g} with this mechanism; use a larger --epsilon")
-    mechanism: Any = experiment.mechanism
-    return replace(experiment, mechanism=replace(mechanism, noise=float(enough(max(found)))))
 
 
 def _as_it_is(experiment: FederatedExperiment, epsilon: float) -> list[tuple[str, FederatedExperiment, float]]:
@@ -255,68 +221,8 @@ def _as_it_is(experiment: FederatedExperiment, epsilon: float) -> list[tuple[str
     rows = [("the spec as it is", experiment, price)]
     if abs(price - epsilon) > 0.02 * epsilon:
         with suppress(ValueError):  # too many rounds for any noise
-            rows.append((f"the spec with noise for ε = {epsilon:g}", _with_noise(experiment, epsilon), epsilon))
+            rows.append((f"the spec with noise for ε = {epsilon:g}", with_noise(experiment, epsilon), epsilon))
     return rows
-
-
-def wasted_budget(experiment: FederatedExperiment) -> str | None:
-    """Advice if few rounds, with each person in one of them, would lose much less quality at the same ε."""
-    mechanism, clients = experiment.mechanism, experiment.clients
-    if (
-        not isinstance(mechanism, Gaussian)
-        or mechanism.unit == "interaction"
-        or not isinstance(experiment.learner, Pdgd)
-    ):
-        return None
-    price = max((each.total for each in planned(experiment) if math.isfinite(each.total)), default=math.inf)
-    dealt = clients.people if mechanism.unit == "person" else clients.count
-    if math.isinf(price) or dealt < RECIPE_ROUNDS or experiment.kind == "async":
-        return None
-    try:
-        recipe = _with_noise(_changed(experiment, {"rounds": RECIPE_ROUNDS}), price)
-    except ValueError:  # a method of the spec cannot be combined with the schedule
-        return None
-    now, then = _signal(experiment), _signal(recipe)
-    if then < WASTED * now:
-        return None
-    return (
-        f"This spec wastes budget: with {RECIPE_ROUNDS} rounds, each person in one of them (clients.schedule = "
-        f'"dealt"), and a larger server.rate, the same ε loses about {_expected_loss(then):.3f} nDCG@10 instead of '
-        f"about {_expected_loss(now):.3f} (measured with linear rankers on MQ2008, MQ2007-85 and OHSUMED). Let "
-        "`fedrank privacy plan` propose settings."
-    )
-
-
-def _expected_loss(signal: float) -> float:
-    """The measured loss at this signal, between those of `LOSSES`."""
-    return float(np.interp(math.log(signal), np.log(list(LOSSES)), list(LOSSES.values())))
-
-
-def _signal(experiment: FederatedExperiment) -> float:
-    """people / (σ · √(T · d)): proportional to the norm of what is learned over the norm of the noise in the model."""
-    mechanism: Any = experiment.mechanism
-    server = replace(experiment, server=Add(1.0), mechanism=replace(mechanism, clip=1.0))
-    return experiment.rounds / _noise_norm(server)
-
-
-def _noise_norm(experiment: FederatedExperiment) -> float:
-    """The expected norm of the noise in the model: rate · σ · clip · √(T · d) / people in a round.
-
-    If each person is in one round, it is rate · σ · clip · T^1.5 · √d / people. Noise that several parties add to their
-    messages is larger by the square root of their number.
-    """
-    mechanism, server, clients = experiment.mechanism, experiment.server, experiment.clients
-    assert isinstance(mechanism, Gaussian)
-    share = 1 / experiment.rounds if clients.schedule == "dealt" else clients.participation
-    cohort = _people(experiment) * share
-    noises = 1.0
-    if isinstance(mechanism.placement, OnClient):
-        noises = clients.count if mechanism.unit == "person" else cohort
-    elif isinstance(mechanism.placement, SecureAggregation):
-        noises = 1 / mechanism.placement.honest
-    rate = getattr(server, "rate", 1.0)
-    size = setting_of(experiment).parameters * experiment.rounds * noises
-    return float(rate * mechanism.noise * mechanism.clip * math.sqrt(size) / cohort)
 
 
 class _Set(NamedTuple):
@@ -381,11 +287,13 @@ class _Bench:
             return None
         if self.experiment.start == GIVEN:
             return [_bm25(self.features)] * SETS
-        free = _changed(
-            replace(self.experiment, start=None),
-            {"rounds": 8, "server.rate": 2 / self.lengths[False], "mechanism": None},
-        )
-        models = [self._run(free, each, 1, None) for each in self.sets]
+        models = []
+        for each in self.sets:  # public data may be many, so the model is as good as it gets
+            single = replace(self.experiment.clients, people=1)
+            one = self._clients(replace(self.experiment, clients=single), each, 1)
+            first = self.learner.ranker.first(self.features, rng_for(1, "first"))
+            many = replace(one, interactions=np.array([MAX_ALONE]))
+            models.append(first + self.learner(first, many, Chance(1, 1)).updates[0])
         found = []
         for number, data in enumerate(self.sets):
             model = models[number - 1]
@@ -402,14 +310,14 @@ class _Bench:
 
     def _run(self, experiment: FederatedExperiment, data: _Set, seed: int, start: Weights | None) -> Weights:
         """The final model of a simulated run; with fewer people than the spec if these are many, and their noise."""
-        people, share = _people(experiment), min(1.0, _max_people(experiment) / _people(experiment))
+        people, share = people_of(experiment), min(1.0, _max_people(experiment) / people_of(experiment))
         federation, each = experiment.federation(attacked=False), experiment.clients
         if share < 1:
             each = replace(each, people=max(experiment.rounds, round(each.people * share))) if each.people > 1 else (
                 replace(each, count=max(experiment.rounds, round(each.count * share)))
             )  # fmt: skip
             experiment = replace(experiment, clients=each)
-            share = _people(experiment) / people
+            share = people_of(experiment) / people
         mechanism: Any = federation.mechanism
         if mechanism is not None:
             local = isinstance(mechanism.placement, OnClient) and mechanism.unit == "client"
@@ -445,28 +353,32 @@ class _Bench:
         self, epsilon: float | None, people: int = 1, rounds: Sequence[int] = (), steps: Sequence[float] = STEPS
     ) -> FederatedExperiment:
         """The best settings on the queries for selection, with `people` times as many people; ε None: no noise."""
-        clients, dealt = self.experiment.clients, self._dealt
+        clients = self.experiment.clients
         pairs = list(itertools.product(("dealt",), rounds or (FREE_ROUNDS if epsilon is None else ROUNDS), steps))
         if clients.schedule == "drawn" and clients.participation == 1 and not rounds:
             pairs += itertools.product(("drawn",), EVERY, steps[: len(steps) // 2 + 1])
-        most = {"dealt": dealt, "drawn": self.experiment.rounds}
+        most = {
+            "dealt": (clients.people if clients.people > 1 else clients.count) * people,
+            "drawn": self.experiment.rounds,
+        }
         tried: list[tuple[float, FederatedExperiment]] = []
+        problem = ValueError("too few people for any number of rounds; use more clients")
         for number, (schedule, count, step) in enumerate(pairs, start=1):
             if count > most[schedule] or (count == 1 and step != steps[0] and self.experiment.start is None):
                 continue  # too few people or rounds; or the scale of a model, which changes no order
-            spec = self._candidate(schedule, count, step, epsilon, people)
+            try:
+                spec = self._candidate(schedule, count, step, epsilon, people)
+            except ValueError as found:  # for example, too few clients in a round for secure aggregation
+                problem = found
+                continue
             tried.append((float(self.quality(spec, "validation", range(1, FIRST + 1)).mean()), spec))
-            name = "no noise" if epsilon is None else f"{_people(spec):,} people at ε = {epsilon:g}"
+            name = "no noise" if epsilon is None else f"{people_of(spec):,} people at ε = {epsilon:g}"
             self._progress(name, number, len(pairs), f"{count} rounds")
+        if not tried:
+            raise problem
         tried = sorted(tried, key=lambda each: -each[0])[:FINALISTS]
         again = range(11, 11 + MORE)
         return max((spec for _, spec in tried), key=lambda spec: float(self.quality(spec, "validation", again).mean()))
-
-    @property
-    def _dealt(self) -> int:
-        """The number of people of each party that deals them."""
-        clients = self.experiment.clients
-        return clients.people if clients.people > 1 else clients.count
 
     def _candidate(
         self, schedule: str, rounds: int, step: float, epsilon: float | None, people: int
@@ -476,9 +388,9 @@ class _Bench:
         many = "people" if self.experiment.clients.people > 1 else "count"
         changes[f"clients.{many}"] = getattr(self.experiment.clients, many) * people
         if epsilon is None:
-            return _changed(self.experiment, changes | {"mechanism": None})
-        spec = _changed(self.experiment, changes | {"mechanism.clip": self.clip, "evaluate_every": 1})
-        return _with_noise(spec, epsilon)
+            return changed(self.experiment, changes | {"mechanism": None})
+        spec = changed(self.experiment, changes | {"mechanism.clip": self.clip, "evaluate_every": 1})
+        return with_noise(spec, epsilon)
 
     @cached_property
     def alternatives(self) -> dict[str, Qualities]:
@@ -510,7 +422,7 @@ class _Bench:
         while factor <= MAX_FACTOR:
             spec = self.best(epsilon, factor, (2, 4), STEPS[1::2])
             if float((self.quality(spec, "test") > others).mean()) >= CERTAIN:
-                return _people(spec)
+                return people_of(spec)
             factor *= 2
         return None
 
@@ -531,7 +443,7 @@ class _Bench:
             None if loss is None else Expected.of(loss),
             epsilon,
             spec.rounds,
-            math.ceil(_people(spec) * share),
+            math.ceil(people_of(spec) * share),
             getattr(spec.server, "rate", None),
             None if mechanism is None else mechanism.clip,
             None if mechanism is None else mechanism.noise,
