@@ -170,6 +170,7 @@ def test_four_sites_go_on_without_one_whose_masks_are_lost(tmp_path):
     assert {trial.outbox(name).get(2).attempt for name in trial.names} == {0}
 
 
+@pytest.mark.usefixtures("unconfirmed")
 def test_the_site_itself_refuses_a_second_attempt(tmp_path):
     trial = RealTrial(tmp_path, LINEAR + SUM_OF_PEOPLE, clients=DEALT, data=PERSONS)
     asked = {}
@@ -212,6 +213,7 @@ def test_a_lost_message_is_not_made_again(tmp_path):
     assert trial.paid("clinic-b") == 4
 
 
+@pytest.mark.usefixtures("unconfirmed")
 def test_a_client_participates_in_its_own_round_only(tmp_path):
     trial = RealTrial(tmp_path, LINEAR + NOISE, sites=6, rounds=3, clients='interactions = 3\nschedule = "dealt"')
     turns = Deal.of(6, 3, trial.plan.seed).round_of_each

@@ -52,6 +52,7 @@ LINES = {
     "data clients": "data clients small.toml",
     "privacy show": "privacy show noisy.toml",
     "privacy audit": "privacy audit noisy.toml",
+    "privacy plan": "privacy plan noisy.toml --epsilon 1",
     "forget client": f"forget client {MODEL}",
     "model score": f"model score {MODEL} a.txt",
     "model evaluate": f"model evaluate {MODEL} a.txt",

@@ -181,7 +181,7 @@ def test_the_line_of_progress_counts_expected_time_and_an_audit_ends_in_time(mon
         (["READ", "NOT SHOWN"], "Verdict: not protected: messages were read"),
         (["NOT SHOWN", "NO POWER"], "This does not prove the guarantee. 1 of 2 attacks gave no answer."),
         (["NOT READ"], "Verdict: these attacks read nothing"),
-        (["NO POWER"], "Verdict: nothing can be concluded"),
+        (["NO POWER"], "Verdict: the result is inconclusive"),
         (["SKIPPED"], "Verdict: no attack was made"),
     ],
 )

@@ -29,7 +29,7 @@ from fedrank.experiments.runner.stop_signals import stop_requested
 from fedrank.experiments.runner.writer import News, Task
 from fedrank.experiments.spec.experiment import Experiment, to_toml
 from fedrank.experiments.spec.families import with_new_names
-from fedrank.experiments.spec.grid import Grid
+from fedrank.experiments.spec.grid import Grid, read_tables
 from fedrank.experiments.spec.kinds import KINDS
 from fedrank.files import error_message, read_text, write_atomic
 from fedrank.progress import Progress, here, show_warnings_as_notes, shown_notes
@@ -191,11 +191,11 @@ def is_finished(task: Task, sums: DataSums | None = None) -> bool:
 
 
 def _is_same_spec(recorded: str, asked: str) -> bool:
-    """Whether two specs describe the same run; the recorded one may have the names of version 0.1."""
+    """Whether two specs describe the same run; the recorded one may have names of version 0.1, and lack newer keys."""
     if recorded == asked:
         return True
     try:
-        return with_new_names(parse_toml(recorded)) == parse_toml(asked)
+        return to_toml(read_tables(with_new_names(parse_toml(recorded)), full_check=False).base) == asked
     except ValueError:
         return False
 
