@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tomllib
 from collections import Counter
 from dataclasses import replace
 
@@ -12,13 +13,16 @@ import pytest
 from fedrank import wire
 from fedrank.deploy import consent, protocol, site_calls
 from fedrank.deploy.coordinate import state_before
-from fedrank.deploy.settings import plan_prices, site_guarantees
+from fedrank.deploy.plan import Plan
+from fedrank.deploy.settings import plan_prices, read_site, site_guarantees
+from fedrank.deploy.show import leaving_of, not_covered, sum_view
 from fedrank.deploy.site import Site
 from fedrank.experiments.runner.folder import Card
 from fedrank.federated.deal import Deal
 from fedrank.federated.server import ServerTask
 from fedrank.privacy.population import Population
 from fedrank.ranking.learners import Pdgd
+from fedrank.toml import write_toml
 from fedrank.types import SimulatedClients
 from tests.deploy.real_trial import LINEAR, NOISE, SUM, RealTrial
 from tests.deploy.trial import Trial, check_equal, spec_of, write_data
@@ -240,6 +244,54 @@ def test_groups_too_small_for_a_sum_are_refused_in_the_plan(tmp_path):
         RealTrial(tmp_path, LINEAR + SUM, sites=7, rounds=3, clients='interactions = 3\nschedule = "dealt"')
 
 
+@pytest.mark.parametrize(
+    ("clients", "says"),
+    [
+        ('interactions = 3\nschedule = "dealt"', "clients.count = 3 cannot be dealt into 4000000 rounds"),
+        (DEALT, "clients.people = 15 cannot be dealt into 4000000 rounds"),
+    ],
+)
+def test_a_received_plan_with_more_rounds_than_participants_is_refused(tmp_path, clients, says):
+    text = LINEAR + NOISE + ('unit = "person"\n' if "people" in clients else "")
+    trial = RealTrial(tmp_path, text, rounds=3, clients=clients, data=PERSONS)
+    content = json.loads(trial.plan.dump())
+    content["spec"] = content["spec"].replace("rounds = 3", "rounds = 4000000")
+    with pytest.raises(wire.Refused, match=says):
+        Plan.load(json.dumps(content).encode())
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"clients": {"participation": 0.5}}, "remove clients.participation"),
+        ({"kind": "async", "arrival": {"name": "fedasync"}}, "the log determines when clients participate"),
+        ({"mechanism": {"name": "laplace"}}, "Laplace is not Gaussian noise"),
+        ({"local": {"name": "scaffold"}}, "Scaffold stores state at a client"),
+    ],
+)
+def test_a_received_plan_that_does_not_fit_is_refused(tmp_path, changes, says):
+    trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=3, clients='interactions = 3\nschedule = "dealt"')
+    content = json.loads(trial.plan.dump())
+    tables = tomllib.loads(content["spec"])
+    for key, value in changes.items():
+        tables[key] = tables.get(key, {}) | value if isinstance(value, dict) else value
+    with pytest.raises(wire.Refused, match=says):
+        Plan.load(json.dumps(content | {"spec": write_toml(tables)}).encode())
+
+
+def test_a_site_with_more_people_than_the_mechanism_divides_by_is_refused(tmp_path):
+    text = LINEAR + NOISE + 'unit = "person"\n'
+    trial = RealTrial(tmp_path, text, rounds=3, clients=DEALT, data=PERSONS)
+    content = json.loads(trial.plan.dump())
+    content["spec"] = content["spec"].replace("people = 5", "people = 3")  # of the mechanism: for 9 people, not 12
+    trial.plan = Plan.load(json.dumps(content).encode())
+    consent.accept(trial.folders["clinic-a"], trial.plan)
+    with Site.open(trial.folders["clinic-a"]) as site:
+        assert wire.read_label(site.answer(trial.hello())).kind == "refused"
+    assert "this site has 12, but the plan allows at most 9" in (trial.folders["clinic-a"] / "site.log").read_text()
+    assert not list((trial.folders["clinic-a"]).glob("deals/*"))
+
+
 def test_a_site_cannot_end_a_round_of_a_drawn_schedule(tmp_path):
     """Only a dealt schedule has sites that have participated; otherwise such a refusal is one like others."""
     trial = RealTrial(tmp_path, LINEAR + NOISE, rounds=1, min_sites=3)
@@ -301,6 +353,14 @@ def test_the_list_is_the_same_after_it_is_lost(tmp_path):
     with Site.open(trial.folders["clinic-a"]) as site:
         site.answer(trial.hello())
     assert path.read_text() == before
+
+
+def test_a_site_sees_what_it_would_send(tmp_path):
+    trial = RealTrial(tmp_path, LINEAR + SUM_OF_PEOPLE, clients=DEALT, data=PERSONS)
+    settings = read_site(trial.folders["clinic-a"])
+    assert next(iter(leaving_of(trial.plan, settings))).times == 4, "each round is that of other people"
+    assert any("the round is lost, because a dealt schedule" in line for line in sum_view(trial.plan).lines())
+    assert not any("repeated attempt" in line for line in not_covered(trial.plan, settings))
 
 
 # Three organisations, stated collusion

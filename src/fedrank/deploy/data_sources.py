@@ -223,7 +223,8 @@ def _other_people(people: int, plan: Plan) -> list[str]:
             f"data.person: the plan has clients.people = {most}, but this site does not assign its queries to people; "
             "set data.person in site.toml to the key of the comments (with a log: to its users)"
         ]
-    bound = most if plan.experiment.deals_persons else min(most, getattr(plan.experiment.mechanism, "people", most))
+    groups = plan.rounds if plan.experiment.deals_persons else 1
+    bound = min(most, groups * getattr(plan.experiment.mechanism, "people", most))
     if people <= bound:
         return []
     return [

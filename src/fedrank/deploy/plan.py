@@ -592,6 +592,8 @@ def _check_federation(plan: Plan) -> None:
         raise Refused("with this aggregator clients learn separately and send nothing")
     if not plan.simulated and (found := [*only_simulated(experiment), *too_few(experiment, len(ids))]):
         raise Refused("; ".join(found))
+    if found := experiment.schedule_problems():
+        raise Refused("; ".join(found))
     if plan.turns is not None and plan.secure_sum is not None:
         least, needed = len(ids) // plan.federated.dealt, plan.sum_terms(Label("sum", plan.run, 1))["min_survivors"]
         if least < needed:

@@ -34,9 +34,9 @@ MAX_REASON_LENGTH = 2000  # bytes
 MAX_FACTS = 1 << 20  # bytes
 MAX_MODEL = 64 << 20  # maximum size of a model with its card, or of a forest, in bytes
 SAY_HELLO = "no hello of this run was answered since the site was started; say hello first"  # compared by value
-# Prefixes of the refusals of a site that cannot work with its settings, data or folder until they are corrected.
 # The beginning of a refusal with a dealt schedule: what this site sent in this round is its only message.
 PARTICIPATED = "this site has participated in this round"
+# Prefixes of the refusals of a site that cannot work with its settings, data or folder until they are corrected.
 SITE_FAILS = ("something is wrong at this site", "the site cannot be opened")
 OVERHEAD = 4096  # bytes of a message besides its numbers
 _LENGTH = struct.Struct("<I")

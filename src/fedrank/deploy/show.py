@@ -105,15 +105,17 @@ class SumView:
     threshold: int  # sites that must agree before a sum is opened
     opened: int  # minimum number of values in an opened sum
     dropouts: int  # that a round tolerates
+    dealt: bool = False  # whether each person or client participates in one round
 
     def lines(self) -> list[str]:
         """A description in sentences."""
+        after = (
+            "is lost, because a dealt schedule has no second message" if self.dealt else "is repeated and charged again"
+        )
         lost = (
-            "A round tolerates no dropout: if a site drops out during a round, the round is repeated, which is charged "
-            "again."
+            f"A round tolerates no dropout: if a site drops out after masked values were sent, the round {after}."
             if self.dropouts == 0
-            else f"A round tolerates {_count(self.dropouts, 'dropout')}; with more it is repeated, which is charged "
-            "again."
+            else f"A round tolerates {_count(self.dropouts, 'dropout')}; with more, it {after}."
         )
         others = self.sites - 1
         left = "the update of the only other site" if others == 1 else f"the sum of the {others} others"
@@ -318,7 +320,8 @@ def leaving_of(plan: Plan, settings: SiteSettings, share: SiteSplit | None = Non
     """Everything that a site sends in a run, with its size."""
     experiment, placement = plan.experiment, plan.secure_sum
     clients = len(next((site.clients for site in plan.sites if site.name == settings.name), (0,)))
-    times = experiment.rounds if experiment.arrival is not None else experiment.most_participations()
+    often = experiment.arrival is not None or experiment.deals_persons  # a site with persons is in every round
+    times = experiment.rounds if often else experiment.most_participations()
     covered = experiment.mechanism is not None
     if placement is not None:
         about = f"{plan.sent:,} masked integers with a part of the distributed noise; keys, secret shares, signatures"
@@ -356,7 +359,7 @@ def sum_view(plan: Plan) -> SumView | None:
     together = int(plan.cohort)
     threshold = threshold_for(together, placement.colluders(together), active=True)
     opened = max(threshold, placement.opened(together))
-    return SumView(together, threshold, opened, max(0, together - opened))
+    return SumView(together, threshold, opened, max(0, together - opened), bool(plan.federated.dealt))
 
 
 def not_covered(plan: Plan, settings: SiteSettings, share: SiteSplit | None = None) -> Iterable[str]:

@@ -199,6 +199,10 @@ class FederatedExperiment(Experiment):
         """Whether persons are dealt into rounds, and not the clients, which are then in every round."""
         return bool(_dealt(self)) and _has_persons(self)
 
+    def schedule_problems(self) -> list[str]:
+        """Conflicts of a dealt schedule with the number of clients, and with arrivals."""
+        return _schedule_problems(self)
+
     @property
     def charged(self) -> int:
         """The number of clients, or persons if these are dealt, that a privacy ledger charges."""
@@ -471,7 +475,6 @@ def _has_persons(spec: Any) -> bool:
 
 
 def _schedule_problems(spec: Any) -> list[str]:
-    """Conflicts of a dealt schedule with the number of clients, and with arrivals."""
     dealt, clients, placement = _dealt(spec), spec.clients, getattr(spec.mechanism, "placement", None)
     if not dealt:
         return []
