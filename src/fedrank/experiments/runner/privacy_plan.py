@@ -142,7 +142,7 @@ def plan_privacy(experiment: FederatedExperiment, epsilon: float, progress: Prog
     arms += [
         Arm(name, Expected.of(values), Expected.of(values - free_quality)) for name, values in alternatives.items()
     ]
-    needed = None if better >= CERTAIN else bench.people_needed(epsilon, best)
+    needed = None if better >= CERTAIN else bench.people_needed(proposal, epsilon, best)
     return PrivacyPlan(
         epsilon=epsilon,
         delta=experiment.privacy.delta,
@@ -350,13 +350,18 @@ class _Bench:
         return np.array(rows)
 
     def best(
-        self, epsilon: float | None, people: int = 1, rounds: Sequence[int] = (), steps: Sequence[float] = STEPS
+        self, epsilon: float | None, people: int = 1, like: FederatedExperiment | None = None
     ) -> FederatedExperiment:
-        """The best settings on the queries for selection, with `people` times as many people; ε None: no noise."""
-        clients = self.experiment.clients
-        pairs = list(itertools.product(("dealt",), rounds or (FREE_ROUNDS if epsilon is None else ROUNDS), steps))
-        if clients.schedule == "drawn" and clients.participation == 1 and not rounds:
+        """The best settings on the queries for selection, with `people` times as many people; ε None: no noise.
+
+        With `like`, only the server rate is chosen, and rounds and schedule are those of that experiment.
+        """
+        clients, steps = self.experiment.clients, STEPS
+        pairs = list(itertools.product(("dealt",), FREE_ROUNDS if epsilon is None else ROUNDS, steps))
+        if clients.schedule == "drawn" and clients.participation == 1:
             pairs += itertools.product(("drawn",), EVERY, steps[: len(steps) // 2 + 1])
+        if like is not None:
+            pairs = [(like.clients.schedule, like.rounds, step) for step in STEPS[::2]]
         most = {
             "dealt": (clients.people if clients.people > 1 else clients.count) * people,
             "drawn": self.experiment.rounds,
@@ -416,11 +421,11 @@ class _Bench:
         name = "one organisation alone" if clients.people > 1 else "one client alone"
         return found | {name: np.array(rows)}
 
-    def people_needed(self, epsilon: float, alternative: str) -> int | None:
+    def people_needed(self, proposal: FederatedExperiment, epsilon: float, alternative: str) -> int | None:
         """The number of people, in powers of 2 of those of the spec, with whom training is worthwhile."""
         others, factor = self.alternatives[alternative], 2
         while factor <= MAX_FACTOR:
-            spec = self.best(epsilon, factor, (2, 4), STEPS[1::2])
+            spec = self.best(epsilon, factor, like=proposal)
             if float((self.quality(spec, "test") > others).mean()) >= CERTAIN:
                 return people_of(spec)
             factor *= 2
