@@ -368,6 +368,27 @@ def test_a_restored_site_continues_after_what_it_sent(tmp_path, text):
     assert trial.paid(NAME) >= 3
 
 
+@alone
+def test_a_message_that_a_restored_site_still_has_counts_one_charge(history):
+    """Round 2 is charged as over; the stored message that is sent again has no charge besides."""
+    trial, home = history.trial, history.home
+    shutil.rmtree(home)
+    shutil.copytree(history.old, home)
+    backup(home, home.parent / "backup")
+    shutil.rmtree(home)
+    restore(home.parent / "backup", home)
+    shutil.copy(history.folder / "new" / "train.txt", home / "train.txt")
+    shutil.rmtree(home / "outbox")
+    shutil.copytree(history.folder / "new" / "outbox", home / "outbox")
+    with Site.open(home) as site:
+        assert kind(history.ask_open(site, trial.hello(), informed=True)) == "facts"
+        for request, answer in history.asked.items():
+            assert history.ask_open(site, request, informed=True) == answer
+    with Site.open(home) as site:  # refused if the journal counts more charges than the ledger
+        assert kind(history.ask_open(site, trial.hello(), informed=True)) == "facts"
+        assert site.journal.charged[trial.plan.run.hex()] <= trial.paid(NAME)
+
+
 def test_heads_that_are_forged_or_replayed_are_refused(history, tmp_path):
     own = history.witness.of([read_identity(history.home).public])[0]
     new_identity(tmp_path / "other")
