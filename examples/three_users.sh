@@ -247,7 +247,7 @@ sees "protects" "one person" "Holds against every observer"
 
 step "Without noise: our own machine refuses, regardless of the coordinator"
 grep -v -e '^unit' -e '^clip' -e '^noise' -e '^name  = "gaussian"' -e mechanism first.toml >bare.toml
-ask fedrank deploy show bare.toml --home clinic-a
+refused fedrank deploy show bare.toml --home clinic-a
 sees "What would be refused"
 refused fedrank deploy accept bare.toml --home clinic-a --yes
 

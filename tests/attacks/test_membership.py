@@ -198,18 +198,18 @@ DEALT = replace(setting(), dealt=5)
 def test_a_dealt_schedule_keeps_what_is_promised(placement):
     mechanism = Gaussian(1.0, 1.0 if isinstance(placement, OnClient) else 0.5, placement)
     four = make_clients(made_up_data(), 4, interactions=1)
-    result = audit_round(mechanism, DEALT, four, source(), runs=4000, level=1e-2)
+    result = audit_round(mechanism, DEALT, four, source(), 1, Scope(level=1e-2, repeats=4000))
     assert result.verdict == "NOT SHOWN"
     assert result.shown <= result.claimed
     assert result.claimed == pytest.approx(gaussian_epsilon(0.5, 1e-5), rel=1e-3), "one release"
-    assert audit_mechanism(mechanism, DEALT, source(), repeats=20_000).verdict == "NOT SHOWN"
+    assert audit_mechanism(mechanism, DEALT, source(), Scope(repeats=20_000)).verdict == "NOT SHOWN"
 
 
 @pytest.mark.long
 def test_a_dealt_schedule_that_lets_clients_participate_twice_is_violated(monkeypatch):
     monkeypatch.setattr(RoundContext, "draw", lambda self, round: np.arange(len(self.clients)))
     four = make_clients(made_up_data(), 4, interactions=1)
-    result = audit_round(Gaussian(1.0, 0.5, AtServer()), DEALT, four, source(), runs=4000, level=1e-2)
+    result = audit_round(Gaussian(1.0, 0.5, AtServer()), DEALT, four, source(), 1, Scope(level=1e-2, repeats=4000))
     assert result.verdict == "VIOLATED"
 
 

@@ -409,7 +409,7 @@ def _words(folder: Path) -> Any:
 def _save_spending(folder: Path) -> None:
     from fedrank.silo.spending import Limits, SiloLedger
 
-    ledger = SiloLedger(folder / "a.spending", "a", Limits(querier=50.0))
+    ledger = SiloLedger(folder / "a.spending", Limits(querier=50.0))
     ledger.charge_sketches(["x", "y"], 2.0)
     ledger.charge_sketches(["x"], 4.0)
 

@@ -544,7 +544,7 @@ def test_the_page_markdown_and_the_terminal_show_the_table_and_explain_it(tmp_pa
     assert "0.2000 (-0.3000)" in page
     printed = io.StringIO()
     show(brief(runs), Console(file=printed, width=200))
-    for text in ("Under attack", "0.2000 (-0.3000)", "what the attack took"):
+    for text in ("Under attack", "0.2000 (-0.3000)", "change from the same rule without an attack"):
         assert text in printed.getvalue()
 
 

@@ -105,8 +105,8 @@ def test_numbers_for_a_file_know_no_infinity():
     mechanism = {"name": "gaussian", "clip": 0.1, "noise": 2.0}
     tables = {"rounds": 5, "data": {"name": "synthetic-mq2007"}, "clients": {"count": 4}, "learner": "pdgd"}
     for grid in (read_tables(tables | {"mechanism": mechanism}), read_tables(tables)):
-        facts = as_facts(grid, [2.0])
-        assert json.loads(json.dumps(facts, allow_nan=False)) == facts
+        facts = json.loads(json_text(as_facts(grid, [2.0])))
+        assert "Infinity" not in json.dumps(facts)
         [variant] = facts["variants"]
         assert variant["variant"] == "only"
 
