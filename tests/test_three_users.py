@@ -28,7 +28,7 @@ def test_three_users_come_to_their_end(tmp_path: Path) -> None:
     done = told(tmp_path / "users")
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr}"
     assert done.stdout.count("########") == 3
-    assert "All three came to their end." in done.stdout
+    assert "All three users are done." in done.stdout
 
 
 @needs.bash
