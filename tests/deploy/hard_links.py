@@ -280,8 +280,8 @@ TOGETHER = {"renewal": renewal, "slow": slow, "memory": memory, "expel": expelle
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     everything = ["ten", "thirty", *TOGETHER]
-    parser.add_argument("what", nargs="*", choices=everything, default=everything)
-    asked = parser.parse_args().what
+    parser.add_argument("what", nargs="*", choices=[*everything, []])  # Python 3.11 compares [] with the choices
+    asked = parser.parse_args().what or everything
     with tempfile.TemporaryDirectory(prefix="fedrank-hard-") as made:
         folder = Path(made)
         if "ten" in asked:
