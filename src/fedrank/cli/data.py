@@ -33,6 +33,7 @@ from fedrank.value_checks import LARGEST, Positive, at_least, at_most
 
 if TYPE_CHECKING:
     from fedrank.data.click_caps import ClickCaps
+    from fedrank.data.held_out import HoldOut
     from fedrank.data.logs import SearchLog
     from fedrank.progress import Progress
 
@@ -197,6 +198,24 @@ class ShownOptions:
     keep_patterns: bool = False  # store the text of queries that contain e-mail addresses or long numbers
     redact_words: Path | None = None  # words, one per line; the text of queries that contain one is not stored
     drop_redacted: bool = False  # also drop the lists of redacted queries
+    hold_out_days: float | None = None  # hold the latest days out of training, for one estimate of a model
+    hold_out_users: float | None = None  # hold this share of the users out of training, with all their lists
+    hold_out_key: str = ""  # key that chooses the users, for reproducible simulations; default: a new key
+    previous: Path | None = None  # data set that this one continues: same held-out users, a later window
+
+    def hold_out(self) -> HoldOut | None:
+        """What to hold out; None: nothing."""
+        from fedrank.data.held_out import HoldOut, continued
+
+        if self.previous is not None:
+            if self.hold_out_key:
+                raise ValueError("--hold-out-key: with --previous, the key is that of the earlier data set; remove it")
+            return continued(self.previous, self.hold_out_days, self.hold_out_users)
+        if self.hold_out_days is None and self.hold_out_users is None:
+            if self.hold_out_key:
+                raise ValueError("--hold-out-key has no effect without --hold-out-users; remove it, or give both")
+            return None
+        return HoldOut(self.hold_out_days, self.hold_out_users, self.hold_out_key)
 
 
 @data_app.command(
@@ -204,6 +223,8 @@ class ShownOptions:
     epilog="Examples:  fedrank data build --log log.tsv --docs corpus.jsonl --out aol  ·  fedrank data build --log "
     "clicks.csv.gz --docs corpus.tsv --out mine --users 100 --exclude 71845 --column user=person  ·  fedrank data "
     "build --ubi-queries ubi_queries.ndjson --ubi-events ubi_events.ndjson --docs docs.jsonl --out shop --keep-days 90"
+    "  ·  fedrank data build --ubi-queries ubi_queries.ndjson --ubi-events ubi_events.ndjson --docs docs.jsonl --out "
+    "shop --hold-out-days 7 --hold-out-users 0.1"
     "  ·  fedrank data build --aol4foltr metadata.csv --letor letor.txt --out aol",
 )
 @with_settings
@@ -298,6 +319,7 @@ def data_build(
             shown.rare or redaction.people, not shown.keep_patterns, words, "drop" if shown.drop_redacted else "replace"
         ),
         keep_days=shown.keep_days,
+        hold_out=shown.hold_out(),
         columns=columns,
         features=features,
         **more.selection(),
@@ -334,7 +356,7 @@ def data_propensities(
         text = str(problem)
         print_line(f"{text[0].upper()}{text[1:]}.")
         raise typer.Exit(EXIT_FAILURE) from None
-    print_result(as_json, by.as_json, lambda: about_positions(by, shown_results(log)))
+    print_result(as_json, by.as_json, lambda: about_positions(by, shown_results(log, log.training_rows())))
     if out is not None:
         write_atomic(out, json.dumps(by.as_json(), indent=1) + "\n")
         print_file("Propensities", out, as_json)

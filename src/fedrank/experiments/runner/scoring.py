@@ -120,7 +120,8 @@ def _read_plainly(data: str, model: Scorer, how: str, tell: Tell) -> RankingData
 def _latest(folder: str) -> tuple[SearchLog, NDArray[np.int64]]:
     """A log, and the entries on which a run tests by default."""
     log = load_log(folder)
-    return log, np.arange(len(log) - math.floor(len(log) * TEST_SHARE), len(log))
+    rows = log.training_rows()  # held-out entries are used once, by `fedrank model estimate`
+    return log, rows[len(rows) - math.floor(len(rows) * TEST_SHARE) :]
 
 
 def _document_ids(data: str, read: RankingData) -> list[str]:
