@@ -297,15 +297,19 @@ def trial_read(
     new_id: Annotated[str | None, typer.Option(help="Id of the new model in OpenSearch.")] = None,
     complete: Annotated[bool, typer.Option("--complete", help="Do not wait for more clicks on these queries.")] = False,
 ) -> None:
-    """Read shown lists and clicks into a trial. Every row is checked; a file that is read twice counts once."""
+    """Read shown lists and clicks into a trial. Every row is checked; a file that is read twice counts once.
+
+    Searches and clicks may be in different files, and days may be read in any order within seven days.
+    """
     from fedrank.engine.trial import EngineTrial
     from fedrank.engine.trial_summary import about_reading
 
     labels = {label: side for label, side in ((old_id, "old"), (new_id, "new")) if label is not None}
     folder = EngineTrial(trial)
     brought = folder.read(events, labels, complete)
-    print_sections(about_reading(brought))
-    judgement = folder.judged()
+    count = folder.count()
+    print_sections(about_reading(brought, count, folder.plan.rules.window))
+    judgement = folder.judged(count)
     print_line(f"So far: {judgement.because} ({judgement.ruling}). Details: fedrank engine trial decide {trial}")
 
 

@@ -38,6 +38,7 @@ class TrialRules:
     liars: int = 1  # minimum number of clients without whom adoption must hold; 0: all clients are trusted
     wait: float = 1800.0  # seconds to wait for clicks on a list
     liar_share: float = 0.05  # the same as a share of the clients that counted
+    window: float = 604_800.0  # seconds: searches and clicks may be read in any order within it
 
     def cap(self, counted: int) -> int:
         """Maximum number of decided searches of one client after this many in total."""
@@ -60,6 +61,8 @@ class TrialRules:
             raise ValueError(f"liar_share must be at least 0 and below 0.5 (got {self.liar_share})")
         if not 0 <= self.wait < 30 * 86_400:
             raise ValueError(f"wait must be between 0 seconds and 30 days (got {self.wait} seconds)")
+        if not self.wait <= self.window < 366 * 86_400:
+            raise ValueError(f"window must be between wait and a year (got {self.window} seconds)")
 
     @classmethod
     def for_wins(cls, wins: float, level: float = 0.05, **more: float) -> TrialRules:
