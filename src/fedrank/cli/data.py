@@ -242,10 +242,11 @@ def data_build(
         ),
     ] = None,
     ubi_queries: Annotated[
-        Path | None, typer.Option(help="Queries and their results in the format of User Behavior Insights: .ndjson.")
+        Path | None,
+        typer.Option(help="Queries and results in the format of User Behavior Insights: .ndjson, or a folder of them."),
     ] = None,
     ubi_events: Annotated[
-        Path | None, typer.Option(help="Clicks in the format of User Behavior Insights: .ndjson.")
+        Path | None, typer.Option(help="Clicks in the format of User Behavior Insights: .ndjson, or a folder of them.")
     ] = None,
     aol4foltr: Annotated[
         Path | None, typer.Option(help="Published metadata.csv of AOL4FOLTR; also give its features with --letor.")

@@ -44,7 +44,7 @@ from fedrank.data.mapped import save_array
 from fedrank.data.redaction import Redaction, replaced
 from fedrank.data.rows import BAD_ROW, list_reasons, stored_reasons
 from fedrank.data.shown import UNKNOWN_FIRST, ShownRows, read_shown
-from fedrank.data.ubi import ANONYMOUS, IS_EVENT, OTHER_APPLICATION, UbiRules, read_ubi
+from fedrank.data.ubi import ANONYMOUS, IS_EVENT, OTHER_APPLICATION, UbiRules, files_of, read_ubi
 from fedrank.files import sync
 from fedrank.progress import Progress, quiet
 from fedrank.types import Features
@@ -68,7 +68,7 @@ REMEDIES = {  # by the most frequent problem of an unusable log
 
 
 class UbiSource(NamedTuple):
-    """The two files of User Behavior Insights (UBI): queries and events."""
+    """Queries and events of User Behavior Insights (UBI): two files, or two folders of files."""
 
     queries: Path
     events: Path
@@ -115,7 +115,7 @@ def build_shown(
         since = int((clock.time() if now is None else now) // DAY - settings.keep_days + 1) * DAY
     request = {
         "format": FORMAT,
-        "log": [fingerprint(path) for path in source] if isinstance(source, UbiSource) else fingerprint(source),
+        "log": [_fingerprint(path) for path in source] if isinstance(source, UbiSource) else fingerprint(source),
         "documents": fingerprint(documents),
         "settings": _stored(settings, since),
     }
@@ -168,6 +168,11 @@ def _stored(settings: ShownBuild, since: int | None) -> dict[str, Any]:
     if settings.exclude:
         stored["exclude"] = {"users": len(settings.exclude), "list": _digest(settings.exclude)}
     return stored | {"since": since}
+
+
+def _fingerprint(path: Path) -> str:
+    """Fingerprint of a file, or of the files in a folder."""
+    return _digest([fingerprint(one) for one in files_of(path)]) if path.is_dir() else fingerprint(path)
 
 
 def _digest(names: Sequence[str]) -> str:
