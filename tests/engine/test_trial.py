@@ -368,6 +368,34 @@ def test_what_is_read_outside_the_window_does_not_count_and_is_told(planned, tmp
     assert "within 1 days" in text
 
 
+@pytest.mark.parametrize("complete", [True, False])
+def test_an_adoption_rests_on_searches_that_cannot_change(planned, tmp_path, complete):
+    plan = planned(wait=0)
+    trial = EngineTrial(tmp_path / "trial")
+    lines = [a_search(plan, number, client=f"c{number}", wins=number % 4 > 0) for number in range(120)]
+    trial.read([a_file(tmp_path / "day", lines[10:])])
+    assert (trial.judged().ruling, trial.judged().provisional) == ("undecided", True)
+    assert "which would be enough, but files of these days may still be read" in trial.judged().because
+    with pytest.raises(ValueError, match="does not show"):
+        adopt(trial)
+    if complete:
+        trial.read([], complete=True)
+    else:
+        trial.read([a_file(tmp_path / "later", a_search(plan, 8 * 24 * 60))])
+    assert (trial.judged().ruling, trial.judged().provisional) == ("adopt", False)
+    before = vars(trial.count()) | {"clicks": 0, "late": 0, "too_old": 0}
+    assert trial.read([a_file(tmp_path / "late", lines[:10])]).outside == 20
+    assert vars(trial.count()) | {"clicks": 0, "late": 0, "too_old": 0} == before, "what was adopted upon stays"
+
+
+def test_a_harmful_model_is_refused_at_once(planned, tmp_path):
+    plan = planned(wait=0)
+    trial = EngineTrial(tmp_path / "trial")
+    lines = [a_search(plan, number, client=f"c{number}", wins=False) for number in range(60)]
+    trial.read([a_file(tmp_path / "day", lines)])
+    assert (trial.judged().ruling, trial.judged().harmful) == ("refuse", True)
+
+
 def test_clicks_without_a_time_are_as_late_as_the_searches(planned, tmp_path):
     plan = planned(wait=600)
     trial = EngineTrial(tmp_path / "trial")

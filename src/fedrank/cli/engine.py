@@ -295,7 +295,9 @@ def trial_read(
     ],
     old_id: Annotated[str | None, typer.Option(help="Id of the old model in OpenSearch.")] = None,
     new_id: Annotated[str | None, typer.Option(help="Id of the new model in OpenSearch.")] = None,
-    complete: Annotated[bool, typer.Option("--complete", help="Do not wait for more clicks on these queries.")] = False,
+    complete: Annotated[
+        bool, typer.Option("--complete", help="Everything until now was read: do not wait for more of it.")
+    ] = False,
 ) -> None:
     """Read shown lists and clicks into a trial. Every row is checked; a file that is read twice counts once.
 
@@ -330,6 +332,8 @@ def trial_decide(trial: TrialFolder, out: Picture = None, who: Who = None) -> No
         print_line(f"Return to the old order: fedrank engine trial rollback {trial} --because '{judgement.because}'")
     else:
         print_line(f"Continue: fedrank engine trial read {trial} EVENTS")
+        if judgement.provisional:
+            print_line("If everything until now was read, add --complete: rows of these days do not count later.")
 
 
 @trial_app.command("show", epilog="Example:  fedrank engine trial show trials/spring")

@@ -109,6 +109,7 @@ class Judgement:
     harmful: bool  # whether it was refused as harmful
     survives: int = 0  # adoption holds without any group of this many clients
     unknown: int = 0  # decided searches of clients that were not seen before the trial
+    provisional: bool = False  # whether it would be adopted if no more files of the same days were read
 
     @property
     def counted(self) -> int:
@@ -122,6 +123,11 @@ class Judgement:
             return (
                 f"it won {self.wins} of {self.counted} decided searches, and that holds without any {lost} of "
                 f"{self.clients:,}"
+            )
+        if self.provisional:
+            return (
+                f"it won {self.wins} of {self.counted} decided searches, which would be enough, but files of these "
+                "days may still be read"
             )
         if self.ruling == "undecided":
             return f"it won {self.wins} of {self.counted} decided searches, which is not enough for a decision yet"
