@@ -329,6 +329,52 @@ def data_build(
 
 
 @data_app.command(
+    "fetch",
+    epilog="Examples:  fedrank data fetch https://search.example.org:9200 --out ubi --credentials opensearch.txt  ·  "
+    "OPENSEARCH_USER=reader OPENSEARCH_PASSWORD=... fedrank data fetch https://search.example.org:9200 --out ubi "
+    "--since 2026-01-01",
+)
+def data_fetch(
+    url: Annotated[str, typer.Argument(help="Address of the OpenSearch cluster: https://HOST:PORT.")],
+    out: Annotated[Path, typer.Option(help="Folder for the files and the cursor.")],
+    credentials: Annotated[
+        Path | None,
+        typer.Option(help="File with user:password. Default: OPENSEARCH_USER and OPENSEARCH_PASSWORD."),
+    ] = None,
+    ca: Annotated[Path | None, typer.Option(help="Certificates of the authority that signed the cluster's.")] = None,
+    since: Annotated[str, typer.Option(help="Date at which the first call begins. Default: the first row.")] = "",
+    overlap_hours: Annotated[float, typer.Option(help="Hours by which events may be indexed late.")] = 24.0,
+    queries: Annotated[str, typer.Option(help="Index of queries.")] = "ubi_queries",
+    events: Annotated[str, typer.Option(help="Index of events.")] = "ubi_events",
+    page: Annotated[int, typer.Option(help="Rows per request, at most 10,000.")] = 1000,
+) -> None:
+    """Copy new queries and events of User Behavior Insights from OpenSearch to files for fedrank data build.
+
+    The next call continues, also after it was stopped. Certificates are always verified.
+    """
+    from fedrank.data.fetch_ubi import FetchSettings, fetch_ubi, open_client
+    from fedrank.data.values import parse_time
+
+    begin = parse_time(since) if since else 0.0
+    if begin is None:
+        raise ValueError(f"--since must be a date such as 2026-01-31 (got {since!r})")
+    settings = FetchSettings(queries, events, int(1000 * begin), overlap_hours, page)
+    client = open_client(url, credentials, ca)
+    from opensearchpy.exceptions import OpenSearchException
+
+    try:
+        with progress() as tell:
+            found = fetch_ubi(client, out, settings, progress=tell)
+    except OpenSearchException as problem:
+        text = "".join(one for one in str(problem) if one.isprintable())
+        raise ConnectionError(f"{url} did not answer: {text[:300]}; what was fetched stays, try again later") from None
+    for one in found:
+        print_line(f"{one.folder}: {one.rows:,} new rows, {one.known:,} known ones")
+    folders = f"--ubi-queries {found[0].folder} --ubi-events {found[1].folder}"
+    print_line(f"Next: fedrank data build {folders} --docs DOCS --out DATA")
+
+
+@data_app.command(
     "propensities",
     epilog="Examples:  fedrank data propensities mylog  ·  fedrank data propensities mylog --bias trust --out "
     "propensities.json",
