@@ -99,7 +99,7 @@ def fetch_ubi(
     progress: Progress = quiet,
 ) -> tuple[Fetched, Fetched]:
     """Copy new searches and events into a folder; a call that was killed is continued by the next one."""
-    settings, folder = settings or FetchSettings(), private_folder(out)
+    settings, folder = settings or FetchSettings(), private_folder(Path(out))
     moment = int(1000 * (clock.time() if now is None else now))
     with locked(folder / LOCK, str(folder)):
         positions = _read_cursor(folder / CURSOR)
