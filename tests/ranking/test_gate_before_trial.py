@@ -109,8 +109,12 @@ def test_the_worse_bias_counts():
     values = np.tile([[0.1, -0.1], [0.12, -0.08]], (50, 1))
     sums = summed(values)
     found = decide(sums.sums[0], sums.squares, sums.count, 0.0)
-    assert found.outcome == "veto"
+    assert found.outcome == "inconclusive", "better under one bias is not enough, and worse under one is no veto"
     assert found.interval.value == pytest.approx(-0.09)
+    assert found.interval.low < -0.09
+    assert found.interval.high > 0.11
+    both = summed(np.minimum(values, -0.05))
+    assert decide(both.sums[0], both.squares, both.count, 0.0).outcome == "veto"
 
 
 def test_noise_is_part_of_the_interval():

@@ -226,7 +226,7 @@ class PersonSums:
 
 @dataclass(frozen=True)
 class GateDecision:
-    """One comparison: its outcome, and the difference in clicks per list under the bias with the lower bound."""
+    """One comparison: its outcome, and the difference in clicks per list: the lower value, and both intervals."""
 
     outcome: Outcome
     interval: Interval
@@ -239,8 +239,7 @@ def decide(
     """Decide whether a model is better than minus `margin` clicks per list, from noised sums [biases] over people.
 
     A model whose true difference is at most minus the margin passes with probability at most `alpha`. The noise is part
-    of the interval. The lower of the bounds under all biases counts. Without an estimate under trust bias (one sum),
-    nothing passes.
+    of the interval, which covers those of all biases. Without an estimate under trust bias (one sum), nothing passes.
     """
     if margin < 0 or not 0 < alpha < 0.5:
         raise ValueError(f"margin must be at least 0 (got {margin}), alpha between 0 and 0.5 (got {alpha})")
@@ -255,8 +254,7 @@ def decide(
     # The square is noised, too; a bound from above keeps the interval from being too narrow.
     spread = np.clip((squares + z * sigma / _SCALE) / count, mean**2, 1.0) - mean**2
     error = z * np.sqrt(spread / (count - 1) + (sigma / count) ** 2 * (1 + (mean / _SCALE) ** 2))
-    worse = int(np.argmin(mean - error))
-    found = Interval(float(mean[worse]), float(mean[worse] - error[worse]), float(mean[worse] + error[worse]))
+    found = Interval(float(mean.min()), float((mean - error).min()), float((mean + error).max()))
     told = f"{found.value:+.4f} clicks per list ({found.low:+.4f} to {found.high:+.4f})"
     if found.low > -margin and len(mean) < 2:
         outcome: Outcome = "inconclusive"
