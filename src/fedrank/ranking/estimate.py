@@ -216,7 +216,7 @@ def estimate_clicks(
     every = shown.select(inside)
     every = replace(every, query=numbered(every.query)[0])
     position, before, kept = position[kept], before[kept], kept[inside]
-    repeated, no_trust = _both(every, features, by)
+    repeated, no_trust = both_propensities(every, features, by)
     positions = min(map(_usable, repeated.values()))
     shown = every.select(kept)
     queries = next(iter(repeated.values())).multiples.shape[1]
@@ -249,7 +249,9 @@ def estimate_clicks(
     )
 
 
-def _both(shown: ShownResults, features: Features, by: Propensities | None) -> tuple[dict[Bias, Repeated], str]:
+def both_propensities(
+    shown: ShownResults, features: Features, by: Propensities | None = None
+) -> tuple[dict[Bias, Repeated], str]:
     """Propensities under both biases, and why there are none under trust bias."""
     try:
         position = _given(shown, by) if by is not None else repeated_propensities(shown, features)
