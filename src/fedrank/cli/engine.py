@@ -272,9 +272,12 @@ def trial_plan(
     from fedrank.engine.trial_decision import TrialRules, needed
     from fedrank.engine.trial_record import PLAN
     from fedrank.engine.trial_summary import about_plan
+    from fedrank.ranking.model_remarks import remarks_on
 
     rules = TrialRules.for_wins(wins, level, per_client=limits.per_client, liars=limits.liars, wait=60 * limits.wait)
     plan, files = plan_trial(model, against, to, out, rules, url=url, index=index, **vars(more))
+    for remark in remarks_on(model):
+        print_note(remark)
     print_sections(about_plan(plan, needed(rules)))
     print_line(f"Record: {out / PLAN}")
     for file in files:
