@@ -441,7 +441,7 @@ def test_version(fedrank):
 COMMANDS = [
     ["new"], ["run"], ["tune"], ["report"], ["watch"], ["methods"],
     ["data", "list"], ["data", "check"], ["data", "clients"], ["data", "build"], ["data", "propensities"],
-    ["data", "redact"], ["data", "synth"],
+    ["data", "redact"], ["data", "synth"], ["data", "fetch"],
     ["model", "score"], ["model", "evaluate"], ["model", "export"], ["model", "estimate"],
     ["trees", "split"], ["trees", "merge"], ["trees", "grow"],
     ["privacy", "show"], ["privacy", "plan"], ["privacy", "audit"], ["privacy", "impact"],

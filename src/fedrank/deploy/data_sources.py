@@ -305,13 +305,14 @@ def _from_log(data: SiteData) -> SiteSplit:
     assert data.log is not None
     log = load_log(data.log)
     log.check_retention()
-    kept = _kept(len(log), data)
+    whole = log.training_rows()
+    kept = _kept(len(whole), data)
     # Fixed ranges reveal nothing about the data; any other ranges would have to be exchanged.
     fixed = fixed_ranges(log_features(log)) if data.normalise is None else None
     how = data.normalised if fixed is None else "global"
     parts = [
         replace(log_part(log, rows, how, fixed), given=data.given or log.given)
-        for rows in (np.arange(kept), np.arange(kept, len(log)))
+        for rows in (whole[:kept], whole[kept:])
         if len(rows)
     ]
     whose = _renumbered(parts[0].who.astype(np.int64)) if data.person is not None else np.empty(0, np.int64)
