@@ -14,7 +14,7 @@ import numpy as np
 
 from fedrank.data.catalog import describe as describe_data
 from fedrank.data.logs import not_persons
-from fedrank.experiments.runner.data import clients_of, load_fold
+from fedrank.experiments.runner.data import clients_of, fold_without_data, load_fold
 from fedrank.experiments.runner.folder import Card, Paid, paid_for
 from fedrank.experiments.runner.recorded_charges import check_recorded
 from fedrank.experiments.runner.runs import Run, ledgers_of_run
@@ -471,6 +471,8 @@ def enough(noise: float) -> str:
 
 
 def _features(experiment: FederatedExperiment) -> int:
+    if experiment.data.at_sites:
+        return fold_without_data(experiment.data).train.features.shape[1]
     if experiment.data.name is not None:
         return describe_data(experiment.data.name).features
     return int(load_fold(experiment.data, experiment.data.folds[0]).train.features.shape[1])

@@ -29,6 +29,7 @@ from fedrank.privacy.population import SIMULATED
 from fedrank.ranking.baseline_ranking import GIVEN
 from fedrank.ranking.click_models import CLICK_MODELS, ClickModel, OwnClickModel
 from fedrank.ranking.measures import measure
+from fedrank.ranking.propensity import SWAPS
 from fedrank.ranking.rankers import RANKERS, Linear
 from fedrank.toml import TomlTable, shown
 from fedrank.types import Aggregator, Attack, Learner, LocalStep, ServerOptimizer, has_trait
@@ -335,7 +336,12 @@ def _people_problems(spec: Any) -> list[str]:
 
 def _has_log(spec: Any) -> bool:
     """Whether there is a log, or may be one at each site of a federation."""
-    return spec.data.log is not None or spec.data.name == ELSEWHERE
+    return spec.data.log is not None or _elsewhere(spec)
+
+
+def _elsewhere(spec: Any) -> bool:
+    """Whether only sites have data: in a plan that they received, or in the spec of a coordinator without data."""
+    return spec.data.name == ELSEWHERE or spec.data.at_sites
 
 
 def _log_problems(spec: Any) -> list[str]:
@@ -345,6 +351,13 @@ def _log_problems(spec: Any) -> list[str]:
         found.append(
             'clients.partition: "users" requires data with users; set data.log to the folder of a click log, or '
             "data.collection and data.parts"
+        )
+    if spec.data.propensities == SWAPS and spec.data.bias != "position":
+        found.append('data.bias: counts of swaps determine position bias alone; use "position", or other propensities')
+    if spec.data.propensities == SWAPS and getattr(spec.mechanism, "unit", "") != "person":
+        found.append(
+            f'data.propensities: "{SWAPS}" are sums over people with noise; use a mechanism with unit = "person", or '
+            f'"{OWN}"'
         )
     if spec.data.propensities is not None and not has_trait(spec.learner, "logged"):
         found.append(
@@ -377,7 +390,7 @@ def _arrival_problems(spec: Any) -> list[str]:
     found = []
     if not _has_log(spec):
         found.append('kind: "async" needs the times of a click log; set data.log')
-    if isinstance(spec.clients.partition, (Iid, Intents, Shared)) and spec.data.name != ELSEWHERE:
+    if isinstance(spec.clients.partition, (Iid, Intents, Shared)) and not _elsewhere(spec):
         found.append(
             "clients.partition: with this partition, several clients hold the same logged query; "
             'use { name = "users" }, or another partition that assigns each query to one client'
