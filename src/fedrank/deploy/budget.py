@@ -60,7 +60,7 @@ class Budget:
     def of(cls, folder: Path, policy: Policy, plan: Plan, prices: Sequence[Price]) -> Budget:
         """The budget for a plan with these prices."""
         place, known = folder / PEOPLE, Population.find(folder / PEOPLE)
-        others = [] if known is None else known.accounts(but=known.ledger(plan.digest[:32]))
+        others = [] if known is None else known.accounts(*ledgers)
         people = max((len(one.participations) for one in others), default=1)
         limit = UNLIMITED if policy.largest_epsilon is None else policy.largest_epsilon
         terms = LedgerTerms(1, policy.delta, tuple(price.guarantee for price in prices), plan.digest[:32])

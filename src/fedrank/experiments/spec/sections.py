@@ -211,3 +211,6 @@ class PrivacySpec(SpecSection):
 
     delta: Annotated[float, more_than(0), less_than(1)] = 1e-5  # δ: probability that ε fails; choose << 1 / clients
     budget: Annotated[float, more_than(0)] | None = None  # maximum ε; the run stops before it is exceeded
+    # Between sites with unit = "person": noise of each sum that is released once (propensities, quality, gate), in
+    # multiples of what one person can add to it; None: 4.
+    release_noise: Annotated[float, more_than(0)] | None = None
