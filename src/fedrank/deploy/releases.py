@@ -4,8 +4,8 @@
     quality       of the model against the logged order, on held-out lists
     gate          estimated clicks of the model against the logged order, on held-out lists (`fedrank.ranking.gate`)
 
-Each site adds all of its noise, also in a run with secure aggregation: a site needs its own noised sum to compare it with
-those of the others, and whatever is computed from noised sums costs no more privacy.
+Each site adds all of its noise, also in a run with secure aggregation: a site needs its own noised sum to compare it
+with those of the others, and whatever is computed from noised sums costs no more privacy.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fedrank.privacy.guarantees import Guarantee, Setting
 from fedrank.privacy.mechanisms import Gaussian
 from fedrank.ranking import swaps
+from fedrank.ranking.gate import SENSITIVITY
 from fedrank.ranking.propensity import SWAPS
 from fedrank.types import Messages, Source, has_trait
 
@@ -94,6 +95,9 @@ def releases_of(plan: Plan, measures: Sequence[str] = ()) -> tuple[Release, ...]
     if names := [name for name in experiment.measures if name in measures]:
         numbers = 2 * len(names) + 1
         found.append(Release(QUALITY, numbers, BOUND * math.sqrt(numbers), *common))
+    if experiment.gate is not None:
+        biases = 1 if experiment.data.propensities == SWAPS else 2  # noised counts do not determine trust bias
+        found.append(Release(GATE, 2 + biases, SENSITIVITY, *common))
     return tuple(found)
 
 

@@ -2,9 +2,9 @@
 
 In every search the engine draws one pair of adjacent positions, swaps its two results with probability 1/2, and logs
 both facts. Either result is then equally likely in either position, so of the clicks in drawn pairs, those in the lower
-position relative to those in the upper one estimate the ratio of their propensities (Joachims, Swaminathan and Schnabel,
-WSDM 2017). A person contributes one vector of clicks, which is clipped; all else is computed from noised sums and costs
-no more privacy.
+position relative to those in the upper one estimate the ratio of their propensities (Joachims, Swaminathan and
+Schnabel, WSDM 2017). A person contributes one vector of clicks, which is clipped; all else is computed from noised sums
+and costs no more privacy.
 
 Propensities depend on the layout of a page, so sites may differ. A site compares its own noised sums with those of the
 others. The more they differ, the less it uses those of the others; if they differ significantly, it uses its own alone.
@@ -36,7 +36,7 @@ class NoSwaps(ValueError):
 
 
 def swap_counts(log: SearchLog, rows: NDArray[np.int64], who: NDArray[np.int64]) -> Reals:
-    """[people, 2 x PAIRS]: clicks in the upper and in the lower position of drawn pairs; `who` is the person of a row."""
+    """[people, 2 x PAIRS]: clicks in the upper and lower position of drawn pairs; `who` is the person of each row."""
     people = int(who.max(initial=-1)) + 1
     if log.swap is None or log.clicks is None or log.first is None:
         raise NoSwaps(what_to_log("none is logged"))
@@ -64,9 +64,9 @@ def swap_counts(log: SearchLog, rows: NDArray[np.int64], who: NDArray[np.int64])
 def what_to_log(problem: str) -> str:
     """A sentence for a log whose swaps cannot be used."""
     return (
-        f"propensities need random swaps, and {problem}; in every search, draw one of the first {PAIRS} positions, swap "
-        'its result with the next one with probability 1/2, and log query_attributes.swap = {"position": 3, "swapped": '
-        "true} with the position from 1, whether or not it was swapped"
+        f"propensities need random swaps, and {problem}; in every search, draw one of the first {PAIRS} positions, "
+        "swap its result with the next one with probability 1/2, and log query_attributes.swap = "
+        '{"position": 3, "swapped": true} with the position from 1, whether or not it was swapped'
     )
 
 

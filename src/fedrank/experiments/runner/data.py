@@ -49,10 +49,9 @@ def fold_without_data(data: DataSpec) -> Fold:
     assert isinstance(data.features, str)
     names, normalised, ranges = feature_facts(data.features)
     normalised = data.normalise or normalised
+    ranges = ranges if normalised == "global" else None
     none = np.zeros((0, len(names)), np.float32), np.empty(0, np.int8), np.zeros(1, np.int64), np.empty(0, np.str_)
-    made = RankingData(
-        *none, top_grade=1, feature_names=names, normalised=normalised, ranges=ranges if normalised == "global" else None
-    )
+    made = RankingData(*none, top_grade=1, feature_names=names, normalised=normalised, ranges=ranges)
     return Fold(made, None, made, f"{data.features} at sites", 1)
 
 
