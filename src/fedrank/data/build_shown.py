@@ -294,6 +294,7 @@ def write_described(
         temperature=None if rows.drawn is None else rows.drawn[0],
         keep=None if rows.drawn is None else rows.drawn[1],
         unit=rows.unit,
+        swap=rows.swap,
     )
     counted = chosen.counted(why)
     counted["dropped"] |= dropped
@@ -345,6 +346,8 @@ def _gather(out: Path, chosen: ChosenLists, documents: Documents) -> None:
     save_arrays(out, first=rows.first, user=chosen.rank[rows.user], time=rows.time, query=query)
     if chosen.held is not None:
         save_arrays(out, held_out=chosen.held)
+    if rows.swap is not None:
+        save_arrays(out, swap=rows.swap)
     save_arrays(out, document=codes % len(documents))
     save_array(out / PAIR_QUERY, (codes // len(documents)).astype(np.int32))
     write_texts(out, chosen.users, queries, documents.ids)

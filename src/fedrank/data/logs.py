@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedrank.data.mapped import open_mapped
 from fedrank.data.ranking import RankingData
-from fedrank.data.values import LATEST, MAX_OFFSET
+from fedrank.data.values import LATEST, LONGEST_SWAP, MAX_OFFSET
 from fedrank.files import add_path_to_errors, parse_json, read_bytes, read_text
 from fedrank.types import Features
 
@@ -59,6 +59,9 @@ class SearchLog:
     dwell: NDArray[np.float32] | None = None  # [entries, longest]: dwell time in seconds; NaN if unknown
     scores: NDArray[np.float32] | None = None  # [entries, longest]: sampling scores; see `drawn`
     held_out: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))  # [entries]: not for training
+    # [entries]: upper position, from 1, of the adjacent pair that was drawn for a random swap with probability 1/2;
+    # negative: it was swapped; 0: none was drawn
+    swap: NDArray[np.int16] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.held_out):  # a log without a split
@@ -142,7 +145,9 @@ ARRAYS: dict[str, str] = {  # arrays of a data set, and their types
     "dwell": "<f4",  # optional
     "scores": "<f4",  # optional
     "held_out": "|u1",  # optional
+    "swap": "<i2",  # optional
 }
+OPTIONAL = ("dwell", "scores", "swap")  # arrays of shown lists that a data set may lack
 TEXTS = ("users", "queries", "documents")
 
 
@@ -179,7 +184,7 @@ def load_log(folder: str | os.PathLike[str]) -> SearchLog:
         raise ValueError(f"{folder / FACTS} does not match the files in the folder; {_DAMAGED}")
     wanted = ["features", "lists", "user", "time", "query", "document", "target"]
     if "clicks" in facts["shapes"]:
-        wanted[-1:] = ["clicks", "first", *(name for name in ("dwell", "scores") if name in facts["shapes"])]
+        wanted[-1:] = ["clicks", "first", *(name for name in OPTIONAL if name in facts["shapes"])]
     wanted += [name for name in ("held_out",) if name in facts["shapes"]]
     arrays: dict[str, Any] = {name: _open(folder, name, facts) for name in wanted}
     if "held_out" in arrays:
@@ -203,7 +208,7 @@ def log_files(folder: str) -> dict[str, Path]:
 def _check_within(log: SearchLog) -> None:
     """Check that indices are in range, since compiled loops do not check them."""
     entries, names = len(log.lists), log.facts.get("feature_names")
-    each_entry = (log.user, log.time, log.query, log.target if log.clicks is None else log.first)
+    each_entry = (log.user, log.time, log.query, log.target if log.clicks is None else log.first, log.swap)
     like_lists = [each for each in (log.clicks, log.dwell, log.scores) if each is not None]
     shapes: list[tuple[NDArray[Any], int, int]] = [
         (log.lists, 2, entries),
@@ -224,6 +229,7 @@ def _check_within(log: SearchLog) -> None:
         ("document", log.document, -1, len(log.documents)),
         ("clicks", log.clicks, 0, 2),
         ("first", log.first, 0, MAX_OFFSET),
+        ("swap", log.swap, 1 - LONGEST_SWAP, LONGEST_SWAP),
     ):
         for first in range(0, 0 if values is None else len(values), _SOME):
             some = values[first : first + _SOME]  # type: ignore[index]  # set wherever `first` is

@@ -35,7 +35,7 @@ from fedrank.data.shown import (
     parse_typed_query,
     parse_user,
 )
-from fedrank.data.values import MAX_OFFSET, find_id, parse_id, parse_number, parse_offset, parse_time
+from fedrank.data.values import LONGEST_SWAP, MAX_OFFSET, find_id, parse_id, parse_number, parse_offset, parse_time
 from fedrank.files import parse_json
 
 SEEN = ("impression", "view", "page_exit")  # actions that record viewing, not a click
@@ -63,6 +63,7 @@ OTHER_ACTION = "other action"
 OTHER_APPLICATION = "of another application"
 NO_FIELD = "(not a name)"
 _AMBIGUOUS = -2
+_SWAP = ("position", "swapped")  # attributes of a random swap
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,39}")
 
 
@@ -243,6 +244,7 @@ class _UbiLog:
         user = client or person or _UNKNOWN_USER
         one = self.lists.add(user, row["time"], row["query"], found, max(first, 0), number, drawn)
         self.lists.ids.append(row["query_id"])
+        self.lists.swap.append(row["swap"])
         self.client_of.append(self.client.setdefault(client, len(self.client)))
         self.explicit.append(first >= 0)
         self.length.append(len(found))
@@ -504,6 +506,16 @@ def _draw(row: Row) -> tuple[Any, Any, Any]:
     return (None, None, None) if scores is None else (scores, _attribute(row, "temperature"), _attribute(row, "keep"))
 
 
+def _swap(row: Row) -> int:
+    """The upper position of the pair that was drawn, from 1, negative if it was swapped; 0 if not stated or invalid."""
+    stated = _attribute(row, "swap")
+    inner = stated if isinstance(stated, dict) else {name: _attribute(row, f"swap.{name}") for name in _SWAP}
+    position, swapped = (inner.get(name) for name in _SWAP)
+    if type(position) is not int or not 0 < position < LONGEST_SWAP or not isinstance(swapped, bool):
+        return 0
+    return -position if swapped else position
+
+
 def _dwell(row: Row) -> Any:
     """The dwell time in seconds, under any of its names; None if missing, "" if invalid."""
     attributes = row.get("event_attributes")
@@ -533,6 +545,7 @@ QUERY_COLUMNS: dict[str, Column] = {
     "page": Column((), _page),
     "object_field": Column(("object_id_field",), None),
     "draw": Column((), _draw),
+    "swap": Column((), _swap),
 }
 EVENT_COLUMNS: dict[str, Column] = {
     "query_id": Column(("query_id",), parse_user, NO_QUERY_ID),

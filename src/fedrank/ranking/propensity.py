@@ -28,7 +28,8 @@ Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Bias = Literal["position", "trust"]
 BIASES: tuple[Bias, ...] = ("position", "trust")
-SHARED, OWN = "shared", "own"  # source of clicks: all clients together, or each client alone
+# Source of clicks: all clients together, each client alone, or noised counts of logged random swaps.
+SHARED, OWN, SWAPS = "shared", "own", "swaps"
 IN_THE_CLEAR = "shared propensities are estimated from the raw clicks of all clients; no mechanism and no ε covers them"
 INTERVENTIONS, REGRESSION, GIVEN = "documents that changed positions", "regression EM", "given"
 
