@@ -38,7 +38,7 @@ SITES = tuple(EXAMINED)
 QUERIES, EVENTS, DOCUMENTS = "ubi_queries.ndjson", "ubi_events.ndjson", "docs.jsonl"
 FOUND, PLACES = 20, 10  # documents that match a query, and that are displayed
 UNSEEN = 200  # queries that are in no log
-BEGINNING, BETWEEN = 1_767_225_600, 600  # 1 January 2026; mean seconds between two searches of a site
+BEGINNING, BETWEEN = 1_767_225_600, 150_000  # 1 January 2026; mean seconds between two searches of a person
 WANTED = {"all_match": 1.0, "title_match": 0.7, "popularity": 0.7}  # what people prefer
 NOISE = 1.0  # deviation of what people prefer for other reasons
 ROBOT_SEARCHES = 400
@@ -136,12 +136,12 @@ class Practice:
         folder, rng = Path(folder), rng_for(self.seed, "practice", self.site, "log", first)
         order = self._order(model)
         queries, events = list[str](), list[str]()
-        for number, (query, client, time) in enumerate(self._searches(searches, people, rng), first):
+        for number, (query, client, time) in enumerate(self._searches(searches, people, first, rng), first):
             shown = order[query, :PLACES].copy()
             at, swapped = int(rng.integers(PLACES - 1)), bool(rng.random() < 0.5)
             if swaps and swapped:
                 shown[[at, at + 1]] = shown[[at + 1, at]]
-            id, time = f"{self.site}-{number}", time + BETWEEN * first
+            id = f"{self.site}-{number}"
             clicks = self._click_lines(id, client, time, query, shown, rng)
             if rng.random() >= LOST:
                 about: dict[str, object] = {"swap": {"position": at + 1, "swapped": swapped}} if swaps else {}
@@ -151,7 +151,7 @@ class Practice:
             if number % 500 == 0:
                 events += [_event(id, client, time, f"never-shown-{number}"), "{cut off"]
         for number in range(ROBOT_SEARCHES):
-            id, time = f"robot-{first}-{number}", BEGINNING + BETWEEN * first + 5.0 * number
+            id, time = f"robot-{first}-{number}", BEGINNING + BETWEEN / people * first + 5.0 * number
             query = int(rng.integers(self.asked))
             queries.append(self._query_line(id, "robot", time, query, order[query, :PLACES], {}))
             events += [_event(id, "robot", time, self._name(query, row)) for row in order[query, :PLACES]]
@@ -170,8 +170,8 @@ class Practice:
         rng = rng_for(self.seed, "practice", self.site, "trial", plan.id, first)
         orders = [self._order(model.path) for model in (plan.old, plan.new)]
         queries, events = [], []
-        for number, (query, client, time) in enumerate(self._searches(searches, people, rng), first):
-            id, time = f"{plan.id}-{number}", time + BETWEEN * first
+        for number, (query, client, time) in enumerate(self._searches(searches, people, first, rng), first):
+            id = f"{plan.id}-{number}"
             old, new = ([self._name(query, row) for row in order[query]] for order in orders)
             mixed = team_draft(old, new, plan.places, plan.key, id)
             place_of = {self._name(query, row): row for row in range(FOUND)}
@@ -220,11 +220,13 @@ class Practice:
         order: NDArray[np.int64] = np.argsort(-scores, axis=1, kind="stable")
         return order
 
-    def _searches(self, count: int, people: int, rng: np.random.Generator) -> Iterator[tuple[int, str, float]]:
+    def _searches(
+        self, count: int, people: int, first: int, rng: np.random.Generator
+    ) -> Iterator[tuple[int, str, float]]:
         """(query, browser, seconds): some queries are asked more often, and few people search most."""
         queries = rng.choice(self.asked, size=count, p=_falling(self.asked))
         persons = rng.choice(people, size=count, p=_falling(people))
-        times = BEGINNING + BETWEEN * (np.arange(count) + rng.random(count))
+        times = BEGINNING + BETWEEN / people * (first + np.arange(count) + rng.random(count))
         for query, person, time in zip(queries.tolist(), persons.tolist(), times.tolist(), strict=True):
             yield query, f"{self.site}-browser-{person}", time
 
