@@ -1,7 +1,7 @@
 """How much a log differs from an earlier one: distributions of features, and click rates by position.
 
 The population stability index (PSI) of a feature compares the shares of ten bins, which are tenths of the earlier log:
-the sum of (new - old) ln(new / old). By the usual rule of thumb, values below 0.1 are no change and values above 0.2 a
+the sum of (new - old) ln(new / old). By the usual rule of thumb, values below 0.1 mean stability, values above 0.2 a
 change that a model should be trained for.
 """
 
