@@ -45,24 +45,24 @@ class RefreshState:
     tried: list[str] = field(default_factory=list)  # digests of models for which a trial was planned or vetoed
 
 
-def read_settings(home: Path) -> dict[str, dict[str, Any]]:
+def read_settings(path: Path) -> dict[str, dict[str, Any]]:
     """The sections of `refresh.toml`."""
-    with opened(home / SETTINGS) as file:
+    with opened(path) as file:
         text = file.read(LARGEST)
     found = parse_toml(text.decode())
     if wrong := [name for name in found if name not in SECTIONS or not isinstance(found[name], dict)]:
-        raise ValueError(f"{home / SETTINGS}: {wrong[0]!r} is not one of the sections {', '.join(SECTIONS)}")
+        raise ValueError(f"{path}: {wrong[0]!r} is not one of the sections {', '.join(SECTIONS)}")
     for needed in ("build", "trial"):
         if needed not in found:
-            raise ValueError(f"{home / SETTINGS}: the section [{needed}] is missing")
+            raise ValueError(f"{path}: the section [{needed}] is missing")
     if ("train" in found) == ("received" in found):
-        raise ValueError(f"{home / SETTINGS}: give [train] with a spec, or [received] with a folder of models")
+        raise ValueError(f"{path}: give [train] with a spec, or [received] with a folder of models")
     return found
 
 
 def refresh(home: Path, call: Call, say: Say, now: datetime | None = None) -> bool:
     """Take all steps that are not done yet, with a line for each; False: the estimate vetoes the model."""
-    settings = read_settings(home)
+    settings = read_settings(home / SETTINGS)
     with contextlib.chdir(home), locked(LOCK, f"the refresh in {home}"):
         state = _read_state()
         if state.done:
