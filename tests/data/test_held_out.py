@@ -13,7 +13,7 @@ from fedrank.data import held_out
 from fedrank.data.build_shown import COUNTED, ShownBuild, build_shown
 from fedrank.data.describe_log import notes
 from fedrank.data.forget_user import forget_user
-from fedrank.data.held_out import HELD_OUT, HoldOut, continued, read_window, use_window
+from fedrank.data.held_out import HELD_OUT, HoldOut, NoNewEntries, continued, read_window, use_window
 from fedrank.data.log_fold import log_fold
 from fedrank.data.logs import load_log
 from fedrank.deploy.data_sources import load_share
@@ -141,7 +141,7 @@ def test_an_unused_window_is_closed_when_a_data_set_continues_it(tmp_path):
 def test_a_log_without_later_entries_opens_no_window_of_days(tmp_path):
     old = built(tmp_path, hold_out=HoldOut(days=2, key="test"))
     use_window(old.folder, "model 1")
-    with pytest.raises(ValueError, match="none of the 200 entries would be held out"):
+    with pytest.raises(NoNewEntries, match="none of the 200 entries is later than"):
         built(tmp_path, out="new", hold_out=continued(old.folder))
     assert not (tmp_path / "new").exists()
 

@@ -63,7 +63,7 @@ def data_list(as_json: AsJson = False) -> None:
 @data_app.command(
     "check",
     epilog="Examples:  fedrank data check train.txt  ·  fedrank data check S1.txt.xz S2.txt.xz  ·  fedrank data check "
-    "aol --out log.png",
+    "aol --out log.png  ·  fedrank data check shop/june --against shop/may --out drift.png",
 )
 def data_check(
     paths: Annotated[
@@ -72,6 +72,9 @@ def data_check(
             help="Judged files (LETOR; also .gz, .xz), or one data set folder written by fedrank data build."
         ),
     ],
+    against: Annotated[
+        Path | None, typer.Option(help="Earlier data set: report drift of features and click rates; status 1 if any.")
+    ] = None,
     out: Picture = None,
     as_json: AsJson = False,
 ) -> None:
@@ -79,8 +82,13 @@ def data_check(
     if any(path.is_dir() for path in paths):
         if len(paths) > 1:
             raise ValueError(f"give one data set folder, or data files (got {len(paths)} paths with a folder)")
-        _describe_log(paths[0], out, as_json)
+        if against is not None:
+            _compare_logs(paths[0], against, out, as_json)
+        else:
+            _describe_log(paths[0], out, as_json)
         return
+    if against is not None:
+        raise ValueError(f"--against {against} compares data set folders; remove it to check files")
     if out is not None:
         raise ValueError(f"--out {out} draws a data set folder; remove it to check files")
     from fedrank.data.check import check_files
@@ -111,6 +119,22 @@ def _describe_log(folder: Path, out: Path | None, as_json: bool) -> None:
 
         draw_log(log, out)
         print_file("Picture", out, as_json)
+
+
+def _compare_logs(folder: Path, against: Path, out: Path | None, as_json: bool) -> None:
+    from fedrank.data.drift import drift
+    from fedrank.data.logs import load_log
+    from fedrank.experiments.report.command_output import about_drift
+
+    found = drift(load_log(folder), load_log(against))
+    print_result(as_json, found.as_json, lambda: about_drift(found))
+    if out is not None:
+        from fedrank.experiments.report.charts import draw_drift
+
+        draw_drift(found, out)
+        print_file("Picture", out, as_json)
+    if found.drifted:
+        raise typer.Exit(EXIT_FAILURE)
 
 
 @data_app.command(

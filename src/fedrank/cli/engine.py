@@ -210,6 +210,32 @@ def _note_omitted(path: Path, left_out: dict[str, LeftOut]) -> None:
         print_note(f"{path}: omitted, {reason}: {count}")
 
 
+@engine_app.command(
+    "refresh",
+    epilog="Example:  fedrank engine refresh site  ·  with site/refresh.toml that has the sections build, train (or "
+    "received), trial, and fetch if the log is in OpenSearch",
+)
+def engine_refresh(
+    home: Annotated[Path, typer.Argument(help="Folder with refresh.toml; data, runs and trials are written there.")],
+) -> None:
+    """Refresh the model of one site, for a timer: new log files, drift, training, estimate, and a planned trial.
+
+    A step that is done is skipped. Status 1: the estimate vetoes the new model.
+    """
+    import io
+    from contextlib import redirect_stdout
+
+    from fedrank.cli import app
+    from fedrank.cli.refresh import refresh
+
+    def call(words: list[str]) -> int:
+        with redirect_stdout(io.StringIO()):  # one line per step
+            return app(words, standalone_mode=False) or 0
+
+    if not refresh(home, call, print_line):
+        raise typer.Exit(EXIT_FAILURE)
+
+
 trial_app = typer.Typer(
     help="Compare two models on live queries of your engine (interleaving); clicks decide which one is used.",
     no_args_is_help=True,

@@ -33,6 +33,10 @@ _LARGEST = 1 << 20  # bytes of the file
 _PURPOSE = 500  # characters
 
 
+class NoNewEntries(ValueError):
+    """A log has no entries after the last window that was used."""
+
+
 @dataclass(frozen=True)
 class HoldOut:
     """What to hold out of a log."""
@@ -69,6 +73,11 @@ class HoldOut:
         """[entries]: True for those that are held out."""
         latest = time >= self.since(int(time.max(initial=0)))
         held: NDArray[np.bool_] = latest | self.chosen(users)[user]
+        if self.after is not None and not held.any():
+            raise NoNewEntries(
+                f"none of the {len(time):,} entries is later than {_date(self.after)}, the end of the last window that "
+                "was used; use a longer log"
+            )
         if held.all() or not held.any():
             which = "all" if held.all() else "none"
             raise ValueError(

@@ -147,6 +147,11 @@ class EngineTrial:
         """The event that ended the trial, if any: the last one, because an adoption may be rolled back."""
         return next((entry for entry in reversed(self.history()) if entry.what in ENDED), None)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was decided or ended."""
+        return any(entry.what in ("decided", *ENDED) for entry in self.history())
+
     def working(self) -> AbstractContextManager[None]:
         """A lock: one process at a time reads or decides."""
         return locked(self.folder / LOCK, f"the trial in {self.folder}")
