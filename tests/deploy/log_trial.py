@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +25,14 @@ SUM = PERSON + 'placement = { name = "secure-aggregation", honest = 0.5, colludi
 POLICY = {
     "learners": '["logged-clicks", "pdgd"]',
     "unit": '"person"',
-    "largest_epsilon": "100.0",
+    "largest_epsilon": "100000.0",
     "measures": '["ndcg@10"]',
     "accept": '"within-policy"',
 }
 
 
 def write_log(
-    folder: Path, seed: int = 1, searches: int = 600, people: int = 20, swaps: bool = True, examined=EXAMINED
+    folder: Path, seed: int = 1, searches: int = 2000, people: int = 40, swaps: bool = True, examined=EXAMINED
 ) -> Path:
     """Lists of ten documents in the order of one feature, with random swaps and clicks that depend on another one."""
     rng, width = np.random.default_rng(seed), len(ENGINE_1.names)
@@ -67,11 +69,13 @@ def write_log(
     return folder
 
 
-def spec_text(propensities: str = '"swaps"', mechanism: str = PERSON, rounds: int = 2, more: str = "", clients="") -> str:
+def spec_text(
+    propensities: str = '"swaps"', mechanism: str = PERSON, rounds: int = 2, more: str = "", clients=""
+) -> str:
     named = f"propensities = {propensities}\n" if propensities else ""
     return (
         f'rounds = {rounds}\nmeasures = ["ndcg@10"]\n[data]\nfeatures = "engine-1"\n{named}'
-        f"[clients]\ncount = 3\npeople = 40\ninteractions = 2\n{clients}"
+        f"[clients]\ncount = 3\npeople = 60\ninteractions = 2\n{clients}"
         f'[learner]\nname = "logged-clicks"\nrate = 0.05\n[server]\nname = "add"\nrate = 20.0\n'
         f"[mechanism]\n{mechanism}{more}"
     )
@@ -92,7 +96,12 @@ class LogTrial(RealTrial):
             new_identity(where)
             write_log(where / "log", seed=id, **(logs or {}))
             own = {"log": '"log"', "person": '"user"', "test_share": "0.3"} | (data or {})
-            lines = [f'name = "{name}"', f"id = {id}", 'federation = "clinics"', f'second_place = "{folder / "second"}"']
+            lines = [
+                f'name = "{name}"',
+                f"id = {id}",
+                'federation = "clinics"',
+                f'second_place = "{folder / "second"}"',
+            ]
             for table, values in {"data": own, "policy": POLICY | (policy or {})}.items():
                 lines += [f"[{table}]", *(f"{key} = {value}" for key, value in values.items())]
             (where / "site.toml").write_text("\n".join(lines) + "\n")
@@ -100,3 +109,15 @@ class LogTrial(RealTrial):
         self.plan = plan_task(self.task, parties, "clinics")
         for where in self.folders.values():
             consent.accept(where, self.plan)
+
+    def run(self, between=None, stop=lambda: False, patience: float = 60.0) -> str:
+        """A run that waits for sites in vain is interrupted, so a test fails instead of hanging."""
+        waits = self.task.folder / "sites.json"
+        since: list[float] = []
+
+        def hopeless() -> bool:
+            if waits.exists() and json.loads(waits.read_text())["waiting"]:
+                since.append(time.monotonic())
+            return stop() or (bool(since) and since[-1] - since[0] > 15)
+
+        return super().run(between, hopeless, patience)

@@ -42,10 +42,7 @@ from fedrank.ranking.gate import (
     person_values,
 )
 from fedrank.ranking.measures import Evaluator
-from fedrank.ranking.propensity import (
-    Propensities,
-    correct,
-)
+from fedrank.ranking.propensity import Propensities, correct, given_propensities
 from fedrank.ranking.swaps import NoSwaps, Ratios, SiteEstimate, site_propensities, swap_counts
 from fedrank.types import SimulatedClients, Weights
 from fedrank.wire import Label, Part, Refused
@@ -57,6 +54,7 @@ RELEASES, PROPENSITIES, GATE_FILE = "releases", "propensities.json", "gate.json"
 NUMBERS = {PROPENSITY: 1, QUALITY: 2, GATE: 3}  # in the outbox of releases
 WAITING = "this site has not received the propensities of this run yet"
 YEAR = timedelta(days=365)
+MIN_KNOWN = 5  # positions with known propensities that the gate needs
 # By the decision of the gate: the name of the model's file at a site.
 MODEL_FILES = {"pass": "model.json", "inconclusive": "model-trial-only.json", "veto": "model-vetoed.json"}
 ROWS = np.zeros(1, np.int64)  # of the ledger: one row for all people of a site
@@ -236,6 +234,17 @@ def gate_values(run: UpdateRun, weights: Weights, against: Weights | None) -> ND
     scores = ranker.score(weights, features)
     other = -engine_positions(run.log, rows) if against is None else ranker.score(against, features)
     return person_values(shown, who, scores, other.astype(np.float64), position, trust)
+
+
+def for_gate(by: Propensities) -> Propensities:
+    """Propensities of all positions; below the last known one all are alike, so moves among them count as no change."""
+    known = int(np.argmin(by.known)) if not by.known.all() else len(by.slope)
+    if known < MIN_KNOWN:
+        raise Refused(
+            f"noised counts of swaps determine the propensities of {known} positions, and the gate needs {MIN_KNOWN}; "
+            "log more swaps, or use a smaller privacy.release_noise"
+        )
+    return given_propensities(np.where(by.known, by.slope, by.slope[known - 1]))
 
 
 def engine_positions(log: SearchLog, rows: NDArray[np.int64]) -> NDArray[np.int64]:

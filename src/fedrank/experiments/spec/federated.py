@@ -357,7 +357,8 @@ def _elsewhere(spec: Any) -> bool:
 def _log_problems(spec: Any) -> list[str]:
     """Settings that require a click log, or conflict with one."""
     found = []
-    if isinstance(spec.clients.partition, Users) and spec.data.log is None and spec.data.collection is None:
+    here = spec.data.log is not None or spec.data.collection is not None or _elsewhere(spec)
+    if isinstance(spec.clients.partition, Users) and not here:
         found.append(
             'clients.partition: "users" requires data with users; set data.log to the folder of a click log, or '
             "data.collection and data.parts"
