@@ -66,6 +66,7 @@ SHORT = {
     "noise": Short("1000"),
     "noniid": Short(constants={"TURNS": 1}),
     "offpolicy": Short("--seeds 2 --repeats 2"),
+    "organisations": Short("--out {} --quick"),
     "outside": Short("--pairs 2", {"ROUNDS": {"10 clients, 46 x 41": 20, "1,000 clients, 136 x 120": 2}}),
     "private_noise": Short("--out {} --quick --data synthetic-mq2007 --only alone_synthetic-mq2007_1000"),
     "protect": Short(constants={"TURNS": 1, "CLIENTS": 20}),

@@ -549,6 +549,10 @@ def run(
         int | None,
         typer.Option(min=1, max=100, help="Try the experiment on this machine with this number of site processes."),
     ] = None,
+    log: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FOLDER", help="With --local: data set of one site; repeat it once per site."),
+    ] = None,
     readmit: Annotated[
         list[str] | None,
         typer.Option(metavar="SITE", help="Site to ask again after its exclusion from the run; may be repeated."),
@@ -563,8 +567,10 @@ def run(
 
     grid, label = read_spec(spec, set_ or [], trust=local is not None), results_name(name, spec)
     if local is not None:
-        _run_local(grid, label, out or Path("runs"), local, quiet)
+        _run_local(grid, label, out or Path("runs"), local, quiet, log or [])
         return
+    if log:
+        raise ValueError("--log is for a trial on this machine with --local; a site names its log in site.toml")
     from fedrank.deploy.folder import refuse_online_plan
     from fedrank.deploy.folder_members import read_home
     from fedrank.deploy.make_plans import do_runs, parties_of, plan_runs, site_problems
@@ -696,12 +702,19 @@ def restore(
         print_line(line)
 
 
-def _run_local(grid: Grid[Any], label: str, out: Path, sites: int, quiet: bool) -> None:
-    from fedrank.deploy.local import run_local
+def _run_local(grid: Grid[Any], label: str, out: Path, sites: int, quiet: bool, logs: Sequence[Path]) -> None:
+    from fedrank.deploy.local import run_local, run_local_logs
     from fedrank.experiments.runner.stop_signals import stop_requested
 
+    if logs and len(logs) != sites:
+        raise ValueError(f"--local {sites} needs one --log per site, or none (got {len(logs)})")
+    if not logs and any(getattr(variant.experiment.data, "at_sites", False) for variant in grid.variants):
+        raise ValueError(f"data: the spec names no data; give the data set of each of {sites} sites with --log FOLDER")
     with progress(quiet) as tell, stop_requested() as stop:
-        results = run_local(grid, label, out, sites, tell, stop, print_line)
+        if logs:
+            results = run_local_logs(grid, label, out, logs, tell, stop, print_line)
+        else:
+            results = run_local(grid, label, out, sites, tell, stop, print_line)
     print_outcome(results, out / label)
 
 

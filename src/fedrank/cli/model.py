@@ -24,6 +24,7 @@ from fedrank.cli.shared import (
 from fedrank.files import write_atomic
 
 if TYPE_CHECKING:
+    from fedrank.ranking.estimate import ClickEstimate
     from fedrank.ranking.propensity import Bias
 
 model_app = typer.Typer(
@@ -85,7 +86,8 @@ def evaluate(
 
 @model_app.command(
     epilog="Examples:  fedrank model export runs/mine/only/fold-1-seed-1 --to opensearch --out model.json  ·  "
-    "fedrank model export forest.txt --to solr --name mine --feature-names names.txt --out model.json"
+    "fedrank model export forest.txt --to solr --name mine --feature-names names.txt --out model.json  ·  "
+    "fedrank model export runs/mine/only/fold-1-seed-1 --to onnx --out model.onnx --anyway"
 )
 def export(
     model: ModelFile,
@@ -100,10 +102,28 @@ def export(
     ] = None,
     client: Client = None,
     store: Annotated[str | None, typer.Option(help="Feature store in Solr. Default: Solr's default store.")] = None,
+    anyway: Annotated[
+        bool,
+        typer.Option("--anyway", help="Export a model that its run or its estimate calls worse than doing nothing."),
+    ] = False,
 ) -> None:
     """Export a ranker to a search engine or ONNX, and verify that the exported model gives the same scores."""
+    from fedrank.experiments.report.analysis import worse_than_nothing
+    from fedrank.ranking.model import model_file
+    from fedrank.ranking.model_remarks import remarks_on
+    from fedrank.ranking.stored_estimate import stored_estimate
     from fedrank.trees.export import export as write
 
+    for remark in remarks_on(model):
+        print_note(remark)
+    file = model_file(model)
+    found = stored_estimate(file)
+    worse = found.verdict if found is not None and found.finding == "worse" else worse_than_nothing(file.parent)
+    if worse and not anyway:
+        raise ValueError(
+            f"{file} is worse than doing nothing: {worse.rstrip('.')}. Nothing was exported; try it on live queries "
+            "(fedrank engine trial plan), or use --anyway"
+        )
     done = write(model, to, out, name=name, feature_names=feature_names, client=client, tell=print_note, store=store)
     print_line(f"{done.what}: {done.path}")
     print_line(done.next)
@@ -126,7 +146,6 @@ def estimate(
             help="Share of the entries to use, the latest. Default: 0.2 if the model was trained on this log, else 1."
         ),
     ] = None,
-    bias: BiasName = "position",
     propensities: Annotated[
         Path | None, typer.Option(help="File written by fedrank data propensities. Default: estimated from the log.")
     ] = None,
@@ -134,16 +153,23 @@ def estimate(
     out: Picture = None,
     as_json: AsJson = False,
 ) -> None:
-    """Estimate from a click log which clicks this model would have received, with a confidence interval."""
+    """Estimate from a click log how this model compares with the engine, under position bias and under trust bias."""
     from fedrank.experiments.report.command_output import about_estimate
     from fedrank.experiments.runner.scoring import estimate_model
     from fedrank.ranking.estimate import CannotTell
+    from fedrank.ranking.stored_estimate import store_estimate
+
+    def store(answer: ClickEstimate | str) -> None:
+        try:
+            store_estimate(model, log.resolve().name, answer)
+        except OSError as problem:
+            print_note(f"the estimate is not stored beside the model ({problem}), so export and reports do not use it")
 
     try:
-        found = estimate_model(
-            model, log, latest=latest, bias=bias_named(bias), propensities=propensities, client=client, tell=print_note
-        )
+        found = estimate_model(model, log, latest=latest, propensities=propensities, client=client, tell=print_note)
+        store(found)
     except CannotTell as problem:
+        store(problem.because)
         if as_json:
             print_json({"cannot": problem.because})
         else:

@@ -53,6 +53,22 @@ def default_normalisation(features: str) -> str:
     return "query" if features == LOG_103 else "none"
 
 
+class FeatureFacts(NamedTuple):
+    """What is known about a feature set without data."""
+
+    names: tuple[str, ...]
+    normalised: str  # by default, in data sets of search logs
+    ranges: Ranges | None
+
+
+def feature_facts(features: str) -> FeatureFacts:
+    """The names and the default normalisation of a feature set, as a site has them that built a log with it."""
+    known_features(features)
+    if is_engine_set(features):
+        return FeatureFacts(ENGINE_1.names, "global", ENGINE_1.ranges)
+    return FeatureFacts(FEATURE_NAMES if features == LOG_103 else NAMES, "query", None)
+
+
 def fixed_ranges(features: str) -> Ranges | None:
     """Return the values that are scaled to 0 and 1 if they are fixed by the feature set; None: use those of the data.
 

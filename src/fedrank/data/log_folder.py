@@ -252,6 +252,7 @@ class ShownLists:
     temperature: float | None = None
     keep: float | None = None
     unit: str = "person"  # or "browser"
+    swap: NDArray[np.integer[Any]] | None = None  # [entries]
 
     def __post_init__(self) -> None:
         if self.unit not in ("person", "browser"):
@@ -265,7 +266,7 @@ class ShownLists:
         active = np.argsort(-np.bincount(self.user, minlength=len(self.users)), kind="stable")
         number = np.empty(len(self.users), np.int64)
         number[active] = np.arange(len(self.users))
-        names = ("lists", "clicks", "time", "query", "first", "dwell", "scores")
+        names = ("lists", "clicks", "time", "query", "first", "dwell", "scores", "swap")
         by_entry = {name: getattr(self, name)[order] for name in names if getattr(self, name) is not None}
         return replace(self, **by_entry | {"user": number[self.user[order]], "users": [self.users[i] for i in active]})
 

@@ -10,7 +10,7 @@ import math
 import os
 import time as clock
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedrank.data.mapped import open_mapped
 from fedrank.data.ranking import RankingData
-from fedrank.data.values import LATEST, MAX_OFFSET
+from fedrank.data.values import LATEST, LONGEST_SWAP, MAX_OFFSET
 from fedrank.files import add_path_to_errors, parse_json, read_bytes, read_text
 from fedrank.types import Features
 
@@ -58,6 +58,14 @@ class SearchLog:
     )
     dwell: NDArray[np.float32] | None = None  # [entries, longest]: dwell time in seconds; NaN if unknown
     scores: NDArray[np.float32] | None = None  # [entries, longest]: sampling scores; see `drawn`
+    held_out: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))  # [entries]: not for training
+    # [entries]: upper position, from 1, of the adjacent pair that was drawn for a random swap with probability 1/2;
+    # negative: it was swapped; 0: none was drawn
+    swap: NDArray[np.int16] | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self.held_out):  # a log without a split
+            object.__setattr__(self, "held_out", np.zeros(len(self.user), np.bool_))
 
     def __len__(self) -> int:
         return len(self.user)
@@ -115,6 +123,10 @@ class SearchLog:
         # Full UTC days, as when it was built.
         return int((clock.time() if now is None else now) // 86_400 - days + 1) * 86_400 if days else None
 
+    def training_rows(self) -> NDArray[np.int64]:
+        """The entries that are not held out, in order of time."""
+        return np.flatnonzero(~self.held_out)
+
     def rows_of(self, user: int) -> NDArray[np.int64]:
         """The entries of one user, in order of time."""
         return np.flatnonzero(self.user == user)
@@ -132,7 +144,10 @@ ARRAYS: dict[str, str] = {  # arrays of a data set, and their types
     "first": "<i4",
     "dwell": "<f4",  # optional
     "scores": "<f4",  # optional
+    "held_out": "|u1",  # optional
+    "swap": "<i2",  # optional
 }
+OPTIONAL = ("dwell", "scores", "swap")  # arrays of shown lists that a data set may lack
 TEXTS = ("users", "queries", "documents")
 
 
@@ -169,8 +184,11 @@ def load_log(folder: str | os.PathLike[str]) -> SearchLog:
         raise ValueError(f"{folder / FACTS} does not match the files in the folder; {_DAMAGED}")
     wanted = ["features", "lists", "user", "time", "query", "document", "target"]
     if "clicks" in facts["shapes"]:
-        wanted[-1:] = ["clicks", "first", *(name for name in ("dwell", "scores") if name in facts["shapes"])]
+        wanted[-1:] = ["clicks", "first", *(name for name in OPTIONAL if name in facts["shapes"])]
+    wanted += [name for name in ("held_out",) if name in facts["shapes"]]
     arrays: dict[str, Any] = {name: _open(folder, name, facts) for name in wanted}
+    if "held_out" in arrays:
+        arrays["held_out"] = np.asarray(arrays["held_out"]) > 0
     texts: dict[str, Any] = {name: read_names(folder / f"{name}.txt") for name in TEXTS}
     for name in TEXTS:
         if len(texts[name]) != facts["counts"].get(name):
@@ -190,14 +208,14 @@ def log_files(folder: str) -> dict[str, Path]:
 def _check_within(log: SearchLog) -> None:
     """Check that indices are in range, since compiled loops do not check them."""
     entries, names = len(log.lists), log.facts.get("feature_names")
-    each_entry = (log.user, log.time, log.query, log.target if log.clicks is None else log.first)
+    each_entry = (log.user, log.time, log.query, log.target if log.clicks is None else log.first, log.swap)
     like_lists = [each for each in (log.clicks, log.dwell, log.scores) if each is not None]
     shapes: list[tuple[NDArray[Any], int, int]] = [
         (log.lists, 2, entries),
         (log.features, 2, len(log.document)),
         (log.document, 1, len(log.document)),
     ]
-    shapes += [(each, 1, entries) for each in each_entry if each is not None]
+    shapes += [(each, 1, entries) for each in (*each_entry, log.held_out) if each is not None]
     fits = all(each.ndim == dimensions and len(each) == rows for each, dimensions, rows in shapes)
     fits = fits and all(each.shape == log.lists.shape for each in like_lists)
     if not fits or not isinstance(names, list) or len(names) != log.features.shape[1]:
@@ -211,6 +229,7 @@ def _check_within(log: SearchLog) -> None:
         ("document", log.document, -1, len(log.documents)),
         ("clicks", log.clicks, 0, 2),
         ("first", log.first, 0, MAX_OFFSET),
+        ("swap", log.swap, 1 - LONGEST_SWAP, LONGEST_SWAP),
     ):
         for first in range(0, 0 if values is None else len(values), _SOME):
             some = values[first : first + _SOME]  # type: ignore[index]  # set wherever `first` is

@@ -108,6 +108,7 @@ class ShownRows:
     out_of_order: int = 0  # lists that follow a later one in the file
     counts: dict[str, int] = field(default_factory=dict)  # of other observations
     ids: tuple[str, ...] = ()  # [lists]: search ids, if the log has them
+    swap: NDArray[np.int16] | None = None  # [lists]: see `SearchLog.swap`
 
     def __len__(self) -> int:
         return len(self.user)
@@ -119,7 +120,7 @@ class ShownRows:
     def select(self, chosen: NDArray[np.bool_]) -> ShownRows:
         """Return some of the lists; indices of users and queries stay the same."""
         inner = np.repeat(chosen, np.diff(self.offsets))
-        wanted: dict[str, Any] = dict.fromkeys(("user", "time", "query", "first", "client"), chosen)
+        wanted: dict[str, Any] = dict.fromkeys(("user", "time", "query", "first", "client", "swap"), chosen)
         wanted |= dict.fromkeys(("document", "clicks", "dwell", "scores"), inner)
         arrays = {name: getattr(self, name)[which] for name, which in wanted.items() if getattr(self, name) is not None}
         offsets = np.concatenate(([0], np.cumsum(np.diff(self.offsets)[chosen])))
@@ -141,6 +142,7 @@ class ListColumns:
         self.drawn: set[tuple[float, float] | None] = set()  # None: of a list without scores
         self.clicks = bytearray()  # [documents shown]
         self.dwell = array("f")  # [documents shown], once a dwell time is known
+        self.swap = array("h")  # [lists], if the log has them
         self.cut_unknown = self.cut_positions = 0
 
     def __len__(self) -> int:
@@ -215,6 +217,7 @@ class ListColumns:
             dwell=np.array(self.dwell, dtype=np.float32)[inner] if self.dwell else None,
             scores=None if drawn is None else np.array(self.scores, dtype=np.float32)[inner],
             drawn=drawn,
+            swap=np.array(self.swap, dtype=np.int16)[order] if any(self.swap) else None,
             users=list(self.users),
             queries=list(self.queries),
             out_of_order=int(np.count_nonzero(time < latest)),

@@ -11,6 +11,7 @@ from typing import Any
 
 MAX_ID_LENGTH = 256  # characters; UBI allows 100 for ids and 256 for object ids
 MAX_OFFSET = 1_000_000  # offset of the first position: more pages than a person opens
+LONGEST_SWAP = 1000  # upper bound of the position of a random swap
 LATEST = 10**11  # seconds, in the year 5138; larger values are milliseconds
 LARGEST = 3.4028234663852886e38  # maximum of float32
 _SECONDS = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?", re.ASCII)

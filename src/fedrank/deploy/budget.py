@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedrank.deploy.charging import UNLIMITED
+from fedrank.deploy.charging import RELEASES, UNLIMITED
 from fedrank.deploy.plan import Plan
-from fedrank.deploy.settings import Policy, plan_prices, releases_of
+from fedrank.deploy.settings import Policy, plan_prices, release_charges, tree_releases
 from fedrank.deploy.site_runtime import PEOPLE
 from fedrank.privacy.guarantees import up
 from fedrank.privacy.ledger import LedgerError
@@ -30,15 +30,15 @@ def charges_of(plan: Plan) -> tuple[int, str]:
     if plan.forests is None:
         return (0 if plan.experiment.mechanism is None else plan.rounds), "rounds"
     merge = plan.forests.merge
-    return (releases_of(plan) if isinstance(merge, Histograms) and merge.private != "no" else 0), "releases"
+    return (tree_releases(plan) if isinstance(merge, Histograms) and merge.private != "no" else 0), "releases"
 
 
-def charged_prices(plan: Plan, delta: float) -> list[Price]:
+def charged_prices(plan: Plan, delta: float, measures: Sequence[str] = ()) -> list[Price]:
     """The cost of a plan alone; empty if nothing is charged, or if it cannot be computed, which the policy refuses."""
     if not charges_of(plan)[0]:
         return []
     try:
-        return plan_prices(plan, delta)
+        return plan_prices(plan, delta, measures)
     except ValueError:
         if plan.forests is not None:
             raise
@@ -51,7 +51,7 @@ class Budget:
 
     population: Population
     terms: LedgerTerms  # of this plan
-    others: Sequence[Account]  # charges of all other runs
+    others: Sequence[Account]  # charges of all other runs, and of the releases of this plan besides rounds
     times: int  # maximum number of charges of one person in this plan; 0: nothing is charged
     charges: int
     unit: str  # what is charged
@@ -60,12 +60,16 @@ class Budget:
     def of(cls, folder: Path, policy: Policy, plan: Plan, prices: Sequence[Price]) -> Budget:
         """The budget for a plan with these prices."""
         place, known = folder / PEOPLE, Population.find(folder / PEOPLE)
-        others = [] if known is None else known.accounts(but=known.ledger(plan.digest[:32]))
+        rounds = Population(place, 1, policy.delta, 0.0).ledger(plan.digest[:32])
+        others = [] if known is None else known.accounts(rounds, rounds.with_name(RELEASES))
         people = max((len(one.participations) for one in others), default=1)
         limit = UNLIMITED if policy.largest_epsilon is None else policy.largest_epsilon
         terms = LedgerTerms(1, policy.delta, tuple(price.guarantee for price in prices), plan.digest[:32])
         times = max((price.times for price in prices), default=0)
-        return cls(Population(place, people, policy.delta, limit), terms, others, times, *charges_of(plan))
+        population = Population(place, people, policy.delta, limit)
+        if prices and (releases := release_charges(plan, policy.released_measures)):
+            others = [*others, Account.of(releases, LedgerTerms(people, policy.delta, ()))]
+        return cls(population, terms, others, times, *charges_of(plan))
 
     def account(self, charges: int) -> Account:
         often = np.full(self.population.people, min(charges, self.times), dtype=np.int64)
@@ -115,6 +119,8 @@ class Budget:
 def budget_objections(folder: Path, policy: Policy, plan: Plan) -> list[str]:
     """Why the budget of the people of a site does not cover a plan, or cannot be read."""
     try:
-        return Budget.of(folder, policy, plan, charged_prices(plan, policy.delta)).objections()
+        return Budget.of(
+            folder, policy, plan, charged_prices(plan, policy.delta, policy.released_measures)
+        ).objections()
     except (LedgerError, OSError, ValueError) as problem:
         return [f"ledger: {problem}"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.privacy.guarantees import Guarantee
-from fedrank.privacy.population import Account, LedgerTerms, Population, open_ledger
+from fedrank.privacy.population import LEDGER, Account, Charge, LedgerTerms, Population, begin_ledger, open_ledger
 from fedrank.wire import Refused
 
+RELEASES = f"{LEDGER}-releases"  # ledger of a run for its releases besides rounds
 UNLIMITED = 1e6  # ε of a site without a limit; its charges are recorded anyway
 
 
@@ -48,6 +50,7 @@ class Charging:
         self.population = Population.open(folder, people, delta, limit)
         self.terms = LedgerTerms(people, delta, tuple(promises), run)
         self.place = self.population.ledger(run)
+        self.releases = self.place.with_name(RELEASES)
         self._held = ExitStack()
         with self.population.deciding():
             self.ledger = self._held.enter_context(open_ledger(self.place, self.terms))
@@ -75,6 +78,26 @@ class Charging:
             self.ledger.reserve({round: rows})
             self.ledger.begun(round)
 
+    def released(self, key: str) -> bool:
+        """Whether a release besides rounds has been charged."""
+        return any(one.key == key for one in Charge.read_all(self.releases))
+
+    def release(
+        self, key: str, promises: Sequence[Guarantee], times: int = 1, first: Callable[[], None] = lambda: None
+    ) -> None:
+        """Charge a release besides rounds, once under its key; raise Refused if that exceeds the limit."""
+        charge = Charge(key, tuple(promises), times=times)
+        with self.population.deciding():
+            begin_ledger(self.releases, self.terms.people, self.terms.delta)
+            made = Charge.read_all(self.releases)
+            new = all(one.key != key for one in made)
+            account = Account.of([*made, charge], replace(self.terms, promises=()))
+            if new and (refusal := self.population.refused(account, self.population.accounts(self.releases))):
+                raise Refused(f"{refusal}; this site does not release it")
+            first()
+            if new:
+                charge.write(self.releases)
+
     def spent(self) -> dict[str, float]:
         """Total ε spent by all runs so far, against each observer."""
         return self.population.spent()
@@ -90,7 +113,7 @@ class Charging:
         others = self.population.ledger_sizes(but=self.place)
         if others != self._others:
             self._others, self._checked = others, 0
-            self._accounts = self.population.accounts(but=self.place)
+            self._accounts = self.population.accounts(self.place)
         if most <= self._checked:
             return None
         ahead = max(1, most // 2)

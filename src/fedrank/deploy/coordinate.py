@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -18,16 +19,21 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedrank.deploy import protocol
 from fedrank.deploy.backup import HEADS
 from fedrank.deploy.handshake import Handshake
 from fedrank.deploy.heads import Witness
 from fedrank.deploy.hub import Hub
 from fedrank.deploy.plan import Plan
+from fedrank.deploy.pooled_sums import PooledSums
 from fedrank.deploy.received import ReceivedAnswers
 from fedrank.deploy.run_card import data_of, with_what_left
+from fedrank.deploy.settings import release_charges, with_releases
 from fedrank.deploy.site_calls import Exchange, Send, SiteCalls
-from fedrank.deploy.site_measures import as_columns, ask_measures
+from fedrank.deploy.site_measures import as_columns, as_sums, ask_measures
 from fedrank.experiments.runner.cards import issued
 from fedrank.experiments.runner.data import clients_of
 from fedrank.experiments.runner.federated import FederatedRun
@@ -40,6 +46,7 @@ from fedrank.federated.asynchronous import schedule
 from fedrank.federated.clients import make_clients
 from fedrank.federated.server import ServerTask, State
 from fedrank.files import parse_json, write_atomic
+from fedrank.ranking.baseline_ranking import LOGGED, BaselineRanking
 from fedrank.ranking.model import load_weights
 from fedrank.seeds import rng_for
 from fedrank.types import SimulatedClients, has_trait
@@ -102,12 +109,12 @@ class Coordination:
     departure: Departure | None = None
     received: ReceivedAnswers | None = None  # None in a trial, whose people are simulated
 
-    def issue(self, card: Card, data: str) -> None:
+    def issue(self, card: Card, data: str, gate: Mapping[str, Any] | None = None) -> None:
         """Write the model card. Sites receive it with the model, before the run counts as finished."""
         if self.received is None:
             issued(card, self.writer.folder, data).write(self.writer.folder)
             return
-        card = with_what_left(card, self.plan, self.received)
+        card = with_what_left(card, self.plan, self.received, gate)
         whose, by = data_of(self.plan, self.received, data), f"the coordinator of {self.plan.federation}"
         issued(card, self.writer.folder, whose, by=by).write(self.writer.folder)
 
@@ -202,10 +209,13 @@ def _perform(experiment: FederatedExperiment, run: Coordination) -> None:
         hub.watch = folder.history.watch
     hub.handshake.hello(state.round)
     books.progress(plan, state.round, last)
+    pooled = PooledSums(writer.folder, hub.handshake)
+    if notes := pooled.propensities():
+        writer.update_facts(notes=notes)
     for outcome in hub.rounds(state, memory, last, arrivals):
         state, memory = outcome.state, outcome.memory
         ends = outcome.round == last
-        folder.add(outcome, ends)
+        folder.add(outcome, ends, _measured(folder, pooled, outcome) if ends else None)
         # Write this round to disk before requesting the next one: the result depends on which sites answered in time.
         writer.save_checkpoint(outcome.round, folder.checkpoint(state, memory))
         books.keep_left_out(run.calls.left_out)
@@ -213,11 +223,38 @@ def _perform(experiment: FederatedExperiment, run: Coordination) -> None:
         writer.report_progress(outcome.round, last)
         if not ends:
             writer.stop_if_requested()
-    _finish(run, folder, hub, (state, memory), simulated)
+    _finish(run, folder, hub, (state, memory), simulated, pooled)
+
+
+def _measured(folder: FederatedRun, pooled: PooledSums, outcome: Any) -> list[float] | None:
+    """The quality of the final model as sites released it, means over sites; None if the coordinator has data.
+
+    Sites take the place of queries in the files of the run.
+    """
+    experiment = folder.experiment
+    if not experiment.data.at_sites:
+        return None
+    found = pooled.quality(outcome.weights, outcome.round)
+    if not found:
+        return None
+    sides: list[NDArray[np.float64]] = [
+        np.array([[getattr(one.get(name), side, np.nan) for one in found.values()] for name in experiment.measures])
+        for side in ("model", "given")
+    ]
+    folder.queries = list(found), sides[0]
+    errors = [one.error for table in found.values() for one in table.values()]
+    about = f"a row is a site: noised sums over people, standard error of the noise {max(errors):.3f} or less"
+    folder.baseline = BaselineRanking(LOGGED, sides[1], about)
+    return [float(np.nanmean(row)) if np.isfinite(row).any() else math.nan for row in sides[0]]
 
 
 def _finish(
-    run: Coordination, folder: FederatedRun, hub: Hub, reached: tuple[Any, Any], simulated: SimulatedClients | None
+    run: Coordination,
+    folder: FederatedRun,
+    hub: Hub,
+    reached: tuple[Any, Any],
+    simulated: SimulatedClients | None,
+    pooled: PooledSums,
 ) -> None:
     """Evaluate the model, write its card, and send both to every site."""
     writer, plan, departure, (state, memory) = run.writer, run.plan, run.departure, reached
@@ -225,10 +262,13 @@ def _finish(
         weights, models, clients = folder.final(plan.federated, state, memory, simulated)
     else:
         weights, models = plan.whole(state.weights), None
-        clients = as_columns(ask_measures(hub.handshake, weights, state.round), plan) or {}
+        plain = ask_measures(hub.handshake, weights, state.round)
+        clients = as_columns(plain | as_sums(pooled.quality(weights, state.round)), plan) or {}
+    gate = pooled.gate(weights, state.round)
     folder.save_model(weights, models, plan.features)
     # Write and send everything before the run counts as finished: a run that stops here continues.
-    run.issue(card_of(folder.experiment, plan, run.books.charged(state.round)), folder.fold.name)
+    evaluated = "" if folder.experiment.data.at_sites else folder.fold.name
+    run.issue(card_of(folder.experiment, plan, run.books.charged(state.round), pooled.released), evaluated, gate)
     if departure is not None:
         departure.write_receipt(writer.folder, plan, state, plan.searches)
     why = run.give_result(state.round, hub.handshake)
@@ -236,6 +276,8 @@ def _finish(
         why |= departure.tell_those_who_left(run.calls.send, writer.folder)
     unlearned = None if departure is None else {**departure.asked(writer.folder), "last_round": state.round}
     notes = site_notes(run.calls.left_out, why)
+    if gate is not None:
+        notes += [f"gate: {gate['outcome']}", *(f"gate: {line}" for line in gate["words"])]
     folder.finish(state, weights, notes=notes, clients=clients, unlearned=unlearned)
     run.books.progress(plan, state.round, state.round)
 
@@ -254,10 +296,15 @@ def _start(experiment: FederatedExperiment, folder: FederatedRun, simulated: Sim
     return None if experiment.start is None else load_weights(experiment.start).weights
 
 
-def card_of(experiment: FederatedExperiment, plan: Plan, charged: int) -> Card:
-    """The privacy card of a model that sites trained: deployed, unless the sites are simulated."""
-    often = min(1, charged) if plan.federated.dealt else charged
-    rows = Price.of_each(experiment.guarantees(plan.features), often, charged, experiment.privacy.delta)
+def card_of(experiment: FederatedExperiment, plan: Plan, charged: int, released: Collection[str] = ()) -> Card:
+    """The privacy card of a model that sites trained, with the cost of the sums that they released.
+
+    It is that of a deployment, unless the sites are simulated.
+    """
+    often, delta = min(1, charged) if plan.federated.dealt else charged, experiment.privacy.delta
+    rows = Price.of_each(experiment.guarantees(plan.features), often, charged, delta)
+    charges = [one for one in release_charges(plan, experiment.measures) if one.key in released]
+    rows = with_releases(rows, charges, delta)
     return deployed(card(experiment, rows, often, charged, plan.simulated), plan)
 
 

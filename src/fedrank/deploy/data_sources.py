@@ -21,17 +21,19 @@ from fedrank.data.feature_sets import fixed_ranges, log_features
 from fedrank.data.judged_files import comments_of, read_judged
 from fedrank.data.live_features import LIVE_1
 from fedrank.data.log_fold import log_part
-from fedrank.data.logs import load_log
+from fedrank.data.logs import SearchLog, load_log
 from fedrank.data.ranking import RankingData
 from fedrank.deploy.outbox import OUTBOX, used_searches
 from fedrank.deploy.plan import names_digest
 from fedrank.deploy.recorded_lists import RecordedFolder
+from fedrank.deploy.releases import GATE, PROPENSITY, release_of, releases_of
 from fedrank.deploy.settings import searches_of
 from fedrank.deploy.site_data import ClientSiteData, RecordedSiteData
 from fedrank.experiments.runner.position_bias import corrected_clients
 from fedrank.federated.clients import make_clients
 from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.propensity import OWN
+from fedrank.ranking.swaps import what_to_log
 from fedrank.types import SimulatedClients, has_trait
 
 if TYPE_CHECKING:
@@ -63,6 +65,8 @@ class SiteSplit:
     whose: NDArray[np.int64] = field(
         default_factory=lambda: np.empty(0, np.int64)
     )  # [queries of train]: index of the person
+    test_whose: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # the same for `test`
+    swaps: bool = False  # whether random swaps of results were logged
 
     @property
     def people(self) -> int:
@@ -155,9 +159,8 @@ def open_data_source(settings: SiteSettings, plan: Plan) -> ClientSiteData:
     if data.propensities == OWN:
         assert settings.data.log is not None, "differences checks this"
         clients = corrected_clients(clients, load_log(settings.data.log), data.bias)
-    return ClientSiteData(
-        clients, 1, np.zeros(len(clients if clients.people is None else clients.people), dtype=np.int64), share.test
-    )
+    rows = np.zeros(len(clients if clients.people is None else clients.people), dtype=np.int64)
+    return ClientSiteData(clients, 1, rows, share.test, whose=share.whose, test_whose=share.test_whose)
 
 
 def open_recorded(folder: Path, settings: SiteSettings, plan: Plan) -> RecordedSiteData:
@@ -208,6 +211,19 @@ def differences(share: SiteSplit, plan: Plan) -> list[str]:
         )
     if learner is not None and _protects_people(plan):
         found += _other_people(share.people, plan)
+        held_out = int(share.test_whose.max(initial=-1)) + 1
+        if releases_of(plan, plan.experiment.measures) and held_out > plan.experiment.clients.people:
+            found.append(
+                f"people: the held-out lists of this site are of {held_out:,}, but the plan allows at most "
+                f"{plan.experiment.clients.people:,} (clients.people); use a larger number in the plan (it is public)"
+            )
+        if release_of(plan, PROPENSITY) is not None and not share.swaps:
+            found.append(f"data.propensities: {what_to_log('none is logged in the data of this site')}")
+        if release_of(plan, GATE) is not None and (share.test is None or not len(share.test.position)):
+            found.append(
+                "gate: it needs held-out lists as they were shown to users; build the log from shown lists, with "
+                "--hold-out-days and --hold-out-users, or set data.test_share"
+            )
     return found
 
 
@@ -305,17 +321,25 @@ def _from_log(data: SiteData) -> SiteSplit:
     assert data.log is not None
     log = load_log(data.log)
     log.check_retention()
-    kept = _kept(len(log), data)
+    held_out = log_rows_held_out(log)
+    whole = np.setdiff1d(np.arange(len(log)), held_out)
+    kept = len(whole) if len(held_out) else _kept(len(whole), data)
     # Fixed ranges reveal nothing about the data; any other ranges would have to be exchanged.
     fixed = fixed_ranges(log_features(log)) if data.normalise is None else None
     how = data.normalised if fixed is None else "global"
     parts = [
         replace(log_part(log, rows, how, fixed), given=data.given or log.given)
-        for rows in (np.arange(kept), np.arange(kept, len(log)))
+        for rows in (whole[:kept], held_out if len(held_out) else whole[kept:])
         if len(rows)
     ]
-    whose = _renumbered(parts[0].who.astype(np.int64)) if data.person is not None else np.empty(0, np.int64)
-    return SiteSplit(parts[0], parts[1] if len(parts) > 1 else None, whose)
+    people = [_renumbered(one.who.astype(np.int64)) for one in parts if data.person is not None]
+    whose, test_whose, *_ = *people, *[np.empty(0, np.int64)] * 2
+    return SiteSplit(parts[0], parts[1] if len(parts) > 1 else None, whose, test_whose, log.swap is not None)
+
+
+def log_rows_held_out(log: SearchLog) -> NDArray[np.int64]:
+    """The entries that were held out when the data set was built; with them, data.test_share is not used."""
+    return np.flatnonzero(getattr(log, "held_out", np.zeros(0, np.bool_)))
 
 
 def _kept(queries: int, data: SiteData) -> int:

@@ -36,7 +36,9 @@ class Handshake:
     check: Callable[[str, Facts], None] = lambda name, facts: None  # raises Differs if facts do not match the run
     over: int = 0  # completed rounds
     identities: dict[int, bytes] = field(default_factory=dict)  # public keys of clients, for secure aggregation
-    reporting: set[str] = field(default_factory=set)  # sites that report measures
+    reporting: set[str] = field(default_factory=set)  # sites that report measures without noise
+    noised: dict[str, list[str]] = field(default_factory=dict)  # by site: measures that it releases with noise
+    give: bytes = b""  # a request that every site receives after hello; empty: none
 
     def __post_init__(self) -> None:
         plan = self.calls.plan
@@ -124,6 +126,9 @@ class Handshake:
         found, why = self.calls.ask({site.name: content for site in sites}, self.over, protocol.read_facts, "facts")
         self._compare(found)
         self.reporting |= {name for name, facts in found.items() if facts.get("measures")}
+        for name, facts in found.items():
+            if isinstance(noised := facts.get("noised"), list) and noised:
+                self.noised[name] = [str(one) for one in noised]
         self._greeted |= set(found)
         if found:
             self._ask_witnesses()
@@ -132,7 +137,14 @@ class Handshake:
                 self.identities |= self._keys(name, facts.get("identities", {}))
             if len(self.identities) == len(plan.clients):
                 why |= self._introduce()
+        if self.give and found:
+            why |= self.give_all(list(found))
         return set(found), why
+
+    def give_all(self, names: Sequence[str] | None = None) -> dict[str, str]:
+        """Send `give` to these sites, by default to all; return why sites did not accept it."""
+        asked = [site.name for site in self.calls.sites() if names is None or site.name in names]
+        return self.calls.ask(dict.fromkeys(asked, self.give), 0, protocol.read_facts, "facts")[1]
 
     def _ask_witnesses(self) -> None:
         """Let sites sign the newest heads of each other, which they need before they send anything new.

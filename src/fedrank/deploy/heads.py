@@ -45,6 +45,7 @@ from fedrank.wire import Refused
 
 PEOPLE, LOCK, LOG = "people", "lock", "site.log"
 LABEL, STATED, MAGIC = b"fedrank head 1\0", b"fedrank statement 1\0", b"frnkhea2"
+MESSAGES = ("sent", "measure", "propensity", "quality", "gate")  # kinds of entries about a message
 MAX_HEADS = 1000  # in a message
 MAX_LAG = 4  # entries that no other site has confirmed yet
 NONCE = 16  # bytes
@@ -160,7 +161,7 @@ class Entry:
 
     counter: int
     run: str  # hexadecimal
-    kind: str  # "begun", "sent", "measure", "sketch", "over", "ledger" or "restored"
+    kind: str  # one of MESSAGES, "begun", "sketch", "over", "ledger" or "restored"
     number: int
     attempt: int
     charges: int  # of the ledger, made for this entry
@@ -208,7 +209,7 @@ class SiteJournal:
     ) -> None:
         """Append an entry to both files, unless it is the last one with this number already."""
         known = self.find(run, kind, number)
-        if known is not None and (known.attempt, known.digest) == (attempt, digest) and kind in ("sent", "measure"):
+        if known is not None and (known.attempt, known.digest) == (attempt, digest) and kind in MESSAGES:
             return
         before = after or self.head
         previous = "" if after is None else after.hash.hex()

@@ -7,14 +7,19 @@ noise comes from the secure source, so runs with noise differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedrank.data.log_fold import TEST_SHARE
+from fedrank.data.logs import load_log
+from fedrank.deploy.consent import accept
+from fedrank.deploy.data_sources import log_rows_held_out
 from fedrank.deploy.flare_jobs import run_deployed
 from fedrank.deploy.flare_local import LocalFederation, local_federation
 from fedrank.deploy.forests import portions_of
-from fedrank.deploy.make_plans import do_runs, plan_task
+from fedrank.deploy.make_plans import do_runs, parties_of, plan_runs, plan_task
 from fedrank.deploy.plan import Plan, PlannedSite, forest_problems
 from fedrank.deploy.records import last_line
 from fedrank.deploy.settings import SITE, TRIAL
@@ -72,6 +77,60 @@ def run_local(
         for name, home in federation.sites.items() if results.failed else ():
             if (reason := last_line(home / LOG)) is not None:
                 say(f"{name}: {reason}")
+        return results
+
+
+def run_local_logs(
+    grid: Grid[Any],
+    name: str,
+    out: Path,
+    logs: Sequence[Path],
+    progress: Progress = quiet,
+    stop: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda line: None,
+    folder: Path | None = None,
+) -> Results:
+    """Run an experiment between sites on this machine, each with its own search log, as between organisations.
+
+    Plans, policies, ledgers and releases are those of real sites. Without a folder, only the results are stored.
+    """
+    for path in logs:
+        load_log(path)
+    names = {site_name(number): number for number in range(len(logs))}
+    tasks = tasks_of(grid, name, out)
+    [measures] = {task.experiment.measures for task in tasks}
+    people = any(has_trait(getattr(task.experiment, "mechanism", None), "people") for task in tasks)
+    gates = [gate.plans for task in tasks if (gate := getattr(task.experiment, "gate", None)) is not None]
+    policy = replace(
+        TRIAL,
+        unit="person" if people else "site",
+        measures=measures,
+        plain_measures=not people,
+        plans_per_year=min(gates, default=1),
+    )
+
+    def write_sites(federation: LocalFederation) -> None:
+        for (site, home), log in zip(federation.sites.items(), logs, strict=True):
+            data: dict[str, Any] = {"log": str(Path(log).absolute()), "person": "user"}
+            if not len(log_rows_held_out(load_log(log))):
+                data["test_share"] = TEST_SHARE
+            own = {"name": site, "id": names[site], "federation": FEDERATION, "second_place": "../heads", "data": data}
+            write_atomic(home / SITE, write_toml(own | {"policy": settings_of(policy)}), private=True)
+
+    def do(task: Task, plan: Plan, tell: Callable[[News], None]) -> str:
+        return run_deployed(federation.home, task, plan, tell, stop, say)
+
+    say(f"Starting a server and {len(logs)} sites on this machine ...")
+    learners = {name_of(task.experiment.learner) for task in tasks if isinstance(task.experiment, FederatedExperiment)}
+    with local_federation(names, folder, write_sites, FEDERATION, say, lambda: warm_up(sorted(learners))) as federation:
+        runs = plan_runs(grid, name, out, parties_of(federation.home), FEDERATION)
+        for home in federation.sites.values():
+            for _, plan in runs:
+                accept(home, plan)  # one person acts for all sites here, so keys need not be compared
+        results = do_runs(grid, runs, do, stop, progress)
+        for site, home in federation.sites.items() if results.failed else ():
+            if (reason := last_line(home / LOG)) is not None:
+                say(f"{site}: {reason}")
         return results
 
 

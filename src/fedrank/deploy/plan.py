@@ -33,7 +33,7 @@ from fedrank.federated.robust import without_guarantee
 from fedrank.files import parse_json
 from fedrank.privacy.mechanisms import SecureAggregation
 from fedrank.ranking.learners import Pdgd
-from fedrank.ranking.propensity import OWN
+from fedrank.ranking.propensity import OWN, SWAPS
 from fedrank.seeds import rng_for
 from fedrank.silo.features import FEATURE_NAMES
 from fedrank.silo.training import CrossSilo
@@ -394,15 +394,20 @@ def only_simulated(experiment: FederatedExperiment) -> list[str]:
     """Settings that are valid only in a simulation, one line each."""
     clients, usual = experiment.clients, type(experiment.clients)(count=1)
     found = [
-        f"clients.{name}: is valid only in a simulation, because real sites have their own; remove it, or use --local"
+        f"clients.{name}: is valid only in a simulation, because real sites have their own{_instead(name)}; remove it, "
+        "or use --local"
         for name in ("partition", "click_model", "click_model_per", "malicious")
         if getattr(clients, name) != getattr(usual, name) and not _of_log(experiment, name)
     ]
-    if experiment.data.propensities not in (None, OWN):
+    if experiment.data.propensities not in (None, OWN, SWAPS):
         found.append(
             f"data.propensities: {experiment.data.propensities!r} is valid only in a simulation, because no party sees "
-            f'the clicks of all sites; use "{OWN}"'
+            f'the clicks of all sites; use "{SWAPS}", noised sums of logged random swaps of all sites, or "{OWN}"'
         )
+    if experiment.data.propensities == SWAPS or experiment.gate is not None:
+        what = "gate" if experiment.gate is not None else "data.propensities"
+        if not has_trait(experiment.mechanism, "people"):
+            found.append(f'{what}: is a release about people; use a mechanism with unit = "person"')
     if experiment.attack is not None:
         found.append("attack: is valid only in a simulation; remove it, or use --local")
     if experiment.fine_tune:
@@ -413,6 +418,13 @@ def only_simulated(experiment: FederatedExperiment) -> list[str]:
         found.append("mechanism.unit: a site uses the same search repeatedly; use client or person")
     found += [f"{line}: code from outside fedrank is not executed at a site" for line in code_from_outside(experiment)]
     return found
+
+
+def _instead(name: str) -> str:
+    """What a deployed spec has in place of a partition."""
+    if name != "partition":
+        return ""
+    return " (each client is a site, and clients.people is the number of its users, at most)"
 
 
 def forest_problems(experiment: TreesExperiment, simulated: bool) -> list[str]:

@@ -10,6 +10,8 @@ grow     -> grown       a message of the server half; histograms, if sites train
 silo-key, silo-meet, silo-open, silo-ask, silo-answer, silo-hear, silo-turn -> letters     sealed letters to forward
 merged   -> facts       the files of a merged model and its card, at the end
 measure  -> measured    sums of measures of a model on the site's own queries, if its policy allows it
+propensity, quality, gate -> facts      noised sums over the people of the site, released once (see `releases`)
+propensities -> facts   the released swaps of all sites
 result   -> facts       the model and its card, at the end; or the receipt of a site that left
 anything -> refused     the reason, in one line
 """

@@ -8,6 +8,8 @@ from typing import Any
 
 from fedrank.deploy.plan import Plan
 from fedrank.deploy.received import UNKNOWN, ReceivedAnswers, Total
+from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, WORDS, release_of
+from fedrank.deploy.settings import release_charges
 from fedrank.deploy.show import sum_view
 from fedrank.experiments.runner.folder import Card
 from fedrank.experiments.runner.privacy import Price
@@ -37,6 +39,10 @@ CONTENTS = {
     "silo-answer": ("sealed answers from sketches of documents", True),
     "silo-hear": ("confirmations of answers", False),
     "silo-turn": ("weights, sealed for the next site", True),
+    "propensity": (f"sums over people: {WORDS[PROPENSITY]}", True),
+    "propensities": ("confirmations of propensities", False),
+    "quality": (f"sums over people: {WORDS[QUALITY]}", True),
+    "gate": (f"sums over people: {WORDS[GATE]}", True),
     "measure": ("sums of measures over own queries, for the model and for the current ranking", True),
     "merged": ("confirmations of the result", False),
     "result": ("confirmations of the result", False),
@@ -47,14 +53,14 @@ RECORDED = (
     "received.csv contain them"
 )
 MEASURED = (
-    "sums of measures over the own queries of {sites}, which left without noise; the coordinator's clients.csv "
-    "contains their means by site"
+    "sums of measures over the own queries of {sites}, which left without noise, not covered by ε; the coordinator's "
+    "clients.csv contains their means by site"
 )
 COLLUDERS = ("coordinator", "coordinator and one site", "coordinator and two sites, or two sites alone")
 
 
-def with_what_left(card: Card, plan: Plan, received: ReceivedAnswers) -> Card:
-    """A card that also lists everything that left the sites, their data, and the ε against colluding parties."""
+def with_what_left(card: Card, plan: Plan, received: ReceivedAnswers, gate: Mapping[str, Any] | None = None) -> Card:
+    """A card that also lists everything that left the sites, their data, the ε against colluders, and the gate."""
     totals = received.totals()
     left = what_left(totals, card, plan)
     collusion = against_colluders(card, plan)
@@ -69,9 +75,31 @@ def with_what_left(card: Card, plan: Plan, received: ReceivedAnswers) -> Card:
         "coordinator": "stores the run folder, with sites.csv and received.csv, until it is deleted",
         "left": left,
         "collusion": collusion,
+        "releases": (released := _released(plan, totals, card.delta)),
+        **({} if gate is None else {"gate": dict(gate)}),
     }
-    summary = " ".join([card.summary, about_left(left), *about_collusion(collusion, plan)])
+    about = [about_left(left), *about_collusion(collusion, plan), *_about_released(released)]
+    if gate is not None:
+        about.append(f"Gate: {gate['outcome']} ({'; '.join(gate['words'])}).")
+    summary = " ".join([card.summary, *about])
     return replace(card, deployment=deployment, not_covered=tuple(not_covered), summary=summary)
+
+
+def _released(plan: Plan, totals: Sequence[Total], delta: float) -> list[dict[str, Any]]:
+    """The sums over people that sites released besides updates, each with its ε."""
+    kinds = {one.request for one in totals if one.answer == "facts"}
+    charges = [one for one in release_charges(plan, plan.question.measures) if one.key in kinds]
+    return [
+        {"what": one.key, "about": WORDS[one.key], "epsilon": max(each.epsilon(1, delta) for each in one.promises)}
+        for one in charges
+    ]
+
+
+def _about_released(released: Sequence[Mapping[str, Any]]) -> list[str]:
+    if not released:
+        return []
+    each = [f"{one['about']} (alone ε = {up(one['epsilon'])})" for one in released]
+    return [f"The ε above includes sums over people that each site released once, with its noise: {'; '.join(each)}."]
 
 
 def what_left(totals: Sequence[Total], card: Card, plan: Plan) -> list[dict[str, Any]]:
@@ -94,7 +122,9 @@ def data_of(plan: Plan, received: ReceivedAnswers, evaluated: str) -> str:
     sites = [
         f"{site.name}: {one['data']}" for site in plan.sites for one in [_described(received.described, site.name)]
     ]
-    return f"{'; '.join(sites)}; evaluated by the coordinator on {evaluated}"
+    return f"{'; '.join(sites)}; " + (
+        f"evaluated by the coordinator on {evaluated}" if evaluated else "the coordinator has no data"
+    )
 
 
 def against_colluders(card: Card, plan: Plan) -> list[dict[str, Any]]:
@@ -133,6 +163,10 @@ def _content(request: str, answer: str, card: Card, plan: Plan) -> tuple[str, st
         return f"unreadable answers to {request}", "unknown"
     if not data:
         return what, NO_DATA
+    if request in WORDS:
+        release = release_of(plan, request, plan.question.measures)
+        assert release is not None
+        return what, f"gaussian, {release.noise:g} x {release.clip:.3g} (the most that a person adds), by each site"
     return what, _noise(card, plan) if request in NOISED else NO_NOISE
 
 

@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from fedrank.data.normalise import NORMALISATIONS
+from fedrank.deploy import releases
 from fedrank.experiments.spec.experiment import SpecError
 from fedrank.experiments.spec.families import SpecSection, name_of, read_fields
 from fedrank.files import opened, write_atomic
 from fedrank.names import did_you_mean
-from fedrank.privacy.guarantees import OBSERVERS, Guarantee, up
+from fedrank.privacy.guarantees import OBSERVERS, Guarantee, cost_together, up
 from fedrank.privacy.mechanisms import PLACEMENTS, AtServer
+from fedrank.privacy.population import Charge
 from fedrank.ranking.learners import LEARNERS, Pdgd
 from fedrank.ranking.measures import measure
 from fedrank.toml import LONGEST, parse_toml, shown
@@ -244,7 +246,9 @@ class Policy(SpecSection):
     largest_clip: Annotated[float, more_than(0)] | None = None  # maximum mechanism.clip, the norm of an update
     largest_rate: Annotated[float, more_than(0)] | None = None  # maximum learning rate of the learner or booster
     min_sites: Positive = 3  # minimum number of sites of a run, including this one
-    measures: tuple[str, ...] = ()  # sums over own queries that may be reported
+    measures: tuple[str, ...] = ()  # that may be reported, as sums over people with noise
+    plain_measures: bool = False  # whether sums of these measures over queries may be sent without noise instead
+    plans_per_year: Positive = 4  # maximum number of plans in a year on which the gate of this site decides
     accept: Literal["listed", "within-policy"] = "listed"  # listed: only plans that a user accepted at this site
 
     def problems(self) -> list[str]:
@@ -258,6 +262,11 @@ class Policy(SpecSection):
                 "if updates may be sent without noise"
             )
         return found
+
+    @property
+    def released_measures(self) -> tuple[str, ...]:
+        """Measures that may be reported as noised sums over people."""
+        return () if self.plain_measures else self.measures
 
     def objections(self, plan: Plan) -> list[str]:
         """Reasons why this site does not participate in a plan, one sentence each; empty if it does."""
@@ -279,6 +288,12 @@ class Policy(SpecSection):
             found.append(
                 f"record_every: {question.record_every} lets the coordinator store what this site sends, but "
                 "policy.history = false; use 0 in the plan, or allow it"
+            )
+        gate = question.gate
+        if gate is not None and gate.plans < self.plans_per_year:
+            found.append(
+                f"gate.plans: the error rate of a year is divided by {gate.plans}, but policy.plans_per_year = "
+                f"{self.plans_per_year}; use at least this number in the plan, or decrease it"
             )
         return found + self._objections_to_clip(plan) + self._objections_to_protection(plan)
 
@@ -375,7 +390,7 @@ class Policy(SpecSection):
     def _objections_to_prices(self, plan: Plan, where: str, fewer: str) -> list[str]:
         """Reasons why the guarantees of a plan do not meet this site's requirements."""
         try:
-            priced = plan_prices(plan, self.delta)
+            priced = plan_prices(plan, self.delta, self.released_measures)
         except ValueError as problem:  # such as noise that cannot be divided
             return [f"{where}: {line}" for line in str(problem).splitlines()]
         found, unit = list[str](), priced[0].guarantee.unit
@@ -522,20 +537,41 @@ def _guarantees_of_trees(plan: Plan, experiment: TreesExperiment) -> list[Guaran
     return [replace(guarantee, against=each) for each in OBSERVERS]
 
 
-def plan_prices(plan: Plan, delta: float) -> list[Price]:
-    """The cost of a plan for the site that participates most often (with high probability), against each observer."""
+def plan_prices(plan: Plan, delta: float, measures: Sequence[str] = ()) -> list[Price]:
+    """The cost of a plan for the site that participates most often (with high probability), against each observer.
+
+    It includes the sums that are released besides rounds, if the site reports these measures.
+    """
     from fedrank.experiments.runner.privacy import Price
 
     if plan.forests is not None:
-        releases = releases_of(plan)
-        return Price.of_each(site_guarantees(plan), releases, releases, delta)
+        times = tree_releases(plan)
+        return Price.of_each(site_guarantees(plan), times, times, delta)
     experiment = plan.experiment
     # The arrival times are unknown: assume every round.
     often = experiment.rounds if experiment.arrival is not None else experiment.most_participations()
-    return Price.of_each(site_guarantees(plan), often, experiment.rounds, delta)
+    rounds = Price.of_each(site_guarantees(plan), often, experiment.rounds, delta)
+    return with_releases(rounds, release_charges(plan, measures), delta)
 
 
-def releases_of(plan: Plan) -> int:
+def release_charges(plan: Plan, measures: Sequence[str] = ()) -> list[Charge]:
+    """The charges of a plan besides rounds, if a site reports these measures."""
+    return [Charge(one.kind, one.guarantees(plan)) for one in releases.releases_of(plan, measures)]
+
+
+def with_releases(rounds: Sequence[Price], charges: Sequence[Charge], delta: float) -> list[Price]:
+    """The prices of a run whose totals include other releases on the same people."""
+    if not charges:
+        return list(rounds)
+    found = []
+    for price in rounds:
+        more = [one for charge in charges for one in charge.promises if one.against == price.guarantee.against]
+        spent = [(price.guarantee, price.times), *((one, 1) for one in more)]
+        found.append(replace(price, total=cost_together(spent, delta)))
+    return found
+
+
+def tree_releases(plan: Plan) -> int:
     """Number of charges of a run that trains trees with noise, without repeated requests."""
     assert plan.forests is not None
     merge = plan.forests.merge
@@ -686,7 +722,9 @@ most_rounds     = 1000                      # maximum per run
 # largest_clip  = 1.0                       # maximum norm of an update (mechanism.clip); default: no limit
 # largest_rate  = 0.1                       # maximum learning rate; default: no limit
 min_sites       = 3                         # minimum number of sites of a run, including this one
-measures        = []                        # measures that may be reported as sums without noise, such as "ndcg@10"
+measures        = []                        # measures that may be reported, such as "ndcg@10"; noised if unit is person
+plain_measures  = false                     # may they be reported without noise, which no ε covers?
+plans_per_year  = 4                         # maximum number of models in a year on which the gate decides
 accept          = "listed"                  # or "within-policy": participate in every plan that fits this policy
 """
 

@@ -27,12 +27,13 @@ from fedrank.deploy.objections import objections
 from fedrank.deploy.outbox import OutboxError
 from fedrank.deploy.plan import Plan, PlannedSite, make_plan
 from fedrank.deploy.protocol import PHASES, Answers, bundle, reply, request
-from fedrank.deploy.settings import SiteSettings, releases_of, searches_of
+from fedrank.deploy.releases import GATE, PROPENSITY, WORDS, release_of, releases_of
+from fedrank.deploy.settings import SiteSettings, searches_of, tree_releases
 from fedrank.experiments.report.command_output import about_prices
 from fedrank.experiments.report.formatting import amount
 from fedrank.experiments.report.sections import Cell, Section
 from fedrank.experiments.runner.merge import ForestDisclosure
-from fedrank.experiments.runner.privacy import Price
+from fedrank.experiments.runner.privacy import Price, own_propensities
 from fedrank.experiments.runner.silo import NOT_COVERED as SILOS_NOT_COVERED
 from fedrank.experiments.spec.federated import ELSEWHERE, FederatedExperiment
 from fedrank.experiments.spec.grid import read_tables
@@ -177,7 +178,7 @@ def look_at(
     found: list[Price] = []
     spent, after, affordable = dict[str, float](), dict[str, float](), 0
     with suppress(LedgerError, OSError, ValueError):  # these are objections
-        found = charged_prices(plan, policy.delta)
+        found = charged_prices(plan, policy.delta, policy.released_measures)
         spent, after, affordable = Budget.of(folder, policy, plan, found).spending()
     pinned = partners(folder)
     view = PlanView(
@@ -244,7 +245,7 @@ def _of_forests(plan: Plan, experiment: TreesExperiment) -> _Disclosed:
         part = "a part of the distributed noise, and masks" if merge.secure else "the complete noise"
         about = f"of gradients and hessians, with {part}; the number of rows is not sent"
         to = f"{COORDINATOR}, which learns only the sum" if merge.secure else COORDINATOR
-        sent = [Outgoing("noised sums", to, 16 * sums, releases_of(plan), True, about)]
+        sent = [Outgoing("noised sums", to, 16 * sums, tree_releases(plan), True, about)]
     else:
         sent = list(_histograms(plan, experiment, merge))
     uncovered = (*uncovered, "that this site participates, and its response times")
@@ -318,14 +319,29 @@ def leaving_of(plan: Plan, settings: SiteSettings, share: SiteSplit | None = Non
         yield Outgoing("control of SCAFFOLD", f"{COORDINATOR}; their mean to all sites", 0, times, covered, about)
     if has_trait(experiment.local, "shared part"):
         yield Outgoing("own part of the model", "not sent", 0, 0, True, "FedPer")
-    names = [name for name in experiment.measures if name in settings.policy.measures]
-    if names and not plan.simulated and (share is None or share.test is not None):
+    if names := _plain_measures(plan, settings, share):
         about = f"sums of {', '.join(names)} over own queries, for the model and for the current ranking; no noise"
         yield Outgoing("sums of measures", COORDINATOR, 64 * len(names), 1, False, about)
+    measures = settings.policy.released_measures if share is None or share.test is not None else ()
+    for release in releases_of(plan, measures):
+        cost = max(one.epsilon(1, settings.policy.delta) for one in release.guarantees(plan))
+        about = (
+            f"{WORDS[release.kind]}: {release.numbers} sums over people, each person clipped to {release.clip:.3g}, "
+            f"with noise of {release.deviation:.3g} from this site; alone ε = {up(cost)}"
+        )
+        to = f"{COORDINATOR}, and to all sites" if release.kind == PROPENSITY else COORDINATOR
+        yield Outgoing(f"noised sums: {release.kind}", to, 24 * release.numbers, 1, True, about)
     yield FACTS
     yield REFUSALS
     if plan.simulated:
         yield Outgoing("online quality", COORDINATOR, 16 * clients, times, False, "of simulated people, in trials only")
+
+
+def _plain_measures(plan: Plan, settings: SiteSettings, share: SiteSplit | None) -> list[str]:
+    """Measures that a site reports without noise."""
+    if plan.simulated or not settings.policy.plain_measures or (share is not None and share.test is None):
+        return []
+    return [name for name in plan.experiment.measures if name in settings.policy.measures]
 
 
 def sum_view(plan: Plan) -> SumView | None:
@@ -346,9 +362,12 @@ def not_covered(plan: Plan, settings: SiteSettings, share: SiteSplit | None = No
     yield "that this site participates, in which rounds, and its response times"
     if settings.data.impressions is not None:
         yield f"whether you searched {searches_of(plan, settings.id)} times since the last round (not the exact number)"
-    names = [name for name in experiment.measures if name in settings.policy.measures]
-    if names and not plan.simulated and (share is None or share.test is not None):
-        yield f"sums of {', '.join(names)}, which are sent without noise because policy.measures lists them"
+    if names := _plain_measures(plan, settings, share):
+        yield f"sums of {', '.join(names)}, which are sent without noise because policy.plain_measures = true"
+    if (line := own_propensities(experiment)) is not None:
+        yield line
+    if release_of(plan, GATE) is not None:
+        yield "which model this site then uses in its engine, which also depends on its own model alone"
     mechanism: Any = experiment.mechanism
     if mechanism is None:
         yield "anything: updates are sent without noise and reveal clicks"

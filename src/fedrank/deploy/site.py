@@ -148,7 +148,7 @@ class Site(SiteHome):
             self._runs[plan.run] = kind.open(self, plan)
         run = self._runs[plan.run]
         run.note_rounds_over(label.round)
-        facts |= {"last": run.outbox.last, "measures": run.measures, **run.facts}
+        facts |= {"last": run.outbox.last, "measures": run.measures, "noised": run.noised, **run.facts}
         if not plan.simulated:
             facts["data"] = about_data(self.settings.data)
         return protocol.reply("facts", label, self.settings.id, facts=protocol.facts(facts))
@@ -182,7 +182,8 @@ class Site(SiteHome):
         if (self.folder / OUTBOX / plan.digest[:32]).is_dir():
             return
         policy = self.settings.policy
-        if found := Budget.of(self.folder, policy, plan, charged_prices(plan, policy.delta)).objections():
+        prices = charged_prices(plan, policy.delta, policy.released_measures)
+        if found := Budget.of(self.folder, policy, plan, prices).objections():
             raise Refused("; ".join(found))
 
     def _check_consent(self, plan: Plan) -> None:

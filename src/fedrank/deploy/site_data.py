@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class ClientSiteData:
     ledger_rows: NDArray[np.int64]  # [clients, or people of clients]
     test: RankingData | None = None  # own queries for evaluation
     groups: NDArray[np.int64] | None = None  # [people]: the only round of each, if people are dealt into rounds
+    whose: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # [queries]: person
+    test_whose: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))  # [queries of test]: person
 
     def client(self, id: int) -> SimulatedClients:
         """A single client."""

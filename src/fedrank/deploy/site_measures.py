@@ -12,11 +12,12 @@ from fedrank import wire
 from fedrank.deploy import protocol
 from fedrank.deploy.handshake import Handshake
 from fedrank.deploy.plan import Plan
+from fedrank.deploy.releases import SiteQuality
 from fedrank.types import Weights
 from fedrank.wire import Label
 
 MAX_QUERIES = 1 << 40  # upper bound of a plausible number of queries
-Sums = Mapping[str, tuple[float, float, int]]  # by measure: of the model, of the current ranking, number of queries
+Sums = Mapping[str, tuple[float, float, float]]  # by measure: of the model, of the current ranking, number of queries
 
 
 def ask_measures(handshake: Handshake, weights: Weights, round: int) -> dict[str, Sums]:
@@ -33,6 +34,14 @@ def ask_measures(handshake: Handshake, weights: Weights, round: int) -> dict[str
     return tables
 
 
+def as_sums(found: Mapping[str, Mapping[str, SiteQuality]]) -> dict[str, Sums]:
+    """Quality from noised sums in the format of plain ones; the number of queries is the noised number of people."""
+    return {
+        site: {name: (one.model * one.people, one.given * one.people, one.people) for name, one in table.items()}
+        for site, table in found.items()
+    }
+
+
 def as_columns(found: Mapping[str, Sums], plan: Plan) -> dict[str, list[Any]] | None:
     """Means per site, next to those of the current ranking, in the format of a run folder's clients."""
     if not found:
@@ -40,7 +49,7 @@ def as_columns(found: Mapping[str, Sums], plan: Plan) -> dict[str, list[Any]] | 
     columns: dict[str, list[Any]] = {"client": [], "queries": []}
     for name, table in found.items():
         columns["client"].append(plan.party(name).clients[0])
-        columns["queries"].append(max((row[2] for row in table.values()), default=0))
+        columns["queries"].append(round(max((row[2] for row in table.values()), default=0)))
         for measure in plan.experiment.measures:
             model, given, count = table.get(measure, (math.nan, math.nan, 0))
             columns.setdefault(measure, []).append(model / count if count else math.nan)

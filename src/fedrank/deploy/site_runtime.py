@@ -122,7 +122,12 @@ class SiteRun:
 
     @property
     def measures(self) -> list[str]:
-        """Measures that this site reports."""
+        """Measures that this site reports without noise."""
+        return []
+
+    @property
+    def noised(self) -> list[str]:
+        """Measures that this site releases with noise."""
         return []
 
     def answer(self, label: Label, content: bytes) -> bytes:
@@ -138,8 +143,9 @@ class SiteRun:
     def note_rounds_over(self, over: int) -> None:
         """Called with the number of completed rounds, which a site restored from a backup needs."""
 
-    def complete(self, model: Path) -> None:
-        """Add the site's own part to a model file that the coordinator sent."""
+    def complete(self, folder: Path) -> dict[str, str]:
+        """Add the site's own part to a received model in a folder; return files that it adds or renames."""
+        return {}
 
     def close(self) -> None:
         if self.charging is not None:
@@ -229,6 +235,14 @@ class Contribution(Handler[R]):
         """Write a message before it is sent."""
         self.run.outbox.put(sent)
 
+    def charge(self, request: CheckedRequest, first: Callable[[], None]) -> None:
+        """Write a message before it is sent (`first`), and charge it."""
+        self.run.charge(request.number, request.rows, first)
+
+    def charge_once(self, request: CheckedRequest) -> None:
+        """Charge a stored message that is not charged yet."""
+        self.run.charge_once(request.number, request.rows)
+
     def answer(self, label: Label, content: bytes) -> bytes:
         return self.contribute(self.read(label, content))
 
@@ -242,7 +256,7 @@ class Contribution(Handler[R]):
         number = request.number if self.record == "sent" else 0
         self._check_recorded(request, number, before)
         if before is not None and before.call == request.digest and before.answer:
-            run.charge_once(request.number, request.rows)
+            self.charge_once(request)
             # A restored site may have charged this round as one that was over; the journal counts that charge once.
             over = run.site.journal is not None and run.site.journal.find(run.plan.run, "over", number) is not None
             run.note(self.record, number, before, request.rows is not None and not over)
@@ -255,7 +269,7 @@ class Contribution(Handler[R]):
         sent = Sent(
             request.number, request.attempt, request.digest, answer, made.values, made.memory, run.data, made.used
         )
-        run.charge(request.number, request.rows, first=lambda: self.store(sent))
+        self.charge(request, lambda: self.store(sent))
         run.note(self.record, number, sent, request.rows is not None)
         return made.answer
 
@@ -319,10 +333,11 @@ def save_result(run: SiteRun, files: Mapping[str, bytes], check: Callable[[Path]
             raise
         except (ValueError, KeyError, TypeError, OSError) as problem:
             raise Refused(f"the result cannot be read: {problem}") from None
+        saved = {name: name for name in files}
         if "model.json" in files:
-            run.complete(Path(apart) / "model.json")
-        for name in files:
-            os.replace(Path(apart) / name, folder / name)
+            saved |= run.complete(Path(apart))
+        for name, under in saved.items():
+            os.replace(Path(apart) / name, folder / under)
     sync(folder)
 
 

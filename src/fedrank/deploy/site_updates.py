@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,13 +17,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank import wire
+from fedrank.data.logs import SearchLog, load_log
+from fedrank.data.ranking import RankingData
 from fedrank.deploy import protocol
 from fedrank.deploy.backup import RestoreMark, record_completed_round
 from fedrank.deploy.identity import IdentityKey, member_key
 from fedrank.deploy.outbox import Sent
 from fedrank.deploy.plan import Plan, PlannedSite, data_problems, key_problems
 from fedrank.deploy.protocol import ASKED, OBSERVED, Answers
+from fedrank.deploy.releases import GATE, QUALITY, release_of
 from fedrank.deploy.site_data import ClientSiteData, RecordedSiteData, facts_of, open_site_data
+from fedrank.deploy.site_releases import (
+    GATE_FILE,
+    PROPENSITIES,
+    WAITING,
+    GateSums,
+    PropensitySums,
+    QualitySums,
+    ReceivedPropensities,
+    estimate_of,
+    for_gate,
+    read_sums,
+    with_propensities,
+    write_decision,
+)
 from fedrank.deploy.site_runtime import (
     CheckedRequest,
     Computed,
@@ -33,6 +51,8 @@ from fedrank.deploy.site_runtime import (
     SiteRun,
     digest_of,
 )
+from fedrank.experiments.runner.folder import Card
+from fedrank.experiments.runner.position_bias import positions_of_log
 from fedrank.federated.client import ClientAnswer, ClientTask, first_memory
 from fedrank.federated.messages import Call, ExpectedCall
 from fedrank.files import parse_json, private_folder, write_atomic
@@ -41,7 +61,9 @@ from fedrank.privacy.secure_messages import Identity
 from fedrank.ranking.baseline_ranking import baseline_order
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.model import load_weights, save_model
-from fedrank.types import Memory, has_trait
+from fedrank.ranking.propensity import SWAPS, NotIdentifiable, Propensities
+from fedrank.ranking.swaps import SiteEstimate
+from fedrank.types import Memory, SimulatedClients, has_trait
 from fedrank.wire import Label, Part, Refused
 
 MEASURED, DEALS = "measured.json", "deals"
@@ -103,6 +125,8 @@ class Update(Contribution["UpdateRun"]):
         run, plan, own = self.run, self.run.plan, self.run.party.clients
         if run.clients is None:
             raise Refused("the data of this site do not match the plan; see the answer to hello for the differences")
+        if plan.experiment.data.propensities == SWAPS and run.estimate is None:
+            raise Refused(WAITING)
         if not 1 <= label.round <= plan.last_number:
             raise Refused(f"the round must be between 1 and {plan.last_number} (got {label.round})")
         if len(run.outbox) >= plan.experiment.rounds and run.outbox.get(label.round) is None:
@@ -373,7 +397,7 @@ class MeasureSums(Contribution["UpdateRun"]):
 
     def read(self, label: Label, content: bytes) -> CheckedRequest:
         if not self.run.measures:
-            raise Refused("this site does not report measures")
+            raise Refused("this site does not report measures without noise")
         parts = {"weights": Part("<f4", self.run.plan.sent)}
         _, found = wire.unpack(content, Label("measure", label.run, label.round), parts)
         return CheckedRequest(label, digest_of(content), label.round, "the model of this run", content=found["weights"])
@@ -417,8 +441,13 @@ class UpdateRun(SiteRun):
         kw_only=True
     )  # of all clients in secure aggregation; in a trial they are sent later
 
+    estimate: SiteEstimate | None = None  # propensities from the swaps of all sites
+
     does: ClassVar[str] = "sends model updates"
-    handlers: ClassVar[tuple[type[Handler[Any]], ...]] = (OpenUpdate, SecureUpdate, MeasureSums, ReceivedModel)
+    handlers: ClassVar[tuple[type[Handler[Any]], ...]] = (
+        OpenUpdate, SecureUpdate, MeasureSums, ReceivedModel, PropensitySums, ReceivedPropensities, QualitySums,
+        GateSums,
+    )  # fmt: skip
 
     @classmethod
     def open(cls, site: SiteHome, plan: Plan) -> UpdateRun:
@@ -437,7 +466,58 @@ class UpdateRun(SiteRun):
         run = cls(site, plan, outbox, facts, data, charging, task=task, clients=clients, public_keys=keys)
         if plan.secure_sum is not None:
             facts["identities"] = {str(id): run.key(id).public for id in run.party.clients}
+        run.use_propensities()
         return run
+
+    @property
+    def people(self) -> SimulatedClients:
+        """The clients of this site with its queries."""
+        assert isinstance(self.clients, ClientSiteData)
+        return self.clients.clients
+
+    @cached_property
+    def log(self) -> SearchLog:
+        """The search log of this site."""
+        folder = self.site.settings.data.log
+        if folder is None:
+            raise Refused("this site has no search log, which this request needs; set data.log in site.toml")
+        return load_log(folder)
+
+    @property
+    def held_out(self) -> tuple[RankingData, NDArray[np.int64]]:
+        """The held-out queries, and the person of each."""
+        clients = self.clients
+        if not isinstance(clients, ClientSiteData) or clients.test is None or not len(clients.test_whose):
+            raise Refused("this site has no held-out lists of people; set data.person and data.test_share in site.toml")
+        return clients.test, clients.test_whose
+
+    def use_propensities(self) -> None:
+        """Correct clicks by the released swaps of all sites, if this site has received them."""
+        path = self.site.models(self.plan) / PROPENSITIES
+        if self.plan.simulated or self.estimate is not None or not path.exists():
+            return
+        assert isinstance(self.clients, ClientSiteData)
+        self.estimate = estimate_of(self.plan, read_sums(path.read_bytes(), self.plan), self.site.settings.name)
+        clients = with_propensities(self.clients.clients, self.estimate.propensities)
+        self.clients = replace(self.clients, clients=clients)
+        for note in self.estimate.propensities.notes:
+            self.site.log(note)
+
+    @cached_property
+    def biases(self) -> tuple[Propensities, Propensities | None]:
+        """Propensities under position bias and under trust bias; None: trust bias is not estimated."""
+        if self.plan.experiment.data.propensities == SWAPS:
+            if self.estimate is None:
+                raise Refused(WAITING)
+            return for_gate(self.estimate.propensities), None
+        rows = self.people.data.query_ids.astype(np.int64)
+        try:
+            return positions_of_log(self.log, "position", rows), positions_of_log(self.log, "trust", rows)
+        except NotIdentifiable as problem:
+            raise Refused(f"the gate cannot estimate clicks at this site: {problem.because}") from None
+
+    def received_weights(self, folder: Path) -> NDArray[np.float64]:
+        return load_weights(folder / "model.json").weights
 
     @property
     def party(self) -> PlannedSite:
@@ -467,14 +547,27 @@ class UpdateRun(SiteRun):
     def measures(self) -> list[str]:
         if self.clients is None or self.clients.test is None:
             return []
-        return [name for name in self.plan.experiment.measures if name in self.site.settings.policy.measures]
+        policy = self.site.settings.policy
+        plain = policy.measures if policy.plain_measures else ()
+        return [name for name in self.plan.experiment.measures if name in plain]
 
-    def complete(self, model: Path) -> None:
-        """Add the part of the model that this site does not share."""
+    @property
+    def noised(self) -> list[str]:
+        measures = self.site.settings.policy.released_measures
+        if self.clients is None or self.clients.test is None or release_of(self.plan, QUALITY, measures) is None:
+            return []
+        return [name for name in self.plan.experiment.measures if name in measures]
+
+    def complete(self, folder: Path) -> dict[str, str]:
+        """Add the part of the model that this site does not share, and the decision of the gate."""
+        model = folder / "model.json"
         if has_trait(self.task.local, "shared part") and not self.plan.simulated:
             found = load_weights(model)
             save_model(replace(found, weights=self.own_model(found.weights[: self.plan.sent])), model)
             os.chmod(model, 0o600)
+        if release_of(self.plan, GATE) is None:
+            return {}
+        return {"model.json": write_decision(self, folder, Card.read(folder)), GATE_FILE: GATE_FILE}
 
     def own_model(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """The model that this site ranks with: the shared part and its own."""

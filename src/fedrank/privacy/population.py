@@ -437,18 +437,18 @@ class Population:
 
     def ledger_sizes(self, but: Path) -> tuple[tuple[str, int | None], ...]:
         """Size of the log of every ledger except one; it changes with every charge."""
-        logs = [(one, one / PARTICIPANTS) for one in ledger_folders(self.folder) if one != but]
-        return tuple((str(one), log.stat().st_size if log.exists() else None) for one, log in logs)
+        logs = [one / name for one in ledger_folders(self.folder) if one != but for name in (PARTICIPANTS, CHARGED)]
+        return tuple((str(log), log.stat().st_size if log.exists() else None) for log in logs)
 
     def spent(self) -> dict[str, float]:
         """ε that all runs have spent by now, against each observer."""
         return spent_together(self.accounts(), self.delta)
 
-    def accounts(self, but: Path | None = None) -> list[Account]:
-        """The accounts of all runs except one."""
+    def accounts(self, *but: Path) -> list[Account]:
+        """The accounts of all ledgers except some."""
         for path in self.folder.rglob(f"{LEDGER}*{HASH}"):
             check_hash(path.with_name(path.name.removesuffix(HASH)))
-        found = (Account.read(ledger) for ledger in ledger_folders(self.folder) if ledger != but)
+        found = (Account.read(ledger) for ledger in ledger_folders(self.folder) if ledger not in but)
         return [account for account in found if account is not None]
 
     def refusal(self, spent: Mapping[str, float]) -> str | None:

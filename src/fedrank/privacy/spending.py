@@ -114,7 +114,7 @@ class SharedSpending(Spending):
         """Raise ValueError if these people cannot pay for all of these rounds, before any client is contacted."""
         if rounds:
             with self._population.deciding():
-                refusal = self._refusal(self._population.accounts(but=self._own), rounds, min(rounds))
+                refusal = self._refusal(self._population.accounts(self._own), rounds, min(rounds))
             if refusal is not None:
                 raise ValueError(
                     f"{refusal}; no client was contacted, and nothing is charged; request "
@@ -126,7 +126,7 @@ class SharedSpending(Spending):
         for each, cohort in block.items():
             self._check_first_turn(each, cohort)
         with self._population.deciding():
-            others = self._population.accounts(but=self._own)
+            others = self._population.accounts(self._own)
             while (refusal := self._refusal(others, block, round)) is not None and len(block) > 1:
                 block = dict(list(block.items())[: len(block) // 2])
             if refusal is not None and round == 1:

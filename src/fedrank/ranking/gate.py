@@ -1,23 +1,44 @@
 """The adoption gate: it rejects a new model that is worse and admits one that is better.
 
-Lists of both models are interleaved (team draft), and clicks decide. The test may be checked after every search, stops
-early if the new model does harm, and needs only two counts.
+In a trial, lists of both models are interleaved (team draft), and clicks decide. The test may be checked after every
+search, stops early if the new model does harm, and needs only two counts.
 
 Counts of several users could be pooled and protected by noise, but fedrank does not do so: `benchmarks/live_gate.py`
 finds that it takes hundreds of users, and the party that adds up could report any result.
+
+Before a trial, sites decide from held-out searches whether a federated model may be exported. Each person contributes
+one bounded vector, and only noised sums of these vectors leave a site:
+
+    values = person_values(shown, who, scores, against, propensities_position, propensities_trust)   [people, biases]
+    rows = person_rows(nothing, alone)                        [people, columns], L2 norm at most SENSITIVITY per person
+    sums = PersonSums.read(rows.sum(axis=0) + noise, sigma)   after noise with standard deviation sigma was added
+    decide(sums.sums[0], sums.squares, sums.count, sums.sigma, margin, alpha) -> GateDecision
+    decide_all([sums of each site], GateRules()) -> FederatedDecision
+
+The estimate may veto a model, and a pass allows its export; a trial decides on adoption.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
+from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrank.ranking.estimate import MAX_RATIO, Interval, new_places
+from fedrank.ranking.propensity import Propensities, Reals, ShownResults
+
 Ruling = Literal["adopt", "refuse", "undecided"]
+Outcome = Literal["pass", "veto", "inconclusive"]
+
+MIN_PEOPLE = 20  # per decision; below it, nothing is concluded
+_SCALE = 0.5  # of the count and the square in a person's vector; smaller needs less noise for the values
+SENSITIVITY = math.sqrt(1 + 2 * _SCALE**2)  # maximum L2 norm of a person's vector
 
 
 class Team(IntEnum):
@@ -109,3 +130,199 @@ class Gate:
         if gained >= -math.log(self.level):
             return "adopt"
         return "refuse" if wins + losses >= self.most else "undecided"
+
+
+# Before a trial
+
+
+def person_values(
+    shown: ShownResults,
+    who: NDArray[np.integer],
+    scores: NDArray[np.floating],
+    against: NDArray[np.floating],
+    propensities_position: Propensities,
+    propensities_trust: Propensities | None = None,
+) -> Reals:
+    """[people, biases]: estimated clicks per list by `scores` minus those by `against`, in [-1, 1] per person.
+
+    Both are [results], and higher scores rank first; for an order, give minus the positions. `who` [searches] is the
+    person of each search, by the numbers in `shown.search`. Rows are the people in ascending order of their numbers.
+    Values depend on no other person if propensities do not.
+    """
+    if not len(scores) == len(against) == len(shown):
+        raise ValueError(
+            f"scores ({len(scores)}) and the scores they are compared with ({len(against)}) must have one value per "
+            f"result ({len(shown)})"
+        )
+    new, old = new_places(shown, scores), new_places(shown, against)
+    search, of_result = np.unique(shown.search, return_inverse=True)
+    people, of_search = np.unique(np.asarray(who)[search], return_inverse=True)
+    lists = np.bincount(of_search, minlength=len(people))
+    found = np.empty((len(people), 1 if propensities_trust is None else 2))
+    for column, by in enumerate((propensities_position, propensities_trust)[: found.shape[1]]):
+        assert by is not None
+        gained = _gained(shown, new, old, by)
+        found[:, column] = np.bincount(of_search[of_result.ravel()], weights=gained, minlength=len(people)) / lists
+    return np.clip(found, -1.0, 1.0)
+
+
+def _gained(shown: ShownResults, new: NDArray[np.int64], old: NDArray[np.int64], by: Propensities) -> Reals:
+    """[results]: estimated clicks in the new position minus those in the old one; unknown positions have no clicks."""
+    (here, unread), (there, more), (before, less) = (by.at(position) for position in (shown.position, new, old))
+    known = np.isfinite(here)
+    seen = np.where(known, here, 1.0)
+    ratio = (np.nan_to_num(there) - np.nan_to_num(before)) / seen
+    clicks = np.where(known, shown.clicked - unread, 0.0)
+    gained: Reals = np.clip(ratio, -MAX_RATIO, MAX_RATIO) * clicks + np.nan_to_num(more) - np.nan_to_num(less)
+    return gained
+
+
+def person_rows(nothing: Reals, alone: Reals | None = None) -> Reals:
+    """[people, columns]: what each person contributes to the sums that a site releases, bounded by SENSITIVITY.
+
+    `nothing` and `alone` are the `person_values` against the engine's order and against the site's own model. Columns
+    are the count, the largest square, and the values, whose L2 norm is at most 1.
+    """
+    values = nothing if alone is None else np.hstack([nothing, alone])
+    values = values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1.0)
+    largest = (values**2).max(axis=1, keepdims=True)
+    return np.hstack([np.full((len(values), 1), _SCALE), _SCALE * largest, values])
+
+
+@dataclass(frozen=True, eq=False)
+class PersonSums:
+    """Noised sums over the people of a site."""
+
+    count: float
+    squares: float  # sum of the largest square of each person
+    sums: Reals  # [comparisons, biases]: against doing nothing, then against the own model if it was compared
+    sigma: float  # standard deviation of the noise on a sum; 0 without noise
+
+    @staticmethod
+    def read(vector: Reals, sigma: float, comparisons: int = 2) -> PersonSums:
+        """Read the noised sum of `person_rows`; from outside, so everything is checked."""
+        values = np.asarray(vector, np.float64)
+        if values.ndim != 1 or len(values) not in (2 + comparisons, 2 + 2 * comparisons):
+            raise ValueError(
+                f"a gate's sums must be {2 + comparisons} or {2 + 2 * comparisons} numbers for {comparisons} "
+                f"comparisons (got {values.size})"
+            )
+        if not np.isfinite(values).all() or not 0 <= sigma < math.inf:
+            raise ValueError("a gate's sums and the standard deviation of their noise must be finite")
+        return PersonSums(values[0] / _SCALE, values[1] / _SCALE, values[2:].reshape(comparisons, -1), float(sigma))
+
+    @staticmethod
+    def pooled(sites: Sequence[PersonSums]) -> PersonSums:
+        """The sums over all sites."""
+        if len({one.sums.shape for one in sites}) != 1:
+            raise ValueError("sites must release the same comparisons and biases to be pooled")
+        return PersonSums(
+            sum(one.count for one in sites),
+            sum(one.squares for one in sites),
+            np.sum([one.sums for one in sites], axis=0),
+            math.sqrt(sum(one.sigma**2 for one in sites)),
+        )
+
+
+@dataclass(frozen=True)
+class GateDecision:
+    """One comparison: its outcome, and the difference in clicks per list: the lower value, and both intervals."""
+
+    outcome: Outcome
+    interval: Interval
+    words: str
+
+
+def decide(
+    sums: Reals, squares: float, count: float, sigma: float, margin: float = 0.0, alpha: float = 0.05
+) -> GateDecision:
+    """Decide whether a model is better than minus `margin` clicks per list, from noised sums [biases] over people.
+
+    A model whose true difference is at most minus the margin passes with probability at most `alpha`. The noise is part
+    of the interval, which covers those of all biases. Without an estimate under trust bias (one sum), nothing passes.
+    """
+    if margin < 0 or not 0 < alpha < 0.5:
+        raise ValueError(f"margin must be at least 0 (got {margin}), alpha between 0 and 0.5 (got {alpha})")
+    if not count >= MIN_PEOPLE:
+        return GateDecision(
+            "inconclusive",
+            Interval(0.0, -1.0, 1.0),
+            f"the sums have the weight of {max(count, 0):.0f} people, but at least {MIN_PEOPLE} are needed",
+        )
+    z = NormalDist().inv_cdf(1 - alpha)
+    mean = np.clip(np.asarray(sums, np.float64) / count, -1.0, 1.0)
+    # The square is noised, too; a bound from above keeps the interval from being too narrow.
+    spread = np.clip((squares + z * sigma / _SCALE) / count, mean**2, 1.0) - mean**2
+    error = z * np.sqrt(spread / (count - 1) + (sigma / count) ** 2 * (1 + (mean / _SCALE) ** 2))
+    found = Interval(float(mean.min()), float((mean - error).min()), float((mean + error).max()))
+    told = f"{found.value:+.4f} clicks per list ({found.low:+.4f} to {found.high:+.4f})"
+    if found.low > -margin and len(mean) < 2:
+        outcome: Outcome = "inconclusive"
+        told += "; trust bias was not estimated, and with it the model may be worse"
+    elif found.low > -margin:
+        outcome = "pass"
+    else:
+        outcome = "veto" if found.high < 0 else "inconclusive"
+    return GateDecision(outcome, found, told)
+
+
+@dataclass(frozen=True)
+class GateRules:
+    """What a model must fulfil before its export, and how the error rate of a year is spent."""
+
+    margin: float = 0.05  # maximum loss of a site, in clicks per list
+    alpha: float = 0.05  # maximum probability in a year of passing a model that is not better
+    plans: int = 4  # maximum number of plans in a year; each spends an equal part of alpha
+
+    def __post_init__(self) -> None:
+        if not 0 < self.margin < 1 or not 0 < self.alpha < 0.5 or self.plans < 1:
+            raise ValueError(
+                f"margin must be between 0 and 1 (got {self.margin}), alpha between 0 and 0.5 (got {self.alpha}), "
+                f"plans at least 1 (got {self.plans})"
+            )
+
+    def spend(self, before: int) -> float:
+        """The error rate of the next plan, after `before` plans of the same year."""
+        if before >= self.plans:
+            raise ValueError(
+                f"{before} plans were decided in the last year, and the error rate covers {self.plans}; wait, or "
+                "decide by a trial"
+            )
+        return self.alpha / self.plans
+
+
+@dataclass(frozen=True)
+class FederatedDecision:
+    """The decision on a federated model: all sites and all people together."""
+
+    outcome: Outcome
+    sites: tuple[tuple[GateDecision, ...], ...]  # per site: against doing nothing, and against the own model
+    pooled: GateDecision  # against doing nothing
+    words: tuple[str, ...] = field(default=())
+
+
+def decide_all(
+    sites: Sequence[PersonSums], rules: GateRules | None = None, before: int = 0, names: Sequence[str] = ()
+) -> FederatedDecision:
+    """Decide on a model: no site may lose more than the margin, and all people together must gain.
+
+    Every part has the same error rate, and a model passes only if all parts do, so it is also that of the whole.
+    """
+    rules = rules or GateRules()
+    alpha = rules.spend(before)
+    compared = ("doing nothing", "the own model alone")
+    each = tuple(
+        tuple(decide(sums, one.squares, one.count, one.sigma, rules.margin, alpha) for sums in one.sums)
+        for one in sites
+    )
+    total = PersonSums.pooled(sites)
+    pooled = decide(total.sums[0], total.squares, total.count, total.sigma, 0.0, alpha)
+    parts = [
+        (f"{names[number] if names else f'site {number + 1}'} against {what}", one)
+        for number, decisions in enumerate(each)
+        for what, one in zip(compared, decisions, strict=False)
+    ]
+    parts.append((f"all people against {compared[0]}", pooled))
+    outcomes = [one.outcome for _, one in parts]
+    outcome: Outcome = "veto" if "veto" in outcomes else "inconclusive" if "inconclusive" in outcomes else "pass"
+    return FederatedDecision(outcome, each, pooled, tuple(f"{what}: {one.outcome}, {one.words}" for what, one in parts))

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from fedrank.experiments.report.analysis import Analysis, analyse
+from fedrank.cli import main
+from fedrank.experiments.report.analysis import Analysis, analyse, worse_than_nothing
 from fedrank.experiments.report.compose import brief, whole
 from fedrank.experiments.report.tables import final_table, headline, nothing_table
 from fedrank.experiments.report.terminal import show
@@ -18,6 +19,9 @@ from fedrank.experiments.report.write import write_report
 from fedrank.experiments.runner.runs import load_runs
 from fedrank.experiments.runner.schedule import run_experiment
 from fedrank.experiments.spec.grid import read_tables
+from fedrank.ranking.model import Model, save_model
+from fedrank.ranking.rankers import Linear
+from fedrank.ranking.stored_estimate import store_estimate
 from tests.experiments.report.made_up_runs import write_experiment, write_grid, write_run
 
 CLAIM = """
@@ -81,11 +85,23 @@ def test_one_repeat_is_enough_for_the_warning(tmp_path: Path) -> None:
 def test_replay_of_a_log_is_not_called_worse_than_doing_nothing(tmp_path: Path) -> None:
     """Logged clicks favour the logged order, whatever users would click."""
     write_experiment(tmp_path)
-    write_run(tmp_path, level=0.3, nothing=0.45, given="logged order")
+    folder = write_run(tmp_path, level=0.3, nothing=0.45, given="logged order")
     text = " ".join(said(tmp_path).split())
     assert "By replay, the logged order has a significantly higher ndcg@10 than only by 0.1" in text
     assert "run fedrank model estimate" in text
     assert "Worse than" not in text
+    [row] = nothing_table(findings(tmp_path), "ndcg@10").cells
+    assert (row[-1].text, row[-1].tone) == ("lower by replay", "quiet")
+    # The estimate comes first where one exists.
+    save_model(Model(Linear(), np.ones(3), 3), folder / "model.json")
+    store_estimate(folder, "log", "no document changed its position")
+    text = " ".join(said(tmp_path).split())
+    first = "Estimated clicks, only, fold 1, seed 1: the clicks cannot be estimated: no document changed its position."
+    assert 0 <= text.index(first) < text.index("All other values are replays") < text.index("do nothing")
+    assert "run fedrank model estimate" not in text
+    assert whole(findings(tmp_path)).parts[0].text == first  # type: ignore[union-attr]
+    (folder / "estimate.json").write_text("{}")
+    assert "is not a valid estimate" in said(tmp_path)
 
 
 def test_a_model_above_it_has_no_warning(tmp_path: Path) -> None:
@@ -189,3 +205,40 @@ def test_a_column_that_doing_nothing_does_not_have_is_drawn_without_a_level(tmp_
     page = write_report(load_runs(tmp_path / "rewards"), tmp_path / "page.html").read_text(encoding="utf-8")
     assert "do nothing" in page
     assert "reward" in page
+
+
+def exported(folder: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> bool:
+    """Whether `fedrank model export` writes the model of a run."""
+    words = ["fedrank", "model", "export", str(folder), "--to", "solr", "--out", str(folder / "solr.json"), *more]
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit):
+        main()
+    return (folder / "solr.json").exists()
+
+
+def test_a_model_that_its_run_calls_worse_is_exported_only_anyway(
+    two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = (next(run.path for run in load_runs(two) if name in run.variant) for name in ("mean", "krum"))
+    for folder in (good, bad):
+        save_model(Model(Linear(), np.ones(2), 2), folder / "model.json")
+    assert worse_than_nothing(bad).startswith("Worse than doing nothing: the ndcg@10")
+    assert worse_than_nothing(good) == worse_than_nothing(two) == ""
+    assert exported(good, monkeypatch)
+    assert not exported(bad, monkeypatch)
+    assert "is worse than doing nothing" in capsys.readouterr().err
+    assert exported(bad, monkeypatch, "--anyway")
+
+
+def test_a_model_that_its_estimate_calls_worse_is_exported_only_anyway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(Model(Linear(), np.ones(2), 2), tmp_path / "model.json")
+    path = store_estimate(tmp_path, "log", "too few searches")
+    assert exported(tmp_path, monkeypatch)
+    assert "is inconclusive: the clicks cannot be estimated: too few searches" in capsys.readouterr().err
+    (tmp_path / "solr.json").unlink()
+    path.write_text(path.read_text().replace('"inconclusive"', '"worse"'))
+    assert not exported(tmp_path, monkeypatch)
+    assert "--anyway" in capsys.readouterr().err
+    assert exported(tmp_path, monkeypatch, "--anyway")

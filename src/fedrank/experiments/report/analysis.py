@@ -24,15 +24,17 @@ from fedrank.experiments.report.published_values import PublishedComparison, com
 from fedrank.experiments.report.run_values import Repeat, RunValues, Threat, VariantRuns, read_run
 from fedrank.experiments.report.statistics import LEVEL, holm
 from fedrank.experiments.runner.folder import LAST
-from fedrank.experiments.runner.runs import DISCOUNT, Run, Runs
+from fedrank.experiments.runner.runs import DISCOUNT, Run, Runs, load_runs
 from fedrank.experiments.spec.grid import NOTHING, About, Grid, Published, read_tables
 from fedrank.experiments.spec.kinds import KINDS
 from fedrank.files import error_message, read_text
 from fedrank.names import did_you_mean
 from fedrank.ranking.baseline_ranking import LOGGED, START_ALONE
+from fedrank.ranking.stored_estimate import stored_estimate
 from fedrank.toml import parse_toml, readable
 from fedrank.types import has_trait
 
+WORSE = "Worse than doing nothing"
 MAX_NAMED = 4  # variants of one warning, experiments in a title
 FEWEST = 3  # repeats for a band: the interval of two is twelve times as wide as their standard error
 
@@ -374,15 +376,46 @@ def below_nothing(analysis: Analysis) -> list[str]:
             if each.order == LOGGED:
                 lines.append(
                     f"By replay, the logged order has a significantly higher {column} than {', '.join(texts)}{more}. "
-                    "Replay counts logged clicks, which favour the logged order: to learn whether users would click "
-                    "more or less, run fedrank model estimate."
+                    "This does not show that the model is worse."
                 )
             else:
                 lines.append(
-                    f"Worse than doing nothing: the {column} of {each.order} is significantly higher than that of "
+                    f"{WORSE}: the {column} of {each.order} is significantly higher than that of "
                     f"{', '.join(texts)}{more}."
                 )
     return lines
+
+
+def worse_than_nothing(folder: str | Path) -> str:
+    """What a report says of a run whose model is significantly worse than doing nothing by judgements; "" otherwise."""
+    if not (Path(folder) / "run.json").is_file():
+        return ""
+    try:
+        (analysis,) = analyse(load_runs(folder))
+    except ValueError:  # not finished, or another kind of run
+        return ""
+    return next((line for line in below_nothing(analysis) if line.startswith(WORSE)), "")
+
+
+def about_replay(analysis: Analysis) -> list[str]:
+    """For a search log: stored estimates of what users would click, and what replay of logged clicks means."""
+    if all(each.order != LOGGED for each in analysis.nothing):
+        return []
+    lines = []
+    for run in analysis.runs.finished:
+        try:
+            found = stored_estimate(run.path)
+            lines += [f"Estimated clicks, {run.label}: {found.verdict}."] if found is not None else []
+        except ValueError as problem:
+            lines.append(f"{problem}.")
+    more = [f"{len(lines) - MAX_NAMED} more runs have an estimate."] if len(lines) > MAX_NAMED else []
+    if not lines:
+        return [
+            "Values are replays of logged clicks, which favour the logged order: to learn whether users would click "
+            "more or less, run fedrank model estimate."
+        ]
+    replay = "All other values are replays of logged clicks, which favour the logged order."
+    return [*lines[:MAX_NAMED], *more, replay]
 
 
 def _baseline(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scipy.special import zeta
 
 from fedrank.data.describe_log import LogDescription, ShownDescription, date_of
+from fedrank.data.drift import THRESHOLD, Drift
 from fedrank.experiments.report.figures import COLOURS, INK, LOOK, QUIET, plain, save_picture
 from fedrank.experiments.runner.client_summary import ClientSummary, Group
 from fedrank.federated.heterogeneity import Differences
@@ -209,7 +210,7 @@ def _draw_shares(axis: Any, shown: ShownDescription) -> None:
 
 @mpl.rc_context(CHART)
 def draw_estimate(found: ClickEstimate, path: str | Path) -> None:
-    """Draw differences to the logged order with their intervals, and propensities by position."""
+    """Draw differences to the engine's order or to the lists shown, and propensities by position."""
     figure = Figure(figsize=(9.5, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.3, 1))
     rows, by = found.rows[::-1], found.propensities
@@ -218,9 +219,10 @@ def draw_estimate(found: ClickEstimate, path: str | Path) -> None:
         left.plot([one.low, one.high], [number, number], color=colour, lw=2)
         left.plot([one.value], [number], "o", color=colour, ms=5)
     left.axvline(0, color=COLOURS[1], lw=1)
-    left.set_yticks(range(len(rows)), [row.name + (" (biased)" if row.note else "") for row in rows])
+    left.set_yticks(range(len(rows)), [f"{row.name} ({f'{row.bias} bias' if row.bias else 'biased'})" for row in rows])
     left.set_ylim(-0.6, len(rows) - 0.4)
-    left.set_xlabel("additional clicks per list, compared with the logged order")
+    other = "the engine's order" if found.engine else "the lists shown"
+    left.set_xlabel(f"additional clicks per list, compared with {other}")
     left.set_title("Estimated clicks, 95 % intervals over queries")
     positions = np.flatnonzero(by.known)
     right.fill_between(positions + 1, by.low[positions], by.high[positions], color=COLOURS[0], alpha=0.2, lw=0)
@@ -228,6 +230,30 @@ def draw_estimate(found: ClickEstimate, path: str | Path) -> None:
     right.set_ylim(0, None)
     right.set_xlabel("position")
     right.set_title("Clicks compared with the first position")
+    save_picture(figure, path)
+
+
+@mpl.rc_context(CHART)
+def draw_drift(found: Drift, path: str | Path) -> None:
+    """Draw the stability index of the features that changed most, and click rates by position in both logs."""
+    figure = Figure(figsize=(9.5, 3.6), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(1.2, 1))
+    features = found.features[:12][::-1]
+    left.barh(range(len(features)), [psi for _, psi in features], color=COLOURS[0])
+    left.axvline(THRESHOLD, color=COLOURS[1], lw=1)
+    left.set_yticks(range(len(features)), [name for name, _ in features])
+    left.set_xlabel("population stability index")
+    left.set_title("Features that changed most")
+    for number, (label, values) in enumerate(
+        (("earlier", [one.old for one in found.rates]), ("now", [one.new for one in found.rates]))
+    ):
+        at = [one.position for one in found.rates]
+        right.plot(at, values, "o-", color=COLOURS[1 - number], ms=3.5, lw=1.2, label=label)
+    right.set_ylim(0, None)
+    right.set_xlabel("position")
+    right.set_title("Click rate by position")
+    if found.rates:
+        right.legend()
     save_picture(figure, path)
 
 

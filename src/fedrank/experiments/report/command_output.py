@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from fedrank.data.catalog import DataSet
     from fedrank.data.check import FileCheck
     from fedrank.data.describe_log import LogDescription, ShownDescription
+    from fedrank.data.drift import Drift
     from fedrank.experiments.runner.client_summary import ClientSummary, Group
     from fedrank.experiments.runner.privacy_plan import PrivacyPlan
     from fedrank.experiments.runner.scoring import Quality
@@ -815,26 +816,64 @@ def _shown_rows(shown: ShownDescription) -> list[tuple[str, str]]:
     return rows
 
 
+def about_drift(found: Drift) -> list[Section]:
+    """Whether a log has changed, and what changed most."""
+    from fedrank.data.describe_log import date_of
+    from fedrank.data.drift import CERTAIN, CHANGED, THRESHOLD
+
+    which = "all lists" if found.since is None else f"lists after {date_of(found.since)}"
+    changed = found.drifted
+    text = f"Drift: {', '.join(changed[:4])}" if changed else "No drift"
+    more = f", and {len(changed) - 4} more" if len(changed) > 4 else ""
+    section = Section("Comparison").paragraph(
+        f"{text}{more} ({found.lists:,} of {which} compared).", tone="warn" if changed else ""
+    )
+    section = section.table(
+        ("feature", "PSI"),
+        [(name, f"{psi:.3f}") for name, psi in found.features[:10]],
+        notes=(f"Population stability index over ten bins; above {THRESHOLD} is drift.",),
+    )
+    if found.rates:
+        rows = [(str(one.position), f"{one.old:.4f}", f"{one.new:.4f}", f"{one.errors:+.1f}") for one in found.rates]
+        note = f"Drift is a relative change above {CHANGED:.0%} and above {CERTAIN:g} standard errors."
+        section = section.table(("position", "click rate before", "now", "standard errors"), rows, notes=(note,))
+    return [section]
+
+
 def about_estimate(found: ClickEstimate) -> list[Section]:
-    """The estimates and their limits."""
+    """The verdict, the estimates under both biases, and their limits."""
     rows: list[Row] = []
     for row in found.rows:
         name = Cell(row.name, tone="warn" if row.note else "")
-        values = f"{row.logged:.4f}", f"{row.model.value:.4f}", _between(row.model)
-        rows.append([name, row.unit, *values, signed("", row.difference.value), _between(row.difference, "+")])
-    headings = ["estimate", "unit", "logged order", "model", "95 % interval", "difference", "95 % interval"]
+        values = f"{row.logged:.4f}", f"{row.compared:.4f}", f"{row.model.value:.4f}"
+        difference = signed("", row.difference.value), _between(row.difference, "+")
+        rows.append([name, row.bias or "none", row.unit, *values, *difference])
+    against = "engine's order" if found.engine else "compared with"
+    headings = ["estimate", "bias", "unit", "as shown", against, "model", "difference", "95 % interval"]
+    if found.engine:
+        order = (
+            f"the engine's order is known from the {found.engine} for {found.known:.0%} of the searches, which count"
+        )
+    else:
+        order = (
+            "the log does not reveal the engine's order, so the model is compared with the lists shown; a randomised "
+            "list is worse than the engine's, so a better model than the log may be worse than the engine"
+        )
+    trust = f"trust bias cannot be estimated from this log: {found.no_trust}" if found.no_trust else ""
     points = [
+        order,
+        *([trust] if trust else []),
         f"{found.searches:,} lists of {found.queries:,} queries, an effective sample size of {found.effective:,.0f} "
-        f"queries; {found.clicks:,} clicks in the first {found.positions} positions; intervals are over queries",
+        f"queries; {found.clicks:,} clicks in the first {found.positions} positions; intervals are over queries, and "
+        "that of the verdict covers both biases",
         f"propensities from {found.propensities.how}; {found.clipped:.1%} of clicks had their weight clipped, "
         f"{found.unseen:.1%} of the model's top results were never shown at a known position",
-        f"the model moves {found.moved:.0%} of all results within their list; it reorders what was shown and retrieves "
-        "no other documents",
+        f"the model moves {found.moved:.0%} of all results within their list",
         *(f"{row.name} is {row.note}" for row in found.rows if row.note),
         *found.notes,
     ]
     verdict = paragraph(f"{found.verdict[0].upper()}{found.verdict[1:]}.")
-    return [Section("", (verdict, Table(headings, rows), Points(tuple(points))))]
+    return [Section("", (verdict, Table(headings, rows, 3), Points(tuple(points))))]
 
 
 def about_positions(by: Propensities, shown: ShownResults) -> list[Section]:

@@ -7,8 +7,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedrank.data.catalog import Fold, load, load_files
-from fedrank.data.feature_sets import default_normalisation, fixed_ranges, log_features
+from fedrank.data.feature_sets import default_normalisation, feature_facts, fixed_ranges, log_features
 from fedrank.data.live_ranking import collection_fold
 from fedrank.data.log_fold import TEST_SHARE, log_fold
 from fedrank.data.logs import load_log
@@ -23,6 +25,12 @@ from fedrank.types import SimulatedClients
 
 def load_fold(data: DataSpec, fold: int) -> Fold:
     """The fold of a spec's [data]; cached, because runs with different seeds share it."""
+    if data.at_sites:
+        raise ValueError(
+            f"data: only sites have data ({data.features!r} names their features, and no log is set); run it between "
+            "sites with `fedrank deploy run`, on this machine with --local 3 --log A --log B --log C, or set data.log "
+            "to simulate with one log"
+        )
     if data.log is not None:
         share = TEST_SHARE if data.test_share is None else data.test_share
         source = None if data.propensities == OWN else data.propensities  # for those of each client, see `clients_of`
@@ -34,6 +42,17 @@ def load_fold(data: DataSpec, fold: int) -> Fold:
     # A file that changes during the process, as in a notebook, is read again.
     now = tuple((status.st_mtime_ns, status.st_size) for status in map(Path.stat, data.files().values()))
     return _load_files(now, data.train, data.test, data.validation, data.normalise or "none", data.features)
+
+
+def fold_without_data(data: DataSpec) -> Fold:
+    """The fold of a coordinator without data: no queries, and features as the spec names them."""
+    assert isinstance(data.features, str)
+    names, normalised, ranges = feature_facts(data.features)
+    normalised = data.normalise or normalised
+    ranges = ranges if normalised == "global" else None
+    none = np.zeros((0, len(names)), np.float32), np.empty(0, np.int8), np.zeros(1, np.int64), np.empty(0, np.str_)
+    made = RankingData(*none, top_grade=1, feature_names=names, normalised=normalised, ranges=ranges)
+    return Fold(made, None, made, f"{data.features} at sites", 1)
 
 
 @lru_cache(maxsize=2)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrank.attacks.poison import Promote, promotion
-from fedrank.experiments.runner.data import clients_of, described, evaluation_queries, load_fold
+from fedrank.experiments.runner.data import clients_of, described, evaluation_queries, fold_without_data, load_fold
 from fedrank.experiments.runner.privacy import RunSpending, setting_of, until_spent
 from fedrank.experiments.runner.writer import NOISE, RunWriter
 from fedrank.experiments.spec.experiment import Experiment
@@ -52,9 +52,17 @@ class FederatedRun:
     """The run folder of a federation of clients: simulated clients, or deployed sites."""
 
     def __init__(self, experiment: FederatedExperiment, writer: RunWriter) -> None:
-        self.experiment, self.writer = experiment, writer
-        self.fold = load_fold(experiment.data, writer.task.fold)
+        self.experiment, self.writer, data = experiment, writer, experiment.data
+        self.fold = fold_without_data(data) if data.at_sites else load_fold(data, writer.task.fold)
         self.history: HistoryWriter | None = None
+        self._evaluator: Evaluator | None = None
+        self.baseline: BaselineRanking | None = None
+        self.queries: tuple[Sequence[str], NDArray[np.float64]] | None = None
+
+    @property
+    def evaluator(self) -> Evaluator:
+        assert self._evaluator is not None, "a coordinator without data evaluates nothing"
+        return self._evaluator
 
     def describe(self, last: int, notes: Sequence[str] = ()) -> None:
         """Record the facts of the run, and prepare its evaluation."""
@@ -65,14 +73,17 @@ class FederatedRun:
             data=described(fold.name, fold.train.queries, fold.test.queries, fold.train),
             asked=last,
         )
-        self.evaluator = Evaluator(evaluation_queries(fold, experiment.data), experiment.measures)
+        if experiment.data.at_sites:
+            return
+        self._evaluator = Evaluator(evaluation_queries(fold, experiment.data), experiment.measures)
         self.baseline = start_alone(experiment, self.evaluator) or baseline_order(self.evaluator, experiment.data.given)
 
     def begin(self, evaluate: Any = None) -> tuple[State | None, Memory, Any]:
         """State, memory and checkpoint of a resumed run; each is None for a new run."""
-        learner, evaluate = self.experiment.learner, evaluate or self.evaluator
+        learner, evaluate = self.experiment.learner, evaluate or self._evaluator
         checkpoint = self.writer.begin(
-            lambda models: evaluate(models, learner.ranker), reward=has_trait(learner, "rewards")
+            None if evaluate is None else lambda models: evaluate(models, learner.ranker),
+            reward=has_trait(learner, "rewards"),
         )
         return (
             (None, None, None) if checkpoint is None else (state_of(checkpoint), checkpoint.get("memory"), checkpoint)
@@ -84,9 +95,9 @@ class FederatedRun:
         if every:
             self.history = HistoryWriter(self.writer.folder / "history", clients, size, every, self.writer.round)
 
-    def add(self, outcome: Outcome, ends: bool) -> None:
-        """Add the row of one round."""
-        evaluate = outcome.round % self.experiment.evaluate_every == 0 or ends
+    def add(self, outcome: Outcome, ends: bool, values: Sequence[float] | None = None) -> None:
+        """Add the row of one round; `values` are known measures of its model."""
+        evaluate = self._evaluator is not None and (outcome.round % self.experiment.evaluate_every == 0 or ends)
         self.writer.add(
             outcome.round,
             interactions=outcome.interactions,
@@ -95,6 +106,7 @@ class FederatedRun:
             online=outcome.online,
             reward=outcome.reward,
             model=outcome.weights if evaluate else None,
+            values=values,
         )
 
     def checkpoint(self, state: State | None, memory: Memory) -> dict[str, Any]:
@@ -131,10 +143,11 @@ class FederatedRun:
         save_model(model, self.writer.folder / "model.json")
 
     def finish(self, state: State, weights: Weights, **more: Any) -> None:
-        """Evaluate the final model on every query; `more` is written to the run folder."""
-        evaluator = self.evaluator
-        queries = evaluator.data.query_ids.tolist(), per_query(evaluator, weights, self.experiment.learner.ranker)
-        self.writer.finish(state.round, queries=queries, baseline=self.baseline, **more)
+        """Evaluate the final model on every query, unless sites did; `more` is written to the run folder."""
+        if (evaluator := self._evaluator) is not None:
+            ids, ranker = evaluator.data.query_ids.tolist(), self.experiment.learner.ranker
+            self.queries = ids, per_query(evaluator, weights, ranker)
+        self.writer.finish(state.round, queries=self.queries, baseline=self.baseline, **more)
 
 
 def perform_federated(experiment: FederatedExperiment, writer: RunWriter) -> None:

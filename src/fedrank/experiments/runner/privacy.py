@@ -14,7 +14,7 @@ import numpy as np
 
 from fedrank.data.catalog import describe as describe_data
 from fedrank.data.logs import not_persons
-from fedrank.experiments.runner.data import clients_of, load_fold
+from fedrank.experiments.runner.data import clients_of, fold_without_data, load_fold
 from fedrank.experiments.runner.folder import Card, Paid, paid_for
 from fedrank.experiments.runner.recorded_charges import check_recorded
 from fedrank.experiments.runner.runs import Run, ledgers_of_run
@@ -46,7 +46,7 @@ from fedrank.privacy.population import (
 from fedrank.privacy.spending import SharedSpending, Spending
 from fedrank.ranking.baseline_ranking import GIVEN
 from fedrank.ranking.model import load_weights, origin
-from fedrank.ranking.propensity import IN_THE_CLEAR, SHARED
+from fedrank.ranking.propensity import IN_THE_CLEAR, OWN, SHARED
 from fedrank.types import has_trait
 
 UNPROTECTED = (
@@ -375,6 +375,8 @@ def card(
         not_covered.append("the smallest and largest value of each feature over all clients, which are in model.json")
     if experiment.data.propensities == SHARED:
         not_covered.append(IN_THE_CLEAR)
+    if (line := own_propensities(experiment)) is not None:
+        not_covered.append(line)
     if experiment.arrival is not None:
         not_covered.append(
             "the time at which a client sends an update reveals when it searched; times are not protected"
@@ -397,6 +399,18 @@ def card(
         clients=experiment.clients.count,
     )
     return replace(made, summary=summary(made))
+
+
+def own_propensities(experiment: FederatedExperiment) -> str | None:
+    """What ε does not cover if each client estimates propensities from the clicks of all its people; None: nothing."""
+    unit = getattr(experiment.mechanism, "unit", "client")
+    if experiment.data.propensities != OWN or unit == "client":
+        return None
+    return (
+        f"propensities: they are estimated without noise from the clicks of all people of a client, so one {unit} "
+        f"changes the weights of all others, and ε holds only for what a {unit} adds beyond that; in a deployment, "
+        '"swaps" releases them with noise'
+    )
 
 
 def _origin_of_start(start: str) -> str:
@@ -471,6 +485,8 @@ def enough(noise: float) -> str:
 
 
 def _features(experiment: FederatedExperiment) -> int:
+    if experiment.data.at_sites:
+        return fold_without_data(experiment.data).train.features.shape[1]
     if experiment.data.name is not None:
         return describe_data(experiment.data.name).features
     return int(load_fold(experiment.data, experiment.data.folds[0]).train.features.shape[1])

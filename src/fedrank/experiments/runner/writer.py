@@ -334,8 +334,8 @@ class RunWriter:
         self,
         round: int,
         *,
-        queries: tuple[Sequence[str], NDArray[np.float64]],  # ids, and [measures, queries]
-        baseline: BaselineRanking,  # the baseline ranking on the same queries
+        queries: tuple[Sequence[str], NDArray[np.float64]] | None,  # ids, and [measures, queries]; None: not measured
+        baseline: BaselineRanking | None,  # the baseline ranking on the same queries
         clients: Mapping[str, Sequence[Any]] | None = None,  # columns of clients.csv
         card: Card | None = None,
         **facts: Any,
@@ -343,20 +343,20 @@ class RunWriter:
         """Write the files of a finished run besides its model, and mark it as finished."""
         if self._rows:
             self._write_rows(round)
-        ids, values = queries
-        for name, each in (("queries.csv", values), ("nothing.csv", baseline.values)):
-            rows = table(["query", *self._measures], zip(ids, *each, strict=True))
-            write_atomic(self.folder / name, rows, private=True)
+        given, conventions = None, facts.pop("conventions", {})
+        if queries is not None and baseline is not None:
+            ids, values = queries
+            for name, each in (("queries.csv", values), ("nothing.csv", baseline.values)):
+                rows = table(["query", *self._measures], zip(ids, *each, strict=True))
+                write_atomic(self.folder / name, rows, private=True)
+            about = f"{baseline.name}; {baseline.about}" if baseline.about else baseline.name
+            given, conventions = baseline.name, conventions | {"do nothing": f"the baseline ranking: {about}"}
         if clients:
             rows = table(list(clients), zip(*clients.values(), strict=True))
             write_atomic(self.folder / "clients.csv", rows, private=True)
         if card is not None:
             issued(card, self.folder, str(self.facts.data.get("name", ""))).write(self.folder)
-        about = f"{baseline.name}; {baseline.about}" if baseline.about else baseline.name
-        conventions = facts.pop("conventions", {}) | {"do nothing": f"the baseline ranking: {about}"}
-        self.update_facts(
-            conventions=conventions, **facts, given=baseline.name, status="finished", round=round, ended=now()
-        )
+        self.update_facts(conventions=conventions, **facts, given=given, status="finished", round=round, ended=now())
         (self.folder / "checkpoint.npz").unlink(missing_ok=True)
 
 

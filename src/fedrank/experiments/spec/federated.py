@@ -29,10 +29,11 @@ from fedrank.privacy.population import SIMULATED
 from fedrank.ranking.baseline_ranking import GIVEN
 from fedrank.ranking.click_models import CLICK_MODELS, ClickModel, OwnClickModel
 from fedrank.ranking.measures import measure
+from fedrank.ranking.propensity import OWN, SWAPS
 from fedrank.ranking.rankers import RANKERS, Linear
 from fedrank.toml import TomlTable, shown
 from fedrank.types import Aggregator, Attack, Learner, LocalStep, ServerOptimizer, has_trait
-from fedrank.value_checks import LARGEST, Filled, Positive, at_least, at_most, checked, more_than, noting
+from fedrank.value_checks import LARGEST, Filled, Positive, at_least, at_most, checked, less_than, more_than, noting
 
 Count = Annotated[int, at_least(0), at_most(LARGEST)]
 UNLIKELY = 1e-3  # probability that any client participates more often than was planned for
@@ -130,6 +131,15 @@ class ClientsSpec(SpecSection):
         ]
 
 
+@dataclass(frozen=True)
+class GateSpec(SpecSection):
+    """Between sites: what a model must fulfil on held-out lists before a site may export it."""
+
+    margin: Annotated[float, more_than(0), less_than(1)] = 0.05  # maximum loss of a site, in clicks per list
+    alpha: Annotated[float, more_than(0), less_than(0.5)] = 0.05  # error rate of all plans of a year together
+    plans: Positive = 4  # plans in a year, over which alpha is divided
+
+
 @dataclass(frozen=True, kw_only=True)
 class FederatedExperiment(Experiment):
     """An experiment with a federation of clients."""
@@ -147,6 +157,7 @@ class FederatedExperiment(Experiment):
     attack: Attack | None = None  # the attack of malicious clients
     mechanism: PricedMechanism | None = None  # privacy mechanism for updates; None: no protection
     privacy: PrivacySpec = field(default_factory=PrivacySpec)
+    gate: GateSpec | None = None  # between sites: the decision whether a model may be exported; None: not decided
     population: Annotated[str, _population] = SIMULATED  # clients with this name share one privacy ledger over all runs
     start: str | None = None  # initial model; "given": the baseline ranking (linear rankers only)
     record_every: Count = 0  # rounds between recordings of all updates, for unlearning; 0: never
@@ -335,16 +346,36 @@ def _people_problems(spec: Any) -> list[str]:
 
 def _has_log(spec: Any) -> bool:
     """Whether there is a log, or may be one at each site of a federation."""
-    return spec.data.log is not None or spec.data.name == ELSEWHERE
+    return spec.data.log is not None or _elsewhere(spec)
+
+
+def _elsewhere(spec: Any) -> bool:
+    """Whether only sites have data: in a plan that they received, or in the spec of a coordinator without data."""
+    return spec.data.name == ELSEWHERE or spec.data.at_sites
 
 
 def _log_problems(spec: Any) -> list[str]:
     """Settings that require a click log, or conflict with one."""
     found = []
-    if isinstance(spec.clients.partition, Users) and spec.data.log is None and spec.data.collection is None:
+    here = spec.data.log is not None or spec.data.collection is not None or _elsewhere(spec)
+    if isinstance(spec.clients.partition, Users) and not here:
         found.append(
             'clients.partition: "users" requires data with users; set data.log to the folder of a click log, or '
             "data.collection and data.parts"
+        )
+    if spec.gate is not None and not (_elsewhere(spec) and getattr(spec.mechanism, "unit", "") == "person"):
+        found.append(
+            "gate: sites decide from sums over their people; use data.features without a log, and a mechanism with "
+            'unit = "person", or remove gate'
+        )
+    elif spec.gate is not None and spec.data.propensities is None:
+        found.append("gate: estimated clicks need propensities; set data.propensities")
+    if spec.data.propensities == SWAPS and spec.data.bias != "position":
+        found.append('data.bias: counts of swaps determine position bias alone; use "position", or other propensities')
+    if spec.data.propensities == SWAPS and getattr(spec.mechanism, "unit", "") != "person":
+        found.append(
+            f'data.propensities: "{SWAPS}" are sums over people with noise; use a mechanism with unit = "person", or '
+            f'"{OWN}"'
         )
     if spec.data.propensities is not None and not has_trait(spec.learner, "logged"):
         found.append(
@@ -377,7 +408,7 @@ def _arrival_problems(spec: Any) -> list[str]:
     found = []
     if not _has_log(spec):
         found.append('kind: "async" needs the times of a click log; set data.log')
-    if isinstance(spec.clients.partition, (Iid, Intents, Shared)) and spec.data.name != ELSEWHERE:
+    if isinstance(spec.clients.partition, (Iid, Intents, Shared)) and not _elsewhere(spec):
         found.append(
             "clients.partition: with this partition, several clients hold the same logged query; "
             'use { name = "users" }, or another partition that assigns each query to one client'

@@ -15,7 +15,7 @@ from fedrank.data.logs import load_log, log_files
 from fedrank.data.normalise import NORMALISATIONS
 from fedrank.experiments.spec.families import SpecSection
 from fedrank.names import did_you_mean
-from fedrank.ranking.propensity import OWN, SHARED
+from fedrank.ranking.propensity import OWN, SHARED, SWAPS
 from fedrank.value_checks import Filled, Positive, less_than, more_than, noting
 
 ELSEWHERE = "coordinator"  # data of a deployed plan: only the coordinator can read them
@@ -36,7 +36,7 @@ class DataSpec(SpecSection):
     test: str | None = None
     validation: str | None = None
     # For files: the number of features; None: the highest index in them, up to 10,000. For a log or a collection: the
-    # name of a feature set.
+    # name of a feature set. With a name and no data, only the sites of a federation have data.
     features: Positive | str | None = None
     folds: Filled[Positive] = (1,)
     log: str | None = None  # folder of a click log, created by `fedrank data build`
@@ -45,7 +45,8 @@ class DataSpec(SpecSection):
         None  # for a log: share of its last entries; None: 0.2
     )
     # For a log: propensities that correct clicks for position bias: estimated from all clients ("shared"), from each
-    # client alone ("own"), or a file; None: no correction.
+    # client alone ("own"), or a file; between sites also from noised counts of logged swaps ("swaps"); None: no
+    # correction.
     propensities: str | None = None
     bias: Literal["position", "trust"] = "position"  # bias to correct; trust: position bias and trust bias
     collection: str | None = None  # folder with documents, queries and judgements, or its name in FEDRANK_DATA
@@ -63,10 +64,16 @@ class DataSpec(SpecSection):
         if self.collection is not None:
             find_collection(self.collection)
 
+    @property
+    def at_sites(self) -> bool:
+        """Whether only the sites of a federation have data, and the spec names their features."""
+        here = (self.name, self.train, self.test, self.validation, self.log, self.collection)
+        return isinstance(self.features, str) and all(one is None for one in here)
+
     def files(self) -> dict[str, Path]:
         """Every file that is read, by its name in the spec or the catalog."""
         named = [self.train, self.test, self.validation]
-        if self.propensities not in (None, SHARED, OWN):
+        if self.propensities not in (None, SHARED, OWN, SWAPS):
             named.append(self.propensities)
         found = {file: Path(file) for file in named if file is not None}
         if self.name is not None and self.name != ELSEWHERE:
@@ -86,7 +93,7 @@ class DataSpec(SpecSection):
 
     def problems(self) -> list[str]:
         found: list[str] = []
-        if isinstance(self.features, str) and (self.collection is not None or self.log is not None):
+        if isinstance(self.features, str) and (self.collection is not None or self.log is not None or self.at_sites):
             with noting(found, "data.features"):
                 known_features(self.features)
         if self.normalise is not None and self.normalise not in NORMALISATIONS:
@@ -94,6 +101,8 @@ class DataSpec(SpecSection):
                 "data.normalise: unknown normalisation "
                 f"{self.normalise!r}{did_you_mean(self.normalise, NORMALISATIONS)}"
             )
+        if self.at_sites:
+            return found + self._problems_at_sites()
         if self.log is not None:
             return found + self._problems_of_log()
         if self.collection is not None:
@@ -103,7 +112,8 @@ class DataSpec(SpecSection):
         if isinstance(self.features, str):
             found.append(
                 f"data.features: {self.features!r} is the name of a feature set; set data.collection or data.log, or "
-                "write the number of features in the files"
+                "write the number of features in the files; if only the sites of a federation have data, remove name, "
+                "train and test"
             )
         for name in ("users", "test_share", "propensities"):
             if getattr(self, name) is not None and not (name == "propensities" and self.name == ELSEWHERE):
@@ -131,6 +141,19 @@ class DataSpec(SpecSection):
             found += missing_folds(self.folds, "files have")
         return found
 
+    def _problems_at_sites(self) -> list[str]:
+        found = [
+            f"data.{name}: applies only to data of the coordinator, who has none here; remove it"
+            for name in ("users", "test_share", "parts", "given")
+            if getattr(self, name) is not None
+        ]
+        if self.propensities not in (None, OWN, SWAPS):
+            found.append(
+                f'data.propensities: {self.propensities!r} needs the clicks of all sites in one place; use "{SWAPS}", '
+                f'noised counts of logged random swaps, or "{OWN}"'
+            )
+        return found + missing_folds(self.folds, "sites have")
+
     def _problems_of_log(self) -> list[str]:
         found = []
         if any(value is not None for value in (self.name, self.train, self.test, self.validation)):
@@ -146,7 +169,12 @@ class DataSpec(SpecSection):
         if self.evaluate_on == "validation":
             found.append('data.evaluate_on: a click log has no validation queries; use "test"')
         named = self.propensities
-        if named is not None and named not in (SHARED, OWN) and not Path(named).is_file():
+        if named == SWAPS:
+            found.append(
+                f'data.propensities: "{SWAPS}" are released by the sites of a federation; use `fedrank deploy run` '
+                f'without data.log, or "{OWN}" or "{SHARED}" in a simulation'
+            )
+        elif named is not None and named not in (SHARED, OWN) and not Path(named).is_file():
             found.append(
                 f'data.propensities: file {named!r} does not exist; use "{SHARED}", "{OWN}", or a file of '
                 "`fedrank data propensities`"
@@ -183,3 +211,6 @@ class PrivacySpec(SpecSection):
 
     delta: Annotated[float, more_than(0), less_than(1)] = 1e-5  # δ: probability that ε fails; choose << 1 / clients
     budget: Annotated[float, more_than(0)] | None = None  # maximum ε; the run stops before it is exceeded
+    # Between sites with unit = "person": noise of each sum that is released once (propensities, quality, gate), in
+    # multiples of what one person can add to it; None: 4.
+    release_noise: Annotated[float, more_than(0)] | None = None

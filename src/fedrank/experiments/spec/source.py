@@ -31,7 +31,7 @@ from fedrank.experiments.spec.grid import (
 from fedrank.files import read_text
 from fedrank.names import did_you_mean
 from fedrank.ranking.baseline_ranking import GIVEN
-from fedrank.ranking.propensity import OWN, SHARED
+from fedrank.ranking.propensity import OWN, SHARED, SWAPS
 from fedrank.toml import TomlTable, flat, parse_override, parse_toml, put, readable, shown
 
 QUICK_FORM = "quick form"  # the suffix of the title of a small form
@@ -270,5 +270,5 @@ def _resolve(tables: TomlTable, folder: Path) -> None:
 
 
 def _is_path(key: str, value: Any) -> bool:
-    words = {"start": (GIVEN,), "over": ("grade",), "propensities": (SHARED, OWN)}  # values that are not files
+    words = {"start": (GIVEN,), "over": ("grade",), "propensities": (SHARED, OWN, SWAPS)}  # values that are not files
     return isinstance(value, str) and bool(value) and value not in words.get(key.rpartition(".")[2], ())

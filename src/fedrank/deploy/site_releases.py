@@ -1,0 +1,329 @@
+"""Contributions of a site besides updates: noised sums over its people, each charged once per run (see `releases`).
+
+propensity    before round 1; then the coordinator sends the sums of all sites, from which each site corrects clicks
+quality, gate of one model, on held-out lists; from the gate's sums the site decides what it does with the model
+"""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrank import wire
+from fedrank.data.logs import SearchLog
+from fedrank.deploy import protocol
+from fedrank.deploy.backup import RestoreMark
+from fedrank.deploy.outbox import Outbox, Sent
+from fedrank.deploy.plan import Plan
+from fedrank.deploy.releases import GATE, PROPENSITY, QUALITY, Release, person_quality, release_of
+from fedrank.deploy.site_data import ClientSiteData
+from fedrank.deploy.site_runtime import CheckedRequest, Computed, Contribution, Handler, SiteHome, digest_of
+from fedrank.experiments.runner.folder import Card
+from fedrank.experiments.runner.position_bias import shown_results
+from fedrank.federated.federation import Federation
+from fedrank.federated.simulation import simulate
+from fedrank.files import parse_json, write_atomic
+from fedrank.ranking.baseline_ranking import baseline_order
+from fedrank.ranking.gate import (
+    FederatedDecision,
+    GateDecision,
+    GateRules,
+    PersonSums,
+    decide,
+    decide_all,
+    person_rows,
+    person_values,
+)
+from fedrank.ranking.measures import Evaluator
+from fedrank.ranking.propensity import Propensities, correct, given_propensities
+from fedrank.ranking.swaps import NoSwaps, Ratios, SiteEstimate, site_propensities, swap_counts
+from fedrank.types import SimulatedClients, Weights
+from fedrank.wire import Label, Part, Refused
+
+if TYPE_CHECKING:
+    from fedrank.deploy.site_updates import UpdateRun
+
+RELEASES, PROPENSITIES, GATE_FILE = "releases", "propensities.json", "gate.json"
+NUMBERS = {PROPENSITY: 1, QUALITY: 2, GATE: 3}  # in the outbox of releases
+WAITING = "this site has not received the propensities of this run yet"
+YEAR = timedelta(days=365)
+MIN_KNOWN = 5  # positions with known propensities that the gate needs
+# By the decision of the gate: the name of the model's file at a site.
+MODEL_FILES = {"pass": "model.json", "inconclusive": "model-trial-only.json", "veto": "model-vetoed.json"}
+ROWS = np.zeros(1, np.int64)  # of the ledger: one row for all people of a site
+
+
+class ReleasedSums(Contribution["UpdateRun"]):
+    """A sum over people that is released once in a run."""
+
+    def __init__(self, run: UpdateRun) -> None:
+        super().__init__(run)
+        self.outbox = Outbox(run.outbox.folder / RELEASES, run.plan.run)
+
+    @property
+    def release(self) -> Release:
+        [kind] = self.kinds
+        found = release_of(self.run.plan, kind, self.run.site.settings.policy.released_measures)
+        if found is None or self.run.charging is None or self.run.clients is None:
+            raise Refused(f"this site does not release sums of kind {kind!r} in this run")
+        return found
+
+    @abstractmethod
+    def values(self, weights: Weights) -> NDArray[np.float64]:
+        """[people, numbers]: what each person adds."""
+
+    def read(self, label: Label, content: bytes) -> CheckedRequest:
+        [kind], _ = self.kinds, self.release
+        parts = {} if kind == PROPENSITY else {"weights": Part("<f4", self.run.plan.sent)}
+        _, found = wire.unpack(content, Label(kind, label.run, label.round), parts)
+        name = f"the sum of kind {kind!r}"
+        return CheckedRequest(label, digest_of(content), NUMBERS[kind], name, ROWS, content=found.get("weights"))
+
+    def sent(self, request: CheckedRequest) -> Sent | None:
+        return self.outbox.get(request.number)
+
+    def store(self, sent: Sent) -> None:
+        self.outbox.put(sent)
+
+    def check_new(self, request: CheckedRequest, before: Sent | None) -> None:
+        """Refuse to draw new noise for a sum that has been charged and may have left."""
+        assert self.run.charging is not None
+        if self._restored is None and self.run.charging.released(self.release.kind):
+            raise Refused(f"{request.name} has been charged, but the message is lost; restore the outbox from a backup")
+
+    def charge(self, request: CheckedRequest, first: Any = lambda: None) -> None:
+        """Charge it once; twice at a restored site, which may have released it before."""
+        assert self.run.charging is not None
+        release, times = self.release, 1 if self._restored is None else 2
+        self.run.charging.release(release.kind, release.guarantees(self.run.plan), times, first)
+
+    def charge_once(self, request: CheckedRequest) -> None:
+        self.charge(request)
+
+    def compute(self, request: CheckedRequest) -> Computed:
+        weights = None if request.content is None else self.run.own_model(request.content.astype(np.float64))
+        sums = self.release.sums(self.values(weights))  # type: ignore[arg-type]  # those of propensities need none
+        answer = self.reply("facts", request.label, facts=protocol.facts({"sums": sums}))
+        return Computed(answer, np.array(sums).astype("<f8").tobytes())
+
+    @property
+    def _restored(self) -> RestoreMark | None:
+        return RestoreMark.read(self.run.site.folder)
+
+
+class PropensitySums(ReleasedSums):
+    """Clicks in pairs of results that the engine swapped at random."""
+
+    kinds = (PROPENSITY,)
+    record = PROPENSITY
+
+    def values(self, weights: Weights) -> NDArray[np.float64]:
+        rows, clients = self.run.people.data.query_ids.astype(np.int64), self.run.clients
+        assert isinstance(clients, ClientSiteData)
+        try:
+            return swap_counts(self.run.log, rows, clients.whose)
+        except NoSwaps as problem:
+            raise Refused(str(problem)) from None
+
+
+class QualitySums(ReleasedSums):
+    """Measures of one model on held-out lists, means over the lists of a person."""
+
+    kinds = (QUALITY,)
+    record = QUALITY
+
+    def values(self, weights: Weights) -> NDArray[np.float64]:
+        run = self.run
+        test, who = run.held_out
+        names = [name for name in run.plan.experiment.measures if name in run.site.settings.policy.released_measures]
+        evaluator = Evaluator(test, names)
+        model = evaluator.per_query(weights, run.task.learner.ranker)
+        return person_quality(model, baseline_order(evaluator, run.site.settings.data.given).values, who)
+
+
+class GateSums(ReleasedSums):
+    """Estimated clicks of one model on held-out lists, against the order of the engine."""
+
+    kinds = (GATE,)
+    record = GATE
+
+    def check_new(self, request: CheckedRequest, before: Sent | None) -> None:
+        super().check_new(request, before)
+        made, most = decided_in_a_year(self.run.site, self.run.plan), self.run.site.settings.policy.plans_per_year
+        if made >= most:
+            raise Refused(
+                f"the gate of this site decided on {made} plans in the last year, and policy.plans_per_year = {most}: "
+                "more decisions would exceed the error rate of a year; wait, or decide by a trial"
+            )
+
+    def values(self, weights: Weights) -> NDArray[np.float64]:
+        return person_rows(gate_values(self.run, weights, None))
+
+
+class ReceivedPropensities(Handler["UpdateRun"]):
+    """Receives the noised sums of all sites, from which this site corrects its clicks."""
+
+    kinds = ("propensities",)
+
+    def answer(self, label: Label, content: bytes) -> bytes:
+        run = self.run
+        parts = {"sums": Part("|S", protocol.MAX_FACTS)}
+        _, found = wire.unpack(content, Label("propensities", label.run, label.round), parts)
+        if release_of(run.plan, PROPENSITY) is None:
+            raise Refused("this run does not use propensities of swaps")
+        path = run.site.models(run.plan) / PROPENSITIES
+        if path.exists() and path.read_bytes() != found["sums"]:
+            raise Refused("this site has received other propensities of this run, and it uses one set in all rounds")
+        read_sums(found["sums"], run.plan)
+        write_atomic(path, found["sums"], private=True)
+        run.use_propensities()
+        return self.reply("facts", label, facts=protocol.facts({"kept": True}))
+
+
+def read_sums(content: bytes, plan: Plan) -> dict[str, list[float]]:
+    """The released counts of swaps of all sites, by name; from outside, so everything is checked."""
+    release = release_of(plan, PROPENSITY)
+    assert release is not None
+    try:
+        sums = parse_json(content)
+    except ValueError as problem:
+        raise Refused(f"the propensities cannot be read: {problem}") from None
+    names = {site.name for site in plan.sites}
+    known = isinstance(sums, dict) and bool(sums) and set(sums) <= names
+    if not known or not all(map(release.is_plausible, sums.values())):
+        raise Refused("the propensities are not noised sums of sites of this plan")
+    return sums
+
+
+def estimate_of(plan: Plan, sums: dict[str, list[float]], site: str) -> SiteEstimate:
+    """The propensities that a site uses; computed from noised sums alone, so every party can compute it."""
+    release = release_of(plan, PROPENSITY)
+    assert release is not None
+    others = [np.array(one) for name, one in sums.items() if name != site]
+    own = Ratios.of(np.array(sums[site]), release.deviation) if site in sums else None
+    rest = Ratios.of(np.sum(others, axis=0), release.deviation * len(others) ** 0.5) if others else None
+    return site_propensities(own, rest)
+
+
+def with_propensities(clients: SimulatedClients, by: Propensities) -> SimulatedClients:
+    """Clients whose clicks are corrected."""
+    data = clients.data
+    data = replace(data, relevance=correct(data.grades > 0, data.position, by).relevance)
+    people = None if clients.people is None else replace(clients.people, data=data)
+    return replace(clients, data=data, people=people)
+
+
+# The gate
+
+
+def gate_values(run: UpdateRun, weights: Weights, against: Weights | None) -> NDArray[np.float64]:
+    """[people, biases]: estimated clicks per list of a model against another one, or against the engine's order."""
+    test, who = run.held_out
+    rows = test.query_ids.astype(np.int64)
+    shown = shown_results(run.log, rows)
+    position, trust = run.biases
+    ranker = run.task.learner.ranker
+    features = np.asarray(test.features, np.float32)
+    scores = ranker.score(weights, features)
+    other = -engine_positions(run.log, rows) if against is None else ranker.score(against, features)
+    return person_values(shown, who, scores, other.astype(np.float64), position, trust)
+
+
+def for_gate(by: Propensities) -> Propensities:
+    """Propensities of all positions; below the last known one all are alike, so moves among them count as no change."""
+    known = int(np.argmin(by.known)) if not by.known.all() else len(by.slope)
+    if known < MIN_KNOWN:
+        raise Refused(
+            f"noised counts of swaps determine the propensities of {known} positions, and the gate needs {MIN_KNOWN}; "
+            "log more swaps, or use a smaller privacy.release_noise"
+        )
+    return given_propensities(np.where(by.known, by.slope, by.slope[known - 1]))
+
+
+def engine_positions(log: SearchLog, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[results]: positions in the order of the engine, before random swaps; without logged swaps, as shown."""
+    lists = np.asarray(log.lists)[rows]
+    there = lists >= 0
+    places = np.broadcast_to(np.arange(lists.shape[1]), lists.shape).copy()
+    if log.swap is not None:
+        upper = -np.asarray(log.swap)[rows].astype(np.int64) - 1
+        [swapped] = np.nonzero((upper >= 0) & (upper + 1 < lists.shape[1]))
+        swapped = swapped[there[swapped, upper[swapped] + 1]]
+        above = upper[swapped]
+        places[swapped, above], places[swapped, above + 1] = above + 1, above
+    return places[there]
+
+
+def model_alone(run: UpdateRun) -> Weights:
+    """The model that this site trains alone, with the same learner and no noise; it stays here."""
+    experiment = run.plan.experiment
+    federation = Federation(learner=experiment.learner, server=experiment.server)
+    clients = run.people
+    *_, last = simulate(federation, clients, experiment.rounds, run.site.seed)
+    return np.asarray(last.weights)
+
+
+def gate_rules(plan: Plan) -> GateRules:
+    gate = plan.experiment.gate
+    assert gate is not None
+    return GateRules(gate.margin, gate.alpha, gate.plans)
+
+
+def decided_in_a_year(site: SiteHome, plan: Plan) -> int:
+    """Other plans on which the gate of a site has decided in the last year."""
+    since, own = datetime.now(UTC) - YEAR, site.models(plan).name
+    files = [path for path in site.models(plan).parent.glob(f"*/{GATE_FILE}") if path.parent.name != own]
+    return sum(datetime.fromisoformat(parse_json(path.read_bytes())["at"]) > since for path in files)
+
+
+def federated_decision(plan: Plan, sums: dict[str, list[float]]) -> FederatedDecision:
+    """The decision of all sites together, from noised sums alone."""
+    release = release_of(plan, GATE)
+    assert release is not None
+    read = [PersonSums.read(np.array(one), release.deviation, comparisons=1) for one in sums.values()]
+    return decide_all(read, gate_rules(plan), names=list(sums))
+
+
+def write_decision(run: UpdateRun, folder: Path, card: Card | None) -> str:
+    """Decide what this site does with a received model, write it beside the model, and return the model's file name.
+
+    What was released decides against doing nothing, here and at all sites; the comparison with the own model alone
+    stays here, because no noise covers that model.
+    """
+    sent, release = GateSums(run).outbox.get(NUMBERS[GATE]), release_of(run.plan, GATE)
+    assert release is not None
+    parts: dict[str, GateDecision] = {}
+    rules = gate_rules(run.plan)
+    alpha = rules.spend(0)
+    if sent is not None:
+        own = PersonSums.read(np.frombuffer(sent.values, "<f8"), release.deviation, comparisons=1)
+        parts["doing nothing"] = decide(own.sums[0], own.squares, own.count, own.sigma, rules.margin, alpha)
+        alone = gate_values(run, run.received_weights(folder), model_alone(run))
+        exact = PersonSums.read(person_rows(alone).sum(axis=0), 0.0, comparisons=1)
+        parts["the own model alone"] = decide(exact.sums[0], exact.squares, exact.count, 0.0, rules.margin, alpha)
+    pooled = ((card.deployment or {}).get("gate") or {}) if card is not None else {}
+    outcomes = [one.outcome for one in parts.values()] + [str(pooled.get("pooled", "inconclusive"))]
+    if sent is None:
+        outcomes.append("inconclusive")
+    outcome = "veto" if "veto" in outcomes else "pass" if set(outcomes) == {"pass"} else "inconclusive"
+    content = {
+        "outcome": outcome,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "plan": run.plan.digest,
+        "here": {what: asdict(one) for what, one in parts.items()},
+        "all sites": pooled,
+        "words": {
+            "pass": "the model may be exported; a trial decides on its adoption",
+            "inconclusive": "trial only: the estimate does not show that the model is good enough to be exported",
+            "veto": "the model is estimated to be worse here, or at another site; do not use it",
+        }[outcome],
+    }
+    write_atomic(folder / GATE_FILE, json.dumps(content, indent=1, ensure_ascii=False) + "\n", private=True)
+    return MODEL_FILES[outcome]

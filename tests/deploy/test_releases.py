@@ -1,0 +1,434 @@
+"""Noised sums over people that sites release once, and a coordinator without data."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fedrank import wire
+from fedrank.deploy.charging import RELEASES, Charging
+from fedrank.deploy.objections import objections
+from fedrank.deploy.outbox import Outbox
+from fedrank.deploy.releases import (
+    BOUND,
+    QUALITY,
+    Release,
+    person_quality,
+    quality_of,
+    release_of,
+    releases_of,
+)
+from fedrank.deploy.settings import plan_prices, read_site
+from fedrank.deploy.show import about_plan, drafts, look_at
+from fedrank.deploy.site import Site
+from fedrank.deploy.site_releases import MODEL_FILES, engine_positions
+from fedrank.experiments.runner.runs import load_runs
+from fedrank.experiments.runner.schedule import run_experiment
+from fedrank.experiments.spec.experiment import SpecError
+from fedrank.experiments.spec.source import read_spec
+from fedrank.privacy.guarantees import cost_together
+from fedrank.privacy.population import Account, Charge
+from tests.deploy.log_trial import EXAMINED, SUM, LogTrial, spec_text
+
+QUIET = "[privacy]\nrelease_noise = 0.05\n"  # so little noise that the sums can be compared with the data
+
+
+def card_of(trial):
+    return json.loads((trial.task.folder / "privacy.json").read_text())
+
+
+def charges(trial, name: str) -> dict[str, int]:
+    folder = trial.folders[name] / "people" / trial.plan.digest[:32] / RELEASES
+    return {one.key: one.times for one in Charge.read_all(folder)}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    trial = LogTrial(tmp_path_factory.mktemp("finished"), spec_text(more=QUIET + "[gate]\n"))
+    assert trial.run() == "finished", (trial.task.folder / "run.json").read_text()
+    return trial
+
+
+# The coordinator has no data
+
+
+def test_a_spec_without_data_is_not_simulated(tmp_path):
+    (tmp_path / "spec.toml").write_text(spec_text())
+    grid = read_spec(tmp_path / "spec.toml")
+    with pytest.raises(ValueError, match=r"only sites have data.*fedrank deploy run.*--local 3 --log A"):
+        run_experiment(grid, "trial", tmp_path / "runs")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            'propensities = "shared"',
+            "data.propensities: 'shared' needs the clicks of all sites in one place; use \"swaps\"",
+        ),
+        ('propensities = "own"\ntest_share = 0.2', "data.test_share: applies only to data of the coordinator"),
+        ('propensities = "swaps"\nbias = "trust"', "data.bias: counts of swaps determine position bias alone"),
+    ],
+)
+def test_settings_that_need_data_are_refused(tmp_path, change, message):
+    (tmp_path / "spec.toml").write_text(spec_text().replace('propensities = "swaps"', change))
+    with pytest.raises(SpecError) as problem:
+        read_spec(tmp_path / "spec.toml")
+    assert message in str(problem.value)
+
+
+def test_a_partition_names_the_deployable_form(tmp_path):
+    with pytest.raises(SpecError, match=r"clients.partition: .*clients.people is the number of its users.*remove it"):
+        LogTrial(tmp_path, spec_text(clients='partition = { name = "users" }\n'))
+
+
+def test_swaps_need_people_as_the_unit(tmp_path):
+    (tmp_path / "spec.toml").write_text(spec_text(mechanism='name = "gaussian"\nclip = 1.0\nnoise = 2.0\n'))
+    with pytest.raises(SpecError, match='"swaps" are sums over people with noise'):
+        read_spec(tmp_path / "spec.toml")
+
+
+def test_the_spec_of_the_coordinator_is_what_sites_accept(finished):
+    settings = read_site(finished.folders["north"])
+    share = None
+    from fedrank.deploy.data_sources import load_share
+
+    share = load_share(settings.data)
+    [draft] = drafts((finished.folder / "spec.toml").read_text(), settings, share.train)
+    assert draft.spec == finished.plan.spec
+    assert "engine-1" not in finished.plan.spec  # a plan says only how many features there are, and a digest
+
+
+def test_results_come_from_sites(finished):
+    [run] = load_runs(finished.task.folder)
+    assert run.checked().status == "finished"
+    assert list(run.queries[0]) == ["north", "east", "south"]
+    assert run.final_values["ndcg@10"] == pytest.approx(run.queries[1]["ndcg@10"].mean())
+    assert "noised sums over people" in run.conventions["do nothing"]
+    assert run.data["features"] == 12
+    assert "the coordinator has no data" in card_of(finished)["data"]
+
+
+# Quality
+
+
+def test_quality_of_a_person_is_a_bounded_mean():
+    model, given = np.array([[1.0, 0.0, 0.5, np.nan]]), np.array([[0.5, 0.5, 1.0, 0.0]])
+    found = person_quality(model, given, np.array([0, 0, 1, 2]))
+    assert found.tolist() == [[0.0, 0.0, BOUND], [-0.5, 0.5, BOUND], [0.0, 0.0, 0.0]]
+    [one] = quality_of(found.sum(axis=0).tolist(), 0.0)
+    assert (one.model, one.given, one.people) == (0.5, 0.75, 2.0)
+    assert np.isnan(quality_of([0.1, 0.1, 0.5], 10.0)[0].model)
+
+
+def test_the_released_quality_is_that_of_the_lists(finished):
+    from fedrank.ranking.measures import Evaluator
+    from fedrank.ranking.model import load_weights
+
+    with Site.open(finished.folders["north"]) as site:
+        site.answer(finished.hello())
+        run = site._runs[finished.plan.run]
+        test, who = run.held_out
+        evaluator = Evaluator(test, ["ndcg@10"])
+        values = evaluator.per_query(load_weights(finished.task.folder).weights, run.task.learner.ranker)[0]
+        people = [np.nanmean(values[who == person]) for person in np.unique(who)]
+    released = float(load_runs(finished.task.folder)[0].queries[1]["ndcg@10"][0])
+    assert released == pytest.approx(np.mean(people), abs=0.02)
+
+
+def test_sums_are_clipped_per_person():
+    release = Release(QUALITY, 2, 1.0, 0.001, 10)
+    found = release.sums(np.array([[30.0, 40.0], [0.3, 0.0]]))
+    assert found == pytest.approx([0.6 + 0.3, 0.8], abs=0.02)
+    assert release.is_plausible(found)
+    assert not release.is_plausible([1e6, 0.0])
+    assert not release.is_plausible([float("nan"), 0.0])
+    assert release.sums(np.empty((0, 2))) != [0.0, 0.0]  # a site without people adds noise, too
+
+
+def test_plain_sums_need_the_policy_and_are_called_uncovered(tmp_path):
+    trial = LogTrial(tmp_path, spec_text(propensities=""), policy={"plain_measures": "true"})
+    assert trial.run() == "finished"
+    assert "quality" not in charges(trial, "north")
+    assert any("without noise, not covered by ε" in line for line in card_of(trial)["not_covered"])
+    with Site.open(trial.folders["north"]) as site:
+        site.answer(trial.hello())
+        request = wire.pack(wire.Label("quality", trial.plan.run, 2), {"weights": np.zeros(12, np.float32)})
+        assert wire.read_label(site.answer(request)).kind == "refused"
+
+
+def test_a_site_that_lists_no_measures_reports_none(tmp_path):
+    trial = LogTrial(tmp_path, spec_text(propensities=""), policy={"measures": "[]"})
+    assert trial.run() == "finished"
+    [run] = load_runs(trial.task.folder)
+    assert run.checked().status == "finished"
+    assert not (trial.task.folder / "queries.csv").exists()
+    assert charges(trial, "north") == {}
+
+
+# What it costs
+
+
+def test_each_release_is_charged_once_and_on_the_card(finished):
+    for name in finished.names:
+        assert charges(finished, name) == {"propensity": 1, "quality": 1, "gate": 1}
+        assert finished.paid(name) == 2
+    card, plan = card_of(finished), finished.plan
+    [price, *_] = plan_prices(plan, 1e-5, ["ndcg@10"])
+    own = [one.guarantees(plan)[0] for one in releases_of(plan, ["ndcg@10"])]
+    rounds = plan.experiment.guarantees(plan.features)[0]
+    expected = cost_together([(rounds, 2), *((one, 1) for one in own)], 1e-5)
+    assert card["promises"][0]["epsilon"] == pytest.approx(expected)
+    assert price.total == pytest.approx(expected)
+    assert {one["what"] for one in card["deployment"]["releases"]} == {"propensity", "quality", "gate"}
+    assert all(one["epsilon"] > 1 for one in card["deployment"]["releases"])
+    assert card["deployment"]["gate"]["outcome"] in MODEL_FILES
+
+
+def test_releases_count_in_the_ledger_of_the_site(finished):
+    folder = finished.folders["north"] / "people" / finished.plan.digest[:32]
+    rounds = Account.read(folder / "ledger")
+    released = Account.read(folder / RELEASES)
+    assert rounds is not None
+    assert released is not None
+    assert len(released.terms.promises) >= 3
+    with Site.open(finished.folders["north"]) as site:
+        site.answer(finished.hello())
+        charging = site._runs[finished.plan.run].charging
+        assert charging.spent()["server"] == pytest.approx(card_of(finished)["promises"][0]["epsilon"])
+
+
+def test_a_release_beyond_the_limit_is_refused(tmp_path):
+    trial = LogTrial(tmp_path, spec_text(more=QUIET), policy={"largest_epsilon": "4.0"})
+    found = objections(trial.folders["north"], read_site(trial.folders["north"]), trial.plan)
+    assert any("this run alone would cost ε" in line for line in found)
+    with Site.open(trial.folders["north"]) as site:
+        assert wire.read_label(site.answer(trial.hello())).kind == "refused"
+
+
+def test_show_lists_releases_with_their_price(finished):
+    view = look_at(finished.folders["north"], read_site(finished.folders["north"]), finished.plan)
+    sent = {one.what: one for one in view.leaves}
+    assert {"noised sums: propensity", "noised sums: quality", "noised sums: gate"} <= set(sent)
+    assert all(sent[what].covered for what in sent if what.startswith("noised sums"))
+    assert "alone ε = " in sent["noised sums: gate"].about
+    assert about_plan(view)
+    assert not view.refused
+
+
+# Propensities
+
+
+def test_own_propensities_are_not_covered_by_the_epsilon_of_a_person(tmp_path):
+    """Changing one person changes everybody's weights: the card says that ε does not cover it."""
+    trial = LogTrial(tmp_path, spec_text(propensities='"own"'))
+    view = look_at(trial.folders["north"], read_site(trial.folders["north"]), trial.plan)
+    assert any(line.startswith("propensities: they are estimated without noise") for line in view.not_covered)
+    assert trial.run() == "finished"
+    assert any(
+        line.startswith("propensities: they are estimated without noise") for line in card_of(trial)["not_covered"]
+    )
+
+
+def test_released_propensities_are_covered(finished):
+    assert not any(line.startswith("propensities") for line in card_of(finished)["not_covered"])
+
+
+def test_all_sites_train_with_the_released_propensities(finished):
+    sums = json.loads((finished.task.folder / "releases.json").read_text())["propensity"]
+    for folder in finished.folders.values():
+        [path] = folder.glob("models/*/propensities.json")
+        assert json.loads(path.read_text()) == sums
+        with Site.open(folder) as site:
+            site.answer(finished.hello())
+            run = site._runs[finished.plan.run]
+            assert run.estimate is not None
+            by, data = run.estimate.propensities, run.people.data
+            there = (data.grades > 0) & (data.position == 1)
+            assert by.known[1]
+            assert data.relevance[there] == pytest.approx(1 / by.slope[1])
+            assert np.isnan(data.relevance[data.position >= len(by.slope)]).all()
+    assert any(note.startswith("propensities at north") for note in load_runs(finished.task.folder)[0].notes)
+
+
+def test_a_round_before_the_propensities_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedrank.deploy.heads.SiteJournal.check_confirmed", lambda *_: None)
+    trial = LogTrial(tmp_path)
+    with Site.open(trial.folders["north"]) as site:
+        site.answer(trial.hello())
+        request = wire.pack(wire.Label("round", trial.plan.run, 1), {"call": b"", "asked": b""})
+        assert b"has not received the propensities" in site.answer(request)
+
+
+def test_a_log_without_swaps_is_named_before_the_run(tmp_path):
+    from fedrank.deploy.data_sources import load_share
+
+    trial = LogTrial(tmp_path, logs={"swaps": False})
+    settings = read_site(trial.folders["north"])
+    found = objections(trial.folders["north"], settings, trial.plan, load_share(settings.data))
+    assert any("log query_attributes.swap" in line for line in found)
+
+
+def test_other_propensities_are_refused_in_a_started_run(finished, monkeypatch):
+    monkeypatch.setattr("fedrank.deploy.heads.SiteJournal.check_confirmed", lambda *_: None)
+    sums = json.loads((finished.task.folder / "releases.json").read_text())["propensity"]
+    with Site.open(finished.folders["east"]) as site:
+        site.answer(finished.hello())
+        for changed, words in (
+            ({"north": sums["north"]}, b"has received other propensities"),
+            ({"nobody": sums["north"]}, b"has received other propensities"),
+        ):
+            content = {"sums": json.dumps(changed).encode()}
+            assert words in site.answer(wire.pack(wire.Label("propensities", finished.plan.run, 0), content))
+
+
+# The gate
+
+
+def test_each_site_writes_its_decision_beside_the_model(finished):
+    for folder in finished.folders.values():
+        [path] = folder.glob("models/*/gate.json")
+        found = json.loads(path.read_text())
+        assert [one.name for one in path.parent.glob("model*.json")] == [MODEL_FILES[found["outcome"]]]
+        assert set(found["here"]) in ({"doing nothing", "the own model alone"}, set())
+        assert found["all sites"] == card_of(finished)["deployment"]["gate"]
+
+
+def test_the_order_of_the_engine_undoes_swaps(finished):
+    from fedrank.data.logs import load_log
+
+    log = load_log(finished.folders["north"] / "log")
+    rows = np.arange(50)
+    places = engine_positions(log, rows).reshape(50, 10)
+    features = log.features[log.lists[rows]][:, :, 0]
+    restored = np.take_along_axis(features, np.argsort(places, axis=1), axis=1)
+    assert (np.diff(restored, axis=1) <= 0).all()  # the engine ranks by the first feature
+    assert (np.diff(features, axis=1) > 0).any()
+
+
+def test_a_cap_on_plans_in_a_year(tmp_path, finished, monkeypatch):
+    from datetime import UTC, datetime, timedelta
+
+    monkeypatch.setattr("fedrank.deploy.heads.SiteJournal.check_confirmed", lambda *_: None)
+    trial = LogTrial(tmp_path, spec_text(propensities='"own"', more="[gate]\n"))
+    for number, age in enumerate((1, 30, 300, 364, 400)):
+        where = trial.folders["north"] / "models" / f"{number:016d}"
+        where.mkdir(parents=True)
+        at = (datetime.now(UTC) - timedelta(days=age)).isoformat()
+        (where / "gate.json").write_text(json.dumps({"at": at}))
+    request = wire.pack(wire.Label("gate", trial.plan.run, 2), {"weights": np.zeros(12, np.float32)})
+    with Site.open(trial.folders["north"]) as site:
+        site.answer(trial.hello())
+        assert b"decided on 4 plans in the last year, and policy.plans_per_year = 4" in site.answer(request)
+
+
+def test_a_plan_that_divides_the_error_rate_by_too_few_is_refused(tmp_path):
+    trial = LogTrial(tmp_path, spec_text(propensities='"own"', more="[gate]\nplans = 2\n"))
+    found = objections(trial.folders["north"], read_site(trial.folders["north"]), trial.plan)
+    assert any("gate.plans: the error rate of a year is divided by 2" in line for line in found)
+
+
+def test_a_gate_needs_people_and_propensities(tmp_path):
+    (tmp_path / "spec.toml").write_text(spec_text(propensities="", more="[gate]\n"))
+    with pytest.raises(SpecError, match="gate: estimated clicks need propensities"):
+        read_spec(tmp_path / "spec.toml")
+
+
+# All together under secure aggregation, with people dealt into rounds
+
+
+def test_secure_aggregation_and_a_dealt_schedule(tmp_path):
+    clients = 'schedule = "dealt"\n'
+    trial = LogTrial(tmp_path, spec_text(mechanism=SUM, more=QUIET + "[gate]\n", clients=clients))
+    assert trial.run() == "finished", (trial.task.folder / "run.json").read_text()
+    for name in trial.names:
+        assert charges(trial, name) == {"propensity": 1, "quality": 1, "gate": 1}
+    card = card_of(trial)
+    assert card["participations_charged"] == 1
+    plan = trial.plan
+    own = [one.guarantees(plan)[0] for one in releases_of(plan, ["ndcg@10"])]
+    rounds = plan.experiment.guarantees(plan.features)[0]
+    assert card["promises"][0]["epsilon"] == pytest.approx(
+        cost_together([(rounds, 1), *((one, 1) for one in own)], 1e-5)
+    )
+
+
+# Kills
+
+
+class Killed(BaseException):
+    """Ends the process at this point."""
+
+
+@pytest.mark.parametrize("kind", ["propensity", "quality", "gate"])
+@pytest.mark.parametrize("where", [(Outbox, "put"), (Charging, "release"), (Charge, "write")])
+@pytest.mark.parametrize("after", [False, True])
+def test_a_kill_around_a_release_loses_nothing_and_charges_once(tmp_path, monkeypatch, kind, where, after):
+    monkeypatch.setattr("fedrank.deploy.heads.SiteJournal.check_confirmed", lambda *_: None)
+    trial = LogTrial(tmp_path, spec_text(more="[gate]\n"))
+    parts = {} if kind == "propensity" else {"weights": np.ones(12, np.float32)}
+    request = wire.pack(wire.Label(kind, trial.plan.run, 0 if kind == "propensity" else 2), parts)
+    real = getattr(*where)
+
+    def kill(*args, **named):
+        if after:
+            real(*args, **named)
+        raise Killed
+
+    counts = [float(600 * EXAMINED[(place + 1) // 2]) for place in range(18)]
+    pooled = {"sums": json.dumps({name: counts for name in ("east", "south")}).encode()}
+    with Site.open(trial.folders["north"]) as site, monkeypatch.context() as patch:
+        site.answer(trial.hello())
+        site.answer(wire.pack(wire.Label("propensities", trial.plan.run, 0), pooled))
+        patch.setattr(*where, kill)
+        with pytest.raises(Killed):
+            site.answer(request)
+    stored = list(trial.folders["north"].glob("outbox/*/releases/*"))
+    before = stored[0].read_bytes() if stored else b""
+    answers = set()
+    for _ in range(2):
+        with Site.open(trial.folders["north"]) as site:
+            site.answer(trial.hello())
+            answers.add(site.answer(request))
+            assert wire.read_label(next(iter(answers))).kind == "facts"
+    assert len(answers) == 1
+    assert charges(trial, "north") == {kind: 1}
+    if before:  # what may have left is what leaves
+        assert stored[0].read_bytes() == before
+
+
+def test_another_model_is_not_measured(finished, monkeypatch):
+    monkeypatch.setattr("fedrank.deploy.heads.SiteJournal.check_confirmed", lambda *_: None)
+    with Site.open(finished.folders["north"]) as site:
+        site.answer(finished.hello())
+        for kind in ("quality", "gate"):
+            content = wire.pack(wire.Label(kind, finished.plan.run, 2), {"weights": np.ones(12, np.float32)})
+            assert b"was already answered for a different request" in site.answer(content)
+    assert charges(finished, "north") == {"propensity": 1, "quality": 1, "gate": 1}
+
+
+def test_a_lost_message_is_not_drawn_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("fedrank.deploy.heads.SiteJournal.check_confirmed", lambda *_: None)
+    trial = LogTrial(tmp_path)
+    request = wire.pack(wire.Label("propensity", trial.plan.run, 0), {})
+    with Site.open(trial.folders["north"]) as site:
+        site.answer(trial.hello())
+        site.answer(request)
+    for path in trial.folders["north"].glob("outbox/*/releases/*"):
+        path.unlink()
+    with Site.open(trial.folders["north"]) as site:
+        site.answer(trial.hello())
+        assert wire.read_label(site.answer(request)).kind == "refused"
+    assert charges(trial, "north") == {"propensity": 1}
+
+
+def test_no_release_where_the_site_is_the_unit(tmp_path):
+    trial = LogTrial(
+        tmp_path,
+        spec_text(propensities='"own"', mechanism='name = "gaussian"\nclip = 1.0\nnoise = 5.0\n'),
+        policy={"unit": '"site"'},
+    )
+    assert releases_of(trial.plan, ["ndcg@10"]) == ()
+    assert release_of(trial.plan, QUALITY, ["ndcg@10"]) is None
