@@ -44,6 +44,7 @@ from fedrank.ranking.estimate import (
     both_propensities,
     engine_order,
     estimate_clicks,
+    with_errors,
 )
 from fedrank.ranking.gate import SENSITIVITY, GateRules, PersonSums, decide_all, person_rows, person_values
 from fedrank.ranking.propensity import ShownResults
@@ -196,7 +197,7 @@ def federation(trust: float, number: int) -> dict[str, Any]:
         if "trust" not in found:
             return answer | {"refused": "trust bias is not identifiable"}
         shown = every.select(every.search >= SEARCHES)
-        by = found["position"].found, found["trust"].found
+        by = with_errors(found["position"]), with_errors(found["trust"])
         for name, mix in mixes.items():
             scores = (truth.features @ weights_of(mix))[shown.pair]
             values = [person_values(shown, log.user, scores, other[shown.pair], *by) for other in (engine, alone)]
