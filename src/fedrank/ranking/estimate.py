@@ -379,10 +379,13 @@ def _hashed(values: NDArray[np.integer]) -> NDArray[np.uint64]:
 
 def new_places(shown: ShownResults, scores: NDArray[np.floating]) -> Integers:
     """[results]: the model's position of each among the documents of its list; ties keep the order shown."""
-    order = np.lexsort((shown.position, -np.asarray(scores, np.float64), shown.search))
-    before = np.lexsort((shown.position, shown.search))
+    search, where, worth = shown.search, shown.position, -np.asarray(scores, np.float64)
     position = np.empty(len(shown), np.int64)
-    position[order] = shown.position[before]
+    steps = np.diff(search)
+    if np.all((steps > 0) | (steps == 0) & (np.diff(where) > 0)):  # as a log has them; ties keep this order
+        position[np.lexsort((worth, search))] = where
+    else:
+        position[np.lexsort((where, worth, search))] = where[np.lexsort((where, search))]
     return position
 
 
