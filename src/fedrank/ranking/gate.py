@@ -169,9 +169,11 @@ def person_values(
     positions = int(shown.position.max(initial=0)) + 1
 
     def per_person(slope: Reals, extra: Reals) -> Reals:
-        ratio = np.clip((slope[new] - slope[old]) / slope[shown.position], -MAX_RATIO, MAX_RATIO)
-        gained = ratio * (shown.clicked - extra[shown.position]) + extra[new] - extra[old]
-        each: Reals = np.bincount(of_result, weights=gained, minlength=len(people)) / lists
+        some = new != old if extra.any() else (new != old) & shown.clicked  # the others contribute nothing
+        here, there, before = shown.position[some], new[some], old[some]
+        ratio = np.clip((slope[there] - slope[before]) / slope[here], -MAX_RATIO, MAX_RATIO)
+        gained = ratio * (shown.clicked[some] - extra[here]) + extra[there] - extra[before]
+        each: Reals = np.bincount(of_result[some], weights=gained, minlength=len(people)) / lists
         return each
 
     centres, changes = [], []
