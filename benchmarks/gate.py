@@ -198,8 +198,10 @@ def federation(trust: float, number: int) -> dict[str, Any]:
         by = with_errors(found["position"]), with_errors(found["trust"])
         for name, mix in mixes.items():
             scores = (truth.features @ weights_of(mix))[shown.pair]
-            values = [person_values(shown, log.user, scores, other[shown.pair], *by) for other in (engine, alone)]
-            rows[name].append((person_rows(values[0]), person_rows(*values)))
+            # Models that are not better are far below the own one, so only doing nothing can let them pass.
+            compared = (engine, alone) if name == "above" else (engine,)
+            values = [person_values(shown, log.user, scores, other[shown.pair], *by) for other in compared]
+            rows[name].append([person_rows(*values[: number + 1]) for number in range(len(values))])
     for target in EPSILONS:
         sigma = 0.0 if target is None else SENSITIVITY * multiplier(target)
         for name, each in rows.items():
