@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -20,7 +21,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fedrank.data.text import stemmer, tokens
+from fedrank.data.text import content_words, stemmer, tokens
 from fedrank.types import Features
 
 BUCKETS = 1 << 20  # hash buckets in which documents are counted
@@ -256,6 +257,14 @@ class FeatureSet:
         """Return the terms of a query; words after the 32nd distinct one are ignored."""
         distinct = dict.fromkeys(map(self._hashed, tokens(text)))
         return QueryTerms(np.fromiter(distinct, np.int32, len(distinct))[:MAX_TERMS])
+
+    def engine_terms(self, text: str) -> dict[int, int]:
+        """Return the stems that the engine searches for, with how often each occurs, without function words.
+
+        The features are defined over all words of a query (`query`), so they and their version do not depend on this.
+        """
+        counted = Counter(map(self._hashed, content_words(text, self.stemmer)))
+        return dict([*counted.items()][:MAX_TERMS])
 
     def row(self, title: str, body: str) -> ForwardRow:
         """Return a document in the form that features are computed from."""

@@ -160,7 +160,7 @@ class SearchClient:
             request = Query(query, self.features.query(query), filters or Filters(), sort, self._clock())
             self._settle(request.time, searching=True)
             self.engine.catch_up()
-            found = self.engine.candidates_for(request.terms, request.filters, sort == "date")
+            found = self.engine.candidates_for(self.features.engine_terms(query), request.filters, sort == "date")
             found, rows = still_there(self.store, found)
             raw = raw_features(
                 self.store, self.features, self.vectors.encoder, request.terms, query, found, rows, request.time
