@@ -245,9 +245,8 @@ def measure(client: SearchClient, one: Indexed, folder: Path, asked: Sequence[tu
         engine.append(of_engine)
         other.append(of_other)
         difference.append(one.ndcg(need, [result.id for result in client.search(text).results]) - of_engine)
-    return {
-        "engine": float(np.mean(engine)), "bm25s": float(np.mean(other)), "difference": np.round(difference, 5).tolist(),
-    }  # fmt: skip
+    means = {"engine": float(np.mean(engine)), "bm25s": float(np.mean(other))}
+    return means | {"difference": np.round(difference, 5).tolist()}
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -286,8 +285,8 @@ def report(lives: Sequence[dict]) -> list[str]:
             back = sum(moment["rolled back"] for _, moment in cells)
             lowest = {which: min(means[which], key=means[which].__getitem__) for which in means}
             shown = [
-                f"{needs[which][0]:+9.4f} ± {needs[which][1]:.4f} {means[which][lowest[which]]:+10.4f} {lowest[which]:12}"
-                for which in means
+                f"{needs[which][0]:+9.4f} ± {needs[which][1]:.4f} {means[which][name]:+10.4f} {name:12}"
+                for which, name in lowest.items()
             ]
             print(f"{person:14} {after:6,} {len(cells):5} {'  '.join(shown)} {cost:7.4f} {back:5}")
             where = f"{person} after {after:,}"

@@ -92,7 +92,7 @@ def test_a_live_client_with_a_simulated_person_learns_what_a_simulated_client_le
     monkeypatch.setattr(
         client.rows, "scores", lambda w, raw, _: LEARNER.scores(w.astype("f4"), client.rows.scaled(raw))
     )
-    monkeypatch.setattr("fedrank.search.impressions.ImpressionRows._repeats", lambda *_: 1)
+    monkeypatch.setattr("fedrank.search.impressions.ImpressionRows.repeats", lambda *_: 1)
     # A simulated client shows later lists by what it has learned, so this one does, too.
     monkeypatch.setattr(
         "fedrank.search.impressions.ImpressionRows.model",
