@@ -173,7 +173,7 @@ def searches(life: Life, needs: Sequence[int], queries: Sequence[str], rng: np.r
 
 
 def clicks(life: Life, grades: Sequence[float], rng: np.random.Generator) -> Iterator[int]:
-    """Positions that a person opens, from the top; grades are from 0 to 1."""
+    """Positions that a person opens, from the top; relevance labels are scaled to 0 .. 1."""
     (low, high), (stays, leaves) = PEOPLE[life.person]
     for position, grade in enumerate(grades):
         if rng.random() < low + (high - low) * grade:

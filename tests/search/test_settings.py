@@ -79,6 +79,7 @@ def test_a_folder_of_format_1_keeps_its_clicks_and_gets_the_start_weights(tmp_pa
     with opened(tmp_path, clock) as client:
         found = client.search("orchard apple water")
         client.open_document(found.impression, 5)
+        clock.wait(60)
         client.trials.begin(np.ones(34), "a friend")
         with client.store.writing():
             client.store.set(model=client.rows.new_model(0.0, "learned in format 1", np.full(34, 2.0)))

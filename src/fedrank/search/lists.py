@@ -88,7 +88,7 @@ def raw_features(
 
 
 def _past(store: Store, ids: Sequence[int], now: float) -> list[Usage]:
-    """Metadata of the candidates; earlier clicks are no features but a rule of their own (`memory.py`)."""
+    """Metadata of the candidates; earlier clicks are a separate rule (`memory.py`)."""
     facts = {
         id: Usage((now - date) / DAY if date else None, "file" if kind == "note" else kind, depth, bool(answered))
         for id, kind, date, depth, answered in store.rows(
