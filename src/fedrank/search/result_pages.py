@@ -12,7 +12,8 @@ from functools import lru_cache
 import numpy as np
 
 from fedrank.data.live_features import FeatureSet, ForwardRow, QueryTerms
-from fedrank.search.impressions import Clicked, ImpressionRows, Recorded, best_order, scores_of
+from fedrank.search.impressions import Clicked, ImpressionRows, Recorded, best_order
+from fedrank.search.memory import LIFT
 from fedrank.search.results import (
     PAGE_SIZE,
     Cause,
@@ -46,7 +47,7 @@ class ResultPages:
         """A page of a list, with the clicks on it."""
         positions = range((page - 1) * PAGE_SIZE, min(page * PAGE_SIZE, len(one.shown)))
         results = self.results(one, positions, {click.position for click in clicks if not click.bounced})
-        teaches = one.kind == "pdgd" and one.state in ("shown", "opened")
+        teaches = one.state in ("shown", "opened")
         filters = Filters(**json.loads(one.filters))
         sort: Sort = "date" if one.sort == "date" else "rank"
         return Shown(
@@ -163,14 +164,20 @@ def explain(rows: ImpressionRows, one: Recorded, results: Sequence[Result]) -> t
         return ()
     _, weights = rows.model()
     features = rows.scaled(one.raw)
-    shares = weights * (features - features.mean(axis=0, keepdims=True))
-    scores = scores_of(weights.astype(np.float32), features)
+    scores = rows.scores(weights, one.raw, one.memory)
+    memory = np.zeros(len(scores)) if one.memory is None else one.memory
+    plain, first = features @ weights, np.zeros(len(scores))
+    first[0] = plain.max() - plain[0]  # what the rule for the engine's best result adds
+    rules = np.column_stack([first, memory])
+    values = np.column_stack([one.raw, first > 0, memory / LIFT])
+    shares = np.column_stack([weights * (features - features.mean(axis=0)), rules - rules.mean(axis=0)])
+    names = (*rows.features.names, "best of the engine", "opened before")
     by_model = np.argsort(best_order(scores))
     explained = []
     for result, candidate in zip(results, one.shown.tolist(), strict=True):
         parts = shares[candidate]
         causes = tuple(
-            Cause(rows.features.names[f], float(one.raw[candidate, f]), float(parts[f]))
+            Cause(names[f], float(values[candidate, f]), float(parts[f]))
             for f in np.argsort(-np.abs(parts), kind="stable").tolist()
         )
         explained.append(Explained(result, float(scores[candidate]), int(by_model[candidate]), candidate, causes))
