@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedrank.cli.shared import (
-    MAX_WAIT,
     AsJson,
     Browser,
     Port,
@@ -30,7 +29,6 @@ from fedrank.search.folders import default_folder, folder_option
 
 if TYPE_CHECKING:
     from fedrank.search.client import SearchClient
-    from fedrank.search.joining import Meeting
     from fedrank.search.results import Indexed, SearchStatus, SkippedFile
 
 search_app = typer.Typer(
@@ -226,42 +224,27 @@ def search_export(
 
 @search_app.command(
     "join",
-    epilog="Examples:  fedrank search join file:SHARED --name anna --fingerprint SHA256:66...  ·  over a network, "
-    "after fedrank deploy join:  fedrank search join anna  ·  show the plans and answer:  fedrank search join "
-    "file:SHARED  ·  answer only:  fedrank search join file:SHARED --once",
+    epilog="Examples:  after fedrank deploy join:  fedrank search join anna  ·  show the plans and accept:  fedrank "
+    "search join anna",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},  # those of file: had other options
 )
 def search_join(
-    federation: Annotated[
-        str, typer.Argument(help="Shared folder as file:FOLDER, or the home made by fedrank deploy join.")
-    ],
-    name: Annotated[str | None, typer.Option(help="Your name in the federation; the first time, with file:.")] = None,
-    fingerprint: Annotated[
-        str | None, typer.Option(help="Fingerprint of the coordinator, heard by telephone; the first time, with file:.")
-    ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(help="Maximum privacy budget ε of all rounds; the first time, with file:. Default: 8."),
-    ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Answer the accepted plans without questions.")] = False,
+    context: typer.Context,
+    federation: Annotated[str, typer.Argument(help="Home made by fedrank deploy join.")],
     yes: Yes = False,
     folder: Home = None,
 ) -> None:
-    """Train with others: show what leaves this device and its privacy budget, accept plans, and answer requests."""
+    """Train with others: show what leaves this device, its privacy budget and the benefit to expect; accept plans."""
     from fedrank.search import joining
 
-    meeting = joining.meeting_of(federation)
-    if meeting.network and any(given is not None for given in (name, fingerprint, epsilon)):
-        raise ValueError(
-            f"--name, --fingerprint and --epsilon are for file:FOLDER; {meeting.folder / 'site.toml'} sets them here "
-            "(policy.largest_epsilon); nothing was sent"
-        )
+    if context.args and not federation.startswith(joining.PREFIX):
+        raise typer.BadParameter(f"unexpected: {' '.join(context.args)}; nothing was sent")
+    site = joining.site_of(federation)
     with _client(folder, begin=True) as client:
-        if joining.state_of(client, meeting):
-            _continue(client, meeting, once, yes)
-        elif meeting.network:
-            _join_network(client, meeting.folder, yes)
+        if joining.state_of(client, site):
+            _continue(client, site, yes)
         else:
-            _ask_to_join(client, meeting.folder, name, fingerprint, 8.0 if epsilon is None else epsilon, yes)
+            _join_network(client, site, yes)
 
 
 @search_app.command("leave", epilog="Example:  fedrank search leave --because 'enough'")
@@ -281,39 +264,31 @@ def search_leave(
     print_line("Left. Recorded queries were deleted; the ledger and the list of sent data stay.")
 
 
-@search_app.command(
-    "aggregate",
-    epilog="Examples:  fedrank search aggregate --home coordinator --epsilon 8  ·  fedrank search aggregate SHARED "
-    "--home coordinator",
-)
+@search_app.command("aggregate", epilog="Example:  fedrank search aggregate --home coordinator --epsilon 4")
 def search_aggregate(
     home: Annotated[Path, typer.Option(help="Folder of the coordinator, made by fedrank deploy init.")],
-    shared: Annotated[
-        Path | None, typer.Argument(help="Shared folder. Default: the transport that the home stores.")
-    ] = None,
     epsilon: Annotated[float, typer.Option(help="Maximum privacy budget ε of all rounds, per person.")] = 8.0,
     name: Annotated[str, typer.Option(help="Name of the run.")] = "searches",
-    patience: Annotated[
-        float,
-        typer.Option(min=1, max=MAX_WAIT, help="Seconds to wait for a member per round, in a shared folder."),
-    ] = 86_400,
     quiet: Quiet = False,
 ) -> None:
-    """Train ten rounds with all members, as their coordinator. Run the command again to continue.
+    """Train with all members, as their coordinator, if they are enough for this ε. Run it again to continue.
 
-    In a shared folder each device adds noise to its own update; with NVFLARE, secure aggregation shows only the sum.
+    Every person takes part in one of few rounds. Secure aggregation shows only the sum of a round.
     """
     from fedrank.deploy.transport import shared_folder
     from fedrank.experiments.runner.stop_signals import stop_requested
-    from fedrank.search.coordinator import aggregate, aggregate_online
+    from fedrank.search.coordinator import aggregate
+    from fedrank.search.joining import DEVICE_NOISE
 
+    if shared_folder(home) is not None:
+        raise ValueError(
+            f"{home} is a federation in a shared folder, but searches are trained over a network only, because "
+            f"{DEVICE_NOISE}; create one with fedrank deploy init --host; nothing was planned"
+        )
     print_note("quality is measured on generated documents; it reveals a broken model, not the quality for your users")
-    shared, runs = shared or shared_folder(home), home / "runs"
+    runs = home / "runs"
     with progress(quiet) as report, stop_requested() as stop:
-        if shared is None:
-            results = aggregate_online(home, runs, name, epsilon, stop, report, print_line)
-        else:
-            results = aggregate(shared, home, runs, name, epsilon, stop, report, patience, print_line)
+        results = aggregate(home, runs, name, epsilon, stop, report, print_line)
     print_outcome(results, runs / name)
 
 
@@ -333,74 +308,43 @@ def _client(folder: Path | None, serve: bool = False, language: str | None = Non
     return SearchClient(folder or default_folder(), serve=serve, language=language)
 
 
-def _continue(client: SearchClient, meeting: Meeting, once: bool, yes: bool) -> None:
-    """Show the plans, ask for consent, and answer the requests of accepted plans."""
+def _continue(client: SearchClient, site: Path, yes: bool) -> None:
+    """Show the plans and ask for consent."""
     from fedrank.deploy.show import about_plan
     from fedrank.search import joining
 
-    for plan, view in [] if once else joining.open_plans(client):
+    for plan, view in joining.open_plans(client):
         print_sections(about_plan(view))
         if view.refused:
             continue  # the sections contain the reason; it cannot be accepted
-        compare = "Did each member read you their fingerprint by telephone? Participate in this run?"
-        if yes or typer.confirm("Participate in this run?" if view.sum is None else compare):
+        if yes or typer.confirm("Did each member read you their fingerprint by telephone? Participate in this run?"):
             joining.agree(client, plan)
         else:
             joining.decline(client, plan)
-    done = joining.take_part(client)
-    for one in done:
-        print_line(f"Round {one.round}: {one.kind} {'refused' if one.refused else 'answered'}")
-    if meeting.network:
-        print_line(_WHEN_ANSWERED.format(meeting.folder))
-    elif not done:
-        waits = joining.state_of(client) == "waiting"
-        print_line("The coordinator has not approved you yet." if waits else "No open requests.")
+    joining.take_part(client)
+    print_line(_WHEN_ANSWERED.format(site))
 
 
 def _join_network(client: SearchClient, site: Path, yes: bool) -> None:
+    from fedrank.search.coordinator import EXPECTED, people_needed
     from fedrank.search.joining import join_network, server
 
     there = server(client, site)
     print_line(f"Federation {there.federation} at {there.address}, CA {there.fingerprint}; you are {there.name}")
     print_line("Nothing leaves this device now. While the site runs, it is connected to that server, which sees that.")
     print_line(
-        f"Later, only for runs that you accept: at most one update per round, from 30 queries or more, with noise "
-        f"that is added on this device; the plan says whether the server sees each update or only their sum. The "
-        f"total privacy budget is at most ε = {there.epsilon:g} (δ = {there.delta:g})."
+        f"Later, only for runs that you accept: one update, from 30 queries or more, with a share of the noise that is "
+        f"added on this device; the server sees only the sum over many people. The total privacy budget is at most "
+        f"ε = {there.epsilon:g} (δ = {there.delta:g}). Runs with fewer than {people_needed(there.epsilon):,} people "
+        "are refused, since noise would outweigh what they teach."
     )
+    print_line(EXPECTED)
     print_line(_NEVER_LEAVES)
     if not yes:
         typer.confirm("Participate with your queries?", abort=True)
     join_network(client, site)
     print_line(_WHEN_ANSWERED.format(site))
     print_line(f"When a run is planned, show and accept it: fedrank search join {site}")
-
-
-def _ask_to_join(
-    client: SearchClient, shared: Path, name: str | None, fingerprint: str | None, epsilon: float, yes: bool
-) -> None:
-    from fedrank.search.joining import ask_to_join, invitation
-
-    there = invitation(shared)
-    if name is None or fingerprint is None:
-        raise ValueError(
-            f"--name and --fingerprint are missing; choose a name, and ask the coordinator of {there.federation!r} for "
-            "the fingerprint by telephone; nothing was sent"
-        )
-    print_line(f"Federation {there.federation}, coordinator {there.fingerprint}")
-    print_line(f"Members: {', '.join(there.members) or 'none yet'}")
-    print_line(f"Now the name {name} and a public key leave this device; all readers of {shared} see them.")
-    print_line(
-        f"Later, only for runs that you accept: at most one update per round, from 30 queries or more, with noise "
-        f"that is added on this device. The total privacy budget is at most ε = {epsilon:g} (δ = 1e-05)."
-    )
-    print_line(_NEVER_LEAVES)
-    if not yes:
-        typer.confirm("Ask to participate?", abort=True)
-    own = ask_to_join(client, shared, name, fingerprint, epsilon)
-    print_line("Your fingerprint; tell the coordinator by telephone:")
-    print_line(own, style="bold")
-    print_line(f"Then, and regularly: fedrank search join file:{shared}")
 
 
 def _print_indexed(done: Indexed) -> None:

@@ -79,7 +79,7 @@ class SearchClient:
             self.features = features_of(self.store, language)
             self.rows = ImpressionRows(self.store, self.features)
             self.trials = Trials(self.rows, clock)
-            self.sent = SentRecord(self.store, self.folder, clock)
+            self.sent = SentRecord(self.store, self.folder)
             self.settings = SearchSettings(self.store)
             begin(self.rows, clock)
             self.vectors = DocumentVectors(self.store)
