@@ -435,9 +435,11 @@ def test_aggregate_refuses_a_shared_folder_and_too_few_people(
     fedrank: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedrank.deploy.folder_members import create_folder_federation
+    from fedrank.deploy.transport import store_shared_folder
     from fedrank.search import coordinator
 
     create_folder_federation(Path("shared").absolute(), Path("home"), "friends")
+    store_shared_folder(Path("home"), Path("shared").absolute())
     code, _, err = fedrank("aggregate", "--home", "home")
     assert code != 0
     assert "over a network only" in err
