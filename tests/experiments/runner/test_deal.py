@@ -177,7 +177,8 @@ def test_tuning_on_the_people_of_a_dealt_run_is_charged_and_refused_beyond_the_b
     [(task, reason)] = run_experiment(asked, "test", tmp_path).failed
     assert "no round is run" in reason
     assert not (task.folder / "model.json").exists()
-    assert len(list((tmp_path / "populations" / "town").rglob("ledger"))) == 2
+    accounts = [Account.read(path) for path in (tmp_path / "populations" / "town").rglob("ledger")]
+    assert sum(account.participations for account in accounts if account is not None).tolist() == [2] * COUNT
 
 
 @pytest.mark.parametrize(
