@@ -170,10 +170,33 @@ def test_index_status_learn_forget_export(fedrank: Command, tmp_path: Path) -> N
     assert json.loads(fedrank("status", "--json")[1])["documents"] == 0
 
 
+def test_a_name_with_a_direction_override_is_escaped_in_a_terminal_and_data_in_json(fedrank: Command) -> None:
+    Path("notes/\u202efdp.exe").write_bytes(bytes(range(256)) * 20)
+    fedrank("index", "notes", "--quiet")
+    out = fedrank("status", "--skipped")[1]
+    assert "\u202e" not in out
+    assert "\\u202efdp.exe" in out
+    files = json.loads(fedrank("status", "--skipped", "--json")[1])
+    assert any(file["path"].endswith("\u202efdp.exe") for file in files)
+
+
+def test_forgetting_a_document_names_the_queries_that_stay(fedrank: Command) -> None:
+    fedrank("index", "notes", "--quiet")
+    with SearchClient("store") as client:
+        found = client.search("river\u202e mills").results[0].id
+    out = fedrank("forget", "--document", str(found))[1]
+    assert "Searches that showed it stay" in out
+    assert "  river\\u202e mills\n" in out
+    with SearchClient("store") as client:
+        found = client.search("river mills").results[0].id
+    assert "Deleted 2 searches" in fedrank("forget", "--document", str(found), "--queries")[1]
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (("forget",), "nothing was deleted: give one of --query"),
+        (("forget", "--query", "x", "--queries"), "--queries is for --document"),
         (("forget", "--query", "x", "--all"), "nothing was deleted: give one of --query"),
         (
             ("forget", "--since", "yesterday"),

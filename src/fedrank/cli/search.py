@@ -168,6 +168,9 @@ def search_forget(
     document: Annotated[
         int | None, typer.Option(help="Number of the document to delete, with all clicks on it.")
     ] = None,
+    queries: Annotated[
+        bool, typer.Option("--queries", help="With --document: also delete the searches that showed it.")
+    ] = False,
     since: Annotated[str | None, typer.Option(help="Delete all queries since this day, such as 2026-01-31.")] = None,
     all: Annotated[bool, typer.Option("--all", help="Delete documents, queries, clicks and the model.")] = False,
     yes: Yes = False,
@@ -178,17 +181,23 @@ def search_forget(
 
     if (query is not None) + (document is not None) + (since is not None) + all != 1:
         raise ValueError("nothing was deleted: give one of --query, --document, --since and --all")
+    if queries and document is None:
+        raise ValueError("nothing was deleted: --queries is for --document")
     moment = None if since is None else _moment(since)
     if all and not yes:
         typer.confirm("Delete the index, all queries and clicks, and the model?", abort=True)
     with _client(folder) as client:
         try:
-            gone = client.forget(query=query, document=document, since=moment, everything=all)
+            gone = client.forget(query=query, document=document, since=moment, everything=all, searches=queries)
         except NotFound:
             raise ValueError(f"--document {document}: no such document; nothing was deleted") from None
     if query is not None and not gone.impressions:
         raise ValueError(f"--query {query!r}: no search with this text; nothing was deleted")
     print_line(f"{gone}")
+    if gone.kept:
+        print_line("Searches that showed it stay; to delete them, use fedrank search forget --query with their texts:")
+        for text in gone.kept:
+            print_line(f"  {text}")
 
 
 @search_app.command("learn", epilog="Examples:  fedrank search learn off  ·  fedrank search learn reset")
@@ -405,7 +414,6 @@ def _number(count: int, thing: str) -> str:
 
 def _note_unused(client: SearchClient, done: Indexed, paths: list[Path]) -> None:
     """Print which of the indexed folders and of the given files gave no document."""
-    from fedrank.experiments.report.terminal import printable
     from fedrank.search.render import SKIPPED
 
     for path in done.empty:
@@ -418,7 +426,7 @@ def _note_unused(client: SearchClient, done: Indexed, paths: list[Path]) -> None
     given = {str(path.expanduser().absolute()) for path in paths if path.is_file()}
     for file in client.skipped() if given else []:
         if file.path in given:
-            print_note(printable(f"{file.path} was skipped: {SKIPPED.get(file.reason, file.reason)}"))
+            print_note(f"{file.path} was skipped: {SKIPPED.get(file.reason, file.reason)}")
 
 
 def _print_skipped(files: list[SkippedFile], status: SearchStatus, as_json: bool) -> None:

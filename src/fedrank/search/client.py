@@ -258,9 +258,11 @@ class SearchClient:
         document: int | None = None,
         since: int | None = None,
         everything: bool = False,
+        searches: bool = False,
     ) -> ForgottenRows:
         """Delete searches with this text, a document and its clicks, all searches since a time (seconds since 1970),
-        or everything including documents and model. Give exactly one of the four.
+        or everything including documents and model. Give exactly one of the four. With a document, `searches` also
+        deletes the searches that showed it; otherwise `ForgottenRows.kept` has their queries.
 
         A forgotten document is not indexed again; its hashed words leave the index at the next merge of segments.
         The model keeps what it learned, except with `everything`; `learn_setting("reset")` resets it. The record of
@@ -280,7 +282,7 @@ class SearchClient:
             elif document is not None:
                 self.pages.document(document)  # raises NotFound
                 with self.engine.updating():
-                    gone = forget_document(self.store, document)
+                    gone = forget_document(self.store, document, searches)
                     self.engine.follow()
             else:
                 gone = forget_searches(self.store, self.features, query, since)

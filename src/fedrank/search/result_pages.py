@@ -12,6 +12,7 @@ from functools import lru_cache
 import numpy as np
 
 from fedrank.data.live_features import FeatureSet, ForwardRow, QueryTerms
+from fedrank.search.forgetting import listed_in
 from fedrank.search.impressions import Clicked, ImpressionRows, Recorded, best_order, scores_of
 from fedrank.search.results import (
     PAGE_SIZE,
@@ -78,6 +79,11 @@ class ResultPages:
                 Result(id, position, kind, title, where, link, date, snippet, position in clicked, heading=heading)
             )
         return tuple(results)
+
+    def listed(self, document: int) -> int:
+        """The number of recorded searches that showed a document."""
+        with self.store.turn:
+            return len(listed_in(self.store, document))
 
     def document(self, document: int) -> Document:
         """A document by its id; no click is recorded."""

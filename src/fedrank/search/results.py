@@ -226,6 +226,7 @@ class ForgottenRows:
     documents: int
     impressions: int
     clicks: int
+    kept: tuple[str, ...] = ()  # queries of the searches that listed a deleted document and stay
 
     def __str__(self) -> str:
         searches, clicks = count_of(self.impressions, "search", "searches"), count_of(self.clicks, "click")

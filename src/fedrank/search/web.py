@@ -42,6 +42,7 @@ LEAST_SHARE = 0.005  # smaller contributions would be shown as 0.00
 PARTS = {"style.css": "text/css", "dwell.js": "text/javascript", "icon.svg": "image/svg+xml"}
 NOTES = {
     "forgotten": "Deleted: {}, {}, {}.",
+    "kept": "Deleted: {}, {}, {}. Searches that showed the document stay; you can delete them below by their text.",
     "no-search": "No search with this text is recorded, so nothing was deleted.",
     "on": "Learning is on.",
     "off": "Learning is off: searches and clicks are not recorded.",
@@ -201,12 +202,12 @@ def _results(served: Served, request: Request) -> Response:
 def _open(served: Served, request: Request) -> Response:
     impression, position = _number(request, "impression"), _number(request, "place")
     document = served.client.open_document(impression, position, click=request.method == "GET")
-    return _show(request, document, impression, position, clicked=True)
+    return _show(served, request, document, impression, position, clicked=True)
 
 
 def _document(served: Served, request: Request) -> Response:
     document = served.client.pages.document(_number(request, "document"))
-    return _show(request, document, *_result(request.query_params))
+    return _show(served, request, document, *_result(request.query_params))
 
 
 def _result(given: Mapping[str, str]) -> tuple[int, int]:
@@ -214,7 +215,9 @@ def _result(given: Mapping[str, str]) -> tuple[int, int]:
     return _whole(given.get("impression", "0")), _whole(given.get("position", "0"))
 
 
-def _show(request: Request, document: Document, impression: int, position: int, clicked: bool = False) -> Response:
+def _show(
+    served: Served, request: Request, document: Document, impression: int, position: int, clicked: bool = False
+) -> Response:
     """A document as text; a long document is split into parts."""
     parts = max(-(-len(document.text) // PART), 1)
     at = _whole(request.query_params.get("part", "1"))
@@ -223,7 +226,7 @@ def _show(request: Request, document: Document, impression: int, position: int, 
     text = document.text[(at - 1) * PART : at * PART]
     return _html(
         "document.html", document=document, text=text, part=at, parts=parts, impression=impression, position=position,
-        clicked=clicked, note=_note(request),
+        clicked=clicked, note=_note(request), listed=served.client.pages.listed(document.id),
     )  # fmt: skip
 
 
@@ -275,7 +278,7 @@ def _forget(served: Served, request: Request, form: Form) -> Response:
         case "query":
             what = {"query": form.get("query", "")}
         case "document":
-            what = {"document": _whole(form.get("document", ""))}
+            what = {"document": _whole(form.get("document", "")), "searches": form.get("searches") == "on"}
         case "since":
             what = {"since": _since(form.get("since", ""))}
         case "everything" if form.get("sure", "").strip().lower() == "everything":
@@ -287,7 +290,8 @@ def _forget(served: Served, request: Request, form: Form) -> Response:
     gone = served.client.forget(**what)
     if "query" in what and not gone.impressions:
         return see_other("/status?note=no-search")
-    return see_other(f"/status?note=forgotten&n={gone.impressions}&n={gone.clicks}&n={gone.documents}")
+    note = "kept" if gone.kept else "forgotten"
+    return see_other(f"/status?note={note}&n={gone.impressions}&n={gone.clicks}&n={gone.documents}")
 
 
 def _html(template: str, status_code: int = 200, **values: Any) -> Response:
