@@ -8,10 +8,10 @@ intervals over queries, mean over collections. The settings are those of `fedran
 part once, with 30 searches, under secure aggregation at δ = 1e-5; half of the people are assumed to be honest and
 online, so noise has twice the variance. They were chosen with `--choose`, which uses two other divisions.
 
-mixed: a fifth of the people searches each collection. newcomer: people who search the four other collections. The start
-is the engine's order with weights for expansion and feedback. The memory of clicks is the same with and without
-joining, and has no effect on queries that were not searched before. "signal" is people / (σ √(T d)), the rule of
-`fedrank privacy plan`; a group whose signal is below `coordinator.SIGNAL` is refused. --check: no accepted group loses.
+mixed: a fifth of the people searches each collection. newcomer: people who search the four other collections. The
+memory of clicks is the same with and without joining, and has no effect on queries that were not searched before.
+"signal" is people / (σ √(T d)), the rule of `fedrank privacy plan`; a group whose signal is below `coordinator.SIGNAL`
+is refused. --check: no accepted group loses.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from fedrank.ranking.learners import Pdgd
 from fedrank.ranking.measures import Evaluator
 from fedrank.ranking.rankers import Linear
 from fedrank.search.coordinator import CLIP, LEARNING_RATE, SEARCHES, SIGNAL, STEP, rounds_for
+from fedrank.search.impressions import first_weights
 from fedrank.seeds import Chance, rng_for
 
 COLLECTIONS = ("cranfield", "cisi", "msmarco-mini", "nfcorpus", "vaswani")
@@ -51,11 +52,8 @@ Values = NDArray[np.float64]
 
 
 def start() -> Values:
-    """The engine's order with the weights of expansion and feedback."""
-    weights = LIVE_1.start()
-    weights[LIVE_1.names.index("expanded bm25")] = 1.0
-    weights[LIVE_1.names.index("feedback")] = 0.5
-    return weights
+    """The weights that every client begins with."""
+    return first_weights(LIVE_1)
 
 
 @cache
