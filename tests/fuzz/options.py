@@ -69,6 +69,7 @@ LINES = {
     "papers run": "papers run quickstart",
     "search serve": "search serve --home searches",
     "search forget": "search forget --home searches",
+    "search status": "search status --home searches",
     "search aggregate": "search aggregate --home coordinator",
     "deploy invite": "deploy invite clinic-z Clinic_Z --home coordinator -- {}",
     "deploy run": "deploy run small.toml --home coordinator",

@@ -180,6 +180,31 @@ def test_a_name_with_a_direction_override_is_escaped_in_a_terminal_and_data_in_j
     assert any(file["path"].endswith("\u202efdp.exe") for file in files)
 
 
+def test_why_and_what_was_learned_in_a_terminal(fedrank: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    fedrank("index", "notes", "--quiet")
+    with SearchClient("store") as client:
+        for position in (2, 0):  # it moved up
+            found = client.search("river mills\u202e")
+            client.open_document(found.impression, position)
+        last = client.search("river mills").impression
+    out = fedrank("status", "--why", str(last))[1]
+    assert out.startswith(f"Search {last}: river mills\n")
+    assert "You opened it twice for \u201criver mills\\u202e\u201d, last on 20" in out
+    assert "The search engine alone has it at" in out
+    why = json.loads(fedrank("status", "--why", str(last), "--json")[1])
+    assert len(why["results"]) == 4
+    out = fedrank("status", "--learned")[1]
+    assert "From 3 recorded queries and 2 clicks" in out
+    assert "you opened River" in out
+    assert "  +" in out or "  -" in out
+    learned = json.loads(fedrank("status", "--learned", "--json")[1])
+    assert learned["remembered"][0]["clicks"] == 2
+    monkeypatch.setattr("typer.confirm", refuse)
+    assert fedrank("forget", "--learned")[0] != 0
+    assert "Deleted 3 searches, 2 clicks and 0 documents" in fedrank("forget", "--learned", "--yes")[1]
+    assert "From 0 recorded queries" in fedrank("status", "--learned")[1]
+
+
 def test_forgetting_a_document_names_the_queries_that_stay(fedrank: Command) -> None:
     fedrank("index", "notes", "--quiet")
     with SearchClient("store") as client:
@@ -202,6 +227,8 @@ def test_forgetting_a_document_names_the_queries_that_stay(fedrank: Command) -> 
             ("forget", "--since", "yesterday"),
             "must be a day, such as 2026-01-31 (got 'yesterday'); nothing was deleted",
         ),
+        (("status", "--why", "77"), "--why 77: no such search; use the number in the address of its results"),
+        (("status", "--why", "1", "--learned"), "give only one of --skipped, --learned and --why"),
         (("forget", "--document", "77"), "no such document; nothing was deleted"),
         (("serve", "--demo", "--folder", "store"), "--demo uses the folder search-demo and cannot be combined"),
         (("learn", "maybe"), "must be on, weights, off or reset (got 'maybe'); nothing was changed"),

@@ -422,6 +422,33 @@ def test_why_shows_every_place_with_its_shares(page: ServedPage, browser: httpx.
     assert "Why this order?" not in browser.get(page.search(browser, "river sea", sort="date")).text
 
 
+def test_why_and_what_was_learned_are_in_words_and_one_button_forgets(tmp_path: Path) -> None:
+    with served(tmp_path) as page, page.browser() as browser:
+        assert "Nothing: no search is recorded" in browser.get("/learned").text
+        for position in (1, 0):  # it moved up
+            browser.get(page.search(browser, f"kraken {EVIL}") + f"/open/{position}")
+        page.clock.ahead += 3600
+        where = page.search(browser, f"kraken {EVIL}")
+        text = browser.get(where).text
+        assert text.count("you opened this before") == 1
+        text = browser.get(f"{where}/why").text
+        assert "You opened it twice for \u201ckraken &lt;script&gt;" in text
+        assert EVIL not in text
+        text = browser.get("/learned").text
+        assert "3 searches" in text
+        assert "2 clicks" in text
+        assert EVIL not in text
+        assert "kraken &lt;script&gt;" in text
+        assert "Difference from the search engine by week" in text
+        assert '<svg class="bar"' in text
+        answer = browser.post("/forget", data={"what": "learned"})
+        text = browser.get(answer.headers["location"]).text
+        assert "Deleted: 3 searches, 2 clicks, 0 documents." in text
+        assert "Nothing: no search is recorded" in text
+        assert page.client.status().documents > 25
+        assert "you opened this before" not in browser.get(page.search(browser, "kraken")).text
+
+
 def test_why_of_nothing_and_of_something_old_is_a_page(page: ServedPage, browser: httpx.Client) -> None:
     where = page.search(browser, "nothinglikeit")
     answer = browser.get(f"{where}/why")

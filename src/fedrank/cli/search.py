@@ -25,6 +25,7 @@ from fedrank.cli.shared import (
     print_sections,
     progress,
 )
+from fedrank.display import count_of
 from fedrank.search.folders import default_folder, folder_option
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def search_index(
             raise ValueError("--remove must be used alone; nothing was changed; remove first, then index")
         with _client(folder) as client:
             for path in remove:
-                print_line(f"{path}: {_number(client.remove_root(path), 'document')} removed from the index")
+                print_line(f"{path}: {count_of(client.remove_root(path), 'document')} removed from the index")
         return
     with _client(folder, language=language, begin=True) as client:
         if encoder is not None:
@@ -144,11 +145,23 @@ def search_status(
     skipped: Annotated[
         bool, typer.Option("--skipped", help="List the files that could not be indexed, with the reasons.")
     ] = False,
+    learned: Annotated[
+        bool, typer.Option("--learned", help="Show what was learned about you, and the difference to the engine.")
+    ] = False,
+    why: Annotated[
+        int | None,
+        typer.Option(min=1, max=10**18, help="Explain the order of the search with this number, from its address."),
+    ] = None,
     as_json: AsJson = False,
     folder: Home = None,
 ) -> None:
     """Show documents, queries, clicks, the model, and all data that have left the device."""
+    if skipped + learned + (why is not None) > 1:
+        raise ValueError("give only one of --skipped, --learned and --why")
     with _client(folder) as client:
+        if learned or why is not None:
+            _print_learned(client, why, as_json)
+            return
         status, files = client.status(), client.skipped() if skipped else []
     if skipped:
         _print_skipped(files, status, as_json)
@@ -172,6 +185,9 @@ def search_forget(
         bool, typer.Option("--queries", help="With --document: also delete the searches that showed it.")
     ] = False,
     since: Annotated[str | None, typer.Option(help="Delete all queries since this day, such as 2026-01-31.")] = None,
+    learned: Annotated[
+        bool, typer.Option("--learned", help="Delete all queries, clicks and learned weights; the documents stay.")
+    ] = False,
     all: Annotated[bool, typer.Option("--all", help="Delete documents, queries, clicks and the model.")] = False,
     yes: Yes = False,
     folder: Home = None,
@@ -179,16 +195,20 @@ def search_forget(
     """Delete queries, clicks or documents. The model keeps what it learned until `fedrank search learn reset`."""
     from fedrank.search.results import NotFound
 
-    if (query is not None) + (document is not None) + (since is not None) + all != 1:
-        raise ValueError("nothing was deleted: give one of --query, --document, --since and --all")
+    if (query is not None) + (document is not None) + (since is not None) + learned + all != 1:
+        raise ValueError("nothing was deleted: give one of --query, --document, --since, --learned and --all")
     if queries and document is None:
         raise ValueError("nothing was deleted: --queries is for --document")
     moment = None if since is None else _moment(since)
+    if learned and not yes:
+        typer.confirm("Delete all queries and clicks, and what was learned from them?", abort=True)
     if all and not yes:
         typer.confirm("Delete the index, all queries and clicks, and the model?", abort=True)
     with _client(folder) as client:
         try:
-            gone = client.forget(query=query, document=document, since=moment, everything=all, searches=queries)
+            gone = client.forget(
+                query=query, document=document, since=moment, learned=learned, everything=all, searches=queries
+            )
         except NotFound:
             raise ValueError(f"--document {document}: no such document; nothing was deleted") from None
     if query is not None and not gone.impressions:
@@ -361,6 +381,50 @@ def _join_network(client: SearchClient, site: Path, yes: bool) -> None:
     print_line(f"When a run is planned, show and accept it: fedrank search join {site}")
 
 
+def _print_learned(client: SearchClient, why: int | None, as_json: bool) -> None:
+    """Print what was learned, or why a search has its order."""
+    from fedrank.search.learned import what_was_learned, why_in_words
+    from fedrank.search.render import day, text_bar
+    from fedrank.search.results import Gone, NotFound
+
+    if why is not None:
+        try:
+            found = why_in_words(client, why)
+        except NotFound:
+            raise ValueError(f"--why {why}: no such search; use the number in the address of its results") from None
+        except Gone as old:
+            raise ValueError(f"--why {why}: {old}") from None
+        if as_json:
+            print_json(found)
+            return
+        print_line(f"Search {why}: {found.query}")
+        print_line(found.order)
+        for one, sentences in found.results:
+            print_line(f"{one.result.position + 1}. {one.result.title or 'This document was removed'}")
+            for sentence in sentences:
+                print_line(f"   {sentence}")
+        return
+    learned = what_was_learned(client)
+    if as_json:
+        print_json(learned)
+        return
+    searches, clicks = (
+        count_of(learned.searches, "recorded query", "recorded queries"),
+        count_of(learned.clicks, "click"),
+    )
+    print_line(f"From {searches} and {clicks}")
+    print_line(f"Weights: {learned.model}")
+    for each in learned.remembered:
+        print_line(f"For {each.query!r} you opened {each.title or 'Untitled'} ({each.clicks:,}, {day(each.time)})")
+    if learned.weeks:
+        print_line("By week, how much higher opened results were than in the engine's order (favours what was shown):")
+    most = max((abs(week.difference) for week in learned.weeks), default=0.0)
+    for week in learned.weeks:
+        print_line(f"{day(week.begins)}  {week.difference:+.3f}  {text_bar(week.difference, most)}")
+    print_line(f"Lists that mixed both orders: {learned.wins:,} won by yours, {learned.losses:,} by the engine's")
+    print_line("Forget all of this: fedrank search forget --learned")
+
+
 def _print_indexed(done: Indexed) -> None:
     print_line(
         f"{done.documents:,} documents: {done.added:,} new, {done.changed:,} changed, {done.removed:,} removed; "
@@ -413,10 +477,6 @@ def _print_status(status: SearchStatus) -> None:
         print_note(text)
 
 
-def _number(count: int, thing: str) -> str:
-    return f"{count:,} {thing}{'s' if count != 1 else ''}"
-
-
 def _note_unused(client: SearchClient, done: Indexed, paths: list[Path]) -> None:
     """Print which of the indexed folders and of the given files gave no document."""
     from fedrank.search.render import SKIPPED
@@ -425,7 +485,7 @@ def _note_unused(client: SearchClient, done: Indexed, paths: list[Path]) -> None
         print_note(f"{path} contains no files")
     if done.missing:
         print_note(
-            f"{_number(len(done.missing), 'folder')} {'is' if len(done.missing) == 1 else 'are'} missing: "
+            f"{count_of(len(done.missing), 'folder')} {'is' if len(done.missing) == 1 else 'are'} missing: "
             f"{', '.join(done.missing)}; the documents stay; to remove them: fedrank search index --remove PATH"
         )
     given = {str(path.expanduser().absolute()) for path in paths if path.is_file()}

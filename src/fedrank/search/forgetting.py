@@ -28,6 +28,18 @@ def forget_searches(store: Store, features: FeatureSet, query: str | None, since
     return ForgottenRows(0, len(ids), clicks)
 
 
+def forget_learned(store: Store) -> ForgottenRows:
+    """Delete all searches, clicks and learned models. Models of federations stay, so that none is tried again."""
+    searches, clicks = (store.count(f"SELECT count(*) FROM {table}") for table in ("impressions", "clicks"))
+    used = store.setting("model")
+    with store.writing():
+        store.db.execute("DELETE FROM clicks")
+        store.db.execute("DELETE FROM impressions")
+        store.db.execute("DELETE FROM models WHERE origin NOT LIKE 'federation %' AND id != ?", (used,))
+        store.db.execute("DELETE FROM settings WHERE name = 'trial' AND value NOT IN (SELECT id FROM models)")
+    return ForgottenRows(0, searches, clicks)
+
+
 def forget_everything(store: Store) -> ForgottenRows:
     """Delete all rows except the record of sent data; the change counter continues, since the index depends on it."""
     documents, searches, clicks = (

@@ -176,6 +176,15 @@ class BarScale:
         return _svg(drawn)
 
 
+def text_bar(value: float, most: float, width: int = 20) -> str:
+    """A bar in a terminal, with its sign; `most` is the longest one.
+
+    >>> text_bar(0.2, 0.4, 8), text_bar(-0.4, 0.4, 8)
+    ('++++', '--------')
+    """
+    return ("+" if value >= 0 else "-") * round(width * abs(value) / most) if most else ""
+
+
 def week_bar(week: Week) -> Markup:
     """The searches of a week by their highest click: position 1, positions 2 and 3, lower, none."""
     return stack(split(week))

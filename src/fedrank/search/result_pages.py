@@ -76,9 +76,9 @@ class ResultPages:
             kind, title, where, link, date, words = facts[id]
             snippet = snippet_of(self.store.text(id), ForwardRow.unpack(zlib.decompress(words)), terms, self.features)
             heading = marked_title(title, terms, self.features)
-            results.append(
-                Result(id, position, kind, title, where, link, date, snippet, position in clicked, heading=heading)
-            )
+            before = one.memory is not None and bool(one.memory[one.shown[position]] > 0)
+            about = (id, position, kind, title, where, link, date, snippet, position in clicked)
+            results.append(Result(*about, before=before, heading=heading))
         return tuple(results)
 
     def listed(self, document: int) -> int:

@@ -60,6 +60,7 @@ class Result:
     snippet: Snippet
     clicked: bool  # in this impression
     gone: bool = False  # removed since the search; title, where and snippet are empty
+    before: bool = False  # opened earlier for the same or similar words
     heading: Snippet = Snippet("")  # the title, if necessary shortened, with the query's words marked
 
 

@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl
 from fedrank.display import count_of
 from fedrank.search.client import SearchClient
 from fedrank.search.folders import folder_option
+from fedrank.search.learned import what_was_learned, why_in_words
 from fedrank.search.render import part, render
 from fedrank.search.results import Document, Filters, Gone, Kind, NotFound, Order, SearchError, Sort
 from fedrank.search.sharing import Sharing
@@ -153,7 +154,7 @@ def make_app(client: SearchClient, access: Access, hint: str = "", opens: OpensO
     """The ASGI application of the search page."""
     app = LocalApp(access, Served(client, opens, hint), "search", _message)
     for path, page in PAGES.items():
-        app.get(path, page, head=page not in (_home, _results, _why, _status))
+        app.get(path, page, head=page not in (_home, _results, _why, _status, _learned))
     for path, action in ACTIONS.items():
         app.post(path, action, _form)
     return app.build(
@@ -246,12 +247,19 @@ def _original(served: Served, request: Request, form: Form) -> Response:
 
 def _why(served: Served, request: Request) -> Response:
     impression = _number(request, "impression")
-    explained = served.client.why(impression)
+    why = why_in_words(served.client, impression)
+    explained = [one for one, _ in why.results]
     visible = [[cause for cause in one.causes if abs(cause.share) >= LEAST_SHARE] for one in explained]
     shares = [cause.share for causes in visible for cause in causes]
     sums = [sum(cause.share for cause in one.causes) for one in explained]
-    rows = list(zip(explained, visible, sums, strict=True))
-    return _html("why.html", impression=impression, explained=rows, shares=shares, most=DRAWN_CAUSES)
+    words = [sentences for _, sentences in why.results]
+    rows = list(zip(explained, words, visible, sums, strict=True))
+    return _html("why.html", impression=impression, why=why, explained=rows, shares=shares, most=DRAWN_CAUSES)
+
+
+def _learned(served: Served, request: Request) -> Response:
+    learned = what_was_learned(served.client)
+    return _html("learned.html", learned=learned, learns=served.client.settings.learns, note=_note(request))
 
 
 def _status(served: Served, request: Request) -> Response:
@@ -281,6 +289,8 @@ def _forget(served: Served, request: Request, form: Form) -> Response:
             what = {"document": _whole(form.get("document", "")), "searches": form.get("searches") == "on"}
         case "since":
             what = {"since": _since(form.get("since", ""))}
+        case "learned":
+            what = {"learned": True}
         case "everything" if form.get("sure", "").strip().lower() == "everything":
             what = {"everything": True}
         case _:
@@ -290,6 +300,8 @@ def _forget(served: Served, request: Request, form: Form) -> Response:
     gone = served.client.forget(**what)
     if "query" in what and not gone.impressions:
         return see_other("/status?note=no-search")
+    if "learned" in what:
+        return see_other(f"/learned?note=forgotten&n={gone.impressions}&n={gone.clicks}&n={gone.documents}")
     note = "kept" if gone.kept else "forgotten"
     return see_other(f"/status?note={note}&n={gone.impressions}&n={gone.clicks}&n={gone.documents}")
 
@@ -388,6 +400,7 @@ PAGES: dict[str, Callable[[Served, Request], Response]] = {
     "/results/{impression}/open/{place}": _open,
     "/documents/{document}": _document,
     "/status": _status,
+    "/learned": _learned,
 }
 ACTIONS: dict[str, Callable[[Served, Request, Form], Response]] = {
     "/search": _search,
